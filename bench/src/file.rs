@@ -535,7 +535,7 @@ fn append_by_pelton(place: &Path) -> Result<f64> {
     let path = place.join("log");
     let mut engine = Engine::new()?;
     let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
-    let appenders = pelton::Options::new().flush_bytes(1 << 20).append(Tail::of(file)?)?;
+    let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(1 << 20), Tail::of(file)?)?;
     let begun = Instant::now();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)

@@ -116,15 +116,15 @@ impl Given {
 
     fn flush(self, options: &Options, receiver: pelton::Receiver) -> pelton::Result<Flush> {
         match self {
-            Given::Callback(callback) => options.flush(receiver, callback),
-            Given::File(file) => options.flush(receiver, *file),
+            Given::Callback(callback) => Flush::new(&options, receiver, callback),
+            Given::File(file) => Flush::new(&options, receiver, *file),
         }
     }
 
     fn append(self, options: &Options) -> pelton::Result<Appenders> {
         match self {
-            Given::Callback(callback) => options.append(callback),
-            Given::File(file) => options.append(*file),
+            Given::Callback(callback) => Appenders::new(&options, callback),
+            Given::File(file) => Appenders::new(&options, *file),
         }
     }
 }

@@ -135,7 +135,9 @@ fn connect(args: &CallArgs, deadline: Option<Instant>, signals: &Signals) -> Res
     loop {
         let now = Instant::now();
         let slice = deadline.map_or(now + SLICE, |deadline| deadline.min(now + SLICE));
-        if let Some(client) = none_if_timed_out(options.clone().connect_deadline(slice).connect_client(&args.name))? {
+        if let Some(client) =
+            none_if_timed_out(Client::connect_with(&args.name, &options.clone().connect_deadline(slice)))?
+        {
             return Ok(client);
         }
         signals.check()?;

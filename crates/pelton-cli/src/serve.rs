@@ -105,7 +105,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::install_without_exit()?;
     descriptors::raise("clients", 5);
     let options = args.memory.into_iter().fold(Options::new().allow_uids(&args.uids), Options::memory);
-    let service = options.listen_service(&args.name)?;
+    let service = Service::listen_with(&args.name, &options)?;
     let started = Instant::now();
     let parallel = match (args.parallel, args.co_process) {
         (Some(parallel), _) => parallel as usize,

@@ -3,7 +3,7 @@
 
 pub(crate) mod record_file;
 
-use crate::Counters;
+use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
 use crate::lane_id::LaneId;
@@ -249,7 +249,12 @@ impl Flush {
         self.receiver.is_forked()
     }
 
-    pub(crate) fn new(options: &Options, receiver: Receiver, sink: Box<dyn Sink>) -> Result<Flush> {
+    /// Takes what `receiver` receives to `sink`, by [`Flush::run`]. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Option`].
+    pub fn new(options: &Options, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
+        let sink = Box::new(sink);
         Ok(Flush {
             receiver,
             sink,
@@ -728,7 +733,12 @@ impl Drop for Shared {
 }
 
 impl Appenders {
-    pub(crate) fn new(options: &Options, sink: Box<dyn Sink>) -> Result<Appenders> {
+    /// Makes what many threads of this process append to `sink` by, each in a buffer of its own of
+    /// [`Options::flush_bytes`]. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn new(options: &Options, sink: impl Sink + 'static) -> Result<Appenders> {
         let bytes = checked_bytes(options)?.max(SEGMENT_BYTES);
         // Up to the window, and behind it, in an empty lane, the largest message.
         let mut of_lanes = options.clone().capacity(2 * bytes + SEGMENT_BYTES);

@@ -1,237 +1,69 @@
-//! How the senders of a receiver that gathers come in: by connecting under its name, as threads of its process, or both.
+//! Receivers of several senders, and how threads of their process make senders.
 
-use crate::connect::{Entrance, Listener, Origin};
+use crate::acceptor::Entrance;
+use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::{Reception, Replies, make_consumer_page, make_data, make_producer_page, make_receiver_page};
-use crate::lanes::{Lane, LaneMemory, Lanes};
-use crate::link::{Link, this_process};
+use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
+use crate::link::{Link, UNKNOWN_PEER, this_process};
+use crate::listener::Listener;
 use crate::memory::Budget;
 use crate::options::Options;
-use crate::receiver::{Receiver, ReceiverParts};
-use crate::sender::{Departure, Sender, SenderMemory, SenderParts, Sent};
-use crate::transport::{NoTransport, Queue, ThreadTransport, Transport};
-use crate::wait::Spin;
-use crate::{Counters, lanes};
+use crate::receiver::Receiver;
+use crate::registry::{Gate, Hall, State, ToRegistry};
+use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
+use crate::transport::{NoTransport, Queue, ThreadTransport};
 use pelton_lane::{CAPACITY_MIN, Position};
-use pelton_os::{Doorbell, LocalWake, Owner, locked, membarrier};
-use pelton_os::{Event, Peer};
+use pelton_os::{Owner, membarrier};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
-/// From a sender in the receiver's process to its receiver.
-#[derive(Debug)]
-struct ToRegistry {
-    queue: Queue,
-    hall: Arc<Hall>,
-    number: u32,
+/// Makes receivers of several senders.
+impl Options {
+    /// Makes a receiver of many threads of this process, and what they make their senders by. Does not wait. Each sender has
+    /// a lane made with these options, and the receiver serves them by turns, at most 64 messages of one at a time.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn gather(&self) -> Result<(Senders, Receiver)> {
+        let receiver = gather(self, None)?;
+        Ok((receiver.senders()?, receiver))
+    }
+
+    /// Makes a receiver of many senders, which connect under `name`, a short name or `unix:PATH`, or are threads of this
+    /// process ([`Receiver::senders`]). Does not wait: each call that receives lets in who has come, and none of them keeps
+    /// it waiting. A sender's end touches no other, and receiving goes on.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn gather_at(&self, name: &str) -> Result<Receiver> {
+        self.check_memory(1)?;
+        gather(self, Some(self.listen(name)?))
+    }
 }
 
-impl Transport for ToRegistry {
-    fn shutdown(&self) {
-        self.hall.note_gone(self.number);
-    }
-
-    fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
-        self.queue.send(seq, fds)
-    }
-
-    fn lane_number(&self) -> u32 {
-        self.number
-    }
-}
-
-/// A receiver's side of it.
-#[derive(Debug)]
-pub(crate) struct Gate {
-    hall: Arc<Hall>,
-    /// Where processes come in.
-    entrance: Option<Entrance>,
-    /// Figures of the lanes that have left.
-    parted: Counters,
-}
-
-/// Where threads leave the lanes that they have made, for the receiver to take in, and say that they have gone.
-#[derive(Debug)]
-pub(crate) struct Hall {
-    state: Mutex<State>,
-    /// Whether there is anything for the receiver to see in the state.
-    stirred: AtomicBool,
-    reception: Reception,
-    nudge: Arc<LocalWake>,
-    options: Options,
-    owner: Owner,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    arrived: Vec<Lane>,
-    gone: Vec<u32>,
-    /// Lanes of [`Senders::with`], which end with the last [`Senders`] of their round.
-    of_threads: Vec<u32>,
-    /// How many [`Senders`] there are.
-    handles: usize,
-    /// How often the last of them has gone. There may be more after that.
-    round: u64,
-    /// The number given last.
-    number: u32,
-    /// Numbers of the senders that are there, or about to be.
-    present: BTreeSet<u32>,
-    is_closed: bool,
-}
-
-impl Hall {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is whole by itself.
-        locked(&self.state)
-    }
-
-    /// What the receiver's senders ring.
-    pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
-        &self.reception.bell
-    }
-
-    /// Tells the receiver that there is something to see.
-    fn stir(&self) {
-        self.stirred.store(true, Ordering::Release);
-        self.nudge.ring();
-    }
-
-    /// The sender of that lane has closed, or was given up.
-    pub(crate) fn note_gone(&self, number: u32) {
-        let mut state = self.state();
-        state.of_threads.retain(|of| *of != number);
-        state.gone.push(number);
-        drop(state);
-        self.stir();
-    }
-
-    /// A number for one more sender, if there may be one.
-    fn take_number(&self) -> Result<u32> {
-        let most = self.options.checked_senders()?;
-        let mut state = self.state();
-        if state.is_closed {
-            return Err(Error::Closed { unreleased: 0 });
+impl Receiver {
+    /// What threads of this process make their senders by, of a receiver that [`Options::gather`] or
+    /// [`Options::gather_at`] made. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
+    /// [`Error::Forked`].
+    pub fn senders(&self) -> Result<Senders> {
+        if self.endpoint.owner.is_forked() {
+            return Err(Error::Forked);
         }
-        if state.present.len() >= most as usize {
-            return Err(Error::Refused(format!(
-                "the receiver has {most} senders, as many as its options take: close one, or raise lanes there"
-            )));
-        }
-        loop {
-            let number = state.number.wrapping_add(1);
-            state.number = number;
-            // 0 is nobody's lane. Who comes and goes for long enough uses up all others, but for those in use.
-            if number != 0 && state.present.insert(number) {
-                return Ok(number);
+        match &self.gate {
+            // Nothing is received any more.
+            Some(_) if self.endpoint.departure.is_some() => Err(Error::Closed { unreleased: 0 }),
+            Some(gate) => {
+                let mut state = gate.hall.state();
+                state.handles += 1;
+                Ok(Senders { hall: gate.hall.clone(), round: state.round })
             }
-        }
-    }
-
-    fn give_back_number(&self, number: u32) {
-        self.state().present.remove(&number);
-    }
-}
-
-impl Gate {
-    pub(crate) fn senders(&self) -> Senders {
-        let mut state = self.hall.state();
-        state.handles += 1;
-        Senders { hall: self.hall.clone(), round: state.round }
-    }
-
-    /// The limit of the memory for all senders, if there is one.
-    pub(crate) fn budget(&self) -> Option<Arc<Budget>> {
-        self.hall.reception.budget.clone()
-    }
-
-    /// Whether no sender can come any more.
-    pub(crate) fn is_shut(&self) -> bool {
-        let state = self.hall.state();
-        self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
-    }
-
-    /// Whether there is something to attend to of which who asks without waiting does not hear: a thread has come or gone.
-    pub(crate) fn may_be_ready(&self) -> bool {
-        self.hall.stirred.load(Ordering::Relaxed)
-    }
-
-    /// Figures of the lanes that have left.
-    pub(crate) fn parted(&self) -> Counters {
-        self.parted
-    }
-
-    /// A lane has left, and everything it had was received.
-    pub(crate) fn part_with(&mut self, mut lane: Lane, bells: &Doorbells) -> Result<()> {
-        lane.add_to(&mut self.parted);
-        // For a sender that is there all the same.
-        lane.close();
-        self.hall.give_back_number(lane.number);
-        self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
-    }
-
-    /// Takes in who has come, and notes who has gone. Does not wait.
-    pub(crate) fn attend(&mut self, lanes: &mut Lanes, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
-        if self.hall.stirred.swap(false, Ordering::Acquire) {
-            self.attend_threads(lanes, bells);
-        }
-        let mut events = Vec::new();
-        bells.take_events(&mut events)?;
-        // Who is here comes before who comes.
-        events.sort_by_key(|event| *event == Event::Connecting(0));
-        for event in events {
-            match event {
-                Event::Gone(number) => {
-                    if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
-                        lane.note_end(bells);
-                    }
-                }
-                Event::Connecting(visit) => {
-                    let Some(entrance) = &mut self.entrance else { continue };
-                    let hall = &self.hall;
-                    let done = |lane: std::result::Result<Lane, u32>| match lane {
-                        Ok(lane) => {
-                            spin.meet(lane.link.peer());
-                            lanes.add(Box::new(lane));
-                        }
-                        Err(number) => hall.give_back_number(number),
-                    };
-                    entrance.attend(visit, bells, &hall.reception, || hall.take_number(), done)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Doorbells) {
-        let mut state = self.hall.state();
-        let (arrived, gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
-        drop(state);
-        arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
-        for number in gone {
-            if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
-                lane.end = Some(Departure::Closed);
-                lane.link.lose_peer(bells);
-            }
-        }
-    }
-
-    /// Nobody comes in any more: who is on the way is hung up on, and the name is free.
-    pub(crate) fn stop_listening(&mut self, bells: &Doorbells) {
-        if let Some(entrance) = self.entrance.take() {
-            entrance.leave(bells, |number| self.hall.give_back_number(number));
-        }
-    }
-
-    /// The receiver closes: who has arrived is told too.
-    pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
-        let mut state = self.hall.state();
-        state.is_closed = true;
-        for lane in std::mem::take(&mut state.arrived) {
-            lanes.add(Box::new(lane));
+            None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
         }
     }
 }
@@ -277,10 +109,10 @@ pub(crate) fn gather_with(options: &Options, listener: Option<Listener>, replies
         options: options.clone(),
         owner,
     });
-    let sleeper = lanes::receiver_sleeper(&memory.receiver, can_barrier);
+    let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
     let nobody = Lane::new(
         memory.attach(0, can_barrier)?,
-        Link::new(bells.doorbell().clone(), NoTransport, Peer { pid: 0, uid: 0 }),
+        Link::new(bells.doorbell().clone(), NoTransport, UNKNOWN_PEER),
         0,
         0,
         memory,
@@ -427,11 +259,11 @@ impl Senders {
             receiver: hall.reception.page.clone(),
         };
         let producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
-        let parts = SenderParts { lane: producer, bells, link: to_receiver, memory };
+        let parts = SenderParts { lane: producer, link: to_receiver, memory };
         let memory = LaneMemory { page, data, consumer, receiver: hall.reception.page.clone() };
         let mut lane = Lane::new(memory.attach(limit, can_barrier)?, to_sender, 0, number, memory);
         lane.is_announced = false;
-        Ok((Sender::new(parts, &hall.options, Origin::Threads)?, lane))
+        Ok((Sender::new(parts, bells, &hall.options)?, lane))
     }
 
     /// Does something with the calling thread's own sender, which is made when there is none yet, and closed when the thread

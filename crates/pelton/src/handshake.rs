@@ -4,10 +4,9 @@
 //! Whatever comes over the socket is copied once, checked, and only the copy is used. The last READY decides: whoever
 //! sends it has mapped and attached everything, and so has who receives it.
 
-use crate::connect::Origin;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::lanes::{Lane, LaneMemory, ReplyLane, receiver_sleeper};
+use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
 use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
 use crate::options::Options;
@@ -15,7 +14,6 @@ use crate::packet::{
     CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
     Role, VERSION_TEXT, entry, refusal,
 };
-use crate::receiver::ReceiverParts;
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use crate::transport::SocketTransport;
 use pelton_lane::{
@@ -36,9 +34,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A connection during the hand-shake.
+/// Limit of a whole handshake, unless the caller gave a later deadline.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection during the handshake.
 #[derive(Debug)]
 pub(crate) struct Shake {
     socket: Socket,
@@ -509,7 +510,7 @@ impl ConsumerSide {
 }
 
 /// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
-pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
+pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
     let own = Doorbells::new()?;
     let bell = shake.bell_of(&own)?;
@@ -540,7 +541,7 @@ pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -
     let process = shake.watch(&own, 0)?;
     shake.ready(listens && !takes_over).await?;
     let link = shake.into_link(process, peer_bell, bell);
-    Ok(SenderParts { lane, bells: own, link, memory })
+    Ok((SenderParts { lane, link, memory }, own))
 }
 
 /// A fresh lane, whose consumer the peer becomes, within what that takes.
@@ -563,7 +564,12 @@ async fn offer_lane(
 }
 
 /// The hand-shake of a sender whose receiver died: it offers its lane.
-pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: bool) -> Result<()> {
+pub(crate) async fn surviving_sender(
+    shake: Shake,
+    parts: &mut SenderParts,
+    doorbells: &Doorbells,
+    listens: bool,
+) -> Result<()> {
     let can_barrier = membarrier::register();
     let peer = shake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let lane = &mut parts.lane;
@@ -578,7 +584,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    let bell = shake.bell_of(&parts.bells)?;
+    let bell = shake.bell_of(doorbells)?;
     shake.send(&packet, &[memory.page.as_fd(), bell.given(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
@@ -587,13 +593,13 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     failpoint("hand-shake: consumer attached");
-    let process = shake.watch(&parts.bells, 0)?;
+    let process = shake.watch(doorbells, 0)?;
     if let Err(error) = shake.ready(true).await {
         // As if this one had never been: nobody looks at its page any more, whatever it writes there.
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
-    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell, bell);
+    shake.reconnect(&mut parts.link, doorbells, process, peer.bell, bell);
     failpoint("hand-shake: survivor goes on");
     Ok(())
 }
@@ -743,7 +749,7 @@ pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Doorbell
     let process = shake.watch(bells, 0)?;
     shake.ready(false).await?;
     let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell);
-    let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
+    let requests = SenderParts { lane, link: there, memory };
     let lane = Lane::new(consumer, back, 0, 0, reply_memory);
     Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells: bells.clone() }, bytes_max })
 }
@@ -771,9 +777,9 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, replies: Repl
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(true).await?;
     let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell.clone());
-    let parts = SenderParts { lane, bells, link: back, memory: reply_memory };
+    let parts = SenderParts { lane, link: back, memory: reply_memory };
     let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, reception.lane, memory) };
-    let sender = Sender::new(parts, &replies.options, Origin::Threads)?;
+    let sender = Sender::new(parts, bells, &replies.options)?;
     lane.reply = Some(Box::new(ReplyLane { sender, bytes_max }));
     Ok(lane)
 }

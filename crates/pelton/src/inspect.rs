@@ -1,6 +1,6 @@
 //! Channels seen from outside: who is at a name; what is in a path channel, whether it is whole, making it whole, removing it.
 
-use crate::Counters;
+use crate::counters::Counters;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::name::Name;

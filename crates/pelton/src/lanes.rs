@@ -1,16 +1,18 @@
 //! The lanes that a receiver serves: each with its sender, and whose turn it is.
 
-use crate::Counters;
+use crate::counters::Counters;
+use crate::directory::Directory;
 use crate::doorbells::Doorbells;
+use crate::endpoint::Departure;
 use crate::error::Result;
 use crate::lane_id::LaneId;
-use crate::link::{Link, PASSED_MAX};
+use crate::link::{Link, PASSED_MAX, UNKNOWN_PEER};
 use crate::memory::Part;
-use crate::sender::{Departure, Sender};
-use crate::transport::Found;
+use crate::sender::Sender;
+use crate::transport::{Found, PathTransport, PeerRole};
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, failpoint};
-use pelton_os::{self as os, ReceivedFd, Segment};
+use pelton_os::{self as os, ReceivedFd, Segment, membarrier};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -172,6 +174,14 @@ impl Lanes {
     }
 }
 
+/// What a handshake makes for a receiver.
+#[derive(Debug)]
+pub(crate) struct ReceiverParts {
+    pub(crate) lane: Lane,
+    pub(crate) sleeper: Sleeper,
+    pub(crate) bells: Doorbells,
+}
+
 /// Of a link of two lanes: the lane back to the sender, and the largest message that the sender takes.
 #[derive(Debug)]
 pub(crate) struct ReplyLane {
@@ -227,6 +237,20 @@ impl Lane {
             _part: None,
             memory,
         }
+    }
+
+    /// The receiver's part of a path channel's lane: it continues where its predecessor had released to.
+    pub(crate) fn open(directory: &Arc<Directory>, number: u32, receiver: Arc<Segment>) -> Result<Lane> {
+        let files = directory.lane_for_receiver(number)?;
+        let [page, data, consumer] = [files.producer, files.data, files.consumer].map(Arc::new);
+        let memory = LaneMemory { page, data, consumer, receiver };
+        let (consumer, redelivered) = memory.take_over(directory.message_bytes_max(), membarrier::register())?;
+        let transport = PathTransport::new(directory.clone(), PeerRole::SenderOf(number));
+        let link = Link::new(files.bell, transport, UNKNOWN_PEER);
+        let mut lane = Lane::new(consumer, link, redelivered, number, memory);
+        // After a reboot numbers may come again, of messages that were not on the disk.
+        lane.id = lane.id.since_boot(directory.boot_id());
+        Ok(lane)
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.

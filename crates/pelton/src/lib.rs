@@ -132,10 +132,13 @@
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
+mod acceptor;
 mod call;
 mod connect;
+mod counters;
 mod directory;
 mod doorbells;
+mod endpoint;
 mod error;
 pub mod file;
 mod flush;
@@ -145,6 +148,7 @@ pub mod inspect;
 mod lane_id;
 mod lanes;
 mod link;
+mod listener;
 mod memory;
 mod name;
 mod options;
@@ -153,6 +157,8 @@ mod path;
 #[doc(hidden)]
 pub mod raw;
 mod receiver;
+mod registry;
+mod role;
 mod sender;
 #[cfg(feature = "tokio")]
 pub mod tokio;
@@ -164,34 +170,19 @@ pub use call::{
 };
 #[doc(hidden)]
 pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
-pub use connect::Listener;
+pub use counters::Counters;
+pub use endpoint::Departure;
 pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, FileChange, Record, RecordFile, RecordFileOptions, RecordReader, Records};
 pub use flush::{Appender, Appenders, Flush, Forward, Run, Sink};
 pub use gather::Senders;
 pub use lane_id::LaneId;
+pub use listener::Listener;
 pub use options::Options;
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
 pub use pelton_lane::failpoints;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Receiver};
-pub use sender::{Departure, Reservation, Sender, Sent, SentBatch};
+pub use sender::{Reservation, Sender, Sent, SentBatch};
 pub use wait::{Deadline, Wait};
-
-/// Figures of one side of a channel, since it was made. They cost nothing to keep: each side writes its own page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Messages sent or released.
-    pub messages: u64,
-    /// Their payload bytes.
-    pub bytes: u64,
-    /// Times that there was no room, or no message, and the operation waited or said so.
-    pub waits: u64,
-    /// Times that this side went to sleep, or armed its descriptor.
-    pub sleeps: u64,
-    /// Times that this side rang the other.
-    pub wakes_sent: u64,
-    /// The most messages in the lane that the sender noticed when it looked; 0 for a receiver.
-    pub depth_max: u64,
-}

@@ -35,6 +35,9 @@ const LATE_MAX: Duration = Duration::from_secs(1);
 /// more than one; a page whose generation always changes must not keep the check from returning.
 pub(crate) const PASSED_MAX: u32 = 8;
 
+/// The peer of a path channel's link, until one is found.
+pub(crate) const UNKNOWN_PEER: Peer = Peer { pid: 0, uid: 0 };
+
 /// The peer of a link between threads.
 pub(crate) fn this_process() -> Peer {
     Peer { pid: std::process::id(), uid: own_uid() }
@@ -91,11 +94,6 @@ impl Link {
         self.transport = Box::new(transport);
         (self.peer_doorbell, self.peer, self.is_silent) = (peer_doorbell.into(), peer, false);
         self._own_doorbell = Some(own_doorbell);
-    }
-
-    /// Whether this is a path channel, where peers come and go.
-    pub(crate) fn is_path(&self) -> bool {
-        self.transport.directory().is_some()
     }
 
     /// As [`Transport::find_peer`].

@@ -1,18 +1,13 @@
 //! How a channel is made: two numbers, a way to wait, and who may connect.
 
-use crate::call::{Client, Service};
-use crate::connect::{self, Listener, PATIENCE};
 use crate::error::{Error, Result};
-use crate::flush::{Appenders, Flush, Sink};
-use crate::gather::{self, Senders};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
-use crate::path::{self, Make};
-use crate::receiver::Receiver;
-use crate::sender::{RESIDENT_MAX, Sender};
 use crate::wait::Wait;
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
-use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// Default of [`Options::resident_max`].
+pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 
 /// How a channel is made. A sender makes its lane; each side limits the capacity and the messages, and the lesser limit applies. Of a path channel
 /// its maker decides both. Each side decides how it waits.
@@ -70,7 +65,7 @@ impl Options {
             wait: Wait::default(),
             uids: Vec::new(),
             connect_deadline: None,
-            handshake: PATIENCE,
+            handshake: Duration::from_secs(5),
             mode: 0o700,
             lanes: None,
             announces: false,
@@ -152,52 +147,6 @@ impl Options {
         self
     }
 
-    /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
-    ///
-    /// # Errors
-    /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's words, [`Error::Name`],
-    /// [`Error::Option`], [`Error::Corrupt`] when the other side does not keep to the protocol, [`Error::System`].
-    pub fn connect_sender(&self, name: &str) -> Result<Sender> {
-        connect::connect_sender(name, self)
-    }
-
-    /// Connects to a sender that listens under `name`.
-    ///
-    /// # Errors
-    /// As [`Options::connect_sender`].
-    pub fn connect_receiver(&self, name: &str) -> Result<Receiver> {
-        connect::connect_receiver(name, self)
-    }
-
-    /// Listens under `name`; does not wait. Each accepted peer gets a lane made with these options.
-    ///
-    /// # Errors
-    /// As [`Listener::bind`].
-    pub fn listen(&self, name: &str) -> Result<Listener> {
-        Listener::with_options(name, self)
-    }
-
-    /// Makes a receiver of many threads of this process, and what they make their senders by. Does not wait. Each sender has
-    /// a lane made with these options, and the receiver serves them by turns, at most 64 messages of one at a time.
-    ///
-    /// # Errors
-    /// [`Error::Option`], [`Error::System`].
-    pub fn gather(&self) -> Result<(Senders, Receiver)> {
-        let receiver = gather::gather(self, None)?;
-        Ok((receiver.senders()?, receiver))
-    }
-
-    /// Makes a receiver of many senders, which connect under `name`, a short name or `unix:PATH`, or are threads of this
-    /// process ([`Receiver::senders`]). Does not wait: each call that receives lets in who has come, and none of them keeps
-    /// it waiting. A sender's end touches no other, and receiving goes on.
-    ///
-    /// # Errors
-    /// As [`Listener::bind`].
-    pub fn gather_at(&self, name: &str) -> Result<Receiver> {
-        self.check_memory(1)?;
-        gather::gather(self, Some(self.listen(name)?))
-    }
-
     /// A receiver that gathers tells of its senders too: [`crate::Message::kind`] says that one has come, before its first
     /// message, and that it has gone, after the last. Receiving in place does; copying out and batches pass over it.
     pub fn announce(mut self, announce: bool) -> Options {
@@ -221,23 +170,6 @@ impl Options {
         self
     }
 
-    /// Takes what `receiver` receives to `sink`, by [`Flush::run`]. Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::Option`].
-    pub fn flush(&self, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
-        Flush::new(self, receiver, Box::new(sink))
-    }
-
-    /// Makes what many threads of this process append to `sink` by, each in a buffer of its own of [`Options::flush_bytes`].
-    /// Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::Option`], [`Error::System`].
-    pub fn append(&self, sink: impl Sink + 'static) -> Result<Appenders> {
-        Appenders::new(self, Box::new(sink))
-    }
-
     /// Permission bits of a path channel's directory, 0o700 at first: who besides its maker may open it. Its files have the
     /// same without the execute bits, whatever the umask. A directory that permits more than this is refused.
     pub fn mode(mut self, bits: u32) -> Options {
@@ -252,67 +184,6 @@ impl Options {
     pub fn lanes(mut self, lanes: u32) -> Options {
         self.lanes = Some(lanes);
         self
-    }
-
-    /// Makes the path channel `directory`, or opens the one that is there (with the sizes that it was made with), as a sender.
-    /// Goes on behind the last message that its predecessor committed. A receiver need not be there.
-    ///
-    /// # Errors
-    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] for whatever is
-    /// wrong with what stands there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
-    /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
-    pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        path::sender(directory.as_ref(), self, Make::Create)
-    }
-
-    /// As [`Options::create_sender`], but does not make a channel.
-    ///
-    /// # Errors
-    /// As [`Options::create_sender`]; [`Error::NoChannel`].
-    pub fn open_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        path::sender(directory.as_ref(), self, Make::Open)
-    }
-
-    /// Makes the path channel `directory`, or opens the one that is there, as its receiver. Begins with the oldest message that
-    /// its predecessor had not released. No sender need be there.
-    ///
-    /// # Errors
-    /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
-    pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        path::receiver(directory.as_ref(), self, Make::Create)
-    }
-
-    /// As [`Options::create_receiver`], but does not make a channel.
-    ///
-    /// # Errors
-    /// As [`Options::create_receiver`]; [`Error::NoChannel`].
-    pub fn open_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        path::receiver(directory.as_ref(), self, Make::Open)
-    }
-
-    /// Both ends of a channel between threads of this process.
-    ///
-    /// # Errors
-    /// [`Error::Option`], [`Error::System`].
-    pub fn threads(&self) -> Result<(Sender, Receiver)> {
-        connect::threads(self)
-    }
-
-    /// Connects to the service that listens under `name`, a short name or `unix:PATH`, as [`Client::connect`] does.
-    ///
-    /// # Errors
-    /// As [`Options::connect_sender`].
-    pub fn connect_client(&self, name: &str) -> Result<Client> {
-        Client::with(name, &self.of_link()?)
-    }
-
-    /// Makes a service that listens under `name`, a short name or `unix:PATH`, as [`Service::listen`] does. It takes as many
-    /// clients as [`Options::lanes`] says.
-    ///
-    /// # Errors
-    /// As [`Listener::bind`].
-    pub fn listen_service(&self, name: &str) -> Result<Service> {
-        Service::with(name, &self.of_link()?)
     }
 
     /// The largest request, or reply, or part of one, that this side takes, in bytes; 64 MiB at first. What is larger than the
@@ -331,7 +202,7 @@ impl Options {
 
     /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane unless something else was
     /// said.
-    fn of_link(&self) -> Result<Options> {
+    pub(crate) fn of_link(&self) -> Result<Options> {
         // Who has come and gone is not a request.
         let options = Options { usual_capacity: 4 << 20, announces: false, ..self.clone() };
         match options.checked_sizes()? {

@@ -1,44 +1,67 @@
 //! The ends of a path channel: they claim a role in a directory, and find everything else there. What the directory holds, and
 //! every check of it, is in `directory.rs`.
 
-use crate::connect::Origin;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::Link;
+use crate::lanes::{Lane, ReceiverParts, receiver_sleeper};
+use crate::link::{Link, UNKNOWN_PEER};
 use crate::options::Options;
-use crate::receiver::{Receiver, ReceiverParts};
+use crate::receiver::Receiver;
+use crate::role::RoleClaim;
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use crate::transport::{PathTransport, PeerRole};
 use pelton_lane::failpoint;
-use pelton_os::Peer;
-use pelton_os::lock::Lock;
-use pelton_os::{Descriptor, Segment, membarrier, own_uid};
+use pelton_os::{membarrier, own_uid};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Until a peer is found.
-const UNKNOWN: Peer = Peer { pid: 0, uid: 0 };
 /// Between two looks whether the directory is there by now.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// A role in a directory, as long as its handle lives.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) directory: Arc<Directory>,
-    is_synced: AtomicBool,
-    /// Held open: the other sides notice when it is no more.
-    _life: Descriptor,
-    /// After the life, so that a successor finds this one gone.
-    _lock: Lock,
+/// Makes endpoints of path channels.
+impl Options {
+    /// Makes the path channel `directory`, or opens the one that is there (with the sizes that it was made with), as a sender.
+    /// Goes on behind the last message that its predecessor committed. A receiver need not be there.
+    ///
+    /// # Errors
+    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] for whatever is
+    /// wrong with what stands there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
+    /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
+    pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
+        sender(directory.as_ref(), self, Make::Create)
+    }
+
+    /// As [`Options::create_sender`], but does not make a channel.
+    ///
+    /// # Errors
+    /// As [`Options::create_sender`]; [`Error::NoChannel`].
+    pub fn open_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
+        sender(directory.as_ref(), self, Make::Open)
+    }
+
+    /// Makes the path channel `directory`, or opens the one that is there, as its receiver. Begins with the oldest message that
+    /// its predecessor had not released. No sender need be there.
+    ///
+    /// # Errors
+    /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
+    pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
+        receiver(directory.as_ref(), self, Make::Create)
+    }
+
+    /// As [`Options::create_receiver`], but does not make a channel.
+    ///
+    /// # Errors
+    /// As [`Options::create_receiver`]; [`Error::NoChannel`].
+    pub fn open_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
+        receiver(directory.as_ref(), self, Make::Open)
+    }
 }
 
 /// Whether to make a channel that is not there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Make {
+enum Make {
     Create,
     Open,
 }
@@ -60,24 +83,24 @@ fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory
     }
 }
 
-pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
+fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, bell, receiver_bell, life } =
         directory.claim_sender()?;
     failpoint("sender: claimed");
-    let place =
-        Arc::new(Place { directory: directory.clone(), is_synced: AtomicBool::new(false), _life: life, _lock: lock });
+    let role = Arc::new(RoleClaim::new(directory.clone(), life, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let bells = Doorbells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
-    let link = Link::new(receiver_bell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN);
+    let link = Link::new(receiver_bell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
     // Whoever received last may have closed; and nothing is known of what has memory behind it.
     lane.continue_without_consumer();
     lane.set_backed(0);
-    let mut sender = Sender::new(SenderParts { lane, bells, link, memory }, options, Origin::Path(place))?;
+    let mut sender = Sender::new(SenderParts { lane, link, memory }, bells, options)?;
+    sender.endpoint.role = Some(role);
     sender.meet()?;
     failpoint("sender: met");
     if let Some(deadline) = options.connect_deadline
@@ -102,21 +125,21 @@ fn check_size(directory: &Directory, options: &Options) -> Result<()> {
     Err(Error::NotAChannel { path: directory.path().display().to_string(), problem })
 }
 
-pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
+fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
     let directory = directory(path, options, make)?;
     check_size(&directory, options)?;
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver()?;
     failpoint("receiver: claimed");
-    let place = Arc::new(Place { directory, is_synced: AtomicBool::new(false), _life: role.life, _lock: role.lock });
+    let claim = Arc::new(RoleClaim::new(directory, role.life, role.lock));
     let bells = Doorbells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before any lane says that it is open: a predecessor that closed said so here as well.
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let lane = place.open_lane(0, page)?;
+    let lane = Lane::open(&claim.directory, 0, page)?;
     failpoint("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, bells };
-    let mut receiver = Receiver::new(parts, options, Origin::Path(place))?;
+    let mut receiver = Receiver::new(parts, options)?.with_role(claim);
     receiver.meet()?;
     failpoint("receiver: met");
     // Messages that wait are as good as who sent them.
@@ -131,31 +154,4 @@ pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Rec
 
 fn nobody(whom: &str, path: &Path) -> Error {
     Error::TimedOut(format!("waiting for {whom} to open {}", path.display()))
-}
-
-impl Place {
-    /// Sees to it that the directory and its names are on the disk, once: what is in its files is of no use without.
-    pub(crate) fn sync_directory(&self) -> Result<()> {
-        if !self.is_synced.load(Relaxed) {
-            self.directory.sync()?;
-            // Relaxed: done twice at worst.
-            self.is_synced.store(true, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// The receiver's part of a lane, which goes on where its predecessor had released to.
-    pub(crate) fn open_lane(&self, number: u32, receiver: Arc<Segment>) -> Result<Lane> {
-        let files = self.directory.lane_for_receiver(number)?;
-        let [page, data, consumer] = [files.producer, files.data, files.consumer].map(Arc::new);
-        let memory = LaneMemory { page, data, consumer, receiver };
-        let limit = self.directory.message_bytes_max();
-        let (consumer, redelivered) = memory.take_over(limit, membarrier::register())?;
-        let link =
-            Link::new(files.bell, PathTransport::new(self.directory.clone(), PeerRole::SenderOf(number)), UNKNOWN);
-        let mut lane = Lane::new(consumer, link, redelivered, number, memory);
-        // After the machine's end numbers may come again, of what was not on the disk.
-        lane.id = lane.id.since_boot(self.directory.boot_id());
-        Ok(lane)
-    }
 }

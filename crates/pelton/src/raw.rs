@@ -9,13 +9,14 @@
 //! - Waiting: `arm`, [`Sender::arm_for_space`], and the trait [`crate::wait::Side`].
 
 use crate::doorbells::Doorbells;
+use crate::endpoint::Departure;
 use crate::error::{Error, Result};
 use crate::lane_id::LaneId;
 use crate::lanes::{Lane, ReplyLane};
 use crate::memory::Budget;
 pub use crate::receiver::Item;
 use crate::receiver::{Batch, Held, Message, Receiver};
-use crate::sender::{CHECK_AFTER, Departure, FreeSpace, Sender, WaitCondition};
+use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
 use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
 use crate::wait::Side;
@@ -38,7 +39,7 @@ impl Sender {
     /// Reserves space in the common case: the handle is in use, and there is space at the tail.
     #[inline(always)]
     pub fn reserve_fast(&mut self, bytes: usize) -> Option<ReservedSpace> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return None;
         }
         self.parts.lane.reserve_fast(bytes as u64)
@@ -71,7 +72,7 @@ impl Sender {
     /// `space` was reserved last of this sender, and is committed once.
     #[inline(always)]
     pub unsafe fn commit_space(&mut self, space: ReservedSpace, bytes: usize) -> bool {
-        let fits = bytes as u64 <= space.bytes && !self.owner.is_forked();
+        let fits = bytes as u64 <= space.bytes && !self.endpoint.owner.is_forked();
         if fits {
             self.publish(space, bytes);
         }
@@ -94,7 +95,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::arm`].
     pub fn arm_for_space(&mut self, bytes: usize) -> Result<bool> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()
@@ -128,12 +129,12 @@ impl Sender {
 
     /// What wakes this sender.
     pub fn doorbells(&self) -> &Doorbells {
-        &self.parts.bells
+        &self.endpoint.doorbells
     }
 
     /// Whether this process is a fork of the one that made the handle.
     pub fn is_forked(&self) -> bool {
-        self.owner.is_forked()
+        self.endpoint.owner.is_forked()
     }
 
     /// Whether a message of `bytes` would extend beyond the part of the lane that this sender fills before a flush.
@@ -148,7 +149,7 @@ impl Receiver {
     /// paused, nothing is held, and the receiver does not sleep.
     #[inline(always)]
     pub fn peek_fast(&mut self) -> Option<Record> {
-        if !self.owner.is_current() || self.slow_path_reasons != 0 || self.sleeper.is_armed() {
+        if !self.endpoint.owner.is_current() || self.slow_path_reasons != 0 || self.sleeper.is_armed() {
             return None;
         }
         self.lanes.current.consumer.peek_fast()
@@ -264,7 +265,7 @@ impl Receiver {
     /// As [`Receiver::try_receive`].
     #[inline]
     pub fn take_for_batch(&mut self, is_first: bool, with: impl FnOnce(&Message<'_>)) -> Result<bool> {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
         if self.is_quantum_over && !is_first {
@@ -288,7 +289,7 @@ impl Receiver {
 
     /// Whether this process is a fork of the one that made the handle.
     pub fn is_forked(&self) -> bool {
-        self.owner.is_forked()
+        self.endpoint.owner.is_forked()
     }
 
     /// Whether a message waits, as far as that is visible without taking it: a hint.
@@ -303,7 +304,7 @@ impl Receiver {
 
     /// What wakes this receiver.
     pub fn doorbells(&self) -> &Doorbells {
-        &self.bells
+        &self.endpoint.doorbells
     }
 
     /// The number of the current lane.
@@ -337,7 +338,7 @@ impl Receiver {
     /// Accepts no more senders; the name becomes free.
     pub fn stop_listening(&mut self) {
         if let Some(gate) = &mut self.gate {
-            gate.stop_listening(&self.bells);
+            gate.stop_listening(&self.endpoint.doorbells);
         }
     }
 
@@ -355,7 +356,7 @@ impl Receiver {
 
     /// Nothing more is to be received.
     pub fn retire(&mut self) {
-        self.owner.retire();
+        self.endpoint.owner.retire();
     }
 
     /// The current lane's page of this side, for a test to damage it.
@@ -497,7 +498,7 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::try_receive`].
     pub fn ends_of_lanes(&mut self) -> Result<Vec<(u32, u32)>> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         self.find_lanes()?;

@@ -5,14 +5,14 @@ mod message;
 
 pub use message::{Batch, Event, Held, Item, Member, Message};
 
-use crate::Counters;
-use crate::connect::Origin;
+use crate::counters::Counters;
 use crate::doorbells::Doorbells;
+use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
-use crate::gather::{Gate, Senders};
-use crate::lanes::{Lane, Lanes, Next};
+use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
 use crate::options::Options;
-use crate::sender::Departure;
+use crate::registry::Gate;
+use crate::role::RoleClaim;
 use crate::wait::{self, Deadline, Side, Spin};
 use crossbeam_queue::SegQueue;
 use distance::Distance;
@@ -20,7 +20,7 @@ use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;
 use pelton_os::Peer;
-use pelton_os::{Owner, Ready, ReceivedFd};
+use pelton_os::{Ready, ReceivedFd};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,7 +36,7 @@ use std::time::Instant;
 pub struct Receiver {
     pub(crate) lanes: Lanes,
     pub(crate) sleeper: Sleeper,
-    pub(crate) owner: Owner,
+    pub(crate) endpoint: Endpoint<dyn Reconnect>,
     /// Reasons not to go the common way: messages held, on which tickets may come back, the end of a lane's turn, something
     /// to be told of a sender.
     pub(crate) slow_path_reasons: usize,
@@ -50,13 +50,9 @@ pub struct Receiver {
     is_event_pending: bool,
     /// Turns ended, to look at the gate now and then.
     quanta: u32,
-    end: Option<Departure>,
     returned: Arc<Returned>,
-    spin: Spin,
     distance: Distance,
     empties: u32,
-    pub(crate) bells: Doorbells,
-    origin: Origin,
 }
 
 /// Numbers of messages between which a lane's turn ends, where there are several lanes: so many at most before the next
@@ -65,12 +61,10 @@ const QUANTUM: u32 = 64;
 /// Turns between two looks at the gate, by a receiver that is never without messages.
 const QUANTA_PER_CHECK: u32 = 16;
 
-/// What the hand-shake makes: a lane, and what the receiver has for itself.
-#[derive(Debug)]
-pub(crate) struct ReceiverParts {
-    pub(crate) lane: Lane,
-    pub(crate) sleeper: Sleeper,
-    pub(crate) bells: Doorbells,
+/// How a receiver reaches a successor of its sender.
+pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
+    /// Offers the receiver's lane to a successor of its sender. Returns false at the deadline.
+    fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
 /// Room for `bytes`, apart from the way of a message that has it. What was there is not wanted any more.
@@ -82,12 +76,11 @@ fn grow(buffer: &mut Vec<u8>, bytes: usize) {
 }
 
 impl Receiver {
-    pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
-        let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+    pub(crate) fn new(parts: ReceiverParts, options: &Options) -> Result<Receiver> {
         let ReceiverParts { lane, sleeper, bells } = parts;
-        let returned = Arc::new(Returned { tickets: SegQueue::new(), nudge: bells.local_wake().clone(), owner });
-        let spin = Spin::new(options.wait, lane.link.peer());
-        let many = matches!(&origin, Origin::Path(place) if place.directory.lanes_max() > 1);
+        let endpoint = Endpoint::new(bells, options.wait, lane.link.peer())?;
+        let nudge = endpoint.doorbells.local_wake().clone();
+        let returned = Arc::new(Returned { tickets: SegQueue::new(), nudge, owner: endpoint.owner });
         Ok(Receiver {
             lanes: Lanes::of_one(lane),
             gate: None,
@@ -95,55 +88,31 @@ impl Receiver {
             is_event_pending: false,
             quanta: 0,
             sleeper,
-            owner,
+            endpoint,
             slow_path_reasons: 0,
             is_quantum_over: false,
-            many,
-            end: None,
+            many: false,
             returned,
-            spin,
             distance: Distance::new(),
             empties: 0,
-            bells,
-            origin,
         })
+    }
+
+    /// A receiver in that role of a path channel.
+    pub(crate) fn with_role(mut self, role: Arc<RoleClaim>) -> Receiver {
+        self.many = role.directory.lanes_max() > 1;
+        self.endpoint.role = Some(role);
+        self
     }
 
     /// A receiver of many senders, which come in by `gate`. `parts` are of the lane of nobody.
     pub(crate) fn gathering(parts: ReceiverParts, options: &Options, gate: Gate) -> Result<Receiver> {
-        let mut receiver = Receiver::new(parts, options, Origin::Threads)?;
+        let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
         receiver.gate = Some(Box::new(gate));
         receiver.reports_events = options.announces;
         receiver.lanes.let_leave();
         Ok(receiver)
-    }
-
-    /// What threads of this process make their senders by, of a receiver that [`Options::gather`] or
-    /// [`Options::gather_at`] made. Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
-    /// [`Error::Forked`].
-    pub fn senders(&self) -> Result<Senders> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        match &self.gate {
-            // Nothing is received any more.
-            Some(_) if self.end.is_some() => Err(Error::Closed { unreleased: 0 }),
-            Some(gate) => Ok(gate.senders()),
-            None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
-        }
-    }
-
-    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
-    /// once when nobody does; waits some seconds at most for one that listens to accept.
-    ///
-    /// # Errors
-    /// As [`Options::connect_sender`].
-    pub fn connect(name: &str) -> Result<Receiver> {
-        Options::new().connect_receiver(name)
     }
 
     /// The next message, in place; `None` when the lane is empty. Never waits.
@@ -307,12 +276,12 @@ impl Receiver {
     /// being inlined there.
     #[inline(never)]
     pub(crate) fn comes_soon(&mut self) -> bool {
-        if self.spin.first_looks() > 0 && !self.many {
+        if self.endpoint.spin.first_looks() > 0 && !self.many {
             for _ in 0..self.distance.found_nothing(self.lanes.current.consumer.head().seq) {
                 os::relax();
             }
         }
-        for _ in 0..self.spin.first_looks() {
+        for _ in 0..self.endpoint.spin.first_looks() {
             os::relax();
             if self.lanes.current.consumer.may_be_ready() {
                 return true;
@@ -349,8 +318,10 @@ impl Receiver {
         let Some(deadline) = patience.until() else { return self.peek() };
         // The header was polled just now; each poll takes the ownership of its cache line from the sender, which may be
         // about to write there.
-        let is_usual =
-            self.owner.is_current() && self.slow_path_reasons == 0 && !self.sleeper.is_armed() && self.lanes.is_one();
+        let is_usual = self.endpoint.owner.is_current()
+            && self.slow_path_reasons == 0
+            && !self.sleeper.is_armed()
+            && self.lanes.is_one();
         if !is_usual && let Some(item) = self.peek()? {
             return Ok(Some(item));
         }
@@ -365,7 +336,7 @@ impl Receiver {
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Item>> {
-        if self.slow_path_reasons != 0 && !self.owner.is_forked() {
+        if self.slow_path_reasons != 0 && !self.endpoint.owner.is_forked() {
             self.take_back();
             if std::mem::take(&mut self.is_quantum_over) {
                 self.slow_path_reasons -= 1;
@@ -376,7 +347,7 @@ impl Receiver {
                 self.lanes.end_turn();
             }
         }
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         match self.peek_in_turn()? {
@@ -420,7 +391,7 @@ impl Receiver {
             && let Some(gate) = &mut self.gate
         {
             // An error would be about those who wait to come in, and is for the next look to find.
-            let _ = gate.part_with(*lane, &self.bells);
+            let _ = gate.part_with(*lane, &self.endpoint.doorbells);
             self.heed_newcomer();
         }
     }
@@ -465,7 +436,7 @@ impl Receiver {
             Some(record) => {
                 // Who comes or goes need not have rung, and the descriptor is to stay readable until the next `arm`.
                 if self.sleeper.is_armed() {
-                    self.bells.local_wake().ring();
+                    self.endpoint.doorbells.local_wake().ring();
                 }
                 Ok(Some(record))
             }
@@ -489,7 +460,7 @@ impl Receiver {
             return Ok(self.found_end());
         }
         for lane in self.lanes.iter_mut() {
-            lane.look_for_end(&self.bells)?;
+            lane.look_for_end(&self.endpoint.doorbells)?;
         }
         Ok(self.found_end())
     }
@@ -504,7 +475,7 @@ impl Receiver {
         if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.has_producer_closed()) {
             return self.look_for_ends();
         }
-        match self.bells.is_any_gone()? {
+        match self.endpoint.doorbells.is_any_gone()? {
             true => self.look_for_ends(),
             false => Ok(self.found_end()),
         }
@@ -525,15 +496,15 @@ impl Receiver {
     /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
     pub(crate) fn find_lanes(&mut self) -> Result<()> {
         if let Some(gate) = &mut self.gate {
-            let attended = gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            let attended = gate.attend(&mut self.lanes, &self.endpoint.doorbells, &mut self.endpoint.spin);
             // Also when somebody came in before that failed.
             self.heed_newcomer();
             return attended;
         }
-        let Origin::Path(place) = &self.origin else { return Ok(()) };
-        for number in self.lanes.count() as u32..place.directory.lanes()? {
-            let mut lane = place.open_lane(number, self.lanes.current.memory.receiver.clone())?;
-            let met = lane.meet(&self.bells, &mut self.spin);
+        let Some(role) = &self.endpoint.role else { return Ok(()) };
+        for number in self.lanes.count() as u32..role.directory.lanes()? {
+            let mut lane = Lane::open(&role.directory, number, self.lanes.current.memory.receiver.clone())?;
+            let met = lane.meet(&self.endpoint.doorbells, &mut self.endpoint.spin);
             // Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
             self.lanes.add(Box::new(lane));
             met?;
@@ -548,11 +519,11 @@ impl Receiver {
         }
         let mut done = Ok(());
         for lane in self.lanes.iter_mut() {
-            done = done.and(lane.find_sender(&self.bells, &mut self.spin));
+            done = done.and(lane.find_sender(&self.endpoint.doorbells, &mut self.endpoint.spin));
         }
         // What could not be looked at, for want of descriptors for instance, is to be looked at again: the ring that said so
         // may have been heard already.
-        done.and_then(|()| self.find_lanes()).inspect_err(|_| self.bells.local_wake().ring())
+        done.and_then(|()| self.find_lanes()).inspect_err(|_| self.endpoint.doorbells.local_wake().ring())
     }
 
     #[inline(always)]
@@ -630,26 +601,20 @@ impl Receiver {
         }
     }
 
+    /// Why the handle is not usable. A path channel's receiver is usable again after that.
     #[cold]
     pub(crate) fn not_usable(&mut self) -> Error {
-        if self.owner.is_forked() {
-            return Error::Forked;
+        let held = || self.lanes.iter().map(|lane| lane.consumer.held() as u64).sum();
+        let error = self.endpoint.error(held);
+        if self.endpoint.departure.is_some() && self.endpoint.is_path() && !self.endpoint.owner.is_forked() {
+            self.go_on_alone();
         }
-        match self.end {
-            Some(end) => {
-                let error = end.error(self.lanes.iter().map(|lane| lane.consumer.held() as u64).sum());
-                if let Origin::Path(_) = self.origin {
-                    self.go_on_alone();
-                }
-                error
-            }
-            None => Error::Corrupt("the lane failed before".to_owned()),
-        }
+        error
     }
 
     #[cold]
     fn failed(&mut self, error: LaneError) -> Error {
-        self.owner.retire();
+        self.endpoint.owner.retire();
         error.into()
     }
 
@@ -665,8 +630,8 @@ impl Receiver {
 
     /// The senders are gone and their last message read: the next call says so, or, but for a path channel's, each.
     fn note_end(&mut self) {
-        self.end = self.found_end();
-        self.owner.retire();
+        self.endpoint.departure = self.found_end();
+        self.endpoint.owner.retire();
     }
 
     /// The end of a path channel's senders has been told: the lanes are there for the next ones.
@@ -674,8 +639,7 @@ impl Receiver {
         for lane in self.lanes.iter_mut() {
             lane.end = None;
         }
-        self.end = None;
-        self.owner.reinstate();
+        self.endpoint.reinstate();
     }
 
     /// For an event loop: asks that the descriptor become readable when a message comes, or the sender goes. True: there
@@ -684,10 +648,10 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::try_receive`]: this is where a loop learns that the sender is gone.
     pub fn arm(&mut self) -> Result<bool> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
-        self.bells.drain()?;
+        self.endpoint.doorbells.drain()?;
         failpoint("receiver arms: drained");
         self.find_senders()?;
         failpoint("receiver arms: looked");
@@ -699,7 +663,7 @@ impl Receiver {
         if !armed || Side::needs_timed_wait(self) {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
-            self.bells.local_wake().ring();
+            self.endpoint.doorbells.local_wake().ring();
             failpoint("receiver arms: nudged");
         }
         Ok(armed)
@@ -707,7 +671,7 @@ impl Receiver {
 
     /// Takes [`Receiver::arm`] back.
     pub fn disarm(&mut self) {
-        if self.owner.is_current() {
+        if self.endpoint.owner.is_current() {
             self.sleeper.disarm();
         }
     }
@@ -733,41 +697,47 @@ impl Receiver {
     }
 
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        if let Origin::Path(_) = self.origin {
+        self.endpoint.check_owner()?;
+        if self.endpoint.is_path() {
             return self.wait_for_peer(deadline);
         }
         if self.gate.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
         }
-        if self.end.is_none() && !(self.owner.is_current() && self.lanes.current.link.is_peer_gone()?) {
+        if self.endpoint.departure.is_none()
+            && !(self.endpoint.owner.is_current() && self.lanes.current.link.is_peer_gone()?)
+        {
             return Err(Error::Refused("the sender is alive: there is nobody to succeed it".to_owned()));
         }
-        if !self.origin.clone().resume_receiver(&mut self.lanes.current, &self.bells, deadline)? {
+        let reconnect = self.endpoint.reconnect()?;
+        let lane = &mut *self.lanes.current;
+        // What the dead sender sent is still in its socket.
+        lane.link.drain_descriptors()?;
+        // A broken lane is no fault of a successor.
+        lane.consumer.end_of_committed()?;
+        if !reconnect.resume(lane, &self.endpoint.doorbells, deadline)? {
             return Ok(false);
         }
-        self.owner.reinstate();
-        (self.end, self.lanes.current.end) = (None, None);
+        self.endpoint.reinstate();
+        self.lanes.current.end = None;
         Ok(true)
     }
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lanes.current.meet(&self.bells, &mut self.spin)?;
+        self.lanes.current.meet(&self.endpoint.doorbells, &mut self.endpoint.spin)?;
         self.find_lanes()
     }
 
     /// Until a path channel has a sender; false at the deadline.
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
-            if self.end.is_some() || self.look_for_ends()?.is_some() {
+            if self.endpoint.departure.is_some() || self.look_for_ends()?.is_some() {
                 self.go_on_alone();
-            } else if !self.owner.is_current() {
+            } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
             }
-            self.bells.drain()?;
+            self.endpoint.doorbells.drain()?;
             failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
             failpoint("receiver waits for its peer: looked");
@@ -778,7 +748,7 @@ impl Receiver {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.bells.sleep(deadline)?;
+            self.endpoint.doorbells.sleep(deadline)?;
         }
     }
 
@@ -788,12 +758,7 @@ impl Receiver {
     /// # Errors
     /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
     pub fn sync(&mut self) -> Result<()> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        let Origin::Path(_) = self.origin else {
-            return Err(Error::Refused("only a path channel has a disk under it: open one by path:DIR".to_owned()));
-        };
+        self.endpoint.role_to_sync()?;
         self.lanes
             .iter()
             .try_for_each(|lane| lane.memory.consumer.sync())
@@ -802,7 +767,7 @@ impl Receiver {
 
     /// Figures of this side.
     pub fn counters(&self) -> Counters {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return Counters::default();
         }
         let mut sum = self.gate.as_ref().map_or(Counters::default(), |gate| gate.parted());
@@ -839,13 +804,13 @@ impl Receiver {
     /// # Errors
     /// [`Error::Forked`].
     pub fn close(self) -> Result<()> {
-        if self.owner.is_forked() { Err(Error::Forked) } else { Ok(()) }
+        self.endpoint.check_owner()
     }
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return;
         }
         if self.slow_path_reasons != 0 {
@@ -874,7 +839,7 @@ impl AsRawFd for Receiver {
 impl AsFd for Receiver {
     /// The descriptor for an event loop: see [`Receiver::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bells.as_fd()
+        self.endpoint.doorbells.as_fd()
     }
 }
 
@@ -925,11 +890,11 @@ impl Side for Receiver {
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        self.bells.sleep(deadline)
+        self.endpoint.doorbells.sleep(deadline)
     }
 
     fn rung(&mut self, alone: bool) -> Result<bool> {
-        self.bells.drain()?;
+        self.endpoint.doorbells.drain()?;
         failpoint("receiver rung: drained");
         // Who comes or goes says so itself, and goes on saying so.
         if alone && self.gate.as_ref().is_some_and(|gate| !gate.may_be_ready()) {
@@ -952,10 +917,10 @@ impl Side for Receiver {
         }
         // One system call, however many they are.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
-        Ok(gone || (!self.lanes.is_one() && self.bells.is_any_gone()?))
+        Ok(gone || (!self.lanes.is_one() && self.endpoint.doorbells.is_any_gone()?))
     }
 
     fn spin(&mut self) -> &mut Spin {
-        &mut self.spin
+        &mut self.endpoint.spin
     }
 }

@@ -5,11 +5,10 @@ mod reservation;
 mod window;
 
 pub use reservation::{Reservation, SentBatch};
-pub(crate) use window::RESIDENT_MAX;
 
-use crate::Counters;
-use crate::connect::Origin;
+use crate::counters::Counters;
 use crate::doorbells::Doorbells;
+use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
 use crate::options::Options;
@@ -21,7 +20,7 @@ use pelton_lane::{
 use pelton_os as os;
 use pelton_os::Peer;
 use pelton_os::socket::DESCRIPTORS_MAX;
-use pelton_os::{Owner, Ready, Segment};
+use pelton_os::{Ready, Segment};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -51,10 +50,7 @@ pub enum Sent {
 pub struct Sender {
     /// First for its place: the first words are what each message touches.
     pub(crate) parts: SenderParts,
-    pub(crate) owner: Owner,
-    end: Option<Departure>,
-    spin: Spin,
-    origin: Origin,
+    pub(crate) endpoint: Endpoint<dyn Reconnect>,
     /// Descriptors sent with messages not yet released, to be sent again to a successor of the receiver.
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
     /// Of these, the last so many are still to be sent again.
@@ -62,33 +58,16 @@ pub struct Sender {
     window: Window,
 }
 
-/// How a peer left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Departure {
-    /// It closed, on purpose.
-    Closed,
-    /// Its process died.
-    PeerDied,
-    /// It broke the rules of the layout: nothing more of it is received.
-    Corrupt,
-}
-
-impl Departure {
-    pub(crate) fn error(self, unreleased: u64) -> Error {
-        match self {
-            Departure::Closed => Error::Closed { unreleased },
-            Departure::PeerDied => Error::PeerDied { unreleased },
-            Departure::Corrupt => Error::Corrupt("a sender broke the rules of the layout".to_owned()),
-        }
-    }
+/// How a sender reaches a successor of its receiver.
+pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
+    /// Offers the sender's lane to a successor of its receiver. Returns false at the deadline.
+    fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
 /// A producer with its memory and its link, as the hand-shake makes it.
 #[derive(Debug)]
 pub(crate) struct SenderParts {
     pub(crate) lane: Producer,
-    pub(crate) bells: Doorbells,
     pub(crate) link: Link,
     /// After the lane, which points into it.
     pub(crate) memory: SenderMemory,
@@ -185,24 +164,13 @@ impl SenderMemory {
 }
 
 impl Sender {
-    pub(crate) fn new(mut parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
-        let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        let spin = Spin::new(options.wait, parts.link.peer());
+    pub(crate) fn new(mut parts: SenderParts, doorbells: Doorbells, options: &Options) -> Result<Sender> {
+        let endpoint = Endpoint::new(doorbells, options.wait, parts.link.peer())?;
         let (least, most) = options.window.map_or((WINDOW, options.resident_max), |bytes| (bytes, bytes));
         let most = most.clamp(CAPACITY_MIN, parts.lane.capacity());
         let window = Window::new(least.min(most), most, parts.lane.sent_bytes());
         parts.lane.set_window(least.min(most));
-        let descriptors = VecDeque::new();
-        Ok(Sender { parts, owner, end: None, spin, origin, descriptors, unsent: 0, window })
-    }
-
-    /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
-    /// once when nobody does; waits some seconds at most for one that listens to accept.
-    ///
-    /// # Errors
-    /// As [`Options::connect_sender`].
-    pub fn connect(name: &str) -> Result<Sender> {
-        Options::new().connect_sender(name)
+        Ok(Sender { parts, endpoint, descriptors: VecDeque::new(), unsent: 0, window })
     }
 
     /// Copies a message into the lane, if there is room now. Never waits.
@@ -262,7 +230,7 @@ impl Sender {
 
     /// FreeSpace for a message of `bytes`, waiting for it as long as `patience` says.
     pub(crate) fn find_space(&mut self, bytes: usize, patience: Deadline) -> Result<Option<ReservedSpace>> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         self.find_window();
@@ -333,19 +301,20 @@ impl Sender {
 
     /// Looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
     fn find_peer(&mut self) -> Result<bool> {
-        let SenderParts { lane, bells, link, .. } = &mut self.parts;
+        let SenderParts { lane, link, .. } = &mut self.parts;
+        let doorbells = &self.endpoint.doorbells;
         let page = lane.consumer_page();
-        let found = link.find_peer(bells, || (page.generation(), page.pid()))?;
+        let found = link.find_peer(doorbells, || (page.generation(), page.pid()))?;
         let has_come = matches!(found, Found::Peer(_));
         if has_come && lane.has_consumer_closed() {
             // Its life outlives it for a moment, in a child on its way to exec for instance.
-            link.lose_peer(bells);
+            link.lose_peer(doorbells);
             return Ok(true);
         }
         if has_come {
             // Its close, from now on, is news.
             lane.continue_without_consumer();
-            self.spin.meet(link.peer());
+            self.endpoint.spin.meet(link.peer());
         }
         Ok(found == Found::Passed)
     }
@@ -360,33 +329,25 @@ impl Sender {
         Ok(self.parts.link.is_check_due() && self.is_peer_gone()?)
     }
 
-    /// Why the handle cannot be used any more.
+    /// Why the handle is not usable. A path channel's sender is usable again after that.
     #[cold]
     pub(crate) fn not_usable(&mut self) -> Error {
-        if self.owner.is_forked() {
-            return Error::Forked;
+        let unreleased = self.unreleased();
+        let error = self.endpoint.error(|| unreleased);
+        if self.endpoint.departure.is_some() && self.endpoint.is_path() && !self.endpoint.owner.is_forked() {
+            self.go_on_alone();
         }
-        match self.end {
-            Some(end) => {
-                let error = end.error(self.unreleased());
-                if self.parts.link.is_path() {
-                    self.go_on_alone();
-                }
-                error
-            }
-            None => Error::Corrupt("the lane failed before".to_owned()),
-        }
+        error
     }
 
     /// The end of a path channel's receiver has been told: the lane is there for the next one, who may have come already.
     fn go_on_alone(&mut self) {
-        self.parts.link.lose_peer(&self.parts.bells);
+        self.parts.link.lose_peer(&self.endpoint.doorbells);
         self.parts.lane.continue_without_consumer();
-        self.end = None;
-        self.owner.reinstate();
+        self.endpoint.reinstate();
         if self.find_next_peer().is_err() {
             // To be looked at again, by who hears it.
-            self.parts.bells.local_wake().ring();
+            self.endpoint.doorbells.local_wake().ring();
         }
     }
 
@@ -397,7 +358,7 @@ impl Sender {
                 return Ok(());
             }
         }
-        self.parts.bells.local_wake().ring();
+        self.endpoint.doorbells.local_wake().ring();
         Ok(())
     }
 
@@ -405,13 +366,12 @@ impl Sender {
     fn failed(&mut self, error: LaneError) -> Error {
         match error {
             LaneError::Closed => {
-                self.end = Some(Departure::Closed);
-                self.owner.retire();
+                self.endpoint.leave(Departure::Closed);
                 self.not_usable()
             }
             LaneError::TooLarge { .. } => error.into(),
             error => {
-                self.owner.retire();
+                self.endpoint.owner.retire();
                 error.into()
             }
         }
@@ -420,8 +380,7 @@ impl Sender {
     /// The receiver is gone: the next call says so, or, but for a path channel's, each.
     fn note_end(&mut self) {
         let closed = self.parts.lane.has_consumer_closed();
-        self.end = Some(if closed { Departure::Closed } else { Departure::PeerDied });
-        self.owner.retire();
+        self.endpoint.leave(if closed { Departure::Closed } else { Departure::PeerDied });
     }
 
     /// Reserves room for a message of `bytes`, to be written in place. Never waits; `None` when the lane is full. Until
@@ -486,7 +445,7 @@ impl Sender {
         // Cut to more than any message may have, so that the sum wraps only for 2^33 of them; and a batch gives no more than it has, whatever was
         // asked. For messages of one size a sum as simple as this is no loop.
         let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
-        if self.owner.is_current()
+        if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
         {
             return Ok(Some(SentBatch { sender: self, batch }));
@@ -498,7 +457,7 @@ impl Sender {
     #[cold]
     #[inline(never)]
     fn find_batch(&mut self, records: u64) -> Result<Option<pelton_lane::Batch>> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         self.find_window();
@@ -537,7 +496,7 @@ impl Sender {
     }
 
     fn send_along(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<Sent> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         if fds.len() > DESCRIPTORS_MAX {
@@ -546,7 +505,7 @@ impl Sender {
         if fds.is_empty() {
             return self.send_slow(payload, deadline.map_or(Deadline::Never, Deadline::At));
         }
-        if self.parts.link.is_path() {
+        if self.endpoint.is_path() {
             return Err(Error::Refused(
                 "descriptors cannot go through a path channel: connect by a socket to send them".to_owned(),
             ));
@@ -605,7 +564,7 @@ impl Sender {
 
     /// Messages sent and not yet released by the receiver. Looks at the receiver's page; does not wait.
     pub fn unreleased(&mut self) -> u64 {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return 0;
         }
         let lane = &mut self.parts.lane;
@@ -636,8 +595,12 @@ impl Sender {
     }
 
     fn wait_drained(&mut self, deadline: Option<Instant>) -> Result<bool> {
-        if !self.owner.is_current() {
-            return if self.end.is_some() && self.unreleased() == 0 { Ok(true) } else { Err(self.not_usable()) };
+        if !self.endpoint.owner.is_current() {
+            return if self.endpoint.departure.is_some() && self.unreleased() == 0 {
+                Ok(true)
+            } else {
+                Err(self.not_usable())
+            };
         }
         if self.unreleased() == 0 {
             return Ok(true);
@@ -651,14 +614,14 @@ impl Sender {
     /// # Errors
     /// As [`Sender::try_send`]: this is where a loop learns that the receiver is gone.
     pub fn arm(&mut self, bytes: usize) -> Result<bool> {
-        if !self.owner.is_current() {
+        if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         // There will never be room, and waiting for it would never end.
         if bytes as u64 > self.message_bytes_max() {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
         }
-        self.parts.bells.drain()?;
+        self.endpoint.doorbells.drain()?;
         failpoint("sender arms: drained");
         let armed = FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
@@ -668,7 +631,7 @@ impl Sender {
         if !armed || self.parts.lane.needs_timed_wait() {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
-            self.parts.bells.local_wake().ring();
+            self.endpoint.doorbells.local_wake().ring();
             failpoint("sender arms: nudged");
         }
         Ok(armed)
@@ -683,13 +646,13 @@ impl Sender {
         // Which looks for the end. A ring that comes after that stays to be heard: only this side's own is silenced.
         self.arm(0)?;
         self.disarm();
-        self.parts.bells.local_wake().drain();
+        self.endpoint.doorbells.local_wake().drain();
         Ok(())
     }
 
     /// Takes [`Sender::arm`] back.
     pub fn disarm(&mut self) {
-        if self.owner.is_current() {
+        if self.endpoint.owner.is_current() {
             self.parts.lane.disarm();
         }
     }
@@ -715,23 +678,22 @@ impl Sender {
     }
 
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        if self.parts.link.is_path() {
+        self.endpoint.check_owner()?;
+        if self.endpoint.is_path() {
             return self.wait_for_peer(deadline);
         }
-        if self.end.is_none() && self.owner.is_current() && self.parts.link.is_peer_gone()? {
+        if self.endpoint.departure.is_none() && self.endpoint.owner.is_current() && self.parts.link.is_peer_gone()? {
             self.note_end();
         }
-        if self.end.is_none() {
+        if self.endpoint.departure.is_none() {
             return Err(Error::Refused("the receiver is alive: there is nobody to succeed it".to_owned()));
         }
-        if !self.origin.clone().resume_sender(&mut self.parts, deadline)? {
+        // A broken lane is no fault of a successor.
+        self.parts.lane.refresh_head()?;
+        if !self.endpoint.reconnect()?.resume(&mut self.parts, &self.endpoint.doorbells, deadline)? {
             return Ok(false);
         }
-        self.owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        self.end = None;
+        self.endpoint.reinstate();
         self.unreleased();
         self.unsent = self.descriptors.len();
         // What does not get through by the deadline goes before the next descriptors. A successor that dies meanwhile has come all
@@ -740,7 +702,7 @@ impl Sender {
             match self.wait_for_descriptor_room(deadline) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(_) if self.end.is_some() => break,
+                Err(_) if self.endpoint.departure.is_some() => break,
                 Err(error) => return Err(error),
             }
         }
@@ -760,12 +722,12 @@ impl Sender {
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             let closed = self.parts.link.peer().is_some() && self.parts.lane.has_consumer_closed();
-            if self.end.is_some() || closed || self.parts.link.is_peer_gone()? {
+            if self.endpoint.departure.is_some() || closed || self.parts.link.is_peer_gone()? {
                 self.go_on_alone();
-            } else if !self.owner.is_current() {
+            } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
             }
-            self.parts.bells.drain()?;
+            self.endpoint.doorbells.drain()?;
             failpoint("sender waits for its peer: drained");
             // One that has passed may have a successor here already.
             self.find_next_peer()?;
@@ -777,7 +739,7 @@ impl Sender {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.parts.bells.sleep(deadline)?;
+            self.endpoint.doorbells.sleep(deadline)?;
         }
     }
 
@@ -789,18 +751,11 @@ impl Sender {
     /// # Errors
     /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
     pub fn sync(&mut self) -> Result<()> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        if !self.parts.link.is_path() {
-            return Err(Error::Refused("only a path channel has a disk under it: open one by path:DIR".to_owned()));
-        }
+        let role = self.endpoint.role_to_sync()?;
         let (lane, memory) = (&self.parts.lane, &self.parts.memory);
         let tail = lane.tail();
         // That there is a channel, once; then the messages, then that they are there, and what was released.
-        if let Origin::Path(place) = &self.origin {
-            place.sync_directory()?;
-        }
+        role.sync_directory()?;
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
         failpoint("sync: data");
         lane.producer_page().set_synced(tail);
@@ -810,7 +765,7 @@ impl Sender {
 
     /// Figures of this side.
     pub fn counters(&self) -> Counters {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return Counters::default();
         }
         let page = self.parts.lane.producer_page();
@@ -851,13 +806,13 @@ impl Sender {
     /// # Errors
     /// [`Error::Forked`].
     pub fn close(self) -> Result<()> {
-        if self.owner.is_forked() { Err(Error::Forked) } else { Ok(()) }
+        self.endpoint.check_owner()
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return;
         }
         self.parts.lane.close();
@@ -878,7 +833,7 @@ impl AsRawFd for Sender {
 impl AsFd for Sender {
     /// The descriptor for an event loop: see [`Sender::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.parts.bells.as_fd()
+        self.endpoint.doorbells.as_fd()
     }
 }
 
@@ -949,14 +904,14 @@ impl Side for FreeSpace<'_> {
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        self.sender.parts.bells.sleep(deadline)
+        self.sender.endpoint.doorbells.sleep(deadline)
     }
 
     fn rung(&mut self, _alone: bool) -> Result<bool> {
-        self.sender.parts.bells.drain()?;
+        self.sender.endpoint.doorbells.drain()?;
         failpoint("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
-        let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.local_wake().ring())?;
+        let passed = self.sender.find_peer().inspect_err(|_| self.sender.endpoint.doorbells.local_wake().ring())?;
         if passed { self.end() } else { Ok(false) }
     }
 
@@ -970,7 +925,7 @@ impl Side for FreeSpace<'_> {
     }
 
     fn spin(&mut self) -> &mut Spin {
-        &mut self.sender.spin
+        &mut self.sender.endpoint.spin
     }
 }
 

@@ -369,9 +369,9 @@ fn a_child_answers_calls_of_its_own(how: How) {
 fn room_dropped_by_a_child_writes_nowhere() {
     let place = TestDir::new("room_dropped_by_a_child_writes_nowhere");
     let name = place.name();
-    let mut service = Options::new().capacity(65536).listen_service(&name).unwrap();
+    let mut service = pelton::Service::listen_with(&name, &Options::new().capacity(65536)).unwrap();
     let asking = std::thread::spawn(move || {
-        let mut client = Options::new().capacity(65536).connect_client(&name).unwrap();
+        let mut client = pelton::Client::connect_with(&name, &Options::new().capacity(65536)).unwrap();
         client.submit(b"one").unwrap();
         client.submit(b"two").unwrap();
         client
@@ -588,7 +588,7 @@ fn forking_beside_threads_that_append() {
         Ok(())
     };
     let options = Options::new().flush_bytes(1 << 16).flush_interval(Some(Duration::from_millis(1)));
-    let appenders = options.append(sink).unwrap();
+    let appenders = pelton::Appenders::new(&options, sink).unwrap();
     let mut own = Some(appenders.appender().unwrap());
     let stop = AtomicBool::new(false);
     let mut appended = 0;
@@ -634,7 +634,7 @@ fn an_inherited_flush_writes_nothing() {
         Ok(())
     };
     let hour = std::time::Duration::from_secs(3600);
-    let mut flush = Options::new().flush_interval(Some(hour)).flush(receiver, sink).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(Some(hour)), receiver, sink).unwrap();
     sender.send(b"one").unwrap();
     assert!(!flush.run_until(std::time::Instant::now()).unwrap());
     Forked::new(How::Fork, || {

@@ -121,7 +121,7 @@ fn streams(rounds: u64) {
     let place = tempfile::tempdir().unwrap();
     let name = format!("unix:{}/streams", place.path().display());
     let options = Options::new().capacity(1 << 16);
-    let mut service = options.listen_service(&name).unwrap();
+    let mut service = Service::listen_with(&name, &options).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
@@ -133,7 +133,7 @@ fn streams(rounds: u64) {
                 responder.end().unwrap();
             })
         });
-        let mut client = options.connect_client(&name).unwrap();
+        let mut client = Client::connect_with(&name, &options).unwrap();
         for _ in 0..rounds {
             let streams = [(); 3].map(|()| client.submit(b"stream").unwrap());
             let mut silent = streams.to_vec();

@@ -27,7 +27,7 @@ impl AppendSystem for Pelton {
 pub fn open(job: &Job, sink: impl pelton::Sink + 'static) -> Result<Opened<pelton::Appender>> {
     // As the others: flushed when full and at the end, not by a timer.
     let options = Options::new().flush_bytes(BUFFER as u64).flush_interval(None).lanes(job.threads);
-    let appenders = options.append(sink).context("making the buffers")?;
+    let appenders = pelton::Appenders::new(&options, sink).context("making the buffers")?;
     let each = (0..job.threads).map(|_| appenders.appender().context("making a buffer")).collect::<Result<_>>()?;
     let finish = move || Ok(appenders.sync()?);
     Ok(Opened { appenders: each, consumer: None, finish: Some(Box::new(finish)), read_back: None })

@@ -30,7 +30,7 @@ impl Pelton {
     /// Connects; waits for the service to listen.
     pub fn new(job: &Job) -> Result<Pelton> {
         let options = lasting(job).connect_deadline(Instant::now() + CONNECT);
-        let client = options.connect_client(&name(job)).context("connecting")?;
+        let client = Client::connect_with(&name(job), &options).context("connecting")?;
         let watch = if job.wait == Wait::Epoll { Some(Watch::new(&client, EventFlags::IN)?) } else { None };
         Ok(Pelton { client, watch, reply: Vec::with_capacity(job.sizes.max as usize) })
     }
@@ -106,7 +106,7 @@ pub struct PeltonServing<'a> {
 impl PeltonServing<'_> {
     /// Listens. Clients connect while it serves.
     pub fn new(job: &Job) -> Result<PeltonServing<'_>> {
-        let service = lasting(job).listen_service(&name(job)).context("listening")?;
+        let service = Service::listen_with(&name(job), &lasting(job)).context("listening")?;
         let watch = if job.wait == Wait::Epoll { Some(Watch::new(&service, EventFlags::IN)?) } else { None };
         Ok(PeltonServing { service, watch, job })
     }

@@ -466,7 +466,7 @@ fn flush(plan: &Plan, part: &ManySendersPlan, journal: &Journal) -> pelton::Resu
     let sink = open_file(plan, part)?;
     let receiver = receiver(plan, part)?;
     let senders = (part.threads > 0).then(|| receiver.senders()).transpose()?;
-    let mut flush = flush_options(plan, part).flush(receiver, sink)?;
+    let mut flush = Flush::new(&flush_options(plan, part), receiver, sink)?;
     ready(journal);
     let threads: Vec<_> = (0..part.threads)
         .map(|index| {
@@ -512,7 +512,7 @@ fn flush_step(plan: &Plan, flush: &mut Flush) -> pelton::Result<()> {
 }
 
 fn append(plan: &Plan, part: &ManySendersPlan, sender_table: &SenderTable, journal: &Journal) -> pelton::Result<()> {
-    let appenders = flush_options(plan, part).append(open_file(plan, part)?)?;
+    let appenders = pelton::Appenders::new(&flush_options(plan, part), open_file(plan, part)?)?;
     ready(journal);
     let append = |index: u64| -> pelton::Result<u64> {
         let (mut appender, mut state) =

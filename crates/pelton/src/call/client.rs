@@ -256,10 +256,18 @@ impl Client {
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect(name: &str) -> Result<Client> {
-        Options::new().connect_client(name)
+        Client::connect_with(name, &Options::new())
     }
 
-    pub(crate) fn with(name: &str, options: &Options) -> Result<Client> {
+    /// Connects to the service that listens under `name`, a short name or `unix:PATH`, as [`Client::connect`] does.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect_with(name: &str, options: &Options) -> Result<Client> {
+        Client::with(name, &options.of_link()?)
+    }
+
+    fn with(name: &str, options: &Options) -> Result<Client> {
         options.checked_sizes()?;
         let (name, bells) = (Name::parse(name)?, Doorbells::new()?);
         let (mut links, mut crowd) = (Vec::new(), None);

@@ -6,9 +6,10 @@
 use super::frame::Assembly;
 use super::frame::Header;
 use super::outbox::Outbox;
-use crate::connect::{Connecting, Duplex, PATIENCE, start_duplex, start_duplex_later};
+use crate::connect::{Connecting, Duplex, start_duplex, start_duplex_later};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
+use crate::handshake::HANDSHAKE_TIMEOUT;
 use crate::name::Name;
 use crate::options::Options;
 use crate::receiver::Receiver;
@@ -251,7 +252,7 @@ impl Crowd {
         while place < self.arriving.len() {
             let Arriving { shaking, began, .. } = &mut self.arriving[place];
             let Poll::Ready(shaken) = shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-                if began.elapsed() < PATIENCE {
+                if began.elapsed() < HANDSHAKE_TIMEOUT {
                     place += 1;
                     continue;
                 }
@@ -261,7 +262,7 @@ impl Crowd {
                     "greeting the service at {}, which does not answer",
                     path.display()
                 )));
-                self.silent.push((path, Instant::now() + PATIENCE));
+                self.silent.push((path, Instant::now() + HANDSHAKE_TIMEOUT));
                 continue;
             };
             let Arriving { path, .. } = self.arriving.swap_remove(place);

@@ -12,10 +12,10 @@ use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
 use super::hold::Hold;
 use super::responder::{Answering, Place, Request};
 use super::{Body, Flag, LOOKS};
-use crate::connect::Listener;
 use crate::error::{Error, Result};
 use crate::gather;
 use crate::handshake::Replies;
+use crate::listener::Listener;
 use crate::memory::Budget;
 use crate::options::Options;
 use crate::receiver::Item;
@@ -159,10 +159,19 @@ impl Service {
     /// # Errors
     /// As [`Listener::bind`].
     pub fn listen(name: &str) -> Result<Service> {
-        Options::new().listen_service(name)
+        Service::listen_with(name, &Options::new())
     }
 
-    pub(crate) fn with(name: &str, options: &Options) -> Result<Service> {
+    /// Listens under `name`, a short name or `unix:PATH`, as [`Service::listen`] does. It takes as many clients as
+    /// [`Options::lanes`] says.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn listen_with(name: &str, options: &Options) -> Result<Service> {
+        Service::with(name, &options.of_link()?)
+    }
+
+    fn with(name: &str, options: &Options) -> Result<Service> {
         options.check_memory(2)?;
         let listener = Listener::beside_others(name, options)?;
         let null_wake = Arc::new(LocalWake::new().map_err(Error::system("making an eventfd"))?);

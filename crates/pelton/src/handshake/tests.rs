@@ -163,7 +163,7 @@ mod peers {
         let options = Options::new().capacity(1 << 20);
         let sender = std::thread::spawn(move || in_call(new_sender(shake(peer), &options, true)).unwrap());
         let this = this(shake(socket)).unwrap();
-        (sender.join().unwrap(), this)
+        (sender.join().unwrap().0, this)
     }
 
     fn send(sender: &mut SenderParts, bytes: u64) -> bool {

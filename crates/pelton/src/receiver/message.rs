@@ -1,8 +1,8 @@
 //! What a receiver gives out: a message, a batch of them, and messages held.
 
 use super::{QUANTUM, Receiver};
+use crate::endpoint::Departure;
 use crate::error::{Error, Result};
-use crate::sender::Departure;
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
 use pelton_os::Peer;
@@ -98,7 +98,7 @@ impl Message<'_> {
     pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
-            _ if self.receiver.owner.is_forked() => Err(Error::Forked),
+            _ if self.receiver.endpoint.owner.is_forked() => Err(Error::Forked),
             count => {
                 let fds = self.receiver.receive_descriptors(self.record.seq, count)?;
                 Ok(fds.into_iter().map(ReceivedFd::into_owned).collect())
@@ -126,7 +126,7 @@ impl Message<'_> {
         let record = message.record;
         let receiver = &mut *message.receiver;
         // In a forked child this is the child's own affair: nothing shared is touched.
-        let forked = receiver.owner.is_forked();
+        let forked = receiver.endpoint.owner.is_forked();
         let lane = &receiver.lanes.current;
         let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
         if record.descriptors != 0 && !forked {
@@ -156,7 +156,7 @@ impl Drop for Message<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // A child that inherited the message releases nothing of its parent's.
-        if self.receiver.owner.is_forked() {
+        if self.receiver.endpoint.owner.is_forked() {
             return;
         }
         self.receiver.release(&self.record);
@@ -191,7 +191,7 @@ impl Batch<'_> {
     #[allow(clippy::should_implement_trait)] // an iterator's items would outlive the next call
     #[inline(always)]
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
-        if self.receiver.owner.is_forked() {
+        if self.receiver.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
         if self.is_over {
@@ -250,7 +250,7 @@ impl Receiver {
     /// Releases what a batch has given out.
     #[inline]
     fn release_to(&mut self, cursor: Cursor, bytes: u64) {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return;
         }
         let lane = &mut self.lanes.current;

@@ -52,7 +52,7 @@ impl Sender {
     /// # Errors
     /// [`Error::System`], [`Error::Forked`].
     pub fn trim(&mut self) -> Result<()> {
-        if self.owner.is_forked() {
+        if self.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
         self.unreleased();
@@ -64,7 +64,7 @@ impl Sender {
     fn give_back(&mut self) -> Result<()> {
         let kept = self.parts.lane.window().next_multiple_of(os::PIECE);
         // A path channel's first step stays allocated, so that few sends can fail.
-        self.give_back_behind(if self.parts.link.is_path() { kept.max(STEP) } else { kept })
+        self.give_back_behind(if self.endpoint.is_path() { kept.max(STEP) } else { kept })
     }
 
     fn give_back_behind(&mut self, kept: u64) -> Result<()> {
@@ -74,7 +74,7 @@ impl Sender {
             if offset >= end {
                 continue;
             }
-            if self.parts.link.is_path() {
+            if self.endpoint.is_path() {
                 let backed = self.parts.lane.backed().min(offset);
                 self.parts.lane.set_backed(backed);
             }

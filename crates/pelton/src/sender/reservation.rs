@@ -31,7 +31,7 @@ impl Reservation<'_> {
         if bytes as u64 > self.space.bytes {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
         }
-        if self.sender.owner.is_forked() {
+        if self.sender.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
         self.sender.publish(self.space, bytes);
@@ -77,7 +77,7 @@ impl SentBatch<'_> {
 
     #[inline(always)]
     fn next(&mut self, bytes: usize) -> Option<ReservedSpace> {
-        match self.sender.owner.is_forked() {
+        match self.sender.endpoint.owner.is_forked() {
             true => None,
             false => self.sender.parts.lane.batch_message(&mut self.batch, bytes as u64),
         }
@@ -103,7 +103,7 @@ impl SentBatch<'_> {
     #[inline(always)]
     pub fn commit(self) -> Result<()> {
         let SentBatch { sender, batch } = self;
-        if sender.owner.is_forked() {
+        if sender.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
         sender.publish_batch(batch);

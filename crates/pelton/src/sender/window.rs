@@ -5,13 +5,13 @@
 //! is several times as fast, on others slower; it is always slower if the receiver does not read the payload. So the sender measures:
 //! it keeps a larger window only if the throughput is higher (docs/decisions/0031-window-sizes.md).
 
+use crate::options::RESIDENT_MAX;
 use pelton_lane::WINDOW;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The window sizes. Far apart: on some processors sizes between two of these gain nothing, and the next one doubles the throughput.
 const LEVELS: [u64; 3] = [WINDOW, 4 << 20, 16 << 20];
-/// Default of [`crate::Options::resident_max`].
-pub(crate) const RESIDENT_MAX: u64 = LEVELS[LEVELS.len() - 1];
+const _: () = assert!(LEVELS[LEVELS.len() - 1] == RESIDENT_MAX);
 /// Limit for all senders of a process together: the sum of what their windows exceed the minimum by.
 const PROCESS_MAX: u64 = 64 << 20;
 /// The part of `PROCESS_MAX` that is in use.

@@ -59,7 +59,7 @@ impl Serving {
         threads: usize,
         handler: impl Fn(Request<'_>) + Sync + Send + 'static,
     ) -> Serving {
-        let mut service = options.listen_service(name).unwrap();
+        let mut service = Service::listen_with(name, &options).unwrap();
         let stopper = service.stopper();
         Serving { stopper, thread: Some(std::thread::spawn(move || service.run(threads, handler))) }
     }
@@ -78,9 +78,9 @@ impl Drop for Serving {
 /// A service, and a client of it that has asked so many times.
 fn asked(place: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
     let name = place.name();
-    let mut service = tiny().listen_service(&name).unwrap();
+    let mut service = Service::listen_with(&name, &tiny()).unwrap();
     let asking = std::thread::spawn(move || {
-        let mut client = tiny().connect_client(&name).unwrap();
+        let mut client = Client::connect_with(&name, &tiny()).unwrap();
         let ids = (0..calls).map(|_| client.submit(b"asked").unwrap()).collect();
         (client, ids)
     });
@@ -96,13 +96,13 @@ fn child() {
     match role.get("role") {
         // Echoes, on so many threads.
         "echo" => {
-            let mut service = options.listen_service(role.get("name")).unwrap();
+            let mut service = Service::listen_with(role.get("name"), &options).unwrap();
             report("listening");
             service.run(role.number("threads").unwrap_or(1) as usize, echo).unwrap();
         }
         // Takes requests and answers none.
         "mute" => {
-            let mut service = options.listen_service(role.get("name")).unwrap();
+            let mut service = Service::listen_with(role.get("name"), &options).unwrap();
             report("listening");
             let mut kept = Vec::new();
             for _ in 0..role.number("count").unwrap() {
@@ -113,7 +113,7 @@ fn child() {
         }
         // Asks so much and reads nothing, until it is killed.
         "deaf" => {
-            let mut client = options.connect_client(role.get("name")).unwrap();
+            let mut client = Client::connect_with(role.get("name"), &options).unwrap();
             let mut asked = 0;
             while asked < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
                 asked += 1;
@@ -125,7 +125,7 @@ fn child() {
         "many" => {
             let clients: Vec<Client> = (0..role.number("count").unwrap())
                 .map(|_| {
-                    let mut client = options.connect_client(role.get("name")).unwrap();
+                    let mut client = Client::connect_with(role.get("name"), &options).unwrap();
                     assert_eq!(&*client.call_until(b"here", deadline()).unwrap().expect("no answer"), b"here");
                     client
                 })
@@ -135,7 +135,7 @@ fn child() {
             drop(clients);
         }
         "caller" => {
-            let mut client = options.connect_client(role.get("name")).unwrap();
+            let mut client = Client::connect_with(role.get("name"), &options).unwrap();
             for number in 0..role.number("count").unwrap() {
                 let request = numbered(number, (number % 3000) as usize);
                 assert_eq!(*client.call(&request).unwrap(), *request, "call {number}");
@@ -144,7 +144,7 @@ fn child() {
         // Has no memory for the stacks of so many threads.
         "cramped" => {
             use rustix::process::{Resource, Rlimit, setrlimit};
-            let mut service = options.listen_service(role.get("name")).unwrap();
+            let mut service = Service::listen_with(role.get("name"), &options).unwrap();
             let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
             let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
             let most = Some(pages * 4096 + (40 << 20));
@@ -166,7 +166,7 @@ fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_
                 Role::new(child, "echo").with("name", place.name()).with("capacity", capacity).with("threads", threads),
             );
             service.expect("listening");
-            let mut client = Options::new().capacity(capacity).connect_client(&place.name()).unwrap();
+            let mut client = Client::connect_with(&place.name(), &Options::new().capacity(capacity)).unwrap();
             assert_eq!(client.peer().unwrap().pid, service.pid());
             let limit = capacity as usize / 2 - 32;
             let near = |bytes: usize| bytes - 26..bytes + 3;
@@ -186,10 +186,10 @@ fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_
 #[test]
 fn a_thousand_calls_in_flight_are_answered_in_any_order() {
     let place = TestDir::new("a thousand in flight");
-    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
     let mut client = {
         let name = place.name();
-        let connecting = std::thread::spawn(move || tiny().connect_client(&name).unwrap());
+        let connecting = std::thread::spawn(move || Client::connect_with(&name, &tiny()).unwrap());
         while !connecting.is_finished() {
             let _ = service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         }
@@ -242,7 +242,7 @@ fn full_lanes_never_wait_for_each_other() {
             let reply = request.repeat(5);
             request.reply(&reply).unwrap();
         });
-        let mut client = tiny().connect_client(&place.name()).unwrap();
+        let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
         let mut random = Random::new(threads as u64);
         let asked: HashMap<CallId, Vec<u8>> = (0..300)
             .map(|number| {
@@ -262,7 +262,7 @@ fn full_lanes_never_wait_for_each_other() {
 fn who_awaits_one_call_finds_the_answers_to_others_later() {
     let place = TestDir::new("one of many");
     let _serving = Serving::start(&tiny(), &place.name(), 2, echo);
-    let mut client = tiny().connect_client(&place.name()).unwrap();
+    let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
     let calls: Vec<CallId> = (0..200).map(|number| client.submit(&numbered(number, 900)).unwrap()).collect();
     for number in (0..200u64).rev().step_by(2) {
         let reply = client.completion_of_until(calls[number as usize], deadline()).unwrap().expect("no answer");
@@ -296,7 +296,7 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
         }
         _ => echo(request),
     });
-    let mut client = tiny().call_bytes_max(200_000).connect_client(&place.name()).unwrap();
+    let mut client = Client::connect_with(&place.name(), &tiny().call_bytes_max(200_000)).unwrap();
     let mut ask = |request: &[u8]| {
         let answer = client.call_until(request, deadline()).unwrap().expect("no answer");
         (answer.outcome(), answer.into_vec())
@@ -316,7 +316,7 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
 fn what_is_too_large_is_refused_with_both_numbers() {
     let place = TestDir::new("too large");
     let _serving = Serving::start(&tiny().call_bytes_max(100_000), &place.name(), 1, echo);
-    let mut client = tiny().connect_client(&place.name()).unwrap();
+    let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
     assert_eq!(client.request_bytes_max(), 100_000);
     for error in [
         client.submit(&[0; 100_001]).unwrap_err(),
@@ -332,11 +332,11 @@ fn what_is_too_large_is_refused_with_both_numbers() {
 #[test]
 fn notifications_come_in_order_and_are_not_answered() {
     let place = TestDir::new("notifications");
-    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
     let name = place.name();
     let sizes = Sizes::Random(11, 100_000);
     let telling = std::thread::spawn(move || {
-        let mut client = tiny().connect_client(&name).unwrap();
+        let mut client = Client::connect_with(&name, &tiny()).unwrap();
         for number in 0..300 {
             client.notify(&numbered(number, sizes.of(number))).unwrap();
         }
@@ -420,7 +420,7 @@ fn processes_call_one_service_side_by_side() {
 #[test]
 fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
     let place = TestDir::new("stopped");
-    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
     let stopper = service.stopper();
     let done = Mutex::new(0);
     std::thread::scope(|scope| {
@@ -432,7 +432,7 @@ fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
                 request.reply(b"the last").unwrap();
             })
         });
-        let mut client = tiny().connect_client(&place.name()).unwrap();
+        let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
         assert_eq!(&*client.call_until(b"stop", deadline()).unwrap().expect("no answer"), b"the last");
         serving.join().unwrap().unwrap();
     });
@@ -444,9 +444,9 @@ fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
 fn a_call_is_answered_once() {
     let place = TestDir::new("a call is answered once");
     let name = place.name();
-    let mut service = tiny().announce(true).listen_service(&name).unwrap();
+    let mut service = Service::listen_with(&name, &tiny().announce(true)).unwrap();
     let asking = std::thread::spawn(move || {
-        let mut client = tiny().connect_client(&name).unwrap();
+        let mut client = Client::connect_with(&name, &tiny()).unwrap();
         assert!(client.call_until(b"one", deadline()).unwrap().is_some());
         assert!(client.call_until(b"two", deadline()).unwrap().is_some());
     });

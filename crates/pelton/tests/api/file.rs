@@ -666,7 +666,7 @@ fn appending_to_a_file_that_is_truncated_goes_on_at_its_end() {
     let path = root.path().join("log");
     let mut engine = Engine::new().unwrap();
     let tail = Tail::of(open(&mut engine, &path)).unwrap();
-    let appenders = pelton::Options::new().append(tail).unwrap();
+    let appenders = pelton::Appenders::new(&pelton::Options::new(), tail).unwrap();
     for left in [None, Some(0), Some(2)] {
         appenders.append(b"some").unwrap();
         appenders.sync().unwrap();
@@ -687,7 +687,7 @@ fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_o
     std::fs::write(&path, b"before;").unwrap();
     let mut engine = Engine::new().unwrap();
     let tail = Tail::of(open(&mut engine, &path)).unwrap();
-    let appenders = pelton::Options::new().flush_bytes(64 << 10).append(tail).unwrap();
+    let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(64 << 10), tail).unwrap();
     let (threads, messages) = (8, 5_000);
     std::thread::scope(|scope| {
         for thread in 0..threads {

@@ -95,7 +95,8 @@ fn what_one_sender_sends_is_flushed_up_to_its_close() {
         let (mut sender, receiver) = Options::new().capacity(1 << 16).wait(wait).threads().unwrap();
         let seen = Seen::default();
         let mut flush =
-            Options::new().flush_interval(interval).flush_bytes(1 << 20).flush(receiver, seen.sink()).unwrap();
+            pelton::Flush::new(&Options::new().flush_interval(interval).flush_bytes(1 << 20), receiver, seen.sink())
+                .unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for number in 0..20_000 {
@@ -122,7 +123,7 @@ fn a_deadline_ends_a_flush_though_there_is_always_more() {
         counted.fetch_add(1, SeqCst);
         sender.send(b"another")
     };
-    let mut flush = Options::new().flush_bytes(1).flush(receiver, sink).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_bytes(1), receiver, sink).unwrap();
     assert!(!flush.run_until(Instant::now() + Duration::from_millis(20)).unwrap());
     let so_far = writes.load(SeqCst);
     assert!(!flush.run_until(Instant::now()).unwrap());
@@ -135,7 +136,7 @@ fn many_threads_and_processes_come_and_go_and_die() {
     let receiver = Options::new().gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let seen = Seen::default();
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
     let children: Vec<_> = (0..3)
         .map(|who| {
             let role = Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", 5000);
@@ -170,7 +171,7 @@ fn a_senders_last_messages_are_flushed_though_it_has_left() {
     let _hang = Watchdog::new("what is taken of a lane that leaves is flushed");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let seen = Seen::default();
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
     for who in 0..3 {
         let mut sender = senders.sender().unwrap();
         sender.send(&numbered(who, 0, 9)).unwrap();
@@ -196,7 +197,7 @@ fn what_is_little_is_flushed_after_the_interval() {
     std::thread::scope(|scope| {
         let (seen, stop, mut sender) = (&seen, &stop, receiver.senders().unwrap().sender().unwrap());
         let interval = Some(Duration::from_millis(5));
-        let mut flush = Options::new().flush_interval(interval).flush(receiver, seen.sink()).unwrap();
+        let mut flush = pelton::Flush::new(&Options::new().flush_interval(interval), receiver, seen.sink()).unwrap();
         scope.spawn(move || {
             while !stop.load(SeqCst) {
                 flush.run_until(Instant::now() + Duration::from_millis(50)).unwrap();
@@ -228,7 +229,7 @@ fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
             Ok(())
         }
     };
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, sink).unwrap();
     for number in 0..10 {
         sender.send(&numbered(0, number, 10)).unwrap();
     }
@@ -294,18 +295,17 @@ fn what_was_written_and_not_released_is_not_written_again() {
         // Writes, and ends before it has released: as if it had been killed there.
         let mut dying = sink.clone();
         let receiver = Options::new().open_receiver(&path).unwrap();
-        let mut flush = Options::new()
-            .flush(receiver, move |runs: &[Run<'_>]| {
-                Sink::write(&mut dying, runs).unwrap();
-                Err(Error::Sink("killed".to_owned()))
-            })
-            .unwrap();
+        let mut flush = pelton::Flush::new(&Options::new(), receiver, move |runs: &[Run<'_>]| {
+            Sink::write(&mut dying, runs).unwrap();
+            Err(Error::Sink("killed".to_owned()))
+        })
+        .unwrap();
         // One that writes again what it has would be found by the check.
         flush.now().unwrap_err();
         drop(flush);
         send_to_the_next(&mut sender, &numbered(0, round * 10 + 10, 20));
         let receiver = Options::new().open_receiver(&path).unwrap();
-        let mut flush = Options::new().flush(receiver, sink.clone()).unwrap();
+        let mut flush = pelton::Flush::new(&Options::new(), receiver, sink.clone()).unwrap();
         flush.now().unwrap();
         assert_eq!(sender.unreleased(), 0, "what was skipped is released");
         drop(flush);
@@ -320,7 +320,7 @@ fn what_was_written_and_not_released_is_not_written_again() {
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
     sender.send(&numbered(1, 0, 20)).unwrap();
     let receiver = Options::new().open_receiver(&path).unwrap();
-    Options::new().flush(receiver, sink.clone()).unwrap().now().unwrap();
+    pelton::Flush::new(&Options::new(), receiver, sink.clone()).unwrap().now().unwrap();
     assert_eq!(sink.seen.numbers.lock().unwrap()[&1], [0]);
     assert_eq!(sink.last.lock().unwrap().len(), 2);
 }
@@ -331,7 +331,7 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
     let path = place.path().join("c");
     let onward = Options::new().capacity(1 << 16).create_sender(&path).unwrap();
-    let mut flush = Options::new().flush_interval(None).flush(receiver, Forward::new(onward)).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, Forward::new(onward)).unwrap();
     let mut first = Options::new().open_receiver(&path).unwrap();
     for number in 0..1000 {
         sender.send(&numbered(0, number, 200)).unwrap();
@@ -367,7 +367,7 @@ fn many_threads_append_and_each_ones_messages_are_in_order() {
     for interval in [None, Some(Duration::from_micros(100))] {
         let seen = Seen::default();
         let options = Options::new().flush_bytes(1 << 16).flush_interval(interval);
-        let appenders = options.append(seen.sink()).unwrap();
+        let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
         std::thread::scope(|scope| {
             for who in 0..8 {
                 let appenders = &appenders;
@@ -404,7 +404,7 @@ fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end(
     let _hang = Watchdog::new("the last part is flushed");
     for interval in [None, LONG] {
         let seen = Seen::default();
-        let appenders = Options::new().flush_interval(interval).append(seen.sink()).unwrap();
+        let appenders = pelton::Appenders::new(&Options::new().flush_interval(interval), seen.sink()).unwrap();
         std::thread::scope(|scope| {
             for who in 0..4 {
                 let appenders = appenders.clone();
@@ -425,7 +425,7 @@ fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end(
 fn a_flush_has_everything_that_was_appended_before() {
     let _hang = Watchdog::new("a flush has everything");
     let seen = Seen::default();
-    let appenders = Options::new().flush_interval(None).append(seen.sink()).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_interval(None), seen.sink()).unwrap();
     let mut appender = appenders.appender().unwrap();
     for number in 0..100 {
         appender.append(&numbered(0, number, 9)).unwrap();
@@ -449,7 +449,8 @@ fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
         let name = |path: std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
         threads.filter(|thread| name(thread.as_ref().unwrap().path()).trim() == "pelton-flush").count()
     };
-    let appenders = Options::new().flush_interval(Some(Duration::from_millis(3))).append(seen.sink()).unwrap();
+    let appenders =
+        pelton::Appenders::new(&Options::new().flush_interval(Some(Duration::from_millis(3))), seen.sink()).unwrap();
     for number in 0..5 {
         appenders.append(&numbered(0, number, 9)).unwrap();
         seen.wait_for(number as usize + 1);
@@ -480,7 +481,7 @@ fn a_sink_that_fails_costs_no_message_appended() {
             Ok(())
         }
     };
-    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_bytes(1 << 16).flush_interval(None), sink).unwrap();
     std::thread::scope(|scope| {
         for who in 0..3 {
             let appenders = &appenders;
@@ -510,7 +511,7 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
             Ok(())
         }
     };
-    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_bytes(1 << 16).flush_interval(None), sink).unwrap();
     let mut appender = appenders.appender().unwrap();
     let most = (1 << 16) - 16;
     let mut random = Random::new(7);
@@ -528,7 +529,7 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
     appenders.flush().unwrap();
     assert_eq!(*sizes.lock().unwrap(), wanted);
     for bytes in [0, 2 << 30] {
-        let error = Options::new().flush_bytes(bytes).append(|_: &[Run<'_>]| Ok(())).unwrap_err();
+        let error = pelton::Appenders::new(&Options::new().flush_bytes(bytes), |_: &[Run<'_>]| Ok(())).unwrap_err();
         assert!(matches!(error, Error::Option { option: "flush_bytes", .. }), "{error}");
     }
 }
@@ -546,7 +547,7 @@ fn a_sink_that_panics_has_taken_nothing() {
             Ok(())
         }
     };
-    let appenders = Options::new().flush_interval(None).append(sink).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_interval(None), sink).unwrap();
     appenders.append(&numbered(0, 0, 9)).unwrap();
     assert!(std::thread::scope(|scope| scope.spawn(|| appenders.flush()).join()).is_err());
     appenders.append(&numbered(0, 1, 9)).unwrap();
@@ -563,7 +564,7 @@ fn descriptors_of_messages_that_are_flushed_are_closed() {
     sender.send_with_descriptors(&numbered(0, 1, 9), &[std::os::fd::AsFd::as_fd(&write)]).unwrap();
     sender.send(&numbered(0, 2, 9)).unwrap();
     drop(write);
-    let mut flush = Options::new().flush_interval(None).flush(receiver, seen.sink()).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, seen.sink()).unwrap();
     flush.now().unwrap();
     seen.check(1, 3);
     // The sender keeps its own until it notices the release.
@@ -579,7 +580,7 @@ fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
     let child = Child::start(role);
     let receiver = listener.accept_receiver().unwrap();
     let seen = Seen::default();
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
     child.expect("sent");
     child.kill();
     let error = flush.run().unwrap_err();
@@ -595,7 +596,7 @@ fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
         give.send(runs[0].messages()).unwrap();
         Ok(())
     };
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, sink).unwrap();
     sender.send(b"one").unwrap();
     flush.now().unwrap();
     sender.send(b"two").unwrap();
@@ -614,7 +615,7 @@ fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() 
     let mut sending = [senders.sender().unwrap(), senders.sender().unwrap()];
     let mut onward = Options::new().capacity(1 << 16).create_receiver(&path).unwrap();
     let forward = Forward::new(Options::new().open_sender(&path).unwrap());
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, forward).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, forward).unwrap();
     let mut send = |numbers: std::ops::Range<u32>| {
         for number in numbers {
             (0..2).for_each(|who| sending[who].send(&numbered(who as u32, number, 300)).unwrap());
@@ -671,7 +672,7 @@ fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
     let held: Vec<_> = (0..2).map(|_| receiver.receive().unwrap().hold()).collect();
     leaves.send(&numbered(0, 1, 5000)).unwrap();
     let seen = Seen::default();
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
     flush.turn().unwrap();
     drop(leaves);
     (0..3).for_each(|_| _ = flush.turn().unwrap());
@@ -699,7 +700,7 @@ fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
     let writes = Arc::new(AtomicUsize::new(0));
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, Due(writes.clone())).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, Due(writes.clone())).unwrap();
     assert!(!flush.run_until(Instant::now() + Duration::from_millis(5)).unwrap());
     assert_eq!(writes.load(SeqCst), 1);
 }
@@ -714,7 +715,7 @@ fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
             Ok(())
         }
     };
-    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_bytes(1 << 16).flush_interval(None), sink).unwrap();
     let mut appender = appenders.appender().unwrap();
     for _ in 0..2000 {
         appender.append(&[1; 992]).unwrap();
@@ -729,7 +730,7 @@ fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
 fn appenders_of_threads_that_have_ended_are_no_hindrance() {
     let seen = Seen::default();
     let options = Options::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
-    let appenders = options.append(seen.sink()).unwrap();
+    let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
     for number in 0..100 {
         appenders.appender().unwrap().append(&numbered(0, number, 9)).unwrap();
         std::thread::scope(|scope| scope.spawn(|| appenders.append(&numbered(1, number, 9)).unwrap()).join()).unwrap();
@@ -752,7 +753,7 @@ fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
     }
     let calls = Arc::new(AtomicUsize::new(0));
     let options = Options::new().flush_interval(Some(Duration::from_millis(2)));
-    let appenders = options.append(Fails(calls.clone())).unwrap();
+    let appenders = pelton::Appenders::new(&options, Fails(calls.clone())).unwrap();
     appenders.append(b"x").unwrap();
     let until = deadline();
     while calls.load(SeqCst) < 3 {
@@ -767,7 +768,7 @@ fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
 #[test]
 fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_interval_later() {
     let writes = Arc::new(AtomicUsize::new(0));
-    let appenders = Options::new().flush_interval(LONG).append(Due(writes.clone())).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_interval(LONG), Due(writes.clone())).unwrap();
     let until = deadline();
     while writes.load(SeqCst) == 0 {
         assert!(Instant::now() < until, "the sink is due, and nothing is written to it");
@@ -790,7 +791,7 @@ fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() 
     }
     let (_sender, receiver) = Options::new().threads().unwrap();
     let writes = Arc::new(AtomicUsize::new(0));
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, Busy(writes.clone())).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, Busy(writes.clone())).unwrap();
     let began = Instant::now();
     while writes.load(SeqCst) < 3 {
         assert!(!flush.run_until(Instant::now() + Duration::from_millis(50)).unwrap());
@@ -807,7 +808,7 @@ fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
     let told = Arc::new(Mutex::new(Vec::new()));
     let other = Seen::default();
-    let others = Options::new().flush_interval(None).append(other.sink()).unwrap();
+    let others = pelton::Appenders::new(&Options::new().flush_interval(None), other.sink()).unwrap();
     let sink = {
         let (own, told) = (own.clone(), told.clone());
         let mut number = 0;
@@ -827,7 +828,7 @@ fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
             Ok(())
         }
     };
-    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let appenders = pelton::Appenders::new(&Options::new().flush_bytes(1 << 16).flush_interval(None), sink).unwrap();
     *own.lock().unwrap() = Some(appenders.clone());
     appenders.append(b"by the thread's own").unwrap();
     appenders.flush().unwrap();
@@ -858,7 +859,8 @@ fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flush
             Ok(())
         }
     };
-    let appenders = Options::new().flush_interval(Some(Duration::from_millis(1))).append(sink).unwrap();
+    let appenders =
+        pelton::Appenders::new(&Options::new().flush_interval(Some(Duration::from_millis(1))), sink).unwrap();
     let mut appender = appenders.appender().unwrap();
     // Nothing is flushed before the handle is where the sink finds it.
     {
@@ -896,7 +898,7 @@ fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_ea
             Ok(())
         }
     };
-    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, sink).unwrap();
     let began = Instant::now();
     // Together less than what is written at once, a quarter of the lane.
     for number in 0..800u32 {

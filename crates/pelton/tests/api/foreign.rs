@@ -37,7 +37,7 @@ fn child() {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
             let options = Options::new().allow_uids(&[0]).connect_deadline(deadline());
-            let mut client = options.connect_client(role.get("name")).unwrap();
+            let mut client = pelton::Client::connect_with(role.get("name"), &options).unwrap();
             client.submit(b"a stream").unwrap();
             report("asked");
             read_line_from_parent();
@@ -209,7 +209,7 @@ fn a_client_that_shuts_its_doorbell_down_while_a_part_waits_for_room_is_lost() {
 /// `waits`: a thread waits in `part`; else an event loop does, by `try_part` and `arm`.
 fn is_lost_by_its_doorbell(place: &TestDir, waits: bool) {
     let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
-    let mut service = options.listen_service(&place.name()).unwrap();
+    let mut service = pelton::Service::listen_with(&place.name(), &options).unwrap();
     for path in [place.path().to_owned(), place.socket()] {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();

@@ -218,7 +218,7 @@ fn a_memory_in_which_nobody_finds_room_is_an_error_at_once() {
     let place = TestDir::new("a_memory_in_which_nobody_finds_room_is_an_error_at_once");
     let error = Options::new().memory((1 << 20) - 1).gather_at(&place.name()).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 1_048_575, .. }), "{error}");
-    let error = Options::new().memory((2 << 20) - 1).listen_service(&place.name()).unwrap_err();
+    let error = Service::listen_with(&place.name(), &Options::new().memory((2 << 20) - 1)).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 2_097_151, .. }), "{error}");
 }
 
@@ -228,13 +228,14 @@ fn serving<T: Send>(
     place: &TestDir,
     test: impl FnOnce(&mut Client) -> T + Send,
 ) -> (T, Vec<String>) {
-    let mut service: Service = options.listen_service(&place.name()).unwrap();
+    let mut service: Service = Service::listen_with(&place.name(), &options).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
         let testing = scope.spawn(|| {
             let _stops = Stops(stopper);
             let mut client =
-                Options::new().capacity(1 << 16).connect_deadline(deadline()).connect_client(&place.name()).unwrap();
+                Client::connect_with(&place.name(), &Options::new().capacity(1 << 16).connect_deadline(deadline()))
+                    .unwrap();
             test(&mut client)
         });
         let mut errors = Vec::new();
@@ -259,7 +260,7 @@ fn replies_that_a_client_does_not_read_are_kept_up_to_the_limit_and_fail_beyond(
     let (outcomes, errors) = serving(&options, &place, |client| {
         // Each of a mebibyte; none is read before all are asked for.
         let calls: Vec<_> = (0..60).map(|_| client.submit(&(1u64 << 20).to_le_bytes()).unwrap()).collect();
-        let another = Options::new().connect_client(&place.name());
+        let another = Client::connect_with(&place.name(), &Options::new());
         let mut outcomes = Vec::new();
         for _ in &calls {
             let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
@@ -307,13 +308,13 @@ fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
     // Of the clients' lanes and of what fits into them.
     const SLACK: usize = 2 * MIB;
     let options = Options::new().capacity(1 << 16).memory(MEMORY as u64);
-    let mut service = options.listen_service(&place.name()).unwrap();
+    let mut service = Service::listen_with(&place.name(), &options).unwrap();
     let mut asked: [Vec<Responder>; 3] = Default::default();
     let keep = |bytes: Vec<u8>, responder| asked[usize::from(bytes[0])].push(responder);
     let clients = serve_while(&mut service, keep, || {
         [0u8, 1, 2].map(|number| {
             let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
-            let mut client = options.connect_client(&place.name()).unwrap();
+            let mut client = Client::connect_with(&place.name(), &options).unwrap();
             (0..CALLS).for_each(|_| _ = client.submit(&[number]).unwrap());
             client
         })

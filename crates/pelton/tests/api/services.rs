@@ -58,7 +58,7 @@ impl Name {
     }
 
     fn client(&self) -> Client {
-        Options::new().capacity(1 << 16).connect_deadline(deadline()).connect_client(&self.name).unwrap()
+        Client::connect_with(&self.name, &Options::new().capacity(1 << 16).connect_deadline(deadline())).unwrap()
     }
 }
 
@@ -77,7 +77,7 @@ fn child() {
         // stops, when it is told to.
         "serve" => {
             let options = options(&role).capacity(1 << 16);
-            let mut service = options.listen_service(role.get("name")).unwrap();
+            let mut service = Service::listen_with(role.get("name"), &options).unwrap();
             let journal = (!role.get("journals").is_empty()).then(|| {
                 let path = format!("{}/{}", role.get("journals"), std::process::id());
                 std::fs::File::options().create(true).append(true).open(path).unwrap()
@@ -446,7 +446,7 @@ fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
     let stopper = service.stopper();
     let name = place.name();
     let mut client = {
-        let connecting = std::thread::spawn(move || Options::new().connect_client(&name).unwrap());
+        let connecting = std::thread::spawn(move || Client::connect_with(&name, &Options::new()).unwrap());
         while !connecting.is_finished() {
             assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
         }
@@ -529,7 +529,7 @@ fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
     let name = Name::new("too large for those left");
     let (keep, kept) = std::sync::mpsc::channel();
     let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
-    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), hold);
     let mut client = name.client();
     let large = client.submit(&[1; 100_000]).unwrap();
     let little = client.submit(b"little").unwrap();
@@ -537,7 +537,7 @@ fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
         assert!(client.mark_idempotent(call).unwrap());
     }
     let responders = [kept.recv().unwrap(), kept.recv().unwrap()];
-    let _second = Serving::new(small().call_bytes_max(50_000).listen_service(&name.name).unwrap(), echo);
+    let _second = Serving::new(Service::listen_with(&name.name, &small().call_bytes_max(50_000)).unwrap(), echo);
     drop(first);
     let mut outcomes = HashMap::new();
     for _ in 0..2 {
@@ -551,10 +551,10 @@ fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
 #[test]
 fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the_rest() {
     let name = Name::new("one takes less");
-    let _most = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let _most = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
     let most = client.request_bytes_max();
-    let _nothing = Serving::new(small().call_bytes_max(0).listen_service(&name.name).unwrap(), |request| {
+    let _nothing = Serving::new(Service::listen_with(&name.name, &small().call_bytes_max(0)).unwrap(), |request| {
         assert!(request.is_empty());
         echo(request);
     });
@@ -577,9 +577,9 @@ fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the
 #[test]
 fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_finds_it() {
     let name = Name::new("given back");
-    let mut service = small().listen_service(&name.name).unwrap();
+    let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
-    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let mut client = let_in(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
     let taken = client.submit(b"taken").unwrap();
     let responder = service.receive().unwrap().into_responder();
     let back = client.submit(b"back").unwrap();
@@ -598,8 +598,8 @@ fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_fi
 fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
     let name = Name::new("says nothing");
     // They listen, and look for nobody.
-    let silent = [(); 2].map(|_| small().listen_service(&name.name).unwrap());
-    let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let silent = [(); 2].map(|_| Service::listen_with(&name.name, &small()).unwrap());
+    let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     for _ in 0..8 {
         let mut client = Client::connect(&name.name).unwrap();
         assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
@@ -610,10 +610,10 @@ fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
 #[test]
 fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
     let name = Name::new("comes later");
-    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
     assert_eq!(*client.call(b"first").unwrap(), *b"first");
-    let silent = small().listen_service(&name.name).unwrap();
+    let silent = Service::listen_with(&name.name, &small()).unwrap();
     drop(first);
     // It may have gone before, or after, the call was written.
     let _ = client.call_until(b"lost", Instant::now() + Duration::from_millis(20)).map(|_| ());
@@ -621,7 +621,7 @@ fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
     let later = std::thread::spawn(move || {
         // The client waits for the one that says nothing.
         wait_until_thread_polls(calling);
-        Serving::new(small().listen_service(&own).unwrap(), echo)
+        Serving::new(Service::listen_with(&own, &small()).unwrap(), echo)
     });
     // A client that waited for the silent one alone would do so for five seconds.
     let soon = Instant::now() + Duration::from_secs(4);
@@ -640,7 +640,7 @@ fn clients_of_one_call_are_spread_too() {
             calls[own].fetch_add(1, Ordering::Relaxed);
             echo(request);
         };
-        Serving::new(small().listen_service(&name.name).unwrap(), answer)
+        Serving::new(Service::listen_with(&name.name, &small()).unwrap(), answer)
     };
     let _services = [0, 1, 2].map(serve);
     let until = deadline();
@@ -654,11 +654,11 @@ fn clients_of_one_call_are_spread_too() {
 fn who_finds_no_room_finds_a_service_that_has_come_since() {
     for waits in [false, true] {
         let name = Name::new("no room");
-        let mut full = small().listen_service(&name.name).unwrap();
+        let mut full = Service::listen_with(&name.name, &small()).unwrap();
         let own = name.name.clone();
-        let mut client = let_in(&mut full, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+        let mut client = let_in(&mut full, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
         while client.try_submit(&[0; 10_000]).unwrap().is_some() {}
-        let _idle = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        let _idle = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
         let until = deadline();
         match waits {
             true => assert!(client.submit_until(&[0; 10_000], until).unwrap().is_some(), "it hangs"),
@@ -683,7 +683,7 @@ fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_th
             keep.send(request.into_responder()).unwrap();
         }
     };
-    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), hold);
     let (mut client, mut other) = (name.client(), name.client());
     other.submit(b"held").unwrap();
     let responder = kept.recv().unwrap();
@@ -693,7 +693,7 @@ fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_th
         assert!(request.is_notification());
         count.fetch_add(1, Ordering::Relaxed);
     };
-    let _second = Serving::new(small().listen_service(&name.name).unwrap(), tell);
+    let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), tell);
     first.stopper.drain();
     let until = deadline();
     while told.load(Ordering::Relaxed) < 100 {
@@ -716,9 +716,9 @@ fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_th
 #[test]
 fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
     let name = Name::new("stray");
-    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let _stray = std::os::unix::net::UnixListener::bind(name.directory().join("0")).unwrap();
-    let _second = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = Client::connect(&name.name).unwrap();
     let until = deadline();
     while client.services() < 2 {
@@ -731,7 +731,7 @@ fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
 
 /// A client that has been answered, by the service; and where another may listen.
 fn answered(name: &Name) -> (Client, Serving, PathBuf) {
-    let serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
     assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
     (client, serving, name.directory().join("another"))
@@ -765,7 +765,7 @@ fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
         let times = greeted.load(Ordering::Relaxed).into();
         assert!((2..=most).contains(&times), "{times} times, wanted at most {most}");
         // Nor does it keep the client from one that comes.
-        let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
         assert_eq!(*client.call_until(b"again", deadline()).unwrap().expect("it hangs"), *b"again");
         shutdown(&socket, Shutdown::Both).unwrap();
     });
@@ -812,7 +812,7 @@ fn that_somebody_refuses_a_client_is_told_to_who_waits() {
 #[test]
 fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
     let name = Name::new("same number");
-    let _first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let _first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     // As if processes of this one's number in other pid namespaces had taken the next numbers.
     let own = std::fs::read_dir(name.directory()).unwrap().next().unwrap().unwrap().file_name();
     let own = own.to_str().unwrap().rsplit_once('.').unwrap().1.parse::<u32>().unwrap();
@@ -822,15 +822,15 @@ fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
             std::os::unix::net::UnixListener::bind(path).ok()
         })
         .collect();
-    let _second = small().listen_service(&name.name).unwrap();
+    let _second = Service::listen_with(&name.name, &small()).unwrap();
 }
 
 #[test]
 fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lost() {
     let name = Name::new("ends each");
-    let mut service = small().listen_service(&name.name).unwrap();
+    let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
-    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let mut client = let_in(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
     let call = client.submit(b"x").unwrap();
     assert!(client.mark_idempotent(call).unwrap());
     let asking = std::thread::spawn(move || {
@@ -845,7 +845,7 @@ fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lo
         let responder = request.into_responder();
         begun += 1;
         // Its successor is there before it ends.
-        let next = small().listen_service(&name.name).unwrap();
+        let next = Service::listen_with(&name.name, &small()).unwrap();
         drop((std::mem::replace(&mut service, next), responder));
     }
     assert_eq!((asking.join().unwrap(), begun), (Outcome::Lost(Loss::Closed), 4));

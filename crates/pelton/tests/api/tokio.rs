@@ -107,14 +107,15 @@ struct Calls {
 impl Calls {
     fn start(threads: usize, handler: impl Fn(pelton::Request<'_>) + Sync + Send + 'static) -> Calls {
         let place = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
-        let mut service = small().listen_service(&name(&place)).unwrap();
+        let mut service = pelton::Service::listen_with(&name(&place), &small()).unwrap();
         let stopper = service.stopper();
         let serving = Some(std::thread::spawn(move || service.run(threads, handler)));
         Calls { place, stopper, serving }
     }
 
     fn client(&self) -> AsyncClient {
-        AsyncClient::new(small().call_bytes_max(300_000).connect_client(&name(&self.place)).unwrap()).unwrap()
+        AsyncClient::new(pelton::Client::connect_with(&name(&self.place), &small().call_bytes_max(300_000)).unwrap())
+            .unwrap()
     }
 
     fn stop(&mut self) {
@@ -197,7 +198,7 @@ fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempot
     let (begun, has_begun) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
     let (begun, released) = (std::sync::Mutex::new(begun), std::sync::Mutex::new(released));
-    let mut first = small().listen_service(&name).unwrap();
+    let mut first = pelton::Service::listen_with(&name, &small()).unwrap();
     let stopper = first.stopper();
     let serving = std::thread::spawn(move || {
         first.run(1, |request| {
@@ -207,12 +208,12 @@ fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempot
         })
     });
     run(async {
-        let client = AsyncClient::new(small().connect_client(&name).unwrap()).unwrap();
+        let client = AsyncClient::new(pelton::Client::connect_with(&name, &small()).unwrap()).unwrap();
         let mut held = client.submit(b"held").await.unwrap();
         has_begun.recv().unwrap();
         let mut once = client.submit(b"once").await.unwrap();
         let mut again = client.submit_idempotent(b"again").await.unwrap();
-        let mut second = small().listen_service(&name).unwrap();
+        let mut second = pelton::Service::listen_with(&name, &small()).unwrap();
         let second_stopper = second.stopper();
         let second = std::thread::spawn(move || second.run(1, echo));
         stopper.stop();

@@ -223,9 +223,10 @@ fn making_looking_recovering_and_removing_want_descriptors_and_leave_no_part() {
 /// Parts of a reply, for which there is no room, without a descriptor to wait with.
 pub fn few_descriptors_for_parts(role: &Role) {
     let name = name_of(role);
-    let mut service = small().listen_service(&name).unwrap();
+    let mut service = pelton::Service::listen_with(&name, &small()).unwrap();
     let mut client = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| small().connect_deadline(deadline()).connect_client(&name).unwrap());
+        let connecting =
+            scope.spawn(|| pelton::Client::connect_with(&name, &small().connect_deadline(deadline())).unwrap());
         while !connecting.is_finished() {
             assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
         }

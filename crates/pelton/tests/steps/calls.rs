@@ -61,7 +61,7 @@ fn answer_all(service: &mut Service, lanes: Lanes, next: &mut u64) {
 fn own_client(service: &mut Service, name: &str) -> Client {
     let connecting = {
         let name = name.to_owned();
-        std::thread::spawn(move || small().connect_client(&name).unwrap())
+        std::thread::spawn(move || Client::connect_with(&name, &small()).unwrap())
     };
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
@@ -71,11 +71,11 @@ fn own_client(service: &mut Service, name: &str) -> Client {
 
 pub fn client_calls(run: &Run, lanes: Lanes) {
     let name = run.name();
-    let mut service = small().listen_service(&name).unwrap();
+    let mut service = Service::listen_with(&name, &small()).unwrap();
     let mut other = own_client(&mut service, &name);
     let victim = fork(Last::Killed, |inside| {
         inside.count();
-        let mut client = small().connect_client(&name).unwrap();
+        let mut client = Client::connect_with(&name, &small()).unwrap();
         let calls: Vec<CallId> =
             (0..lanes.calls()).map(|number| client.submit(&numbered(number, lanes.bytes())).unwrap()).collect();
         client.cancel(calls[0]).unwrap();
@@ -132,7 +132,7 @@ pub fn client_calls(run: &Run, lanes: Lanes) {
 pub fn service_answers(run: &Run, lanes: Lanes) {
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
-        let mut service = small().listen_service(&name).unwrap();
+        let mut service = Service::listen_with(&name, &small()).unwrap();
         // The client has come with it.
         let first = service.receive_until(deadline()).unwrap().expect("nobody came");
         assert_eq!(&*first, b"first");
@@ -161,7 +161,7 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
         let _ = service.receive_until(Instant::now() + Duration::from_millis(20));
         drop(service);
     });
-    let mut client = small().connect_client(&name).unwrap();
+    let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
     victim.met();
     let waker = run.stops.then(|| go_on_when_stopped(&victim));
@@ -207,7 +207,7 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
     assert!(error.is_peer_died() || error.is_closed(), "{error}");
     drop(client);
     // A successor takes the name.
-    let mut service = small().listen_service(&name).unwrap();
+    let mut service = Service::listen_with(&name, &small()).unwrap();
     let mut client = own_client(&mut service, &name);
     let call = client.submit(b"other").unwrap();
     answer_all(&mut service, lanes, &mut 0);
@@ -224,7 +224,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     unsafe { std::env::set_var("XDG_RUNTIME_DIR", &run.root) };
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
-        let mut service = small().listen_service(&name).unwrap();
+        let mut service = Service::listen_with(&name, &small()).unwrap();
         let first = service.receive_until(deadline()).unwrap().expect("nobody came");
         first.reply(b"first").unwrap();
         // One that is taken, and answered while it drains.
@@ -240,11 +240,11 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
         while service.receive_until(deadline()).map(|request| assert!(request.is_none())).is_ok() {}
         drop(service);
     });
-    let mut client = small().connect_client(&name).unwrap();
+    let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
     let mut asked: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
     victim.met();
-    let mut successor = small().listen_service(&name).unwrap();
+    let mut successor = Service::listen_with(&name, &small()).unwrap();
     victim.go();
     for number in 1..lanes.calls() {
         if let Some(call) = client.try_submit(&numbered(number, lanes.bytes())).unwrap() {

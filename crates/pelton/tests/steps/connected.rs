@@ -1,6 +1,7 @@
 //! Over a socket: ends that are connected, many senders of one receiver, and the hand-shake.
 
 use super::*;
+use crate::support::Kind;
 use pelton::{Departure, Event, Listener};
 
 fn listening(run: &Run) -> Listener {

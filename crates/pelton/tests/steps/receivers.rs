@@ -250,7 +250,7 @@ pub fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
     let flush = || -> pelton::Result<()> {
         let receiver = opened().open_receiver(&path)?;
         let sink = options.open(&file)?;
-        let mut flush = Options::new().flush_bytes(300).flush_interval(None).flush(receiver, sink)?;
+        let mut flush = pelton::Flush::new(&Options::new().flush_bytes(300).flush_interval(None), receiver, sink)?;
         flush.now()
     };
     let victim = fork(Last::Killed, |inside| {

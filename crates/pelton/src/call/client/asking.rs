@@ -4,8 +4,9 @@ use super::{CallId, Client, Want, is_end};
 use crate::call::crowd::{Crowd, LOOK_AGAIN, Link};
 use crate::call::frame::{CALLS_MAX, Header, Kind, check_size};
 use crate::call::outbox::FrameSender as _;
-use crate::connect::{PATIENCE, RETRY};
+use crate::connect::RETRY;
 use crate::error::{Error, Result};
+use crate::handshake::HANDSHAKE_TIMEOUT;
 use crate::wait::Deadline;
 use pelton_lane::ReservedSpace;
 use std::time::Instant;
@@ -223,7 +224,7 @@ impl Client {
     /// Waits for the first link to those who listen under a name of many: greets one of them, and another whenever that one has gone, or
     /// said nothing for some time.
     pub(super) fn find_first(&mut self, deadline: Option<Instant>) -> Result<()> {
-        let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let until = deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT);
         let (mut most, mut hung_up) = (1, 0);
         loop {
             let crowd = self.crowd.as_mut().expect("the name is of many");

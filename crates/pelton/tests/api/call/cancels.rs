@@ -20,7 +20,7 @@ fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
         told.send(()).unwrap();
         responder.reply(b"late").unwrap();
     });
-    let mut client = tiny().connect_client(&place.name()).unwrap();
+    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
     let slow = client.submit(b"slow").unwrap();
     telling.recv_timeout(DEADLINE).unwrap();
     assert_eq!(client.completion_of(slow).unwrap().outcome(), Outcome::Part);
@@ -53,8 +53,8 @@ fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait
             assert!(Instant::now() < until, "no cancel has come");
             responder.end().unwrap();
         });
-        let mut client = tiny().connect_client(&place.name()).unwrap();
-        let mut other = tiny().connect_client(&place.name()).unwrap();
+        let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
         let mut silent: Vec<CallId> = (0..threads).map(|_| client.submit(b"stream").unwrap()).collect();
         let streams = silent.clone();
         while !silent.is_empty() {
@@ -90,7 +90,7 @@ fn a_call_whose_deadline_passes_is_cancelled() {
     let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
         told.send((request.deadline(), request.into_responder())).unwrap();
     });
-    let mut client = tiny().connect_client(&place.name()).unwrap();
+    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
     let passes = Instant::now() + Duration::from_millis(20);
     assert!(client.call_until(b"anything", passes).unwrap().is_none());
     assert!(Instant::now() >= passes);
@@ -117,9 +117,9 @@ fn a_cancel_is_not_refused_because_parts_wait_and_a_refused_call_does_not_stay_i
     let place = TestDir::new("a cancel beside parts");
     let (service, mut client, mut responders, ids) = {
         let name = place.name();
-        let mut service = tiny().listen_service(&name).unwrap();
+        let mut service = pelton::Service::listen_with(&name, &tiny()).unwrap();
         let asking = std::thread::spawn(move || {
-            let mut client = tiny().call_bytes_max(30_000).connect_client(&name).unwrap();
+            let mut client = pelton::Client::connect_with(&name, &tiny().call_bytes_max(30_000)).unwrap();
             let ids: Vec<_> = (0..2).map(|_| client.submit(b"asked").unwrap()).collect();
             (client, ids)
         });

@@ -9,7 +9,7 @@ fn a_service_that_dies_fails_its_pending_calls_at_once() {
         let service =
             Child::start(Role::new(child, "mute").with("name", place.name()).with("count", 10).with("capacity", TINY));
         service.expect("listening");
-        let mut client = tiny().connect_client(&place.name()).unwrap();
+        let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
         let call = client.submit(b"first").unwrap();
         for _ in 1..10 {
             client.submit(b"more").unwrap();
@@ -69,7 +69,7 @@ fn a_service_that_closes_says_so_after_what_it_answered() {
     let mut service = Service::listen(&place.name()).unwrap();
     let name = place.name();
     let asking = std::thread::spawn(move || {
-        let mut client = tiny().connect_client(&name).unwrap();
+        let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
         let (one, _) = (client.submit(b"one").unwrap(), client.submit(b"two").unwrap());
         assert_eq!(client.completion().unwrap().call(), one);
         client.completion().map(|reply| reply.into_vec())
@@ -90,7 +90,7 @@ fn a_client_that_dies_leaves_the_others_untouched() {
     let service =
         Child::start(Role::new(child, "echo").with("name", place.name()).with("capacity", TINY).with("threads", 2));
     service.expect("listening");
-    let mut client = tiny().connect_client(&place.name()).unwrap();
+    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
     let mut check = |numbers: std::ops::Range<u64>| {
         for number in numbers {
             let request = numbered(number, (number % 5000) as usize);

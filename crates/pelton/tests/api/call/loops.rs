@@ -6,7 +6,7 @@ use super::*;
 fn both_sides_work_in_event_loops() {
     let place = TestDir::new("event loops");
     for how in [How::Poll, How::Epoll] {
-        let mut service = tiny().listen_service(&place.name()).unwrap();
+        let mut service = pelton::Service::listen_with(&place.name(), &tiny()).unwrap();
         let stopper = service.stopper();
         let serving = std::thread::spawn(move || {
             let turns = Loop::new(how, service.as_fd());
@@ -36,7 +36,7 @@ fn both_sides_work_in_event_loops() {
             }
         });
         for hold in [Duration::ZERO, Duration::from_micros(20)] {
-            let mut client = tiny().hold(hold).connect_client(&place.name()).unwrap();
+            let mut client = pelton::Client::connect_with(&place.name(), &tiny().hold(hold)).unwrap();
             let turns = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
             let (mut asked, mut answered) = (BTreeMap::new(), 0);

@@ -22,10 +22,10 @@ fn whatever_is_asked_and_answered_in_whatever_order_comes_as_a_model_says() {
 }
 
 fn one_by_the_model(name: &str, random: &mut Random) {
-    let mut service = tiny().listen_service(name).unwrap();
+    let mut service = pelton::Service::listen_with(name, &tiny()).unwrap();
     let connecting = std::thread::spawn({
         let name = name.to_owned();
-        move || tiny().connect_client(&name).unwrap()
+        move || pelton::Client::connect_with(&name, &tiny()).unwrap()
     });
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());

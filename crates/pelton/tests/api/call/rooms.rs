@@ -5,10 +5,10 @@ use super::*;
 #[test]
 fn requests_and_replies_are_written_in_place() {
     let place = TestDir::new("in place");
-    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let mut service = pelton::Service::listen_with(&place.name(), &tiny()).unwrap();
     let name = place.name();
     let asking = std::thread::spawn(move || {
-        let mut client = tiny().connect_client(&name).unwrap();
+        let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
         let _ = client.reserve(100).unwrap();
         assert_eq!(client.in_flight(), 0, "nothing is asked with room given back");
         let mut room = client.reserve(100).unwrap();

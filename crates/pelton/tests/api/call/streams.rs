@@ -14,8 +14,10 @@ fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
         let reply = request.repeat(100);
         request.reply(&reply).unwrap();
     });
-    let (mut deaf, mut polite) =
-        (tiny().connect_client(&place.name()).unwrap(), tiny().connect_client(&place.name()).unwrap());
+    let (mut deaf, mut polite) = (
+        pelton::Client::connect_with(&place.name(), &tiny()).unwrap(),
+        pelton::Client::connect_with(&place.name(), &tiny()).unwrap(),
+    );
     let mut asked = 0;
     let until = deadline();
     // Until nothing is taken of it any more, though it has asked.
@@ -70,8 +72,8 @@ fn streams_come_in_order_to_slow_readers_while_others_are_served() {
         }
         responder.end().unwrap();
     });
-    let mut slow = tiny().connect_client(&place.name()).unwrap();
-    let mut other = tiny().connect_client(&place.name()).unwrap();
+    let mut slow = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
     let (count, mut wanted) = (200u64, Vec::new());
     let streams = [(); 2].map(|()| slow.submit(&count.to_le_bytes()).unwrap());
     let mut next: HashMap<CallId, u64> = streams.into_iter().map(|call| (call, 0)).collect();
@@ -118,7 +120,7 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
             }
         }
     });
-    let mut client = tiny().call_bytes_max(200_000).connect_client(&place.name()).unwrap();
+    let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(200_000)).unwrap();
     let (loud, quiet) = (client.submit(b"loud").unwrap(), client.submit(b"quiet").unwrap());
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("bytes of parts")), "{error}");
@@ -151,12 +153,12 @@ fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
         // The client goes in the end.
         while responder.part(&[1; 5000]).is_ok() {}
     });
-    let mut slow = tiny().connect_client(&place.name()).unwrap();
+    let mut slow = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
     slow.submit(b"stream").unwrap();
     wait_until_thread_polls(is_waiting.recv_timeout(DEADLINE).unwrap());
     slow.submit(b"stream").unwrap();
     slow.submit(b"stream").unwrap();
-    let mut other = tiny().connect_client(&place.name()).unwrap();
+    let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
     for _ in 0..100 {
         assert!(other.call_until(b"here", deadline()).unwrap().is_some(), "the pool is taken");
     }
@@ -172,7 +174,7 @@ fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
     let place = TestDir::new("bounded answers");
     for bytes in [0, 3000] {
         let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
-        let mut client = tiny().call_bytes_max(1 << 20).connect_client(&place.name()).unwrap();
+        let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(1 << 20)).unwrap();
         let mut asked = 0u64;
         let error = loop {
             match client.submit(&numbered(asked, bytes)) {
@@ -205,7 +207,7 @@ fn parts_of_no_bytes_are_counted_too() {
             }
         }
     });
-    let mut client = tiny().call_bytes_max(50_000).connect_client(&place.name()).unwrap();
+    let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(50_000)).unwrap();
     let quiet = client.submit(b"quiet").unwrap();
     let loud = client.submit(b"loud").unwrap();
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();

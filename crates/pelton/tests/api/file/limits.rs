@@ -182,7 +182,7 @@ fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
 pub(super) fn limited(path: &Path, way: &str) {
     let file = open(&mut options(way).open().unwrap(), &path.join("a"));
     // Its buffers are a file's too, as the system counts.
-    let appenders = pelton::Options::new().append(Tail::of(file.clone()).unwrap()).unwrap();
+    let appenders = pelton::Appenders::new(&pelton::Options::new(), Tail::of(file.clone()).unwrap()).unwrap();
     appenders.append(b"x").and_then(|()| appenders.sync()).unwrap();
     let limit = rustix::process::Rlimit { current: Some(10_000), maximum: Some(10_000) };
     rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();

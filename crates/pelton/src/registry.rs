@@ -1,0 +1,226 @@
+//! The senders of a receiver that has several: how they join and leave, as threads of its process or by a name.
+
+use crate::acceptor::Entrance;
+use crate::counters::Counters;
+use crate::doorbells::Doorbells;
+use crate::endpoint::Departure;
+use crate::error::{Error, Result};
+use crate::handshake::Reception;
+use crate::lanes::{Lane, Lanes};
+use crate::memory::Budget;
+use crate::options::Options;
+use crate::transport::{Queue, Transport};
+use crate::wait::Spin;
+use pelton_os::{Doorbell, Event, LocalWake, Owner, locked};
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// From a sender in the receiver's process to its receiver.
+#[derive(Debug)]
+pub(crate) struct ToRegistry {
+    pub(crate) queue: Queue,
+    pub(crate) hall: Arc<Hall>,
+    pub(crate) number: u32,
+}
+
+impl Transport for ToRegistry {
+    fn shutdown(&self) {
+        self.hall.note_gone(self.number);
+    }
+
+    fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
+        self.queue.send(seq, fds)
+    }
+
+    fn lane_number(&self) -> u32 {
+        self.number
+    }
+}
+
+/// A receiver's side of it.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    pub(crate) hall: Arc<Hall>,
+    /// Where processes come in.
+    pub(crate) entrance: Option<Entrance>,
+    /// Figures of the lanes that have left.
+    pub(crate) parted: Counters,
+}
+
+/// Where threads leave the lanes that they have made, for the receiver to take in, and say that they have gone.
+#[derive(Debug)]
+pub(crate) struct Hall {
+    pub(crate) state: Mutex<State>,
+    /// Whether there is anything for the receiver to see in the state.
+    pub(crate) stirred: AtomicBool,
+    pub(crate) reception: Reception,
+    pub(crate) nudge: Arc<LocalWake>,
+    pub(crate) options: Options,
+    pub(crate) owner: Owner,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) arrived: Vec<Lane>,
+    pub(crate) gone: Vec<u32>,
+    /// Lanes of [`Senders::with`], which end with the last [`Senders`] of their round.
+    pub(crate) of_threads: Vec<u32>,
+    /// How many [`Senders`] there are.
+    pub(crate) handles: usize,
+    /// How often the last of them has gone. There may be more after that.
+    pub(crate) round: u64,
+    /// The number given last.
+    pub(crate) number: u32,
+    /// Numbers of the senders that are there, or about to be.
+    pub(crate) present: BTreeSet<u32>,
+    pub(crate) is_closed: bool,
+}
+
+impl Hall {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is whole by itself.
+        locked(&self.state)
+    }
+
+    /// What the receiver's senders ring.
+    pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
+        &self.reception.bell
+    }
+
+    /// Tells the receiver that there is something to see.
+    pub(crate) fn stir(&self) {
+        self.stirred.store(true, Ordering::Release);
+        self.nudge.ring();
+    }
+
+    /// The sender of that lane has closed, or was given up.
+    pub(crate) fn note_gone(&self, number: u32) {
+        let mut state = self.state();
+        state.of_threads.retain(|of| *of != number);
+        state.gone.push(number);
+        drop(state);
+        self.stir();
+    }
+
+    /// A number for one more sender, if there may be one.
+    pub(crate) fn take_number(&self) -> Result<u32> {
+        let most = self.options.checked_senders()?;
+        let mut state = self.state();
+        if state.is_closed {
+            return Err(Error::Closed { unreleased: 0 });
+        }
+        if state.present.len() >= most as usize {
+            return Err(Error::Refused(format!(
+                "the receiver has {most} senders, as many as its options take: close one, or raise lanes there"
+            )));
+        }
+        loop {
+            let number = state.number.wrapping_add(1);
+            state.number = number;
+            // 0 is nobody's lane. Who comes and goes for long enough uses up all others, but for those in use.
+            if number != 0 && state.present.insert(number) {
+                return Ok(number);
+            }
+        }
+    }
+
+    pub(crate) fn give_back_number(&self, number: u32) {
+        self.state().present.remove(&number);
+    }
+}
+
+impl Gate {
+    /// The limit of the memory for all senders, if there is one.
+    pub(crate) fn budget(&self) -> Option<Arc<Budget>> {
+        self.hall.reception.budget.clone()
+    }
+
+    /// Whether no sender can come any more.
+    pub(crate) fn is_shut(&self) -> bool {
+        let state = self.hall.state();
+        self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
+    }
+
+    /// Whether there is something to attend to of which who asks without waiting does not hear: a thread has come or gone.
+    pub(crate) fn may_be_ready(&self) -> bool {
+        self.hall.stirred.load(Ordering::Relaxed)
+    }
+
+    /// Figures of the lanes that have left.
+    pub(crate) fn parted(&self) -> Counters {
+        self.parted
+    }
+
+    /// A lane has left, and everything it had was received.
+    pub(crate) fn part_with(&mut self, mut lane: Lane, bells: &Doorbells) -> Result<()> {
+        lane.add_to(&mut self.parted);
+        // For a sender that is there all the same.
+        lane.close();
+        self.hall.give_back_number(lane.number);
+        self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
+    }
+
+    /// Takes in who has come, and notes who has gone. Does not wait.
+    pub(crate) fn attend(&mut self, lanes: &mut Lanes, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
+        if self.hall.stirred.swap(false, Ordering::Acquire) {
+            self.attend_threads(lanes, bells);
+        }
+        let mut events = Vec::new();
+        bells.take_events(&mut events)?;
+        // Who is here comes before who comes.
+        events.sort_by_key(|event| *event == Event::Connecting(0));
+        for event in events {
+            match event {
+                Event::Gone(number) => {
+                    if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
+                        lane.note_end(bells);
+                    }
+                }
+                Event::Connecting(visit) => {
+                    let Some(entrance) = &mut self.entrance else { continue };
+                    let hall = &self.hall;
+                    let done = |lane: std::result::Result<Lane, u32>| match lane {
+                        Ok(lane) => {
+                            spin.meet(lane.link.peer());
+                            lanes.add(Box::new(lane));
+                        }
+                        Err(number) => hall.give_back_number(number),
+                    };
+                    entrance.attend(visit, bells, &hall.reception, || hall.take_number(), done)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Doorbells) {
+        let mut state = self.hall.state();
+        let (arrived, gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
+        drop(state);
+        arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
+        for number in gone {
+            if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
+                lane.end = Some(Departure::Closed);
+                lane.link.lose_peer(bells);
+            }
+        }
+    }
+
+    /// Nobody comes in any more: who is on the way is hung up on, and the name is free.
+    pub(crate) fn stop_listening(&mut self, bells: &Doorbells) {
+        if let Some(entrance) = self.entrance.take() {
+            entrance.leave(bells, |number| self.hall.give_back_number(number));
+        }
+    }
+
+    /// The receiver closes: who has arrived is told too.
+    pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
+        let mut state = self.hall.state();
+        state.is_closed = true;
+        for lane in std::mem::take(&mut state.arrived) {
+            lanes.add(Box::new(lane));
+        }
+    }
+}
