@@ -174,9 +174,9 @@ fn options() -> Options {
 }
 
 fn to_a_service(place: &TestDir, mut program: Program) {
-    let mut service = options().listen_service(&place.name()).unwrap();
+    let mut service = Service::listen_with(&place.name(), &options()).unwrap();
     let (socket, name) = (place.socket(), place.name());
-    let connecting = std::thread::spawn(move || (RawLink::client(&socket), options().connect_client(&name).unwrap()));
+    let connecting = std::thread::spawn(move || (RawLink::client(&socket), Client::connect_with(&name, &options()).unwrap()));
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
     }
@@ -247,7 +247,7 @@ fn to_a_client(place: &TestDir, mut program: Program) {
     bind(&listening, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
     listen(&listening, 4).unwrap();
     let name = place.name();
-    let connecting = std::thread::spawn(move || options().connect_client(&name).unwrap());
+    let connecting = std::thread::spawn(move || Client::connect_with(&name, &options()).unwrap());
     let mut link = RawLink::service(&listening);
     let mut client = connecting.join().unwrap();
     let mut calls = Vec::new();

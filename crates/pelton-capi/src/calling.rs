@@ -6,7 +6,8 @@ use crate::making::{give, text};
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{bytes, check_committed, fits};
 use pelton::Deadline;
-use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, RawCompletion, RawRequestRoom};
+use pelton::raw::{RawCompletion, RawRequestRoom};
+use pelton::{CallId, Client, Completion, Counters, Loss, Outcome};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 

@@ -8,7 +8,8 @@ use crate::making::{give, text};
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{answer, bytes, fits};
 use pelton::Deadline;
-use pelton::{Counters, RawReplyRoom, RawRequest, ReplyRoom, Request, Responder, Service, Stopper};
+use pelton::raw::{RawReplyRoom, RawRequest};
+use pelton::{Counters, ReplyRoom, Request, Responder, Service, Stopper};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 

@@ -132,57 +132,36 @@
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
-mod acceptor;
-mod call;
-mod connect;
-mod counters;
-mod directory;
-mod doorbells;
-mod endpoint;
-mod error;
-pub mod file;
-mod flush;
-mod gather;
-mod handshake;
-pub mod inspect;
-mod lane_id;
-mod lanes;
-mod link;
-mod listener;
-mod memory;
-mod name;
-mod options;
-mod packet;
-mod path;
-#[doc(hidden)]
-pub mod raw;
-mod receiver;
-mod registry;
-mod role;
-mod sender;
+#[cfg(feature = "file")]
+#[doc(inline)]
+pub use pelton_file as file;
 #[cfg(feature = "tokio")]
 pub mod tokio;
-mod transport;
-mod wait;
 
-pub use call::{
+#[cfg(feature = "call")]
+#[doc(inline)]
+pub use pelton_call::{
     Answering, CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
 };
-#[doc(hidden)]
-pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
-pub use counters::Counters;
-pub use endpoint::Departure;
-pub use error::{Error, Result};
-pub use flush::record_file::{Chunk, FileChange, Record, RecordFile, RecordFileOptions, RecordReader, Records};
-pub use flush::{Appender, Appenders, Flush, Forward, Run, Sink};
-pub use gather::Senders;
-pub use lane_id::LaneId;
-pub use listener::Listener;
-pub use options::Options;
+#[doc(inline)]
+pub use pelton_channel::{
+    Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Options, Peer,
+    Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect,
+};
+#[cfg(feature = "flush")]
+#[doc(inline)]
+pub use pelton_flush::{
+    Appender, Appenders, Chunk, FileChange, Flush, Forward, Record, RecordFile, RecordFileOptions, RecordReader,
+    Records, Run, Sink,
+};
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
 pub use pelton_lane::failpoints;
-pub use pelton_os::Peer;
-pub use receiver::{Batch, Event, Held, Member, Message, Receiver};
-pub use sender::{Reservation, Sender, Sent, SentBatch};
-pub use wait::{Deadline, Wait};
+
+/// For FFI, and for the crates of this project: not stable.
+#[doc(hidden)]
+pub mod raw {
+    #[cfg(feature = "call")]
+    pub use pelton_call::raw::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
+    pub use pelton_channel::raw::*;
+}

@@ -22,10 +22,10 @@ mod engine;
 pub use client::{Answer, AsyncCall, AsyncClient};
 pub use engine::AsyncEngine;
 
-use crate::wait::Side;
 use crate::{Error, Message, Receiver, Result, Sender, Sent};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
+use pelton_channel::raw::Side;
 
 /// A [`Receiver`] in a Tokio runtime. One task at a time.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! The models include `call/edges.rs` of the crate `pelton`. They are here because loom cannot run the rest of that
 //! crate.
 
-#[path = "../../../pelton/src/call/edges.rs"]
+#[path = "../../../pelton-call/src/edges.rs"]
 mod edges;
 
 use edges::{Away, Stirred};

@@ -1,7 +1,7 @@
 //! A client for many tasks at a time. A task of its own hears the descriptor, takes what comes, and wakes those whom it is for. None of
 //! them does that for the others: it could be one that is polled no more, while it waits for one of them.
 
-use crate::call::{CallId, Client, Outcome};
+use crate::{CallId, Client, Outcome};
 use crate::{Error, Result};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;

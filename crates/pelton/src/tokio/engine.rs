@@ -3,8 +3,8 @@
 //! Whoever is polled takes all that has completed, and wakes those whose it is. The reactor keeps one waker, of the task that was polled last: the
 //! *watcher*. When that is done, or dropped, it wakes another, which takes its place.
 
-use crate::error::{Error, Result};
 use crate::file::{Completion, Engine, Operation, Submitted};
+use crate::{Error, Result};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;
 use std::collections::HashMap;

@@ -1,0 +1,173 @@
+//! Records with headers into one lane: in order, and in memory while the lane has no space for them.
+
+use super::frame::{HEADER_BYTES, Header, Outgoing};
+use pelton_channel::Deadline;
+use pelton_channel::Sender;
+use pelton_channel::{Error, Result};
+use pelton_lane::ReservedSpace;
+use std::collections::VecDeque;
+
+/// A sender of records that begin with a header of three words.
+pub(crate) trait FrameSender {
+    /// Writes a record of a header and a payload, if there is space now.
+    fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool>;
+    /// The common case of [`FrameSender::try_write`]: there is space at the tail. Returns false in any other.
+    fn write_fast(&mut self, header: [u64; 3], payload: &[u8]) -> bool;
+    /// Reserves space for a header and a body of `bytes`, if there is some now.
+    fn try_reserve_body(&mut self, bytes: usize) -> Result<Option<ReservedSpace>>;
+    /// The common case of [`FrameSender::try_reserve_body`].
+    fn reserve_body_fast(&mut self, bytes: usize) -> Option<ReservedSpace>;
+    /// The body in a reserved space.
+    fn body(&self, space: ReservedSpace) -> &[u8];
+    /// The body in a reserved space, to be written.
+    fn body_mut(&mut self, space: ReservedSpace) -> &mut [u8];
+    /// Publishes a reserved space with the first `bytes` of its body.
+    fn publish_body(&mut self, space: ReservedSpace, header: [u64; 3], bytes: usize) -> Result<()>;
+    /// Announces a wait for space for a header and a body of `bytes`. Returns false if there is space.
+    fn arm_for_body(&mut self, bytes: usize) -> Result<bool>;
+}
+
+#[inline(always)]
+fn write_header(sender: &mut Sender, space: ReservedSpace, header: [u64; 3]) {
+    let target = sender.payload(space).cast::<u64>();
+    // SAFETY: at least a header's bytes are reserved there; a payload begins at a multiple of 8.
+    header.into_iter().enumerate().for_each(|(index, word)| unsafe { target.add(index).write(word) });
+}
+
+#[inline(always)]
+fn write_record(sender: &mut Sender, space: ReservedSpace, header: [u64; 3], payload: &[u8]) {
+    sender.copy_in_at(HEADER_BYTES, space, payload);
+    write_header(sender, space, header);
+    sender.commit_unchecked(space, payload.len() + HEADER_BYTES);
+}
+
+impl FrameSender for Sender {
+    #[inline(always)]
+    fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool> {
+        if self.write_fast(header, payload) {
+            return Ok(true);
+        }
+        let Some(space) = self.reserve_space(payload.len() + HEADER_BYTES, Deadline::Now)? else { return Ok(false) };
+        write_record(self, space, header, payload);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn write_fast(&mut self, header: [u64; 3], payload: &[u8]) -> bool {
+        let Some(space) = self.reserve_body_fast(payload.len()) else { return false };
+        write_record(self, space, header, payload);
+        true
+    }
+
+    #[inline(always)]
+    fn try_reserve_body(&mut self, bytes: usize) -> Result<Option<ReservedSpace>> {
+        match self.reserve_body_fast(bytes) {
+            Some(space) => Ok(Some(space)),
+            None => self.reserve_space(bytes.saturating_add(HEADER_BYTES), Deadline::Now),
+        }
+    }
+
+    #[inline(always)]
+    fn reserve_body_fast(&mut self, bytes: usize) -> Option<ReservedSpace> {
+        self.reserve_fast(bytes.saturating_add(HEADER_BYTES))
+    }
+
+    #[inline(always)]
+    fn body(&self, space: ReservedSpace) -> &[u8] {
+        let target = self.payload(space).as_ptr();
+        // SAFETY: `space.bytes` bytes are reserved there for this sender, at least a header's; shared memory is
+        // initialised, and the borrow keeps the space from being published meanwhile.
+        unsafe { std::slice::from_raw_parts(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
+    }
+
+    #[inline(always)]
+    fn body_mut(&mut self, space: ReservedSpace) -> &mut [u8] {
+        let target = self.payload(space).as_ptr();
+        // SAFETY: as in `body`; only this sender writes there, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
+    }
+
+    #[inline(always)]
+    fn publish_body(&mut self, space: ReservedSpace, header: [u64; 3], bytes: usize) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        let most = space.bytes as usize - HEADER_BYTES;
+        if bytes > most {
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: most as u64 });
+        }
+        write_header(self, space, header);
+        self.commit_unchecked(space, bytes + HEADER_BYTES);
+        Ok(())
+    }
+
+    fn arm_for_body(&mut self, bytes: usize) -> Result<bool> {
+        self.arm_for_space(bytes + HEADER_BYTES)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    pub(crate) sender: Sender,
+    queue: VecDeque<Outgoing>,
+}
+
+impl Outbox {
+    pub(crate) fn new(sender: Sender) -> Outbox {
+        Outbox { sender, queue: VecDeque::new() }
+    }
+
+    /// Whether nothing waits for room.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether a message goes into the lane as one record.
+    #[inline(always)]
+    pub(crate) fn is_whole(&self, bytes: usize) -> bool {
+        bytes as u64 + HEADER_BYTES as u64 <= self.sender.message_bytes_max()
+    }
+
+    /// Writes a message that goes into one record, if there is room now and nothing waits before it.
+    #[inline(always)]
+    pub(crate) fn try_write(&mut self, header: Header, payload: &[u8]) -> Result<bool> {
+        Ok(self.queue.is_empty() && self.sender.try_write(header.words(), payload)?)
+    }
+
+    /// Puts a message behind those that wait; [`Outbox::flush`] writes it.
+    pub(crate) fn push(&mut self, header: Header, payload: &[u8]) {
+        self.push_all(Outgoing::new(header, payload.to_vec(), None));
+    }
+
+    /// As [`Outbox::push`].
+    pub(crate) fn push_all(&mut self, message: Outgoing) {
+        self.queue.push_back(message);
+    }
+
+    /// Writes as much as there is room for. True: nothing waits any more.
+    pub(crate) fn flush(&mut self) -> Result<bool> {
+        let most = self.sender.message_bytes_max();
+        while let Some(first) = self.queue.front_mut() {
+            let bytes = first.next_bytes(most);
+            let (header, piece) = first.next(bytes);
+            if !self.sender.try_write(header, piece)? {
+                return Ok(false);
+            }
+            if first.advance(bytes) {
+                self.queue.pop_front();
+            }
+        }
+        Ok(true)
+    }
+
+    /// Bytes of the record that is waiting for room.
+    pub(crate) fn wanted(&self) -> usize {
+        self.queue.front().map_or(0, |first| first.next_bytes(self.sender.message_bytes_max()))
+    }
+
+    /// Nobody is there to read it any more.
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+    }
+}

@@ -1,0 +1,242 @@
+//! Calls for FFI: what is reserved, or has come, is kept beside its handle without a borrow, as long as the handle is
+//! used for nothing that would move it. Not stable, and no part of the documented interface.
+
+use super::client::{CallId, Client, Completion, Outcome, RequestRoom};
+use super::responder::{Answering, ReplyRoom, Request, Responder};
+use super::service::Service;
+use super::{Body, HEADER_BYTES};
+use pelton_channel::Receiver;
+use pelton_channel::Result;
+use pelton_lane::{Record, ReservedSpace};
+use std::marker::PhantomData;
+use std::mem::forget;
+use std::ptr::NonNull;
+
+/// A body without its borrow of the lane.
+#[derive(Debug)]
+enum RawBody {
+    InPlace(Record),
+    Apart(Vec<u8>),
+}
+
+impl RawBody {
+    /// # Safety
+    /// A body in place is `receiver`'s, and nothing was taken from that since.
+    unsafe fn with(self, receiver: &mut Receiver) -> Body<'_> {
+        match self {
+            RawBody::InPlace(record) => Body::InPlace(receiver.message(record)),
+            RawBody::Apart(bytes) => Body::Apart(bytes),
+        }
+    }
+}
+
+impl Body<'_> {
+    fn into_raw(self) -> RawBody {
+        match self {
+            Body::InPlace(message) => {
+                let record = message.record();
+                forget(message);
+                RawBody::InPlace(record)
+            }
+            body => RawBody::Apart(body.into_vec()),
+        }
+    }
+
+    /// Makes no slice of memory that another process can write.
+    fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        match self {
+            Body::InPlace(message) => {
+                let (data, bytes) = message.raw_parts();
+                // SAFETY: a record that is shorter than a header is no body.
+                (unsafe { data.add(HEADER_BYTES) }, bytes - HEADER_BYTES)
+            }
+            Body::Lent(bytes) => (NonNull::from(*bytes).cast(), bytes.len()),
+            Body::Apart(bytes) => (NonNull::from(&bytes[..]).cast(), bytes.len()),
+        }
+    }
+}
+
+/// A completion without its borrow of the client: see [`Completion::into_raw`].
+#[derive(Debug)]
+pub struct RawCompletion {
+    call: CallId,
+    outcome: Outcome,
+    body: RawBody,
+    /// Index of the link of a body in place.
+    at: usize,
+}
+
+/// Space for a request without its borrow of the client: see [`RequestRoom::into_raw`].
+#[derive(Debug)]
+pub struct RawRequestRoom {
+    call: CallId,
+    at: usize,
+    space: ReservedSpace,
+}
+
+/// A request's bytes without their borrow of the service: see [`Request::into_raw_parts`].
+#[derive(Debug)]
+pub struct RawRequest(RawBody);
+
+/// Space for a reply without its borrow of the responder: see [`ReplyRoom::into_raw`].
+#[derive(Debug)]
+pub struct RawReplyRoom {
+    /// It stays on its thread, as the space does.
+    of_thread: PhantomData<*mut ()>,
+}
+
+#[doc(hidden)]
+impl CallId {
+    /// The call as a number, never 0.
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The call of a number. A number that belongs to no call gets no completion.
+    pub fn from_bits(bits: u64) -> CallId {
+        CallId(bits)
+    }
+}
+
+#[doc(hidden)]
+impl Client {
+    /// Reverses [`Completion::into_raw`].
+    ///
+    /// # Safety
+    /// It was this client's, which was used for nothing else since.
+    pub unsafe fn completion_from_raw(&mut self, raw: RawCompletion) -> Completion<'_> {
+        let RawCompletion { call, outcome, body, at } = raw;
+        let body = match body {
+            RawBody::InPlace(record) => Body::InPlace(self.links[at].replies.message(record)),
+            RawBody::Apart(bytes) => Body::Apart(bytes),
+        };
+        Completion { call, outcome, body, at }
+    }
+
+    /// Reverses [`RequestRoom::into_raw`].
+    ///
+    /// # Safety
+    /// As for [`Client::completion_from_raw`].
+    pub unsafe fn request_room_from_raw(&mut self, raw: RawRequestRoom) -> RequestRoom<'_> {
+        let RawRequestRoom { call, at, space } = raw;
+        RequestRoom { client: self, call, at, space }
+    }
+
+    /// Whether this process is a fork of the one that made the handle.
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+}
+
+#[doc(hidden)]
+impl Completion<'_> {
+    /// The completion without its borrow, not released. [`Client::completion_from_raw`] reverses it.
+    pub fn into_raw(self) -> RawCompletion {
+        RawCompletion { call: self.call, outcome: self.outcome, body: self.body.into_raw(), at: self.at }
+    }
+
+    /// Where the bytes are.
+    pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        self.body.raw_parts()
+    }
+}
+
+#[doc(hidden)]
+impl RequestRoom<'_> {
+    /// The space without its borrow. [`Client::request_room_from_raw`] reverses it.
+    pub fn into_raw(self) -> RawRequestRoom {
+        RawRequestRoom { call: self.call, at: self.at, space: self.space }
+    }
+
+    /// The bytes to write.
+    pub fn raw_parts(&mut self) -> (NonNull<u8>, usize) {
+        let bytes = self.len();
+        (NonNull::from(&mut **self).cast(), bytes)
+    }
+}
+
+#[doc(hidden)]
+impl Service {
+    /// Releases the bytes that [`Request::into_raw_parts`] took.
+    ///
+    /// # Safety
+    /// They are this service's, and it has received no other request since.
+    pub unsafe fn release_raw(&mut self, raw: RawRequest) {
+        // SAFETY: the caller guarantees it.
+        drop(unsafe { raw.0.with(&mut self.requests) });
+    }
+
+    /// Whether this process is a fork of the one that made the handle.
+    pub fn is_forked(&self) -> bool {
+        self.requests.is_forked()
+    }
+}
+
+#[doc(hidden)]
+impl Request<'_> {
+    /// Where the bytes are.
+    pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        self.asked().body.raw_parts()
+    }
+
+    /// The bytes without their borrow, not released, and what replies. [`Service::release_raw`] releases the bytes.
+    pub fn into_raw_parts(self) -> (RawRequest, Responder) {
+        let (body, responder) = self.into_halves();
+        (RawRequest(body.into_raw()), responder.away())
+    }
+}
+
+#[doc(hidden)]
+impl Answering<'_> {
+    /// Whether a reply of `bytes` is possible: what [`Responder::reply`] checks before it consumes the responder.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`].
+    pub fn check_answer(&self, bytes: usize) -> Result<()> {
+        self.check(bytes)
+    }
+
+    /// The call's deadline in nanoseconds of CLOCK_MONOTONIC, or 0.
+    pub fn deadline_ns(&self) -> u64 {
+        self.deadline
+    }
+
+    /// Whether this process is a fork of the one that made the handle.
+    pub fn is_forked(&self) -> bool {
+        self.caller.is_forked()
+    }
+
+    /// Whether this thread has space reserved for a reply to this client.
+    pub fn has_room_here(&self) -> bool {
+        self.caller.is_room_noted()
+    }
+
+    /// Reverses [`ReplyRoom::into_raw`].
+    ///
+    /// # Safety
+    /// It was this responder's, which has replied nothing since, and this is the same thread.
+    pub unsafe fn room_from_raw(&mut self, raw: RawReplyRoom) -> ReplyRoom<'_> {
+        let RawReplyRoom { of_thread: _ } = raw;
+        self.room()
+    }
+}
+
+#[doc(hidden)]
+impl ReplyRoom<'_> {
+    /// The space without its borrow. [`Responder::room_from_raw`] reverses it; until then the client's lane stays
+    /// locked.
+    ///
+    /// # Safety
+    /// It is reversed before the responder is dropped.
+    pub unsafe fn into_raw(self) -> RawReplyRoom {
+        // The client and the responder keep what belongs to it.
+        forget(self);
+        RawReplyRoom { of_thread: PhantomData }
+    }
+
+    /// The bytes to write.
+    pub fn raw_parts(&mut self) -> (NonNull<u8>, usize) {
+        let bytes = self.len();
+        (NonNull::from(&mut **self).cast(), bytes)
+    }
+}

@@ -1,0 +1,380 @@
+//! `spec/vectors/calls.json`, replayed on a real link whose one side writes what it should not; and such sides otherwise.
+
+use super::frame::{By, Header, Kind};
+use super::{CallId, Client, Loss, Outcome, Service};
+use pelton_channel::Options;
+use pelton_channel::{Error, Result};
+use pelton_testkit::Random;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// What both sides take at most, as the vectors say.
+const BYTES_MAX: u64 = 4096;
+
+fn vectors(of: &str) -> Vec<Value> {
+    let path = format!("{}/../../spec/vectors/calls.json", env!("CARGO_MANIFEST_DIR"));
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let vectors = vectors[of].as_array().unwrap().clone();
+    assert!(!vectors.is_empty());
+    vectors
+}
+
+fn bytes_of(vector: &Value) -> Vec<u8> {
+    let hex = vector["hex"].as_str().unwrap();
+    (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
+}
+
+fn words_of(vector: &Value) -> [u64; 3] {
+    let bytes = bytes_of(vector);
+    std::array::from_fn(|place| u64::from_le_bytes(bytes[place * 8..][..8].try_into().unwrap()))
+}
+
+fn number(value: &Value) -> u64 {
+    u64::from_str_radix(&value.as_str().unwrap()[2..], 16).unwrap()
+}
+
+fn by(vector: &Value) -> By {
+    match vector["by"].as_str().unwrap() {
+        "client" => By::Client,
+        "service" => By::Service,
+        by => panic!("{by}"),
+    }
+}
+
+fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Request => "REQUEST",
+        Kind::Notify => "NOTIFY",
+        Kind::Cancel => "CANCEL",
+        Kind::Reply => "REPLY",
+        Kind::Part => "PART",
+        Kind::End => "END",
+        Kind::Failed => "FAILED",
+        Kind::Abandoned => "ABANDONED",
+        Kind::Draining => "DRAINING",
+        Kind::Returned => "RETURNED",
+        Kind::Drained => "DRAINED",
+    }
+}
+
+#[test]
+fn headers_are_read_and_written_as_the_vectors_say() {
+    for vector in vectors("headers") {
+        let words = words_of(&vector);
+        let header = Header::read(words, vector["payload_bytes"].as_u64().unwrap(), by(&vector)).expect("well made");
+        assert_eq!(header.words(), words, "{vector}");
+        assert_eq!(name_of(header.kind), vector["kind"], "{vector}");
+        assert_eq!((header.id, header.deadline), (number(&vector["id"]), number(&vector["deadline"])), "{vector}");
+        let (more, continued) = (vector["more"].as_bool().unwrap(), vector["continued"].as_bool().unwrap());
+        assert_eq!((header.more, header.continued), (more, continued), "{vector}");
+        assert_eq!(u64::from(header.code), vector["code"].as_u64().unwrap(), "{vector}");
+    }
+}
+
+#[test]
+fn headers_that_break_the_rules_are_refused() {
+    for vector in vectors("refused") {
+        let read = Header::read(words_of(&vector), vector["payload_bytes"].as_u64().unwrap(), by(&vector));
+        assert_eq!(read.expect_err(&vector.to_string()), vector["rule"], "{vector}");
+    }
+}
+
+/// A service and its clients, of this process.
+struct Link {
+    service: Service,
+    clients: Vec<Client>,
+}
+
+fn link(count: usize) -> Link {
+    let place = tempfile::tempdir_in("/tmp").unwrap();
+    let name = format!("unix:{}/s", place.path().display());
+    let options = || Options::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
+    let mut service = Service::listen_with(&name, &options()).unwrap();
+    let connecting = std::thread::spawn(move || {
+        (0..count).map(|_| Client::connect_with(&name, &options()).unwrap()).collect::<Vec<_>>()
+    });
+    while !connecting.is_finished() {
+        assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    let clients = connecting.join().unwrap();
+    Link { service, clients }
+}
+
+/// So many services of one name, and a client that has found them all.
+fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
+    static NAMES: AtomicU32 = AtomicU32::new(0);
+    let name = format!("test-calls-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
+    let options = || Options::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
+    let mut services: Vec<Service> = (0..count).map(|_| Service::listen_with(&name, &options()).unwrap()).collect();
+    let connecting = std::thread::spawn(move || {
+        let mut client = Client::connect_with(&name, &options()).unwrap();
+        while client.services() < count {
+            client.arm().unwrap();
+            client.disarm();
+        }
+        client
+    });
+    while !connecting.is_finished() {
+        for service in &mut services {
+            assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+    }
+    (services, connecting.join().unwrap())
+}
+
+/// The service says that it has released what was never sent.
+fn damage(service: &Service) {
+    let page = service.requests.consumer_page();
+    // SAFETY: the page is mapped, writable, and 128 is where its head is: 8 bytes, of any value to who reads it.
+    unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
+}
+
+/// Writes a record as it stands in the vector.
+fn write(sender: &mut pelton_channel::Sender, record: &Value) {
+    let mut bytes = bytes_of(record);
+    bytes.resize(bytes.len() + record["payload_bytes"].as_u64().unwrap() as usize, 7);
+    sender.send(&bytes).unwrap();
+}
+
+#[test]
+fn records_come_to_what_the_vectors_say() {
+    for vector in vectors("sequences") {
+        println!("{vector}");
+        let mut link = link(2);
+        match by(&vector) {
+            By::Client => replay_client(&vector, &mut link),
+            By::Service => replay_service(&vector, &mut link),
+        }
+    }
+}
+
+fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
+    let records = vector["records"].as_array().unwrap();
+    records.iter().for_each(|record| write(&mut clients[0].links[0].outbox.sender, record));
+    // Taken and not answered, so that their places stay taken.
+    let mut taken = Vec::new();
+    for wanted in vector["messages"].as_array().unwrap() {
+        let request = service.try_receive().unwrap().expect("a message");
+        assert!(request.iter().all(|byte| *byte == 7));
+        assert_eq!(request.len() as u64, wanted["bytes"].as_u64().unwrap());
+        assert_eq!(request.is_notification(), wanted["kind"] == "NOTIFY");
+        assert_eq!(request.asked().responder.id, number(&wanted["id"]));
+        taken.push(request.into_responder());
+    }
+    assert!(service.try_receive().unwrap().is_none());
+    let corrupt = vector["then"] != "well";
+    assert_eq!(service.corrupt_clients(), u64::from(corrupt));
+    // No other client is touched.
+    let call = clients[1].submit(b"other").unwrap();
+    service.receive().unwrap().reply(b"answer").unwrap();
+    assert_eq!(&*clients[1].completion_of(call).unwrap(), b"answer");
+    if corrupt {
+        let until = Instant::now() + Duration::from_secs(60);
+        let error = clients[0].links[0]
+            .outbox
+            .sender
+            .send_until(b"gone", until)
+            .and_then(|_| clients[0].links[0].outbox.sender.drain());
+        assert!(error.unwrap_err().is_closed());
+    }
+}
+
+fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
+    let client = &mut clients[0];
+    let calls: Vec<CallId> = (0..3).map(|_| client.submit(b"call").unwrap()).collect();
+    // Which the vectors' ids are.
+    assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), [1 << 32, 1 << 32 | 1, 1 << 32 | 2]);
+    let taken: Vec<_> = (0..3).map(|_| service.receive().unwrap().into_responder()).collect();
+    let mut out = taken[0].caller.lock().unwrap();
+    vector["records"].as_array().unwrap().iter().for_each(|record| write(&mut out.outbox.sender, record));
+    drop(out);
+    for wanted in vector["messages"].as_array().unwrap() {
+        let answer = client.try_completion().unwrap().expect("a message");
+        let outcome = match answer.outcome() {
+            Outcome::Reply => ("REPLY", 0),
+            Outcome::Part => ("PART", 0),
+            Outcome::End => ("END", 0),
+            Outcome::Failed(code) => ("FAILED", code.into()),
+            Outcome::Abandoned => ("ABANDONED", 0),
+            Outcome::Lost(Loss::Returned) => ("RETURNED", 0),
+            Outcome::Lost(loss) => panic!("{loss:?}"),
+        };
+        assert!(answer.iter().all(|byte| *byte == 7));
+        assert_eq!(outcome, (wanted["kind"].as_str().unwrap(), wanted["code"].as_u64().unwrap()));
+        assert_eq!((answer.call().0, answer.len() as u64), (number(&wanted["id"]), wanted["bytes"].as_u64().unwrap()));
+    }
+    let then = client.try_completion().map(|answer| answer.is_none());
+    match vector["then"].as_str().unwrap() {
+        "well" => assert!(then.unwrap()),
+        "closed" => {
+            let error = then.unwrap_err();
+            assert!(error.is_closed() && client.submit(b"x").unwrap_err().is_closed(), "{error}");
+        }
+        rule => {
+            let error = then.unwrap_err();
+            assert!(matches!(&error, Error::Corrupt(why) if why.contains(&format!("{rule:?}"))), "{error}");
+            let again = [client.submit(b"x").map(|_| ()), client.completion().map(|_| ()), client.arm().map(|_| ())];
+            assert!(again.iter().all(|result| matches!(result, Err(Error::Corrupt(_)))), "{again:?}");
+        }
+    }
+    taken.into_iter().for_each(|responder| drop(responder.reply(b"")));
+}
+
+#[test]
+fn who_floods_with_what_is_no_answer_does_not_keep_a_loop() {
+    let Link { mut service, clients } = link(1);
+    let mut client = clients.into_iter().next().unwrap();
+    let call = client.submit(b"stream").unwrap();
+    let mut responder = service.receive().unwrap().into_responder();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let looks = std::thread::scope(|scope| -> Result<usize> {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) && responder.try_part(b"").is_ok() {
+                std::hint::spin_loop();
+            }
+        });
+        client.cancel(call)?;
+        let mut looks = 0;
+        while looks < 100 || client.late() < 2000 {
+            assert!(client.try_completion()?.is_none(), "it was given up");
+            looks += 1;
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        Ok(looks)
+    });
+    assert!(looks.unwrap() >= 100);
+}
+
+#[test]
+fn random_headers_are_refused_or_mean_what_they_say() {
+    let mut generator = Random::new(1);
+    let mut random = || generator.word();
+    let mut read = 0;
+    for _ in 0..200_000 {
+        // Mostly near what is well made.
+        let id = if random() % 4 == 0 { random() } else { ((random() % 3) << 32) | (random() % 1030) };
+        let word =
+            (random() % 24) | ((random() % 5) << 8) | ((random() % 8 / 7) << 40) | ((random() % 16 / 15) * random());
+        let deadline = (random() % 3 / 2) * random();
+        let words = [id, word, deadline];
+        for by in [By::Client, By::Service] {
+            if let Ok(header) = Header::read(words, random() % 3, by) {
+                assert_eq!(header.words(), words);
+                read += 1;
+            }
+        }
+    }
+    assert!(read > 1000, "{read}");
+}
+
+#[test]
+fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stays_so() {
+    let Link { mut service, clients } = link(1);
+    let mut client = clients.into_iter().next().unwrap();
+    client.submit(b"call").unwrap();
+    service.receive().unwrap().reply(b"").unwrap();
+    drop(client.completion().unwrap());
+    damage(&service);
+    let until = Instant::now() + Duration::from_secs(60);
+    let error = loop {
+        assert!(Instant::now() < until, "it is never looked at");
+        if let Err(error) = client.try_submit(&[7; 3000]) {
+            break error;
+        }
+    };
+    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    let again = [client.submit(b"x").map(|_| ()), client.completion().map(|_| ()), client.arm().map(|_| ())];
+    assert!(again.iter().all(|result| matches!(result, Err(Error::Corrupt(_)))), "{again:?}");
+}
+
+#[test]
+fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_there() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let mut asked = HashMap::new();
+    let mut ask = |client: &mut Client| {
+        let number = asked.len() as u32;
+        let call = client.try_submit(&number.to_le_bytes().repeat(750)).unwrap()?;
+        assert!(asked.insert(call, number).is_none(), "call {call:?} is in flight already");
+        Some(())
+    };
+    // Both lanes are full; then the one service has taken all, and the other damages its lane.
+    while ask(&mut client).is_some() {}
+    let mut healthy = services.pop().unwrap();
+    let mut taken = Vec::new();
+    let mut take = |healthy: &mut Service| {
+        while let Some(request) = healthy.try_receive().unwrap() {
+            taken.push((request.to_vec(), request.into_responder()));
+        }
+    };
+    take(&mut healthy);
+    damage(&services[0]);
+    // More than were lost.
+    for _ in 0..3 {
+        while ask(&mut client).is_some() {}
+        assert_eq!(client.services(), 1);
+        take(&mut healthy);
+    }
+    let answered = taken.len();
+    taken.into_iter().for_each(|(request, responder)| responder.reply(&request[..4]).unwrap());
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut replies = 0;
+    while !asked.is_empty() {
+        let completion = client.completion_until(until).unwrap().expect("a call hangs");
+        let number = asked.remove(&completion.call()).expect("it was answered before");
+        match completion.outcome() {
+            Outcome::Reply => {
+                assert_eq!(*completion, number.to_le_bytes());
+                replies += 1;
+            }
+            outcome => assert_eq!(outcome, Outcome::Lost(Loss::Corrupt)),
+        }
+    }
+    assert_eq!((replies, client.in_flight()), (answered, 0));
+}
+
+#[test]
+fn a_notification_waits_for_the_lane_that_took_it_and_no_other() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let mut calls = Vec::new();
+    for bytes in [3000, 0] {
+        while let Some(call) = client.try_submit(&[1; 3000][..bytes]).unwrap() {
+            calls.push(call);
+        }
+    }
+    // The one has room then; to the other, which is stopped, what was cancelled waits to be said.
+    while let Some(request) = services[1].try_receive().unwrap() {
+        drop(request);
+    }
+    for call in calls {
+        client.cancel(call).unwrap();
+    }
+    assert!(client.links.iter().any(|link| !link.outbox.is_empty()));
+    let until = Instant::now() + Duration::from_secs(20);
+    assert!(client.notify_until(b"told", until).unwrap());
+    assert!(Instant::now() < until, "it waited for the one that is stopped");
+    assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"told");
+}
+
+#[test]
+fn who_has_closed_is_asked_nothing_more_while_others_serve() {
+    let (mut services, mut client) = services_of_one_name(2);
+    drop(services.remove(0));
+    for _ in 0..4 {
+        client.submit(b"x").unwrap();
+    }
+    for _ in 0..4 {
+        services[0].try_receive().unwrap().expect("asked of nobody").reply(b"").unwrap();
+    }
+}
+
+/// Of notifications there is no end, and what answers one may be forgotten like anything else.
+#[test]
+fn however_many_never_come_back_a_client_is_not_taken_for_left() {
+    let away = super::edges::Away::new();
+    away.0.fetch_add(1 << 31, Ordering::Relaxed);
+    away.go();
+    assert!(!away.come_back(), "the service has not let go of it");
+    assert!(!away.is_nobody() && !away.leave());
+}

@@ -1,0 +1,353 @@
+//! Connecting: endpoints by a name, by a listener, and between threads; and how a survivor reaches the successor of its
+//! peer. `handshake.rs` has what the two sides send each other.
+
+use crate::doorbells::Doorbells;
+use crate::error::{Error, Result};
+use crate::handshake::{
+    HANDSHAKE_TIMEOUT, LinkParts, Pace, Shake, again, in_call, make_consumer_page, make_data, make_producer_page,
+    make_receiver_page, new_client, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
+};
+use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
+use crate::link::{Link, this_process};
+use crate::listener::Listener;
+use crate::name::Name;
+use crate::options::Options;
+use crate::receiver::{self, Receiver};
+use crate::sender::{self, Sender, SenderMemory, SenderParts};
+use crate::transport::{Queue, ThreadTransport};
+use pelton_lane::{Position, failpoint};
+use pelton_os::{Timer, membarrier};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two attempts to connect.
+pub const RETRY: Duration = Duration::from_millis(10);
+
+/// Makes endpoints.
+impl Options {
+    /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
+    ///
+    /// # Errors
+    /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's words, [`Error::Name`],
+    /// [`Error::Option`], [`Error::Corrupt`] when the other side does not keep to the protocol, [`Error::System`].
+    pub fn connect_sender(&self, name: &str) -> Result<Sender> {
+        connect_sender(name, self)
+    }
+
+    /// Connects to a sender that listens under `name`.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect_receiver(&self, name: &str) -> Result<Receiver> {
+        connect_receiver(name, self)
+    }
+
+    /// Listens under `name`; does not wait. Each accepted peer gets a lane made with these options.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn listen(&self, name: &str) -> Result<Listener> {
+        Listener::with_options(name, self)
+    }
+
+    /// Both ends of a channel between threads of this process.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn threads(&self) -> Result<(Sender, Receiver)> {
+        threads(self)
+    }
+}
+
+impl Sender {
+    /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
+    /// once when nobody does; waits some seconds at most for one that listens to accept.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect(name: &str) -> Result<Sender> {
+        Options::new().connect_sender(name)
+    }
+}
+
+impl Receiver {
+    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
+    /// once when nobody does; waits some seconds at most for one that listens to accept.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect(name: &str) -> Result<Receiver> {
+        Options::new().connect_receiver(name)
+    }
+}
+
+impl Listener {
+    /// Waits until a receiver connects, and is its sender. Peers that are refused (another uid, another version, the
+    /// wrong end) are told why and do not end the wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
+    pub fn accept_sender(&self) -> Result<Sender> {
+        Ok(self.sender(None)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Listener::accept_sender`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Listener::accept_sender`].
+    pub fn accept_sender_until(&self, deadline: Instant) -> Result<Option<Sender>> {
+        self.sender(Some(deadline))
+    }
+
+    /// Waits until a sender connects, and is its receiver. Otherwise as [`Listener::accept_sender`].
+    ///
+    /// # Errors
+    /// As [`Listener::accept_sender`].
+    pub fn accept_receiver(&self) -> Result<Receiver> {
+        Ok(self.receiver(None)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Listener::accept_receiver`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Listener::accept_sender`].
+    pub fn accept_receiver_until(&self, deadline: Instant) -> Result<Option<Receiver>> {
+        self.receiver(Some(deadline))
+    }
+
+    fn sender(&self, deadline: Option<Instant>) -> Result<Option<Sender>> {
+        let options = &self.inner.options;
+        let parts = self.accept(deadline, |shake| in_call(new_sender(shake, options, true)))?;
+        let make = |(parts, bells)| -> Result<Sender> {
+            let mut sender = Sender::new(parts, bells, options)?;
+            sender.endpoint.set_reconnect(Arc::new(self.clone()));
+            Ok(sender)
+        };
+        parts.map(make).transpose()
+    }
+
+    fn receiver(&self, deadline: Option<Instant>) -> Result<Option<Receiver>> {
+        let options = &self.inner.options;
+        let parts = self.accept(deadline, |shake| receiver_of_one(shake, true))?;
+        let make = |parts| -> Result<Receiver> {
+            let mut receiver = Receiver::new(parts, options)?;
+            receiver.endpoint.set_reconnect(Arc::new(self.clone()));
+            Ok(receiver)
+        };
+        parts.map(make).transpose()
+    }
+}
+
+/// Reconnects by the name that an endpoint had connected to.
+#[derive(Debug)]
+struct ByName {
+    name: Name,
+    options: Options,
+}
+
+impl ByName {
+    /// Offers a survivor's lane to the successor of its peer. Returns false at the deadline.
+    fn resume(&self, deadline: Option<Instant>, shake: impl FnMut(Shake) -> Result<()>) -> Result<bool> {
+        match reach(&self.name, &self.options, Reach::Until(deadline), shake) {
+            Ok(()) => Ok(true),
+            Err(Error::TimedOut(_)) if deadline.is_some() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl sender::Reconnect for ByName {
+    fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
+        self.resume(deadline, |shake| in_call(surviving_sender(shake, parts, doorbells, false)))
+    }
+}
+
+impl receiver::Reconnect for ByName {
+    fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
+        self.resume(deadline, |shake| in_call(surviving_receiver(shake, lane, doorbells, false)))
+    }
+}
+
+/// A listener that had accepted the peer accepts its successor.
+impl sender::Reconnect for Listener {
+    fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
+        let offer = |shake| in_call(surviving_sender(shake, parts, doorbells, true));
+        Ok(self.accept(deadline, offer)?.is_some())
+    }
+}
+
+impl receiver::Reconnect for Listener {
+    fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
+        let offer = |shake| in_call(surviving_receiver(shake, lane, doorbells, true));
+        Ok(self.accept(deadline, offer)?.is_some())
+    }
+}
+
+fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
+    options.checked_sizes()?;
+    let name = Name::parse(name)?;
+    let (parts, bells) = reach(&name, options, Reach::of(options), |shake| in_call(new_sender(shake, options, false)))?;
+    let mut sender = Sender::new(parts, bells, options)?;
+    sender.endpoint.set_reconnect(Arc::new(ByName { name, options: options.clone() }));
+    Ok(sender)
+}
+
+fn connect_receiver(name: &str, options: &Options) -> Result<Receiver> {
+    let name = Name::parse(name)?;
+    let parts = reach(&name, options, Reach::of(options), |shake| receiver_of_one(shake, false))?;
+    let mut receiver = Receiver::new(parts, options)?;
+    receiver.endpoint.set_reconnect(Arc::new(ByName { name, options: options.clone() }));
+    Ok(receiver)
+}
+
+/// The client's endpoints of a link of two lanes.
+#[derive(Debug)]
+pub struct Duplex {
+    /// Sends requests.
+    pub sender: Sender,
+    /// Receives replies.
+    pub receiver: Receiver,
+    /// The largest request that the service takes.
+    pub bytes_max: u64,
+}
+
+impl Duplex {
+    fn new(parts: LinkParts, options: &Options) -> Result<Duplex> {
+        let LinkParts { requests, replies, bytes_max } = parts;
+        let sender = Sender::new(requests, replies.bells.clone(), options)?;
+        Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max })
+    }
+}
+
+/// A handshake that continues when it is polled, after its descriptor was readable. `None`: nobody listens there.
+pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
+
+/// Connects to the service that listens under `name`, whose doorbells are `bells`.
+pub fn connect_duplex(name: &Name, options: &Options, bells: &Doorbells) -> Result<Duplex> {
+    let parts = reach(name, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))?;
+    Duplex::new(parts, options)
+}
+
+/// Starts to connect to the service at `path`: `bells` report [`Event::Connecting`] with `number` when there is
+/// something to do. `None`: nobody listens there.
+pub fn start_duplex(
+    name: &Name,
+    path: &Path,
+    options: &Options,
+    bells: &Doorbells,
+    number: u32,
+) -> Result<Option<Connecting>> {
+    let Some(socket) = name.connect_to(path)? else { return Ok(None) };
+    let shake = Shake::new(socket, Pace::Polled, options)?;
+    bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
+    let (options, bells) = (options.clone(), bells.clone());
+    Ok(Some(Box::pin(async move { finish_duplex(shake, &options, &bells).await.map(Some) })))
+}
+
+/// As [`start_duplex`], after a pause.
+pub fn start_duplex_later(
+    name: &Name,
+    path: &Path,
+    options: &Options,
+    bells: &Doorbells,
+    number: u32,
+) -> Result<Connecting> {
+    let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
+    bells.watch_connecting(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
+    let (name, path, options, bells) = (name.clone(), path.to_owned(), options.clone(), bells.clone());
+    Ok(Box::pin(async move {
+        while !timer.has_passed() {
+            again().await;
+        }
+        drop(timer);
+        let Some(socket) = name.connect_to(&path)? else { return Ok(None) };
+        let shake = Shake::new(socket, Pace::Polled, &options)?;
+        bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
+        finish_duplex(shake, &options, &bells).await.map(Some)
+    }))
+}
+
+async fn finish_duplex(shake: Shake, options: &Options, bells: &Doorbells) -> Result<Duplex> {
+    let duplex = Duplex::new(new_client(shake, options, bells).await?, options)?;
+    if let [Some(socket), _] = duplex.receiver.liveness() {
+        bells.finish_connecting(socket, 0)?;
+    }
+    Ok(duplex)
+}
+
+/// How long to look for a listener.
+#[derive(Clone, Copy)]
+enum Reach {
+    /// Once.
+    Now,
+    /// Until somebody listens, or the deadline.
+    Until(Option<Instant>),
+}
+
+impl Reach {
+    fn of(options: &Options) -> Reach {
+        options.connect_deadline.map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
+    }
+}
+
+/// Connects to whoever listens under the name.
+fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(Shake) -> Result<T>) -> Result<T> {
+    loop {
+        let last = match reach {
+            Reach::Now => true,
+            Reach::Until(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
+        };
+        if let Some(socket) = name.connect()? {
+            failpoint("connect: connected");
+            let patience = match reach {
+                Reach::Now => Instant::now() + options.handshake,
+                Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
+            };
+            match Shake::new(socket, Pace::Until(patience), options).and_then(&mut shake) {
+                // It went while we greeted it: another may come. Without a deadline, slowness does not matter either.
+                Err(Error::HungUp) if !last => {}
+                Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
+                done => return done,
+            }
+        }
+        if last {
+            return Err(match reach {
+                Reach::Now => Error::NoListener { name: name.with_place() },
+                Reach::Until(_) => Error::TimedOut(format!("waiting for somebody to listen at {}", name.with_place())),
+            });
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// Both ends of a channel between threads.
+fn threads(options: &Options) -> Result<(Sender, Receiver)> {
+    let can_barrier = membarrier::register();
+    let (capacity, limit) = options.checked_sizes()?;
+    let make = || -> std::io::Result<_> {
+        Ok((
+            make_producer_page(capacity, limit, 1)?,
+            make_data(capacity)?,
+            make_consumer_page(Position::START)?,
+            make_receiver_page()?,
+        ))
+    };
+    let (page, data, consumer, receiver) =
+        make().map_err(Error::system("making a channel of memfds, eventfds and epolls"))?;
+    let (bells, receiver_bells, queue) = (Doorbells::new()?, Doorbells::new()?, Queue::default());
+    let link = |peer: &Doorbells| Link::new(peer.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
+    let (to_receiver, to_sender) = (link(&receiver_bells), link(&bells));
+    let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
+    let memory =
+        SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };
+    let lane = memory.attach(Position::START, Position::START, 0, can_barrier)?;
+    let sender = Sender::new(SenderParts { lane, link: to_receiver, memory }, bells, options)?;
+    let memory = LaneMemory { page, data, consumer, receiver };
+    let consumer = memory.attach(limit, can_barrier)?;
+    let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
+    let parts = ReceiverParts { lane: Lane::new(consumer, to_sender, 0, 0, memory), sleeper, bells: receiver_bells };
+    Ok((sender, Receiver::new(parts, options)?))
+}

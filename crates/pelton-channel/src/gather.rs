@@ -1,0 +1,336 @@
+//! Receivers of several senders, and how threads of their process make senders.
+
+use crate::acceptor::Entrance;
+use crate::counters::Counters;
+use crate::doorbells::Doorbells;
+use crate::error::{Error, Result};
+use crate::handshake::{Reception, Replies, make_consumer_page, make_data, make_producer_page, make_receiver_page};
+use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
+use crate::link::{Link, UNKNOWN_PEER, this_process};
+use crate::listener::Listener;
+use crate::memory::Budget;
+use crate::options::Options;
+use crate::receiver::Receiver;
+use crate::registry::{Gate, Hall, State, ToRegistry};
+use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
+use crate::transport::{NoTransport, Queue, ThreadTransport};
+use pelton_lane::{CAPACITY_MIN, Position};
+use pelton_os::{Owner, membarrier};
+use std::cell::RefCell;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+/// Makes receivers of several senders.
+impl Options {
+    /// Makes a receiver of many threads of this process, and what they make their senders by. Does not wait. Each sender has
+    /// a lane made with these options, and the receiver serves them by turns, at most 64 messages of one at a time.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn gather(&self) -> Result<(Senders, Receiver)> {
+        let receiver = gather(self, None)?;
+        Ok((receiver.senders()?, receiver))
+    }
+
+    /// Makes a receiver of many senders, which connect under `name`, a short name or `unix:PATH`, or are threads of this
+    /// process ([`Receiver::senders`]). Does not wait: each call that receives lets in who has come, and none of them keeps
+    /// it waiting. A sender's end touches no other, and receiving goes on.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn gather_at(&self, name: &str) -> Result<Receiver> {
+        self.check_memory(1)?;
+        gather(self, Some(self.listen(name)?))
+    }
+}
+
+impl Receiver {
+    /// What threads of this process make their senders by, of a receiver that [`Options::gather`] or
+    /// [`Options::gather_at`] made. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
+    /// [`Error::Forked`].
+    pub fn senders(&self) -> Result<Senders> {
+        if self.endpoint.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        match &self.gate {
+            // Nothing is received any more.
+            Some(_) if self.endpoint.departure.is_some() => Err(Error::Closed { unreleased: 0 }),
+            Some(gate) => {
+                let mut state = gate.hall.state();
+                state.handles += 1;
+                Ok(Senders { hall: gate.hall.clone(), round: state.round })
+            }
+            None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
+        }
+    }
+}
+
+/// Makes the receiver of many senders; without a name, of this process only.
+pub fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
+    gather_with(options, listener, None)
+}
+
+/// As [`gather`]; with `replies`, each sender gets a lane back.
+pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
+    options.checked_sizes()?;
+    options.checked_senders()?;
+    let budget = options.memory.map(Budget::new);
+    let can_barrier = membarrier::register();
+    let make = || -> std::io::Result<_> {
+        let receiver = Arc::new(make_receiver_page()?);
+        // A lane like any other, that nobody sends by: the receiver's own way needs no case for having none.
+        let memory = LaneMemory {
+            page: Arc::new(make_producer_page(CAPACITY_MIN, 0, 1)?.without_descriptor()),
+            data: Arc::new(make_data(CAPACITY_MIN)?.without_descriptor()),
+            consumer: Arc::new(make_consumer_page(Position::START)?.without_descriptor()),
+            receiver,
+        };
+        Ok(memory)
+    };
+    let bells = Doorbells::new()?;
+    let memory = make().map_err(Error::system("making a receiver"))?;
+    let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+    let hall = Arc::new(Hall {
+        state: Mutex::default(),
+        stirred: AtomicBool::new(false),
+        reception: Reception {
+            page: memory.receiver.clone(),
+            bell: bells.doorbell().clone(),
+            bells: bells.clone(),
+            can_barrier,
+            lane: 0,
+            replies,
+            budget,
+        },
+        nudge: bells.local_wake().clone(),
+        options: options.clone(),
+        owner,
+    });
+    let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
+    let nobody = Lane::new(
+        memory.attach(0, can_barrier)?,
+        Link::new(bells.doorbell().clone(), NoTransport, UNKNOWN_PEER),
+        0,
+        0,
+        memory,
+    );
+    let entrance = listener.map(|listener| Entrance::new(listener, &bells)).transpose()?;
+    let gate = Gate { hall, entrance, parted: Counters::default() };
+    Receiver::gathering(ReceiverParts { lane: nobody, sleeper, bells }, options, gate)
+}
+
+/// Makes senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
+///
+/// [`Senders::sender`] makes one to keep, which is what costs least. [`Senders::send`] is for code that cannot keep one for each
+/// thread: it uses the calling thread's own, made at its first use and closed when the thread ends. Either way each thread
+/// has a lane of its own, and none waits for another.
+///
+/// The receiver is told [`Error::Closed`] once all of these, and all senders, are gone; one with a name goes on listening.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// let (senders, mut receiver) = pelton::Options::new().capacity(1 << 20).gather()?;
+/// std::thread::scope(|scope| {
+///     for n in 0..4u8 {
+///         let senders = &senders;
+///         scope.spawn(move || senders.send(&[n]));
+///     }
+/// });
+/// drop(senders);
+/// let mut sum = 0;
+/// loop {
+///     match receiver.receive() {
+///         Ok(message) => sum += message[0],
+///         Err(error) if error.is_closed() => break,
+///         Err(error) => return Err(error),
+///     }
+/// }
+/// assert_eq!(sum, 6);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Senders {
+    hall: Arc<Hall>,
+    /// Threads' own senders serve the handles of their round alone: with the last of those they have ended.
+    round: u64,
+}
+
+impl Clone for Senders {
+    fn clone(&self) -> Senders {
+        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        if !self.hall.owner.is_forked() {
+            self.hall.state().handles += 1;
+        }
+        Senders { hall: self.hall.clone(), round: self.round }
+    }
+}
+
+impl Drop for Senders {
+    fn drop(&mut self) {
+        // As above.
+        if self.hall.owner.is_forked() {
+            return;
+        }
+        let mut state = self.hall.state();
+        state.handles -= 1;
+        if state.handles == 0 {
+            state.round += 1;
+            // Nobody has a way to use them any more.
+            let State { gone, of_threads, .. } = &mut *state;
+            gone.append(of_threads);
+            drop(state);
+            self.hall.stir();
+        }
+    }
+}
+
+/// A thread's own sender: of which handles.
+struct Own {
+    hall: Arc<Hall>,
+    round: u64,
+    sender: Sender,
+}
+
+thread_local! {
+    static OWN: RefCell<Vec<Own>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Senders {
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.hall.owner.is_forked()
+    }
+
+    /// A new sender, with a lane of its own. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the receiver is gone; [`Error::Refused`] when it has as many senders as it takes, by
+    /// [`Options::lanes`]; [`Error::System`], [`Error::Forked`].
+    pub fn sender(&self) -> Result<Sender> {
+        self.make().map(|(sender, _)| sender)
+    }
+
+    fn make(&self) -> Result<(Sender, u32)> {
+        let hall = &self.hall;
+        if hall.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let number = hall.take_number()?;
+        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number(number))?;
+        let (sender, lane) = made;
+        let mut state = hall.state();
+        if state.is_closed {
+            return Err(Error::Closed { unreleased: 0 });
+        }
+        state.arrived.push(lane);
+        drop(state);
+        hall.stir();
+        Ok((sender, number))
+    }
+
+    fn make_lane(&self, number: u32) -> Result<(Sender, Lane)> {
+        let hall = &self.hall;
+        let can_barrier = membarrier::register();
+        let (capacity, limit) = hall.options.checked_sizes()?;
+        let make = || -> std::io::Result<_> {
+            let [page, data, consumer] = [
+                make_producer_page(capacity, limit, 1)?.without_descriptor(),
+                // What `trim` gives back, it gives back by its descriptor.
+                make_data(capacity)?,
+                make_consumer_page(Position::START)?.without_descriptor(),
+            ]
+            .map(Arc::new);
+            Ok((page, data, consumer))
+        };
+        let (page, data, consumer) = make().map_err(Error::system("making a lane"))?;
+        let (bells, queue) = (Doorbells::new()?, Queue::default());
+        let to_sender = Link::new(bells.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
+        let to_registry = ToRegistry { queue, hall: hall.clone(), number };
+        let to_receiver = Link::new(hall.doorbell().clone(), to_registry, this_process());
+        let memory = SenderMemory {
+            page: page.clone(),
+            data: data.clone(),
+            consumer: consumer.clone(),
+            receiver: hall.reception.page.clone(),
+        };
+        let producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
+        let parts = SenderParts { lane: producer, link: to_receiver, memory };
+        let memory = LaneMemory { page, data, consumer, receiver: hall.reception.page.clone() };
+        let mut lane = Lane::new(memory.attach(limit, can_barrier)?, to_sender, 0, number, memory);
+        lane.is_announced = false;
+        Ok((Sender::new(parts, bells, &hall.options)?, lane))
+    }
+
+    /// Does something with the calling thread's own sender, which is made when there is none yet, and closed when the thread
+    /// ends or when this and all its clones are gone. Waits as what it does waits.
+    ///
+    /// # Errors
+    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender, and from within `with`.
+    pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
+        let with_own = |own: &RefCell<Vec<Own>>| {
+            let Ok(mut own) = own.try_borrow_mut() else {
+                let why = "this thread is just using its own sender: use one made for what is done meanwhile";
+                return Err(Error::Refused(why.to_owned()));
+            };
+            let own = &mut *own;
+            let place = own.iter().position(|own| Arc::ptr_eq(&own.hall, &self.hall) && own.round == self.round);
+            let place = match place {
+                Some(place) => place,
+                None => self.make_own(own)?,
+            };
+            Ok(with(&mut own[place].sender))
+        };
+        OWN.try_with(with_own).unwrap_or_else(|_| {
+            Err(Error::Refused(
+                "this thread is ending, and its own sender is closed: send earlier, or by a sender made for it"
+                    .to_owned(),
+            ))
+        })
+    }
+
+    #[cold]
+    fn make_own(&self, own: &mut Vec<Own>) -> Result<usize> {
+        own.retain(|own| own.hall.owner.is_forked() || own.hall.state().round == own.round);
+        let (sender, number) = self.make()?;
+        self.hall.state().of_threads.push(number);
+        own.push(Own { hall: self.hall.clone(), round: self.round, sender });
+        Ok(own.len() - 1)
+    }
+
+    /// Copies a message into the calling thread's own lane. Waits for room there, for ever if need be.
+    ///
+    /// # Errors
+    /// As [`Sender::send`] and [`Senders::sender`].
+    pub fn send(&self, payload: &[u8]) -> Result<()> {
+        self.with(|sender| sender.send(payload))?
+    }
+
+    /// As [`Senders::send`], if there is room now.
+    ///
+    /// # Errors
+    /// As [`Senders::send`].
+    pub fn try_send(&self, payload: &[u8]) -> Result<Sent> {
+        self.with(|sender| sender.try_send(payload))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_anew_after_the_last_and_leave_out_those_in_use() {
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+        let mut kept = vec![senders.sender().unwrap()];
+        senders.hall.state().number = u32::MAX - 1;
+        kept.extend((0..3).map(|_| senders.sender().unwrap()));
+        let mut lanes: Vec<_> = (0..4).map(|_| receiver.receive_event().unwrap().member().lane).collect();
+        lanes.sort_unstable();
+        assert_eq!(lanes, [1, 2, 3, u32::MAX]);
+    }
+}

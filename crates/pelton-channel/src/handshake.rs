@@ -1,0 +1,838 @@
+//! The hand-shake of two processes that have a socket between them: each side makes its segments, shows them to the other,
+//! and checks the other's. `spec/protocol.md` has the packets and their order.
+//!
+//! Whatever comes over the socket is copied once, checked, and only the copy is used. The last READY decides: whoever
+//! sends it has mapped and attached everything, and so has who receives it.
+
+use crate::doorbells::Doorbells;
+use crate::error::{Error, Result};
+use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
+use crate::link::Link;
+use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
+use crate::options::Options;
+use crate::packet::{
+    CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
+    Role, VERSION_TEXT, entry, refusal,
+};
+use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::transport::SocketTransport;
+use pelton_lane::{
+    CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
+    Preamble, Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid, failpoint,
+    message_bytes_limit,
+};
+use pelton_os::Peer;
+use pelton_os::socket::{Socket, wait_for};
+use pelton_os::{
+    Descriptor, Doorbell, Kind, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier,
+    overdue, own_uid,
+};
+use rustix::io::Errno;
+use std::future::poll_fn;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Limit of a whole handshake, unless the caller gave a later deadline.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection during the handshake.
+#[derive(Debug)]
+pub(crate) struct Shake {
+    socket: Socket,
+    peer: Peer,
+    pace: Pace,
+    /// From this peer.
+    takes: Limits,
+}
+
+/// How a hand-shake waits for the peer's next word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pace {
+    /// In the call, until then: its future is ready when it is polled first, which [`in_call`] does.
+    Until(Instant),
+    /// Not at all: its future is pending until it is polled when the socket is readable.
+    Polled,
+}
+
+/// Ready when it is polled again.
+pub(crate) fn again() -> impl Future<Output = ()> {
+    let mut is_polled = false;
+    poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
+}
+
+/// The result of a hand-shake that waits in the call.
+pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
+    match pin!(shaking).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => unreachable!("a hand-shake that waits in the call does not come back before it is done"),
+    }
+}
+
+impl Shake {
+    /// Begins with a peer that this side wants to deal with.
+    pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
+        let peer = socket.peer().map_err(Error::system("asking who the peer is"));
+        let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
+        let own = own_uid();
+        let shake = Shake { socket, peer, pace, takes: options.takes(peer.uid == own) };
+        if is_ambiguous_uid(peer.uid) {
+            return Err(shake.refuse(format!("who the peer is is not known: {}", ambiguous_uid_text(peer.uid))));
+        }
+        if let Some(waiting) = overdue(peer.uid) {
+            return Err(shake.refuse(format!(
+                "{waiting} descriptors that uid {} sent wait to be closed, since closing the one before them takes so long: have that end first",
+                peer.uid
+            )));
+        }
+        if peer.uid == own || options.uids.contains(&peer.uid) {
+            shake.socket.take_descriptors();
+            return Ok(shake);
+        }
+        Err(shake.refuse(format!(
+            "the peer is uid {}, this side takes uid {own}{}: allow the other's uid in the options of both sides",
+            peer.uid,
+            options.uids.iter().map(|uid| format!(" or {uid}")).collect::<String>()
+        )))
+    }
+
+    fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.send_bytes(&packet.encode(), fds)
+    }
+
+    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let sent = self.socket.try_send(bytes, fds);
+        failpoint("hand-shake: packet sent");
+        let sent = match sent {
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                return Err(self.last_words());
+            }
+            sent => sent.map_err(Error::system("greeting the peer"))?,
+        };
+        if sent { Ok(()) } else { Err(Error::TimedOut("greeting a peer that does not read".to_owned())) }
+    }
+
+    /// From now on it waits in the call, until then.
+    pub(crate) fn wait_until(&mut self, deadline: Instant) {
+        self.pace = Pace::Until(deadline);
+    }
+
+    /// Says why not; the peer's next read finds it, even after this side has closed.
+    pub(crate) fn refuse(&self, why: String) -> Error {
+        turn_away(&self.socket, &why);
+        Error::Refused(why)
+    }
+
+    /// Has its packets told as those of that visit.
+    pub(crate) fn add_to(&self, bells: &Doorbells, visit: u32) -> Result<()> {
+        bells.watch_connecting_socket(&self.socket, visit).map_err(self.told("watching a connection"))
+    }
+
+    /// The lanes of a link begin with it, and so have nothing in them.
+    fn check_new(&self, waiting: u64) -> Result<()> {
+        match waiting {
+            0 => Ok(()),
+            _ => Err(self.refuse(format!("{waiting} messages are said to wait in a lane of a new link, wanted none"))),
+        }
+    }
+
+    /// Why the peer has gone: it may have refused before this side had said anything.
+    fn last_words(&self) -> Error {
+        let mut bytes = [0; PACKET_BYTES];
+        let heard = self.socket.try_receive(&mut bytes).ok().flatten();
+        heard.and_then(|(len, ..)| refusal(&bytes[..len])).unwrap_or(Error::HungUp)
+    }
+
+    /// The next packet, which must be of `kind`, with `fds` descriptors.
+    async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [ReceivedFd; N])> {
+        self.receive_with(kind, &mut [0; PACKET_BYTES]).await.map(|(packet, _, fds)| (packet, fds))
+    }
+
+    /// As [`Shake::receive`], with what follows the packet's fields.
+    async fn receive_with<'a, const N: usize>(
+        &self,
+        kind: u32,
+        bytes: &'a mut [u8; PACKET_BYTES],
+    ) -> Result<(Packet, &'a [u8], [ReceivedFd; N])> {
+        loop {
+            let got = self.socket.try_receive(&mut bytes[..]).map_err(Error::system("hearing from the peer"))?;
+            let Some((len, fds, truncated)) = got else {
+                match self.pace {
+                    Pace::Polled => again().await,
+                    Pace::Until(deadline) => {
+                        let waited = wait_for(self.socket.as_fd(), None, false, Some(deadline));
+                        if !waited.map_err(Error::system("hearing from the peer"))? {
+                            return Err(Error::TimedOut("waiting for the peer to accept the connection".to_owned()));
+                        }
+                    }
+                }
+                continue;
+            };
+            if len == 0 {
+                return Err(Error::HungUp);
+            }
+            let packet = Packet::decode(&bytes[..len])
+                .ok_or_else(|| self.refuse(format!("a packet of {len} bytes came, wanted at least {FIXED_BYTES}")))?;
+            if let Some(refused) = refusal(&bytes[..len]) {
+                return Err(refused);
+            }
+            if (packet.wire_version, packet.layout_signature) != (WIRE_VERSION, LAYOUT_SIGNATURE) {
+                return Err(self.refuse(format!(
+                    "one side speaks wire version {} with layout {:#018x}, the other, {VERSION_TEXT}, {WIRE_VERSION} with {LAYOUT_SIGNATURE:#018x}: use the later version of pelton on both sides",
+                    packet.wire_version, packet.layout_signature
+                )));
+            }
+            if packet.kind != kind {
+                return Err(self.refuse(format!("packet of kind {} came, wanted {kind}", packet.kind)));
+            }
+            let found = fds.len();
+            if truncated && found < N {
+                // The system's word is lost, but there is only one reason. Its own trouble, not the peer's.
+                let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
+                return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
+            }
+            failpoint("hand-shake: packet received");
+            let fds = fds
+                .try_into()
+                .map_err(|_| self.refuse(format!("{found} descriptors came with packet {kind}, wanted {N}")))?;
+            return Ok((packet, &bytes[FIXED_BYTES..len], fds));
+        }
+    }
+
+    /// Both sides say who they are, and what they take; answers what the peer says. A listener makes up its mind how much it takes when it has
+    /// heard who comes: `takes`.
+    async fn greet(
+        &self,
+        role: Role,
+        holds: bool,
+        listens: bool,
+        takes: impl FnOnce() -> Result<Limits>,
+    ) -> Result<Packet> {
+        if !listens {
+            self.say_hello(role, holds, takes()?)?;
+            return self.hear_hello(role, holds).await;
+        }
+        let peer = self.hear_hello(role, holds).await?;
+        self.say_hello(role, holds, takes()?)?;
+        Ok(peer)
+    }
+
+    fn say_hello(&self, role: Role, holds: bool, takes: Limits) -> Result<()> {
+        let mut bytes = Packet { tail: FEATURES, ..Packet::hello(role, holds, takes) }.encode().to_vec();
+        bytes.extend(entry(ENTRY_VERSION, VERSION_TEXT.as_bytes()));
+        self.send_bytes(&bytes, &[])
+    }
+
+    async fn hear_hello(&self, role: Role, holds: bool) -> Result<Packet> {
+        let mut bytes = [0; PACKET_BYTES];
+        let (peer, entries, []) = self.receive_with::<0>(HELLO, &mut bytes).await?;
+        let entries = Entries::read(entries);
+        if let Some(problem) = &entries.problem {
+            return Err(self.refuse(format!("the HELLO of the peer, {}: {problem}", entries.version())));
+        }
+        let (offers, requires) = (peer.offered(), peer.required());
+        if requires & !offers != 0 {
+            let feature = (requires & !offers).trailing_zeros();
+            return Err(self.refuse(format!("the peer requires feature {feature} and does not offer it itself")));
+        }
+        if requires & !FEATURES != 0 {
+            return Err(self.refuse(format!(
+                "the peer, {version}, requires feature {}, which {VERSION_TEXT} does not have: use {version} or later on both sides",
+                (requires & !FEATURES).trailing_zeros(),
+                version = entries.version()
+            )));
+        }
+        if peer.role == role as u32 {
+            let side = Role::word(peer.role);
+            return Err(self.refuse(format!("both sides are the {side}: one must be the other")));
+        }
+        let wanted = role.other() as u32;
+        if peer.role != wanted {
+            return Err(self.refuse(format!(
+                "one side is a {}, the other a {}: that one wants a {}",
+                Role::word(peer.role),
+                Role::word(role as u32),
+                Role::word(wanted)
+            )));
+        }
+        if peer.holds != 0 && matches!(role, Role::Client | Role::Service) {
+            return Err(self.refuse("the lanes of a link have no successors: connect anew".to_owned()));
+        }
+        if peer.holds != 0 && holds {
+            return Err(self.refuse(
+                "both sides hold a lane whose peer died: one of them must give its own up and make a new handle"
+                    .to_owned(),
+            ));
+        }
+        if peer.role != Role::Sender as u32 && peer.capacity < CAPACITY_MIN {
+            return Err(self.refuse(format!(
+                "the peer takes lanes of at most {} bytes, the smallest has {CAPACITY_MIN}",
+                peer.capacity
+            )));
+        }
+        Ok(peer)
+    }
+
+    /// Both sides have mapped everything. The last to say so decides: a survivor, lest a lane get two successors; else
+    /// the listener.
+    async fn ready(&self, last: bool) -> Result<()> {
+        if last {
+            self.receive::<0>(READY).await?;
+        }
+        self.send(&Packet::new(READY), &[])?;
+        if !last {
+            self.receive::<0>(READY).await?;
+        }
+        Ok(())
+    }
+
+    /// Maps a control segment of the peer's and checks its preamble.
+    fn open_control(&self, fd: ReceivedFd, what: &str, magic: u64) -> Result<Segment> {
+        let opened = Segment::open(fd, what, Kind::Control, SEGMENT_BYTES, false);
+        let segment = opened.map_err(Error::system(format!("mapping the peer's {what} segment")));
+        let segment = segment.map_err(|error| self.refused_for(error))?;
+        // SAFETY: 64 KiB are mapped, and any bytes are a preamble.
+        let found = unsafe { segment.base().cast::<Preamble>().read_volatile() };
+        let wanted = Preamble::new(magic);
+        if found != wanted {
+            return Err(self.refuse(format!("the {what} segment begins with {found:x?}, wanted {wanted:x?}")));
+        }
+        Ok(segment)
+    }
+
+    /// Tells the peer too why this side gives up.
+    fn refused_for(&self, error: Error) -> Error {
+        self.refuse(match &error {
+            Error::System { source, .. } if lacks_descriptors(source) => no_descriptor_left(),
+            error => error.to_string(),
+        });
+        error
+    }
+
+    fn open_data(&self, fd: ReceivedFd, capacity: u64, writable: bool) -> Result<Segment> {
+        if !capacity_is_valid(capacity) {
+            return Err(self.refuse(format!("the lane has a capacity of {capacity} bytes, which cannot be")));
+        }
+        Segment::open(fd, "data", Kind::Data, capacity, writable)
+            .map_err(Error::system("mapping the lane's data"))
+            .map_err(|error| self.refused_for(error))
+    }
+
+    /// Of a lane that the peer has made, or holds: whether this side takes it.
+    fn check_size(&self, packet: &Packet, takes: Limits) -> Result<()> {
+        if packet.capacity > takes.lane_bytes {
+            return Err(self.refuse(format!(
+                "the lane has {} bytes, this side takes {}: raise its capacity or memory option, or lower the sender's capacity",
+                packet.capacity, takes.lane_bytes
+            )));
+        }
+        if packet.message_bytes_max > takes.message_bytes {
+            return Err(self.refuse(format!(
+                "the lane allows messages of {} bytes, this side takes {}: raise its message_bytes_max option, or lower the sender's",
+                packet.message_bytes_max, takes.message_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_limit(&self, packet: &Packet) -> Result<()> {
+        if packet.message_bytes_max > message_bytes_limit(packet.capacity) {
+            return Err(self.refuse(format!(
+                "the lane has a message limit of {} bytes, more than its capacity of {} allows",
+                packet.message_bytes_max, packet.capacity
+            )));
+        }
+        Ok(())
+    }
+
+    fn open_bell(&self, fd: ReceivedFd) -> Result<Doorbell> {
+        Doorbell::from_peer(fd, self.peer.uid == own_uid())
+            .map_err(Error::system("taking the peer's bell"))
+            .map_err(|error| self.refused_for(error))
+    }
+
+    /// Puts a failure of this side's into words, for both sides.
+    pub(crate) fn told(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error + '_ {
+        move |error| self.refused_for(Error::system(what)(error))
+    }
+
+    /// Maps the producer's segment and checks that it says what the packet said.
+    fn open_producer(&self, fd: ReceivedFd, packet: &Packet) -> Result<Segment> {
+        let segment = self.open_control(fd, "producer", MAGIC_PRODUCER)?;
+        // SAFETY: 64 KiB are mapped; these two fields are plain words, written before the segment was shared.
+        let (capacity, limit, cursors) = unsafe {
+            let page = segment.base().cast::<ProducerPage>().as_ptr();
+            let read = |field: *const u64| field.read_volatile();
+            (
+                read(&raw const (*page).capacity),
+                read(&raw const (*page).message_bytes_max),
+                (&raw const (*page).cursors).read_volatile(),
+            )
+        };
+        if (capacity, limit, cursors) != (packet.capacity, packet.message_bytes_max, 1) {
+            return Err(self.refuse(format!(
+                "the producer's page says capacity {capacity}, limit {limit}, {cursors} cursors; its packet {}, {}, wanted 1",
+                packet.capacity, packet.message_bytes_max
+            )));
+        }
+        Ok(segment)
+    }
+
+    /// Watches the peer, of the lane of that number. Before READY, after which nothing may fail: what the peer then sends would be
+    /// lost.
+    fn watch(&self, own: &Doorbells, lane: u32) -> Result<Option<Descriptor>> {
+        own.watch(&self.socket, lane).map_err(self.told("watching the peer"))
+    }
+
+    /// Who is at the other end.
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// What is readable when the peer has said something.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The bell to give to the peer.
+    fn bell_of(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
+        own.doorbell_for(self.peer).map_err(self.told("making a bell"))
+    }
+
+    fn into_link(self, process: Option<Descriptor>, peer_bell: Doorbell, own_bell: Arc<Doorbell>) -> Link {
+        let transport = SocketTransport::new(self.socket, process);
+        Link::new(peer_bell, transport, self.peer).with_own_doorbell(own_bell)
+    }
+
+    /// Of two lanes there and back: one socket carries the descriptors of both, and reports the peer's end to both.
+    fn into_links(self, process: Option<Descriptor>, peer_bells: [Doorbell; 2], own_bell: Arc<Doorbell>) -> [Link; 2] {
+        let transport = SocketTransport::new(self.socket, process);
+        let link = |bell| Link::new(bell, transport.clone(), self.peer).with_own_doorbell(own_bell.clone());
+        peer_bells.map(link)
+    }
+
+    fn reconnect(
+        self,
+        link: &mut Link,
+        own: &Doorbells,
+        process: Option<Descriptor>,
+        peer_bell: Doorbell,
+        own_bell: Arc<Doorbell>,
+    ) {
+        link.reconnect(own, peer_bell, own_bell, SocketTransport::new(self.socket, process), self.peer);
+    }
+}
+
+/// Whether a system call failed for want of descriptors, of this process or of the machine.
+pub(crate) fn lacks_descriptors(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// What to tell a peer for which there is none.
+pub(crate) fn no_descriptor_left() -> String {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    format!(
+        "process {} has no descriptor left for one more peer (RLIMIT_NOFILE is {}): raise it there, or connect again later",
+        std::process::id(),
+        most.map_or("unlimited".to_owned(), |most| most.to_string())
+    )
+}
+
+/// Says why not to who has connected.
+pub(crate) fn turn_away(socket: &Socket, why: &str) {
+    let mut bytes = Packet::new(REFUSED).encode().to_vec();
+    bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
+    let _ = socket.try_send(&bytes, &[]);
+}
+
+/// A producer's segments, fresh or taken over.
+pub(crate) fn make_producer_page(capacity: u64, limit: u64, generation: u64) -> std::io::Result<Segment> {
+    Segment::create("pelton-producer", Kind::Control, SEGMENT_BYTES, |base| {
+        // SAFETY: 64 KiB, mapped writable and shared with nobody yet.
+        unsafe { base.cast().write(ProducerPage::new(capacity, limit, generation, std::process::id())) }
+    })
+}
+
+pub(crate) fn make_data(capacity: u64) -> std::io::Result<Segment> {
+    Segment::create("pelton-data", Kind::Data, capacity, |_| ())
+}
+
+/// A consumer's segment.
+pub(crate) fn make_consumer_page(head: Position) -> std::io::Result<Segment> {
+    Segment::create("pelton-consumer", Kind::Control, SEGMENT_BYTES, |base| {
+        // SAFETY: as in `make_producer_page`.
+        unsafe { base.cast().write(ConsumerPage::new(head, 1, std::process::id())) }
+    })
+}
+
+/// A receiver's segment, of all its lanes.
+pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
+    Segment::create("pelton-receiver", Kind::Control, SEGMENT_BYTES, |base| {
+        // SAFETY: as in `make_producer_page`.
+        unsafe { base.cast().write(ReceiverPage::new()) }
+    })
+}
+
+/// What a sender has of its peer after the hand-shake's middle.
+struct ConsumerSide {
+    consumer: Segment,
+    receiver: Segment,
+    bell: Doorbell,
+}
+
+impl ConsumerSide {
+    fn open(shake: &Shake, consumer: ReceivedFd, receiver: ReceivedFd, bell: ReceivedFd) -> Result<ConsumerSide> {
+        Ok(ConsumerSide {
+            consumer: shake.open_control(consumer, "consumer", MAGIC_CONSUMER)?,
+            receiver: shake.open_control(receiver, "receiver", MAGIC_RECEIVER)?,
+            bell: shake.open_bell(bell)?,
+        })
+    }
+
+    /// The producer of the lane between these segments, from tail, head and floor on; and what it rings.
+    fn attach(
+        self,
+        shake: &Shake,
+        page: Segment,
+        data: Segment,
+        (tail, head, floor): (Position, Position, u64),
+        can_barrier: bool,
+    ) -> Result<(Producer, SenderMemory, Doorbell)> {
+        let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
+        let memory = SenderMemory { page, data, consumer, receiver };
+        let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
+        failpoint("hand-shake: lane attached");
+        Ok((lane, memory, self.bell))
+    }
+}
+
+/// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
+pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<(SenderParts, Doorbells)> {
+    let can_barrier = membarrier::register();
+    let own = Doorbells::new()?;
+    let bell = shake.bell_of(&own)?;
+    let peer = shake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let takes_over = peer.holds != 0;
+    let (lane, memory, peer_bell) = if takes_over {
+        let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER).await?;
+        let data = shake.open_data(data_fd, packet.capacity, true)?;
+        shake.check_limit(&packet)?;
+        let (most, _) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
+        if packet.capacity > most {
+            return Err(shake.refuse(format!(
+                "the lane to take over has {} bytes, this sender's capacity is {most}: raise it to at least as much",
+                packet.capacity
+            )));
+        }
+        let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+        // Above 1: this is not the lane's first producer, and marks its first message so.
+        let generation = packet.generation.saturating_add(1).max(2);
+        let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
+        let page = made.map_err(shake.told("making the producer's segment"))?;
+        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), bell.given()])?;
+        let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
+        peer.attach(&shake, page, data, (tail, head, packet.floor), can_barrier)?
+    } else {
+        offer_lane(&shake, options, peer.takes(), &bell, can_barrier).await?
+    };
+    let process = shake.watch(&own, 0)?;
+    shake.ready(listens && !takes_over).await?;
+    let link = shake.into_link(process, peer_bell, bell);
+    Ok((SenderParts { lane, link, memory }, own))
+}
+
+/// A fresh lane, whose consumer the peer becomes, within what that takes.
+async fn offer_lane(
+    shake: &Shake,
+    options: &Options,
+    within: Limits,
+    bell: &Doorbell,
+    can_barrier: bool,
+) -> Result<(Producer, SenderMemory, Doorbell)> {
+    let (capacity, limit) = options.sizes_within(within).map_err(|error| shake.refused_for(error))?;
+    let page = make_producer_page(capacity, limit, 1).map_err(shake.told("making the producer's segment"))?;
+    let data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
+    let (tail, head) = (Position::START, Position::START);
+    let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
+    shake.send(&packet, &[page.as_fd(), bell.given(), data.as_fd()])?;
+    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
+    let peer = ConsumerSide::open(shake, consumer_fd, receiver_fd, bell_fd)?;
+    peer.attach(shake, page, data, (tail, head, 0), can_barrier)
+}
+
+/// The hand-shake of a sender whose receiver died: it offers its lane.
+pub(crate) async fn surviving_sender(
+    shake: Shake,
+    parts: &mut SenderParts,
+    doorbells: &Doorbells,
+    listens: bool,
+) -> Result<()> {
+    let can_barrier = membarrier::register();
+    let peer = shake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let lane = &mut parts.lane;
+    lane.refresh_head()?;
+    let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
+    if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
+        return Err(shake.refuse(format!(
+            "the lane to take over has {} bytes and messages of {limit}, the receiver takes {} and {}: raise its capacity and message_bytes_max options",
+            lane.capacity(), peer.capacity, peer.message_bytes_max
+        )));
+    }
+    let generation = lane.producer_page().generation();
+    let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
+    let memory = &mut parts.memory;
+    let bell = shake.bell_of(doorbells)?;
+    shake.send(&packet, &[memory.page.as_fd(), bell.given(), memory.data.as_fd()])?;
+    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
+    let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+    let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
+    memory
+        .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
+        .map_err(|error| shake.refused_for(error))?;
+    failpoint("hand-shake: consumer attached");
+    let process = shake.watch(doorbells, 0)?;
+    if let Err(error) = shake.ready(true).await {
+        // As if this one had never been: nobody looks at its page any more, whatever it writes there.
+        memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
+        return Err(error);
+    }
+    shake.reconnect(&mut parts.link, doorbells, process, peer.bell, bell);
+    failpoint("hand-shake: survivor goes on");
+    Ok(())
+}
+
+/// How a service makes the lane back to each of its clients.
+#[derive(Clone, Debug)]
+pub struct Replies {
+    /// Of the lanes.
+    pub options: Options,
+    /// The largest request that the service takes.
+    pub bytes_max: u64,
+    /// Nobody polls it.
+    pub null_wake: Arc<LocalWake>,
+}
+
+/// What a lane is given of its receiver's.
+#[derive(Clone, Debug)]
+pub(crate) struct Reception {
+    pub(crate) page: Arc<Segment>,
+    pub(crate) bells: Doorbells,
+    /// What its sender rings.
+    pub(crate) bell: Arc<Doorbell>,
+    pub(crate) can_barrier: bool,
+    /// The lane's number.
+    pub(crate) lane: u32,
+    /// Of a service: how to make the lane back to each client.
+    pub(crate) replies: Option<Replies>,
+    /// Of all lanes together, if that has a limit.
+    pub(crate) budget: Option<Arc<Budget>>,
+}
+
+impl Reception {
+    /// What this side takes of one peer more, that has so many lanes.
+    fn share(&self, shake: &Shake, lanes: u64) -> Result<Limits> {
+        let takes = shake.takes;
+        let Some(budget) = &self.budget else { return Ok(takes) };
+        let lane_bytes = lane_within(takes.lane_bytes.min(budget.left() / SHARES / lanes));
+        if lane_bytes < GRANULE {
+            return Err(self.no_memory(shake, budget));
+        }
+        Ok(Limits { lane_bytes, message_bytes: takes.message_bytes.min(message_bytes_limit(lane_bytes)) })
+    }
+
+    /// The peer has made its lanes, which come to so many bytes: nobody who only began a handshake has any.
+    fn take_share(&self, shake: &Shake, bytes: u64) -> Result<Option<Part>> {
+        let Some(budget) = &self.budget else { return Ok(None) };
+        budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(shake, budget))
+    }
+
+    fn no_memory(&self, shake: &Shake, budget: &Budget) -> Error {
+        shake.refuse(format!(
+            "{} of the {} bytes of memory that this side has for its peers are left, a new peer is offered a sixteenth and needs lanes of {GRANULE}: raise its memory option, or connect again later",
+            budget.left(),
+            budget.most()
+        ))
+    }
+}
+
+/// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
+pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<Lane> {
+    let mut takes = Limits::ALL;
+    let said = || reception.share(&shake, 1).inspect(|share| takes = *share);
+    let takes_over = shake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
+    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception, takes, 0).await?;
+    let part = reception.take_share(&shake, consumer.capacity())?;
+    let process = shake.watch(&reception.bells, reception.lane)?;
+    shake.ready(listens && !takes_over).await?;
+    let link = shake.into_link(process, peer_bell, reception.bell);
+    Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, reception.lane, memory) })
+}
+
+/// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring. Its largest
+/// message has at least so many bytes.
+async fn take_lane(
+    shake: &Shake,
+    reception: &Reception,
+    takes: Limits,
+    least: u64,
+) -> Result<(Consumer, LaneMemory, u64, Doorbell)> {
+    let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
+    shake.check_size(&packet, takes)?;
+    let data = shake.open_data(data_fd, packet.capacity, false)?;
+    shake.check_limit(&packet)?;
+    let page = shake.open_producer(page_fd, &packet)?;
+    if packet.message_bytes_max < least {
+        return Err(shake.refuse(format!(
+            "the lane has a largest message of {} bytes, wanted at least {least} for calls",
+            packet.message_bytes_max
+        )));
+    }
+    let peer_bell = shake.open_bell(bell_fd)?;
+    let head = Position::unpack(packet.head);
+    let redelivered = Position::unpack(packet.tail).since(head);
+    if redelivered > packet.capacity / 8 {
+        return Err(shake.refuse(format!(
+            "{redelivered} messages are said to wait in a lane of {} bytes, wanted at most {}",
+            packet.capacity,
+            packet.capacity / 8
+        )));
+    }
+    let consumer = make_consumer_page(head).map_err(shake.told("making the consumer's segment"))?;
+    let [page, data, consumer] = [page, data, consumer].map(Arc::new);
+    let memory = LaneMemory { page, data, consumer, receiver: reception.page.clone() };
+    let attached = memory.attach(packet.message_bytes_max, reception.can_barrier);
+    let consumer = attached.map_err(|error| shake.refused_for(error))?;
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.given()];
+    shake.send(&Packet::new(CONSUMER), &fds)?;
+    Ok((consumer, memory, redelivered, peer_bell))
+}
+
+/// All that a receiver of one sender is made of.
+pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverParts> {
+    let (reception, sleeper) = reception_of_one(&shake, Doorbells::new()?)?;
+    let bells = reception.bells.clone();
+    let lane = in_call(new_receiver(shake, reception, listens))?;
+    Ok(ReceiverParts { lane, sleeper, bells })
+}
+
+fn reception_of_one(shake: &Shake, bells: Doorbells) -> Result<(Reception, Sleeper)> {
+    let can_barrier = membarrier::register();
+    let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
+    let sleeper = receiver_sleeper(&page, can_barrier);
+    let bell = shake.bell_of(&bells)?;
+    Ok((Reception { page, bells, bell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
+}
+
+/// A link of two lanes, as its client has it.
+#[derive(Debug)]
+pub(crate) struct LinkParts {
+    pub(crate) requests: SenderParts,
+    pub(crate) replies: ReceiverParts,
+    /// The largest request that the service takes.
+    pub(crate) bytes_max: u64,
+}
+
+/// The hand-shake of a client, who connects: it offers the lane of requests and takes that of replies. The client's one bell and
+/// one descriptor for the caller's loop serve both.
+pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Doorbells) -> Result<LinkParts> {
+    let (reception, sleeper) = reception_of_one(&shake, bells.clone())?;
+    let takes = of_calls(shake.takes);
+    let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
+    let service = shake.greet(Role::Client, false, false, says).await?;
+    let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
+    let (lane, memory, request_bell) =
+        offer_lane(&shake, options, within, &reception.bell, reception.can_barrier).await?;
+    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception, takes, LINK_BYTES_MIN).await?;
+    shake.check_new(waiting)?;
+    let process = shake.watch(bells, 0)?;
+    shake.ready(false).await?;
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell);
+    let requests = SenderParts { lane, link: there, memory };
+    let lane = Lane::new(consumer, back, 0, 0, reply_memory);
+    Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells: bells.clone() }, bytes_max })
+}
+
+/// The same of a service, which listens: the lane of requests has with it who is answered by the other.
+pub(crate) async fn new_caller(shake: Shake, reception: Reception, replies: Replies) -> Result<Lane> {
+    let mut takes = Limits::ALL;
+    let said = || {
+        takes = reception.share(&shake, 2)?;
+        Ok(Limits { message_bytes: replies.bytes_max, ..takes })
+    };
+    let client = shake.greet(Role::Service, false, true, said).await?;
+    takes = of_calls(takes);
+    let bytes_max = client.message_bytes_max;
+    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception, takes, LINK_BYTES_MIN).await?;
+    shake.check_new(waiting)?;
+    // Of a budget both lanes have the same part.
+    let most = if reception.budget.is_some() { takes.lane_bytes } else { u64::MAX };
+    let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
+    let bells = reception.bells.for_one_lane(&replies.null_wake, shake.peer).map_err(shake.told("making a bell"))?;
+    let (lane, mut reply_memory, reply_bell) =
+        offer_lane(&shake, &replies.options, within, bells.doorbell(), reception.can_barrier).await?;
+    let part = reception.take_share(&shake, consumer.capacity() + lane.capacity())?;
+    reply_memory.forget_descriptors();
+    let process = shake.watch(&reception.bells, reception.lane)?;
+    shake.ready(true).await?;
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell.clone());
+    let parts = SenderParts { lane, link: back, memory: reply_memory };
+    let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, reception.lane, memory) };
+    let sender = Sender::new(parts, bells, &replies.options)?;
+    lane.reply = Some(Box::new(ReplyLane { sender, bytes_max }));
+    Ok(lane)
+}
+
+/// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
+pub(crate) async fn surviving_receiver(
+    shake: Shake,
+    survivor: &mut Lane,
+    bells: &Doorbells,
+    listens: bool,
+) -> Result<()> {
+    let can_barrier = membarrier::register();
+    shake.greet(Role::Receiver, true, listens, || Ok(Limits::ALL)).await?;
+    let lane = &mut survivor.consumer;
+    let (tail, _) = lane.end_of_committed()?;
+    let (capacity, limit) = (lane.capacity(), lane.message_bytes_max());
+    let page = lane.producer_page();
+    let packet = Packet {
+        generation: page.generation(),
+        floor: page.tail_and_floor().1,
+        ..lane_packet(CONSUMER, capacity, limit, tail, lane.head())
+    };
+    let memory = &mut survivor.memory;
+    let bell = shake.bell_of(bells)?;
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), bell.given(), memory.data.as_fd()];
+    shake.send(&packet, &fds)?;
+    let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER).await?;
+    if (answer.capacity, answer.message_bytes_max) != (capacity, limit) {
+        return Err(shake.refuse(format!("the successor speaks of {} bytes, the lane has {capacity}", answer.capacity)));
+    }
+    let page = shake.open_producer(page_fd, &answer)?;
+    let peer_bell = shake.open_bell(bell_fd)?;
+    let process = shake.watch(bells, 0)?;
+    // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
+    shake.ready(true).await?;
+    memory.attach_producer(lane, Arc::new(page), can_barrier);
+    failpoint("hand-shake: producer attached");
+    // What came for messages that the dead sender committed is here; the rest was for messages that never were.
+    survivor.link.drop_descriptors_from(tail.seq);
+    shake.reconnect(&mut survivor.link, bells, process, peer_bell, bell);
+    failpoint("hand-shake: survivor goes on");
+    Ok(())
+}
+
+/// Of calls the limit is of a whole request or reply, which goes in pieces where the lane's messages are smaller.
+fn of_calls(takes: Limits) -> Limits {
+    Limits { message_bytes: Limits::ALL.message_bytes, ..takes }
+}
+
+fn lane_packet(kind: u32, capacity: u64, message_bytes_max: u64, tail: Position, head: Position) -> Packet {
+    Packet { capacity, message_bytes_max, head: head.pack(), tail: tail.pack(), ..Packet::new(kind) }
+}
+
+#[cfg(test)]
+mod tests;

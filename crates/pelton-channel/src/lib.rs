@@ -1,0 +1,45 @@
+//! Channels: endpoints, how they find each other, path channels, several senders, inspection. An internal crate: use the
+//! crate `pelton`, which has the documentation. What is here besides its public types is not stable.
+//!
+//! From below: `error`, `memory`, `options` and `wait` know no peer; `doorbells`, `transport` and `link` connect one lane
+//! to its peer; `lanes` has those of a receiver; `handshake` makes them; `sender` and `receiver` are the endpoints;
+//! `connect`, `path` and `gather` make endpoints. [`raw`] is the interface of the crates above.
+
+mod acceptor;
+mod connect;
+mod counters;
+mod directory;
+mod doorbells;
+mod endpoint;
+mod error;
+mod gather;
+mod handshake;
+pub mod inspect;
+mod lane_id;
+mod lanes;
+mod link;
+mod listener;
+mod memory;
+mod name;
+mod options;
+mod packet;
+mod path;
+pub mod raw;
+mod receiver;
+mod registry;
+mod role;
+mod sender;
+mod transport;
+mod wait;
+
+pub use counters::Counters;
+pub use endpoint::Departure;
+pub use error::{Error, Result};
+pub use gather::Senders;
+pub use lane_id::LaneId;
+pub use listener::Listener;
+pub use options::Options;
+pub use pelton_os::Peer;
+pub use receiver::{Batch, Event, Held, Member, Message, Receiver};
+pub use sender::{Reservation, Sender, Sent, SentBatch};
+pub use wait::{Deadline, Wait};

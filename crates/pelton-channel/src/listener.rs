@@ -1,0 +1,171 @@
+//! Listening under a name: connections are accepted, and each has some time to say its first word.
+
+use crate::error::{Error, Result};
+use crate::handshake::{HANDSHAKE_TIMEOUT, Pace, Shake};
+use crate::name::{Bound, Name};
+use crate::options::Options;
+use pelton_lane::failpoint;
+use pelton_os::socket::{accept_at, first_readable};
+use pelton_os::{Descriptor, locked};
+use rustix::event::epoll::{self, EventFlags};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a peer that has connected may take to say the first word.
+const GREETING: Duration = Duration::from_millis(500);
+/// How many who have connected are waited for at a time to say it.
+const GREETED_MAX: usize = 64;
+
+/// Waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
+/// senders or receivers.
+///
+/// While it, or an end that it accepted, lives, its socket stands in the file system, so that a successor of a peer finds
+/// it; dropping the last of them removes it, and a socket left behind by a
+/// process that died is recognised and replaced by the next who listens.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// let name = format!("unix:{}/listener-doc-{}", std::env::temp_dir().display(), std::process::id());
+/// let listener = pelton::Listener::bind(&name)?;
+/// let sending = std::thread::spawn(move || pelton::Sender::connect(&name)?.send(b"hello"));
+/// let mut receiver = listener.accept_receiver()?;
+/// assert_eq!(&*receiver.receive()?, b"hello");
+/// # drop(receiver); sending.join().unwrap()
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Listener {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) bound: Bound,
+    pub(crate) options: Options,
+    /// Who has connected and has some time yet to say the first word, of whom a call had no need any more.
+    connected: Mutex<VecDeque<Connected>>,
+    /// Readable while somebody waits to be accepted, or of those one has said it.
+    readable: Descriptor,
+}
+
+/// One who has connected, and how long it may take to say the first word.
+type Connected = (Shake, Instant);
+
+impl Listener {
+    /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while another process listens there: stop it, or choose another name. [`Error::Name`] for a name
+    /// that cannot be. [`Error::System`].
+    pub fn bind(name: &str) -> Result<Listener> {
+        Listener::with_options(name, &Options::new())
+    }
+
+    pub(crate) fn with_options(name: &str, options: &Options) -> Result<Listener> {
+        Listener::bound(name, options, false)
+    }
+
+    /// As one of several processes that may listen under a short name.
+    #[doc(hidden)]
+    pub fn beside_others(name: &str, options: &Options) -> Result<Listener> {
+        Listener::bound(name, options, true)
+    }
+
+    fn bound(name: &str, options: &Options, is_shared: bool) -> Result<Listener> {
+        options.checked_sizes()?;
+        let readable =
+            Descriptor::opened(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map(|made| made.map_err(Into::into));
+        let readable = readable.flatten().map_err(Error::system("making an epoll"))?;
+        let bound = Name::parse(name)?.listen(is_shared)?;
+        let added = epoll::add(&readable, bound.as_fd(), epoll::EventData::new_u64(0), EventFlags::IN);
+        added.map_err(|errno| Error::system("watching the listener")(errno.into()))?;
+        let inner = Inner { bound, options: options.clone(), connected: Mutex::default(), readable };
+        Ok(Listener { inner: Arc::new(inner) })
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.inner.bound.is_forked()
+    }
+
+    /// Accepts until a handshake succeeds.
+    pub(crate) fn accept<T>(
+        &self,
+        deadline: Option<Instant>,
+        shake: impl FnMut(Shake) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let Inner { bound, connected, readable, .. } = &*self.inner;
+        if bound.is_forked() {
+            return Err(Error::Forked);
+        }
+        let mut waiting = std::mem::take(&mut *locked(connected));
+        waiting.iter().for_each(|(shake, _)| _ = epoll::delete(readable, shake.socket()));
+        let accepted = self.accept_of(&mut waiting, deadline, shake);
+        // They are for the next call.
+        let event = epoll::EventData::new_u64(0);
+        waiting.retain(|(shake, _)| epoll::add(readable, shake.socket(), event, EventFlags::IN).is_ok());
+        locked(connected).append(&mut waiting);
+        accepted
+    }
+
+    /// Of those `connected`, and who connects. Each that may has some time to say the first word; several at once, so that who does not keeps
+    /// nobody waiting who does.
+    fn accept_of<T>(
+        &self,
+        connected: &mut VecDeque<Connected>,
+        deadline: Option<Instant>,
+        mut shake: impl FnMut(Shake) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let bound = &self.inner.bound;
+        loop {
+            if bound.is_forked() {
+                return Err(Error::Forked);
+            }
+            let now = Instant::now();
+            // Before one is taken, or greeted, who would have to be hung up on.
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(None);
+            }
+            let listener = (connected.len() < GREETED_MAX).then(|| bound.as_fd());
+            let first_silent = connected.front().map(|(_, until)| *until);
+            let until = [deadline, first_silent].into_iter().flatten().min();
+            let fds: Vec<_> = connected.iter().map(|(shake, _)| shake.socket()).chain(listener).collect();
+            let ready = first_readable(&fds, until).map_err(Error::system("waiting for a connection"))?;
+            let Some(place) = ready else {
+                let now = Instant::now();
+                connected.retain(|(_, until)| now < *until);
+                continue;
+            };
+            if let Some((mut greeting, _)) = connected.remove(place) {
+                let patience =
+                    deadline.map_or(now + HANDSHAKE_TIMEOUT, |deadline| deadline.min(now + HANDSHAKE_TIMEOUT));
+                greeting.wait_until(patience);
+                match shake(greeting) {
+                    Ok(done) => return Ok(Some(done)),
+                    // The system's trouble is ours; anything else was the peer's, who has been told.
+                    Err(error @ Error::System { .. }) => return Err(error),
+                    Err(_) => continue,
+                }
+            }
+            let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
+            let Some(socket) = accepted else { continue };
+            failpoint("connect: accepted");
+            match Shake::new(socket, Pace::Polled, &self.inner.options) {
+                Ok(shake) => connected.push_back((shake, Instant::now() + GREETING)),
+                // As above.
+                Err(error @ Error::System { .. }) => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable while a connection waits to be accepted.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.readable.as_fd()
+    }
+}

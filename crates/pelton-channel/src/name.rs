@@ -1,0 +1,427 @@
+//! Names and the sockets behind them: a short name is a directory of sockets, `unix:PATH` is one socket.
+
+use crate::error::{Error, Result};
+use pelton_lane::failpoint;
+use pelton_os::socket::{Socket, accept_at, listen_at};
+use pelton_os::{Descriptor, own_uid};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A channel's name, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    text: String,
+    place: Place,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// A directory with a socket per listening process, inside a directory of ours.
+    Directory {
+        base: PathBuf,
+        directory: PathBuf,
+    },
+    Socket(PathBuf),
+}
+
+impl Name {
+    /// Reads a short name, or `unix:PATH`.
+    ///
+    /// # Errors
+    /// [`Error::Name`].
+    pub fn parse(text: &str) -> Result<Name> {
+        let wrong = |problem: &str| Error::Name { name: text.to_owned(), problem: problem.to_owned() };
+        let place = if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() || path.contains('\0') {
+                return Err(wrong("names no socket: write unix:PATH"));
+            }
+            Place::Socket(PathBuf::from(path))
+        } else if let Some((scheme, _)) = text.split_once(':') {
+            let instead = match scheme {
+                "path" => {
+                    "a channel in a directory is nobody's to listen at: either side opens it, by create_sender, \
+                           create_receiver, open_sender or open_receiver (in C and the tool by this very name)"
+                }
+                _ => "write unix:PATH, or a short name without a colon",
+            };
+            return Err(wrong(&format!("begins with {scheme:?}: {instead}")));
+        } else {
+            let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            if text.is_empty() || text.len() > 64 || text.starts_with('.') || !text.chars().all(fits) {
+                return Err(wrong(
+                    "is no short name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.', or unix:PATH; a channel in a directory is opened as path:DIR",
+                ));
+            }
+            let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
+                Some(dir) => Path::new(&dir).join("pelton"),
+                None => std::env::temp_dir().join(format!("pelton-{}", own_uid())),
+            };
+            Place::Directory { directory: base.join(text), base }
+        };
+        Ok(Name { text: text.to_owned(), place })
+    }
+
+    /// The name, and where a short one is looked for: another user, or a service's environment, has another place.
+    pub fn with_place(&self) -> String {
+        match &self.place {
+            Place::Socket(_) => self.text.clone(),
+            Place::Directory { directory, .. } => format!("{} (a socket in {})", self.text, directory.display()),
+        }
+    }
+
+    fn wrong(&self, problem: String) -> Error {
+        Error::Name { name: self.text.clone(), problem }
+    }
+
+    fn not_made(&self, path: &Path, error: std::io::Error) -> Error {
+        self.wrong(format!("needs the directory {}, which cannot be made: {error}", path.display()))
+    }
+
+    fn no_socket(&self, path: &Path) -> Error {
+        self.wrong(format!("is {}, which exists and is not a socket: choose another path", path.display()))
+    }
+
+    /// Puts what the system said about a path into words.
+    fn failed(&self, what: &str, path: &Path, error: std::io::Error) -> Error {
+        if error.raw_os_error() == Some(libc::ENAMETOOLONG) {
+            let (found, most) = (path.as_os_str().len(), 107);
+            return self.wrong(format!(
+                "is a socket path of {found} bytes, a Unix socket's has at most {most}: choose a shorter one"
+            ));
+        }
+        if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+            return self.wrong(format!("needs the directory of {}, which is not there: make it first", path.display()));
+        }
+        Error::System { what: format!("{what} {}", path.display()), source: error }
+    }
+
+    /// Where somebody may listen.
+    pub fn sockets(&self) -> Result<Vec<PathBuf>> {
+        match &self.place {
+            Place::Socket(path) => Ok(vec![path.clone()]),
+            Place::Directory { base, directory } => match own_directory(base) {
+                Ok(true) => self.sockets_in(directory),
+                Ok(false) => Ok(Vec::new()),
+                Err(problem) => Err(self.wrong(problem)),
+            },
+        }
+    }
+
+    /// The sockets in a directory, none where there is no directory.
+    fn sockets_in(&self, directory: &Path) -> Result<Vec<PathBuf>> {
+        let entries = match std::fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|error| self.failed("reading", directory, error))?,
+        };
+        let mut paths: Vec<PathBuf> = entries
+            .filter_map(|entry| entry.ok())
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()))
+            .map(|entry| entry.path())
+            .collect();
+        paths.sort();
+        Ok(paths)
+    }
+
+    /// The sockets under the name, and the process that listens at each; none at those left behind.
+    pub fn listeners(&self) -> Result<Vec<(PathBuf, Option<u32>)>> {
+        let mut found = Vec::new();
+        for path in self.sockets()? {
+            // A listener takes a connection that ends without a word for what it is.
+            match Socket::connect(&path) {
+                Ok(socket) => {
+                    let peer = socket.peer().map_err(|error| self.failed("asking who listens at", &path, error))?;
+                    found.push((path, Some(peer.pid)));
+                }
+                Err(error) => match error.kind() {
+                    ErrorKind::NotFound => {}
+                    ErrorKind::ConnectionRefused => found.push((path, None)),
+                    // Its backlog is full: it is there, and does not say who it is.
+                    ErrorKind::WouldBlock => found.push((path, Some(0))),
+                    _ => return Err(self.failed("connecting to", &path, error)),
+                },
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether several processes may listen under the name.
+    pub fn is_of_many(&self) -> bool {
+        matches!(self.place, Place::Directory { .. })
+    }
+
+    /// Connects to a live listener; `None` when there is none.
+    pub fn connect(&self) -> Result<Option<Socket>> {
+        let mut why = None;
+        for path in self.sockets()? {
+            match self.connect_to(&path) {
+                Ok(None) => {}
+                Ok(socket) => return Ok(socket),
+                // A stray socket, of another kind. There may be others.
+                Err(error) => why = Some(error),
+            }
+        }
+        why.map_or(Ok(None), Err)
+    }
+
+    /// Connects to who listens there, if somebody does.
+    pub fn connect_to(&self, path: &Path) -> Result<Option<Socket>> {
+        match Socket::connect(path) {
+            Ok(socket) => Ok(Some(socket)),
+            // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
+            Err(error) => match error.kind() {
+                ErrorKind::ConnectionRefused if !is_socket(path) => Err(self.no_socket(path)),
+                ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => Ok(None),
+                _ => Err(self.failed("connecting to", path, error)),
+            },
+        }
+    }
+
+    /// Listens under the name, replacing what dead listeners left behind; if it `is_shared`, beside others that listen under a short
+    /// one.
+    pub(crate) fn listen(&self, is_shared: bool) -> Result<Bound> {
+        match &self.place {
+            Place::Socket(path) => {
+                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                let _lock = lock(parent).map_err(|e| self.failed("opening", parent, e))?;
+                self.clear(path)?;
+                let socket = listen_at(path).map_err(|e| self.failed("listening at", path, e))?;
+                failpoint("name: listening");
+                Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
+            }
+            Place::Directory { base, directory } => loop {
+                // A listener that goes removes the directories after itself, perhaps just now: then make them again.
+                let again = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
+                make_directory(base).map_err(|error| self.not_made(base, error))?;
+                own_directory(base).map_err(|problem| self.wrong(problem))?;
+                match make_directory(directory) {
+                    Err(error) if again(&error) => continue,
+                    other => other.map_err(|error| self.not_made(directory, error))?,
+                }
+                own_directory(directory).map_err(|problem| self.wrong(problem))?;
+                let lock = match lock(directory) {
+                    Err(error) if again(&error) => continue,
+                    other => other.map_err(|e| self.failed("opening", directory, e))?,
+                };
+                let sockets = self.sockets_in(directory)?;
+                // Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
+                if !is_at(&lock, directory).map_err(|e| self.failed("looking at", directory, e))? {
+                    continue;
+                }
+                for path in sockets {
+                    match self.clear(&path) {
+                        Err(Error::InUse { .. }) if is_shared => {}
+                        // A stray socket, of another kind: not ours to remove.
+                        Err(Error::System { .. }) => {}
+                        cleared => cleared?,
+                    }
+                }
+                static LISTENERS: AtomicU32 = AtomicU32::new(0);
+                let number = LISTENERS.fetch_add(1, Ordering::Relaxed);
+                let path = directory.join(format!("{}.{number}", std::process::id()));
+                match listen_at(&path) {
+                    Err(error) if again(&error) => continue,
+                    // A process of the same number, in another pid namespace, listens there: the next number is free.
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
+                    Err(error) => return Err(self.failed("listening at", &path, error)),
+                    Ok(socket) => {
+                        // As above. While a socket is in it, nobody removes it.
+                        let stands = is_at(&lock, directory);
+                        if let Ok(true) = stands {
+                            let directories = vec![directory.clone(), base.clone()];
+                            return Bound::new(socket, path.clone(), directories)
+                                .map_err(|e| self.failed("looking at", &path, e));
+                        }
+                        let _ = std::fs::remove_file(&path);
+                        stands.map_err(|e| self.failed("looking at", directory, e))?;
+                    }
+                }
+            },
+        }
+    }
+
+    /// Removes a socket that nobody listens at; a live one is refused.
+    fn clear(&self, path: &Path) -> Result<()> {
+        match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(self.failed("looking at", path, error)),
+            Ok(found) if !found.file_type().is_socket() => return Err(self.no_socket(path)),
+            Ok(_) => {}
+        }
+        match Socket::connect(path) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                let removed = std::fs::remove_file(path);
+                failpoint("name: stale socket removed");
+                match removed {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        Err(self.failed("removing the stale socket", path, error))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            // Connected, or its backlog is full.
+            Ok(socket) => Err(Error::InUse { name: self.text.clone(), pid: socket.peer().map_or(0, |peer| peer.pid) }),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(Error::InUse { name: self.text.clone(), pid: 0 })
+            }
+            Err(error) => Err(self.failed("connecting to", path, error)),
+        }
+    }
+}
+
+/// Holds off other listeners of a directory until dropped.
+fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
+    let fd = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // Whoever can open the directory can hold the lock: not for ever.
+    for _ in 0..200 {
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            done => return Ok(done.map(|()| fd)?),
+        }
+    }
+    let text = "another process has kept it locked for two seconds: see `lsof`, or choose another directory";
+    Err(std::io::Error::new(ErrorKind::ResourceBusy, text))
+}
+
+/// Whether it is the directory that stands there now. Fails where the system does not say so: then trying again would not end.
+fn is_at(fd: &OwnedFd, directory: &Path) -> std::io::Result<bool> {
+    let own = fstat(fd)?;
+    match std::fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        there => there.map(|there| (there.dev(), there.ino()) == (own.st_dev, own.st_ino)),
+    }
+}
+
+/// Unless it is there.
+fn make_directory(path: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Whether `path` is a directory that nobody else can enter. False: it is not there.
+fn own_directory(path: &Path) -> std::result::Result<bool, String> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(format!("needs the directory {}, which cannot be looked at: {error}", path.display())),
+        Ok(found) => {
+            let (uid, mode) = (own_uid(), found.mode() & 0o7777);
+            if !found.is_dir() || found.uid() != uid || mode & 0o077 != 0 {
+                return Err(format!(
+                    "needs {} to be a directory of uid {uid} with mode 700; found {} of uid {} with mode {mode:o}: `chmod 700` it, or set XDG_RUNTIME_DIR",
+                    path.display(),
+                    if found.is_dir() { "a directory" } else { "something else" },
+                    found.uid(),
+                ));
+            }
+            Ok(true)
+        }
+    }
+}
+
+/// Whether it is one, or nothing any more.
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.file_type().is_socket())
+}
+
+/// A listening socket and what to remove with it.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    socket: Descriptor,
+    path: PathBuf,
+    inode: (u64, u64),
+    directories: Vec<PathBuf>,
+    owner: pelton_os::Owner,
+}
+
+impl Bound {
+    fn new(socket: Descriptor, path: PathBuf, directories: Vec<PathBuf>) -> std::io::Result<Bound> {
+        let found = std::fs::symlink_metadata(&path)?;
+        let owner = pelton_os::Owner::current()?;
+        Ok(Bound { socket, inode: (found.dev(), found.ino()), path, directories, owner })
+    }
+
+    pub fn socket(&self) -> &Descriptor {
+        &self.socket
+    }
+
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+}
+
+impl AsFd for Bound {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        // Only if it is still ours.
+        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode);
+        if ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        // Who has connected and was not accepted is hung up on one by one: closed with the listener, what they sent would be closed here, which may
+        // wait. Nobody connects any more.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        while let Ok(Some(_)) = accept_at(&self.socket) {}
+        for directory in &self.directories {
+            // Refused while others are in it, which is right.
+            let _ = std::fs::remove_dir(directory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_that_come_and_go_do_not_hinder_each_other() {
+        let base = std::env::temp_dir().join(format!("pelton-listeners-{}", std::process::id()));
+        std::thread::scope(|scope| {
+            // Two of one name, and two of others, in a directory that is empty now and then, and goes.
+            for text in ["one", "one", "two", "three"] {
+                let place = Place::Directory { base: base.clone(), directory: base.join(text) };
+                scope.spawn(move || {
+                    let name = Name { text: text.to_owned(), place };
+                    for _ in 0..500 {
+                        let bound = name.listen(true).unwrap();
+                        assert!(Socket::connect(&bound.path).is_ok(), "nobody is at {}", bound.path.display());
+                    }
+                });
+            }
+        });
+        assert!(!base.exists(), "{} is left", base.display());
+    }
+
+    #[test]
+    fn a_bad_name_is_refused_with_what_would_be_right() {
+        for (name, says) in [
+            ("", "1 to 64"),
+            (".hidden", "not beginning with '.'"),
+            ("a/b", "letters, digits"),
+            ("tcp:1", "write unix:PATH"),
+            ("unix:", "write unix:PATH"),
+            (&"x".repeat(65), "1 to 64"),
+        ] {
+            let error = Name::parse(name).unwrap_err().to_string();
+            assert!(error.contains(says), "{name:?}: {error}");
+        }
+        for name in ["a", "log.events-2_x", "unix:relative", "unix:/tmp/x"] {
+            assert!(Name::parse(name).is_ok(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! The lower interface of both endpoints: what calls, flush, the C library and the Tokio types use, and nothing else
+//! does. Values instead of borrows, one record at a time. Not stable, and no part of the documented interface.
+//!
+//! - A sender: [`Sender::reserve_fast`] or [`Sender::reserve_space`], then the payload, then [`Sender::commit_space`];
+//!   a space that is not committed is aborted.
+//! - A receiver: [`Receiver::peek_fast`] or [`Receiver::find`], then the payload, then [`Receiver::release_record`].
+//!   Between the two the receiver is used for nothing else.
+//! - Chunks of a receiver: [`Receiver::take_chunk`], then [`Receiver::release_chunks`].
+//! - Waiting: `arm`, [`Sender::arm_for_space`], and the trait [`crate::wait::Side`].
+
+pub use crate::connect::{Connecting, Duplex, RETRY, connect_duplex, start_duplex, start_duplex_later};
+pub use crate::doorbells::Doorbells;
+use crate::endpoint::Departure;
+pub use crate::error::failure;
+use crate::error::{Error, Result};
+pub use crate::gather::{gather, gather_with};
+pub use crate::handshake::{HANDSHAKE_TIMEOUT, Replies};
+use crate::lane_id::LaneId;
+use crate::lanes::Lane;
+pub use crate::lanes::ReplyLane;
+pub use crate::memory::{Budget, Kept, Share};
+pub use crate::name::Name;
+pub use crate::receiver::Item;
+use crate::receiver::{Batch, Held, Message, Receiver};
+use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
+pub use crate::transport::SharedLiveness;
+use crate::wait::Deadline;
+pub use crate::wait::{Side, Spin, linger, wait};
+use pelton_lane::{Chunk, Wake};
+pub use pelton_lane::{Record, ReservedSpace};
+use pelton_os::Peer;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+#[doc(hidden)]
+impl Sender {
+    /// Sends in the common case: the handle is in use, and there is space at the tail. Returns false in any other.
+    #[inline(always)]
+    pub fn send_fast(&mut self, payload: &[u8]) -> bool {
+        let Some(space) = self.reserve_fast(payload.len()) else { return false };
+        self.fill(space, payload);
+        true
+    }
+
+    /// Reserves space in the common case: the handle is in use, and there is space at the tail.
+    #[inline(always)]
+    pub fn reserve_fast(&mut self, bytes: usize) -> Option<ReservedSpace> {
+        if !self.endpoint.owner.is_current() {
+            return None;
+        }
+        self.parts.lane.reserve_fast(bytes as u64)
+    }
+
+    /// Reserves space, waiting for it as long as `patience` states.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn reserve_space(&mut self, bytes: usize, patience: Deadline) -> Result<Option<ReservedSpace>> {
+        self.find_space(bytes, patience)
+    }
+
+    /// Where the payload of a reserved space begins. `space.bytes` bytes may be written there until the commit.
+    #[inline(always)]
+    pub fn payload(&self, space: ReservedSpace) -> NonNull<u8> {
+        self.parts.lane.payload(space)
+    }
+
+    /// Copies `bytes` into a reserved space, from `offset` on.
+    #[inline(always)]
+    pub fn copy_in_at(&mut self, offset: usize, space: ReservedSpace, bytes: &[u8]) {
+        self.parts.lane.copy_in_at(offset as u64, space, bytes);
+    }
+
+    /// Publishes the first `bytes` of a reserved space. Returns false if it has fewer, or in a forked child: then
+    /// nothing is sent.
+    ///
+    /// # Safety
+    /// `space` was reserved last of this sender, and is committed once.
+    #[inline(always)]
+    pub unsafe fn commit_space(&mut self, space: ReservedSpace, bytes: usize) -> bool {
+        let fits = bytes as u64 <= space.bytes && !self.endpoint.owner.is_forked();
+        if fits {
+            self.publish(space, bytes);
+        }
+        fits
+    }
+
+    /// As [`Sender::commit_space`] of what fits, but does not check whether the receiver is alive when the receiver
+    /// sleeps: the other lane of a link reports its end.
+    #[inline(always)]
+    pub fn commit_unchecked(&mut self, space: ReservedSpace, bytes: usize) {
+        match self.parts.lane.commit(space, bytes as u64) {
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(CHECK_AFTER) => {}
+            Wake::Ring => self.parts.link.ring_peer(),
+            wake => self.after_publishing(wake),
+        }
+    }
+
+    /// Announces a wait for space for `bytes`, without draining the doorbells. Returns false if there is space.
+    ///
+    /// # Errors
+    /// As [`Sender::arm`].
+    pub fn arm_for_space(&mut self, bytes: usize) -> Result<bool> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()
+    }
+
+    /// Whether a wait for space is still announced: a reservation that succeeds ends it.
+    #[inline(always)]
+    pub fn is_armed(&self) -> bool {
+        self.parts.lane.is_armed()
+    }
+
+    /// Whether a wait for space needs a bound of a millisecond.
+    pub fn needs_timed_wait(&self) -> bool {
+        self.parts.lane.needs_timed_wait()
+    }
+
+    /// Whether there may be space by now: a hint, by one load.
+    pub fn may_be_ready(&self) -> bool {
+        self.parts.lane.may_be_ready()
+    }
+
+    /// Whether the receiver has closed on purpose.
+    pub fn has_receiver_closed(&self) -> bool {
+        self.parts.lane.has_consumer_closed()
+    }
+
+    /// What reports the receiver's end, for a thread that waits while another uses the sender.
+    pub fn shared_liveness(&self) -> Option<SharedLiveness> {
+        self.parts.link.shared_liveness()
+    }
+
+    /// What wakes this sender.
+    pub fn doorbells(&self) -> &Doorbells {
+        &self.endpoint.doorbells
+    }
+
+    /// Whether this process is a fork of the one that made the handle.
+    pub fn is_forked(&self) -> bool {
+        self.endpoint.owner.is_forked()
+    }
+
+    /// Whether a message of `bytes` would extend beyond the part of the lane that this sender fills before a flush.
+    pub fn is_past_window(&self, bytes: usize) -> bool {
+        self.parts.lane.is_past_window(bytes as u64)
+    }
+}
+
+#[doc(hidden)]
+impl Receiver {
+    /// The next record in the common case: the handle is in use, a message is at the cursor of a lane that is not
+    /// paused, nothing is held, and the receiver does not sleep.
+    #[inline(always)]
+    pub fn peek_fast(&mut self) -> Option<Record> {
+        if !self.endpoint.owner.is_current() || self.slow_path_reasons != 0 || self.sleeper.is_armed() {
+            return None;
+        }
+        self.lanes.current.consumer.peek_fast()
+    }
+
+    /// Polls for a record for less than a microsecond, where the next one comes from the same lane.
+    #[inline(always)]
+    pub fn peek_soon(&mut self) -> Option<Record> {
+        if self.slow_path_reasons == 0 && self.comes_soon() { self.peek_fast() } else { None }
+    }
+
+    /// As [`Receiver::peek_fast`], of a lane that is neither paused nor left by its sender; with the first three words
+    /// of the payload, each loaded once.
+    #[inline(always)]
+    pub fn peek_words_fast(&mut self) -> Option<(Record, [u64; 3])> {
+        let record = self.peek_fast()?;
+        let lane = &self.lanes.current;
+        if lane.end.is_some() || lane.is_paused {
+            return None;
+        }
+        self.words(&record).map(|words| (record, words))
+    }
+
+    /// The next record or membership event, waiting for it as long as `patience` states. It stays the next until
+    /// [`Receiver::release_record`] or [`Receiver::pass_event`].
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    #[inline(always)]
+    pub fn find(&mut self, patience: Deadline) -> Result<Option<Item>> {
+        match self.peek_fast() {
+            Some(record) if !self.lanes.current.is_stalled() => Ok(Some(Item::Record(record))),
+            _ => self.find_slow(patience),
+        }
+    }
+
+    /// A record's payload: where it begins, and its bytes. It stays readable until the record is released.
+    #[inline(always)]
+    pub fn payload(&self, record: &Record) -> (NonNull<u8>, usize) {
+        (self.lanes.current.consumer.payload(record), record.bytes as usize)
+    }
+
+    /// The first three words of a record's payload, each loaded once; `None` if it is shorter.
+    #[inline(always)]
+    pub fn words(&self, record: &Record) -> Option<[u64; 3]> {
+        if record.bytes < size_of::<[u64; 3]>() as u64 {
+            return None;
+        }
+        let payload = self.lanes.current.consumer.payload(record).cast::<u64>();
+        // SAFETY: the lane checked that so many bytes lie in the data; a payload begins at a multiple of 8.
+        Some(std::array::from_fn(|index| unsafe { payload.add(index).read_volatile() }))
+    }
+
+    /// Appends a record's payload, without its first `skip` bytes, to `buffer`.
+    #[inline(always)]
+    pub fn append(&self, record: &Record, skip: usize, buffer: &mut Vec<u8>) {
+        let bytes = record.bytes as usize - skip;
+        buffer.reserve(bytes);
+        // SAFETY: the lane checked that the record lies in the data; the vector has the space, and is not in a lane. A
+        // peer that writes meanwhile changes bytes, for which any value is valid.
+        unsafe {
+            let target = buffer.as_mut_ptr().add(buffer.len());
+            self.lanes.current.consumer.copy_out_from(skip as u64, record, target);
+            buffer.set_len(buffer.len() + bytes);
+        }
+    }
+
+    /// Copies the next message out and releases it in the common case, or if `may_poll`, when it comes soon. `None`
+    /// also for a message of more than `capacity` bytes.
+    ///
+    /// # Safety
+    /// `capacity` bytes can be written at `target`, which is not in a lane.
+    #[inline(always)]
+    pub unsafe fn copy_fast(&mut self, target: *mut u8, capacity: usize, may_poll: bool) -> Option<usize> {
+        let record = match self.peek_fast() {
+            Some(record) => record,
+            None if may_poll => self.peek_soon()?,
+            None => return None,
+        };
+        if record.bytes > capacity as u64 {
+            return None;
+        }
+        // SAFETY: the caller guarantees the space.
+        unsafe { self.lanes.current.consumer.copy_out(&record, target) };
+        self.release(&record);
+        Some(record.bytes as usize)
+    }
+
+    /// Releases the next record, in the process that made the handle. By reference: a record that is moved after it was
+    /// stored word by word stalls the processor.
+    #[inline(always)]
+    pub fn release_record(&mut self, record: &Record) {
+        self.release(record);
+    }
+
+    /// The next record as a message.
+    #[inline(always)]
+    pub fn message(&mut self, record: Record) -> Message<'_> {
+        Message { receiver: self, record }
+    }
+
+    /// The membership event that [`Receiver::find`] returned is delivered.
+    #[cold]
+    pub fn pass_event(&mut self) {
+        self.pass();
+    }
+
+    /// Takes one more message, or the first, of a batch that [`Receiver::release_batch`] releases, after `with` has
+    /// read it. Returns false if there is none now, if it has descriptors (it is to be received alone), or at the end of
+    /// the lane's quantum.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    #[inline]
+    pub fn take_for_batch(&mut self, is_first: bool, with: impl FnOnce(&Message<'_>)) -> Result<bool> {
+        if self.endpoint.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        if self.is_quantum_over && !is_first {
+            return Ok(false);
+        }
+        let record = match self.lanes.current.consumer.peek() {
+            Ok(Some(record)) if record.descriptors == 0 => record,
+            Ok(_) => return Ok(false),
+            Err(error) => return self.failed_in_batch(error).map(|()| false),
+        };
+        with(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
+        self.lanes.current.consumer.take(&record);
+        self.count_to_quantum(&record);
+        Ok(true)
+    }
+
+    /// Releases what [`Receiver::take_for_batch`] has taken.
+    pub fn release_batch(&mut self) {
+        drop(Batch::new(self));
+    }
+
+    /// Whether this process is a fork of the one that made the handle.
+    pub fn is_forked(&self) -> bool {
+        self.endpoint.owner.is_forked()
+    }
+
+    /// Whether a message waits, as far as that is visible without taking it: a hint.
+    pub fn has_messages(&self) -> bool {
+        self.lanes.may_be_ready()
+    }
+
+    /// The limit of the memory for all senders, if there is one.
+    pub fn budget(&self) -> Option<Arc<Budget>> {
+        self.gate.as_ref().and_then(|gate| gate.budget())
+    }
+
+    /// What wakes this receiver.
+    pub fn doorbells(&self) -> &Doorbells {
+        &self.endpoint.doorbells
+    }
+
+    /// The number of the current lane.
+    pub fn lane(&self) -> u32 {
+        self.lanes.current.number
+    }
+
+    /// The index that the user of this receiver keeps with the current lane.
+    #[inline(always)]
+    pub fn lane_user(&self) -> usize {
+        self.lanes.current.user
+    }
+
+    /// Hands out the lane back to each sender that has joined since the last call, with the number of its lane; `adopt`
+    /// returns the index to keep.
+    pub fn adopt_replies(&mut self, mut adopt: impl FnMut(ReplyLane, u32) -> usize) {
+        for lane in self.lanes.iter_mut() {
+            if let Some(reply) = lane.reply.take() {
+                lane.user = adopt(*reply, lane.number);
+            }
+        }
+    }
+
+    /// Pauses a lane, or resumes it: nothing is received from a paused lane whose sender is there.
+    pub fn set_paused(&mut self, number: u32, is_paused: bool) {
+        if let Some(lane) = self.lanes.find(number) {
+            lane.is_paused = is_paused;
+        }
+    }
+
+    /// Accepts no more senders; the name becomes free.
+    pub fn stop_listening(&mut self) {
+        if let Some(gate) = &mut self.gate {
+            gate.stop_listening(&self.endpoint.doorbells);
+        }
+    }
+
+    /// Whether the current lane's sender is known to be gone.
+    pub fn is_sender_gone(&self) -> bool {
+        self.lanes.current.end.is_some()
+    }
+
+    /// The current lane's sender has broken the rules of its records: it leaves, and nothing more of it is received.
+    pub fn end_lane(&mut self) {
+        self.lanes.current.end = Some(Departure::Corrupt);
+        // Otherwise the fast path would continue with it.
+        self.end_quantum();
+    }
+
+    /// Nothing more is to be received.
+    pub fn retire(&mut self) {
+        self.endpoint.owner.retire();
+    }
+
+    /// The current lane's page of this side, for a test to damage it.
+    pub fn consumer_page(&self) -> NonNull<u8> {
+        self.lanes.current.memory.consumer.base()
+    }
+
+    /// What reports the sender's end when it is polled.
+    pub fn liveness(&self) -> [Option<std::os::fd::BorrowedFd<'_>>; 2] {
+        self.lanes.current.link.liveness()
+    }
+}
+
+#[doc(hidden)]
+impl Message<'_> {
+    /// The record.
+    pub fn record(&self) -> Record {
+        self.record
+    }
+
+    /// Where the bytes are: makes no slice of memory that another process can write.
+    #[inline(always)]
+    pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        self.receiver.payload(&self.record)
+    }
+
+    /// As [`Receiver::append`].
+    #[inline(always)]
+    pub fn append_to(&self, skip: usize, buffer: &mut Vec<u8>) {
+        self.receiver.append(&self.record, skip, buffer);
+    }
+}
+
+#[doc(hidden)]
+impl Held {
+    /// Whether this process is a fork of the one that made the handle.
+    pub fn is_forked(&self) -> bool {
+        self.returned.owner.is_forked()
+    }
+}
+
+/// A chunk of records that was taken from a receiver.
+#[derive(Clone, Copy, Debug)]
+pub struct TakenChunk {
+    /// Number of the lane.
+    pub lane: u32,
+    /// Identity of the lane.
+    pub id: LaneId,
+    /// The sender.
+    pub peer: Option<Peer>,
+    /// The records.
+    pub chunk: Chunk,
+    /// In the lane's data.
+    start: NonNull<u8>,
+    /// A quarter of the lane: its sender may need the space soon.
+    quarter: u64,
+}
+
+// SAFETY: the pointer is into shared memory, which belongs to no thread.
+unsafe impl Send for TakenChunk {}
+
+impl TakenChunk {
+    fn new(lane: &Lane, chunk: Chunk) -> TakenChunk {
+        let (start, quarter) = (lane.consumer.chunk_bytes(&chunk).cast(), lane.consumer.capacity() / 4);
+        TakenChunk { lane: lane.number, id: lane.id, peer: lane.link.peer(), chunk, start, quarter }
+    }
+
+    /// Appends a chunk that was taken later. Returns false if it does not follow directly.
+    pub fn join(&mut self, next: &TakenChunk) -> bool {
+        self.lane == next.lane && self.peer == next.peer && self.chunk.join(&next.chunk)
+    }
+
+    /// Bytes of its lane.
+    pub fn capacity(&self) -> u64 {
+        4 * self.quarter
+    }
+
+    /// Whether its sender may need the space soon.
+    pub fn is_large(&self) -> bool {
+        self.chunk.bytes >= self.quarter
+    }
+}
+
+#[doc(hidden)]
+impl Receiver {
+    /// Takes about `bytes` of records of the lane that is served, or of the next one that has any. `None`: there is
+    /// none. Records up to the number that `last_written` returns are not taken, but released at once.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn take_chunk(
+        &mut self,
+        bytes: u64,
+        last_written: impl Fn(LaneId) -> Option<u32>,
+    ) -> Result<Option<TakenChunk>> {
+        while let Some(item) = self.peek()? {
+            let Item::Record(record) = item else {
+                self.pass();
+                continue;
+            };
+            let Some(taken) = self.take_here(record, bytes, &last_written) else { continue };
+            if self.many {
+                self.end_quantum();
+            }
+            return Ok(Some(taken));
+        }
+        Ok(None)
+    }
+
+    /// Takes the current lane's next record and those that follow. Releases a record that is written already.
+    fn take_here(
+        &mut self,
+        record: Record,
+        bytes: u64,
+        last_written: impl Fn(LaneId) -> Option<u32>,
+    ) -> Option<TakenChunk> {
+        let lane = &mut *self.lanes.current;
+        if !lane.is_compared {
+            // Limit of the messages in a lane.
+            let most = (lane.consumer.capacity() / 8) as u32;
+            let is_written = |last: u32| last.wrapping_sub(record.seq) < most;
+            if lane.id != LaneId::NONE && last_written(lane.id).is_some_and(is_written) {
+                self.release(&record);
+                return None;
+            }
+            lane.is_compared = true;
+        }
+        if record.descriptors != 0 {
+            // A sink takes bytes only.
+            let _ = self.receive_descriptors(record.seq, record.descriptors);
+        }
+        let lane = &mut *self.lanes.current;
+        let chunk = lane.consumer.take_chunk(&record, bytes);
+        Some(TakenChunk::new(lane, chunk))
+    }
+
+    /// The number of each lane, also of senders that have just joined, and the number after its last message.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn ends_of_lanes(&mut self) -> Result<Vec<(u32, u32)>> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        self.find_lanes()?;
+        let end = |lane: &Lane| (lane.number, lane.consumer.producer_page().tail_and_floor().0.seq);
+        Ok(self.lanes.iter().map(end).collect())
+    }
+
+    /// As [`Receiver::take_chunk`], only of lane `number`, and only what came before message `end`.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn take_chunk_before(
+        &mut self,
+        (number, end): (u32, u32),
+        bytes: u64,
+        last_written: impl Fn(LaneId) -> Option<u32>,
+    ) -> Result<Option<TakenChunk>> {
+        if !self.lanes.turn_to(number) {
+            return Ok(None);
+        }
+        loop {
+            let record = match self.lanes.current.consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => return Ok(None),
+                // The lane's next quantum reports it.
+                Err(error) => return self.failed_in_batch(error).map(|()| None),
+            };
+            // A sender that states a wrong end, and goes on sending, must not keep this from returning.
+            if end.wrapping_sub(record.seq).wrapping_sub(1) >= (self.lanes.current.consumer.capacity() / 8) as u32 {
+                return Ok(None);
+            }
+            if let Some(taken) = self.take_here(record, bytes, &last_written) {
+                return Ok(Some(taken));
+            }
+        }
+    }
+
+    /// Takes all records of the lane of `sender`, which is of this process and rewinds after the flush.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn take_all_of(&mut self, sender: &Sender) -> Result<Option<TakenChunk>> {
+        if self.gate.as_ref().is_some_and(|gate| gate.may_be_ready()) {
+            self.find_lanes()?;
+        }
+        let Some(lane) = self.lanes.find(sender.parts.link.lane_number()) else { return Ok(None) };
+        let Some(first) = lane.consumer.peek()? else { return Ok(None) };
+        let chunk = lane.consumer.take_chunk_to(&first, sender.parts.lane.tail());
+        Ok(Some(TakenChunk::new(lane, chunk)))
+    }
+
+    /// Everything of the lane of `sender` is released: the lane begins at its front again.
+    pub fn rewind(&mut self, sender: &mut Sender) {
+        if let Some(lane) = self.lanes.find(sender.parts.link.lane_number()) {
+            sender.parts.lane.rewind(&mut lane.consumer);
+        }
+    }
+
+    /// Whether all senders are gone, and only taken records remain.
+    pub fn have_all_gone(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.is_shut()) && self.lanes.iter().all(|lane| lane.end.is_some())
+    }
+
+    /// The bytes of a chunk that was taken from this receiver and is not released.
+    pub fn bytes_of<'a>(&'a self, taken: &'a TakenChunk) -> &'a [u8] {
+        // SAFETY: the lane checked that the records lie in its data, and keeps them until they are released, for which
+        // this receiver is borrowed mutably. A peer that writes meanwhile changes bytes, for which any value is valid.
+        unsafe { std::slice::from_raw_parts(taken.start.as_ptr(), taken.chunk.bytes as usize) }
+    }
+
+    /// Releases all chunks.
+    pub fn release_chunks(&mut self) {
+        for lane in self.lanes.iter_mut() {
+            if lane.consumer.has_taken() && lane.consumer.release_taken() == Wake::Ring {
+                lane.link.ring_peer();
+            }
+        }
+    }
+
+    /// Whether a sender has announced that it waits for space that chunks take.
+    pub fn is_space_wanted(&mut self) -> bool {
+        self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.is_producer_waiting())
+    }
+
+    /// The end of the channel as an error, if it has ended and nothing is left.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn check_end(&mut self) -> Result<()> {
+        self.peek().map(|_| ())
+    }
+
+    /// Waits until there is a message, as long as `patience` states.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    #[cold]
+    #[inline(never)]
+    pub fn wait_for_message(&mut self, patience: Deadline) -> Result<()> {
+        self.find_record(patience).map(|_| ())
+    }
+}
