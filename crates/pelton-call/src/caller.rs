@@ -3,12 +3,13 @@
 //! Its flags and the places of its calls are atomics of themselves alone, so all of that is Relaxed: what a thread did to the lane
 //! before, the loop sees under the lock, or by an edge of `edges.rs`.
 
-use super::edges::Away;
-use super::frame::{Assembly, CALLS_MAX, FAILED_MEMORY, Header, Kind, Outgoing, generation_of, slot_of};
+use super::edges::{Away, Stirred};
+use super::frame::{Assembly, CALLS_MAX, Clock, FAILED_MEMORY, Header, Kind, Outgoing, generation_of, slot_of};
 use super::outbox::Outbox;
-use super::service::Desk;
 use crate::outbox::FrameSender as _;
+use pelton_channel::Options;
 use pelton_channel::Receiver;
+use pelton_channel::raw::Budget;
 use pelton_channel::raw::Doorbells;
 use pelton_channel::raw::ReplyLane;
 use pelton_channel::raw::Share;
@@ -16,7 +17,7 @@ use pelton_channel::raw::SharedLiveness;
 use pelton_channel::{Error, Result};
 use pelton_lane::ReservedSpace;
 use pelton_os::Peer;
-use pelton_os::{Doorbell, Owner, locked, wait_on};
+use pelton_os::{Doorbell, LocalWake, Owner, locked, wait_on};
 use std::cell::{Cell, UnsafeCell};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -43,6 +44,65 @@ impl Drop for Back {
         if self.caller.away.leave() {
             // SAFETY: nobody is away who would have it, nor can anybody go any more.
             unsafe { ManuallyDrop::drop(&mut self.caller) };
+        }
+    }
+}
+
+/// What a service keeps of its clients by default: a guess, four of the largest requests or replies by default.
+const KEPT_MAX: u64 = 256 << 20;
+
+/// What all clients of a service have in common.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) options: Options,
+    /// For what is kept of all clients; each has a share.
+    pub(super) kept: Arc<Budget>,
+    /// Of the clients' lanes, whose own bells are heard otherwise.
+    pub(super) null_wake: Arc<LocalWake>,
+    pub(super) nudge: Arc<LocalWake>,
+    pub(super) clock: Clock,
+    /// Clients that are so since the service last looked; none any more when it is gone.
+    pub(super) arrived: Mutex<Option<Vec<Arc<Caller>>>>,
+    /// Whether there is anything for the service to see here.
+    pub(super) stirred: Stirred,
+    pub(super) is_stopped: AtomicBool,
+    /// Takes no more requests.
+    pub(super) is_draining: AtomicBool,
+    pub(super) dropped: AtomicU64,
+    pub(super) owner: Owner,
+}
+
+impl Desk {
+    /// Has the service look at a client.
+    pub(super) fn look_at(&self, caller: &Arc<Caller>) {
+        if let Some(arrived) = &mut *locked(&self.arrived) {
+            arrived.push(caller.clone());
+        }
+        self.stir();
+    }
+
+    pub(super) fn new(options: &Options, requests: &Receiver, null_wake: Arc<LocalWake>) -> Result<Desk> {
+        let kept_max = KEPT_MAX.max(options.call_bytes_max.saturating_mul(4));
+        Ok(Desk {
+            options: options.clone(),
+            kept: requests.budget().unwrap_or_else(|| Budget::new(kept_max)),
+            null_wake,
+            nudge: requests.doorbells().local_wake().clone(),
+            clock: Clock::new(),
+            arrived: Mutex::new(Some(Vec::new())),
+            stirred: Stirred::new(),
+            is_stopped: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            dropped: AtomicU64::new(0),
+            owner: Owner::current().map_err(Error::system("looking whose handle this is"))?,
+        })
+    }
+
+    pub(super) fn stir(&self) {
+        // In a forked child the descriptor is closed.
+        if !self.owner.is_forked() {
+            self.stirred.set();
+            self.nudge.ring();
         }
     }
 }
@@ -678,4 +738,9 @@ impl Caller {
 /// It has none any more.
 pub(super) fn forget_room() {
     ROOM_OF.set(None);
+}
+
+#[cold]
+pub(super) fn room_is_held() -> Error {
+    Error::Refused("this thread has room reserved for another reply: send that first".to_owned())
 }

@@ -1,9 +1,9 @@
 //! The asking side of a link.
 
-use super::Body;
-use super::calls::{Calls, State};
 use super::crowd::{Crowd, Link};
 use super::frame::{Clock, Header, Kind};
+use crate::body::Body;
+use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::outbox::FrameSender as _;
 use pelton_channel::Deadline;
 use pelton_channel::Options;
@@ -101,51 +101,6 @@ pub struct Client {
     late: u64,
     /// Of the one service.
     fate: Option<Fate>,
-}
-
-/// Which call: as [`Client::submit`] answers it, and as its [`Completion`]s say it. No two of a client's calls are the same in
-/// 2^32 calls; then one may come again, so one that is over is not to be kept for as long as that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CallId(pub(crate) u64);
-
-/// What came of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The reply; nothing more comes of this call.
-    Reply,
-    /// A part of a streaming reply. More comes.
-    Part,
-    /// A streaming reply has ended. It has no bytes of its own.
-    End,
-    /// The service failed the call, with a code and bytes of its own meaning. Nothing more comes.
-    Failed(u32),
-    /// The service let the call go without a reply: its handler panicked, or forgot. Nothing more comes.
-    Abandoned,
-    /// The service has gone, or takes no more calls, and the client goes on without it. Nothing more comes.
-    Lost(Loss),
-}
-
-/// Why a call was lost.
-// As large as the code of a failure: an outcome is copied on the way of each answer, and one with a byte at an odd place in pieces.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// The service died. Whether it had carried the call out nobody knows.
-    PeerDied,
-    /// The service closed without having drained. Whether it had carried the call out nobody knows.
-    Closed,
-    /// The service broke the rules. Whether it had carried the call out nobody knows.
-    Corrupt,
-    /// The service gave the call back, which it had not begun, since it drains; and no other serves the name. To ask again does
-    /// no harm.
-    Returned,
-}
-
-impl Outcome {
-    /// Whether nothing more comes of the call.
-    pub fn is_final(self) -> bool {
-        self != Outcome::Part
-    }
 }
 
 /// An answer to a call. Dropping it gives its space back; the client can do nothing else meanwhile.

@@ -3,10 +3,9 @@
 //! What is lent goes back before the loop does anything else: nobody else uses the service until then. So while nobody has taken
 //! anything away either, the client's lane is this one's alone, and is written without the lock. Whoever is away takes the lock.
 
-use super::Flag;
-use super::caller::{Caller, Guard, Out, has_room};
+use super::caller::{Caller, Guard, Out, has_room, room_is_held};
 use super::frame::{Header, Outgoing};
-use super::responder::room_is_held;
+use crate::body::Flag;
 use crate::outbox::FrameSender as _;
 use pelton_channel::Deadline;
 use pelton_channel::Sent;

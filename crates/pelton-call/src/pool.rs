@@ -1,11 +1,12 @@
 //! Threads that answer requests: whoever waits for one answers it, and another waits meanwhile.
 
+use super::caller::Desk;
+use super::leader::Inside;
 use super::responder::{Request, Responder};
-use super::service::{Desk, Service};
-use super::{Body, LOOKS};
+use super::service::Service;
+use crate::body::{Body, LOOKS};
 use pelton_channel::{Error, Result};
 use pelton_os::locked;
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,43 +55,22 @@ impl Turn<'_> {
     }
 }
 
-thread_local! {
-    /// The pool of which this thread is, while it is in a handler.
-    static POOL: Cell<Option<NonNull<Pool<'static>>>> = const { Cell::new(None) };
-}
-
-/// In a handler of a pool whose threads are all in one: looks what has come, in their stead. Whether it did.
-pub(super) fn look_out(desk: &Arc<Desk>) -> bool {
-    let Some(pool) = POOL.get() else { return false };
-    // SAFETY: this thread's, in whose frame the pool stays at least as long as the handler runs. Only the time is another, and nothing is
-    // kept of it.
-    let pool = unsafe { pool.as_ref() };
+/// In a handler of a pool whose threads are all in one: takes what has come, in their stead. Returns whether it did.
+fn look_out(pool: NonNull<()>, desk: &Arc<Desk>) -> bool {
+    // SAFETY: `Inside` gave it, for as long as the handler runs; it is a pool in this thread's frame, and nothing of it is
+    // kept.
+    let pool = unsafe { pool.cast::<Pool<'_>>().as_ref() };
     if !Arc::ptr_eq(&pool.desk, desk) {
         return false;
     }
     let mut turn = match pool.turn.try_lock() {
         Ok(turn) => turn,
         Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-        // Whoever has it looks.
+        // The thread that has it takes what comes.
         Err(TryLockError::WouldBlock) => return false,
     };
     turn.look_ahead(desk.options.call_bytes_max);
     true
-}
-
-/// This thread is in a handler of that pool, which may be in one of another's.
-struct Inside(Option<NonNull<Pool<'static>>>);
-
-impl Inside {
-    fn of(pool: &Pool<'_>) -> Inside {
-        Inside(POOL.replace(Some(NonNull::from(pool).cast())))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        POOL.set(self.0);
-    }
 }
 
 impl Service {
@@ -129,7 +109,7 @@ impl Service {
                 drop(turn);
                 let mut place = MaybeUninit::uninit();
                 let request = Request::put(&mut place, Body::Lent(&buffer), responder);
-                let inside = Inside::of(&pool);
+                let inside = Inside::new(NonNull::from(&pool).cast(), look_out);
                 // The responder says that it was abandoned; what else the handler has is its own affair, as in any thread that panics.
                 let _ = catch_unwind(AssertUnwindSafe(|| handler(request)));
                 drop(inside);

@@ -1,10 +1,12 @@
 //! Calls for FFI: what is reserved, or has come, is kept beside its handle without a borrow, as long as the handle is
 //! used for nothing that would move it. Not stable, and no part of the documented interface.
 
-use super::client::{CallId, Client, Completion, Outcome, RequestRoom};
+use super::calls::{CallId, Outcome};
+use super::client::{Client, Completion, RequestRoom};
 use super::responder::{Answering, ReplyRoom, Request, Responder};
 use super::service::Service;
-use super::{Body, HEADER_BYTES};
+use crate::body::Body;
+use crate::frame::HEADER_BYTES;
 use pelton_channel::Receiver;
 use pelton_channel::Result;
 use pelton_lane::{Record, ReservedSpace};

@@ -3,7 +3,8 @@
 use super::caller::{Out, forget_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size};
 use super::hold::Hold;
-use super::{Body, Flag, pool};
+use super::leader;
+use crate::body::{Body, Flag};
 use crate::outbox::FrameSender as _;
 use pelton_channel::Deadline;
 use pelton_channel::Sent;
@@ -265,7 +266,7 @@ impl Answering<'_> {
     /// are in handlers. Answer all the same, in whatever way is cheapest: the client makes no other use of the call's place before.
     pub fn is_cancelled(&self) -> bool {
         let is_cancelled = || self.caller.is_cancelled(self.id);
-        self.id != 0 && (is_cancelled() || (pool::look_out(&self.caller.desk) && is_cancelled()))
+        self.id != 0 && (is_cancelled() || (leader::poll_ahead(&self.caller.desk) && is_cancelled()))
     }
 
     /// The same, taken away from its request.
@@ -319,11 +320,6 @@ impl Answering<'_> {
         // Who has gone is not told.
         let _ = self.caller.send_last(Header::new(Kind::Abandoned, self.id), &[]);
     }
-}
-
-#[cold]
-pub(super) fn room_is_held() -> Error {
-    Error::Refused("this thread has room reserved for another reply: send that first".to_owned())
 }
 
 /// Room for a reply, to be written in place; see [`Responder::try_reserve`]. Dropping it gives the room back, and nothing is seen

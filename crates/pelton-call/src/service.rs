@@ -6,30 +6,27 @@
 
 #[cfg(doc)]
 use super::Responder;
-use super::caller::{Back, Backs, Caller};
-use super::edges::Stirred;
-use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
+use super::caller::{Back, Backs, Caller, Desk};
+use super::frame::{Assembly, By, HEADER_BYTES, Header, Kind};
 use super::hold::Hold;
 use super::responder::{Answering, Place, Request};
-use super::{Body, Flag, LOOKS};
+use crate::body::{Body, Flag, LOOKS};
 use pelton_channel::{Error, Result};
 
 use pelton_channel::Deadline;
 use pelton_channel::Listener;
 use pelton_channel::Options;
 use pelton_channel::Receiver;
-use pelton_channel::raw::Budget;
 use pelton_channel::raw::Item;
 use pelton_channel::raw::wait;
 use pelton_channel::raw::{Replies, gather_with};
 use pelton_channel::raw::{Side, Spin};
 use pelton_lane::Record;
-use pelton_os::{LocalWake, Owner, Ready, locked};
+use pelton_os::{LocalWake, Ready, locked};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Answers requests of all who connect under its name, up to 1,024 clients. `Send`, not `Sync`: one thread at a time takes
@@ -75,65 +72,6 @@ pub struct Service {
     corrupt: u64,
     /// It has been told to drain, and so have been its clients.
     is_draining: bool,
-}
-
-/// What a service keeps of its clients by default: a guess, four of the largest requests or replies by default.
-const KEPT_MAX: u64 = 256 << 20;
-
-/// What all clients of a service have in common.
-#[derive(Debug)]
-pub(crate) struct Desk {
-    pub(crate) options: Options,
-    /// For what is kept of all clients; each has a share.
-    pub(super) kept: Arc<Budget>,
-    /// Of the clients' lanes, whose own bells are heard otherwise.
-    pub(super) null_wake: Arc<LocalWake>,
-    nudge: Arc<LocalWake>,
-    pub(super) clock: Clock,
-    /// Clients that are so since the service last looked; none any more when it is gone.
-    arrived: Mutex<Option<Vec<Arc<Caller>>>>,
-    /// Whether there is anything for the service to see here.
-    stirred: Stirred,
-    is_stopped: AtomicBool,
-    /// Takes no more requests.
-    pub(super) is_draining: AtomicBool,
-    pub(super) dropped: AtomicU64,
-    pub(super) owner: Owner,
-}
-
-impl Desk {
-    /// Has the service look at a client.
-    pub(super) fn look_at(&self, caller: &Arc<Caller>) {
-        if let Some(arrived) = &mut *locked(&self.arrived) {
-            arrived.push(caller.clone());
-        }
-        self.stir();
-    }
-
-    fn new(options: &Options, requests: &Receiver, null_wake: Arc<LocalWake>) -> Result<Desk> {
-        let kept_max = KEPT_MAX.max(options.call_bytes_max.saturating_mul(4));
-        Ok(Desk {
-            options: options.clone(),
-            kept: requests.budget().unwrap_or_else(|| Budget::new(kept_max)),
-            null_wake,
-            nudge: requests.doorbells().local_wake().clone(),
-            clock: Clock::new(),
-            arrived: Mutex::new(Some(Vec::new())),
-            stirred: Stirred::new(),
-            is_stopped: AtomicBool::new(false),
-            is_draining: AtomicBool::new(false),
-            dropped: AtomicU64::new(0),
-            owner: Owner::current().map_err(Error::system("looking whose handle this is"))?,
-        })
-    }
-
-    pub(super) fn stir(&self) {
-        // In a forked child the descriptor is closed.
-        if !self.owner.is_forked() {
-            self.stirred.set();
-            self.nudge.ring();
-        }
-    }
 }
 
 /// What a look came upon, of the current lane.

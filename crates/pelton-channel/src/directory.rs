@@ -17,11 +17,11 @@ mod pages;
 
 use crate::error::{Error, Result};
 use files::{
-    BELL, CHANNEL, CONSUMER, DATA, Known, LIFE, PRODUCER, Place, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE, and_so_on,
-    descriptor, known, of_lane, remove_known,
+    BELL, CONSUMER, DATA, Known, LIFE, PRODUCER, Place, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE, and_so_on, descriptor,
+    known, of_lane, remove_known,
 };
 use making::{Parent, make};
-use pages::{DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
+use pages::{CHANNEL, DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, failpoint};
 use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, Doorbell, Segment, write_at};

@@ -4,10 +4,11 @@
 //! - **The ring's ends stay in the ring until they are taken**, and the threads' in their queue, so that each one's descriptor says by itself
 //!   whether there is more. Only what is in `ready` has to be announced, by the nudge.
 
-use super::operation::{Operation, Output, Pieces, Transfer, Work};
-use super::pool::{Cancel, Pool};
-use super::ring::Ring;
-use super::{File, INLINE_BYTES_OF_A_TURN, Opened, Root, perform};
+use crate::file::{File, INLINE_BYTES_OF_A_TURN, Opened, Root};
+use crate::operation::{Operation, Output, Pieces, Transfer, Work};
+use crate::perform;
+use crate::pool::{Cancel, Pool};
+use crate::ring::Ring;
 use pelton_channel::{Error, Result};
 use pelton_lane::failpoint;
 use pelton_os::{Buffer, LocalWake, Owner, Pollable, poll_until};

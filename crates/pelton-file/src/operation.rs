@@ -1,7 +1,7 @@
 //! What can be asked of an [`Engine`](super::Engine), and what comes of it.
 
-use super::pump::{Channel, Pump};
-use super::{File, Root};
+use crate::file::{File, Root};
+use crate::pump::{Channel, Pump};
 use pelton_channel::Error;
 use pelton_channel::Receiver;
 use pelton_channel::Sender;

@@ -1,8 +1,9 @@
 //! Doing an operation in the calling thread: at once, if nothing has to be waited for; or to its end, in a thread that may wait.
 
-use super::operation::{Copy, Entry, Open, Output, Pieces, Place, Stat, Transfer, Work};
-use super::pool::Cancel;
-use super::{Answers, Fault, File, INLINE_BYTES_MAX, Root};
+use crate::faults::Fault;
+use crate::file::{Answers, File, INLINE_BYTES_MAX, Root};
+use crate::interrupt::Interrupt;
+use crate::operation::{Copy, Entry, Open, Output, Pieces, Place, Stat, Transfer, Work};
 use rustix::event::PollFlags;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
@@ -152,8 +153,13 @@ pub(crate) fn rest_of(buffers: &[pelton_os::Buffer], mut done: usize) -> impl It
 
 /// Does it, and waits as long as the system takes. Where it may have to wait for somebody else, as at a pipe, it does so if it `waits`, else answers
 /// `None`: it can be gone on with. What was cancelled ends early where it can.
-pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, waits: bool) -> Result<Option<Output>> {
-    if cancel.is_said() {
+pub(crate) fn perform(
+    work: &mut Work,
+    root: Option<&Root>,
+    cancel: &dyn Interrupt,
+    waits: bool,
+) -> Result<Option<Output>> {
+    if cancel.is_cancelled() {
         return work.failed(Errno::CANCELED).map(Some);
     }
     match work {
@@ -166,7 +172,7 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, wai
 }
 
 /// What waits for nobody but the system, and what may wait for others if need be.
-fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> Result<Output> {
+fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -> Result<Output> {
     let nothing = |()| Output::Done;
     if let Some(errno) = Fault::error() {
         return Err(errno);
@@ -267,7 +273,7 @@ fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
 
 /// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free. One that `says_so`
 /// of itself is not asked for each call.
-fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool, says_so: bool) -> Result<Option<Output>> {
+fn transfer_all(transfer: &mut Transfer, cancel: &dyn Interrupt, waits: bool, says_so: bool) -> Result<Option<Output>> {
     let is_stream = transfer.file.is_stream();
     let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
     let (mut flags, mut most) = match is_stream && !says_so {
@@ -284,7 +290,7 @@ fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool, says_so: 
             cancel.wait_for(transfer.file.as_fd(), event)?;
             most = if transfer.writes { libc::PIPE_BUF } else { usize::MAX };
         }
-        if cancel.is_said() {
+        if cancel.is_cancelled() {
             return transfer.failed(Errno::CANCELED).map(Some);
         }
         match step(transfer, flags, most) {
@@ -295,7 +301,7 @@ fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool, says_so: 
             }
             Err(Errno::OPNOTSUPP) if !flags.is_empty() => {
                 if waits
-                    && cancel.may_be_said()
+                    && cancel.can_cancel()
                     && let Some(anew) = opened_anew(transfer)
                 {
                     let file = std::mem::replace(&mut transfer.file, anew);
@@ -430,11 +436,11 @@ fn list(directory: &File) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
+fn copy_all(copy: &mut Copy, cancel: &dyn Interrupt) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {
-        let went = match (cancel.is_said(), Fault::error()) {
+        let went = match (cancel.is_cancelled(), Fault::error()) {
             (true, _) => Err(Errno::CANCELED),
             (false, Some(errno)) => Err(errno),
             (false, _) if in_kernel => copy_in_kernel(copy),

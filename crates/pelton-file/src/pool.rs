@@ -4,8 +4,10 @@
 //! What would have one of them wait for somebody else, at a pipe or a FIFO, goes on in a thread of its own, beyond the bound: so what waits for ever
 //! keeps nothing else waiting. All that the threads share is under locks.
 
-use super::perform::{open_file, perform};
-use super::{Opened, Output, Root, Work};
+use crate::file::{Opened, Root};
+use crate::interrupt::Interrupt;
+use crate::operation::{Output, Work};
+use crate::perform::{open_file, perform};
 use pelton_lane::failpoint;
 use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -217,7 +219,7 @@ impl Shared {
                 Job::Do(cancel) => {
                     // Given up before it began, it has ended.
                     let Some(Kept { key, mut work, .. }) = cancel.take() else { continue };
-                    match perform(&mut work, self.root.as_deref(), &cancel, false).transpose() {
+                    match perform(&mut work, self.root.as_deref(), &*cancel, false).transpose() {
                         Some(result) => self.end(key, work, result),
                         None => self.leave(key, work, cancel),
                     }
@@ -356,18 +358,6 @@ impl Cancel {
         Some(kept)
     }
 
-    pub(super) fn may_be_said(&self) -> bool {
-        self.0.is_some()
-    }
-
-    pub(super) fn is_said(&self) -> bool {
-        self.0.as_ref().is_some_and(|job| locked(job).is_given_up)
-    }
-
-    pub(super) fn check(&self) -> rustix::io::Result<()> {
-        if self.is_said() { Err(Errno::CANCELED) } else { Ok(()) }
-    }
-
     /// Keeps a job until somebody takes it; gives it back if it is given up already.
     fn keep(&self, kept: Kept) -> Option<Kept> {
         let mut job = locked(self.0.as_ref().expect("of a job"));
@@ -381,9 +371,18 @@ impl Cancel {
     fn take(&self) -> Option<Kept> {
         locked(self.0.as_ref()?).kept.take()
     }
+}
 
-    /// Waits until a stream is ready, or this is said.
-    pub(super) fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
+impl Interrupt for Cancel {
+    fn can_cancel(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.as_ref().is_some_and(|job| locked(job).is_given_up)
+    }
+
+    fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
         let bell = match self.0.as_ref().map(locked) {
             Some(job) if job.is_given_up => return Ok(()),
             Some(mut job) => {

@@ -1,8 +1,9 @@
 //! From a file into a channel, and from a channel into a file: bytes are read into the lane, and written from there. In a thread of its own, for it may
 //! wait for ever for the other side of the channel.
 
-use super::pool::Cancel;
-use super::{File, Output};
+use crate::file::File;
+use crate::interrupt::Interrupt;
+use crate::operation::Output;
 use pelton_channel::Error;
 use pelton_channel::Receiver;
 use pelton_channel::Sender;
@@ -56,7 +57,7 @@ impl Pump {
     }
 
     /// Goes on until it is done, and waits as long as it takes.
-    pub(super) fn run(&mut self, cancel: &Cancel) -> std::result::Result<Output, Errno> {
+    pub(super) fn run(&mut self, cancel: &dyn Interrupt) -> std::result::Result<Output, Errno> {
         let ended = match self.channel.clone() {
             Channel::To(sender, message_bytes) => with(&sender, |sender| self.send(sender, message_bytes, cancel)),
             Channel::From(receiver) => with(&receiver, |receiver| self.receive(receiver, cancel)),
@@ -81,7 +82,12 @@ impl Pump {
         Ok(Output::Count(self.done as usize))
     }
 
-    fn send(&mut self, sender: &mut Sender, message_bytes: usize, cancel: &Cancel) -> std::result::Result<(), End> {
+    fn send(
+        &mut self,
+        sender: &mut Sender,
+        message_bytes: usize,
+        cancel: &dyn Interrupt,
+    ) -> std::result::Result<(), End> {
         if message_bytes == 0 {
             return Err(Errno::INVAL.into());
         }
@@ -116,7 +122,7 @@ impl Pump {
         Ok(())
     }
 
-    fn receive(&mut self, receiver: &mut Receiver, cancel: &Cancel) -> std::result::Result<(), End> {
+    fn receive(&mut self, receiver: &mut Receiver, cancel: &dyn Interrupt) -> std::result::Result<(), End> {
         while self.done < self.bytes {
             let is_empty = match receiver.try_receive() {
                 Ok(Some(message)) => {
@@ -146,14 +152,14 @@ impl Pump {
         Ok(())
     }
 
-    fn read(&self, room: &mut [u8], from: u64, cancel: &Cancel) -> rustix::io::Result<usize> {
+    fn read(&self, room: &mut [u8], from: u64, cancel: &dyn Interrupt) -> rustix::io::Result<usize> {
         self.without_waiting(PollFlags::IN, cancel, |flags| match flags.is_empty() {
             true => rustix::io::pread(&self.file, &mut *room, from),
             false => rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(room)], from, flags),
         })
     }
 
-    fn write(&self, bytes: &[u8], cancel: &Cancel) -> rustix::io::Result<()> {
+    fn write(&self, bytes: &[u8], cancel: &dyn Interrupt) -> rustix::io::Result<()> {
         let mut written = 0;
         while written < bytes.len() {
             let (to, rest) = (self.offset + self.done + written as u64, &bytes[written..]);
@@ -170,7 +176,7 @@ impl Pump {
     fn without_waiting(
         &self,
         event: PollFlags,
-        cancel: &Cancel,
+        cancel: &dyn Interrupt,
         mut call: impl FnMut(ReadWriteFlags) -> rustix::io::Result<usize>,
     ) -> rustix::io::Result<usize> {
         let mut flags = match self.file.is_stream() {

@@ -1,7 +1,10 @@
 //! Operations on files by io_uring. The ring owns each operation from when it is pushed until it is given back: its paths, its memory and its share
 //! of the file stay where they are while the kernel may use them, whatever becomes of the ring.
 
-use crate::{Fault, File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
+use crate::faults::Fault;
+use crate::file::{File, Root};
+use crate::operation::{Output, Pieces, Place, Stat, Transfer, Work};
+use crate::perform::{STATX, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pelton_lane::failpoint;
 use pelton_os::fork::{self, Owner};
@@ -21,7 +24,7 @@ const ENTRIES_MAX: u32 = 256;
 const BYTES_MAX: usize = 1 << 30;
 /// A read or a write larger than this is left to the kernel's threads from the start: otherwise it would be copied in the call that begins it,
 /// if the page cache has it.
-const COPIED_MAX: usize = crate::INLINE_BYTES_MAX;
+const COPIED_MAX: usize = crate::file::INLINE_BYTES_MAX;
 /// With another's key: the cancelling of that.
 const CANCEL: u64 = 1 << 32;
 /// Names what nobody wants to hear of.

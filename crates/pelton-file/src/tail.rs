@@ -1,7 +1,7 @@
 //! The end of a plain file, as a sink of messages: what many threads append, with a write for each bufferful.
 
-use super::File;
-use super::faults::Fault;
+use crate::faults::Fault;
+use crate::file::File;
 use pelton_channel::{Error, Result};
 use pelton_flush::{Run, Sink};
 use pelton_lane::failpoint;

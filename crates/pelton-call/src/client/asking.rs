@@ -1,6 +1,7 @@
 //! What a client asks, and whom: the one service, or the least busy of several.
 
-use super::{CallId, Client, Want, is_end};
+use super::{Client, Want, is_end};
+use crate::calls::CallId;
 use crate::crowd::{Crowd, LOOK_AGAIN, Link};
 use crate::frame::{CALLS_MAX, Header, Kind, check_size};
 use crate::outbox::FrameSender as _;

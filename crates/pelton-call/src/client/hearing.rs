@@ -1,9 +1,10 @@
 //! What a client hears: answers, sorted by the call that they are of, those for later set aside, and what a service says that
 //! drains or ends.
 
-use super::{Answer, CallId, Client, Fate, Found, Loss, Outcome, Want, Written, is_end};
-use crate::LOOKS;
+use super::{Answer, Client, Fate, Found, Want, Written, is_end};
+use crate::body::LOOKS;
 use crate::calls::State;
+use crate::calls::{CallId, Loss, Outcome};
 use crate::crowd::{Crowd, Link};
 use crate::frame::{Assembly, By, HEADER_BYTES, Header, Kind};
 use crate::outbox::FrameSender as _;

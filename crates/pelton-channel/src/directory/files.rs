@@ -1,7 +1,7 @@
 //! The files of a channel in their directory: their names, and what each must be like before it is used.
 
 use super::Access;
-use super::pages::{DAMAGED, Header, bytes_of};
+use super::pages::{CHANNEL, DAMAGED, Header, bytes_of};
 use crate::error::{Error, Result, failure};
 use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, failpoint};
 use pelton_os::{
@@ -16,7 +16,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(super) const CHANNEL: &str = "channel";
 pub(super) const RECEIVER: &str = "receiver";
 pub(super) const RECEIVER_BELL: &str = "receiver.bell";
 pub(super) const RECEIVER_LIFE: &str = "receiver.life";

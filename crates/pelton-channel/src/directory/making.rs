@@ -1,8 +1,8 @@
 //! Making a channel aside and putting it into place; removing what makers that died have left.
 
 use super::Access;
-use super::files::{CHANNEL, Place, clear, descriptor, names};
-use super::pages::Header;
+use super::files::{Place, clear, descriptor, names};
+use super::pages::{CHANNEL, Header};
 use crate::error::{Error, Result, failure};
 use pelton_lane::{SEGMENT_BYTES, failpoint};
 use pelton_os::lock::{self, Lock};

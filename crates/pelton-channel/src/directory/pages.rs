@@ -1,6 +1,5 @@
 //! What the files of a channel say: the channel's header, and what every page begins with.
 
-use super::files::CHANNEL;
 use crate::error::{Error, Result};
 use pelton_lane::{
     ChannelPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, Preamble, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid,
@@ -9,6 +8,7 @@ use pelton_lane::{
 use std::io::ErrorKind;
 use std::mem::offset_of;
 
+pub(super) const CHANNEL: &str = "channel";
 /// Bytes of the channel's file that are read and checked.
 pub(super) const HEADER_BYTES: usize = 144;
 /// Of them, those that a recovery writes anew: up to the count of lanes.
