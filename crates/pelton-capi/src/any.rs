@@ -6,7 +6,7 @@ use crate::calling::Calling;
 use crate::code::{self, Answer};
 use crate::files::{Filing, Opened};
 use crate::flushing::{Appending, Flushing, Making};
-use crate::handle::{self, Handle, Object, Whereabouts, enter, number, share};
+use crate::handle::{self, Handle, Object, enter, number, share};
 use crate::making::Listening;
 use crate::options::{Info, deadline};
 use crate::receiving::{self, Holding, Receiving};
@@ -17,14 +17,6 @@ use std::ffi::{c_int, c_void};
 
 macro_rules! kinds {
     ($($kind:ty),+ $(,)?) => {
-        /// The kind whose free gate this is.
-        fn name(gate: u32) -> Option<&'static str> {
-            match gate {
-                $(<$kind as Object>::FREE => Some(<$kind as Object>::KIND),)+
-                _ => None,
-            }
-        }
-
         /// See `pelton.h`.
         ///
         /// # Safety
@@ -38,7 +30,7 @@ macro_rules! kinds {
             unsafe {
                 match handle::kind(handle).0 {
                     $(<$kind as Object>::FREE => handle::close::<$kind>(handle.cast()),)+
-                    _ => stray(handle, &[]),
+                    _ => handle::stray(handle, &[]),
                 }
             }
         }
@@ -57,43 +49,10 @@ macro_rules! by_kind {
         unsafe {
             match handle::kind($handle).0 {
                 $(<$kind as Object>::FREE => $how::<$kind, _>($handle.cast::<Handle<$kind>>(), $act),)+
-                _ => Err(stray($handle, &[$(<$kind as Object>::KIND),+])),
+                _ => Err(handle::stray($handle, &[$(<$kind as Object>::KIND),+])),
             }
         }
     };
-}
-
-/// The mistake of a handle that is closed, or of another kind than these.
-///
-/// # Safety
-/// As for [`handle::kind`].
-#[cold]
-pub unsafe fn stray(handle: *const c_void, wanted: &[&str]) -> c_int {
-    if handle.is_null() {
-        return code::null("handle");
-    }
-    // SAFETY: the caller's promise.
-    let (gate, whereabouts) = unsafe { handle::kind(handle) };
-    let found = match (name(gate), whereabouts) {
-        (Some(kind), Whereabouts::Closed) if wanted.is_empty() || wanted.contains(&kind) => {
-            return code::tell(code::CLOSED_HANDLE, format!("the pelton_{kind} is closed"));
-        }
-        (Some(kind), Whereabouts::Lent) if wanted.is_empty() || wanted.contains(&kind) => {
-            let detail = format!(
-                "an operation on a file has the pelton_{kind} until its completion is taken: wait, or cancel it"
-            );
-            return code::tell(code::WRONG_THREAD, detail);
-        }
-        (Some(kind), Whereabouts::Closed) => format!("a pelton_{kind} that is closed"),
-        (Some(kind), _) => format!("a pelton_{kind}"),
-        (None, _) => "none of pelton's, or was closed long ago".to_owned(),
-    };
-    let wanted = match wanted {
-        [] => "one that is open".to_owned(),
-        [one] => format!("a pelton_{one}"),
-        [first @ .., last] => format!("a pelton_{} or pelton_{last}", first.join(", pelton_")),
-    };
-    code::tell(code::CLOSED_HANDLE, format!("the handle is {found}, wanted {wanted}"))
 }
 
 /// See `pelton.h`.

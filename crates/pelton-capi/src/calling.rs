@@ -1,8 +1,9 @@
 //! The asking side of calls.
 
 use crate::code::{self, Answer, came};
+use crate::handle::give;
 use crate::handle::{Handle, Object, call, catch, number};
-use crate::making::{give, text};
+use crate::options::text;
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{bytes, check_committed, fits};
 use pelton::Deadline;
@@ -109,7 +110,6 @@ impl Calling {
 }
 
 impl Object for Calling {
-    const FREE: u32 = 0x636c_6900;
     const KIND: &'static str = "client";
 
     fn is_forked(&self) -> bool {

@@ -4,9 +4,9 @@
 //! An end of a channel is out of its handle while operations have it, and is put back by who takes the completion of the last of these.
 
 use crate::code::{self, Answer, came};
-use crate::flushing::path;
+use crate::handle::give;
 use crate::handle::{self, Handle, Object, call, catch, enter, number, share};
-use crate::making::give;
+use crate::options::path;
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{Sending, Sends as _};
@@ -32,7 +32,6 @@ impl Opened {
 }
 
 impl Object for Opened {
-    const FREE: u32 = 0x6669_6c00;
     const KIND: &'static str = "file";
 
     fn is_forked(&self) -> bool {
@@ -391,7 +390,6 @@ impl Drop for Filing {
 }
 
 impl Object for Filing {
-    const FREE: u32 = 0x656e_6700;
     const KIND: &'static str = "engine";
 
     fn is_forked(&self) -> bool {

@@ -1,16 +1,14 @@
 //! Sinks, flushing what a receiver takes in, and appending.
 
 use crate::code::{self, Answer};
+use crate::handle::give;
 use crate::handle::{Handle, Object, call, catch, number, share, take};
-use crate::making::give;
-use crate::options::{self, COptions, deadline, wrong};
+use crate::options::{self, COptions, deadline, path, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{self, Open, Sends, bytes};
 use pelton::raw::ReservedSpace;
 use pelton::{Appender, Appenders, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Run, Sender, Sink};
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{c_char, c_int, c_void};
 
 /// `pelton_run`.
 #[repr(C)]
@@ -151,18 +149,10 @@ impl CSink {
     }
 }
 
-/// # Safety
-/// It is a string, which stays for as long as is said.
-pub unsafe fn path<'a>(path: *const c_char) -> &'a Path {
-    // SAFETY: the caller's promise.
-    Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
-}
-
 /// A flush behind a handle.
 pub struct Flushing(Flush);
 
 impl Object for Flushing {
-    const FREE: u32 = 0x666c_7500;
     const KIND: &'static str = "flush";
 
     fn is_forked(&self) -> bool {
@@ -232,7 +222,6 @@ pub unsafe extern "C" fn pelton_flush_run(flush: *mut Handle<Flushing>, deadline
 pub struct Making(Appenders);
 
 impl Object for Making {
-    const FREE: u32 = 0x6170_7300;
     const KIND: &'static str = "appenders";
 
     fn is_forked(&self) -> bool {
@@ -298,7 +287,6 @@ pub struct Appending {
 }
 
 impl Object for Appending {
-    const FREE: u32 = 0x6170_7000;
     const KIND: &'static str = "appender";
 
     fn is_forked(&self) -> bool {

@@ -6,7 +6,6 @@
 //! exchange before anything else is touched, and by who closes kept for ever; the gate, which others may look at then, is an atomic
 //! of its own and in that mode changes only when the handle is closed.
 
-use crate::any;
 use crate::code::{self, Answer};
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -19,10 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 
 /// What stands behind a handle.
 pub trait Object {
-    /// The gate of a free handle: different for each kind. The values after it are its other states.
-    const FREE: u32;
-    /// `pelton_KIND` is the type in C.
+    /// `pelton_KIND` is the type in C: one of [`KINDS`].
     const KIND: &'static str;
+    /// The gate of a free handle: different for each kind. The values after it are its other states.
+    const FREE: u32 = gate_of(Self::KIND);
 
     fn is_forked(&self) -> bool;
 
@@ -38,6 +37,41 @@ pub trait Object {
     fn before_closing(&mut self) -> Answer {
         Ok(())
     }
+}
+
+/// The gate of a free handle of each kind, and the kind's name.
+const KINDS: [(u32, &str); 14] = [
+    (0x636c_6900, "client"),
+    (0x6669_6c00, "file"),
+    (0x656e_6700, "engine"),
+    (0x666c_7500, "flush"),
+    (0x6170_7300, "appenders"),
+    (0x6170_7000, "appender"),
+    (0x6c69_7300, "listener"),
+    (0x7265_6300, "receiver"),
+    (0x6865_6c00, "held"),
+    (0x7265_6400, "records"),
+    (0x7365_6e00, "sender"),
+    (0x7365_7300, "senders"),
+    (0x7372_7600, "service"),
+    (0x616e_7300, "responder"),
+];
+
+/// The gate of a free handle of that kind.
+const fn gate_of(kind: &str) -> u32 {
+    let mut index = 0;
+    while index < KINDS.len() {
+        let name = KINDS[index].1.as_bytes();
+        let mut equal = 0;
+        while equal < name.len() && equal < kind.len() && name[equal] == kind.as_bytes()[equal] {
+            equal += 1;
+        }
+        if equal == name.len() && equal == kind.len() {
+            return KINDS[index].0;
+        }
+        index += 1;
+    }
+    panic!("the kind is in the table")
 }
 
 /// Beyond FREE: one message is received, or reserved.
@@ -200,7 +234,7 @@ unsafe fn opened<'a, T: Object>(handle: *const Handle<T>) -> Answer<&'a Handle<T
         }
         // Relaxed: the caller orders one thread's use before another's, and making and closing.
         if !(T::FREE..=T::FREE + CLOSER).contains(&(*handle.cast::<Head>()).gate.load(Relaxed)) {
-            return Err(any::stray(handle.cast(), &[T::KIND]));
+            return Err(stray(handle.cast(), &[T::KIND]));
         }
         Ok(&*handle)
     }
@@ -235,6 +269,54 @@ pub unsafe fn kind(handle: *const c_void) -> (u32, Whereabouts) {
         _ => Whereabouts::Here,
     };
     (gate & !STATES, whereabouts)
+}
+
+/// The mistake of a handle that is closed, or of another kind than these.
+///
+/// # Safety
+/// As for [`kind`].
+#[cold]
+pub unsafe fn stray(handle: *const c_void, wanted: &[&str]) -> c_int {
+    if handle.is_null() {
+        return code::null("handle");
+    }
+    // SAFETY: the caller's promise.
+    let (gate, whereabouts) = unsafe { kind(handle) };
+    let name = KINDS.iter().find(|(of, _)| *of == gate).map(|(_, name)| *name);
+    let found = match (name, whereabouts) {
+        (Some(kind), Whereabouts::Closed) if wanted.is_empty() || wanted.contains(&kind) => {
+            return code::tell(code::CLOSED_HANDLE, format!("the pelton_{kind} is closed"));
+        }
+        (Some(kind), Whereabouts::Lent) if wanted.is_empty() || wanted.contains(&kind) => {
+            let detail = format!(
+                "an operation on a file has the pelton_{kind} until its completion is taken: wait, or cancel it"
+            );
+            return code::tell(code::WRONG_THREAD, detail);
+        }
+        (Some(kind), Whereabouts::Closed) => format!("a pelton_{kind} that is closed"),
+        (Some(kind), _) => format!("a pelton_{kind}"),
+        (None, _) => "none of pelton's, or was closed long ago".to_owned(),
+    };
+    let wanted = match wanted {
+        [] => "one that is open".to_owned(),
+        [one] => format!("a pelton_{one}"),
+        [first @ .., last] => format!("a pelton_{} or pelton_{last}", first.join(", pelton_")),
+    };
+    code::tell(code::CLOSED_HANDLE, format!("the handle is {found}, wanted {wanted}"))
+}
+
+/// Puts a new handle where the caller wants it.
+///
+/// # Safety
+/// `out` is NULL, or may be written.
+pub unsafe fn give<T: Object>(out: *mut *mut Handle<T>, make: impl FnOnce() -> Answer<T>) -> Answer {
+    if out.is_null() {
+        return Err(code::null("out"));
+    }
+    let object = make()?;
+    // SAFETY: the caller's promise.
+    unsafe { out.write(Handle::boxed(object)) };
+    Ok(())
 }
 
 /// As [`enter`], for what any threads may do at once.

@@ -1,8 +1,8 @@
 //! Opening, listening and accepting.
 
 use crate::code::{self, Answer};
-use crate::handle::{Handle, Object, call, catch, number};
-use crate::options::{self, COptions, deadline};
+use crate::handle::{Handle, Object, call, catch, give, number};
+use crate::options::{self, COptions, deadline, text};
 use crate::receiving::Receiving;
 use crate::sending::Sending;
 use pelton::Deadline;
@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 pub struct Listening(Listener);
 
 impl Object for Listening {
-    const FREE: u32 = 0x6c69_7300;
     const KIND: &'static str = "listener";
 
     fn is_forked(&self) -> bool {
@@ -68,11 +67,6 @@ impl<T> Opener<T> {
     }
 }
 
-/// A name that is not a path's.
-pub fn text(name: &CStr) -> Answer<&str> {
-    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
-}
-
 /// See `pelton.h`.
 ///
 /// # Safety
@@ -109,20 +103,6 @@ pub unsafe extern "C" fn pelton_receiver_open(
     };
     // SAFETY: the caller's promises.
     number(catch(|| unsafe { give(out, || opener.at(name, options).map(Receiving::new)) }))
-}
-
-/// Puts a new handle where the caller wants it.
-///
-/// # Safety
-/// `out` is NULL, or may be written.
-pub unsafe fn give<T: Object>(out: *mut *mut Handle<T>, make: impl FnOnce() -> Answer<T>) -> Answer {
-    if out.is_null() {
-        return Err(code::null("out"));
-    }
-    let object = make()?;
-    // SAFETY: the caller's promise.
-    unsafe { out.write(Handle::boxed(object)) };
-    Ok(())
 }
 
 /// See `pelton.h`.

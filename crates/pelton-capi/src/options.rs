@@ -1,11 +1,12 @@
 //! Options, deadlines and figures as C has them.
 
 use crate::code::{self, Answer};
-use crate::flushing::path;
 use pelton::file::EngineOptions;
 use pelton::{Deadline, Options, Peer, Wait};
-use std::ffi::c_char;
+use std::ffi::{CStr, OsStr, c_char};
 use std::mem::{MaybeUninit, size_of};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// `pelton_options`.
@@ -268,4 +269,16 @@ impl Info {
         }
         Ok(())
     }
+}
+
+/// A name that is not a path's.
+pub fn text(name: &CStr) -> Answer<&str> {
+    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
+}
+
+/// # Safety
+/// It is a string, which stays for as long as is said.
+pub unsafe fn path<'a>(path: *const c_char) -> &'a Path {
+    // SAFETY: the caller's promise.
+    Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
 }

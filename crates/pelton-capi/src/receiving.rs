@@ -1,8 +1,8 @@
 //! The receiving end, and messages held.
 
 use crate::code::{self, Answer, came};
+use crate::handle::give;
 use crate::handle::{Handle, ONE, Object, call};
-use crate::making::give;
 use crate::options::{Info, deadline};
 use crate::sending::Gathering;
 use pelton::Deadline;
@@ -90,7 +90,6 @@ impl Receiving {
 }
 
 impl Object for Receiving {
-    const FREE: u32 = 0x7265_6300;
     const KIND: &'static str = "receiver";
 
     fn is_forked(&self) -> bool {
@@ -395,7 +394,6 @@ pub unsafe fn release(receiver: Handled, otherwise: impl FnOnce() -> c_int) -> c
 pub struct Holding(Held);
 
 impl Object for Holding {
-    const FREE: u32 = 0x6865_6c00;
     const KIND: &'static str = "held";
 
     fn is_forked(&self) -> bool {

@@ -1,9 +1,10 @@
 //! Reading record files.
 
 use crate::code;
-use crate::flushing::{numbers, path};
+use crate::flushing::numbers;
+use crate::handle::give;
 use crate::handle::{Handle, Object, call, catch, number};
-use crate::making::give;
+use crate::options::path;
 use pelton::{LaneId, RecordReader, Records};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -32,7 +33,6 @@ pub struct Reading {
 }
 
 impl Object for Reading {
-    const FREE: u32 = 0x7265_6400;
     const KIND: &'static str = "records";
 
     /// A child reads on by itself: the file's position is the handle's own.

@@ -1,8 +1,8 @@
 //! The sending end, and what it has in common with an appender: room reserved in a lane.
 
 use crate::code::{self, Answer, came};
+use crate::handle::give;
 use crate::handle::{Handle, ONE, Object, call, number, share};
-use crate::making::give;
 use crate::options::{Info, deadline};
 use pelton::Deadline;
 use pelton::raw::ReservedSpace;
@@ -143,7 +143,6 @@ fn find_room(sender: &mut Sender, size: usize, until: Deadline) -> Answer<Reserv
 }
 
 impl Object for Sending {
-    const FREE: u32 = 0x7365_6e00;
     const KIND: &'static str = "sender";
 
     fn is_forked(&self) -> bool {
@@ -436,7 +435,6 @@ pub unsafe extern "C" fn pelton_arm_send(sender: Handled, size: usize) -> c_int 
 pub struct Gathering(pub Senders);
 
 impl Object for Gathering {
-    const FREE: u32 = 0x7365_7300;
     const KIND: &'static str = "senders";
 
     fn is_forked(&self) -> bool {

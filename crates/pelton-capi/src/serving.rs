@@ -3,8 +3,9 @@
 use crate::calling::Room;
 use crate::code::{self, Answer, came};
 use crate::flushing::numbers;
+use crate::handle::give;
 use crate::handle::{Handle, Object, beside, call, catch, enter, number, take};
-use crate::making::{give, text};
+use crate::options::text;
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{answer, bytes, fits};
 use pelton::Deadline;
@@ -59,7 +60,6 @@ impl Serving {
 }
 
 impl Object for Serving {
-    const FREE: u32 = 0x7372_7600;
     const KIND: &'static str = "service";
 
     fn is_forked(&self) -> bool {
@@ -224,7 +224,6 @@ pub struct Answering {
 }
 
 impl Object for Answering {
-    const FREE: u32 = 0x616e_7300;
     const KIND: &'static str = "responder";
 
     fn is_forked(&self) -> bool {

@@ -101,7 +101,7 @@ enum Command {
     TortureHost,
     /// A side of a crash test
     #[command(hide = true)]
-    TortureSide(torture::side::SideArgs),
+    TortureSide(torture::SideArgs),
 }
 
 /// A time in seconds, with or without a fraction.
@@ -141,7 +141,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),
         Command::TortureHost => torture::run_host(),
-        Command::TortureSide(args) => torture::side::run(&args),
+        Command::TortureSide(args) => torture::run_side(&args),
         Command::DemoSend(args) => demo::pipeline::send_stage(&args),
         Command::DemoReceive(args) => demo::pipeline::receive_stage(&args),
     };

@@ -15,6 +15,7 @@ mod ledger;
 mod many_senders;
 mod many_senders_side;
 mod message;
+mod plan;
 mod processes;
 mod report;
 mod resources;
@@ -24,15 +25,15 @@ pub mod side;
 use crate::{failure::Failure, inspect, progress, signals::Signals};
 use clap::Args;
 use indicatif::ProgressBar;
-use journal::{DONE, FAILED, Word};
+use journal::{DONE, FAILED, Journal, Word};
 use ledger::{Fault, FaultKind, JournalEntries, Ledger};
 use message::{Random, Sizes, mix};
+use plan::{Plan, Role, Transport};
 use processes::{Host, Pair, Side};
 use report::{DetectionTimes, Failed, Report};
 use resources::{Resources, growth};
 use rustix::time::{ClockId, clock_gettime};
 use scenario::{Scenario, Victims, in_turn};
-use side::{Plan, Role, Transport};
 use std::{
     collections::BTreeSet,
     fs,
@@ -267,8 +268,7 @@ impl CrashTest {
     /// Runs one scenario of many senders; returns its faults.
     fn many_senders(&mut self, scenario: &many_senders::Scenario) -> Result<Vec<Fault>, Failure> {
         // Appending threads have no channel.
-        let transport =
-            if scenario.job == many_senders_side::Job::Append { Transport::Connect } else { scenario.transport };
+        let transport = if scenario.job == plan::Job::Append { Transport::Connect } else { scenario.transport };
         let before = self.report.kills;
         let faults = self.run_in_directory(transport, false, |test, host, journals| {
             let mut run = many_senders::Run::new(test, scenario, journals)?;
@@ -687,4 +687,28 @@ impl Run<'_> {
         self.ledger.closed();
         Ok(())
     }
+}
+/// Options of the hidden commands.
+#[derive(Args)]
+pub struct SideArgs {
+    /// The plan, as JSON
+    plan: String,
+}
+
+/// Runs a side to its end; an error goes to the journal.
+pub fn run_side(args: &SideArgs) -> Result<(), Failure> {
+    let plan: Plan = serde_json::from_str(&args.plan).map_err(|error| Failure::Input(error.to_string()))?;
+    // The kernel kills a side when its host dies.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| Failure::system("prctl", error))?;
+    let journal = Journal::open(&plan.journal).map_err(|error| Failure::system("opening the journal", error))?;
+    let done = match &plan.many_senders {
+        Some(part) => many_senders_side::run(&plan, part, &journal),
+        None => side::run(&plan, &journal),
+    };
+    if let Err(error) = &done {
+        journal.explain(&error.to_string());
+    }
+    journal.set(Word::State, if done.is_ok() { DONE } else { FAILED });
+    Ok(())
 }

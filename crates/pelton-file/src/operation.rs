@@ -506,7 +506,7 @@ impl Work {
     pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
         match self {
             Work::Transfer(transfer) => transfer.failed(error),
-            Work::Pump(pump) => pump.failed(error),
+            Work::Pump(pump) => pump.failed(error).map(Output::Count),
             _ => Err(error),
         }
     }

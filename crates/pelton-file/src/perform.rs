@@ -166,7 +166,7 @@ pub(crate) fn perform(
         Work::Open { path, how } if !waits && waits_for_others(root, path, *how) => Ok(None),
         Work::Transfer(transfer) => transfer_all(transfer, cancel, waits, false),
         Work::Pump(_) if !waits => Ok(None),
-        Work::Pump(pump) => pump.run(cancel).map(Some),
+        Work::Pump(pump) => pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
         _ => perform_alone(work, root, cancel).map(Some),
     }
 }

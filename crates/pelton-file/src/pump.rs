@@ -3,7 +3,6 @@
 
 use crate::file::File;
 use crate::interrupt::Interrupt;
-use crate::operation::Output;
 use pelton_channel::Error;
 use pelton_channel::Receiver;
 use pelton_channel::Sender;
@@ -57,13 +56,13 @@ impl Pump {
     }
 
     /// Goes on until it is done, and waits as long as it takes.
-    pub(super) fn run(&mut self, cancel: &dyn Interrupt) -> std::result::Result<Output, Errno> {
+    pub(super) fn run(&mut self, cancel: &dyn Interrupt) -> std::result::Result<usize, Errno> {
         let ended = match self.channel.clone() {
             Channel::To(sender, message_bytes) => with(&sender, |sender| self.send(sender, message_bytes, cancel)),
             Channel::From(receiver) => with(&receiver, |receiver| self.receive(receiver, cancel)),
         };
         let errno = match ended {
-            Ok(()) => return Ok(Output::Count(self.done as usize)),
+            Ok(()) => return Ok(self.done as usize),
             Err(End::File(errno)) => errno,
             Err(End::Channel(error)) => {
                 self.told = Some(error);
@@ -74,12 +73,12 @@ impl Pump {
     }
 
     /// What an error means after some bytes have gone, as of a transfer.
-    pub(super) fn failed(&mut self, error: Errno) -> std::result::Result<Output, Errno> {
+    pub(super) fn failed(&mut self, error: Errno) -> std::result::Result<usize, Errno> {
         if self.done == 0 {
             return Err(error);
         }
         self.cut_short_by = Some(error);
-        Ok(Output::Count(self.done as usize))
+        Ok(self.done as usize)
     }
 
     fn send(

@@ -8,10 +8,10 @@
 use super::{
     CrashTest, DONE, Host, Side, Stop, Word,
     ledger::{Fault, FaultKind, JournalEntries},
-    many_senders_side::{Job, ManySendersPlan, SENDERS_MAX, SenderTable, SenderWord, message_number, parse_number},
+    many_senders_side::{SENDERS_MAX, SenderTable, SenderWord, message_number, parse_number},
     message::{HEADER_BYTES, Random, Sizes, check, mix},
+    plan::{Job, ManySendersPlan, Plan, Role, Transport, WaitMode},
     resources::{Resources, growth},
-    side::{Plan, Role, Transport, WaitMode},
 };
 use crate::failure::Failure;
 use pelton::{Error, RecordReader};

@@ -4,49 +4,17 @@
 
 use super::journal::{Journal, READY, Word, Words};
 use super::message::{HEADER_BYTES, Pattern, Random, check};
-use super::side::{
-    Plan, Transport, WaitMode, connect_retrying, connecting_options, name, options, pause, record_death, wait_readable,
-};
+use super::plan::{Job, ManySendersPlan, Plan, Transport, WaitMode};
+use super::side::{connect_retrying, connecting_options, name, options, pause, record_death, wait_readable};
 use pelton::{Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Run, Sender, Senders, Sent, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
     io,
-    path::{Path, PathBuf},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
-
-/// The job of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Job {
-    Send,
-    Receive,
-    Flush,
-    /// Threads that append; there are no other senders.
-    Append,
-}
-
-/// The part of the plan for scenarios of many senders.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ManySendersPlan {
-    pub job: Job,
-    pub sender_table: PathBuf,
-    /// The number of the first sender in this process; 0: the sender whose message is the end.
-    pub sender_id: u64,
-    /// The number of senders that are threads of this process.
-    pub threads: u64,
-    /// For a path channel.
-    pub lanes: u32,
-    /// Whether the receiver gets membership events.
-    pub announce: bool,
-    pub file: PathBuf,
-    pub flush_bytes: u64,
-    pub flush_interval_us: Option<u64>,
-    pub rotate_bytes: Option<u64>,
-}
 
 /// The most senders of a scenario, one after another.
 pub const SENDERS_MAX: u64 = 2048;

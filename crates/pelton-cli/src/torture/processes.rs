@@ -4,8 +4,8 @@
 use super::{
     HANG_TIMEOUT_AGAINST,
     journal::{Journal, READY, Word},
+    plan::{Plan, Transport},
     resources::Resources,
-    side::{Plan, Transport},
 };
 use crate::failure::Failure;
 use rustix::{

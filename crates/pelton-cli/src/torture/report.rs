@@ -3,7 +3,7 @@
 use super::{
     DETECTION_LIMIT,
     ledger::{FAULT_KINDS, FaultKind},
-    side::Transport,
+    plan::Transport,
 };
 use crate::failure::Failure;
 use serde::Serialize;

@@ -2,7 +2,8 @@
 
 use super::{
     ledger::{Fault, FaultKind},
-    side::{self, Role},
+    plan::Role,
+    side,
 };
 use rustix::process::Pid;
 use std::{collections::BTreeMap, fs, path::Path};

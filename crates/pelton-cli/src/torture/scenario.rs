@@ -2,7 +2,7 @@
 
 use super::{
     message::{self, Random, mix},
-    side::{Transport, WaitMode},
+    plan::{Transport, WaitMode},
 };
 
 /// The combination of the scenario `index`: each one once per round, in an order from the seed.

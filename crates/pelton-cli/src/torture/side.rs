@@ -1,20 +1,17 @@
 //! The sides of pelton in a crash test: processes with a [`Plan`], which record their steps in a [`Journal`] until they
 //! are killed, or end on request.
 
-use super::journal::{DONE, FAILED, Journal, READY, Word};
-use super::many_senders_side::{self, ManySendersPlan};
-use super::message::{Pattern, Random, Sizes, check};
-use crate::failure::Failure;
-use clap::Args;
+use super::journal::{Journal, READY, Word};
+use super::message::{Pattern, Random, check};
+use super::plan::{Plan, Role, Transport, WaitMode};
 use pelton::{Error, Held, Options, Receiver, Sender, Sent, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use std::{
     collections::VecDeque,
     fs::File,
     os::fd::AsFd,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -29,85 +26,12 @@ const BATCH_MAX: u64 = 8;
 const DESCRIPTOR_EVERY: u64 = 16;
 pub const SENT_FILE: &str = "/dev/zero";
 
-/// The role of a process in the channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    Send,
-    Receive,
-}
-
-/// How two sides of pelton find each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    Connect,
-    Path,
-}
-
-/// How a side waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WaitMode {
-    Block,
-    Spin,
-    /// In a loop of its own, with `arm`, `try_…` and `disarm`.
-    Poll,
-}
-
-/// The orders for a process, one line of JSON. The first half is for sides of any channel.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Plan {
-    pub role: Role,
-    /// The directory of the channel, empty at first.
-    #[serde(rename = "place")]
-    pub directory: PathBuf,
-    pub journal: PathBuf,
-    #[serde(flatten)]
-    pub sizes: Sizes,
-    /// The capacity of the lane.
-    pub capacity: u64,
-    /// After this number of messages (0: never), a pause of this number of microseconds.
-    pub pause_every: u64,
-    pub pause_us: u64,
-    /// The first number of a sender whose channel does not return it.
-    pub next: u64,
-    /// For sides of pelton: the seed for the choices of this process.
-    pub choices_seed: u64,
-    pub transport: Transport,
-    pub listens: bool,
-    pub wait_mode: WaitMode,
-    /// For a receiver: the highest number delivered to a predecessor.
-    pub delivered: u64,
-    /// In a scenario of many senders.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub many_senders: Option<ManySendersPlan>,
-}
-
-/// Options of the hidden commands.
-#[derive(Args)]
-pub struct SideArgs {
-    /// The plan, as JSON
-    plan: String,
-}
-
-/// Runs a side to its end; an error goes to the journal.
-pub fn run(args: &SideArgs) -> Result<(), Failure> {
-    let plan: Plan = serde_json::from_str(&args.plan).map_err(|error| Failure::Input(error.to_string()))?;
-    // The kernel kills a side when its host dies.
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-        .map_err(|error| Failure::system("prctl", error))?;
-    let journal = Journal::open(&plan.journal).map_err(|error| Failure::system("opening the journal", error))?;
-    let done = match (&plan.many_senders, plan.role) {
-        (Some(part), _) => many_senders_side::run(&plan, part, &journal),
-        (None, Role::Send) => SenderSide::open(&plan, &journal).and_then(SenderSide::run),
-        (None, Role::Receive) => ReceiverSide::open(&plan, &journal).and_then(ReceiverSide::run),
-    };
-    if let Err(error) = &done {
-        journal.explain(&error.to_string());
+/// Runs a side of a channel with one sender.
+pub fn run(plan: &Plan, journal: &Journal) -> pelton::Result<()> {
+    match plan.role {
+        Role::Send => SenderSide::open(plan, journal).and_then(SenderSide::run),
+        Role::Receive => ReceiverSide::open(plan, journal).and_then(ReceiverSide::run),
     }
-    journal.set(Word::State, if done.is_ok() { DONE } else { FAILED });
-    Ok(())
 }
 
 pub fn options(plan: &Plan) -> Options {
