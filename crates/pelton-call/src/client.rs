@@ -416,7 +416,7 @@ impl Client {
         self.completion_slowly(Want::Any, Deadline::Now)
     }
 
-    /// The next answer to any call. Waits as the [`crate::Wait`] of the options says, for ever if need be.
+    /// The next answer to any call. Waits as the [`Wait`](pelton_channel::Wait) of the options says, for ever if need be.
     ///
     /// # Errors
     /// As [`Client::try_completion`]; [`Error::Refused`] when no call is in flight.

@@ -180,7 +180,7 @@ impl Answering<'_> {
     ///
     /// # Errors
     /// [`Error::PeerDied`] and [`Error::Closed`] when the client has gone: the reply is dropped. [`Error::TooLarge`] for more
-    /// than the client takes ([`crate::Options::call_bytes_max`] there); the call is abandoned. [`Error::Refused`] for a notification;
+    /// than the client takes ([`Options::call_bytes_max`](pelton_channel::Options::call_bytes_max) there); the call is abandoned. [`Error::Refused`] for a notification;
     /// [`Error::Corrupt`], [`Error::Forked`].
     #[inline(always)]
     pub fn reply(mut self, reply: &[u8]) -> Result<()> {

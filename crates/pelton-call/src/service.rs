@@ -163,7 +163,7 @@ impl Service {
         }
     }
 
-    /// The next request, in place. Waits as the [`crate::Wait`] of the options says, for ever if need be; clients come and go
+    /// The next request, in place. Waits as the [`Wait`](pelton_channel::Wait) of the options says, for ever if need be; clients come and go
     /// meanwhile.
     ///
     /// # Errors

@@ -114,15 +114,15 @@ impl Given {
 
     fn flush(self, options: &Options, receiver: pelton::Receiver) -> pelton::Result<Flush> {
         match self {
-            Given::Callback(callback) => Flush::new(&options, receiver, callback),
-            Given::File(file) => Flush::new(&options, receiver, *file),
+            Given::Callback(callback) => Flush::new(options, receiver, callback),
+            Given::File(file) => Flush::new(options, receiver, *file),
         }
     }
 
     fn append(self, options: &Options) -> pelton::Result<Appenders> {
         match self {
-            Given::Callback(callback) => Appenders::new(&options, callback),
-            Given::File(file) => Appenders::new(&options, *file),
+            Given::Callback(callback) => Appenders::new(options, callback),
+            Given::File(file) => Appenders::new(options, *file),
         }
     }
 }

@@ -231,7 +231,7 @@ pub fn connect_duplex(name: &Name, options: &Options, bells: &Doorbells) -> Resu
     Duplex::new(parts, options)
 }
 
-/// Starts to connect to the service at `path`: `bells` report [`Event::Connecting`] with `number` when there is
+/// Starts to connect to the service at `path`: `bells` report `Event::Connecting` with `number` when there is
 /// something to do. `None`: nobody listens there.
 pub fn start_duplex(
     name: &Name,

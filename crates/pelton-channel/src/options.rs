@@ -98,7 +98,7 @@ impl Options {
     ///
     /// A sender starts with 256 KiB. While it is saturated (256 KiB take less than a millisecond, and the lane is not empty), it tries more from
     /// time to time, and keeps more only if the throughput is higher. The memory is released some time after a trial that failed, when the
-    /// stream slows down, within 256 messages after a pause, and by [`Sender::trim`]; a sender that sends nothing more keeps it. All senders
+    /// stream slows down, within 256 messages after a pause, and by `Sender::trim`; a sender that sends nothing more keeps it. All senders
     /// of a process together use at most 64 MiB more than their 256 KiB each. Appenders are not affected.
     pub fn resident_max(mut self, bytes: u64) -> Options {
         self.resident_max = bytes;
@@ -154,7 +154,7 @@ impl Options {
         self
     }
 
-    /// A receiver that gathers tells of its senders too: [`crate::Message::kind`] says that one has come, before its first
+    /// A receiver that gathers tells of its senders too: `Message::kind` says that one has come, before its first
     /// message, and that it has gone, after the last. Receiving in place does; copying out and batches pass over it.
     pub fn announce(mut self, announce: bool) -> Options {
         self.announces = announce;
@@ -170,7 +170,7 @@ impl Options {
 
     /// What is flushed is handed to the sink so long after it came, 100 ms at first, if it is not before: when there is enough, or
     /// when it is a quarter of what a lane holds. A sender that does not sleep while it waits for room may have to wait so long,
-    /// if its messages are about as large as that. `None`: of a [`Flush`], as soon as nothing more is there; of [`Appenders`], not
+    /// if its messages are about as large as that. `None`: of a `Flush`, as soon as nothing more is there; of `Appenders`, not
     /// before a buffer is full or somebody asks.
     pub fn flush_interval(mut self, interval: Option<Duration>) -> Options {
         self.flush_interval = interval;
@@ -200,7 +200,7 @@ impl Options {
         self
     }
 
-    /// How long [`Client::arm`] may hold the caller's loop while it looks for replies that have lately come within that time;
+    /// How long `Client::arm` may hold the caller's loop while it looks for replies that have lately come within that time;
     /// 20 µs at first. Zero: not at all.
     pub fn hold(mut self, most: Duration) -> Options {
         self.hold = most;

@@ -33,7 +33,7 @@ pub(crate) struct Opened {
 
 impl File {
     /// Takes over an open descriptor, of whatever kind, and asks what kind that is, which may wait for a file server. `path` is for messages. Writing
-    /// by [`Engine::run`] to a pipe that nobody reads any more raises SIGPIPE, as it does otherwise; what is submitted raises none.
+    /// by `Engine::run` to a pipe that nobody reads any more raises SIGPIPE, as it does otherwise; what is submitted raises none.
     ///
     /// # Errors
     /// [`Error::System`] when the system does not say what it is.

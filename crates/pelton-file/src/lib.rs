@@ -5,7 +5,7 @@
 //! - [`Engine::run`] waits for it, [`Engine::run_until`] not beyond a deadline;
 //! - [`Engine::try_submit`] asks, with a token of the caller's; [`Engine::completion`] brings the token back, with what came of it and the memory that
 //!   went in. The engine has one descriptor for an event loop, and [`Engine::arm`] and [`Engine::disarm`] mean what they mean for a
-//!   [`Receiver`](crate::Receiver), so one loop serves channels and files.
+//!   [`Receiver`](pelton_channel::Receiver), so one loop serves channels and files.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -44,16 +44,16 @@
 //! - Operations are independent, and end in any order, unless they are a chain.
 //! - A read is filled up to the end of the file, and a write is written whole; if an error comes after some bytes, the count says so, and the
 //!   next operation tells the error. EINTR and EAGAIN are never seen.
-//! - An error is an [`Error::File`]: what was done, its path, the name of the errno.
+//! - An error is an [`Error::File`](pelton_channel::Error::File): what was done, its path, the name of the errno.
 //! - A buffer belongs to its operation until that has ended: it comes back with the completion, also of one that failed or was cancelled. Dropping
 //!   an engine cancels what is in flight, does not wait, and frees each buffer only when the kernel is done with it.
-//! - An [`Error::System`] of a call that begins or takes operations ([`Engine::start`], [`Engine::arm`], [`Engine::try_completion`] and others: the
+//! - An [`Error::System`](pelton_channel::Error::System) of a call that begins or takes operations ([`Engine::start`], [`Engine::arm`], [`Engine::try_completion`] and others: the
 //!   kernel has no memory, or no threads, for now) concerns no operation. Each one that was submitted stays in flight, and completes once, with its
 //!   token, by a later call; the engine's descriptor is readable until a call succeeds. So a caller that goes on after such an error
 //!   has a token of its own for each operation, and compares it. To give an operation up: [`Engine::cancel`], and take its completion.
 //! - At most [`EngineOptions::in_flight_max`] operations are in flight; what is beyond comes back to the caller.
 //! - The rooted engine ([`EngineOptions::root`]) opens nothing outside its directory, whatever the paths and the links there say.
-//! - A forked child owns nothing of an engine's: [`Error::Forked`].
+//! - A forked child owns nothing of an engine's: [`Error::Forked`](pelton_channel::Error::Forked).
 //!
 //! # Invariant
 //! - Memory that the kernel may write belongs to the ring: an operation enters `os/ring.rs` whole, and leaves it only with

@@ -368,7 +368,7 @@ impl Operation {
     /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already. EINVAL:
     /// messages of 0 bytes. ESPIPE: a file that has no places, as a pipe or a FIFO; of a device that has, as the kernel's log, each read is a
     /// message, and it waits for more.
-    /// What the channel says instead, as [`Error::Closed`](crate::Error::Closed), is told as it is.
+    /// What the channel says instead, as [`Error::Closed`](pelton_channel::Error::Closed), is told as it is.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {

@@ -11,13 +11,13 @@ use std::io::IoSlice;
 
 /// The end of a file, to which messages go one after the other, without anything in between.
 ///
-/// With [`Options::append`](crate::Options::append) any number of threads have a buffer each in memory of their own; a full one is written with one
+/// With `Appenders::new` any number of threads have a buffer each in memory of their own; a full one is written with one
 /// system call, by the thread that filled it. The messages of a thread are in order, and whole. What a process has not flushed when
-/// it is killed is gone; [`RecordFile`](crate::RecordFile) says what is whole after that, this does not.
+/// it is killed is gone; `RecordFile` says what is whole after that, this does not.
 ///
 /// Nobody else may write to the file's end meanwhile. After a failed write it is cut back to what it had. A file that another program truncates, as
 /// logrotate's `copytruncate` does, goes on at its new end, without zeros before it. That the file was renamed or deleted is not noticed: a
-/// [`RecordFile`](crate::RecordFile) notices, and goes on in a new file.
+/// `RecordFile` notices, and goes on in a new file.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {

@@ -180,7 +180,7 @@ impl Sink for Forward {
     }
 }
 
-/// Takes what a receiver receives to a sink: made by [`Options::flush`]. `Send`, not `Sync`.
+/// Takes what a receiver receives to a sink: made by `Flush::new`. `Send`, not `Sync`.
 ///
 /// Nothing is copied on the way, and a message is released when the sink has it. Everything that was committed comes to the sink
 /// once and in the order of its sender: also what a sender committed before it died, and, if the sink can say what it has
@@ -538,7 +538,7 @@ fn checked_bytes(options: &Options) -> Result<u64> {
     }
 }
 
-/// Makes what threads of this process append by: made by [`Options::append`]. `Clone`, `Send` and `Sync`.
+/// Makes what threads of this process append by: made by `Appenders::new`. `Clone`, `Send` and `Sync`.
 ///
 /// Each thread writes into a buffer of its own, and no thread waits for another but to flush: when its buffer is full, a thread hands
 /// that to the sink itself, one thread at a time. [`Appenders::appender`] makes what a thread keeps, which costs least;

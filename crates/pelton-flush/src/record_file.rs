@@ -245,7 +245,7 @@ impl RecordFile {
             cut_bytes: found.st_size as u64 - end,
             lanes,
             change: None,
-            syncer: Syncer::new(),
+            syncer: Syncer::default(),
             synced: 0,
             unsynced_since: None,
             sync_failed: None,

@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Memory for reading into or writing from. It goes into an [`Operation`](crate::file::Operation) and comes back with the
-/// [`Completion`](crate::file::Completion): nobody can touch it while the kernel may.
+/// Memory for reading into or writing from. It goes into an `Operation` and comes back with the
+/// `Completion`: nobody can touch it while the kernel may.
 ///
 /// A vector is one (all of its length, not its capacity), a slice or a text is copied into one; [`Buffer::aligned`] is for files
-/// opened with [`Open::direct`](crate::file::Open::direct); [`Buffer::foreign`] is memory of another language's.
+/// opened with `Open::direct`; [`Buffer::foreign`] is memory of another language's.
 pub struct Buffer(Memory);
 
 enum Memory {

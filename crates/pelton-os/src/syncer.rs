@@ -6,23 +6,21 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// The kernel has its own reference to the file from the start of a sync to its end, and none to any memory of ours.
+#[derive(Default)]
 pub struct Syncer {
     ring: Ring,
     in_flight: bool,
 }
 
+#[derive(Default)]
 enum Ring {
+    #[default]
     NotYet,
     Made(Box<IoUring>),
     Refused,
 }
 
 impl Syncer {
-    /// Asks nothing of the system yet.
-    pub fn new() -> Syncer {
-        Syncer { ring: Ring::NotYet, in_flight: false }
-    }
-
     /// Whether one is under way.
     pub fn is_busy(&self) -> bool {
         self.in_flight

@@ -77,9 +77,9 @@
 //! by [`Senders`].
 //!
 //! # Whole buffers
-//! [`Options::flush`] takes what a receiver receives to a [`Sink`]: a closure, another channel ([`Forward`]), or a [`RecordFile`], which
+//! `Flush::new` takes what a receiver receives to a [`Sink`]: a closure, another channel ([`Forward`]), or a [`RecordFile`], which
 //! [`RecordReader`] and `pelton cat` read. It gets a bufferful at a time, uncopied, and what it took is released. Of a path channel each
-//! message is in the file once, also if the process is killed at any point and started again. [`Options::append`] does the same
+//! message is in the file once, also if the process is killed at any point and started again. `Appenders::new` does the same
 //! for threads that append, each to a buffer of its own, which it flushes itself when it is full.
 //!
 //! # Calls

@@ -8,7 +8,7 @@ use pelton::{Options, Run};
 use super::{AppendSystem, Appender, BUFFER, Opened, Sink};
 use crate::parameters::Job;
 
-/// By `Options::append`.
+/// By `Appenders::new`.
 pub struct Pelton;
 
 impl AppendSystem for Pelton {

@@ -59,7 +59,7 @@ impl Serving {
         threads: usize,
         handler: impl Fn(Request<'_>) + Sync + Send + 'static,
     ) -> Serving {
-        let mut service = Service::listen_with(name, &options).unwrap();
+        let mut service = Service::listen_with(name, options).unwrap();
         let stopper = service.stopper();
         Serving { stopper, thread: Some(std::thread::spawn(move || service.run(threads, handler))) }
     }

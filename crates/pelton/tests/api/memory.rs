@@ -228,7 +228,7 @@ fn serving<T: Send>(
     place: &TestDir,
     test: impl FnOnce(&mut Client) -> T + Send,
 ) -> (T, Vec<String>) {
-    let mut service: Service = Service::listen_with(&place.name(), &options).unwrap();
+    let mut service: Service = Service::listen_with(&place.name(), options).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
         let testing = scope.spawn(|| {
