@@ -62,7 +62,7 @@ var codeTexts = [...]string{
 	-ErrDescriptorsLost:    "this process had no room for all descriptors: raise RLIMIT_NOFILE",
 	-ErrCorrupt:            "the peer broke a rule of the layout or the protocol: close the channel",
 	-ErrRefused:            "refused by the other side, or not possible with this kind of channel",
-	-ErrHungUp:             "the peer hung up during the hand-shake: see what it says",
+	-ErrHungUp:             "the peer hung up during the handshake: see what it says",
 	-ErrNoListener:         "nobody listens under the name: start the other side, or give a deadline",
 	-ErrInUse:              "somebody listens under the name already",
 	-ErrName:               "a name that cannot be",

@@ -57,9 +57,9 @@ pub(crate) struct Desk {
     pub(crate) options: Options,
     /// For what is kept of all clients; each has a share.
     pub(super) kept: Arc<Budget>,
-    /// Of the clients' lanes, whose own bells are heard otherwise.
+    /// Of the clients' lanes, whose own doorbells are heard otherwise.
     pub(super) null_wake: Arc<LocalWake>,
-    pub(super) nudge: Arc<LocalWake>,
+    pub(super) local_wake: Arc<LocalWake>,
     pub(super) clock: Clock,
     /// Clients that are so since the service last looked; none any more when it is gone.
     pub(super) arrived: Mutex<Option<Vec<Arc<Caller>>>>,
@@ -87,7 +87,7 @@ impl Desk {
             options: options.clone(),
             kept: requests.budget().unwrap_or_else(|| Budget::new(kept_max)),
             null_wake,
-            nudge: requests.doorbells().local_wake().clone(),
+            local_wake: requests.doorbells().local_wake().clone(),
             clock: Clock::new(),
             arrived: Mutex::new(Some(Vec::new())),
             stirred: Stirred::new(),
@@ -102,7 +102,7 @@ impl Desk {
         // In a forked child the descriptor is closed.
         if !self.owner.is_forked() {
             self.stirred.set();
-            self.nudge.ring();
+            self.local_wake.ring();
         }
     }
 }
@@ -180,7 +180,7 @@ pub(super) struct Caller {
     is_gone: AtomicBool,
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
     calls: Box<[AtomicU64; CALLS_MAX as usize]>,
-    pub(super) bells: Doorbells,
+    pub(super) doorbells: Doorbells,
     pub(super) life: Option<SharedLiveness>,
     pub(super) peer: Option<Peer>,
     /// The largest reply that the client takes.
@@ -248,7 +248,7 @@ const WAITED: u32 = 1 << 8;
 #[derive(Debug)]
 pub(super) struct Out {
     pub(super) outbox: Outbox,
-    /// Somebody waits for room, and hears the bell.
+    /// Somebody waits for room, and hears the doorbell.
     pub(super) is_polled: bool,
     /// Room was waited for when the lock was last given back: whoever finds some ends that, and is to say so.
     pub(super) is_awaited: bool,
@@ -299,7 +299,7 @@ impl Caller {
             index,
             life: sender.shared_liveness(),
             peer: sender.peer(),
-            bells: sender.doorbells().clone(),
+            doorbells: sender.doorbells().clone(),
             owner: desk.owner,
             lock: Mutex::new(()),
             out: UnsafeCell::new(Out::new(Outbox::new(sender))),
@@ -318,7 +318,7 @@ impl Caller {
 
     /// What the client rings when there is room.
     pub(crate) fn doorbell(&self) -> &Doorbell {
-        self.bells.doorbell()
+        self.doorbells.doorbell()
     }
 
     /// Whether nothing is to be taken of this client now.
@@ -612,7 +612,7 @@ impl Caller {
         Ok(())
     }
 
-    /// To write is to be awake: who waits for room has to ask for it again. Both the service's loop and who polls hear the bell.
+    /// To write is to be awake: who waits for room has to ask for it again. Both the service's loop and who polls hear the doorbell.
     #[inline(always)]
     pub(super) fn pass_on(&self, out: &mut Out) {
         if out.is_awaited && !out.outbox.sender.is_armed() {
@@ -657,7 +657,7 @@ impl Caller {
         if out.is_polled {
             return true;
         }
-        if !self.bells.doorbell().drain() {
+        if !self.doorbells.doorbell().drain() {
             // As in `wait_for_room`.
             self.note_gone();
             return false;

@@ -93,7 +93,7 @@ pub struct Client {
     /// Bytes of a message for which there was no room, for [`Client::arm`].
     wanted: Option<usize>,
     pub(super) owner: Owner,
-    bells: Doorbells,
+    doorbells: Doorbells,
     spin: Spin,
     reply_bytes_max: u64,
     clock: Clock,
@@ -225,12 +225,12 @@ impl Client {
 
     fn with(name: &str, options: &Options) -> Result<Client> {
         options.checked_sizes()?;
-        let (name, bells) = (Name::parse(name)?, Doorbells::new()?);
+        let (name, doorbells) = (Name::parse(name)?, Doorbells::new()?);
         let (mut links, mut crowd) = (Vec::new(), None);
         match name.is_of_many() {
             true => crowd = Some(Crowd::new(name, options)),
             false => {
-                let duplex = connect_duplex(&name, options, &bells)?;
+                let duplex = connect_duplex(&name, options, &doorbells)?;
                 links.push(Link::new(duplex, PathBuf::new(), 1));
             }
         }
@@ -249,7 +249,7 @@ impl Client {
             next_open: 1,
             wanted: None,
             owner: Owner::current().map_err(Error::system("looking whose handle this is"))?,
-            bells,
+            doorbells,
             reply_bytes_max: options.call_bytes_max,
             clock: Clock::new(),
             hold: options.hold,
@@ -389,7 +389,7 @@ impl Client {
         self.reserve_slowly(bytes, Deadline::At(deadline))
     }
 
-    fn reserve_slowly(&mut self, bytes: usize, patience: Deadline) -> Result<Option<RequestRoom<'_>>> {
+    fn reserve_slowly(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<RequestRoom<'_>>> {
         loop {
             self.check(bytes)?;
             if let Some(call) = self.next_call()
@@ -397,7 +397,7 @@ impl Client {
             {
                 return Ok(Some(RequestRoom { client: self, call, at, space }));
             }
-            if self.find(Want::Room { bytes, is_call: true }, patience)?.is_none() {
+            if self.find(Want::Room { bytes, is_call: true }, deadline)?.is_none() {
                 return Ok(None);
             }
         }
@@ -469,17 +469,17 @@ impl Client {
 
     #[cold]
     #[inline(never)]
-    fn completion_slowly(&mut self, want: Want, patience: Deadline) -> Result<Option<Completion<'_>>> {
+    fn completion_slowly(&mut self, want: Want, deadline: Deadline) -> Result<Option<Completion<'_>>> {
         let found = match want {
-            Want::Of(call) => self.find_of(call, patience)?,
-            _ => self.find(want, patience)?,
+            Want::Of(call) => self.find_of(call, deadline)?,
+            _ => self.find(want, deadline)?,
         };
         Ok(found.map(|found| self.completed(found)))
     }
 
     /// As [`Client::find`], of one call: that it was lost is an error.
-    fn find_of(&mut self, call: CallId, patience: Deadline) -> Result<Option<Found>> {
-        match self.find(Want::Of(call), patience)? {
+    fn find_of(&mut self, call: CallId, deadline: Deadline) -> Result<Option<Found>> {
+        match self.find(Want::Of(call), deadline)? {
             Some(Found::Apart(Answer { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
             found => Ok(found),
         }
@@ -518,18 +518,18 @@ impl Client {
         self.notify_slowly(message, Deadline::At(deadline))
     }
 
-    fn notify_slowly(&mut self, message: &[u8], patience: Deadline) -> Result<bool> {
+    fn notify_slowly(&mut self, message: &[u8], deadline: Deadline) -> Result<bool> {
         let at = loop {
             if let Some(at) = self.notify_at_once(message)? {
                 break at;
             }
-            if self.find(Want::Room { bytes: message.len(), is_call: false }, patience)?.is_none() {
+            if self.find(Want::Room { bytes: message.len(), is_call: false }, deadline)?.is_none() {
                 return Ok(false);
             }
         };
         // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
         if let Some(link) = self.links.get(at).filter(|link| !link.outbox.is_empty()) {
-            self.find(Want::Written(link.number), patience)?;
+            self.find(Want::Written(link.number), deadline)?;
         }
         Ok(true)
     }
@@ -670,10 +670,10 @@ impl Client {
         let mut side = Awaiting { client: self, want: Want::Any, wanted: None };
         linger(&mut side, hold)?;
         // Of both lanes of all links.
-        side.client.bells.drain()?;
+        side.client.doorbells.drain()?;
         side.wanted = side.client.wanted;
         let mut armed = side.arm()?;
-        if armed && side.client.bells.is_any_gone()? {
+        if armed && side.client.doorbells.is_any_gone()? {
             side.disarm();
             // Told after what was answered.
             let _ = side.look()? || side.end()?;
@@ -681,7 +681,7 @@ impl Client {
         }
         armed &= self.found.is_none() && self.aside.is_empty();
         if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).needs_timed_wait() {
-            self.bells.local_wake().ring();
+            self.doorbells.local_wake().ring();
         }
         Ok(armed)
     }
@@ -712,12 +712,12 @@ impl Client {
         }
     }
 
-    /// As [`Client::look_for`], waiting for as long as `patience` says.
-    fn find(&mut self, want: Want, patience: Deadline) -> Result<Option<Found>> {
+    /// As [`Client::look_for`], waiting for as long as `deadline` says.
+    fn find(&mut self, want: Want, deadline: Deadline) -> Result<Option<Found>> {
         if let Some(found) = self.look_for(want)? {
             return Ok(Some(found));
         }
-        let Some(deadline) = patience.until() else { return Ok(None) };
+        let Some(deadline) = deadline.until() else { return Ok(None) };
         if matches!(want, Want::Any | Want::Of(_)) {
             self.check_awaited(want)?;
         }
@@ -784,7 +784,7 @@ impl AsRawFd for Client {
 impl AsFd for Client {
     /// The descriptor for an event loop: see [`Client::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bells.as_fd()
+        self.doorbells.as_fd()
     }
 }
 

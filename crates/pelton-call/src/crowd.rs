@@ -1,7 +1,7 @@
 //! The services of one name: a client's links to those that it has found, and its way to the others.
 //!
 //! Nothing here waits: the directory of the name is looked at when a link has ended or drains, when there is no link to ask by, once
-//! in so many submissions, and now and then while something waits for room; hand-shakes go on when their socket has something to say.
+//! in so many submissions, and now and then while something waits for room; handshakes go on when their socket has something to say.
 
 use super::frame::Assembly;
 use super::frame::Header;
@@ -97,7 +97,7 @@ const SUBMISSIONS: u32 = 256;
 const SUBMISSIONS_ON_THE_WAY: u32 = 16;
 /// Time between two looks while something waits for room, or for a first word.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Links and hand-shakes of a client at most, lest who may make sockets make it run out of descriptors.
+/// Links and handshakes of a client at most, lest who may make sockets make it run out of descriptors.
 const SERVICES_MAX: usize = 64;
 
 /// The way to services that there is no link to yet.
@@ -123,7 +123,7 @@ pub(super) struct Crowd {
     has_met: bool,
 }
 
-/// A service in the middle of the hand-shake.
+/// A service in the middle of the handshake.
 struct Arriving {
     path: PathBuf,
     began: Instant,
@@ -160,12 +160,12 @@ impl Crowd {
         self.looked.elapsed() >= LOOK_AGAIN
     }
 
-    /// Whether a hand-shake is under way.
+    /// Whether a handshake is under way.
     pub(super) fn is_reaching(&self) -> bool {
         !self.arriving.is_empty()
     }
 
-    /// Why the last hand-shake failed, once.
+    /// Why the last handshake failed, once.
     pub(super) fn take_why(&mut self) -> Option<Error> {
         self.refusing.clear();
         self.why.take()
@@ -173,22 +173,22 @@ impl Crowd {
 
     /// A request was submitted. Now and then others are looked for.
     #[inline(always)]
-    pub(super) fn count(&mut self, links: &mut Vec<Link>, bells: &Doorbells) {
+    pub(super) fn count(&mut self, links: &mut Vec<Link>, doorbells: &Doorbells) {
         self.submissions = self.submissions.wrapping_add(1);
         let is_due = self.submissions.is_multiple_of(SUBMISSIONS);
         if is_due || (!self.arriving.is_empty() && self.submissions.is_multiple_of(SUBMISSIONS_ON_THE_WAY)) {
             if is_due {
                 // There is one to ask by: what goes wrong is found again when there is none.
-                let _ = self.look(links, bells, SERVICES_MAX);
+                let _ = self.look(links, doorbells, SERVICES_MAX);
             } else {
-                self.attend(links, bells);
+                self.attend(links, doorbells);
             }
         }
     }
 
-    /// Begins a hand-shake with whoever listens and is not known, with so many at most.
+    /// Begins a handshake with whoever listens and is not known, with so many at most.
     #[cold]
-    pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Doorbells, most: usize) -> Result<()> {
+    pub(super) fn look(&mut self, links: &mut Vec<Link>, doorbells: &Doorbells, most: usize) -> Result<()> {
         self.looked = Instant::now();
         self.silent.retain(|(_, until)| self.looked < *until);
         self.refusing.retain(|(_, until)| self.looked < *until);
@@ -209,21 +209,23 @@ impl Crowd {
             {
                 continue;
             }
-            match self.greet(path, bells) {
+            match self.greet(path, doorbells) {
                 Ok(true) => begun += 1,
                 Ok(false) => {}
                 // There may be others.
                 Err(error) => self.why = Some(error),
             }
         }
-        self.attend(links, bells);
+        self.attend(links, doorbells);
         Ok(())
     }
 
-    /// Begins a hand-shake. False: nobody is there.
-    fn greet(&mut self, path: PathBuf, bells: &Doorbells) -> Result<bool> {
+    /// Begins a handshake. False: nobody is there.
+    fn greet(&mut self, path: PathBuf, doorbells: &Doorbells) -> Result<bool> {
         let number = self.number + 1;
-        let Some(shaking) = start_duplex(&self.name, &path, &self.options, bells, number)? else { return Ok(false) };
+        let Some(shaking) = start_duplex(&self.name, &path, &self.options, doorbells, number)? else {
+            return Ok(false);
+        };
         self.number = number;
         self.arriving.push(Arriving { path, began: self.looked, shaking });
         Ok(true)
@@ -231,9 +233,9 @@ impl Crowd {
 
     /// Greets who has hung up once more, but not at once: one that hangs up on everybody is not to be asked without a pause. Until then it
     /// is one on the way.
-    fn greet_later(&mut self, path: PathBuf, bells: &Doorbells) -> Result<()> {
+    fn greet_later(&mut self, path: PathBuf, doorbells: &Doorbells) -> Result<()> {
         self.number += 1;
-        let shaking = start_duplex_later(&self.name, &path, &self.options, bells, self.number)?;
+        let shaking = start_duplex_later(&self.name, &path, &self.options, doorbells, self.number)?;
         self.arriving.push(Arriving { path, began: Instant::now(), shaking });
         Ok(())
     }
@@ -246,8 +248,8 @@ impl Crowd {
         }
     }
 
-    /// Goes on with hand-shakes.
-    pub(super) fn attend(&mut self, links: &mut Vec<Link>, bells: &Doorbells) {
+    /// Goes on with handshakes.
+    pub(super) fn attend(&mut self, links: &mut Vec<Link>, doorbells: &Doorbells) {
         let mut place = 0;
         while place < self.arriving.len() {
             let Arriving { shaking, began, .. } = &mut self.arriving[place];
@@ -274,9 +276,9 @@ impl Crowd {
                     self.why = None;
                     self.has_met = true;
                 }
-                // Until it has met somebody the client has a patience of its own.
+                // Until it has met somebody the client has a deadline of its own.
                 Err(Error::HungUp) if self.has_met => {
-                    self.greet_later(path, bells).unwrap_or_else(|error| self.note(error));
+                    self.greet_later(path, doorbells).unwrap_or_else(|error| self.note(error));
                 }
                 Err(error) => {
                     self.note(error);

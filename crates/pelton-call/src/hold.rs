@@ -140,8 +140,8 @@ impl<'a> Hold<'a> {
         sent
     }
 
-    /// Writes a part of a reply, waiting for room for as long as `patience` says.
-    pub(super) fn send_part(&self, header: Header, payload: &[u8], patience: Deadline) -> Result<Sent> {
+    /// Writes a part of a reply, waiting for room for as long as `deadline` says.
+    pub(super) fn send_part(&self, header: Header, payload: &[u8], deadline: Deadline) -> Result<Sent> {
         let mut out = self.lock()?;
         let mut waiting = None;
         loop {
@@ -157,7 +157,7 @@ impl<'a> Hold<'a> {
                 self.pass_on(&mut out);
                 return Ok(Sent::Sent);
             }
-            let Some(deadline) = patience.until() else {
+            let Some(deadline) = deadline.until() else {
                 drop(out);
                 self.want_room(payload.len());
                 return Ok(Sent::Full);
@@ -188,7 +188,7 @@ impl<'a> Hold<'a> {
         self.caller.wait_for_turn(lock, left)
     }
 
-    /// Polls without the lock: the others answer meanwhile. Comes back when there may be room. The bell only wakes: that there is room
+    /// Polls without the lock: the others answer meanwhile. Comes back when there may be room. The doorbell only wakes: that there is room
     /// the lane says ([release]), and what the others did is seen under the lock, which is taken again.
     fn wait_for_room<'b>(
         &'b self,
@@ -217,7 +217,7 @@ impl<'a> Hold<'a> {
         out.outbox.sender.disarm();
         self.turn.notify_all();
         if self.is_awaited() {
-            // The service has left it to this thread to hear the bell.
+            // The service has left it to this thread to hear the doorbell.
             self.desk.stir();
         }
         if ready.map_err(Error::system("waiting for a client"))? == Ready::Gone {
@@ -257,7 +257,7 @@ impl Hold<'_> {
 /// A thread that waits for room for a part: nothing is taken of that client meanwhile, lest it wait for more threads.
 struct Waiting<'a> {
     caller: &'a Arc<Caller>,
-    /// Its own, as the service's loop hears the same bell. `None`: there is no descriptor left for it, and this polls the lane by the
+    /// Its own, as the service's loop hears the same doorbell. `None`: there is no descriptor left for it, and this polls the lane by the
     /// millisecond instead.
     ears: Option<Pollable>,
 }

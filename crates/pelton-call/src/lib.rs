@@ -1,4 +1,4 @@
-//! Calls: the second verb. A *link* is two lanes, there and back, that one hand-shake makes; a *client* writes requests into the
+//! Calls: the second verb. A *link* is two lanes, there and back, that one handshake makes; a *client* writes requests into the
 //! one and reads replies from the other; a *service* gathers the requests of all its clients as any receiver of many senders
 //! does, and has for each the lane back. `spec/call.md` has what is in the records.
 //!

@@ -298,9 +298,9 @@ impl Answering<'_> {
         sent
     }
 
-    fn send_part(&mut self, part: &[u8], patience: Deadline) -> Result<Sent> {
+    fn send_part(&mut self, part: &[u8], deadline: Deadline) -> Result<Sent> {
         self.check(part.len())?;
-        self.caller.send_part(Header::new(Kind::Part, self.id), part, patience)
+        self.caller.send_part(Header::new(Kind::Part, self.id), part, deadline)
     }
 }
 
@@ -420,7 +420,7 @@ impl ReplyRoom<'_> {
     fn give_back(&mut self) {
         let lock = self.out_mut().take_lock();
         let caller = &self.answering().caller;
-        // Who else waits for this does so in the parent; the bell is closed here, and its number may be somebody else's.
+        // Who else waits for this does so in the parent; the doorbell is closed here, and its number may be somebody else's.
         if caller.is_forked() {
             return;
         }

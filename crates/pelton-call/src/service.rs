@@ -224,7 +224,7 @@ impl Service {
         armed = self.clogged.iter().fold(armed, |armed, caller| armed & caller.arm());
         armed &= !self.desk.stirred.is_set();
         if !armed || self.clogged.iter().any(|caller| caller.needs_timed_wait()) {
-            self.desk.nudge.ring();
+            self.desk.local_wake.ring();
         }
         Ok(armed)
     }
@@ -285,15 +285,15 @@ impl Service {
 
     #[cold]
     #[inline(never)]
-    fn receive_slowly(&mut self, patience: Deadline) -> Result<Option<Request<'_>>> {
-        Ok(self.find(patience)?.map(|found| self.request(found)))
+    fn receive_slowly(&mut self, deadline: Deadline) -> Result<Option<Request<'_>>> {
+        Ok(self.find(deadline)?.map(|found| self.request(found)))
     }
 
-    fn find(&mut self, patience: Deadline) -> Result<Option<Found>> {
+    fn find(&mut self, deadline: Deadline) -> Result<Option<Found>> {
         if let Some(found) = self.look_for()? {
             return Ok(Some(found));
         }
-        let Some(deadline) = patience.until() else { return Ok(None) };
+        let Some(deadline) = deadline.until() else { return Ok(None) };
         while wait(self, deadline)? {
             if let Some(found) = self.look_for()? {
                 return Ok(Some(found));

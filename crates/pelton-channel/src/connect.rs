@@ -4,7 +4,7 @@
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::{
-    HANDSHAKE_TIMEOUT, LinkParts, Pace, Shake, again, in_call, make_consumer_page, make_data, make_producer_page,
+    HANDSHAKE_TIMEOUT, Handshake, LinkParts, Pace, again, in_call, make_consumer_page, make_data, make_producer_page,
     make_receiver_page, new_client, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
@@ -120,9 +120,9 @@ impl Listener {
 
     fn sender(&self, deadline: Option<Instant>) -> Result<Option<Sender>> {
         let options = &self.inner.options;
-        let parts = self.accept(deadline, |shake| in_call(new_sender(shake, options, true)))?;
-        let make = |(parts, bells)| -> Result<Sender> {
-            let mut sender = Sender::new(parts, bells, options)?;
+        let parts = self.accept(deadline, |handshake| in_call(new_sender(handshake, options, true)))?;
+        let make = |(parts, doorbells)| -> Result<Sender> {
+            let mut sender = Sender::new(parts, doorbells, options)?;
             sender.endpoint.set_reconnect(Arc::new(self.clone()));
             Ok(sender)
         };
@@ -131,7 +131,7 @@ impl Listener {
 
     fn receiver(&self, deadline: Option<Instant>) -> Result<Option<Receiver>> {
         let options = &self.inner.options;
-        let parts = self.accept(deadline, |shake| receiver_of_one(shake, true))?;
+        let parts = self.accept(deadline, |handshake| receiver_of_one(handshake, true))?;
         let make = |parts| -> Result<Receiver> {
             let mut receiver = Receiver::new(parts, options)?;
             receiver.endpoint.set_reconnect(Arc::new(self.clone()));
@@ -150,8 +150,8 @@ struct ByName {
 
 impl ByName {
     /// Offers a survivor's lane to the successor of its peer. Returns false at the deadline.
-    fn resume(&self, deadline: Option<Instant>, shake: impl FnMut(Shake) -> Result<()>) -> Result<bool> {
-        match reach(&self.name, &self.options, Reach::Until(deadline), shake) {
+    fn resume(&self, deadline: Option<Instant>, handshake: impl FnMut(Handshake) -> Result<()>) -> Result<bool> {
+        match reach(&self.name, &self.options, Reach::Until(deadline), handshake) {
             Ok(()) => Ok(true),
             Err(Error::TimedOut(_)) if deadline.is_some() => Ok(false),
             Err(error) => Err(error),
@@ -161,27 +161,27 @@ impl ByName {
 
 impl sender::Reconnect for ByName {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        self.resume(deadline, |shake| in_call(surviving_sender(shake, parts, doorbells, false)))
+        self.resume(deadline, |handshake| in_call(surviving_sender(handshake, parts, doorbells, false)))
     }
 }
 
 impl receiver::Reconnect for ByName {
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        self.resume(deadline, |shake| in_call(surviving_receiver(shake, lane, doorbells, false)))
+        self.resume(deadline, |handshake| in_call(surviving_receiver(handshake, lane, doorbells, false)))
     }
 }
 
 /// A listener that had accepted the peer accepts its successor.
 impl sender::Reconnect for Listener {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        let offer = |shake| in_call(surviving_sender(shake, parts, doorbells, true));
+        let offer = |handshake| in_call(surviving_sender(handshake, parts, doorbells, true));
         Ok(self.accept(deadline, offer)?.is_some())
     }
 }
 
 impl receiver::Reconnect for Listener {
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        let offer = |shake| in_call(surviving_receiver(shake, lane, doorbells, true));
+        let offer = |handshake| in_call(surviving_receiver(handshake, lane, doorbells, true));
         Ok(self.accept(deadline, offer)?.is_some())
     }
 }
@@ -189,15 +189,16 @@ impl receiver::Reconnect for Listener {
 fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
     options.checked_sizes()?;
     let name = Name::parse(name)?;
-    let (parts, bells) = reach(&name, options, Reach::of(options), |shake| in_call(new_sender(shake, options, false)))?;
-    let mut sender = Sender::new(parts, bells, options)?;
+    let (parts, doorbells) =
+        reach(&name, options, Reach::of(options), |handshake| in_call(new_sender(handshake, options, false)))?;
+    let mut sender = Sender::new(parts, doorbells, options)?;
     sender.endpoint.set_reconnect(Arc::new(ByName { name, options: options.clone() }));
     Ok(sender)
 }
 
 fn connect_receiver(name: &str, options: &Options) -> Result<Receiver> {
     let name = Name::parse(name)?;
-    let parts = reach(&name, options, Reach::of(options), |shake| receiver_of_one(shake, false))?;
+    let parts = reach(&name, options, Reach::of(options), |handshake| receiver_of_one(handshake, false))?;
     let mut receiver = Receiver::new(parts, options)?;
     receiver.endpoint.set_reconnect(Arc::new(ByName { name, options: options.clone() }));
     Ok(receiver)
@@ -217,7 +218,7 @@ pub struct Duplex {
 impl Duplex {
     fn new(parts: LinkParts, options: &Options) -> Result<Duplex> {
         let LinkParts { requests, replies, bytes_max } = parts;
-        let sender = Sender::new(requests, replies.bells.clone(), options)?;
+        let sender = Sender::new(requests, replies.doorbells.clone(), options)?;
         Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max })
     }
 }
@@ -225,26 +226,27 @@ impl Duplex {
 /// A handshake that continues when it is polled, after its descriptor was readable. `None`: nobody listens there.
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
 
-/// Connects to the service that listens under `name`, whose doorbells are `bells`.
-pub fn connect_duplex(name: &Name, options: &Options, bells: &Doorbells) -> Result<Duplex> {
-    let parts = reach(name, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))?;
+/// Connects to the service that listens under `name`, whose doorbells are `doorbells`.
+pub fn connect_duplex(name: &Name, options: &Options, doorbells: &Doorbells) -> Result<Duplex> {
+    let parts =
+        reach(name, options, Reach::of(options), |handshake| in_call(new_client(handshake, options, doorbells)))?;
     Duplex::new(parts, options)
 }
 
-/// Starts to connect to the service at `path`: `bells` report `Event::Connecting` with `number` when there is
+/// Starts to connect to the service at `path`: `doorbells` report `Event::Connecting` with `number` when there is
 /// something to do. `None`: nobody listens there.
 pub fn start_duplex(
     name: &Name,
     path: &Path,
     options: &Options,
-    bells: &Doorbells,
+    doorbells: &Doorbells,
     number: u32,
 ) -> Result<Option<Connecting>> {
     let Some(socket) = name.connect_to(path)? else { return Ok(None) };
-    let shake = Shake::new(socket, Pace::Polled, options)?;
-    bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
-    let (options, bells) = (options.clone(), bells.clone());
-    Ok(Some(Box::pin(async move { finish_duplex(shake, &options, &bells).await.map(Some) })))
+    let handshake = Handshake::new(socket, Pace::Polled, options)?;
+    doorbells.watch_connecting(handshake.socket(), number).map_err(Error::system("watching a connection"))?;
+    let (options, doorbells) = (options.clone(), doorbells.clone());
+    Ok(Some(Box::pin(async move { finish_duplex(handshake, &options, &doorbells).await.map(Some) })))
 }
 
 /// As [`start_duplex`], after a pause.
@@ -252,28 +254,28 @@ pub fn start_duplex_later(
     name: &Name,
     path: &Path,
     options: &Options,
-    bells: &Doorbells,
+    doorbells: &Doorbells,
     number: u32,
 ) -> Result<Connecting> {
     let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
-    bells.watch_connecting(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
-    let (name, path, options, bells) = (name.clone(), path.to_owned(), options.clone(), bells.clone());
+    doorbells.watch_connecting(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
+    let (name, path, options, doorbells) = (name.clone(), path.to_owned(), options.clone(), doorbells.clone());
     Ok(Box::pin(async move {
         while !timer.has_passed() {
             again().await;
         }
         drop(timer);
         let Some(socket) = name.connect_to(&path)? else { return Ok(None) };
-        let shake = Shake::new(socket, Pace::Polled, &options)?;
-        bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
-        finish_duplex(shake, &options, &bells).await.map(Some)
+        let handshake = Handshake::new(socket, Pace::Polled, &options)?;
+        doorbells.watch_connecting(handshake.socket(), number).map_err(Error::system("watching a connection"))?;
+        finish_duplex(handshake, &options, &doorbells).await.map(Some)
     }))
 }
 
-async fn finish_duplex(shake: Shake, options: &Options, bells: &Doorbells) -> Result<Duplex> {
-    let duplex = Duplex::new(new_client(shake, options, bells).await?, options)?;
+async fn finish_duplex(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<Duplex> {
+    let duplex = Duplex::new(new_client(handshake, options, doorbells).await?, options)?;
     if let [Some(socket), _] = duplex.receiver.liveness() {
-        bells.finish_connecting(socket, 0)?;
+        doorbells.finish_connecting(socket, 0)?;
     }
     Ok(duplex)
 }
@@ -294,7 +296,12 @@ impl Reach {
 }
 
 /// Connects to whoever listens under the name.
-fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(Shake) -> Result<T>) -> Result<T> {
+fn reach<T>(
+    name: &Name,
+    options: &Options,
+    reach: Reach,
+    mut handshake: impl FnMut(Handshake) -> Result<T>,
+) -> Result<T> {
     loop {
         let last = match reach {
             Reach::Now => true,
@@ -302,11 +309,11 @@ fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(
         };
         if let Some(socket) = name.connect()? {
             failpoint("connect: connected");
-            let patience = match reach {
+            let deadline = match reach {
                 Reach::Now => Instant::now() + options.handshake,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
             };
-            match Shake::new(socket, Pace::Until(patience), options).and_then(&mut shake) {
+            match Handshake::new(socket, Pace::Until(deadline), options).and_then(&mut handshake) {
                 // It went while we greeted it: another may come. Without a deadline, slowness does not matter either.
                 Err(Error::HungUp) if !last => {}
                 Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
@@ -337,17 +344,18 @@ fn threads(options: &Options) -> Result<(Sender, Receiver)> {
     };
     let (page, data, consumer, receiver) =
         make().map_err(Error::system("making a channel of memfds, eventfds and epolls"))?;
-    let (bells, receiver_bells, queue) = (Doorbells::new()?, Doorbells::new()?, Queue::default());
+    let (doorbells, receiver_doorbells, queue) = (Doorbells::new()?, Doorbells::new()?, Queue::default());
     let link = |peer: &Doorbells| Link::new(peer.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
-    let (to_receiver, to_sender) = (link(&receiver_bells), link(&bells));
+    let (to_receiver, to_sender) = (link(&receiver_doorbells), link(&doorbells));
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
     let memory =
         SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };
     let lane = memory.attach(Position::START, Position::START, 0, can_barrier)?;
-    let sender = Sender::new(SenderParts { lane, link: to_receiver, memory }, bells, options)?;
+    let sender = Sender::new(SenderParts { lane, link: to_receiver, memory }, doorbells, options)?;
     let memory = LaneMemory { page, data, consumer, receiver };
     let consumer = memory.attach(limit, can_barrier)?;
     let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
-    let parts = ReceiverParts { lane: Lane::new(consumer, to_sender, 0, 0, memory), sleeper, bells: receiver_bells };
+    let parts =
+        ReceiverParts { lane: Lane::new(consumer, to_sender, 0, 0, memory), sleeper, doorbells: receiver_doorbells };
     Ok((sender, Receiver::new(parts, options)?))
 }

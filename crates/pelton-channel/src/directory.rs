@@ -61,7 +61,7 @@ pub(crate) struct ReceiverRole {
     pub(crate) lock: Lock,
     /// Writable.
     pub(crate) page: Segment,
-    pub(crate) bell: Doorbell,
+    pub(crate) doorbell: Doorbell,
     pub(crate) life: Descriptor,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct SenderRole {
     pub(crate) consumer: Segment,
     pub(crate) receiver: Segment,
     /// Its own.
-    pub(crate) bell: Doorbell,
-    pub(crate) receiver_bell: Doorbell,
+    pub(crate) doorbell: Doorbell,
+    pub(crate) receiver_doorbell: Doorbell,
     pub(crate) life: Descriptor,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct LaneForReceiver {
     /// Writable.
     pub(crate) consumer: Segment,
     /// Of the sender.
-    pub(crate) bell: Doorbell,
+    pub(crate) doorbell: Doorbell,
 }
 
 /// A lane of which nothing can be written.
@@ -225,7 +225,7 @@ impl Directory {
         Ok(ReceiverRole {
             lock,
             page: self.control(RECEIVER, MAGIC_RECEIVER, true)?,
-            bell: self.bell(RECEIVER_BELL)?,
+            doorbell: self.doorbell(RECEIVER_BELL)?,
             life: self.hold(RECEIVER_LIFE)?,
         })
     }
@@ -304,8 +304,8 @@ impl Directory {
             data: self.data(number, true)?,
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, false)?,
             receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?.without_descriptor(),
-            bell: self.bell(&of_lane(number, BELL))?,
-            receiver_bell: self.bell(RECEIVER_BELL)?,
+            doorbell: self.doorbell(&of_lane(number, BELL))?,
+            receiver_doorbell: self.doorbell(RECEIVER_BELL)?,
             life: self.hold(&of_lane(number, LIFE))?,
         })
     }
@@ -318,7 +318,7 @@ impl Directory {
             producer: self.producer(number, false)?.without_descriptor(),
             data: self.data(number, false)?.without_descriptor(),
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, true)?,
-            bell: self.bell(&of_lane(number, BELL))?,
+            doorbell: self.doorbell(&of_lane(number, BELL))?,
         })
     }
 
@@ -551,9 +551,9 @@ impl Directory {
         if matches!(read, Ok(Ok(4))) { u32::from_le_bytes(bytes) } else { 0 }
     }
 
-    fn bell(&self, name: &str) -> Result<Doorbell> {
+    fn doorbell(&self, name: &str) -> Result<Doorbell> {
         let fd = self.place.open_file(name, FileType::Fifo, OFlags::RDWR)?;
-        Doorbell::fifo(fd).map_err(Error::system("keeping a bell"))
+        Doorbell::fifo(fd).map_err(Error::system("keeping a doorbell"))
     }
 
     /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.

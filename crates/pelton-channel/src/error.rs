@@ -163,8 +163,8 @@ pub enum Error {
     /// The other side does not want this connection, or this side does not want the other.
     #[error("refused: {0}")]
     Refused(String),
-    /// The other side went during the hand-shake.
-    #[error("the peer hung up during the hand-shake: see what it says")]
+    /// The other side went during the handshake.
+    #[error("the peer hung up during the handshake: see what it says")]
     HungUp,
     /// The other side did not appear, or not answer, by the deadline of connecting.
     #[error("timed out while {0}: start the other side, or wait longer")]

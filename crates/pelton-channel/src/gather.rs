@@ -1,17 +1,17 @@
 //! Receivers of several senders, and how threads of their process make senders.
 
-use crate::acceptor::Entrance;
+use crate::acceptor::Acceptor;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::handshake::{Reception, Replies, make_consumer_page, make_data, make_producer_page, make_receiver_page};
+use crate::handshake::{ReceiverSide, Replies, make_consumer_page, make_data, make_producer_page, make_receiver_page};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER, this_process};
 use crate::listener::Listener;
 use crate::memory::Budget;
 use crate::options::Options;
 use crate::receiver::Receiver;
-use crate::registry::{Gate, Hall, State, ToRegistry};
+use crate::registry::{Registry, SharedRegistry, State, ToRegistry};
 use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
 use crate::transport::{NoTransport, Queue, ThreadTransport};
 use pelton_lane::{CAPACITY_MIN, Position};
@@ -55,13 +55,13 @@ impl Receiver {
         if self.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
-        match &self.gate {
+        match &self.registry {
             // Nothing is received any more.
             Some(_) if self.endpoint.departure.is_some() => Err(Error::Closed { unreleased: 0 }),
-            Some(gate) => {
-                let mut state = gate.hall.state();
+            Some(registry) => {
+                let mut state = registry.shared.state();
                 state.handles += 1;
-                Ok(Senders { hall: gate.hall.clone(), round: state.round })
+                Ok(Senders { shared: registry.shared.clone(), round: state.round })
             }
             None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
         }
@@ -90,36 +90,36 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
         };
         Ok(memory)
     };
-    let bells = Doorbells::new()?;
+    let doorbells = Doorbells::new()?;
     let memory = make().map_err(Error::system("making a receiver"))?;
     let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-    let hall = Arc::new(Hall {
+    let shared = Arc::new(SharedRegistry {
         state: Mutex::default(),
-        stirred: AtomicBool::new(false),
-        reception: Reception {
+        is_notified: AtomicBool::new(false),
+        receiver_side: ReceiverSide {
             page: memory.receiver.clone(),
-            bell: bells.doorbell().clone(),
-            bells: bells.clone(),
+            doorbell: doorbells.doorbell().clone(),
+            doorbells: doorbells.clone(),
             can_barrier,
             lane: 0,
             replies,
             budget,
         },
-        nudge: bells.local_wake().clone(),
+        local_wake: doorbells.local_wake().clone(),
         options: options.clone(),
         owner,
     });
     let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
     let nobody = Lane::new(
         memory.attach(0, can_barrier)?,
-        Link::new(bells.doorbell().clone(), NoTransport, UNKNOWN_PEER),
+        Link::new(doorbells.doorbell().clone(), NoTransport, UNKNOWN_PEER),
         0,
         0,
         memory,
     );
-    let entrance = listener.map(|listener| Entrance::new(listener, &bells)).transpose()?;
-    let gate = Gate { hall, entrance, parted: Counters::default() };
-    Receiver::gathering(ReceiverParts { lane: nobody, sleeper, bells }, options, gate)
+    let acceptor = listener.map(|listener| Acceptor::new(listener, &doorbells)).transpose()?;
+    let registry = Registry { shared, acceptor, parted: Counters::default() };
+    Receiver::gathering(ReceiverParts { lane: nobody, sleeper, doorbells }, options, registry)
 }
 
 /// Makes senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
@@ -154,7 +154,7 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
 /// ```
 #[derive(Debug)]
 pub struct Senders {
-    hall: Arc<Hall>,
+    shared: Arc<SharedRegistry>,
     /// Threads' own senders serve the handles of their round alone: with the last of those they have ended.
     round: u64,
 }
@@ -162,20 +162,20 @@ pub struct Senders {
 impl Clone for Senders {
     fn clone(&self) -> Senders {
         // A forked child's are not counted, and the lock may be held by a thread that it does not have.
-        if !self.hall.owner.is_forked() {
-            self.hall.state().handles += 1;
+        if !self.shared.owner.is_forked() {
+            self.shared.state().handles += 1;
         }
-        Senders { hall: self.hall.clone(), round: self.round }
+        Senders { shared: self.shared.clone(), round: self.round }
     }
 }
 
 impl Drop for Senders {
     fn drop(&mut self) {
         // As above.
-        if self.hall.owner.is_forked() {
+        if self.shared.owner.is_forked() {
             return;
         }
-        let mut state = self.hall.state();
+        let mut state = self.shared.state();
         state.handles -= 1;
         if state.handles == 0 {
             state.round += 1;
@@ -183,14 +183,14 @@ impl Drop for Senders {
             let State { gone, of_threads, .. } = &mut *state;
             gone.append(of_threads);
             drop(state);
-            self.hall.stir();
+            self.shared.notify();
         }
     }
 }
 
 /// A thread's own sender: of which handles.
 struct Own {
-    hall: Arc<Hall>,
+    shared: Arc<SharedRegistry>,
     round: u64,
     sender: Sender,
 }
@@ -203,7 +203,7 @@ impl Senders {
     /// Whether this process is a fork of the one that made the handle. For bindings.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
-        self.hall.owner.is_forked()
+        self.shared.owner.is_forked()
     }
 
     /// A new sender, with a lane of its own. Does not wait.
@@ -216,27 +216,27 @@ impl Senders {
     }
 
     fn make(&self) -> Result<(Sender, u32)> {
-        let hall = &self.hall;
-        if hall.owner.is_forked() {
+        let shared = &self.shared;
+        if shared.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let number = hall.take_number()?;
-        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number(number))?;
+        let number = shared.take_number()?;
+        let made = self.make_lane(number).inspect_err(|_| shared.give_back_number(number))?;
         let (sender, lane) = made;
-        let mut state = hall.state();
+        let mut state = shared.state();
         if state.is_closed {
             return Err(Error::Closed { unreleased: 0 });
         }
         state.arrived.push(lane);
         drop(state);
-        hall.stir();
+        shared.notify();
         Ok((sender, number))
     }
 
     fn make_lane(&self, number: u32) -> Result<(Sender, Lane)> {
-        let hall = &self.hall;
+        let shared = &self.shared;
         let can_barrier = membarrier::register();
-        let (capacity, limit) = hall.options.checked_sizes()?;
+        let (capacity, limit) = shared.options.checked_sizes()?;
         let make = || -> std::io::Result<_> {
             let [page, data, consumer] = [
                 make_producer_page(capacity, limit, 1)?.without_descriptor(),
@@ -248,22 +248,22 @@ impl Senders {
             Ok((page, data, consumer))
         };
         let (page, data, consumer) = make().map_err(Error::system("making a lane"))?;
-        let (bells, queue) = (Doorbells::new()?, Queue::default());
-        let to_sender = Link::new(bells.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
-        let to_registry = ToRegistry { queue, hall: hall.clone(), number };
-        let to_receiver = Link::new(hall.doorbell().clone(), to_registry, this_process());
+        let (doorbells, queue) = (Doorbells::new()?, Queue::default());
+        let to_sender = Link::new(doorbells.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
+        let to_registry = ToRegistry { queue, shared: shared.clone(), number };
+        let to_receiver = Link::new(shared.doorbell().clone(), to_registry, this_process());
         let memory = SenderMemory {
             page: page.clone(),
             data: data.clone(),
             consumer: consumer.clone(),
-            receiver: hall.reception.page.clone(),
+            receiver: shared.receiver_side.page.clone(),
         };
         let producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
         let parts = SenderParts { lane: producer, link: to_receiver, memory };
-        let memory = LaneMemory { page, data, consumer, receiver: hall.reception.page.clone() };
+        let memory = LaneMemory { page, data, consumer, receiver: shared.receiver_side.page.clone() };
         let mut lane = Lane::new(memory.attach(limit, can_barrier)?, to_sender, 0, number, memory);
         lane.is_announced = false;
-        Ok((Sender::new(parts, bells, &hall.options)?, lane))
+        Ok((Sender::new(parts, doorbells, &shared.options)?, lane))
     }
 
     /// Does something with the calling thread's own sender, which is made when there is none yet, and closed when the thread
@@ -278,7 +278,7 @@ impl Senders {
                 return Err(Error::Refused(why.to_owned()));
             };
             let own = &mut *own;
-            let place = own.iter().position(|own| Arc::ptr_eq(&own.hall, &self.hall) && own.round == self.round);
+            let place = own.iter().position(|own| Arc::ptr_eq(&own.shared, &self.shared) && own.round == self.round);
             let place = match place {
                 Some(place) => place,
                 None => self.make_own(own)?,
@@ -295,10 +295,10 @@ impl Senders {
 
     #[cold]
     fn make_own(&self, own: &mut Vec<Own>) -> Result<usize> {
-        own.retain(|own| own.hall.owner.is_forked() || own.hall.state().round == own.round);
+        own.retain(|own| own.shared.owner.is_forked() || own.shared.state().round == own.round);
         let (sender, number) = self.make()?;
-        self.hall.state().of_threads.push(number);
-        own.push(Own { hall: self.hall.clone(), round: self.round, sender });
+        self.shared.state().of_threads.push(number);
+        own.push(Own { shared: self.shared.clone(), round: self.round, sender });
         Ok(own.len() - 1)
     }
 
@@ -327,7 +327,7 @@ mod tests {
     fn numbers_begin_anew_after_the_last_and_leave_out_those_in_use() {
         let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
         let mut kept = vec![senders.sender().unwrap()];
-        senders.hall.state().number = u32::MAX - 1;
+        senders.shared.state().number = u32::MAX - 1;
         kept.extend((0..3).map(|_| senders.sender().unwrap()));
         let mut lanes: Vec<_> = (0..4).map(|_| receiver.receive_event().unwrap().member().lane).collect();
         lanes.sort_unstable();

@@ -1,4 +1,4 @@
-//! The hand-shake of two processes that have a socket between them: each side makes its segments, shows them to the other,
+//! The hand-handshake of two processes that have a socket between them: each side makes its segments, shows them to the other,
 //! and checks the other's. `spec/protocol.md` has the packets and their order.
 //!
 //! Whatever comes over the socket is copied once, checked, and only the copy is used. The last READY decides: whoever
@@ -41,7 +41,7 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection during the handshake.
 #[derive(Debug)]
-pub(crate) struct Shake {
+pub(crate) struct Handshake {
     socket: Socket,
     peer: Peer,
     pace: Pace,
@@ -49,7 +49,7 @@ pub(crate) struct Shake {
     takes: Limits,
 }
 
-/// How a hand-shake waits for the peer's next word.
+/// How a hand-handshake waits for the peer's next word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pace {
     /// In the call, until then: its future is ready when it is polled first, which [`in_call`] does.
@@ -64,35 +64,35 @@ pub(crate) fn again() -> impl Future<Output = ()> {
     poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
 }
 
-/// The result of a hand-shake that waits in the call.
+/// The result of a hand-handshake that waits in the call.
 pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
     match pin!(shaking).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => unreachable!("a hand-shake that waits in the call does not come back before it is done"),
+        Poll::Pending => unreachable!("a hand-handshake that waits in the call does not come back before it is done"),
     }
 }
 
-impl Shake {
+impl Handshake {
     /// Begins with a peer that this side wants to deal with.
-    pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
+    pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Handshake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"));
         let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
         let own = own_uid();
-        let shake = Shake { socket, peer, pace, takes: options.takes(peer.uid == own) };
+        let handshake = Handshake { socket, peer, pace, takes: options.takes(peer.uid == own) };
         if is_ambiguous_uid(peer.uid) {
-            return Err(shake.refuse(format!("who the peer is is not known: {}", ambiguous_uid_text(peer.uid))));
+            return Err(handshake.refuse(format!("who the peer is is not known: {}", ambiguous_uid_text(peer.uid))));
         }
         if let Some(waiting) = overdue(peer.uid) {
-            return Err(shake.refuse(format!(
+            return Err(handshake.refuse(format!(
                 "{waiting} descriptors that uid {} sent wait to be closed, since closing the one before them takes so long: have that end first",
                 peer.uid
             )));
         }
         if peer.uid == own || options.uids.contains(&peer.uid) {
-            shake.socket.take_descriptors();
-            return Ok(shake);
+            handshake.socket.take_descriptors();
+            return Ok(handshake);
         }
-        Err(shake.refuse(format!(
+        Err(handshake.refuse(format!(
             "the peer is uid {}, this side takes uid {own}{}: allow the other's uid in the options of both sides",
             peer.uid,
             options.uids.iter().map(|uid| format!(" or {uid}")).collect::<String>()
@@ -105,7 +105,7 @@ impl Shake {
 
     fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let sent = self.socket.try_send(bytes, fds);
-        failpoint("hand-shake: packet sent");
+        failpoint("hand-handshake: packet sent");
         let sent = match sent {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 return Err(self.last_words());
@@ -126,9 +126,9 @@ impl Shake {
         Error::Refused(why)
     }
 
-    /// Has its packets told as those of that visit.
-    pub(crate) fn add_to(&self, bells: &Doorbells, visit: u32) -> Result<()> {
-        bells.watch_connecting_socket(&self.socket, visit).map_err(self.told("watching a connection"))
+    /// Has its packets told as those of that number.
+    pub(crate) fn add_to(&self, doorbells: &Doorbells, number: u32) -> Result<()> {
+        doorbells.watch_connecting_socket(&self.socket, number).map_err(self.told("watching a connection"))
     }
 
     /// The lanes of a link begin with it, and so have nothing in them.
@@ -151,7 +151,7 @@ impl Shake {
         self.receive_with(kind, &mut [0; PACKET_BYTES]).await.map(|(packet, _, fds)| (packet, fds))
     }
 
-    /// As [`Shake::receive`], with what follows the packet's fields.
+    /// As [`Handshake::receive`], with what follows the packet's fields.
     async fn receive_with<'a, const N: usize>(
         &self,
         kind: u32,
@@ -194,7 +194,7 @@ impl Shake {
                 let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
                 return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
             }
-            failpoint("hand-shake: packet received");
+            failpoint("hand-handshake: packet received");
             let fds = fds
                 .try_into()
                 .map_err(|_| self.refuse(format!("{found} descriptors came with packet {kind}, wanted {N}")))?;
@@ -348,9 +348,9 @@ impl Shake {
         Ok(())
     }
 
-    fn open_bell(&self, fd: ReceivedFd) -> Result<Doorbell> {
+    fn open_doorbell(&self, fd: ReceivedFd) -> Result<Doorbell> {
         Doorbell::from_peer(fd, self.peer.uid == own_uid())
-            .map_err(Error::system("taking the peer's bell"))
+            .map_err(Error::system("taking the peer's doorbell"))
             .map_err(|error| self.refused_for(error))
     }
 
@@ -397,21 +397,26 @@ impl Shake {
         self.socket.as_fd()
     }
 
-    /// The bell to give to the peer.
-    fn bell_of(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
-        own.doorbell_for(self.peer).map_err(self.told("making a bell"))
+    /// The doorbell to give to the peer.
+    fn doorbell_for_peer(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
+        own.doorbell_for(self.peer).map_err(self.told("making a doorbell"))
     }
 
-    fn into_link(self, process: Option<Descriptor>, peer_bell: Doorbell, own_bell: Arc<Doorbell>) -> Link {
+    fn into_link(self, process: Option<Descriptor>, peer_doorbell: Doorbell, own_doorbell: Arc<Doorbell>) -> Link {
         let transport = SocketTransport::new(self.socket, process);
-        Link::new(peer_bell, transport, self.peer).with_own_doorbell(own_bell)
+        Link::new(peer_doorbell, transport, self.peer).with_own_doorbell(own_doorbell)
     }
 
     /// Of two lanes there and back: one socket carries the descriptors of both, and reports the peer's end to both.
-    fn into_links(self, process: Option<Descriptor>, peer_bells: [Doorbell; 2], own_bell: Arc<Doorbell>) -> [Link; 2] {
+    fn into_links(
+        self,
+        process: Option<Descriptor>,
+        peer_doorbells: [Doorbell; 2],
+        own_doorbell: Arc<Doorbell>,
+    ) -> [Link; 2] {
         let transport = SocketTransport::new(self.socket, process);
-        let link = |bell| Link::new(bell, transport.clone(), self.peer).with_own_doorbell(own_bell.clone());
-        peer_bells.map(link)
+        let link = |doorbell| Link::new(doorbell, transport.clone(), self.peer).with_own_doorbell(own_doorbell.clone());
+        peer_doorbells.map(link)
     }
 
     fn reconnect(
@@ -419,10 +424,10 @@ impl Shake {
         link: &mut Link,
         own: &Doorbells,
         process: Option<Descriptor>,
-        peer_bell: Doorbell,
-        own_bell: Arc<Doorbell>,
+        peer_doorbell: Doorbell,
+        own_doorbell: Arc<Doorbell>,
     ) {
-        link.reconnect(own, peer_bell, own_bell, SocketTransport::new(self.socket, process), self.peer);
+        link.reconnect(own, peer_doorbell, own_doorbell, SocketTransport::new(self.socket, process), self.peer);
     }
 }
 
@@ -476,26 +481,31 @@ pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
     })
 }
 
-/// What a sender has of its peer after the hand-shake's middle.
+/// What a sender has of its peer after the hand-handshake's middle.
 struct ConsumerSide {
     consumer: Segment,
     receiver: Segment,
-    bell: Doorbell,
+    doorbell: Doorbell,
 }
 
 impl ConsumerSide {
-    fn open(shake: &Shake, consumer: ReceivedFd, receiver: ReceivedFd, bell: ReceivedFd) -> Result<ConsumerSide> {
+    fn open(
+        handshake: &Handshake,
+        consumer: ReceivedFd,
+        receiver: ReceivedFd,
+        doorbell: ReceivedFd,
+    ) -> Result<ConsumerSide> {
         Ok(ConsumerSide {
-            consumer: shake.open_control(consumer, "consumer", MAGIC_CONSUMER)?,
-            receiver: shake.open_control(receiver, "receiver", MAGIC_RECEIVER)?,
-            bell: shake.open_bell(bell)?,
+            consumer: handshake.open_control(consumer, "consumer", MAGIC_CONSUMER)?,
+            receiver: handshake.open_control(receiver, "receiver", MAGIC_RECEIVER)?,
+            doorbell: handshake.open_doorbell(doorbell)?,
         })
     }
 
     /// The producer of the lane between these segments, from tail, head and floor on; and what it rings.
     fn attach(
         self,
-        shake: &Shake,
+        handshake: &Handshake,
         page: Segment,
         data: Segment,
         (tail, head, floor): (Position, Position, u64),
@@ -503,80 +513,84 @@ impl ConsumerSide {
     ) -> Result<(Producer, SenderMemory, Doorbell)> {
         let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
         let memory = SenderMemory { page, data, consumer, receiver };
-        let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
-        failpoint("hand-shake: lane attached");
-        Ok((lane, memory, self.bell))
+        let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| handshake.refused_for(error))?;
+        failpoint("hand-handshake: lane attached");
+        Ok((lane, memory, self.doorbell))
     }
 }
 
-/// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
-pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<(SenderParts, Doorbells)> {
+/// The hand-handshake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
+pub(crate) async fn new_sender(
+    handshake: Handshake,
+    options: &Options,
+    listens: bool,
+) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
     let own = Doorbells::new()?;
-    let bell = shake.bell_of(&own)?;
-    let peer = shake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let doorbell = handshake.doorbell_for_peer(&own)?;
+    let peer = handshake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let takes_over = peer.holds != 0;
-    let (lane, memory, peer_bell) = if takes_over {
-        let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER).await?;
-        let data = shake.open_data(data_fd, packet.capacity, true)?;
-        shake.check_limit(&packet)?;
-        let (most, _) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
+    let (lane, memory, peer_doorbell) = if takes_over {
+        let (packet, [consumer_fd, receiver_fd, doorbell_fd, data_fd]) = handshake.receive::<4>(CONSUMER).await?;
+        let data = handshake.open_data(data_fd, packet.capacity, true)?;
+        handshake.check_limit(&packet)?;
+        let (most, _) = options.checked_sizes().map_err(|error| handshake.refused_for(error))?;
         if packet.capacity > most {
-            return Err(shake.refuse(format!(
+            return Err(handshake.refuse(format!(
                 "the lane to take over has {} bytes, this sender's capacity is {most}: raise it to at least as much",
                 packet.capacity
             )));
         }
-        let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+        let peer = ConsumerSide::open(&handshake, consumer_fd, receiver_fd, doorbell_fd)?;
         // Above 1: this is not the lane's first producer, and marks its first message so.
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
-        let page = made.map_err(shake.told("making the producer's segment"))?;
-        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), bell.given()])?;
+        let page = made.map_err(handshake.told("making the producer's segment"))?;
+        handshake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), doorbell.given()])?;
         let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
-        peer.attach(&shake, page, data, (tail, head, packet.floor), can_barrier)?
+        peer.attach(&handshake, page, data, (tail, head, packet.floor), can_barrier)?
     } else {
-        offer_lane(&shake, options, peer.takes(), &bell, can_barrier).await?
+        offer_lane(&handshake, options, peer.takes(), &doorbell, can_barrier).await?
     };
-    let process = shake.watch(&own, 0)?;
-    shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell, bell);
+    let process = handshake.watch(&own, 0)?;
+    handshake.ready(listens && !takes_over).await?;
+    let link = handshake.into_link(process, peer_doorbell, doorbell);
     Ok((SenderParts { lane, link, memory }, own))
 }
 
 /// A fresh lane, whose consumer the peer becomes, within what that takes.
 async fn offer_lane(
-    shake: &Shake,
+    handshake: &Handshake,
     options: &Options,
     within: Limits,
-    bell: &Doorbell,
+    doorbell: &Doorbell,
     can_barrier: bool,
 ) -> Result<(Producer, SenderMemory, Doorbell)> {
-    let (capacity, limit) = options.sizes_within(within).map_err(|error| shake.refused_for(error))?;
-    let page = make_producer_page(capacity, limit, 1).map_err(shake.told("making the producer's segment"))?;
-    let data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
+    let (capacity, limit) = options.sizes_within(within).map_err(|error| handshake.refused_for(error))?;
+    let page = make_producer_page(capacity, limit, 1).map_err(handshake.told("making the producer's segment"))?;
+    let data = make_data(capacity).map_err(handshake.told("making the lane's data"))?;
     let (tail, head) = (Position::START, Position::START);
     let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
-    shake.send(&packet, &[page.as_fd(), bell.given(), data.as_fd()])?;
-    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
-    let peer = ConsumerSide::open(shake, consumer_fd, receiver_fd, bell_fd)?;
-    peer.attach(shake, page, data, (tail, head, 0), can_barrier)
+    handshake.send(&packet, &[page.as_fd(), doorbell.given(), data.as_fd()])?;
+    let (_, [consumer_fd, receiver_fd, doorbell_fd]) = handshake.receive::<3>(CONSUMER).await?;
+    let peer = ConsumerSide::open(handshake, consumer_fd, receiver_fd, doorbell_fd)?;
+    peer.attach(handshake, page, data, (tail, head, 0), can_barrier)
 }
 
-/// The hand-shake of a sender whose receiver died: it offers its lane.
+/// The hand-handshake of a sender whose receiver died: it offers its lane.
 pub(crate) async fn surviving_sender(
-    shake: Shake,
+    handshake: Handshake,
     parts: &mut SenderParts,
     doorbells: &Doorbells,
     listens: bool,
 ) -> Result<()> {
     let can_barrier = membarrier::register();
-    let peer = shake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let peer = handshake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let lane = &mut parts.lane;
     lane.refresh_head()?;
     let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
     if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
-        return Err(shake.refuse(format!(
+        return Err(handshake.refuse(format!(
             "the lane to take over has {} bytes and messages of {limit}, the receiver takes {} and {}: raise its capacity and message_bytes_max options",
             lane.capacity(), peer.capacity, peer.message_bytes_max
         )));
@@ -584,23 +598,23 @@ pub(crate) async fn surviving_sender(
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    let bell = shake.bell_of(doorbells)?;
-    shake.send(&packet, &[memory.page.as_fd(), bell.given(), memory.data.as_fd()])?;
-    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
-    let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+    let doorbell = handshake.doorbell_for_peer(doorbells)?;
+    handshake.send(&packet, &[memory.page.as_fd(), doorbell.given(), memory.data.as_fd()])?;
+    let (_, [consumer_fd, receiver_fd, doorbell_fd]) = handshake.receive::<3>(CONSUMER).await?;
+    let peer = ConsumerSide::open(&handshake, consumer_fd, receiver_fd, doorbell_fd)?;
     let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
-        .map_err(|error| shake.refused_for(error))?;
-    failpoint("hand-shake: consumer attached");
-    let process = shake.watch(doorbells, 0)?;
-    if let Err(error) = shake.ready(true).await {
+        .map_err(|error| handshake.refused_for(error))?;
+    failpoint("hand-handshake: consumer attached");
+    let process = handshake.watch(doorbells, 0)?;
+    if let Err(error) = handshake.ready(true).await {
         // As if this one had never been: nobody looks at its page any more, whatever it writes there.
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
-    shake.reconnect(&mut parts.link, doorbells, process, peer.bell, bell);
-    failpoint("hand-shake: survivor goes on");
+    handshake.reconnect(&mut parts.link, doorbells, process, peer.doorbell, doorbell);
+    failpoint("hand-handshake: survivor goes on");
     Ok(())
 }
 
@@ -617,11 +631,11 @@ pub struct Replies {
 
 /// What a lane is given of its receiver's.
 #[derive(Clone, Debug)]
-pub(crate) struct Reception {
+pub(crate) struct ReceiverSide {
     pub(crate) page: Arc<Segment>,
-    pub(crate) bells: Doorbells,
+    pub(crate) doorbells: Doorbells,
     /// What its sender rings.
-    pub(crate) bell: Arc<Doorbell>,
+    pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
@@ -631,26 +645,26 @@ pub(crate) struct Reception {
     pub(crate) budget: Option<Arc<Budget>>,
 }
 
-impl Reception {
+impl ReceiverSide {
     /// What this side takes of one peer more, that has so many lanes.
-    fn share(&self, shake: &Shake, lanes: u64) -> Result<Limits> {
-        let takes = shake.takes;
+    fn share(&self, handshake: &Handshake, lanes: u64) -> Result<Limits> {
+        let takes = handshake.takes;
         let Some(budget) = &self.budget else { return Ok(takes) };
         let lane_bytes = lane_within(takes.lane_bytes.min(budget.left() / SHARES / lanes));
         if lane_bytes < GRANULE {
-            return Err(self.no_memory(shake, budget));
+            return Err(self.no_memory(handshake, budget));
         }
         Ok(Limits { lane_bytes, message_bytes: takes.message_bytes.min(message_bytes_limit(lane_bytes)) })
     }
 
     /// The peer has made its lanes, which come to so many bytes: nobody who only began a handshake has any.
-    fn take_share(&self, shake: &Shake, bytes: u64) -> Result<Option<Part>> {
+    fn take_share(&self, handshake: &Handshake, bytes: u64) -> Result<Option<Part>> {
         let Some(budget) = &self.budget else { return Ok(None) };
-        budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(shake, budget))
+        budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(handshake, budget))
     }
 
-    fn no_memory(&self, shake: &Shake, budget: &Budget) -> Error {
-        shake.refuse(format!(
+    fn no_memory(&self, handshake: &Handshake, budget: &Budget) -> Error {
+        handshake.refuse(format!(
             "{} of the {} bytes of memory that this side has for its peers are left, a new peer is offered a sixteenth and needs lanes of {GRANULE}: raise its memory option, or connect again later",
             budget.left(),
             budget.most()
@@ -658,72 +672,72 @@ impl Reception {
     }
 }
 
-/// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
-pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<Lane> {
+/// The hand-handshake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
+pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
-    let said = || reception.share(&shake, 1).inspect(|share| takes = *share);
-    let takes_over = shake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
-    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception, takes, 0).await?;
-    let part = reception.take_share(&shake, consumer.capacity())?;
-    let process = shake.watch(&reception.bells, reception.lane)?;
-    shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell, reception.bell);
-    Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, reception.lane, memory) })
+    let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
+    let takes_over = handshake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
+    let (consumer, memory, redelivered, peer_doorbell) = take_lane(&handshake, &receiver_side, takes, 0).await?;
+    let part = receiver_side.take_share(&handshake, consumer.capacity())?;
+    let process = handshake.watch(&receiver_side.doorbells, receiver_side.lane)?;
+    handshake.ready(listens && !takes_over).await?;
+    let link = handshake.into_link(process, peer_doorbell, receiver_side.doorbell);
+    Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, receiver_side.lane, memory) })
 }
 
 /// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring. Its largest
 /// message has at least so many bytes.
 async fn take_lane(
-    shake: &Shake,
-    reception: &Reception,
+    handshake: &Handshake,
+    receiver_side: &ReceiverSide,
     takes: Limits,
     least: u64,
 ) -> Result<(Consumer, LaneMemory, u64, Doorbell)> {
-    let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
-    shake.check_size(&packet, takes)?;
-    let data = shake.open_data(data_fd, packet.capacity, false)?;
-    shake.check_limit(&packet)?;
-    let page = shake.open_producer(page_fd, &packet)?;
+    let (packet, [page_fd, doorbell_fd, data_fd]) = handshake.receive::<3>(PRODUCER).await?;
+    handshake.check_size(&packet, takes)?;
+    let data = handshake.open_data(data_fd, packet.capacity, false)?;
+    handshake.check_limit(&packet)?;
+    let page = handshake.open_producer(page_fd, &packet)?;
     if packet.message_bytes_max < least {
-        return Err(shake.refuse(format!(
+        return Err(handshake.refuse(format!(
             "the lane has a largest message of {} bytes, wanted at least {least} for calls",
             packet.message_bytes_max
         )));
     }
-    let peer_bell = shake.open_bell(bell_fd)?;
+    let peer_doorbell = handshake.open_doorbell(doorbell_fd)?;
     let head = Position::unpack(packet.head);
     let redelivered = Position::unpack(packet.tail).since(head);
     if redelivered > packet.capacity / 8 {
-        return Err(shake.refuse(format!(
+        return Err(handshake.refuse(format!(
             "{redelivered} messages are said to wait in a lane of {} bytes, wanted at most {}",
             packet.capacity,
             packet.capacity / 8
         )));
     }
-    let consumer = make_consumer_page(head).map_err(shake.told("making the consumer's segment"))?;
+    let consumer = make_consumer_page(head).map_err(handshake.told("making the consumer's segment"))?;
     let [page, data, consumer] = [page, data, consumer].map(Arc::new);
-    let memory = LaneMemory { page, data, consumer, receiver: reception.page.clone() };
-    let attached = memory.attach(packet.message_bytes_max, reception.can_barrier);
-    let consumer = attached.map_err(|error| shake.refused_for(error))?;
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.given()];
-    shake.send(&Packet::new(CONSUMER), &fds)?;
-    Ok((consumer, memory, redelivered, peer_bell))
+    let memory = LaneMemory { page, data, consumer, receiver: receiver_side.page.clone() };
+    let attached = memory.attach(packet.message_bytes_max, receiver_side.can_barrier);
+    let consumer = attached.map_err(|error| handshake.refused_for(error))?;
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), receiver_side.doorbell.given()];
+    handshake.send(&Packet::new(CONSUMER), &fds)?;
+    Ok((consumer, memory, redelivered, peer_doorbell))
 }
 
 /// All that a receiver of one sender is made of.
-pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverParts> {
-    let (reception, sleeper) = reception_of_one(&shake, Doorbells::new()?)?;
-    let bells = reception.bells.clone();
-    let lane = in_call(new_receiver(shake, reception, listens))?;
-    Ok(ReceiverParts { lane, sleeper, bells })
+pub(crate) fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<ReceiverParts> {
+    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, Doorbells::new()?)?;
+    let doorbells = receiver_side.doorbells.clone();
+    let lane = in_call(new_receiver(handshake, receiver_side, listens))?;
+    Ok(ReceiverParts { lane, sleeper, doorbells })
 }
 
-fn reception_of_one(shake: &Shake, bells: Doorbells) -> Result<(Reception, Sleeper)> {
+fn receiver_side_of_one(handshake: &Handshake, doorbells: Doorbells) -> Result<(ReceiverSide, Sleeper)> {
     let can_barrier = membarrier::register();
-    let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
+    let page = Arc::new(make_receiver_page().map_err(handshake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let bell = shake.bell_of(&bells)?;
-    Ok((Reception { page, bells, bell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
+    let doorbell = handshake.doorbell_for_peer(&doorbells)?;
+    Ok((ReceiverSide { page, doorbells, doorbell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
 }
 
 /// A link of two lanes, as its client has it.
@@ -735,65 +749,71 @@ pub(crate) struct LinkParts {
     pub(crate) bytes_max: u64,
 }
 
-/// The hand-shake of a client, who connects: it offers the lane of requests and takes that of replies. The client's one bell and
+/// The hand-handshake of a client, who connects: it offers the lane of requests and takes that of replies. The client's one doorbell and
 /// one descriptor for the caller's loop serve both.
-pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Doorbells) -> Result<LinkParts> {
-    let (reception, sleeper) = reception_of_one(&shake, bells.clone())?;
-    let takes = of_calls(shake.takes);
+pub(crate) async fn new_client(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<LinkParts> {
+    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone())?;
+    let takes = of_calls(handshake.takes);
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
-    let service = shake.greet(Role::Client, false, false, says).await?;
+    let service = handshake.greet(Role::Client, false, false, says).await?;
     let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
-    let (lane, memory, request_bell) =
-        offer_lane(&shake, options, within, &reception.bell, reception.can_barrier).await?;
-    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception, takes, LINK_BYTES_MIN).await?;
-    shake.check_new(waiting)?;
-    let process = shake.watch(bells, 0)?;
-    shake.ready(false).await?;
-    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell);
+    let (lane, memory, request_doorbell) =
+        offer_lane(&handshake, options, within, &receiver_side.doorbell, receiver_side.can_barrier).await?;
+    let (consumer, reply_memory, waiting, reply_doorbell) =
+        take_lane(&handshake, &receiver_side, takes, LINK_BYTES_MIN).await?;
+    handshake.check_new(waiting)?;
+    let process = handshake.watch(doorbells, 0)?;
+    handshake.ready(false).await?;
+    let [there, back] = handshake.into_links(process, [request_doorbell, reply_doorbell], receiver_side.doorbell);
     let requests = SenderParts { lane, link: there, memory };
     let lane = Lane::new(consumer, back, 0, 0, reply_memory);
-    Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells: bells.clone() }, bytes_max })
+    Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, doorbells: doorbells.clone() }, bytes_max })
 }
 
 /// The same of a service, which listens: the lane of requests has with it who is answered by the other.
-pub(crate) async fn new_caller(shake: Shake, reception: Reception, replies: Replies) -> Result<Lane> {
+pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide, replies: Replies) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
-        takes = reception.share(&shake, 2)?;
+        takes = receiver_side.share(&handshake, 2)?;
         Ok(Limits { message_bytes: replies.bytes_max, ..takes })
     };
-    let client = shake.greet(Role::Service, false, true, said).await?;
+    let client = handshake.greet(Role::Service, false, true, said).await?;
     takes = of_calls(takes);
     let bytes_max = client.message_bytes_max;
-    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception, takes, LINK_BYTES_MIN).await?;
-    shake.check_new(waiting)?;
+    let (consumer, memory, waiting, request_doorbell) =
+        take_lane(&handshake, &receiver_side, takes, LINK_BYTES_MIN).await?;
+    handshake.check_new(waiting)?;
     // Of a budget both lanes have the same part.
-    let most = if reception.budget.is_some() { takes.lane_bytes } else { u64::MAX };
+    let most = if receiver_side.budget.is_some() { takes.lane_bytes } else { u64::MAX };
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
-    let bells = reception.bells.for_one_lane(&replies.null_wake, shake.peer).map_err(shake.told("making a bell"))?;
-    let (lane, mut reply_memory, reply_bell) =
-        offer_lane(&shake, &replies.options, within, bells.doorbell(), reception.can_barrier).await?;
-    let part = reception.take_share(&shake, consumer.capacity() + lane.capacity())?;
+    let doorbells = receiver_side
+        .doorbells
+        .for_one_lane(&replies.null_wake, handshake.peer)
+        .map_err(handshake.told("making a doorbell"))?;
+    let (lane, mut reply_memory, reply_doorbell) =
+        offer_lane(&handshake, &replies.options, within, doorbells.doorbell(), receiver_side.can_barrier).await?;
+    let part = receiver_side.take_share(&handshake, consumer.capacity() + lane.capacity())?;
     reply_memory.forget_descriptors();
-    let process = shake.watch(&reception.bells, reception.lane)?;
-    shake.ready(true).await?;
-    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell.clone());
+    let process = handshake.watch(&receiver_side.doorbells, receiver_side.lane)?;
+    handshake.ready(true).await?;
+    let [there, back] =
+        handshake.into_links(process, [request_doorbell, reply_doorbell], receiver_side.doorbell.clone());
     let parts = SenderParts { lane, link: back, memory: reply_memory };
-    let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, reception.lane, memory) };
-    let sender = Sender::new(parts, bells, &replies.options)?;
+    let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, receiver_side.lane, memory) };
+    let sender = Sender::new(parts, doorbells, &replies.options)?;
     lane.reply = Some(Box::new(ReplyLane { sender, bytes_max }));
     Ok(lane)
 }
 
-/// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
+/// The hand-handshake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
 pub(crate) async fn surviving_receiver(
-    shake: Shake,
+    handshake: Handshake,
     survivor: &mut Lane,
-    bells: &Doorbells,
+    doorbells: &Doorbells,
     listens: bool,
 ) -> Result<()> {
     let can_barrier = membarrier::register();
-    shake.greet(Role::Receiver, true, listens, || Ok(Limits::ALL)).await?;
+    handshake.greet(Role::Receiver, true, listens, || Ok(Limits::ALL)).await?;
     let lane = &mut survivor.consumer;
     let (tail, _) = lane.end_of_committed()?;
     let (capacity, limit) = (lane.capacity(), lane.message_bytes_max());
@@ -804,24 +824,26 @@ pub(crate) async fn surviving_receiver(
         ..lane_packet(CONSUMER, capacity, limit, tail, lane.head())
     };
     let memory = &mut survivor.memory;
-    let bell = shake.bell_of(bells)?;
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), bell.given(), memory.data.as_fd()];
-    shake.send(&packet, &fds)?;
-    let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER).await?;
+    let doorbell = handshake.doorbell_for_peer(doorbells)?;
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), doorbell.given(), memory.data.as_fd()];
+    handshake.send(&packet, &fds)?;
+    let (answer, [page_fd, doorbell_fd]) = handshake.receive::<2>(PRODUCER).await?;
     if (answer.capacity, answer.message_bytes_max) != (capacity, limit) {
-        return Err(shake.refuse(format!("the successor speaks of {} bytes, the lane has {capacity}", answer.capacity)));
+        return Err(
+            handshake.refuse(format!("the successor speaks of {} bytes, the lane has {capacity}", answer.capacity))
+        );
     }
-    let page = shake.open_producer(page_fd, &answer)?;
-    let peer_bell = shake.open_bell(bell_fd)?;
-    let process = shake.watch(bells, 0)?;
+    let page = handshake.open_producer(page_fd, &answer)?;
+    let peer_doorbell = handshake.open_doorbell(doorbell_fd)?;
+    let process = handshake.watch(doorbells, 0)?;
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
-    shake.ready(true).await?;
+    handshake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
-    failpoint("hand-shake: producer attached");
+    failpoint("hand-handshake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.drop_descriptors_from(tail.seq);
-    shake.reconnect(&mut survivor.link, bells, process, peer_bell, bell);
-    failpoint("hand-shake: survivor goes on");
+    handshake.reconnect(&mut survivor.link, doorbells, process, peer_doorbell, doorbell);
+    failpoint("hand-handshake: survivor goes on");
     Ok(())
 }
 

@@ -179,7 +179,7 @@ impl Lanes {
 pub(crate) struct ReceiverParts {
     pub(crate) lane: Lane,
     pub(crate) sleeper: Sleeper,
-    pub(crate) bells: Doorbells,
+    pub(crate) doorbells: Doorbells,
 }
 
 /// Of a link of two lanes: the lane back to the sender, and the largest message that the sender takes.
@@ -248,7 +248,7 @@ impl Lane {
         let memory = LaneMemory { page, data, consumer, receiver };
         let (consumer, redelivered) = memory.take_over(directory.message_bytes_max(), membarrier::register())?;
         let transport = PathTransport::new(directory.clone(), PeerRole::SenderOf(number));
-        let link = Link::new(files.bell, transport, UNKNOWN_PEER);
+        let link = Link::new(files.doorbell, transport, UNKNOWN_PEER);
         let mut lane = Lane::new(consumer, link, redelivered, number, memory);
         // After a reboot numbers may come again, of messages that were not on the disk.
         lane.id = lane.id.since_boot(directory.boot_id());
@@ -332,8 +332,8 @@ impl Lane {
 
     /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
     /// is no news.
-    pub(crate) fn meet(&mut self, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
-        let looked = self.find_sender(bells, spin);
+    pub(crate) fn meet(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
+        let looked = self.find_sender(doorbells, spin);
         if !self.consumer.may_be_ready() {
             self.end = None;
         }
@@ -344,39 +344,39 @@ impl Lane {
     }
 
     /// Looks for the sender of a path channel's lane that has none.
-    pub(crate) fn find_sender(&mut self, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
+    pub(crate) fn find_sender(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
         for _ in 0..=PASSED_MAX {
             let page = self.consumer.producer_page();
-            match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
+            match self.link.find_peer(doorbells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
                 // Its life outlives it for a moment, in a child on its way to exec for instance.
-                Found::Peer(_) if self.consumer.has_producer_closed() => self.note_end(bells),
+                Found::Peer(_) if self.consumer.has_producer_closed() => self.note_end(doorbells),
                 Found::Peer(_) => {
                     self.end = None;
                     spin.meet(self.link.peer());
                     return Ok(());
                 }
                 // And perhaps its successor is here.
-                Found::Passed => self.note_end(bells),
+                Found::Passed => self.note_end(doorbells),
             }
         }
         // To be looked at again, after the other lanes.
-        bells.local_wake().ring();
+        doorbells.local_wake().ring();
         Ok(())
     }
 
     /// Looks whether the sender has gone. True: it just has.
-    pub(crate) fn look_for_end(&mut self, bells: &Doorbells) -> Result<bool> {
+    pub(crate) fn look_for_end(&mut self, doorbells: &Doorbells) -> Result<bool> {
         let gone = self.is_sender_here() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
         if gone {
-            self.note_end(bells);
+            self.note_end(doorbells);
         }
         Ok(gone)
     }
 
-    pub(crate) fn note_end(&mut self, bells: &Doorbells) {
+    pub(crate) fn note_end(&mut self, doorbells: &Doorbells) {
         self.end = Some(if self.consumer.has_producer_closed() { Departure::Closed } else { Departure::PeerDied });
-        self.link.lose_peer(bells);
+        self.link.lose_peer(doorbells);
     }
 }
 

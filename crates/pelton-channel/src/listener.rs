@@ -1,7 +1,7 @@
 //! Listening under a name: connections are accepted, and each has some time to say its first word.
 
 use crate::error::{Error, Result};
-use crate::handshake::{HANDSHAKE_TIMEOUT, Pace, Shake};
+use crate::handshake::{HANDSHAKE_TIMEOUT, Handshake, Pace};
 use crate::name::{Bound, Name};
 use crate::options::Options;
 use pelton_lane::failpoint;
@@ -51,7 +51,7 @@ pub(crate) struct Inner {
 }
 
 /// One who has connected, and how long it may take to say the first word.
-type Connected = (Shake, Instant);
+type Connected = (Handshake, Instant);
 
 impl Listener {
     /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait.
@@ -95,18 +95,18 @@ impl Listener {
     pub(crate) fn accept<T>(
         &self,
         deadline: Option<Instant>,
-        shake: impl FnMut(Shake) -> Result<T>,
+        handshake: impl FnMut(Handshake) -> Result<T>,
     ) -> Result<Option<T>> {
         let Inner { bound, connected, readable, .. } = &*self.inner;
         if bound.is_forked() {
             return Err(Error::Forked);
         }
         let mut waiting = std::mem::take(&mut *locked(connected));
-        waiting.iter().for_each(|(shake, _)| _ = epoll::delete(readable, shake.socket()));
-        let accepted = self.accept_of(&mut waiting, deadline, shake);
+        waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket()));
+        let accepted = self.accept_of(&mut waiting, deadline, handshake);
         // They are for the next call.
         let event = epoll::EventData::new_u64(0);
-        waiting.retain(|(shake, _)| epoll::add(readable, shake.socket(), event, EventFlags::IN).is_ok());
+        waiting.retain(|(handshake, _)| epoll::add(readable, handshake.socket(), event, EventFlags::IN).is_ok());
         locked(connected).append(&mut waiting);
         accepted
     }
@@ -117,7 +117,7 @@ impl Listener {
         &self,
         connected: &mut VecDeque<Connected>,
         deadline: Option<Instant>,
-        mut shake: impl FnMut(Shake) -> Result<T>,
+        mut handshake: impl FnMut(Handshake) -> Result<T>,
     ) -> Result<Option<T>> {
         let bound = &self.inner.bound;
         loop {
@@ -132,7 +132,7 @@ impl Listener {
             let listener = (connected.len() < GREETED_MAX).then(|| bound.as_fd());
             let first_silent = connected.front().map(|(_, until)| *until);
             let until = [deadline, first_silent].into_iter().flatten().min();
-            let fds: Vec<_> = connected.iter().map(|(shake, _)| shake.socket()).chain(listener).collect();
+            let fds: Vec<_> = connected.iter().map(|(handshake, _)| handshake.socket()).chain(listener).collect();
             let ready = first_readable(&fds, until).map_err(Error::system("waiting for a connection"))?;
             let Some(place) = ready else {
                 let now = Instant::now();
@@ -140,10 +140,10 @@ impl Listener {
                 continue;
             };
             if let Some((mut greeting, _)) = connected.remove(place) {
-                let patience =
+                let deadline =
                     deadline.map_or(now + HANDSHAKE_TIMEOUT, |deadline| deadline.min(now + HANDSHAKE_TIMEOUT));
-                greeting.wait_until(patience);
-                match shake(greeting) {
+                greeting.wait_until(deadline);
+                match handshake(greeting) {
                     Ok(done) => return Ok(Some(done)),
                     // The system's trouble is ours; anything else was the peer's, who has been told.
                     Err(error @ Error::System { .. }) => return Err(error),
@@ -153,8 +153,8 @@ impl Listener {
             let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
             failpoint("connect: accepted");
-            match Shake::new(socket, Pace::Polled, &self.inner.options) {
-                Ok(shake) => connected.push_back((shake, Instant::now() + GREETING)),
+            match Handshake::new(socket, Pace::Polled, &self.inner.options) {
+                Ok(handshake) => connected.push_back((handshake, Instant::now() + GREETING)),
                 // As above.
                 Err(error @ Error::System { .. }) => return Err(error),
                 Err(_) => {}

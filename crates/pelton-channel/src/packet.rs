@@ -47,7 +47,7 @@ impl Role {
     }
 }
 
-/// A packet of the hand-shake. Fields that a kind does not use are 0.
+/// A packet of the handshake. Fields that a kind does not use are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     pub(crate) kind: u32,

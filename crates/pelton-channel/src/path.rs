@@ -86,20 +86,20 @@ fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory
 fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
-    let SenderRole { number: _, lock, page, data, consumer, receiver, bell, receiver_bell, life } =
+    let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, life } =
         directory.claim_sender()?;
     failpoint("sender: claimed");
     let role = Arc::new(RoleClaim::new(directory.clone(), life, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
-    let bells = Doorbells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
-    let link = Link::new(receiver_bell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
+    let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let link = Link::new(receiver_doorbell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
     // Whoever received last may have closed; and nothing is known of what has memory behind it.
     lane.continue_without_consumer();
     lane.set_backed(0);
-    let mut sender = Sender::new(SenderParts { lane, link, memory }, bells, options)?;
+    let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, options)?;
     sender.endpoint.role = Some(role);
     sender.meet()?;
     failpoint("sender: met");
@@ -132,13 +132,13 @@ fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
     let role = directory.claim_receiver()?;
     failpoint("receiver: claimed");
     let claim = Arc::new(RoleClaim::new(directory, role.life, role.lock));
-    let bells = Doorbells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before any lane says that it is open: a predecessor that closed said so here as well.
     let sleeper = receiver_sleeper(&page, can_barrier);
     let lane = Lane::open(&claim.directory, 0, page)?;
     failpoint("receiver: taken over");
-    let parts = ReceiverParts { lane, sleeper, bells };
+    let parts = ReceiverParts { lane, sleeper, doorbells };
     let mut receiver = Receiver::new(parts, options)?.with_role(claim);
     receiver.meet()?;
     failpoint("receiver: met");

@@ -51,12 +51,12 @@ impl Sender {
         self.parts.lane.reserve_fast(bytes as u64)
     }
 
-    /// Reserves space, waiting for it as long as `patience` states.
+    /// Reserves space, waiting for it as long as `deadline` states.
     ///
     /// # Errors
     /// As [`Sender::send`].
-    pub fn reserve_space(&mut self, bytes: usize, patience: Deadline) -> Result<Option<ReservedSpace>> {
-        self.find_space(bytes, patience)
+    pub fn reserve_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
+        self.find_space(bytes, deadline)
     }
 
     /// Where the payload of a reserved space begins. `space.bytes` bytes may be written there until the commit.
@@ -179,16 +179,16 @@ impl Receiver {
         self.words(&record).map(|words| (record, words))
     }
 
-    /// The next record or membership event, waiting for it as long as `patience` states. It stays the next until
+    /// The next record or membership event, waiting for it as long as `deadline` states. It stays the next until
     /// [`Receiver::release_record`] or [`Receiver::pass_event`].
     ///
     /// # Errors
     /// As [`Receiver::receive`].
     #[inline(always)]
-    pub fn find(&mut self, patience: Deadline) -> Result<Option<Item>> {
+    pub fn find(&mut self, deadline: Deadline) -> Result<Option<Item>> {
         match self.peek_fast() {
             Some(record) if !self.lanes.current.is_stalled() => Ok(Some(Item::Record(record))),
-            _ => self.find_slow(patience),
+            _ => self.find_slow(deadline),
         }
     }
 
@@ -305,7 +305,7 @@ impl Receiver {
 
     /// The limit of the memory for all senders, if there is one.
     pub fn budget(&self) -> Option<Arc<Budget>> {
-        self.gate.as_ref().and_then(|gate| gate.budget())
+        self.registry.as_ref().and_then(|registry| registry.budget())
     }
 
     /// What wakes this receiver.
@@ -343,8 +343,8 @@ impl Receiver {
 
     /// Accepts no more senders; the name becomes free.
     pub fn stop_listening(&mut self) {
-        if let Some(gate) = &mut self.gate {
-            gate.stop_listening(&self.endpoint.doorbells);
+        if let Some(registry) = &mut self.registry {
+            registry.stop_listening(&self.endpoint.doorbells);
         }
     }
 
@@ -547,7 +547,7 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::try_receive`].
     pub fn take_all_of(&mut self, sender: &Sender) -> Result<Option<TakenChunk>> {
-        if self.gate.as_ref().is_some_and(|gate| gate.may_be_ready()) {
+        if self.registry.as_ref().is_some_and(|registry| registry.may_be_ready()) {
             self.find_lanes()?;
         }
         let Some(lane) = self.lanes.find(sender.parts.link.lane_number()) else { return Ok(None) };
@@ -565,7 +565,8 @@ impl Receiver {
 
     /// Whether all senders are gone, and only taken records remain.
     pub fn have_all_gone(&self) -> bool {
-        self.gate.as_ref().is_some_and(|gate| gate.is_shut()) && self.lanes.iter().all(|lane| lane.end.is_some())
+        self.registry.as_ref().is_some_and(|registry| registry.is_shut())
+            && self.lanes.iter().all(|lane| lane.end.is_some())
     }
 
     /// The bytes of a chunk that was taken from this receiver and is not released.
@@ -597,13 +598,13 @@ impl Receiver {
         self.peek().map(|_| ())
     }
 
-    /// Waits until there is a message, as long as `patience` states.
+    /// Waits until there is a message, as long as `deadline` states.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
     #[cold]
     #[inline(never)]
-    pub fn wait_for_message(&mut self, patience: Deadline) -> Result<()> {
-        self.find_record(patience).map(|_| ())
+    pub fn wait_for_message(&mut self, deadline: Deadline) -> Result<()> {
+        self.find_record(deadline).map(|_| ())
     }
 }

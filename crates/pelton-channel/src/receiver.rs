@@ -11,7 +11,7 @@ use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
 use crate::options::Options;
-use crate::registry::Gate;
+use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::wait::{self, Deadline, Side, Spin};
 use crossbeam_queue::SegQueue;
@@ -44,11 +44,11 @@ pub struct Receiver {
     /// Whether there are several lanes, or may be.
     pub(crate) many: bool,
     /// Where senders come in, of a receiver that gathers; and whether it tells of them.
-    pub(crate) gate: Option<Box<Gate>>,
+    pub(crate) registry: Option<Box<Registry>>,
     reports_events: bool,
     /// Whether it is just telling.
     is_event_pending: bool,
-    /// Turns ended, to look at the gate now and then.
+    /// Turns ended, to look at the registry now and then.
     quanta: u32,
     returned: Arc<Returned>,
     distance: Distance,
@@ -58,7 +58,7 @@ pub struct Receiver {
 /// Numbers of messages between which a lane's turn ends, where there are several lanes: so many at most before the next
 /// lane's. A guess: what a switch costs is little against so many messages.
 const QUANTUM: u32 = 64;
-/// Turns between two looks at the gate, by a receiver that is never without messages.
+/// Turns between two looks at the registry, by a receiver that is never without messages.
 const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
@@ -77,13 +77,13 @@ fn grow(buffer: &mut Vec<u8>, bytes: usize) {
 
 impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options) -> Result<Receiver> {
-        let ReceiverParts { lane, sleeper, bells } = parts;
-        let endpoint = Endpoint::new(bells, options.wait, lane.link.peer())?;
-        let nudge = endpoint.doorbells.local_wake().clone();
-        let returned = Arc::new(Returned { tickets: SegQueue::new(), nudge, owner: endpoint.owner });
+        let ReceiverParts { lane, sleeper, doorbells } = parts;
+        let endpoint = Endpoint::new(doorbells, options.wait, lane.link.peer())?;
+        let local_wake = endpoint.doorbells.local_wake().clone();
+        let returned = Arc::new(Returned { tickets: SegQueue::new(), local_wake, owner: endpoint.owner });
         Ok(Receiver {
             lanes: Lanes::of_one(lane),
-            gate: None,
+            registry: None,
             reports_events: false,
             is_event_pending: false,
             quanta: 0,
@@ -105,11 +105,11 @@ impl Receiver {
         self
     }
 
-    /// A receiver of many senders, which come in by `gate`. `parts` are of the lane of nobody.
-    pub(crate) fn gathering(parts: ReceiverParts, options: &Options, gate: Gate) -> Result<Receiver> {
+    /// A receiver of many senders, which come in by `registry`. `parts` are of the lane of nobody.
+    pub(crate) fn gathering(parts: ReceiverParts, options: &Options, registry: Registry) -> Result<Receiver> {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
-        receiver.gate = Some(Box::new(gate));
+        receiver.registry = Some(Box::new(registry));
         receiver.reports_events = options.announces;
         receiver.lanes.let_leave();
         Ok(receiver)
@@ -293,20 +293,20 @@ impl Receiver {
 
     #[cold]
     #[inline(never)]
-    fn receive_slow(&mut self, patience: Deadline) -> Result<Option<Message<'_>>> {
-        Ok(self.find_record(patience)?.map(|record| Message { receiver: self, record }))
+    fn receive_slow(&mut self, deadline: Deadline) -> Result<Option<Message<'_>>> {
+        Ok(self.find_record(deadline)?.map(|record| Message { receiver: self, record }))
     }
 
     #[cold]
     #[inline(never)]
-    fn copy_slow(&mut self, buffer: &mut Vec<u8>, patience: Deadline) -> Result<Option<usize>> {
-        Ok(self.find_record(patience)?.map(|record| self.copy_out(record, buffer)))
+    fn copy_slow(&mut self, buffer: &mut Vec<u8>, deadline: Deadline) -> Result<Option<usize>> {
+        Ok(self.find_record(deadline)?.map(|record| self.copy_out(record, buffer)))
     }
 
-    /// The next message, waiting for it as long as `patience` states. Membership events are skipped.
-    pub(crate) fn find_record(&mut self, patience: Deadline) -> Result<Option<Record>> {
+    /// The next message, waiting for it as long as `deadline` states. Membership events are skipped.
+    pub(crate) fn find_record(&mut self, deadline: Deadline) -> Result<Option<Record>> {
         loop {
-            match self.find_slow(patience)? {
+            match self.find_slow(deadline)? {
                 Some(Item::Record(record)) => return Ok(Some(record)),
                 Some(_) => self.pass(),
                 None => return Ok(None),
@@ -314,9 +314,9 @@ impl Receiver {
         }
     }
 
-    /// The next message or membership event, waiting for it as long as `patience` states.
-    pub(crate) fn find_slow(&mut self, patience: Deadline) -> Result<Option<Item>> {
-        let Some(deadline) = patience.until() else { return self.peek() };
+    /// The next message or membership event, waiting for it as long as `deadline` states.
+    pub(crate) fn find_slow(&mut self, deadline: Deadline) -> Result<Option<Item>> {
+        let Some(deadline) = deadline.until() else { return self.peek() };
         // The header was polled just now; each poll takes the ownership of its cache line from the sender, which may be
         // about to write there.
         let is_usual = self.endpoint.owner.is_current()
@@ -342,7 +342,7 @@ impl Receiver {
             if std::mem::take(&mut self.is_quantum_over) {
                 self.slow_path_reasons -= 1;
                 self.quanta = self.quanta.wrapping_add(1);
-                if self.gate.is_none() || self.quanta.is_multiple_of(QUANTA_PER_CHECK) {
+                if self.registry.is_none() || self.quanta.is_multiple_of(QUANTA_PER_CHECK) {
                     self.find_lanes()?;
                 }
                 self.lanes.end_turn();
@@ -389,16 +389,16 @@ impl Receiver {
             self.slow_path_reasons -= 1;
         }
         if let Some(lane) = self.lanes.pass()
-            && let Some(gate) = &mut self.gate
+            && let Some(registry) = &mut self.registry
         {
             // An error would be about those who wait to come in, and is for the next look to find.
-            let _ = gate.part_with(*lane, &self.endpoint.doorbells);
-            self.heed_newcomer();
+            let _ = registry.part_with(*lane, &self.endpoint.doorbells);
+            self.check_newcomer();
         }
     }
 
     /// The common way sees messages alone: of a lane that has just got the turn its sender's coming is to be told first.
-    fn heed_newcomer(&mut self) {
+    fn check_newcomer(&mut self) {
         if !self.lanes.current.is_announced {
             self.end_quantum();
         }
@@ -408,9 +408,9 @@ impl Receiver {
     fn peek_when_empty(&mut self) -> Result<Option<Item>> {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
-        if let Some(gate) = &self.gate {
+        if let Some(registry) = &self.registry {
             let due =
-                gate.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_due());
+                registry.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_due());
             return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
         }
         let closed = self.lanes.is_one()
@@ -456,7 +456,7 @@ impl Receiver {
 
     /// Notes which senders have gone; answers how the channel ended, if that was the last of them.
     fn look_for_ends(&mut self) -> Result<Option<Departure>> {
-        if self.gate.is_some() {
+        if self.registry.is_some() {
             self.find_lanes()?;
             return Ok(self.found_end());
         }
@@ -468,7 +468,7 @@ impl Receiver {
 
     /// As [`Receiver::look_for_ends`], by one system call however many lanes there are.
     fn ends_now(&mut self) -> Result<Option<Departure>> {
-        if self.gate.is_some() {
+        if self.registry.is_some() {
             // Looked at a moment ago, and what comes from now on rings.
             return Ok(self.found_end());
         }
@@ -484,8 +484,8 @@ impl Receiver {
 
     /// How the channel ended: no sender is here, and the end of some has not been told yet.
     fn found_end(&self) -> Option<Departure> {
-        if let Some(gate) = &self.gate {
-            return (self.lanes.count() == 0 && gate.is_shut()).then_some(Departure::Closed);
+        if let Some(registry) = &self.registry {
+            return (self.lanes.count() == 0 && registry.is_shut()).then_some(Departure::Closed);
         }
         if self.lanes.iter().any(Lane::is_sender_here) {
             return None;
@@ -496,10 +496,10 @@ impl Receiver {
 
     /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
     pub(crate) fn find_lanes(&mut self) -> Result<()> {
-        if let Some(gate) = &mut self.gate {
-            let attended = gate.attend(&mut self.lanes, &self.endpoint.doorbells, &mut self.endpoint.spin);
+        if let Some(registry) = &mut self.registry {
+            let attended = registry.attend(&mut self.lanes, &self.endpoint.doorbells, &mut self.endpoint.spin);
             // Also when somebody came in before that failed.
-            self.heed_newcomer();
+            self.check_newcomer();
             return attended;
         }
         let Some(role) = &self.endpoint.role else { return Ok(()) };
@@ -515,7 +515,7 @@ impl Receiver {
 
     /// As [`Receiver::find_lanes`], and for senders that have come to old ones.
     fn find_senders(&mut self) -> Result<()> {
-        if self.gate.is_some() {
+        if self.registry.is_some() {
             return self.find_lanes();
         }
         let mut done = Ok(());
@@ -581,7 +581,7 @@ impl Receiver {
     pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
         let lane = &mut *self.lanes.current;
         let received = lane.take_descriptors(seq, count);
-        if self.gate.is_some() && matches!(received, Err(Error::Corrupt(_))) {
+        if self.registry.is_some() && matches!(received, Err(Error::Corrupt(_))) {
             // That sender's affair alone, and it is not to make others wait again.
             lane.end = Some(Departure::Corrupt);
         }
@@ -622,7 +622,7 @@ impl Receiver {
     /// One of many senders has broken the rules: the lane's next turn tells so.
     #[cold]
     pub(crate) fn failed_in_batch(&mut self, error: LaneError) -> Result<()> {
-        if self.gate.is_none() {
+        if self.registry.is_none() {
             return Err(self.failed(error));
         }
         self.lanes.current.end = Some(Departure::Corrupt);
@@ -702,7 +702,7 @@ impl Receiver {
         if self.endpoint.is_path() {
             return self.wait_for_peer(deadline);
         }
-        if self.gate.is_some() {
+        if self.registry.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
         }
         if self.endpoint.departure.is_none()
@@ -745,7 +745,7 @@ impl Receiver {
             if self.lanes.iter().any(Lane::is_sender_here) {
                 return Ok(true);
             }
-            // Not by what ended the sleep: a bell that never stops ringing is not to keep it from ending.
+            // Not by what ended the sleep: a doorbell that never stops ringing is not to keep it from ending.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -771,7 +771,7 @@ impl Receiver {
         if self.endpoint.owner.is_forked() {
             return Counters::default();
         }
-        let mut sum = self.gate.as_ref().map_or(Counters::default(), |gate| gate.parted());
+        let mut sum = self.registry.as_ref().map_or(Counters::default(), |registry| registry.parted());
         for lane in self.lanes.iter() {
             lane.add_to(&mut sum);
         }
@@ -817,8 +817,8 @@ impl Drop for Receiver {
         if self.slow_path_reasons != 0 {
             self.take_back();
         }
-        if let Some(gate) = &mut self.gate {
-            gate.shut(&mut self.lanes);
+        if let Some(registry) = &mut self.registry {
+            registry.shut(&mut self.lanes);
         }
         self.lanes.iter_mut().for_each(|lane| lane.consumer.close());
         self.sleeper.close();
@@ -898,7 +898,7 @@ impl Side for Receiver {
         self.endpoint.doorbells.drain()?;
         failpoint("receiver rung: drained");
         // Who comes or goes says so itself, and goes on saying so.
-        if alone && self.gate.as_ref().is_some_and(|gate| !gate.may_be_ready()) {
+        if alone && self.registry.as_ref().is_some_and(|registry| !registry.may_be_ready()) {
             return Ok(false);
         }
         self.find_senders()?;
@@ -912,7 +912,7 @@ impl Side for Receiver {
             return Ok(false);
         }
         self.find_senders()?;
-        if self.gate.is_some() {
+        if self.registry.is_some() {
             self.lanes.current.link.note_check();
             return Ok(self.found_end().is_some());
         }

@@ -1,11 +1,11 @@
 //! The senders of a receiver that has several: how they join and leave, as threads of its process or by a name.
 
-use crate::acceptor::Entrance;
+use crate::acceptor::Acceptor;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::Departure;
 use crate::error::{Error, Result};
-use crate::handshake::Reception;
+use crate::handshake::ReceiverSide;
 use crate::lanes::{Lane, Lanes};
 use crate::memory::Budget;
 use crate::options::Options;
@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[derive(Debug)]
 pub(crate) struct ToRegistry {
     pub(crate) queue: Queue,
-    pub(crate) hall: Arc<Hall>,
+    pub(crate) shared: Arc<SharedRegistry>,
     pub(crate) number: u32,
 }
 
 impl Transport for ToRegistry {
     fn shutdown(&self) {
-        self.hall.note_gone(self.number);
+        self.shared.note_gone(self.number);
     }
 
     fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
@@ -41,22 +41,22 @@ impl Transport for ToRegistry {
 
 /// A receiver's side of it.
 #[derive(Debug)]
-pub(crate) struct Gate {
-    pub(crate) hall: Arc<Hall>,
+pub(crate) struct Registry {
+    pub(crate) shared: Arc<SharedRegistry>,
     /// Where processes come in.
-    pub(crate) entrance: Option<Entrance>,
+    pub(crate) acceptor: Option<Acceptor>,
     /// Figures of the lanes that have left.
     pub(crate) parted: Counters,
 }
 
 /// Where threads leave the lanes that they have made, for the receiver to take in, and say that they have gone.
 #[derive(Debug)]
-pub(crate) struct Hall {
+pub(crate) struct SharedRegistry {
     pub(crate) state: Mutex<State>,
     /// Whether there is anything for the receiver to see in the state.
-    pub(crate) stirred: AtomicBool,
-    pub(crate) reception: Reception,
-    pub(crate) nudge: Arc<LocalWake>,
+    pub(crate) is_notified: AtomicBool,
+    pub(crate) receiver_side: ReceiverSide,
+    pub(crate) local_wake: Arc<LocalWake>,
     pub(crate) options: Options,
     pub(crate) owner: Owner,
 }
@@ -78,7 +78,7 @@ pub(crate) struct State {
     pub(crate) is_closed: bool,
 }
 
-impl Hall {
+impl SharedRegistry {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // Each change is whole by itself.
         locked(&self.state)
@@ -86,13 +86,13 @@ impl Hall {
 
     /// What the receiver's senders ring.
     pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
-        &self.reception.bell
+        &self.receiver_side.doorbell
     }
 
     /// Tells the receiver that there is something to see.
-    pub(crate) fn stir(&self) {
-        self.stirred.store(true, Ordering::Release);
-        self.nudge.ring();
+    pub(crate) fn notify(&self) {
+        self.is_notified.store(true, Ordering::Release);
+        self.local_wake.ring();
     }
 
     /// The sender of that lane has closed, or was given up.
@@ -101,7 +101,7 @@ impl Hall {
         state.of_threads.retain(|of| *of != number);
         state.gone.push(number);
         drop(state);
-        self.stir();
+        self.notify();
     }
 
     /// A number for one more sender, if there may be one.
@@ -131,21 +131,21 @@ impl Hall {
     }
 }
 
-impl Gate {
+impl Registry {
     /// The limit of the memory for all senders, if there is one.
     pub(crate) fn budget(&self) -> Option<Arc<Budget>> {
-        self.hall.reception.budget.clone()
+        self.shared.receiver_side.budget.clone()
     }
 
     /// Whether no sender can come any more.
     pub(crate) fn is_shut(&self) -> bool {
-        let state = self.hall.state();
-        self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
+        let state = self.shared.state();
+        self.acceptor.is_none() && state.handles == 0 && state.arrived.is_empty()
     }
 
     /// Whether there is something to attend to of which who asks without waiting does not hear: a thread has come or gone.
     pub(crate) fn may_be_ready(&self) -> bool {
-        self.hall.stirred.load(Ordering::Relaxed)
+        self.shared.is_notified.load(Ordering::Relaxed)
     }
 
     /// Figures of the lanes that have left.
@@ -154,70 +154,70 @@ impl Gate {
     }
 
     /// A lane has left, and everything it had was received.
-    pub(crate) fn part_with(&mut self, mut lane: Lane, bells: &Doorbells) -> Result<()> {
+    pub(crate) fn part_with(&mut self, mut lane: Lane, doorbells: &Doorbells) -> Result<()> {
         lane.add_to(&mut self.parted);
         // For a sender that is there all the same.
         lane.close();
-        self.hall.give_back_number(lane.number);
-        self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
+        self.shared.give_back_number(lane.number);
+        self.acceptor.as_mut().map_or(Ok(()), |acceptor| acceptor.listen_again(doorbells))
     }
 
     /// Takes in who has come, and notes who has gone. Does not wait.
-    pub(crate) fn attend(&mut self, lanes: &mut Lanes, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
-        if self.hall.stirred.swap(false, Ordering::Acquire) {
-            self.attend_threads(lanes, bells);
+    pub(crate) fn attend(&mut self, lanes: &mut Lanes, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
+        if self.shared.is_notified.swap(false, Ordering::Acquire) {
+            self.attend_threads(lanes, doorbells);
         }
         let mut events = Vec::new();
-        bells.take_events(&mut events)?;
+        doorbells.take_events(&mut events)?;
         // Who is here comes before who comes.
         events.sort_by_key(|event| *event == Event::Connecting(0));
         for event in events {
             match event {
                 Event::Gone(number) => {
                     if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
-                        lane.note_end(bells);
+                        lane.note_end(doorbells);
                     }
                 }
-                Event::Connecting(visit) => {
-                    let Some(entrance) = &mut self.entrance else { continue };
-                    let hall = &self.hall;
+                Event::Connecting(number) => {
+                    let Some(acceptor) = &mut self.acceptor else { continue };
+                    let shared = &self.shared;
                     let done = |lane: std::result::Result<Lane, u32>| match lane {
                         Ok(lane) => {
                             spin.meet(lane.link.peer());
                             lanes.add(Box::new(lane));
                         }
-                        Err(number) => hall.give_back_number(number),
+                        Err(number) => shared.give_back_number(number),
                     };
-                    entrance.attend(visit, bells, &hall.reception, || hall.take_number(), done)?;
+                    acceptor.attend(number, doorbells, &shared.receiver_side, || shared.take_number(), done)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Doorbells) {
-        let mut state = self.hall.state();
+    fn attend_threads(&mut self, lanes: &mut Lanes, doorbells: &Doorbells) {
+        let mut state = self.shared.state();
         let (arrived, gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
         drop(state);
         arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
         for number in gone {
             if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
                 lane.end = Some(Departure::Closed);
-                lane.link.lose_peer(bells);
+                lane.link.lose_peer(doorbells);
             }
         }
     }
 
     /// Nobody comes in any more: who is on the way is hung up on, and the name is free.
-    pub(crate) fn stop_listening(&mut self, bells: &Doorbells) {
-        if let Some(entrance) = self.entrance.take() {
-            entrance.leave(bells, |number| self.hall.give_back_number(number));
+    pub(crate) fn stop_listening(&mut self, doorbells: &Doorbells) {
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.leave(doorbells, |number| self.shared.give_back_number(number));
         }
     }
 
     /// The receiver closes: who has arrived is told too.
     pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
-        let mut state = self.hall.state();
+        let mut state = self.shared.state();
         state.is_closed = true;
         for lane in std::mem::take(&mut state.arrived) {
             lanes.add(Box::new(lane));

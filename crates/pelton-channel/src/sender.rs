@@ -64,7 +64,7 @@ pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
-/// A producer with its memory and its link, as the hand-shake makes it.
+/// A producer with its memory and its link, as the handshake makes it.
 #[derive(Debug)]
 pub(crate) struct SenderParts {
     pub(crate) lane: Producer,
@@ -124,7 +124,7 @@ impl SenderMemory {
     ) -> std::result::Result<Producer, Error> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: the segments were checked for size and sealed, and are kept beside the lane until it is gone; this
-        // process made the page, and is the lane's one producer by the hand-shake.
+        // process made the page, and is the lane's one producer by the handshake.
         Ok(unsafe { Producer::attach(memory, tail, head, floor, can_barrier)? })
     }
 
@@ -217,19 +217,19 @@ impl Sender {
     /// Any other case.
     #[cold]
     #[inline(never)]
-    fn send_slow(&mut self, payload: &[u8], patience: Deadline) -> Result<Sent> {
-        match self.find_space(payload.len(), patience)? {
+    fn send_slow(&mut self, payload: &[u8], deadline: Deadline) -> Result<Sent> {
+        match self.find_space(payload.len(), deadline)? {
             Some(space) => {
                 self.fill(space, payload);
                 Ok(Sent::Sent)
             }
-            None if patience == Deadline::Now => Ok(Sent::Full),
+            None if deadline == Deadline::Now => Ok(Sent::Full),
             None => Ok(Sent::TimedOut),
         }
     }
 
-    /// FreeSpace for a message of `bytes`, waiting for it as long as `patience` says.
-    pub(crate) fn find_space(&mut self, bytes: usize, patience: Deadline) -> Result<Option<ReservedSpace>> {
+    /// FreeSpace for a message of `bytes`, waiting for it as long as `deadline` says.
+    pub(crate) fn find_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -240,7 +240,7 @@ impl Sender {
                 self.note_end();
                 return Err(self.not_usable());
             }
-            let Some(deadline) = patience.until().filter(|_| space.is_none()) else { return Ok(space) };
+            let Some(deadline) = deadline.until().filter(|_| space.is_none()) else { return Ok(space) };
             self.parts.lane.count_wait();
             if !wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }, deadline)? {
                 return Ok(None);
@@ -735,7 +735,7 @@ impl Sender {
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
-            // Not by what ended the sleep: a bell that never stops ringing is not to keep it from ending.
+            // Not by what ended the sleep: a doorbell that never stops ringing is not to keep it from ending.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }

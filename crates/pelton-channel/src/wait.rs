@@ -1,4 +1,4 @@
-//! How a side waits: it spins briefly, then sleeps in poll on its bell and on what tells its peer's death.
+//! How a side waits: it spins briefly, then sleeps in poll on its doorbell and on what tells its peer's death.
 
 use crate::error::Result;
 use pelton_lane::failpoint;
@@ -65,7 +65,7 @@ pub trait Side {
     fn needs_timed_wait(&self) -> bool;
     /// Sleeps until a peer rings or goes, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
-    /// A peer has rung, for whatever reason: answers as [`Side::end`] does. `alone`: of all that is watched, only the bell had anything
+    /// A peer has rung, for whatever reason: answers as [`Side::end`] does. `alone`: of all that is watched, only the doorbell had anything
     /// to say.
     fn rung(&mut self, alone: bool) -> Result<bool>;
     /// Whether a peer has gone, for who asks often.

@@ -110,7 +110,7 @@ impl Client {
 
     pub(super) fn count_submission(&mut self) {
         if let Some(crowd) = &mut self.crowd {
-            crowd.count(&mut self.links, &self.bells);
+            crowd.count(&mut self.links, &self.doorbells);
         }
     }
 
@@ -124,14 +124,14 @@ impl Client {
     pub(super) fn submit_slowly(
         &mut self,
         request: &[u8],
-        patience: Deadline,
-        deadline: u64,
+        deadline: Deadline,
+        deadline_ns: u64,
     ) -> Result<Option<CallId>> {
         loop {
-            if self.find(Want::Room { bytes: request.len(), is_call: true }, patience)?.is_none() {
+            if self.find(Want::Room { bytes: request.len(), is_call: true }, deadline)?.is_none() {
                 return Ok(None);
             }
-            if let Some(call) = self.submit_at_once(request, deadline)? {
+            if let Some(call) = self.submit_at_once(request, deadline_ns)? {
                 return Ok(Some(call));
             }
         }
@@ -208,7 +208,7 @@ impl Client {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let looked = crowd.look(&mut self.links, &self.bells, usize::MAX);
+        let looked = crowd.look(&mut self.links, &self.doorbells, usize::MAX);
         self.meet();
         looked
     }
@@ -230,8 +230,8 @@ impl Client {
         loop {
             let crowd = self.crowd.as_mut().expect("the name is of many");
             match most {
-                0 => crowd.attend(&mut self.links, &self.bells),
-                most => crowd.look(&mut self.links, &self.bells, most)?,
+                0 => crowd.attend(&mut self.links, &self.doorbells),
+                most => crowd.look(&mut self.links, &self.doorbells, most)?,
             }
             if !self.links.is_empty() {
                 // The others come beside its calls.
@@ -240,8 +240,8 @@ impl Client {
             }
             let now = Instant::now();
             if crowd.is_reaching() && now < until {
-                self.bells.sleep(Some(until.min(now + LOOK_AGAIN)))?;
-                self.bells.drain()?;
+                self.doorbells.sleep(Some(until.min(now + LOOK_AGAIN)))?;
+                self.doorbells.drain()?;
                 most = usize::from(crowd.is_look_due());
                 continue;
             }
@@ -265,14 +265,14 @@ impl Client {
         }
     }
 
-    /// Goes on with hand-shakes.
+    /// Goes on with handshakes.
     pub(super) fn attend(&mut self) {
         if let Some(crowd) = &mut self.crowd
             && crowd.is_reaching()
             && !self.owner.is_forked()
         {
             let before = self.links.len();
-            crowd.attend(&mut self.links, &self.bells);
+            crowd.attend(&mut self.links, &self.doorbells);
             if self.links.len() > before {
                 self.meet();
             }

@@ -1,4 +1,4 @@
-//! A client's wait, in which it does whatever else there is to do: replies of all links, room, hand-shakes.
+//! A client's wait, in which it does whatever else there is to do: replies of all links, room, handshakes.
 
 use super::{Client, Want, is_end};
 use crate::crowd::{Crowd, LOOK_AGAIN, Link};
@@ -150,14 +150,14 @@ impl Side for Awaiting<'_> {
         let until = [deadline, again].into_iter().flatten().min();
         let ready = match &mut self.client.links[..] {
             [link] if !is_reaching => Side::sleep(&mut link.replies, until),
-            _ => self.client.bells.sleep(until),
+            _ => self.client.doorbells.sleep(until),
         };
         self.seek();
         ready
     }
 
     fn rung(&mut self, _alone: bool) -> Result<bool> {
-        self.client.bells.drain()?;
+        self.client.doorbells.drain()?;
         self.client.attend();
         Ok(false)
     }

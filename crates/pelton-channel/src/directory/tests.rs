@@ -107,7 +107,7 @@ fn files_of(path: &Path) -> Vec<String> {
 }
 
 const REGULAR: [&str; 5] = ["channel", "receiver", "0.producer", "1.consumer", "0.data"];
-const FIFOS: [&str; 4] = ["receiver.bell", "receiver.life", "1.bell", "0.life"];
+const FIFOS: [&str; 4] = ["receiver.doorbell", "receiver.life", "1.doorbell", "0.life"];
 
 /// Writes into a file; into `channel` with the checksum that fits.
 fn patch(path: &Path, name: &str, offset: usize, bytes: &[u8]) {
@@ -136,14 +136,14 @@ fn a_channel_is_made_opened_used_and_removed() {
         assert!(open(&path).unwrap().is_none());
         let directory = Directory::create(&path, &mode(0o750), 1 << 20, LIMIT, 2).unwrap();
         let names = [
-            "0.bell",
+            "0.doorbell",
             "0.consumer",
             "0.data",
             "0.life",
             "0.producer",
             "channel",
             "receiver",
-            "receiver.bell",
+            "receiver.doorbell",
             "receiver.life",
         ];
         assert_eq!(files_of(&path), names);
@@ -172,8 +172,8 @@ fn a_channel_is_made_opened_used_and_removed() {
             sender.data.base().as_ptr().add(777_777).write_volatile(42);
             assert_eq!(lane.data.base().as_ptr().add(777_777).read_volatile(), 42);
         }
-        let mut polled = [PollFd::new(&receiver.bell, PollFlags::IN)];
-        sender.receiver_bell.ring();
+        let mut polled = [PollFd::new(&receiver.doorbell, PollFlags::IN)];
+        sender.receiver_doorbell.ring();
         assert_eq!(poll(&mut polled, Some(&Timespec::default())).unwrap(), 1);
         drop((receiver, sender, lane));
         let directory = Directory::open(&path, &mode(0o750)).unwrap().unwrap();
@@ -273,12 +273,12 @@ fn each_role_is_had_once() {
     // Looking has taken nothing, and needs no more than to read.
     assert!(other.is_receiver_held().unwrap() && directory.is_sender_held(0).unwrap());
     // The lock alone is the role: what is mapped does not keep it.
-    let (ReceiverRole { lock, page, bell, life }, SenderRole { lock: sender_lock, page: sender_page, .. }) =
+    let (ReceiverRole { lock, page, doorbell, life }, SenderRole { lock: sender_lock, page: sender_page, .. }) =
         (receiver, sender);
     drop((lock, sender_lock));
     soon(|| other.claim_receiver()).unwrap();
     soon(|| other.claim_sender()).unwrap();
-    drop((page, bell, life, sender_page));
+    drop((page, doorbell, life, sender_page));
 }
 
 #[test]
@@ -346,14 +346,14 @@ fn a_life_tells_every_watcher_of_its_end() {
             epoll
         })
         .collect();
-    let is_over = |watcher: &Descriptor, patience: Duration| {
+    let is_over = |watcher: &Descriptor, deadline: Duration| {
         let mut fds = [PollFd::new(watcher, PollFlags::empty())];
-        let timeout = Timespec::try_from(patience).unwrap();
+        let timeout = Timespec::try_from(deadline).unwrap();
         poll(&mut fds, Some(&timeout)).unwrap() == 1 && fds[0].revents() == PollFlags::ERR
     };
-    let tells = |epoll: &OwnedFd, patience: Duration| {
+    let tells = |epoll: &OwnedFd, deadline: Duration| {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
-        let timeout = Timespec::try_from(patience).unwrap();
+        let timeout = Timespec::try_from(deadline).unwrap();
         let count = epoll::wait(epoll, &mut events[..], Some(&timeout)).unwrap();
         count == 1 && { events[0].flags } == EventFlags::ERR && { events[0].data }.u64() == 7
     };
@@ -375,21 +375,22 @@ fn a_bell_in_the_file_system_rings_until_it_is_drained() {
     let directory = create(&path, 1).unwrap();
     let receiver = directory.claim_receiver().unwrap();
     let sender = directory.claim_sender().unwrap();
-    let rings = || poll(&mut [PollFd::new(&receiver.bell, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1;
+    let rings =
+        || poll(&mut [PollFd::new(&receiver.doorbell, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1;
     // Also more often than the FIFO, or one read of it, takes; nobody waits.
     for count in [1, 2, 1024, 3000, 100_000] {
         assert!(!rings(), "{count}");
-        (0..count).for_each(|_| sender.receiver_bell.ring());
+        (0..count).for_each(|_| sender.receiver_doorbell.ring());
         assert!(rings(), "{count}");
-        receiver.bell.drain();
+        receiver.doorbell.drain();
     }
     assert!(!rings());
-    receiver.bell.drain();
+    receiver.doorbell.drain();
     // What rings while nobody is there rings for the successor.
     drop(receiver);
-    sender.receiver_bell.ring();
+    sender.receiver_doorbell.ring();
     let successor = soon(|| directory.claim_receiver()).unwrap();
-    assert_eq!(poll(&mut [PollFd::new(&successor.bell, PollFlags::IN)], Some(&Timespec::default())).unwrap(), 1);
+    assert_eq!(poll(&mut [PollFd::new(&successor.doorbell, PollFlags::IN)], Some(&Timespec::default())).unwrap(), 1);
 }
 
 #[test]

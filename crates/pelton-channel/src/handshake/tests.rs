@@ -1,4 +1,4 @@
-//! The hand-shake against `spec/vectors/packets.json`, and against peers that do not do their part.
+//! The hand-handshake against `spec/vectors/packets.json`, and against peers that do not do their part.
 
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
@@ -8,7 +8,7 @@ mod vectors {
 
     use std::time::Duration;
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const DEADLINE_OF_TEST: Duration = Duration::from_secs(5);
     use serde_json::Value;
 
     fn vectors() -> Value {
@@ -60,7 +60,7 @@ mod vectors {
     #[test]
     fn greetings_are_accepted_or_refused_as_the_vectors_say() {
         for vector in vectors()["greetings"].as_array().unwrap() {
-            let (shake, peer) = shake_with_peer();
+            let (handshake, peer) = shake_with_peer();
             assert!(peer.try_send(&packet_bytes(vector), &[]).unwrap());
             let role = match vector["role"].as_u64().unwrap() {
                 1 => Role::Receiver,
@@ -68,7 +68,7 @@ mod vectors {
                 3 => Role::Service,
                 _ => Role::Client,
             };
-            let greeted = in_call(shake.greet(role, false, true, || Ok(Limits::ALL)));
+            let greeted = in_call(handshake.greet(role, false, true, || Ok(Limits::ALL)));
             match (&vector["is"], greeted) {
                 (Value::String(is), Ok(_)) if is == "accepted" => {}
                 (Value::Object(is), Err(Error::Refused(text))) => {
@@ -84,7 +84,7 @@ mod vectors {
     }
 
     /// A handshake of this side, and a socket for who plays the peer.
-    fn shake_with_peer() -> (Shake, Socket) {
+    fn shake_with_peer() -> (Handshake, Socket) {
         let thread = std::thread::current().id();
         let path = std::env::temp_dir().join(format!("pelton-vectors-{}-{thread:?}", std::process::id()));
         let listener = listen_at(&path).unwrap();
@@ -92,14 +92,14 @@ mod vectors {
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
-        (Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &Options::new()).unwrap(), peer)
+        (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap(), peer)
     }
 
     /// Greets this side as a peer that keeps to the rules up to the packet.
     fn assert_refused(vector: &Value) {
-        let (shake, peer) = shake_with_peer();
+        let (handshake, peer) = shake_with_peer();
         let options = Options::new();
-        let (bytes, bell) = (packet_bytes(vector), Doorbell::shared().unwrap());
+        let (bytes, doorbell) = (packet_bytes(vector), Doorbell::shared().unwrap());
         let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
         let hello = |role, holds: u32| Packet::hello(role, holds != 0, Limits::ALL).encode();
         let data_of = |packet: &Packet| if capacity_is_valid(packet.capacity) { packet.capacity } else { 64 };
@@ -109,8 +109,8 @@ mod vectors {
                 let page = make_producer_page(packet.capacity, packet.message_bytes_max, packet.generation).unwrap();
                 let data = make_data(data_of(&packet)).unwrap();
                 send(&hello(Role::Sender, 0), &[]);
-                send(&bytes, &[page.as_fd(), bell.as_fd(), data.as_fd()]);
-                receiver_of_one(shake, false).map(|_| ())
+                send(&bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
+                receiver_of_one(handshake, false).map(|_| ())
             }
             "CONSUMER" => {
                 let packet = Packet::decode(&bytes).unwrap();
@@ -118,12 +118,12 @@ mod vectors {
                 let receiver = make_receiver_page().unwrap();
                 let data = make_data(data_of(&packet)).unwrap();
                 send(&hello(Role::Receiver, 1), &[]);
-                send(&bytes, &[consumer.as_fd(), receiver.as_fd(), bell.as_fd(), data.as_fd()]);
-                in_call(new_sender(shake, &options, false)).map(|_| ())
+                send(&bytes, &[consumer.as_fd(), receiver.as_fd(), doorbell.as_fd(), data.as_fd()]);
+                in_call(new_sender(handshake, &options, false)).map(|_| ())
             }
             expected => {
                 send(&bytes, &[]);
-                in_call(shake.receive::<0>(if expected == "HELLO" { HELLO } else { READY })).map(|_| ())
+                in_call(handshake.receive::<0>(if expected == "HELLO" { HELLO } else { READY })).map(|_| ())
             }
         };
         let error = refused.expect_err(&vector.to_string());
@@ -141,10 +141,10 @@ mod peers {
 
     use std::time::Duration;
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const DEADLINE_OF_TEST: Duration = Duration::from_secs(5);
 
     fn pair(name: &str) -> (Socket, Socket) {
-        let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-{name}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("pelton-handshakes-{}-{name}", std::process::id()));
         let listener = listen_at(&path).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let socket = accept_at(&listener).unwrap().unwrap();
@@ -153,16 +153,16 @@ mod peers {
         (socket, peer)
     }
 
-    fn shake(socket: Socket) -> Shake {
-        Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &Options::new()).unwrap()
+    fn handshake(socket: Socket) -> Handshake {
+        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap()
     }
 
-    /// A new sender on the other end of a hand-shake that this end makes.
-    fn with_new_sender<T>(name: &str, this: impl FnOnce(Shake) -> Result<T>) -> (SenderParts, T) {
+    /// A new sender on the other end of a hand-handshake that this end makes.
+    fn with_new_sender<T>(name: &str, this: impl FnOnce(Handshake) -> Result<T>) -> (SenderParts, T) {
         let (socket, peer) = pair(name);
         let options = Options::new().capacity(1 << 20);
-        let sender = std::thread::spawn(move || in_call(new_sender(shake(peer), &options, true)).unwrap());
-        let this = this(shake(socket)).unwrap();
+        let sender = std::thread::spawn(move || in_call(new_sender(handshake(peer), &options, true)).unwrap());
+        let this = this(handshake(socket)).unwrap();
         (sender.join().unwrap().0, this)
     }
 
@@ -176,24 +176,24 @@ mod peers {
         let _ = receiver.lane.consumer.release(&record);
     }
 
-    /// The other end of a hand-shake in which a successor shows its page and then does not go on.
+    /// The other end of a hand-handshake in which a successor shows its page and then does not go on.
     fn unfinished_successor(name: &str, receiver: &mut ReceiverParts) -> Socket {
         let (socket, peer) = pair(name);
-        let impatient = Shake { pace: Pace::Until(Instant::now()), ..shake(socket) };
+        let impatient = Handshake { pace: Pace::Until(Instant::now()), ..handshake(socket) };
         let limit = message_bytes_limit(1 << 20);
         let page = make_producer_page(1 << 20, limit, 2).unwrap();
-        let bell = Doorbell::shared().unwrap();
+        let doorbell = Doorbell::shared().unwrap();
         let hello = Packet::hello(Role::Sender, false, Limits::ALL);
         let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());
-        assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
-        assert!(in_call(surviving_receiver(impatient, &mut receiver.lane, &receiver.bells, false)).is_err());
+        assert!(peer.try_send(&packet.encode(), &[page.as_fd(), doorbell.as_fd()]).unwrap());
+        assert!(in_call(surviving_receiver(impatient, &mut receiver.lane, &receiver.doorbells, false)).is_err());
         peer
     }
 
     #[test]
     fn a_successor_that_the_survivor_has_given_up_never_hears_that_it_is_ready() {
-        let (sender, mut receiver) = with_new_sender("before", |shake| receiver_of_one(shake, false));
+        let (sender, mut receiver) = with_new_sender("before", |handshake| receiver_of_one(handshake, false));
         drop(sender);
         let peer = unfinished_successor("given-up", &mut receiver);
         let mut bytes = [0; PACKET_BYTES];
@@ -205,7 +205,7 @@ mod peers {
 
     #[test]
     fn a_successor_that_does_not_finish_the_hand_shake_leaves_the_floor_to_the_next() {
-        let (mut sender, mut receiver) = with_new_sender("first", |shake| receiver_of_one(shake, false));
+        let (mut sender, mut receiver) = with_new_sender("first", |handshake| receiver_of_one(handshake, false));
         // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds records.
         (0..3).for_each(|_| assert!(send(&mut sender, 65528)));
         (0..3).for_each(|_| receive(&mut receiver));
@@ -216,14 +216,15 @@ mod peers {
         // One successor shows its page and then does not go on.
         let _peer = unfinished_successor("second", &mut receiver);
         // The next must not write over what is not released.
-        let (lane, bells) = (&mut receiver.lane, &receiver.bells);
-        let (mut sender, ()) = with_new_sender("third", |shake| in_call(surviving_receiver(shake, lane, bells, false)));
+        let (lane, doorbells) = (&mut receiver.lane, &receiver.doorbells);
+        let (mut sender, ()) =
+            with_new_sender("third", |handshake| in_call(surviving_receiver(handshake, lane, doorbells, false)));
         assert!(!send(&mut sender, 65528), "the head has not come past the floor");
     }
 
     #[test]
     fn a_peer_that_hangs_up_after_its_greeting_does_not_end_the_wait() {
-        let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-hangs-up", std::process::id()));
+        let path = std::env::temp_dir().join(format!("pelton-handshakes-{}-hangs-up", std::process::id()));
         let listener = Listener::bind(&format!("unix:{}", path.display())).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let hello = Packet::hello(Role::Sender, false, Limits::ALL);
@@ -235,7 +236,7 @@ mod peers {
 
     #[test]
     fn messages_with_no_descriptors_at_all_do_not_fill_the_socket() {
-        let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-no-descriptors", std::process::id()));
+        let path = std::env::temp_dir().join(format!("pelton-handshakes-{}-no-descriptors", std::process::id()));
         let name = format!("unix:{}", path.display());
         let listener = Listener::bind(&name).unwrap();
         let (done, is_done) = std::sync::mpsc::channel();
@@ -246,9 +247,9 @@ mod peers {
         });
         let mut receiver = listener.accept_receiver().unwrap();
         for number in 0..10_000 {
-            let got = receiver.receive_until(Instant::now() + PATIENCE).unwrap();
+            let got = receiver.receive_until(Instant::now() + DEADLINE_OF_TEST).unwrap();
             assert!(got.is_some(), "the sender hangs after {number} messages");
         }
-        is_done.recv_timeout(PATIENCE).unwrap();
+        is_done.recv_timeout(DEADLINE_OF_TEST).unwrap();
     }
 }

@@ -303,7 +303,7 @@ impl Drop for Held {
         }
         self.returned.tickets.push(self.ticket);
         // The receiver may be asleep while the sender waits for this very space.
-        self.returned.nudge.ring();
+        self.returned.local_wake.ring();
     }
 }
 
@@ -313,6 +313,6 @@ pub(crate) struct Returned {
     /// Each with its lane's number. No lock: whoever drops a message never waits for the receiver.
     pub(super) tickets: SegQueue<(u32, Ticket)>,
     /// The receiver's own: it may sleep with a lane full of held messages.
-    pub(super) nudge: Arc<LocalWake>,
+    pub(super) local_wake: Arc<LocalWake>,
     pub(crate) owner: Owner,
 }
