@@ -89,7 +89,7 @@ extern "C" {
     X(PELTON_DESCRIPTORS_LOST, -7, "this process had no room for all descriptors: raise RLIMIT_NOFILE") \
     X(PELTON_CORRUPT, -8, "the peer broke a rule of the layout or the protocol: close the channel") \
     X(PELTON_REFUSED, -9, "refused by the other side, or not possible with this kind of channel") \
-    X(PELTON_HUNG_UP, -10, "the peer hung up during the hand-shake: see what it says") \
+    X(PELTON_HUNG_UP, -10, "the peer hung up during the handshake: see what it says") \
     X(PELTON_NO_LISTENER, -11, "nobody listens under the name: start the other side, or give a deadline") \
     X(PELTON_IN_USE, -12, "somebody listens under the name already") \
     X(PELTON_NAME, -13, "a name that cannot be") \

@@ -204,7 +204,7 @@ func refusal(b []byte) error {
 }
 
 func errHungUp() error {
-	return failure(ErrHungUp, "the peer hung up during the hand-shake: see what it says")
+	return failure(ErrHungUp, "the peer hung up during the handshake: see what it says")
 }
 
 func (s *shake) send(p packet, fds ...int) error {

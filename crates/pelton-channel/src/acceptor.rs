@@ -1,4 +1,4 @@
-//! How processes join a receiver of several senders: their handshakes continue side by side, and none waits for another.
+//! How processes join a receiver of several senders: their handshakes continue side by side. None waits for another.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -16,24 +16,25 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Where processes come in to a receiver of many: their handshakes go on side by side, as each says its next word, and
-/// nobody waits for any.
+/// Accepts processes for a receiver of several senders. Each handshake continues when its peer has sent the next
+/// packet; the receiver waits for none of them.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: Listener,
-    /// In the order in which they came.
+    /// The oldest first.
     pending: VecDeque<PendingHandshake>,
-    /// The number given last; 0 is the listener itself.
+    /// The last number given to a handshake; 0 is the listener itself.
     number: u32,
-    /// Since when connections could not be accepted. They are not told meanwhile; the timer says when to try again.
+    /// Since when no connection can be accepted. The listener is not polled meanwhile; the timer triggers the next
+    /// attempt.
     paused_since: Option<Instant>,
-    /// Made at the beginning, since when it is needed nothing can be made.
+    /// Created in advance: when it is needed, no descriptor may be left.
     timer: Timer,
-    /// To be closed when none is left, so that who waits can be taken, and told.
+    /// Closed when no descriptor is left, so that a connection can be accepted and refused with the reason.
     reserve: Option<Descriptor>,
 }
 
-/// One who has connected, in the middle of the handshake.
+/// A process that has connected, and its handshake.
 struct PendingHandshake {
     number: u32,
     lane: u32,
@@ -46,18 +47,18 @@ impl std::fmt::Debug for PendingHandshake {
     }
 }
 
-/// Handshakes that go on at a time. For one more, or for one who would be refused because of it, the oldest is given up: who is in
-/// earnest has finished before.
+/// Limit of the pending handshakes. For one more, or for one that the limit of senders would refuse, the oldest is
+/// given up: a peer that follows the protocol finishes long before.
 const PENDING_MAX: usize = 64;
-/// Connections taken at a time: one who connects again and again is not to keep the receiver from receiving.
+/// Connections accepted in one call: a process that connects again and again must not keep the receiver from receiving.
 const ACCEPTS: usize = 16;
-/// Descriptors that one more peer costs, those of its handshake included.
+/// Descriptors of one more peer, those of its handshake included.
 const OF_ONE_PEER: u64 = 8;
-/// Of an eighth of all descriptors, the most that are left to the program itself.
+/// Limit of the eighth of all descriptors that is left to the program itself.
 const OWN_MAX: u64 = 64;
-/// How soon it is tried again to accept where that failed for want of something.
+/// Interval of the attempts to accept while descriptors or memory are missing.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-/// How long those who connect then wait before they are told; those who connect later, not as long.
+/// After this time, a process that waits for its connection to be accepted is refused with the reason.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 impl Acceptor {
@@ -69,7 +70,7 @@ impl Acceptor {
         Ok(Acceptor { listener, pending: VecDeque::new(), number: 0, paused_since: None, timer, reserve })
     }
 
-    /// Nothing speaks against accepting connections: a lane has left, or it went well.
+    /// Polls the listener again: a lane has left, or a connection was accepted.
     pub(crate) fn listen_again(&mut self, doorbells: &Doorbells) -> Result<()> {
         if self.paused_since.is_some() {
             doorbells
@@ -80,16 +81,16 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Whether there are descriptors for one more peer, and some left for the program's own work, which those who are here wait for. A new one
-    /// has the lowest number that is free.
+    /// Whether descriptors are left for one more peer, and for the program's own work, which the present peers wait
+    /// for. A new descriptor gets the lowest free number.
     fn has_room(&self) -> bool {
         let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current else { return true };
         let lowest = self.reserve.as_ref().and_then(|reserve| rustix::io::fcntl_dupfd_cloexec(reserve, 0).ok());
         lowest.is_some_and(|fd| fd.as_raw_fd() as u64 + OF_ONE_PEER + (most / 8).min(OWN_MAX) <= most)
     }
 
-    /// A connection cannot be accepted, for want of descriptors or memory: those who are here are not to suffer for it, nor is whoever waits to
-    /// be forgotten.
+    /// A connection cannot be accepted, because descriptors or memory are missing. Pauses the listener, and retries
+    /// after a timeout: the present peers are not affected, and the waiting one is not forgotten.
     fn wait_for_room(&mut self, doorbells: &Doorbells) -> Result<()> {
         let listener = [self.listener.inner.bound.as_fd()];
         let waiting =
@@ -105,8 +106,8 @@ impl Acceptor {
         self.timer.set(TRY_AGAIN).map_err(Error::system("setting a timer"))
     }
 
-    /// Does what can be done now after handshake `number` has said something. `admit` gives a number for one more lane, or says
-    /// why there is none; `done` takes a lane, or the number back of one that came to nothing.
+    /// Continues handshake `number`, or accepts connections. `admit` returns a number for one more lane, or why there
+    /// is none. `done` gets the lane of a finished handshake, or the number of a failed one.
     pub(crate) fn attend(
         &mut self,
         number: u32,
@@ -125,7 +126,7 @@ impl Acceptor {
         if self.reserve.is_none() {
             self.reserve = spare().ok();
         }
-        // Who came before this call has had its turn.
+        // Older than this call: it has had time to continue.
         let mut before = self.pending.len();
         for _ in 0..ACCEPTS {
             let mut is_short = !self.has_room();
@@ -138,7 +139,7 @@ impl Acceptor {
             let accepted = accept_at(self.listener.inner.bound.socket());
             if is_short {
                 self.reserve = spare().ok();
-                // There may be some again just now.
+                // Other descriptors may be free again by now.
                 is_short = !self.has_room();
             }
             let socket = match accepted {
@@ -146,7 +147,7 @@ impl Acceptor {
                 Ok(None) => return self.listen_again(doorbells),
                 Err(error) if is_shortage(&error) => return self.wait_for_room(doorbells),
                 Err(error) => {
-                    // Told once, and tried again.
+                    // Reported once, and retried.
                     let was_deaf = self.paused_since.is_some();
                     self.wait_for_room(doorbells)?;
                     return if was_deaf { Ok(()) } else { Err(Error::system("accepting a connection")(error)) };
@@ -196,7 +197,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Listens no more; answers the numbers of those who were on the way.
+    /// Stops listening; returns the numbers of the pending handshakes.
     pub(crate) fn leave(mut self, doorbells: &Doorbells, mut give_back: impl FnMut(u32)) {
         doorbells.forget(self.listener.inner.bound.as_fd());
         doorbells.forget(self.timer.as_fd());
@@ -232,7 +233,7 @@ impl Acceptor {
         Ok(PendingHandshake { number: self.number, lane, shaking })
     }
 
-    /// Goes on with the handshake of the handshake at `place`.
+    /// Continues the pending handshake at index `place`.
     fn go_on(&mut self, place: usize, doorbells: &Doorbells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
         let handshake = &mut self.pending[place];
         let Poll::Ready(shaken) = handshake.shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
@@ -240,17 +241,17 @@ impl Acceptor {
         };
         let number = handshake.lane;
         self.pending.remove(place);
-        // Why it failed, the peer has been told.
+        // The peer has received the reason of a failure.
         done(shaken.and_then(|lane| admitted(lane, doorbells)).map_err(|_| number));
     }
 }
 
-/// A descriptor to give up for another.
+/// A descriptor to close when another is needed.
 fn spare() -> std::io::Result<Descriptor> {
     Descriptor::opened(|| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC))?.map_err(Into::into)
 }
 
-/// Whether the system lacked something that it may have again.
+/// Whether the system has too few resources for now.
 fn is_shortage(error: &std::io::Error) -> bool {
     lacks_descriptors(error) || matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
 }

@@ -23,7 +23,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two attempts to connect.
+/// Interval of attempts to connect.
 pub const RETRY: Duration = Duration::from_millis(10);
 
 /// Makes endpoints.
@@ -31,8 +31,8 @@ impl Options {
     /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
     ///
     /// # Errors
-    /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's words, [`Error::Name`],
-    /// [`Error::Option`], [`Error::Corrupt`] when the other side does not keep to the protocol, [`Error::System`].
+    /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's reason, [`Error::Name`],
+    /// [`Error::Option`], [`Error::Corrupt`] when the other side violates the protocol, [`Error::System`].
     pub fn connect_sender(&self, name: &str) -> Result<Sender> {
         connect_sender(name, self)
     }
@@ -53,7 +53,7 @@ impl Options {
         Listener::with_options(name, self)
     }
 
-    /// Both ends of a channel between threads of this process.
+    /// Both endpoints of a channel between threads of this process.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
@@ -63,8 +63,8 @@ impl Options {
 }
 
 impl Sender {
-    /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
-    /// once when nobody does; waits some seconds at most for one that listens to accept.
+    /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails
+    /// at once when no receiver listens; waits at most some seconds for a listener to accept.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -75,7 +75,7 @@ impl Sender {
 
 impl Receiver {
     /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
-    /// once when nobody does; waits some seconds at most for one that listens to accept.
+    /// once when no sender listens; waits at most some seconds for a listener to accept.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -85,8 +85,8 @@ impl Receiver {
 }
 
 impl Listener {
-    /// Waits until a receiver connects, and is its sender. Peers that are refused (another uid, another version, the
-    /// wrong end) are told why and do not end the wait.
+    /// Waits until a receiver connects, and returns its sender. Peers that are refused (another uid, another version,
+    /// the wrong role) receive the reason, and do not end the wait.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
@@ -102,7 +102,7 @@ impl Listener {
         self.sender(Some(deadline))
     }
 
-    /// Waits until a sender connects, and is its receiver. Otherwise as [`Listener::accept_sender`].
+    /// Waits until a sender connects, and returns its receiver. Otherwise as [`Listener::accept_sender`].
     ///
     /// # Errors
     /// As [`Listener::accept_sender`].
@@ -280,12 +280,12 @@ async fn finish_duplex(handshake: Handshake, options: &Options, doorbells: &Door
     Ok(duplex)
 }
 
-/// How long to look for a listener.
+/// How long to wait for a listener.
 #[derive(Clone, Copy)]
 enum Reach {
     /// Once.
     Now,
-    /// Until somebody listens, or the deadline.
+    /// Until a process listens, or the deadline.
     Until(Option<Instant>),
 }
 
@@ -295,7 +295,7 @@ impl Reach {
     }
 }
 
-/// Connects to whoever listens under the name.
+/// Connects to the process that listens under the name.
 fn reach<T>(
     name: &Name,
     options: &Options,
@@ -314,7 +314,8 @@ fn reach<T>(
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
             };
             match Handshake::new(socket, Pace::Until(deadline), options).and_then(&mut handshake) {
-                // It went while we greeted it: another may come. Without a deadline, slowness does not matter either.
+                // The peer closed during the handshake: another may listen. Without a deadline, a slow peer is not an
+                // error either.
                 Err(Error::HungUp) if !last => {}
                 Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
                 done => return done,
@@ -330,7 +331,7 @@ fn reach<T>(
     }
 }
 
-/// Both ends of a channel between threads.
+/// Both endpoints of a channel between threads.
 fn threads(options: &Options) -> Result<(Sender, Receiver)> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;

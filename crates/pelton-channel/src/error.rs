@@ -1,4 +1,4 @@
-//! What can go wrong, in words that say what was found, what was wanted, and what to do.
+//! Errors: what was found, what was wanted, and what to do.
 
 use pelton_lane::LaneError;
 use rustix::io::Errno;
@@ -6,19 +6,19 @@ use rustix::io::Errno;
 /// The result of an operation that may fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What failed. Full, empty and timed out are answers, not errors: see [`crate::Sent`] and the `Option`s of receiving.
+/// What failed. Full, empty and timed out are results, not errors: see [`crate::Sent`] and the `Option`s of receiving.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The other side has closed on purpose. For a receiver: after the last message. For a sender: nobody will read
-    /// further.
+    /// The other side has closed on purpose. A receiver returns it after the last message. For a sender: no receiver
+    /// reads further.
     #[error("the other side has closed; {unreleased} messages were not released")]
     Closed {
         /// Messages committed that the receiver has not released.
         unreleased: u64,
     },
-    /// The other side's process has ended without closing. What it committed has been delivered; what it had not
-    /// released is still here: `resume` offers it to a successor.
+    /// The other side's process has ended without closing. Its committed messages have been delivered. Its unreleased
+    /// messages are still in the lane: `resume` offers them to a successor.
     #[error(
         "the other side died without closing; {unreleased} messages were not released: `resume` waits for a successor"
     )]
@@ -26,7 +26,7 @@ pub enum Error {
         /// Messages committed that the receiver has not released.
         unreleased: u64,
     },
-    /// The message is larger than the lane's limit, or, of a call, than the other side takes.
+    /// The message is larger than the lane's limit, or, of a call, than the other side accepts.
     #[error(
         "a message of {bytes} bytes is larger than the limit of {bytes_max}: send less, or raise it, of a channel by twice the capacity, of calls by call_bytes_max at the side that receives"
     )]
@@ -36,7 +36,8 @@ pub enum Error {
         /// The largest that this channel takes.
         bytes_max: u64,
     },
-    /// A reply would have to wait until its client has read others, and the service has no memory left for it: the call has failed.
+    /// A reply would have to wait until its client has read others, and the service has no memory left for it: the call
+    /// has failed.
     #[error(
         "{bytes} bytes cannot be kept for a client that does not read its replies: it may have {left} more of the {most} bytes of memory for all clients. Let the client read, or raise the service's memory option"
     )]
@@ -53,10 +54,10 @@ pub enum Error {
     TooManyDescriptors {
         /// How many were given.
         found: usize,
-        /// The most that can go.
+        /// The limit.
         wanted: usize,
     },
-    /// Descriptors came with a message and this process could not take all of them.
+    /// Descriptors came with a message, and this process could not receive all of them.
     #[error(
         "{sent} descriptors came with message {seq}, {received} could be received: raise this process's RLIMIT_NOFILE"
     )]
@@ -65,28 +66,28 @@ pub enum Error {
         seq: u32,
         /// How many were sent.
         sent: usize,
-        /// How many came through.
+        /// How many were received.
         received: usize,
     },
-    /// The peer broke a rule of the layout or the protocol. Do not trust what came last; the channel cannot be used
-    /// further.
+    /// The peer violated the layout or the protocol. Do not trust the last messages; the channel is not usable any
+    /// more.
     #[error("{0}: the peer is damaged, hostile, or not pelton")]
     Corrupt(String),
-    /// The handle was made in another process, of which this one is a fork. Make a channel of your own here.
+    /// The handle was made in another process, of which this one is a fork. Make a channel in this process.
     #[error("this handle belongs to the process that forked this one: connect anew in the child")]
     Forked,
-    /// Nobody listens under the name.
+    /// No process listens under the name.
     #[error("nobody listens at {name}: start the other side first, or give a deadline to wait for it")]
     NoListener {
         /// The name as given.
         name: String,
     },
-    /// Somebody listens there already.
+    /// Another process listens there.
     #[error("{name} is in use by a listener in process {pid}: stop that one, or choose another name")]
     InUse {
         /// The name as given.
         name: String,
-        /// Its process, as it says.
+        /// Its process, as it states.
         pid: u32,
     },
     /// The name cannot be used.
@@ -97,7 +98,7 @@ pub enum Error {
         /// What is wrong with it, and what would be right.
         problem: String,
     },
-    /// Nothing is at the path. Create the channel, or give a deadline to wait until somebody has.
+    /// Nothing is at the path. Create the channel, or give a deadline to wait for it.
     #[error("there is no channel at {path}: create it, or give a deadline to wait for it")]
     NoChannel {
         /// Where it should be.
@@ -111,15 +112,15 @@ pub enum Error {
         /// What was found, what was wanted, and what to do.
         problem: String,
     },
-    /// Another process, or another handle of this one, is what this one wants to be: a channel has one receiver, each of
-    /// its lanes one sender.
+    /// Another process, or another handle of this one, has the role: a channel has one receiver, each of its lanes one
+    /// sender.
     #[error("{path} has a {role} already, {}: stop that process, or wait until it ends", process(*pid))]
     RoleTaken {
-        /// What it is.
+        /// The role.
         role: String,
         /// The channel's directory.
         path: String,
-        /// Its process, as it says; 0 while it has not said so.
+        /// Its process, as it states; 0 before it has.
         pid: u32,
     },
     /// What is at the path is no record file, or one of a version that this program does not know.

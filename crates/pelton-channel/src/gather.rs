@@ -22,8 +22,9 @@ use std::sync::{Arc, Mutex};
 
 /// Makes receivers of several senders.
 impl Options {
-    /// Makes a receiver of many threads of this process, and what they make their senders by. Does not wait. Each sender has
-    /// a lane made with these options, and the receiver serves them by turns, at most 64 messages of one at a time.
+    /// Creates a receiver for threads of this process, and the [`Senders`] by which threads make their senders. Does
+    /// not wait. Each sender has a lane with these options. The receiver serves the lanes round-robin, at most 64
+    /// messages of one at a time.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
@@ -32,9 +33,9 @@ impl Options {
         Ok((receiver.senders()?, receiver))
     }
 
-    /// Makes a receiver of many senders, which connect under `name`, a short name or `unix:PATH`, or are threads of this
-    /// process ([`Receiver::senders`]). Does not wait: each call that receives lets in who has come, and none of them keeps
-    /// it waiting. A sender's end touches no other, and receiving goes on.
+    /// Creates a receiver of several senders, which connect under `name`, a short name or `unix:PATH`, or are threads
+    /// of this process ([`Receiver::senders`]). Does not wait. Each call that receives also continues the handshakes of
+    /// new senders, and waits for none of them. The end of one sender does not affect the others.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -45,12 +46,12 @@ impl Options {
 }
 
 impl Receiver {
-    /// What threads of this process make their senders by, of a receiver that [`Options::gather`] or
-    /// [`Options::gather_at`] made. Does not wait.
+    /// The [`Senders`] by which threads of this process make senders, of a receiver that [`Options::gather`] or
+    /// [`Options::gather_at`] created. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
-    /// [`Error::Forked`].
+    /// [`Error::Refused`] for a receiver of one sender, and of a path channel; [`Error::Closed`] after this receiver
+    /// has returned that; [`Error::Forked`].
     pub fn senders(&self) -> Result<Senders> {
         if self.endpoint.owner.is_forked() {
             return Err(Error::Forked);
@@ -68,7 +69,7 @@ impl Receiver {
     }
 }
 
-/// Makes the receiver of many senders; without a name, of this process only.
+/// Creates a receiver of several senders; without a name, of threads of this process only.
 pub fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
     gather_with(options, listener, None)
 }
@@ -81,7 +82,7 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
     let can_barrier = membarrier::register();
     let make = || -> std::io::Result<_> {
         let receiver = Arc::new(make_receiver_page()?);
-        // A lane like any other, that nobody sends by: the receiver's own way needs no case for having none.
+        // A lane without a sender, so that the receiver needs no case for having none.
         let memory = LaneMemory {
             page: Arc::new(make_producer_page(CAPACITY_MIN, 0, 1)?.without_descriptor()),
             data: Arc::new(make_data(CAPACITY_MIN)?.without_descriptor()),
@@ -124,11 +125,12 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
 
 /// Makes senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
 ///
-/// [`Senders::sender`] makes one to keep, which is what costs least. [`Senders::send`] is for code that cannot keep one for each
-/// thread: it uses the calling thread's own, made at its first use and closed when the thread ends. Either way each thread
-/// has a lane of its own, and none waits for another.
+/// [`Senders::sender`] makes one to keep, which costs least. [`Senders::send`] is for code that cannot keep one for
+/// each thread: it uses the calling thread's own sender, made at its first use, and closed when the thread ends. Either
+/// way each thread has a lane of its own, and none waits for another.
 ///
-/// The receiver is told [`Error::Closed`] once all of these, and all senders, are gone; one with a name goes on listening.
+/// The receiver returns [`Error::Closed`] once all of these, and all senders, are dropped. A receiver with a name goes
+/// on listening.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -155,13 +157,13 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
 #[derive(Debug)]
 pub struct Senders {
     shared: Arc<SharedRegistry>,
-    /// Threads' own senders serve the handles of their round alone: with the last of those they have ended.
+    /// Threads' own senders belong to the handles of one round: they end with the last of these.
     round: u64,
 }
 
 impl Clone for Senders {
     fn clone(&self) -> Senders {
-        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        // A forked child's clone is not counted: a thread that the child does not have may hold the lock.
         if !self.shared.owner.is_forked() {
             self.shared.state().handles += 1;
         }
@@ -171,7 +173,7 @@ impl Clone for Senders {
 
 impl Drop for Senders {
     fn drop(&mut self) {
-        // As above.
+        // In a forked child a thread that it does not have may hold the lock.
         if self.shared.owner.is_forked() {
             return;
         }
@@ -179,7 +181,7 @@ impl Drop for Senders {
         state.handles -= 1;
         if state.handles == 0 {
             state.round += 1;
-            // Nobody has a way to use them any more.
+            // No handle is left that could use them.
             let State { gone, of_threads, .. } = &mut *state;
             gone.append(of_threads);
             drop(state);
@@ -188,7 +190,7 @@ impl Drop for Senders {
     }
 }
 
-/// A thread's own sender: of which handles.
+/// A thread's own sender, and its handles.
 struct Own {
     shared: Arc<SharedRegistry>,
     round: u64,
@@ -200,7 +202,7 @@ thread_local! {
 }
 
 impl Senders {
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the one that made the handle. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.shared.owner.is_forked()
@@ -209,8 +211,8 @@ impl Senders {
     /// A new sender, with a lane of its own. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the receiver is gone; [`Error::Refused`] when it has as many senders as it takes, by
-    /// [`Options::lanes`]; [`Error::System`], [`Error::Forked`].
+    /// [`Error::Closed`] when the receiver is dropped; [`Error::Refused`] when it has as many senders as
+    /// [`Options::lanes`] permits; [`Error::System`], [`Error::Forked`].
     pub fn sender(&self) -> Result<Sender> {
         self.make().map(|(sender, _)| sender)
     }
@@ -240,7 +242,7 @@ impl Senders {
         let make = || -> std::io::Result<_> {
             let [page, data, consumer] = [
                 make_producer_page(capacity, limit, 1)?.without_descriptor(),
-                // What `trim` gives back, it gives back by its descriptor.
+                // `trim` releases memory by the descriptor.
                 make_data(capacity)?,
                 make_consumer_page(Position::START)?.without_descriptor(),
             ]
@@ -266,11 +268,12 @@ impl Senders {
         Ok((Sender::new(parts, doorbells, &shared.options)?, lane))
     }
 
-    /// Does something with the calling thread's own sender, which is made when there is none yet, and closed when the thread
-    /// ends or when this and all its clones are gone. Waits as what it does waits.
+    /// Calls `with` with the calling thread's own sender, which is made at the first call. It is closed when the thread
+    /// ends, or when this and all its clones are dropped. Waits as `with` does.
     ///
     /// # Errors
-    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender, and from within `with`.
+    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender, and from
+    /// within `with`.
     pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
         let with_own = |own: &RefCell<Vec<Own>>| {
             let Ok(mut own) = own.try_borrow_mut() else {
@@ -302,7 +305,7 @@ impl Senders {
         Ok(own.len() - 1)
     }
 
-    /// Copies a message into the calling thread's own lane. Waits for room there, for ever if need be.
+    /// Copies a message into the calling thread's own lane. Waits for space there, without a limit.
     ///
     /// # Errors
     /// As [`Sender::send`] and [`Senders::sender`].
@@ -310,7 +313,7 @@ impl Senders {
         self.with(|sender| sender.send(payload))?
     }
 
-    /// As [`Senders::send`], if there is room now.
+    /// As [`Senders::send`], if there is space now.
     ///
     /// # Errors
     /// As [`Senders::send`].

@@ -1,4 +1,4 @@
-//! The lanes that a receiver serves: each with its sender, and whose turn it is.
+//! The lanes that a receiver serves, round-robin, each with its sender.
 
 use crate::counters::Counters;
 use crate::directory::Directory;
@@ -16,36 +16,37 @@ use pelton_os::{self as os, ReceivedFd, Segment, membarrier};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// All lanes of a receiver. One has the turn; the others wait for theirs, or are idle, and are looked at now and then.
+/// All lanes of a receiver: one that is served, busy ones in the order of their quanta, and idle ones, which are polled
+/// now and then.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// The lane whose turn it is.
+    /// The lane that is served.
     pub(crate) current: Box<Lane>,
-    /// Others that had something lately, in the order of their turns.
+    /// Others that had messages lately, in the order of their quanta.
     busy: VecDeque<Box<Lane>>,
-    /// Others that had nothing when it was their turn.
+    /// Others that were empty when they were served last.
     #[expect(clippy::vec_box, reason = "a lane goes from turn to turn as a pointer")]
     idle: Vec<Box<Lane>>,
-    /// Where among the idle ones the next look begins.
+    /// Index of the idle lane that is polled next.
     next_idle: usize,
-    /// Whether a lane leaves with its sender: of a channel that takes senders in as they come.
+    /// Whether a lane leaves with its sender: where senders join and leave.
     leave: bool,
-    /// Has the turn when there is no other: nobody ever sends here.
+    /// Served when there is no other lane: it has no sender, ever.
     nobody: Option<Box<Lane>>,
 }
 
-/// Idle lanes that are looked at when a turn ends: few, so that a thousand of them cost those that are busy next to nothing.
+/// Idle lanes that are polled at the end of a quantum: few, so that a thousand of them cost busy lanes next to nothing.
 const IDLE_LOOKS: usize = 32;
 
-/// What comes next, of all lanes. What is not a message stays so until [`Lanes::pass`].
+/// What is next, of all lanes. What is not a message stays next until [`Lanes::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Nothing,
-    /// The current lane's.
+    /// A message of the current lane.
     Record(Record),
-    /// The current lane's sender has come.
+    /// The current lane's sender has joined.
     Joined,
-    /// The current lane's sender has gone, and everything it sent was received; or it broke the rules.
+    /// The current lane's sender has left, and all its messages were received; or it broke the rules.
     Left(Departure),
 }
 
@@ -61,7 +62,7 @@ impl Lanes {
         }
     }
 
-    /// From now on lanes come and go with their senders; the one that is there is nobody's.
+    /// From now on lanes join and leave with their senders; the present lane has no sender.
     pub(crate) fn let_leave(&mut self) {
         self.leave = true;
     }
@@ -71,12 +72,12 @@ impl Lanes {
         self.busy.is_empty() && self.idle.is_empty()
     }
 
-    /// How many there are.
+    /// The number of lanes with a sender.
     pub(crate) fn count(&self) -> usize {
         1 + self.busy.len() + self.idle.len() - usize::from(self.has_nobody())
     }
 
-    /// Whether it is nobody's turn.
+    /// Whether the lane without a sender is served.
     fn has_nobody(&self) -> bool {
         self.leave && self.nobody.is_none()
     }
@@ -94,7 +95,7 @@ impl Lanes {
         self.iter_mut().find(|lane| lane.number == number)
     }
 
-    /// Takes one more in.
+    /// Adds a lane.
     pub(crate) fn add(&mut self, lane: Box<Lane>) {
         if self.has_nobody() {
             self.nobody = Some(std::mem::replace(&mut self.current, lane));
@@ -103,18 +104,18 @@ impl Lanes {
         }
     }
 
-    /// Whether a message waits, as far as can be seen without taking it.
+    /// Whether a message waits: a hint.
     pub(crate) fn may_be_ready(&self) -> bool {
         self.iter().any(|lane| lane.consumer.may_be_ready())
     }
 
-    /// What comes next: of the lane whose turn it is, or of the next one that has anything.
+    /// What is next: of the current lane, or of the next one that has anything.
     pub(crate) fn peek(&mut self) -> std::result::Result<Next, LaneError> {
-        // A hostile sender may take back what made its lane's turn come.
+        // A hostile sender may withdraw what made its lane ready.
         for _ in 0..=self.count() {
             match self.current.peek(self.leave) {
                 Ok(Next::Nothing) if self.go_on() => {}
-                // It is that sender's affair alone.
+                // It concerns only that sender.
                 Err(_) if self.leave => self.current.end = Some(Departure::Corrupt),
                 found => return found,
             }
@@ -122,7 +123,7 @@ impl Lanes {
         Ok(Next::Nothing)
     }
 
-    /// The current lane has nothing: goes to another that may have something. False: there is none.
+    /// The current lane is empty: switches to another that may be ready. Returns false if there is none.
     fn go_on(&mut self) -> bool {
         if let Some(next) = self.busy.pop_front() {
             let empty = std::mem::replace(&mut self.current, next);
@@ -138,7 +139,7 @@ impl Lanes {
         }
     }
 
-    /// Gives that lane the turn. False: there is none.
+    /// Switches to that lane. Returns false if there is none.
     pub(crate) fn turn_to(&mut self, number: u32) -> bool {
         if self.current.number == number {
             return true;
@@ -148,7 +149,7 @@ impl Lanes {
         found.map(|lane| std::mem::swap(&mut self.current, lane)).is_some()
     }
 
-    /// The current lane has had its turn.
+    /// The current lane's quantum is over.
     pub(crate) fn end_turn(&mut self) {
         for _ in 0..IDLE_LOOKS.min(self.idle.len()) {
             if self.next_idle >= self.idle.len() {
@@ -164,7 +165,7 @@ impl Lanes {
         }
     }
 
-    /// What [`Lanes::peek`] answered, and is no message, has been told. Answers the lane that has left, if one has.
+    /// The event that [`Lanes::peek`] returned is delivered. Returns the lane, if it has left.
     pub(crate) fn pass(&mut self) -> Option<Box<Lane>> {
         if !std::mem::replace(&mut self.current.is_announced, true) {
             return None;
@@ -196,17 +197,17 @@ pub struct ReplyLane {
 pub(crate) struct Lane {
     pub(crate) consumer: Consumer,
     pub(crate) link: Link,
-    /// Messages up to this one, counted as the consumer's page does, may have been delivered to a predecessor.
+    /// Messages up to this one, in the count of the consumer's page, may have been delivered to a predecessor.
     pub(crate) redelivered: u64,
-    /// Which of its channel's lanes.
+    /// The lane's number in its channel.
     pub(crate) number: u32,
-    /// How its sender went, until that is told.
+    /// How its sender left, until that is reported.
     pub(crate) end: Option<Departure>,
-    /// Whether it has been told that the sender is here.
+    /// Whether the arrival of its sender is reported.
     pub(crate) is_announced: bool,
-    /// Tells it from every other lane, also after a restart of either side.
+    /// Distinguishes it from every other lane, also after a restart of either side.
     pub(crate) id: LaneId,
-    /// Whether a flush has looked what its sink has of this lane.
+    /// Whether a flush has compared the lane with what its sink has.
     pub(crate) is_compared: bool,
     /// Nothing of this lane is served for now, because the receiver's user applies backpressure to its sender.
     pub(crate) is_paused: bool,
@@ -214,15 +215,15 @@ pub(crate) struct Lane {
     pub(crate) user: usize,
     /// The lane back, until the receiver's user takes it.
     pub(crate) reply: Option<Box<ReplyLane>>,
-    /// Of the receiver's memory for its peers.
+    /// Its part of the receiver's memory for its peers.
     pub(crate) _part: Option<Part>,
-    /// After the consumer, which points into it.
+    /// Dropped after the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
 
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        // Its data all share who succeed one another.
+        // Successors share the data segment, so it identifies the lane.
         let id = LaneId(memory.data.identity());
         Lane {
             consumer,
@@ -250,12 +251,12 @@ impl Lane {
         let transport = PathTransport::new(directory.clone(), PeerRole::SenderOf(number));
         let link = Link::new(files.doorbell, transport, UNKNOWN_PEER);
         let mut lane = Lane::new(consumer, link, redelivered, number, memory);
-        // After a reboot numbers may come again, of messages that were not on the disk.
+        // After a reboot, numbers may come again, of messages that were not on the disk.
         lane.id = lane.id.since_boot(directory.boot_id());
         Ok(lane)
     }
 
-    /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.
+    /// What is next in this lane. If it `leaves` with its sender, that includes the sender's arrival and departure.
     fn peek(&mut self, leaves: bool) -> std::result::Result<Next, LaneError> {
         if !leaves {
             return Ok(self.consumer.peek()?.map_or(Next::Nothing, Next::Record));
@@ -263,7 +264,7 @@ impl Lane {
         if !self.is_announced {
             return Ok(Next::Joined);
         }
-        // What a flush has taken is to be released first.
+        // The flush releases its chunks first.
         let left = |consumer: &Consumer, end| if consumer.has_taken() { Next::Nothing } else { Next::Left(end) };
         if self.end == Some(Departure::Corrupt) {
             return Ok(left(&self.consumer, Departure::Corrupt));
@@ -271,7 +272,7 @@ impl Lane {
         if self.is_stalled() {
             return Ok(Next::Nothing);
         }
-        // What was committed before the end was noted is visible. [close]
+        // What was committed before the departure was noted is visible. [close]
         Ok(match (self.consumer.peek()?, self.end) {
             (Some(record), _) => Next::Record(record),
             (None, Some(end)) => left(&self.consumer, end),
@@ -279,7 +280,7 @@ impl Lane {
         })
     }
 
-    /// Whether [`Lane::peek`] may find something.
+    /// Whether [`Lane::peek`] may return something.
     fn may_be_ready(&self, leaves: bool) -> bool {
         let goes = self.end.is_some() && !self.consumer.has_taken();
         (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
@@ -291,13 +292,13 @@ impl Lane {
         self.is_paused && self.end.is_none()
     }
 
-    /// Tells the sender that nothing more is received.
+    /// Closes the lane for its sender.
     pub(crate) fn close(&mut self) {
         self.consumer.close();
         self.hang_up();
     }
 
-    /// The last of it, after the words that say so.
+    /// After the closed flags are stored.
     pub(crate) fn hang_up(&self) {
         self.link.ring_peer();
         self.link.shutdown();
@@ -314,11 +315,11 @@ impl Lane {
         self.link.receive_descriptors(seq, count, may_be_late)
     }
 
-    /// Adds its figures, which are also shown to others now.
+    /// Adds the lane's counters, and publishes them.
     pub(crate) fn add_to(&self, sum: &mut Counters) {
         self.consumer.store_counters();
         let page = self.consumer.consumer_page();
-        // On a path other processes have written them, whatever they are.
+        // On a path channel other processes have written them: they may have any value.
         sum.messages = sum.messages.wrapping_add(page.messages());
         sum.bytes = sum.bytes.wrapping_add(page.bytes());
         sum.waits = sum.waits.wrapping_add(page.waits());
@@ -330,42 +331,42 @@ impl Lane {
         self.end.is_none() && self.link.peer().is_some()
     }
 
-    /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
-    /// is no news.
+    /// Finds the sender of a lane that was just opened, and rings it. A sender that left before, and left no message,
+    /// is not reported.
     pub(crate) fn meet(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
         let looked = self.find_sender(doorbells, spin);
         if !self.consumer.may_be_ready() {
             self.end = None;
         }
         failpoint("receiver meets: looked");
-        // Also by one that could not look now.
+        // Also if the check failed.
         self.link.ring_peer();
         looked
     }
 
-    /// Looks for the sender of a path channel's lane that has none.
+    /// Finds the sender of a path channel's lane that has none.
     pub(crate) fn find_sender(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
         for _ in 0..=PASSED_MAX {
             let page = self.consumer.producer_page();
             match self.link.find_peer(doorbells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
-                // Its life outlives it for a moment, in a child on its way to exec for instance.
+                // Its liveness handle may outlive it for a moment, for instance in a child before exec.
                 Found::Peer(_) if self.consumer.has_producer_closed() => self.note_end(doorbells),
                 Found::Peer(_) => {
                     self.end = None;
                     spin.meet(self.link.peer());
                     return Ok(());
                 }
-                // And perhaps its successor is here.
+                // Its successor may be here already.
                 Found::Passed => self.note_end(doorbells),
             }
         }
-        // To be looked at again, after the other lanes.
+        // To be checked again, after the other lanes.
         doorbells.local_wake().ring();
         Ok(())
     }
 
-    /// Looks whether the sender has gone. True: it just has.
+    /// Checks whether the sender has left. Returns true if it just has.
     pub(crate) fn look_for_end(&mut self, doorbells: &Doorbells) -> Result<bool> {
         let gone = self.is_sender_here() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
         if gone {
@@ -380,7 +381,7 @@ impl Lane {
     }
 }
 
-/// The segments that a consumer's lane lies in.
+/// The segments of a consumer's lane.
 #[derive(Debug)]
 pub(crate) struct LaneMemory {
     pub(crate) page: Arc<Segment>,
@@ -392,30 +393,31 @@ pub(crate) struct LaneMemory {
 impl LaneMemory {
     pub(crate) fn attach(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the segments were checked for size, and are kept beside the lane until it is gone; this process made the
-        // consumer's page, or has the lock on its role, and so is the lane's one consumer.
+        // SAFETY: the sizes of the segments were checked, and the segments are kept beside the lane until it is
+        // dropped. This process created the consumer's page, or has the lock on its role, so it is the lane's only
+        // consumer.
         Ok(unsafe { Consumer::attach(memory, message_bytes_max, can_barrier)? })
     }
 
-    /// Goes on in the page of the consumer before, whose role this process has, where it had released to.
-    /// Answers also up to which message, as the page counts them, that one may have seen some.
+    /// Continues in the page of the previous consumer, whose role this process has, after the messages that it had
+    /// released. Also returns up to which message, in the count of the page, that consumer may have received some.
     pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, u64)> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: the page is mapped.
         let page = unsafe { memory.consumer.as_ref() };
         let consumer = self.attach(message_bytes_max, can_barrier)?;
-        // What a predecessor may have seen: everything that was committed before now. Not from the stored tail on, which is
-        // in no order with the messages while the sender lives.
+        // A predecessor may have received everything that was committed before now. The stored tail is no bound: while
+        // the sender lives, it is in no order with the messages.
         let redelivered = match page.generation() {
             0 => 0,
             _ => consumer.taken().wrapping_add(consumer.end_of_committed()?.1),
         };
-        // Last: who failed to attach has seen nothing.
+        // Last: a process that fails to attach has received nothing.
         page.start_generation(std::process::id());
         Ok((consumer, redelivered))
     }
 
-    /// Keeps the mappings alone, of a lane that is offered to no successor: a thousand lanes are many descriptors.
+    /// Keeps only the mappings, of a lane that is offered to no successor: a thousand lanes have many descriptors.
     pub(crate) fn forget_descriptors(&mut self) {
         for segment in [&mut self.page, &mut self.data, &mut self.consumer] {
             if let Some(segment) = Arc::get_mut(segment) {
@@ -426,14 +428,16 @@ impl LaneMemory {
 
     pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
         let memory = os::lane_memory(&page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: as above; the new segment replaces the old one right after.
+        // SAFETY: the size of the new segment was checked; it replaces the old one right after, which is kept until
+        // then.
         unsafe { lane.attach_producer(memory.producer, can_barrier) };
         self.page = page;
     }
 }
 
-/// Takes over a receiver's page, which is to be kept as long as any of its lanes.
+/// Takes over a receiver's page, which is kept as long as any of its lanes.
 pub(crate) fn receiver_sleeper(page: &Segment, can_barrier: bool) -> Sleeper {
-    // SAFETY: a receiver's page is mapped, writable, and this process made it or has the lock on its role; the lanes keep it.
+    // SAFETY: a receiver's page is mapped and writable. This process created it, or has the lock on its role; the lanes
+    // keep it.
     unsafe { Sleeper::of_receiver(page.base().cast(), can_barrier) }
 }

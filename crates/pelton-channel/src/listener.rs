@@ -13,17 +13,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a peer that has connected may take to say the first word.
+/// How long a peer that has connected may take to send its first packet.
 const GREETING: Duration = Duration::from_millis(500);
-/// How many who have connected are waited for at a time to say it.
+/// Limit of the peers that this side waits for at a time.
 const GREETED_MAX: usize = 64;
 
-/// Waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
-/// senders or receivers.
+/// Waits for connections under a name. Either endpoint may listen. One listener accepts many peers, one after another,
+/// as senders or receivers.
 ///
-/// While it, or an end that it accepted, lives, its socket stands in the file system, so that a successor of a peer finds
-/// it; dropping the last of them removes it, and a socket left behind by a
-/// process that died is recognised and replaced by the next who listens.
+/// Its socket is in the file system while the listener, or an endpoint that it accepted, lives, so that a successor of
+/// a peer finds it. Dropping the last of them removes the socket. The next listener recognises and replaces a socket
+/// that a dead process left.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -44,21 +44,21 @@ pub struct Listener {
 pub(crate) struct Inner {
     pub(crate) bound: Bound,
     pub(crate) options: Options,
-    /// Who has connected and has some time yet to say the first word, of whom a call had no need any more.
+    /// Peers that have connected and have not sent their first packet when a call returned.
     connected: Mutex<VecDeque<Connected>>,
-    /// Readable while somebody waits to be accepted, or of those one has said it.
+    /// Readable while a peer waits to be accepted, or one of these has sent its first packet.
     readable: Descriptor,
 }
 
-/// One who has connected, and how long it may take to say the first word.
+/// A peer that has connected, and until when it may send its first packet.
 type Connected = (Handshake, Instant);
 
 impl Listener {
     /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait.
     ///
     /// # Errors
-    /// [`Error::InUse`] while another process listens there: stop it, or choose another name. [`Error::Name`] for a name
-    /// that cannot be. [`Error::System`].
+    /// [`Error::InUse`] while another process listens there: stop it, or choose another name. [`Error::Name`] for a
+    /// name that is not possible. [`Error::System`].
     pub fn bind(name: &str) -> Result<Listener> {
         Listener::with_options(name, &Options::new())
     }
@@ -67,7 +67,7 @@ impl Listener {
         Listener::bound(name, options, false)
     }
 
-    /// As one of several processes that may listen under a short name.
+    /// As one of several processes that listen under a short name.
     #[doc(hidden)]
     pub fn beside_others(name: &str, options: &Options) -> Result<Listener> {
         Listener::bound(name, options, true)
@@ -85,7 +85,7 @@ impl Listener {
         Ok(Listener { inner: Arc::new(inner) })
     }
 
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the one that made the handle. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.inner.bound.is_forked()
@@ -104,15 +104,15 @@ impl Listener {
         let mut waiting = std::mem::take(&mut *locked(connected));
         waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket()));
         let accepted = self.accept_of(&mut waiting, deadline, handshake);
-        // They are for the next call.
+        // The next call continues with them.
         let event = epoll::EventData::new_u64(0);
         waiting.retain(|(handshake, _)| epoll::add(readable, handshake.socket(), event, EventFlags::IN).is_ok());
         locked(connected).append(&mut waiting);
         accepted
     }
 
-    /// Of those `connected`, and who connects. Each that may has some time to say the first word; several at once, so that who does not keeps
-    /// nobody waiting who does.
+    /// Accepts a peer that is `connected`, or connects. Waits for the first packets of several at once, so that a
+    /// silent peer delays no other.
     fn accept_of<T>(
         &self,
         connected: &mut VecDeque<Connected>,
@@ -125,7 +125,7 @@ impl Listener {
                 return Err(Error::Forked);
             }
             let now = Instant::now();
-            // Before one is taken, or greeted, who would have to be hung up on.
+            // Before a peer is accepted, which would then have to be hung up on.
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(None);
             }
@@ -145,7 +145,8 @@ impl Listener {
                 greeting.wait_until(deadline);
                 match handshake(greeting) {
                     Ok(done) => return Ok(Some(done)),
-                    // The system's trouble is ours; anything else was the peer's, who has been told.
+                    // An error of the system is reported; any other was the peer's fault, and the peer has received the
+                    // reason.
                     Err(error @ Error::System { .. }) => return Err(error),
                     Err(_) => continue,
                 }

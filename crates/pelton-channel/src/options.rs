@@ -1,4 +1,4 @@
-//! How a channel is made: two numbers, a way to wait, and who may connect.
+//! How a channel is created: its sizes, a way to wait, and which users may connect.
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// Default of [`Options::resident_max`].
 pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 
-/// How a channel is made. A sender makes its lane; each side limits the capacity and the messages, and the lesser limit applies. Of a path channel
-/// its maker decides both. Each side decides how it waits.
+/// How a channel is created. A sender creates its lane; each side limits the capacity and the messages, and the lower
+/// limit applies. The creator of a path channel decides both. Each side decides how it waits.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -24,7 +24,7 @@ pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 #[derive(Clone, Debug)]
 pub struct Options {
     capacity: Option<u64>,
-    /// What the capacity is otherwise.
+    /// The capacity, if none is set.
     usual_capacity: u64,
     message_bytes_max: Option<u64>,
     pub(crate) memory: Option<u64>,
@@ -42,7 +42,7 @@ pub struct Options {
     pub flush_bytes: u64,
     #[doc(hidden)]
     pub flush_interval: Option<Duration>,
-    /// How much of a lane is used as long as its reader keeps up, if not the usual.
+    /// The part of a lane that is used while its receiver keeps up, if not the default.
     #[doc(hidden)]
     pub window: Option<u64>,
     pub(crate) resident_max: u64,
@@ -83,43 +83,46 @@ impl Options {
         }
     }
 
-    /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most
-    /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 256 KiB of it, and a little more at times.
+    /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most 16
+    /// GiB. Memory is allocated only as it is used. A lane whose receiver keeps up uses 256 KiB of it, and a little
+    /// more at times.
     ///
-    /// For a receiver, or either side of calls, it is also the largest lane that this side takes: the peer makes its lane no larger. Without it this
-    /// side takes 16 GiB from a peer of the same user and 64 MiB from another user.
+    /// For a receiver, or either side of calls, it is also the largest lane that this side accepts: the peer creates no
+    /// larger one. The default is 16 GiB for a peer of the same user and 64 MiB for another user.
     pub fn capacity(mut self, bytes: u64) -> Options {
         self.capacity = Some(bytes);
         self
     }
 
-    /// Limit, in bytes, of the part of the lane that this side's sender uses while its receiver keeps up; default 16 MiB. If the receiver
-    /// falls behind, the lane still extends up to its capacity.
+    /// Limit, in bytes, of the part of the lane that this side's sender uses while its receiver keeps up; default 16
+    /// MiB. If the receiver falls behind, the lane still extends up to its capacity.
     ///
-    /// A sender starts with 256 KiB. While it is saturated (256 KiB take less than a millisecond, and the lane is not empty), it tries more from
-    /// time to time, and keeps more only if the throughput is higher. The memory is released some time after a trial that failed, when the
-    /// stream slows down, within 256 messages after a pause, and by `Sender::trim`; a sender that sends nothing more keeps it. All senders
-    /// of a process together use at most 64 MiB more than their 256 KiB each. Appenders are not affected.
+    /// A sender starts with 256 KiB. While it is saturated (256 KiB take less than a millisecond, and the lane is not
+    /// empty), it tries more from time to time, and keeps more only if the throughput is higher. It releases the memory
+    /// some time after a trial that failed, when the stream slows down, within 256 messages after a pause, and by
+    /// `Sender::trim`. A sender that sends nothing more keeps it. All senders of a process together use at most 64 MiB
+    /// more than their 256 KiB each. Appenders are not affected.
     pub fn resident_max(mut self, bytes: u64) -> Options {
         self.resident_max = bytes;
         self
     }
 
-    /// The largest message in bytes, if less than what the capacity allows: half of it less 32, and below 2 GiB. For a receiver it is the largest
-    /// that it takes; without it, 1 MiB from a peer of another user. A sender that was given a larger limit than its receiver takes fails to connect with
-    /// [`Error::Option`].
+    /// The largest message in bytes, if less than the capacity permits: half of it less 32, and below 2 GiB. For a
+    /// receiver it is the largest that it accepts; the default is 1 MiB for a peer of another user. A sender whose
+    /// limit is above that of its receiver fails to connect with [`Error::Option`].
     pub fn message_bytes_max(mut self, bytes: u64) -> Options {
         self.message_bytes_max = Some(bytes);
         self
     }
 
-    /// Limit, in bytes, of the memory that the peers of this handle can make it use; by default none for lanes. For several peers at least 1 MiB, for a
-    /// service 2 MiB.
+    /// Limit, in bytes, of the memory that the peers of this handle can make it use; by default none for lanes. For
+    /// several peers at least 1 MiB, for a service 2 MiB.
     ///
-    /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of what is left of it, and refuses peers while
-    /// that is less than 64 KiB. A service counts its replies that wait for a client to read, and requests that have come in part; a call
-    /// that does not fit fails. Of one client it keeps only as much as is then left for the others: alone it has half. Without this option all clients
-    /// together may have 256 MiB, or four times [`Options::call_bytes_max`] if that is more. With one peer, and of a path channel, it limits the
+    /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of what is left
+    /// of it, and refuses peers while that is less than 64 KiB. A service counts its replies that wait for a client to
+    /// read, and requests that have come in part; a call that does not fit fails. Of one client it keeps only as much
+    /// as is then left for the others: alone it has half. Without this option all clients together may have 256 MiB, or
+    /// four times [`Options::call_bytes_max`] if that is more. With one peer, and of a path channel, it limits the
     /// lanes. What the program keeps itself, for instance copies of messages, does not count.
     pub fn memory(mut self, bytes: u64) -> Options {
         self.memory = Some(bytes);
@@ -132,86 +135,88 @@ impl Options {
         self
     }
 
-    /// Users that may be at the other end besides this process's own.
+    /// Users that may be the peer, besides this process's own user.
     pub fn allow_uids(mut self, uids: &[u32]) -> Options {
         self.uids = uids.to_vec();
         self
     }
 
-    /// Connecting waits until `deadline` for somebody to listen; opening a path waits for the channel to be made, and for the
-    /// other side to open it too. Without it, connecting fails at once with [`Error::NoListener`] when nobody listens, and
-    /// opening with [`Error::NoChannel`] when there is no channel, but does not wait for the other side.
+    /// Connecting waits until `deadline` for a listener; opening a path waits for the channel to be created, and for
+    /// the other side to open it too. Without a deadline, connecting fails at once with [`Error::NoListener`] when no
+    /// process listens. Opening then fails with [`Error::NoChannel`] when there is no channel, but does not wait for
+    /// the other side.
     pub fn connect_deadline(mut self, deadline: Instant) -> Options {
         self.connect_deadline = Some(deadline);
         self
     }
 
-    /// Limit of a handshake, if connecting has no deadline. For the `pelton` command: with a deadline it could not check for signals while
-    /// nobody listens.
+    /// Limit of a handshake, if connecting has no deadline. For the `pelton` command, which checks for signals while no
+    /// process listens.
     #[doc(hidden)]
     pub fn handshake(mut self, limit: Duration) -> Options {
         self.handshake = limit;
         self
     }
 
-    /// A receiver that gathers tells of its senders too: `Message::kind` says that one has come, before its first
-    /// message, and that it has gone, after the last. Receiving in place does; copying out and batches pass over it.
+    /// A receiver of several senders also reports membership:
+    /// [`Receiver::receive_event`](crate::Receiver::receive_event) returns that a sender has joined, before its first
+    /// message, and that it has left, after its last. Other methods skip these events.
     pub fn announce(mut self, announce: bool) -> Options {
         self.announces = announce;
         self
     }
 
-    /// What is flushed is handed to the sink when it has come to so many bytes, 1 MiB at first: of messages with their headers,
-    /// 8 bytes each and filled up to a multiple of 8.
+    /// Messages are handed to the sink at this number of bytes, by default 1 MiB: with their headers of 8 bytes, each
+    /// padded to a multiple of 8.
     pub fn flush_bytes(mut self, bytes: u64) -> Options {
         self.flush_bytes = bytes;
         self
     }
 
-    /// What is flushed is handed to the sink so long after it came, 100 ms at first, if it is not before: when there is enough, or
-    /// when it is a quarter of what a lane holds. A sender that does not sleep while it waits for room may have to wait so long,
-    /// if its messages are about as large as that. `None`: of a `Flush`, as soon as nothing more is there; of `Appenders`, not
-    /// before a buffer is full or somebody asks.
+    /// Messages are handed to the sink at most this long after they came, by default 100 ms; earlier if there are
+    /// enough, or a quarter of a lane's capacity. A sender that does not sleep while it waits for space may have to
+    /// wait this long, if its messages are about as large as that. `None`: a `Flush` hands over as soon as no more
+    /// messages are there; `Appenders` only when a buffer is full, or on request.
     pub fn flush_interval(mut self, interval: Option<Duration>) -> Options {
         self.flush_interval = interval;
         self
     }
 
-    /// Permission bits of a path channel's directory, 0o700 at first: who besides its maker may open it. Its files have the
-    /// same without the execute bits, whatever the umask. A directory that permits more than this is refused.
+    /// Permission bits of a path channel's directory, by default 0o700: which other users may open it. Its files have
+    /// the same without the execute bits, whatever the umask. A directory that permits more than this is refused.
     pub fn mode(mut self, bits: u32) -> Options {
         self.mode = bits;
         self
     }
 
-    /// The most senders that a receiver can have at a time: on a path 1 at first, decided when the channel is made; of a
-    /// receiver that gathers 1024 at first. At most 1024. Each has a lane of its own, made when it is first wanted, for which
-    /// the receiver needs three descriptors, of another user four; a service needs five for a client; a thread's sender takes four of the process's.
-    /// Where an eighth of all (at most 64) would not be left, whoever connects is refused, after up to a second in which there may be some again.
+    /// Limit of the senders that a receiver has at a time, at most 1024. For a path channel the default is 1, and its
+    /// creator decides; for a receiver of several senders the default is 1024. Each sender has a lane of its own,
+    /// created when it is first needed. For it the receiver needs three descriptors, or four for another user; a
+    /// service needs five for a client; a thread's sender has four. A new peer is refused where less than an eighth of
+    /// all descriptors (at most 64) would be left, after up to a second in which others may become free.
     pub fn lanes(mut self, lanes: u32) -> Options {
         self.lanes = Some(lanes);
         self
     }
 
-    /// The largest request, or reply, or part of one, that this side takes, in bytes; 64 MiB at first. What is larger than the
-    /// lane's largest message is put together in this side's memory, one from each peer at a time.
+    /// The largest request, or reply, or part of one, that this side accepts, in bytes; by default 64 MiB. What is
+    /// larger than the lane's largest message is assembled in this side's memory, one from each peer at a time.
     pub fn call_bytes_max(mut self, bytes: u64) -> Options {
         self.call_bytes_max = bytes;
         self
     }
 
-    /// How long `Client::arm` may hold the caller's loop while it looks for replies that have lately come within that time;
-    /// 20 µs at first. Zero: not at all.
+    /// How long `Client::arm` may busy-poll for replies that have lately come within that time; by default 20 µs. Zero:
+    /// not at all.
     pub fn hold(mut self, most: Duration) -> Options {
         self.hold = most;
         self
     }
 
-    /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane unless something else was
-    /// said.
+    /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane by default.
     #[doc(hidden)]
     pub fn of_link(&self) -> Result<Options> {
-        // Who has come and gone is not a request.
+        // Membership events are no requests.
         let options = Options { usual_capacity: 4 << 20, announces: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
@@ -223,7 +228,7 @@ impl Options {
         }
     }
 
-    /// That the first peer finds room in the memory for all, in which it has so many lanes.
+    /// That the memory has space for the first peer, with this number of lanes.
     #[doc(hidden)]
     pub fn check_memory(&self, lanes: u64) -> Result<()> {
         let least = GRANULE * SHARES * lanes;
@@ -235,12 +240,12 @@ impl Options {
         }
     }
 
-    /// How many lanes a path channel is to have.
+    /// The number of lanes of a path channel.
     pub(crate) fn checked_lanes(&self) -> Result<u32> {
         self.lanes_or(1)
     }
 
-    /// How many senders a receiver that gathers is to have at most.
+    /// Limit of the senders of a receiver that has several.
     pub(crate) fn checked_senders(&self) -> Result<u32> {
         self.lanes_or(LANES_MAX)
     }
@@ -259,11 +264,11 @@ impl Options {
         self.message_bytes_max.map_or(bytes, |most| most.min(bytes))
     }
 
-    /// What this side takes of a peer of its own user, or of another.
+    /// What this side accepts from a peer of its own user, or of another.
     pub(crate) fn takes(&self, is_own_user: bool) -> Limits {
         let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
         let of_memory = self.memory.map_or(u64::MAX, lane_within).max(CAPACITY_MIN);
-        // What cannot be, whoever makes the handle has been told.
+        // The handle's maker has reported impossible values.
         let lane_bytes = self
             .capacity
             .map_or(usual.lane_bytes, |bytes| bytes.clamp(CAPACITY_MIN, CAPACITY_MAX).next_multiple_of(GRANULE));
@@ -272,13 +277,13 @@ impl Options {
         Limits { lane_bytes, message_bytes: message_bytes.min(message_bytes_limit(lane_bytes)) }
     }
 
-    /// The largest lane that this side takes of a path channel. Its own capacity is for a channel that it makes.
+    /// The largest lane that this side accepts from a path channel. Its own capacity is for a channel that it creates.
     pub(crate) fn path_lane_bytes_max(&self, is_own_user: bool) -> u64 {
         let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
         self.memory.unwrap_or(usual.lane_bytes)
     }
 
-    /// The capacity and the message limit of the lanes of a path channel that this side makes, within its memory.
+    /// The capacity and the message limit of the lanes of a path channel that this side creates, within its memory.
     pub(crate) fn path_sizes(&self) -> Result<(u64, u64)> {
         let (capacity, limit) = self.checked_sizes()?;
         let most =
@@ -287,7 +292,7 @@ impl Options {
         Ok((capacity, limit.min(message_bytes_limit(capacity))))
     }
 
-    /// The capacity and the message limit of a lane that the peer takes.
+    /// The capacity and the message limit of a lane that the peer accepts.
     pub(crate) fn sizes_within(&self, within: Limits) -> Result<(u64, u64)> {
         let (capacity, limit) = self.checked_sizes()?;
         let capacity = capacity.min(lane_within(within.lane_bytes));
@@ -305,7 +310,7 @@ impl Options {
         }
     }
 
-    /// The capacity and the message limit that these options come to.
+    /// The capacity and the message limit that result from these options.
     #[doc(hidden)]
     pub fn checked_sizes(&self) -> Result<(u64, u64)> {
         let capacity = self.capacity.unwrap_or(self.usual_capacity);

@@ -1,5 +1,5 @@
-//! The ends of a path channel: they claim a role in a directory, and find everything else there. What the directory holds, and
-//! every check of it, is in `directory.rs`.
+//! The endpoints of a path channel: they claim a role in a directory, and find everything else there. `directory.rs`
+//! has what the directory contains, and every check of it.
 
 use crate::directory::{Access, Directory, SenderRole};
 use crate::doorbells::Doorbells;
@@ -17,23 +17,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two looks whether the directory is there by now.
+/// Interval of the checks whether the directory exists.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Makes endpoints of path channels.
 impl Options {
-    /// Makes the path channel `directory`, or opens the one that is there (with the sizes that it was made with), as a sender.
-    /// Goes on behind the last message that its predecessor committed. A receiver need not be there.
+    /// Creates the path channel `directory`, or opens an existing one with the sizes that it was created with, as a
+    /// sender. Continues after the last message that its predecessor committed. A receiver need not be there.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] for whatever is
-    /// wrong with what stands there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
+    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] for a
+    /// problem of what is there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
     /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
         sender(directory.as_ref(), self, Make::Create)
     }
 
-    /// As [`Options::create_sender`], but does not make a channel.
+    /// As [`Options::create_sender`], but does not create a channel.
     ///
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::NoChannel`].
@@ -41,8 +41,8 @@ impl Options {
         sender(directory.as_ref(), self, Make::Open)
     }
 
-    /// Makes the path channel `directory`, or opens the one that is there, as its receiver. Begins with the oldest message that
-    /// its predecessor had not released. No sender need be there.
+    /// Creates the path channel `directory`, or opens an existing one, as its receiver. Begins with the oldest message
+    /// that its predecessor had not released. No sender need be there.
     ///
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
@@ -50,7 +50,7 @@ impl Options {
         receiver(directory.as_ref(), self, Make::Create)
     }
 
-    /// As [`Options::create_receiver`], but does not make a channel.
+    /// As [`Options::create_receiver`], but does not create a channel.
     ///
     /// # Errors
     /// As [`Options::create_receiver`]; [`Error::NoChannel`].
@@ -59,7 +59,7 @@ impl Options {
     }
 }
 
-/// Whether to make a channel that is not there.
+/// Whether to create a channel that does not exist.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Make {
     Create,
@@ -96,7 +96,7 @@ fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
     let link = Link::new(receiver_doorbell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
-    // Whoever received last may have closed; and nothing is known of what has memory behind it.
+    // The last receiver may have closed; and it is not known which memory is backed.
     lane.continue_without_consumer();
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, options)?;
@@ -111,7 +111,7 @@ fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
     Ok(sender)
 }
 
-/// There is no handshake in which the maker would learn what the receiver takes.
+/// There is no handshake by which the creator would learn what the receiver accepts.
 fn check_size(directory: &Directory, options: &Options) -> Result<()> {
     let (bytes, lanes) = (directory.capacity(), u64::from(directory.lanes_max()));
     let most = options.path_lane_bytes_max(directory.owner() == own_uid());
@@ -134,7 +134,7 @@ fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
     let claim = Arc::new(RoleClaim::new(directory, role.life, role.lock));
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
-    // Before any lane says that it is open: a predecessor that closed said so here as well.
+    // Before any lane is open: a predecessor that closed stored that here as well.
     let sleeper = receiver_sleeper(&page, can_barrier);
     let lane = Lane::open(&claim.directory, 0, page)?;
     failpoint("receiver: taken over");
@@ -142,7 +142,7 @@ fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
     let mut receiver = Receiver::new(parts, options)?.with_role(claim);
     receiver.meet()?;
     failpoint("receiver: met");
-    // Messages that wait are as good as who sent them.
+    // Messages that wait are as good as their sender.
     if let Some(deadline) = options.connect_deadline
         && !receiver.has_messages()
         && !receiver.wait_for_peer(Some(deadline))?

@@ -39,21 +39,21 @@ impl Transport for ToRegistry {
     }
 }
 
-/// A receiver's side of it.
+/// The receiver's side of the registry.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) shared: Arc<SharedRegistry>,
-    /// Where processes come in.
+    /// Accepts processes.
     pub(crate) acceptor: Option<Acceptor>,
-    /// Figures of the lanes that have left.
+    /// Counters of the lanes that have left.
     pub(crate) parted: Counters,
 }
 
-/// Where threads leave the lanes that they have made, for the receiver to take in, and say that they have gone.
+/// What the receiver shares with the threads that make senders: they leave their lanes here, and note their ends.
 #[derive(Debug)]
 pub(crate) struct SharedRegistry {
     pub(crate) state: Mutex<State>,
-    /// Whether there is anything for the receiver to see in the state.
+    /// Whether the receiver has to check the state.
     pub(crate) is_notified: AtomicBool,
     pub(crate) receiver_side: ReceiverSide,
     pub(crate) local_wake: Arc<LocalWake>,
@@ -67,35 +67,35 @@ pub(crate) struct State {
     pub(crate) gone: Vec<u32>,
     /// Lanes of [`Senders::with`], which end with the last [`Senders`] of their round.
     pub(crate) of_threads: Vec<u32>,
-    /// How many [`Senders`] there are.
+    /// The number of [`Senders`].
     pub(crate) handles: usize,
-    /// How often the last of them has gone. There may be more after that.
+    /// How often the last [`Senders`] was dropped. Others may follow.
     pub(crate) round: u64,
-    /// The number given last.
+    /// The last number given to a lane.
     pub(crate) number: u32,
-    /// Numbers of the senders that are there, or about to be.
+    /// Numbers of present and joining senders.
     pub(crate) present: BTreeSet<u32>,
     pub(crate) is_closed: bool,
 }
 
 impl SharedRegistry {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is whole by itself.
+        // Each change is complete by itself.
         locked(&self.state)
     }
 
-    /// What the receiver's senders ring.
+    /// The doorbell that the receiver's senders ring.
     pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
         &self.receiver_side.doorbell
     }
 
-    /// Tells the receiver that there is something to see.
+    /// Wakes the receiver to check the state.
     pub(crate) fn notify(&self) {
         self.is_notified.store(true, Ordering::Release);
         self.local_wake.ring();
     }
 
-    /// The sender of that lane has closed, or was given up.
+    /// The sender of that lane has closed, or failed to join.
     pub(crate) fn note_gone(&self, number: u32) {
         let mut state = self.state();
         state.of_threads.retain(|of| *of != number);
@@ -104,7 +104,7 @@ impl SharedRegistry {
         self.notify();
     }
 
-    /// A number for one more sender, if there may be one.
+    /// A number for one more sender, if the limit permits it.
     pub(crate) fn take_number(&self) -> Result<u32> {
         let most = self.options.checked_senders()?;
         let mut state = self.state();
@@ -119,7 +119,7 @@ impl SharedRegistry {
         loop {
             let number = state.number.wrapping_add(1);
             state.number = number;
-            // 0 is nobody's lane. Who comes and goes for long enough uses up all others, but for those in use.
+            // 0 is the number of the lane without a sender. The numbers wrap around, and skip those in use.
             if number != 0 && state.present.insert(number) {
                 return Ok(number);
             }
@@ -137,39 +137,39 @@ impl Registry {
         self.shared.receiver_side.budget.clone()
     }
 
-    /// Whether no sender can come any more.
+    /// Whether no sender can join any more.
     pub(crate) fn is_shut(&self) -> bool {
         let state = self.shared.state();
         self.acceptor.is_none() && state.handles == 0 && state.arrived.is_empty()
     }
 
-    /// Whether there is something to attend to of which who asks without waiting does not hear: a thread has come or gone.
+    /// Whether a thread has joined or left, which a receiver that polls without waiting does not detect otherwise.
     pub(crate) fn may_be_ready(&self) -> bool {
         self.shared.is_notified.load(Ordering::Relaxed)
     }
 
-    /// Figures of the lanes that have left.
+    /// Counters of the lanes that have left.
     pub(crate) fn parted(&self) -> Counters {
         self.parted
     }
 
-    /// A lane has left, and everything it had was received.
+    /// A lane has left, and all its messages were received.
     pub(crate) fn part_with(&mut self, mut lane: Lane, doorbells: &Doorbells) -> Result<()> {
         lane.add_to(&mut self.parted);
-        // For a sender that is there all the same.
+        // A sender that broke the rules may still be there.
         lane.close();
         self.shared.give_back_number(lane.number);
         self.acceptor.as_mut().map_or(Ok(()), |acceptor| acceptor.listen_again(doorbells))
     }
 
-    /// Takes in who has come, and notes who has gone. Does not wait.
+    /// Adds the lanes of new senders, and marks the lanes of those that have left. Does not wait.
     pub(crate) fn attend(&mut self, lanes: &mut Lanes, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
         if self.shared.is_notified.swap(false, Ordering::Acquire) {
             self.attend_threads(lanes, doorbells);
         }
         let mut events = Vec::new();
         doorbells.take_events(&mut events)?;
-        // Who is here comes before who comes.
+        // The ends of present senders come first: they free numbers for new ones.
         events.sort_by_key(|event| *event == Event::Connecting(0));
         for event in events {
             match event {
@@ -208,14 +208,14 @@ impl Registry {
         }
     }
 
-    /// Nobody comes in any more: who is on the way is hung up on, and the name is free.
+    /// Stops accepting senders: pending handshakes end, and the name becomes free.
     pub(crate) fn stop_listening(&mut self, doorbells: &Doorbells) {
         if let Some(acceptor) = self.acceptor.take() {
             acceptor.leave(doorbells, |number| self.shared.give_back_number(number));
         }
     }
 
-    /// The receiver closes: who has arrived is told too.
+    /// The receiver closes: senders that have just joined detect it, too.
     pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
         let mut state = self.shared.state();
         state.is_closed = true;
