@@ -1,4 +1,4 @@
-//! The receiving end of a channel. What it gives out is in `receiver/message.rs`, its ways for bindings in `receiver/raw.rs`.
+//! The receiving endpoint of a channel. `receiver/message.rs` has what it returns.
 
 mod distance;
 mod message;
@@ -25,40 +25,40 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The receiving end of a channel. `Send`, not `Sync`: one thread at a time.
+/// The receiving endpoint of a channel. `Send`, not `Sync`: one thread at a time.
 ///
-/// Messages are received in place ([`Receiver::receive`]: no copy, the space is released when the [`Message`] is dropped),
-/// copied out ([`Receiver::receive_into`]: safe against a sender that goes on writing), by the batch
+/// Messages are received in place ([`Receiver::receive`]: no copy, the space is released when the [`Message`] is
+/// dropped), copied out ([`Receiver::receive_into`]: safe against a sender that goes on writing), by the batch
 /// ([`Receiver::try_receive_batch`]), or held ([`Message::hold`]).
 ///
-/// Dropping it closes: the sender is told [`Error::Closed`] with the number of messages that were not released.
+/// Dropping it closes: the sender returns [`Error::Closed`] with the number of unreleased messages.
 #[derive(Debug)]
 pub struct Receiver {
     pub(crate) lanes: Lanes,
     pub(crate) sleeper: Sleeper,
     pub(crate) endpoint: Endpoint<dyn Reconnect>,
-    /// Reasons not to go the common way: messages held, on which tickets may come back, the end of a lane's turn, something
-    /// to be told of a sender.
+    /// Reasons not to take the fast path: held messages, whose tickets may come back; the end of a quantum; a pending
+    /// membership event.
     pub(crate) slow_path_reasons: usize,
     pub(crate) is_quantum_over: bool,
     /// Whether there are several lanes, or may be.
     pub(crate) many: bool,
-    /// Where senders come in, of a receiver that gathers; and whether it tells of them.
+    /// How senders join and leave, of a receiver that has several; and whether it reports that.
     pub(crate) registry: Option<Box<Registry>>,
     reports_events: bool,
-    /// Whether it is just telling.
+    /// Whether it has returned an event that is not passed yet.
     is_event_pending: bool,
-    /// Turns ended, to look at the registry now and then.
+    /// Quanta so far, to check the registry at intervals.
     quanta: u32,
     returned: Arc<Returned>,
     distance: Distance,
     empties: u32,
 }
 
-/// Numbers of messages between which a lane's turn ends, where there are several lanes: so many at most before the next
-/// lane's. A guess: what a switch costs is little against so many messages.
+/// Where there are several lanes, a lane's quantum ends at multiples of this number of messages. A guess: the cost of a
+/// switch is low against so many messages.
 const QUANTUM: u32 = 64;
-/// Turns between two looks at the registry, by a receiver that is never without messages.
+/// Quanta between two checks of the registry, by a receiver that always has messages.
 const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
@@ -67,7 +67,7 @@ pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
-/// Room for `bytes`, apart from the way of a message that has it. What was there is not wanted any more.
+/// Space for `bytes`, outside of the fast path. The old contents are not needed.
 #[cold]
 #[inline(never)]
 fn grow(buffer: &mut Vec<u8>, bytes: usize) {
@@ -105,7 +105,7 @@ impl Receiver {
         self
     }
 
-    /// A receiver of many senders, which come in by `registry`. `parts` are of the lane of nobody.
+    /// A receiver of several senders, which join by `registry`. `parts` belong to the lane without a sender.
     pub(crate) fn gathering(parts: ReceiverParts, options: &Options, registry: Registry) -> Result<Receiver> {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
@@ -118,8 +118,9 @@ impl Receiver {
     /// The next message, in place; `None` when the lane is empty. Never waits.
     ///
     /// # Errors
-    /// After the last message: [`Error::Closed`] when the sender has closed, [`Error::PeerDied`] when it died; `resume`
-    /// may go on then. On a path channel this is told once, and then receiving goes on for the next sender. [`Error::Corrupt`], [`Error::Forked`].
+    /// After the last message: [`Error::Closed`] when the sender has closed, [`Error::PeerDied`] when it died; then
+    /// `resume` may continue with a successor. A path channel returns it once, and then continues with the next sender.
+    /// [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_receive(&mut self) -> Result<Option<Message<'_>>> {
         match self.peek_fast() {
@@ -128,10 +129,10 @@ impl Receiver {
         }
     }
 
-    /// The next message, in place. Waits as the [`crate::Wait`] of the options says, for ever if need be.
+    /// The next message, in place. Waits as [`crate::Wait`] of the options determines, without a limit.
     ///
     /// # Errors
-    /// As [`Receiver::try_receive`]; a wait ends at once when the sender goes.
+    /// As [`Receiver::try_receive`]; a wait ends at once when the sender leaves.
     #[inline]
     pub fn receive(&mut self) -> Result<Message<'_>> {
         match self.peek_fast() {
@@ -195,8 +196,9 @@ impl Receiver {
         }
     }
 
-    /// Copies the next message into `buffer`, whose contents it replaces, and releases it; answers its length, or `None`
-    /// when the lane is empty. Never waits. Safe against any peer: nothing looks at the shared bytes after the copy.
+    /// Copies the next message into `buffer`, whose contents it replaces, and releases it. Returns its length, or
+    /// `None` when the lane is empty. Never waits. Safe against any peer: nothing reads the shared bytes after the
+    /// copy.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -235,8 +237,8 @@ impl Receiver {
         }
     }
 
-    /// All messages that are there, or as many as the caller takes; their space is released at once when the batch is
-    /// dropped, by one store. `None` when the lane is empty. Never waits.
+    /// All messages that are there, or as many as the caller takes. One store releases their space when the batch is
+    /// dropped. `None` when the lane is empty. Never waits.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -271,9 +273,8 @@ impl Receiver {
         Ok(Batch::new(self))
     }
 
-    /// The common wait: the next message is on its way. Looks for it some times before anything is called that costs more
-    /// than the message. A function of its own, lest the loop be unrolled into every caller and keep the common case from
-    /// being inlined there.
+    /// The common wait: the next message comes soon. Polls for it some times before any call that costs more than the
+    /// message. Not inlined, so that the loop is not unrolled into every caller.
     #[inline(never)]
     #[doc(hidden)]
     pub fn comes_soon(&mut self) -> bool {
@@ -317,7 +318,7 @@ impl Receiver {
     /// The next message or membership event, waiting for it as long as `deadline` states.
     pub(crate) fn find_slow(&mut self, deadline: Deadline) -> Result<Option<Item>> {
         let Some(deadline) = deadline.until() else { return self.peek() };
-        // The header was polled just now; each poll takes the ownership of its cache line from the sender, which may be
+        // The header was polled just now. Each poll takes the ownership of its cache line from the sender, which may be
         // about to write there.
         let is_usual = self.endpoint.owner.is_current()
             && self.slow_path_reasons == 0
@@ -391,22 +392,22 @@ impl Receiver {
         if let Some(lane) = self.lanes.pass()
             && let Some(registry) = &mut self.registry
         {
-            // An error would be about those who wait to come in, and is for the next look to find.
+            // An error concerns the pending handshakes: the next check reports it.
             let _ = registry.part_with(*lane, &self.endpoint.doorbells);
             self.check_newcomer();
         }
     }
 
-    /// The common way sees messages alone: of a lane that has just got the turn its sender's coming is to be told first.
+    /// The fast path sees only messages: the arrival of a lane's sender is reported before them.
     fn check_newcomer(&mut self) {
         if !self.lanes.current.is_announced {
             self.end_quantum();
         }
     }
 
-    /// All lanes are empty: perhaps for good.
+    /// All lanes are empty: the channel may have ended.
     fn peek_when_empty(&mut self) -> Result<Option<Item>> {
-        // Now and then, for who asks again and again without waiting, whether the senders are alive.
+        // A caller may poll again and again without waiting: whether the senders are alive is checked at intervals.
         self.empties = self.empties.wrapping_add(1);
         if let Some(registry) = &self.registry {
             let due =
@@ -416,7 +417,7 @@ impl Receiver {
         let closed = self.lanes.is_one()
             && self.lanes.current.is_sender_here()
             && self.lanes.current.consumer.has_producer_closed();
-        // An end noted while messages were still there is to be told now.
+        // A departure that was noted while messages were still there is reported now.
         let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_overdue();
         let perhaps = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
         if !perhaps || self.look_for_ends()?.is_none() {
@@ -429,13 +430,14 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::peek_in_turn`], after a look who has come and gone.
+    /// As [`Receiver::peek_in_turn`], after a check of the registry.
     fn peek_at_the_gate(&mut self) -> Result<Option<Item>> {
         self.lanes.current.link.note_check();
         self.find_lanes()?;
         match self.peek_in_turn()? {
             Some(record) => {
-                // Who comes or goes need not have rung, and the descriptor is to stay readable until the next `arm`.
+                // A sender that joins or leaves may not have rung, and the descriptor stays readable until the next
+                // `arm`.
                 if self.sleeper.is_armed() {
                     self.endpoint.doorbells.local_wake().ring();
                 }
@@ -445,7 +447,7 @@ impl Receiver {
         }
     }
 
-    /// Nothing waits: perhaps that is the end.
+    /// No message waits: the channel may have ended.
     fn nothing_or_end(&mut self) -> Result<Option<Item>> {
         if self.found_end().is_none() {
             return Ok(None);
@@ -454,7 +456,7 @@ impl Receiver {
         Err(self.not_usable())
     }
 
-    /// Notes which senders have gone; answers how the channel ended, if that was the last of them.
+    /// Notes which senders have left; returns how the channel ended, if that was the last of them.
     fn look_for_ends(&mut self) -> Result<Option<Departure>> {
         if self.registry.is_some() {
             self.find_lanes()?;
@@ -466,10 +468,10 @@ impl Receiver {
         Ok(self.found_end())
     }
 
-    /// As [`Receiver::look_for_ends`], by one system call however many lanes there are.
+    /// As [`Receiver::look_for_ends`], by one system call for any number of lanes.
     fn ends_now(&mut self) -> Result<Option<Departure>> {
         if self.registry.is_some() {
-            // Looked at a moment ago, and what comes from now on rings.
+            // Checked a moment ago; later departures ring.
             return Ok(self.found_end());
         }
         let one = self.lanes.is_one();
@@ -482,7 +484,7 @@ impl Receiver {
         }
     }
 
-    /// How the channel ended: no sender is here, and the end of some has not been told yet.
+    /// How the channel ended: no sender is here, and the departure of one is not reported yet.
     fn found_end(&self) -> Option<Departure> {
         if let Some(registry) = &self.registry {
             return (self.lanes.count() == 0 && registry.is_shut()).then_some(Departure::Closed);
@@ -494,11 +496,11 @@ impl Receiver {
         ends().find(|end| *end == Departure::PeerDied).or_else(|| ends().next())
     }
 
-    /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
+    /// Finds new lanes, for which a busy receiver is not rung; with a registry, also which senders have left.
     pub(crate) fn find_lanes(&mut self) -> Result<()> {
         if let Some(registry) = &mut self.registry {
             let attended = registry.attend(&mut self.lanes, &self.endpoint.doorbells, &mut self.endpoint.spin);
-            // Also when somebody came in before that failed.
+            // Also if a sender joined before an error.
             self.check_newcomer();
             return attended;
         }
@@ -506,14 +508,14 @@ impl Receiver {
         for number in self.lanes.count() as u32..role.directory.lanes()? {
             let mut lane = Lane::open(&role.directory, number, self.lanes.current.memory.receiver.clone())?;
             let met = lane.meet(&self.endpoint.doorbells, &mut self.endpoint.spin);
-            // Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
+            // Kept even if its sender cannot be checked now: to open it again would look like another receiver.
             self.lanes.add(Box::new(lane));
             met?;
         }
         Ok(())
     }
 
-    /// As [`Receiver::find_lanes`], and for senders that have come to old ones.
+    /// As [`Receiver::find_lanes`], and for new senders of old lanes.
     fn find_senders(&mut self) -> Result<()> {
         if self.registry.is_some() {
             return self.find_lanes();
@@ -522,8 +524,8 @@ impl Receiver {
         for lane in self.lanes.iter_mut() {
             done = done.and(lane.find_sender(&self.endpoint.doorbells, &mut self.endpoint.spin));
         }
-        // What could not be looked at, for want of descriptors for instance, is to be looked at again: the ring that said so
-        // may have been heard already.
+        // What could not be checked, for instance because descriptors are missing, is checked again: the ring that
+        // announced it may be drained already.
         done.and_then(|()| self.find_lanes()).inspect_err(|_| self.endpoint.doorbells.local_wake().ring())
     }
 
@@ -533,8 +535,9 @@ impl Receiver {
         if buffer.capacity() < bytes {
             grow(buffer, bytes);
         }
-        // SAFETY: the lane checked that the record lies in the data; the vector has room; the two do not overlap, as no
-        // safe code has a vector over a lane. A peer that writes meanwhile changes bytes, which any value is good for.
+        // SAFETY: the lane checked that the record lies in the data; the vector has the space. The two do not overlap,
+        // because no safe code has a vector over a lane. A peer that writes meanwhile changes bytes, for which any
+        // value is valid.
         unsafe {
             self.lanes.current.consumer.copy_out(&record, buffer.as_mut_ptr());
             buffer.set_len(bytes);
@@ -561,7 +564,7 @@ impl Receiver {
         }
     }
 
-    /// The next message is looked for in the next lane first.
+    /// The next message is searched in the next lane first.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_quantum(&mut self) {
@@ -582,18 +585,18 @@ impl Receiver {
         let lane = &mut *self.lanes.current;
         let received = lane.take_descriptors(seq, count);
         if self.registry.is_some() && matches!(received, Err(Error::Corrupt(_))) {
-            // That sender's affair alone, and it is not to make others wait again.
+            // It concerns only that sender, and must not delay others again.
             lane.end = Some(Departure::Corrupt);
         }
         received
     }
 
-    /// Releases what has been dropped of the messages held.
+    /// Releases held messages that have been dropped.
     #[cold]
     fn take_back(&mut self) {
         while let Some((number, ticket)) = self.returned.tickets.pop() {
             self.slow_path_reasons -= 1;
-            // One that has left with its sender needs nothing back.
+            // A lane that has left needs nothing back.
             if let Some(lane) = self.lanes.find(number)
                 && lane.consumer.release_held(ticket) == Wake::Ring
             {
@@ -619,7 +622,7 @@ impl Receiver {
         error.into()
     }
 
-    /// One of many senders has broken the rules: the lane's next turn tells so.
+    /// One of several senders has broken the rules: the lane's next quantum reports that.
     #[cold]
     pub(crate) fn failed_in_batch(&mut self, error: LaneError) -> Result<()> {
         if self.registry.is_none() {
@@ -629,13 +632,14 @@ impl Receiver {
         Ok(())
     }
 
-    /// The senders are gone and their last message read: the next call says so, or, but for a path channel's, each.
+    /// The senders have left and their last message is received: the next call returns that, and, except for a path
+    /// channel, each later one.
     fn note_end(&mut self) {
         self.endpoint.departure = self.found_end();
         self.endpoint.owner.retire();
     }
 
-    /// The end of a path channel's senders has been told: the lanes are there for the next ones.
+    /// The departure of a path channel's senders is reported: the lanes wait for the next ones.
     fn go_on_alone(&mut self) {
         for lane in self.lanes.iter_mut() {
             lane.end = None;
@@ -643,11 +647,11 @@ impl Receiver {
         self.endpoint.reinstate();
     }
 
-    /// For an event loop: asks that the descriptor become readable when a message comes, or the sender goes. True: there
-    /// is none now, go back to the loop. False: there is one, take it. Does not wait.
+    /// For an event loop: makes the descriptor readable when a message comes, or the sender leaves. Returns true if
+    /// there is no message now: return to the loop. Returns false if there is one: receive it. Does not wait.
     ///
     /// # Errors
-    /// As [`Receiver::try_receive`]: this is where a loop learns that the sender is gone.
+    /// As [`Receiver::try_receive`]: here a loop detects that the sender has left.
     pub fn arm(&mut self) -> Result<bool> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
@@ -662,29 +666,29 @@ impl Receiver {
             return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
         if !armed || Side::needs_timed_wait(self) {
-            // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
-            // sender is not known to fence, lest its ring be missed.
+            // Readable exactly while a message waits, also for a caller that returns to the loop regardless; and as
+            // long as the sender is not known to fence, so that its ring is not missed.
             self.endpoint.doorbells.local_wake().ring();
             failpoint("receiver arms: nudged");
         }
         Ok(armed)
     }
 
-    /// Takes [`Receiver::arm`] back.
+    /// Undoes [`Receiver::arm`].
     pub fn disarm(&mut self) {
         if self.endpoint.owner.is_current() {
             self.sleeper.disarm();
         }
     }
 
-    /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to go on where the dead one
-    /// committed last. A receiver that had connected connects under the name again; one that a [`crate::Listener`]
-    /// accepted accepts the successor there. On a path channel it waits until a sender is there, which receiving does not
-    /// need.
+    /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to continue after the last
+    /// committed message. A receiver that had connected connects under the name again; one that a [`crate::Listener`]
+    /// accepted accepts the successor there. On a path channel it waits until a sender is there, which receiving does
+    /// not need.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads; [`Error::Corrupt`],
-    /// [`Error::Forked`], [`Error::System`]. After an error it can be tried again.
+    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads;
+    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. It can be called again after an error.
     pub fn resume(&mut self) -> Result<()> {
         self.resumed(None).map(|_| ())
     }
@@ -724,13 +728,13 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
+    /// Finds the senders of a path channel that was just opened, and rings them.
     pub(crate) fn meet(&mut self) -> Result<()> {
         self.lanes.current.meet(&self.endpoint.doorbells, &mut self.endpoint.spin)?;
         self.find_lanes()
     }
 
-    /// Until a path channel has a sender; false at the deadline.
+    /// Waits until a path channel has a sender. Returns false at the deadline.
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             if self.endpoint.departure.is_some() || self.look_for_ends()?.is_some() {
@@ -745,7 +749,7 @@ impl Receiver {
             if self.lanes.iter().any(Lane::is_sender_here) {
                 return Ok(true);
             }
-            // Not by what ended the sleep: a doorbell that never stops ringing is not to keep it from ending.
+            // Not determined by what ended the sleep: a doorbell that always rings must not keep this from returning.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -753,8 +757,8 @@ impl Receiver {
         }
     }
 
-    /// Has what was released so far written to the disk under a path channel, and waits for that, so that it is not
-    /// delivered again even after the machine's end. Costs what the disk does, milliseconds and more.
+    /// Writes what was released so far to the disk under a path channel, and waits for that, so that it is not
+    /// delivered again even after a reboot. Takes as long as the disk does: milliseconds and more.
     ///
     /// # Errors
     /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
@@ -766,7 +770,7 @@ impl Receiver {
             .map_err(Error::system("syncing a consumer's page"))
     }
 
-    /// Figures of this side.
+    /// Counters of this side.
     pub fn counters(&self) -> Counters {
         if self.endpoint.owner.is_forked() {
             return Counters::default();
@@ -778,7 +782,8 @@ impl Receiver {
         sum
     }
 
-    /// Which producer of the lane sent the message received last: 1 for the first, one more for each successor.
+    /// The generation of the lane's producer that sent the last received message: 1 for the first, one more for each
+    /// successor.
     pub fn generation(&self) -> u32 {
         self.lanes.current.consumer.generation()
     }
@@ -793,13 +798,13 @@ impl Receiver {
         self.lanes.current.consumer.message_bytes_max()
     }
 
-    /// Who sends, or of several senders, the one whose message was received last; `None` while a path channel has none that
-    /// this side knows of.
+    /// The sender's process; of several senders, that of the last received message. `None` while a path channel has no
+    /// sender that this side knows of.
     pub fn peer(&self) -> Option<Peer> {
         self.lanes.current.link.peer()
     }
 
-    /// Closes: the sender is told [`Error::Closed`] with the number of messages not released. Does not wait. Dropping
+    /// Closes: the sender returns [`Error::Closed`] with the number of unreleased messages. Does not wait. Dropping
     /// does the same.
     ///
     /// # Errors
@@ -822,7 +827,8 @@ impl Drop for Receiver {
         }
         self.lanes.iter_mut().for_each(|lane| lane.consumer.close());
         self.sleeper.close();
-        // The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
+        // First the closed flags, then the ring, last the hang-up: a sender that detects one of the later finds the
+        // earlier.
         for lane in self.lanes.iter() {
             lane.hang_up();
             failpoint("receiver closes: hung up");
@@ -831,7 +837,7 @@ impl Drop for Receiver {
 }
 
 impl AsRawFd for Receiver {
-    /// As [`AsFd`], for runtimes that ask for the number.
+    /// As [`AsFd`], for runtimes that need the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
@@ -855,7 +861,7 @@ impl Side for Receiver {
 
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
-        // Who comes after this rings first.
+        // A sender that joins later rings first.
         let do_fence = || self.lanes.iter().all(|lane| !lane.is_sender_here() || lane.consumer.is_producer_fencing());
         self.sleeper.arm(|| everywhere = do_fence() || os::membarrier::barrier());
         if !everywhere {
@@ -878,7 +884,7 @@ impl Side for Receiver {
         if self.look_for_ends()?.is_none() {
             return Ok(false);
         }
-        // What the last of them committed before it went. [close]
+        // What the last of them committed before it left. [close]
         if self.peek_in_turn()?.is_some() {
             return Ok(true);
         }
@@ -897,13 +903,13 @@ impl Side for Receiver {
     fn rung(&mut self, alone: bool) -> Result<bool> {
         self.endpoint.doorbells.drain()?;
         failpoint("receiver rung: drained");
-        // Who comes or goes says so itself, and goes on saying so.
+        // A sender that joins or leaves reports that itself, until it is processed.
         if alone && self.registry.as_ref().is_some_and(|registry| !registry.may_be_ready()) {
             return Ok(false);
         }
         self.find_senders()?;
         failpoint("receiver rung: looked");
-        // A sender may have come, sent everything, and gone since the last time.
+        // A sender may have come, sent everything, and left since the last check.
         if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }
 
@@ -916,7 +922,7 @@ impl Side for Receiver {
             self.lanes.current.link.note_check();
             return Ok(self.found_end().is_some());
         }
-        // One system call, however many they are.
+        // One system call for any number of lanes.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
         Ok(gone || (!self.lanes.is_one() && self.endpoint.doorbells.is_any_gone()?))
     }

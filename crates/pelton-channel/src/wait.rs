@@ -1,17 +1,19 @@
-//! How a side waits: it spins briefly, then sleeps in poll on its doorbell and on what tells its peer's death.
+//! How a side waits: it spins briefly, then sleeps in poll on its doorbell and on the liveness of its peer.
 
 use crate::error::Result;
 use pelton_lane::failpoint;
 use pelton_os::{self as os, Ready};
 use std::time::{Duration, Instant};
 
-/// How an operation that has to wait does so. For the third way, the caller's own loop, use the `try_` methods and `arm`.
+/// How an operation waits. For the third way, the caller's own event loop, use the `try_` methods and `arm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Wait {
-    /// Looks again and again. The lowest latency, for a whole processor; with one processor only, use `Block`. A receiver that keeps up
-    /// with its sender's stream looks up to some 15 µs later for as long as more messages come by that, with `Block` too.
+    /// Polls without sleeping. The lowest latency, for a whole processor; with one processor only, use `Block`. A
+    /// receiver that keeps up with its sender's stream polls up to some 15 µs later while that brings more messages,
+    /// with `Block` too.
     Spin,
-    /// Looks for some microseconds, fewer when that has not paid lately and none with one processor, where it yields once, then sleeps.
+    /// Spins for some microseconds, less when that was useless lately, then sleeps. With one processor it yields once
+    /// instead.
     #[default]
     Block,
 }
@@ -48,59 +50,61 @@ impl Deadline {
     }
 }
 
-/// One side of a channel and what it waits for.
+/// One side of a channel and the condition that it waits for.
 pub trait Side {
-    /// Whether it is there. An error, the end of the channel too, ends the wait.
+    /// Whether the condition holds. An error, the end of the channel too, ends the wait.
     fn look(&mut self) -> Result<bool>;
-    /// Whether it may be there: a hint, by one load.
+    /// Whether it may hold: a hint, by one load.
     fn may_be_ready(&self) -> bool;
-    /// Announces a sleep. False: it is there after all, and the announcement is taken back.
+    /// Announces a sleep. Returns false if the condition holds after all, and withdraws the announcement.
     fn arm(&mut self) -> Result<bool>;
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     fn disarm(&mut self);
-    /// A peer is gone, and [`Side::look`] has been asked since: an error if that is the end, true if it is there after all,
-    /// false to go on waiting.
+    /// A peer is gone, and [`Side::look`] was called since: an error if that is the end, true if the condition holds
+    /// after all, false to go on waiting.
     fn end(&mut self) -> Result<bool>;
-    /// Whether a sleep may last only a millisecond.
+    /// Whether a sleep needs a bound of a millisecond.
     fn needs_timed_wait(&self) -> bool;
-    /// Sleeps until a peer rings or goes, or the deadline.
+    /// Sleeps until a doorbell rings, a peer is gone, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
-    /// A peer has rung, for whatever reason: answers as [`Side::end`] does. `alone`: of all that is watched, only the doorbell had anything
-    /// to say.
+    /// A doorbell rang, for whatever reason: returns as [`Side::end`] does. `alone`: nothing else that is polled had an
+    /// event.
     fn rung(&mut self, alone: bool) -> Result<bool>;
-    /// Whether a peer has gone, for who asks often.
+    /// Whether a peer is gone, checked at intervals.
     fn is_peer_known_gone(&mut self) -> Result<bool>;
     /// How long to spin before a sleep.
     fn spin(&mut self) -> &mut Spin;
 }
 
-/// Sleeping costs some microseconds and a wake about as many; to spin for longer than that cannot pay.
+/// A sleep costs some microseconds and a wake about as many: to spin for longer cannot pay.
 const SPIN_MAX: Duration = Duration::from_micros(10);
-/// Loads between two looks at the clock and at whatever else may end a wait, which cost as much as several of them.
+/// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
-/// Failed spins after which the next ones are this much shorter: by halves, down to 1/16.
+/// After this number of failed spins, the spins are shorter by this power of two: down to 1/16.
 const SHORTEST: u32 = 4;
-/// Failed spins after which one is long enough for a peer that sleeps to be woken and to answer: two sides that wait for each
-/// other would otherwise go on sleeping when once something has kept both. At once when they begin to; later seldom enough to be
-/// no cost, 0.2 µs for each sleep.
+/// After this number of failed spins, one is long enough for a sleeping peer to wake and to reply: otherwise two sides
+/// that wait for each other would go on sleeping once both slept. Soon after the first failure; later so rarely that it
+/// costs 0.2 µs a sleep.
 const LONG_AFTER: [u32; 2] = [1, 256];
-/// Failed spins after which there is but one look until the next long one: a peer with a pace of its own, slower than any spin.
+/// After this number of failed spins, there is only one poll until the next long spin: the peer is slower than any
+/// spin.
 const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
 
-/// On one processor who yields before it sleeps lets its peer go on to the end of what it has, while a wake interrupts it at each message. But
-/// a stranger has a whole time slice then, of milliseconds, where who sleeps and is woken goes first. That is seen by the clock: a yield
-/// that took longer is not made again for so many waits, twice as many each time, with so many doublings at most.
+/// On one processor, a thread that yields before it sleeps lets its peer finish what it has, while a wake-up would
+/// interrupt the peer at each message. But an unrelated thread then gets a time slice of milliseconds, where a woken
+/// sleeper would run first. The clock shows that: after a yield that took longer, this number of waits do not yield,
+/// doubled each time, up to this number of times.
 const YIELD_MAX: Duration = Duration::from_micros(500);
 const YIELD_REST: u32 = 1024;
 const YIELD_PATIENCE_MAX: u32 = 6;
 
-/// How long to spin before sleeping, by what it brought lately.
+/// How long to spin before a sleep, by how useful spinning was lately.
 #[derive(Debug)]
 pub struct Spin {
     wait: Wait,
     one_processor: bool,
-    /// Since one last paid, or was long.
+    /// Failed spins since one was useful, or was long.
     failed: u32,
     /// Waits that do not yield, and how often that was doubled.
     rest: u32,
@@ -115,7 +119,7 @@ impl Spin {
         spin
     }
 
-    /// Where the peer runs counts too, once there is one; without one there is nothing to spin for.
+    /// The peer's processors matter too. Without a peer there is nothing to spin for.
     pub fn meet(&mut self, peer: Option<pelton_os::Peer>) {
         if let Some(peer) = peer {
             self.one_processor = !os::has_two_processors(peer.pid);
@@ -158,14 +162,14 @@ impl Spin {
         }
     }
 
-    /// Looks that may be made before the wait proper.
+    /// Polls before the actual wait.
     #[inline(always)]
     pub fn first_looks(&self) -> u32 {
         if self.one_processor { 0 } else { LOADS_PER_CLOCK }
     }
 }
 
-/// Waits until `side` finds what it looks for; false at the deadline.
+/// Waits until the condition of `side` holds. Returns false at the deadline.
 #[cold]
 pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     let spins_only = side.spin().wait == Wait::Spin;
@@ -176,7 +180,7 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             if look_often(side)? {
                 return Ok(true);
             }
-            // The clock comes late: most waits are over before.
+            // The clock is read late: most waits are over before.
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
@@ -228,7 +232,7 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     }
 }
 
-/// Some loads, and a look.
+/// Some loads, and a check.
 #[inline(always)]
 fn look_often(side: &mut impl Side) -> Result<bool> {
     for _ in 0..LOADS_PER_CLOCK {
@@ -244,8 +248,8 @@ fn look_often(side: &mut impl Side) -> Result<bool> {
     Ok(there)
 }
 
-/// Whether it is there, or comes so soon that a caller's loop may be held for it: for `most` at the longest, less when that has
-/// not paid lately, and not at all with one processor.
+/// Whether the condition holds, or will so soon that the caller's loop may be delayed: at most for `most`, for less
+/// when that was useless lately, and not at all with one processor.
 pub fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
     if side.look()? {
         return Ok(true);
@@ -307,7 +311,7 @@ mod tests {
             assert!(spin.may_yield());
             spin.has_yielded(YIELD_MAX * 8);
             rests.push((1..).find(|_| spin.may_yield()).unwrap() - 1);
-            // That one was not made.
+            // That yield was not made.
             spin.rest = 0;
         }
         assert_eq!(rests, [1024, 2048, 4096, 8192, 16384, 32768, 65536, 65536, 65536]);

@@ -1,34 +1,34 @@
-//! How far a receiver stays behind its sender.
+//! Adaptive backoff of a polling receiver.
 //!
-//! A receiver that is as fast as its sender looks at each header just before it is written, and reads into lines that the sender is
-//! about to write: each such look takes a line away, and the sender, who has to fetch it back, becomes as slow as the lines' way is
-//! long. It may be faster by half and more when a receiver that has found nothing stays away for a while. Whether that is so cannot be
-//! seen from here, but it can be tried: a distance is kept only where more messages come by it than without.
+//! A receiver that is as fast as its sender polls each header just before it is written, and reads cache lines that the
+//! sender is about to write. Each such poll takes the ownership of a line. The sender has to fetch it back, and becomes
+//! as slow as the transfer latency. A receiver that polls later after an empty poll can make the stream faster by half
+//! and more. Whether it does cannot be computed here, but it can be tried: a backoff is kept only where it brings more
+//! messages.
 
 use pelton_os as os;
 
-/// A distance: pauses (some 10 to 40 ns each) before who has found nothing looks again, and how often nothing is found until it is
-/// known what that brings.
+/// A backoff: pauses (some 10 to 40 ns each) after an empty poll, and empty polls until its effect is known.
 const LEVELS: [(u32, u32); 5] = [(0, 128), (8, 64), (32, 32), (128, 16), (512, 16)];
-/// Between two trials there are so many times more, twice as many after each that did not pay, and so many doublings at most: with no
-/// distance, and with one.
+/// Empty polls between two trials, without a backoff, and with one; doubled after each trial that failed, at most so
+/// often.
 const REST: u32 = 4;
 const PATIENCE_MAX: [u32; 2] = [8, 4];
-/// Who has kept a distance finds at least so many messages, or there is nothing to keep it for. Of one that has paid, once may be
-/// chance, as when the sender was held up itself; twice in a row is not.
+/// A receiver with a backoff finds at least so many messages, or the backoff is useless. After a success one failure
+/// may be chance, as when the sender was delayed itself; two in a row are not.
 const RUN_MIN: u32 = 2;
-/// A sender from which nothing comes for so long at a time is not held up by looks.
+/// A sender that sends nothing for so long is not delayed by polls.
 const SLOW_NS: u64 = 2_000;
 
-/// What a receiver has found out about its distance.
+/// What a receiver has found out about its backoff.
 #[derive(Debug)]
 pub(super) struct Distance {
     level: usize,
     phase: Phase,
-    /// Times that nothing is found until the phase is over.
+    /// Empty polls until the phase is over.
     left: u32,
     patience: u32,
-    /// The next number when nothing was found last, and whether that came too soon after the time before.
+    /// The next number at the last empty poll, and whether that came too soon after the one before.
     last: u32,
     was_short: bool,
     /// The level that was tried last.
@@ -38,9 +38,9 @@ pub(super) struct Distance {
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Rest,
-    /// The rate as it is.
+    /// The present rate.
     Measuring(Moment),
-    /// And at another level, to be compared with that.
+    /// The rate at another level, to be compared.
     Trying {
         since: Moment,
         from: usize,
@@ -78,7 +78,8 @@ impl Distance {
         Distance { level: 0, phase: Phase::Rest, left: LEVELS[0].1, patience: 0, last: 0, was_short: false, tried: 0 }
     }
 
-    /// Nothing is there, and `seq` is the next message's number, all before it released: for how many pauses not to look.
+    /// The lane is empty, and `seq` is the next message's number, all before it released. Returns the number of pauses
+    /// before the next poll.
     #[inline(always)]
     pub(super) fn found_nothing(&mut self, seq: u32) -> u32 {
         self.found_nothing_at(seq, os::monotonic_ns)
@@ -88,7 +89,8 @@ impl Distance {
     fn found_nothing_at(&mut self, seq: u32, now: impl FnOnce() -> u64) -> u32 {
         let run = seq.wrapping_sub(self.last);
         if run == 0 {
-            // The same wait, which was over too soon for the message: it has kept its distance already.
+            // The second empty poll of one wait, which was over too soon for the message: the backoff was applied
+            // already.
             return 0;
         }
         self.last = seq;
@@ -142,7 +144,7 @@ impl Distance {
         self.left = LEVELS[self.level].1;
     }
 
-    /// By turns.
+    /// Alternates.
     fn try_another(&mut self, before: Rate, since: Moment) {
         let next = |level: usize| (level + 1) % LEVELS.len();
         self.tried = next(self.tried);
@@ -165,11 +167,11 @@ impl Distance {
 mod tests {
     use super::*;
 
-    /// About what a pause takes.
+    /// About the time of a pause.
     const PAUSE_NS: u64 = 28;
 
-    /// A receiver that has found nothing `times` times, beside a sender of whom so many messages come, in so many nanoseconds, after
-    /// so many pauses. Answers the nanoseconds in all, and those of them that were paused.
+    /// A receiver with this number of empty polls, beside a sender of so many messages in so many nanoseconds after so
+    /// many pauses. Returns the nanoseconds in all, and those of them that were pauses.
     fn run(distance: &mut Distance, seq: &mut u32, times: u32, sender: impl Fn(u32) -> (u32, u64)) -> (u64, u64) {
         let (mut now, mut paused) = (0, 0);
         for _ in 0..times {
@@ -182,7 +184,7 @@ mod tests {
         (now, paused)
     }
 
-    /// One that is held up by looks: 120 ns a message; and 15 ns where nobody looks.
+    /// A sender that polls delay: 120 ns a message; and 15 ns without polls.
     fn held_up(pauses: u32) -> (u32, u64) {
         let ns = u64::from(pauses) * PAUSE_NS;
         ((1 + ns / 15) as u32, 120 + ns)
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn a_trial_in_vain_leaves_the_distance_that_has_paid() {
         let (mut distance, mut seq) = (Distance::new(), 0);
-        // The shortest distance is one at which this sender has only just begun.
+        // The shortest backoff is one at which this sender has only just begun.
         let looks_at_once = std::cell::Cell::new(0);
         let sender = |pauses: u32| {
             looks_at_once.set(looks_at_once.get() + u32::from(pauses == 0));
@@ -212,9 +214,9 @@ mod tests {
         run(&mut distance, &mut seq, 20_000, sender);
         looks_at_once.set(0);
         run(&mut distance, &mut seq, 20_000, sender);
-        // Trials of having none take that many.
+        // Trials without a backoff take that many.
         assert!(looks_at_once.get() < 3_000, "{} of 20000", looks_at_once.get());
-        // Nor does what ended the trial count against that one.
+        // What ended the trial does not count against that one either.
         let (since, before) = (Moment { seq, ns: 0 }, Rate { messages: 1, ns: 1 });
         distance.begin(Phase::Trying { since, from: 3, before });
         (distance.level, distance.was_short, distance.last) = (1, false, seq);

@@ -1,4 +1,4 @@
-//! What a receiver gives out: a message, a batch of them, and messages held.
+//! What a receiver returns: a message, a batch of them, and held messages.
 
 use super::{QUANTUM, Receiver};
 use crate::endpoint::Departure;
@@ -73,14 +73,14 @@ impl Message<'_> {
         self.receiver.lanes.current.link.peer()
     }
 
-    /// Whether a receiver before this one may have seen this message: true of whatever was in the lane, and not released, when
-    /// this one came, unless it is the lane's first. How far that one had looked nobody knows.
+    /// Whether an earlier receiver may have received this message: true of all unreleased messages in the lane when
+    /// this receiver came, unless it is the lane's first. How far the earlier one had read is not known.
     pub fn is_redelivered(&self) -> bool {
         self.receiver.lanes.current.is_redelivering()
     }
 
-    /// Which of the channel's lanes it came by: 0, unless there are several senders. Messages of one lane come in order. A
-    /// receiver that gathers gives each sender that comes the next number, from 1 on.
+    /// The number of the lane that it came by: 0, unless there are several senders. Messages of one lane come in order.
+    /// A receiver of several senders gives each that joins the next number, from 1 on.
     pub fn lane(&self) -> u32 {
         self.receiver.lanes.current.number
     }
@@ -94,7 +94,7 @@ impl Message<'_> {
     /// taken are closed when the message is released.
     ///
     /// # Errors
-    /// [`Error::DescriptorsLost`] when this process had no room for all of them; [`Error::Corrupt`].
+    /// [`Error::DescriptorsLost`] when this process had too few free descriptors; [`Error::Corrupt`].
     pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
@@ -106,8 +106,8 @@ impl Message<'_> {
         }
     }
 
-    /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread; the receiver goes on. Space
-    /// comes back in order, so a message held long keeps everything after it from being released too.
+    /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread; the receiver continues.
+    /// Space is released in order, so a message that is held long delays the release of everything after it.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -121,11 +121,11 @@ impl Message<'_> {
     /// # }
     /// ```
     pub fn hold(self) -> Held {
-        // The message is not dropped: its record moves on into the ticket.
+        // The message is not dropped: its record moves into the ticket.
         let mut message = std::mem::ManuallyDrop::new(self);
         let record = message.record;
         let receiver = &mut *message.receiver;
-        // In a forked child this is the child's own affair: nothing shared is touched.
+        // A forked child changes nothing shared.
         let forked = receiver.endpoint.owner.is_forked();
         let lane = &receiver.lanes.current;
         let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
@@ -145,9 +145,9 @@ impl Deref for Message<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let payload = self.receiver.lanes.current.consumer.payload(&self.record);
-        // SAFETY: the lane checked that the record lies in the data. The sender does not write it before it is released,
-        // which the borrow keeps from happening; a sender that does so nevertheless is one not to be received from in
-        // place, as the crate's documentation says.
+        // SAFETY: the lane checked that the record lies in the data. The sender does not write it before it is
+        // released, which the borrow prevents. A sender that writes nevertheless must not be received from in place, as
+        // the crate's documentation says.
         unsafe { std::slice::from_raw_parts(payload.as_ptr(), self.record.bytes as usize) }
     }
 }
@@ -163,15 +163,15 @@ impl Drop for Message<'_> {
     }
 }
 
-/// Messages taken together. Dropping it releases those that [`Batch::next`] gave out, by one store; of one that is forgotten instead they may come
-/// again.
+/// Messages taken together. Dropping it releases by one store what [`Batch::next`] returned; if it is forgotten
+/// instead, they may come again.
 #[derive(Debug)]
 pub struct Batch<'a> {
     receiver: &'a mut Receiver,
-    /// Behind what was given out, and the bytes of that: the lane is told when the batch is dropped.
+    /// After what was returned, and its bytes: the lane gets both when the batch is dropped.
     cursor: Cursor,
     bytes: u64,
-    /// The lane's turn has ended, where there are several.
+    /// The lane's quantum is over, where there are several.
     is_over: bool,
 }
 
@@ -184,10 +184,10 @@ impl<'a> Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// The next message that is there, in place, good until the next call; `None` when there is none now.
+    /// The next message that is there, in place, valid until the next call; `None` when there is none now.
     ///
     /// # Errors
-    /// As [`Receiver::try_receive`]; the end of the channel too is told by the receiver's next call, not here.
+    /// As [`Receiver::try_receive`]; the end of the channel is returned by the receiver's next call, not here.
     #[allow(clippy::should_implement_trait)] // an iterator's items would outlive the next call
     #[inline(always)]
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
@@ -203,7 +203,7 @@ impl Batch<'_> {
                 record
             }
             None => {
-                // By value: what has an address is in no register.
+                // By value: a variable with an address is in no register.
                 let found = self.receiver.take_slow(self.cursor, self.bytes);
                 (self.cursor, self.bytes) = (self.receiver.lanes.current.consumer.cursor(), 0);
                 match found {
@@ -215,7 +215,8 @@ impl Batch<'_> {
         };
         self.is_over = self.receiver.many && record.seq.is_multiple_of(QUANTUM);
         let payload = self.receiver.lanes.current.consumer.payload(&record);
-        // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
+        // SAFETY: the lane checked that the record lies in the data. The record is not released before the batch is
+        // dropped, after this borrow of the batch.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
     }
 }
@@ -228,7 +229,8 @@ impl Drop for Batch<'_> {
 }
 
 impl Receiver {
-    /// At a batch's cursor no message stands, or one with marks: the lane's own cursor goes there, and behind that one.
+    /// No message is at a batch's cursor, or one with marks: the lane's own cursor moves there, and behind that
+    /// message.
     #[cold]
     #[inline(never)]
     fn take_slow(&mut self, cursor: Cursor, bytes: u64) -> Result<Option<Record>> {
@@ -247,7 +249,7 @@ impl Receiver {
         }
     }
 
-    /// Releases what a batch has given out.
+    /// Releases what a batch has returned.
     #[inline]
     fn release_to(&mut self, cursor: Cursor, bytes: u64) {
         if self.endpoint.owner.is_forked() {
@@ -264,8 +266,8 @@ impl Receiver {
     }
 }
 
-/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is gone, but its bytes are
-/// then kept only until the sender has found a successor: drop it, or copy it, before closing.
+/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is dropped, but its bytes
+/// are then kept only until the sender has found a successor: drop it, or copy it, before closing.
 #[derive(Debug)]
 pub struct Held {
     payload: NonNull<u8>,
@@ -278,7 +280,7 @@ pub struct Held {
 
 // SAFETY: the bytes are read-only as long as this lives, and the mapping is kept by `_data`.
 unsafe impl Send for Held {}
-// SAFETY: as above.
+// SAFETY: shared references only read the bytes, which `_data` keeps mapped.
 unsafe impl Sync for Held {}
 
 impl Held {
@@ -291,7 +293,7 @@ impl Held {
 impl Deref for Held {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: as for a message; the ticket keeps it from being released.
+        // SAFETY: the lane checked that the record lies in the data; the ticket keeps the record from being released.
         unsafe { std::slice::from_raw_parts(self.payload.as_ptr(), self.bytes) }
     }
 }
@@ -302,15 +304,15 @@ impl Drop for Held {
             return;
         }
         self.returned.tickets.push(self.ticket);
-        // The receiver may be asleep while the sender waits for this very space.
+        // The receiver may be asleep while the sender waits for this space.
         self.returned.local_wake.ring();
     }
 }
 
-/// Tickets of held messages that have been dropped, on whatever thread.
+/// Tickets of held messages that were dropped, on any thread.
 #[derive(Debug)]
 pub(crate) struct Returned {
-    /// Each with its lane's number. No lock: whoever drops a message never waits for the receiver.
+    /// Each with its lane's number. No lock: a thread that drops a message never waits for the receiver.
     pub(super) tickets: SegQueue<(u32, Ticket)>,
     /// The receiver's own: it may sleep with a lane full of held messages.
     pub(super) local_wake: Arc<LocalWake>,

@@ -1,5 +1,5 @@
-//! The memory that a sender's lane uses: where the window's changes take effect, and what is released. How large the window is to be is decided
-//! in `window.rs`.
+//! The memory that a sender's lane uses: where a change of the window takes effect, and what is released. `window.rs`
+//! decides how large the window is.
 
 use super::window::Keeps;
 use super::{STEP, Sender};
@@ -45,9 +45,9 @@ impl Sender {
         }
     }
 
-    /// Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this.
-    /// One system call for each of at most two ranges; the lane stays in use meanwhile. On a path channel what is given back
-    /// has to be allocated again before it is next used, which a full file system may then refuse.
+    /// Releases memory that holds no message: after a burst the lane keeps its memory until this call. One system call
+    /// for each of at most two ranges; the lane stays in use meanwhile. A path channel has to allocate released memory
+    /// again before its next use, which a full file system may refuse.
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Forked`].

@@ -1,11 +1,11 @@
-//! Room in the lane that a sender has reserved, for a message or for a batch of them.
+//! Space in the lane that a sender has reserved, for a message or for a batch of them.
 
 use super::Sender;
 use crate::error::{Error, Result};
 use pelton_lane::{Batch, ReservedSpace};
 use std::ops::{Deref, DerefMut};
 
-/// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
+/// Space in the lane for one message, to be written in place. Dropping it aborts: nothing is sent.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     pub(super) sender: &'a mut Sender,
@@ -13,20 +13,20 @@ pub struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Publishes the message, all of its room. Does not wait.
+    /// Publishes the message, all of its space. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Forked`]. A channel that ended is told by the next call.
+    /// [`Error::Forked`]. The next call returns that a channel has ended.
     pub fn commit(self) -> Result<()> {
         let bytes = self.space.bytes as usize;
         self.commit_bytes(bytes)
     }
 
-    /// Publishes the first `bytes` of the room as the message.
+    /// Publishes the first `bytes` of the space as the message.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. A channel that
-    /// ended is told by the next call.
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. The next
+    /// call returns that a channel has ended.
     pub fn commit_bytes(self, bytes: usize) -> Result<()> {
         if bytes as u64 > self.space.bytes {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
@@ -38,7 +38,7 @@ impl Reservation<'_> {
         Ok(())
     }
 
-    /// Gives the room back. Dropping does the same.
+    /// Releases the space. Dropping does the same.
     pub fn abort(self) {}
 }
 
@@ -54,12 +54,13 @@ impl Deref for Reservation<'_> {
 impl DerefMut for Reservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let at = self.sender.parts.lane.payload(self.space);
-        // SAFETY: as above, and nobody else writes there.
+        // SAFETY: reserved for this sender, initialised (shared memory is), and kept by the unique borrow; only this
+        // sender writes there.
         unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.space.bytes as usize) }
     }
 }
 
-/// Room in the lane for several messages, which appear at once. Dropping it aborts: nothing is seen of any.
+/// Space in the lane for several messages, which appear at once. Dropping it aborts: nothing is sent.
 #[derive(Debug)]
 pub struct SentBatch<'a> {
     pub(super) sender: &'a mut Sender,
@@ -67,11 +68,11 @@ pub struct SentBatch<'a> {
 }
 
 impl SentBatch<'_> {
-    /// Room for the batch's next message; `None` when the batch's room is used up.
+    /// Space for the batch's next message; `None` when the batch's space is used up.
     #[inline(always)]
     pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
         let space = self.next(bytes)?;
-        // SAFETY: as for a reservation; the next call comes after the borrow.
+        // SAFETY: reserved for this sender, and initialised, as shared memory is; the next call comes after the borrow.
         Some(unsafe { std::slice::from_raw_parts_mut(self.sender.parts.lane.payload(space).as_ptr(), bytes) })
     }
 
@@ -83,7 +84,7 @@ impl SentBatch<'_> {
         }
     }
 
-    /// Copies the batch's next message; false when the batch's room is used up, and nothing is copied.
+    /// Copies the batch's next message. Returns false when the batch's space is used up; then nothing is copied.
     #[must_use = "a message that did not fit is still yours"]
     #[inline(always)]
     pub fn push(&mut self, payload: &[u8]) -> bool {
@@ -99,7 +100,7 @@ impl SentBatch<'_> {
     /// Publishes the messages. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Forked`]. A channel that ended is told by the next call.
+    /// [`Error::Forked`]. The next call returns that a channel has ended.
     #[inline(always)]
     pub fn commit(self) -> Result<()> {
         let SentBatch { sender, batch } = self;
