@@ -1,4 +1,4 @@
-//! The sending end of a channel. What it lends out is in `sender/reservation.rs`, its ways for bindings in `sender/raw.rs`.
+//! The sending endpoint of a channel. `sender/reservation.rs` has what it lends out.
 
 mod memory;
 mod reservation;
@@ -28,32 +28,32 @@ use std::sync::Arc;
 use std::time::Instant;
 use window::Window;
 
-/// What became of a message: full and timed out are answers, not errors.
+/// The result of sending: full and timed out are results, not errors.
 #[must_use = "a message that was not sent is still yours"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// It is in the lane.
     Sent,
-    /// There was no room; nothing was sent.
+    /// There was no space; nothing was sent.
     Full,
-    /// The deadline passed before there was room; nothing was sent.
+    /// The deadline passed before there was space; nothing was sent.
     TimedOut,
 }
 
-/// The sending end of a channel. `Send`, not `Sync`: one thread at a time.
+/// The sending endpoint of a channel. `Send`, not `Sync`: one thread at a time.
 ///
-/// What to do when the lane is full is said by the method: [`Sender::send`] waits, [`Sender::send_until`] waits with a
-/// deadline, [`Sender::try_send`] answers [`Sent::Full`]. Nothing is ever dropped.
+/// The method determines what happens when the lane is full: [`Sender::send`] waits, [`Sender::send_until`] waits with
+/// a deadline, [`Sender::try_send`] returns [`Sent::Full`]. Nothing is ever dropped.
 ///
-/// Dropping it closes: the receiver reads everything sent and is then told [`Error::Closed`].
+/// Dropping it closes: the receiver receives everything sent, and then returns [`Error::Closed`].
 #[derive(Debug)]
 pub struct Sender {
-    /// First for its place: the first words are what each message touches.
+    /// First, for the cache: each message uses its first words.
     pub(crate) parts: SenderParts,
     pub(crate) endpoint: Endpoint<dyn Reconnect>,
     /// Descriptors sent with messages not yet released, to be sent again to a successor of the receiver.
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
-    /// Of these, the last so many are still to be sent again.
+    /// The last ones of these, which are still to be sent again.
     unsent: usize,
     window: Window,
 }
@@ -64,23 +64,23 @@ pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
-/// A producer with its memory and its link, as the handshake makes it.
+/// A producer with its memory and its link: what a handshake makes for a sender.
 #[derive(Debug)]
 pub(crate) struct SenderParts {
     pub(crate) lane: Producer,
     pub(crate) link: Link,
-    /// After the lane, which points into it.
+    /// Dropped after the lane, which points into it.
     pub(crate) memory: SenderMemory,
 }
 
-/// A path lane's data gets memory, or disk, behind it in steps of so many bytes: a system call each.
+/// The data of a path lane is backed by memory, or disk, in steps of this size: a system call each.
 const STEP: u64 = 1 << 20;
 
-/// So many messages that nobody waits for, and the sender looks at the clock: a look at the peer may be overdue.
+/// After this number of messages without a wait, the sender reads the clock: a liveness check may be overdue.
 pub(crate) const CHECK_AFTER: u32 = 256;
 
 impl SenderParts {
-    /// Puts memory behind the first `bytes` of the data, so that writing there cannot fail.
+    /// Backs the first `bytes` of the data with memory, so that writing there cannot fail.
     fn back(&mut self, bytes: u64) -> Result<()> {
         let (from, most) = (self.lane.backed(), self.lane.capacity());
         let data = &self.memory.data;
@@ -105,7 +105,7 @@ impl SenderParts {
     }
 }
 
-/// The segments that a producer's lane lies in.
+/// The segments of a producer's lane.
 #[derive(Debug)]
 pub(crate) struct SenderMemory {
     pub(crate) page: Arc<Segment>,
@@ -123,15 +123,16 @@ impl SenderMemory {
         can_barrier: bool,
     ) -> std::result::Result<Producer, Error> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the segments were checked for size and sealed, and are kept beside the lane until it is gone; this
-        // process made the page, and is the lane's one producer by the handshake.
+        // SAFETY: the segments were checked for size and sealed, and are kept beside the lane until it is dropped. This
+        // process created the page, and the handshake made it the lane's only producer.
         Ok(unsafe { Producer::attach(memory, tail, head, floor, can_barrier)? })
     }
 
-    /// Goes on in the page of the producer before, whose role this process has: behind the last message it committed.
+    /// Continues in the page of the previous producer, whose role this process has, after the last message that it
+    /// committed.
     pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Producer> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the pages are mapped, and as long as they say.
+        // SAFETY: the pages are mapped, and as long as their segments state.
         let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
         let (stored, floor) = page.tail_and_floor();
         let (tail, _) = find_end(&memory.data, message_bytes_max, stored)?;
@@ -139,7 +140,7 @@ impl SenderMemory {
         self.attach(tail, consumer.head(), floor, can_barrier)
     }
 
-    /// Keeps the mappings alone, of a lane that is offered to no successor.
+    /// Keeps only the mappings, of a lane that is offered to no successor.
     pub(crate) fn forget_descriptors(&mut self) {
         for segment in [&mut self.page, &mut self.data, &mut self.consumer, &mut self.receiver] {
             if let Some(segment) = Arc::get_mut(segment) {
@@ -156,7 +157,8 @@ impl SenderMemory {
         can_barrier: bool,
     ) -> Result<()> {
         let memory: Memory = os::lane_memory(&self.page, &consumer, &receiver, &self.data);
-        // SAFETY: as above; the new segments replace the old ones right after.
+        // SAFETY: the sizes of the new segments were checked; they replace the old ones right after, which are kept
+        // until then.
         unsafe { lane.attach_consumer(memory.consumer, memory.receiver, can_barrier)? };
         (self.consumer, self.receiver) = (consumer, receiver);
         Ok(())
@@ -173,15 +175,14 @@ impl Sender {
         Ok(Sender { parts, endpoint, descriptors: VecDeque::new(), unsent: 0, window })
     }
 
-    /// Copies a message into the lane, if there is room now. Never waits.
+    /// Copies a message into the lane, if there is space now. Never waits.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], in whatever state the lane is. [`Error::Closed`] and [`Error::PeerDied`] once the receiver is
-    /// gone, with the number of messages it has not released; this call may still succeed for some messages after that,
-    /// which then count as unreleased. With any error, nothing was sent by this call. On a path channel the end of a receiver is
-    /// told once: send the message again, it goes to the next one; and [`Error::NoSpace`] when its file system is full: it can be
-    /// tried again.
-    /// [`Error::Corrupt`], [`Error::Forked`].
+    /// [`Error::TooLarge`], in any state of the lane. [`Error::Closed`] and [`Error::PeerDied`] once the receiver has
+    /// left, with the number of messages that it has not released; this call may still succeed for some messages after
+    /// that, which then count as unreleased. With any error, this call sent nothing. A path channel returns the end of
+    /// a receiver once: send the message again, it goes to the next receiver. [`Error::NoSpace`] when its file system
+    /// is full: it can be tried again. [`Error::Corrupt`], [`Error::Forked`].
     #[inline(always)]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
         match self.send_fast(payload) {
@@ -190,10 +191,10 @@ impl Sender {
         }
     }
 
-    /// Copies a message into the lane. Waits for room as the [`crate::Wait`] of the options says, for ever if need be.
+    /// Copies a message into the lane. Waits for space as [`crate::Wait`] of the options determines, without a limit.
     ///
     /// # Errors
-    /// As [`Sender::try_send`]; a wait ends at once when the receiver goes.
+    /// As [`Sender::try_send`]; a wait ends at once when the receiver leaves.
     #[inline(always)]
     pub fn send(&mut self, payload: &[u8]) -> Result<()> {
         match self.send_fast(payload) {
@@ -202,7 +203,7 @@ impl Sender {
         }
     }
 
-    /// Copies a message into the lane. Waits for room until `deadline`, on the monotonic clock.
+    /// Copies a message into the lane. Waits for space until `deadline`, on the monotonic clock.
     ///
     /// # Errors
     /// As [`Sender::send`].
@@ -214,7 +215,7 @@ impl Sender {
         }
     }
 
-    /// Any other case.
+    /// The slow path.
     #[cold]
     #[inline(never)]
     fn send_slow(&mut self, payload: &[u8], deadline: Deadline) -> Result<Sent> {
@@ -228,7 +229,7 @@ impl Sender {
         }
     }
 
-    /// FreeSpace for a message of `bytes`, waiting for it as long as `deadline` says.
+    /// Space for a message of `bytes`, waiting for it as long as `deadline` states.
     pub(crate) fn find_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
@@ -248,7 +249,7 @@ impl Sender {
         }
     }
 
-    /// Asks the lane for room, and puts memory behind it where that is wanting.
+    /// Requests space of the lane, and backs it with memory where that is missing.
     fn with_memory<T>(&mut self, mut ask: impl FnMut(&mut Producer) -> std::result::Result<T, LaneError>) -> Result<T> {
         loop {
             match ask(&mut self.parts.lane) {
@@ -281,7 +282,7 @@ impl Sender {
         }
     }
 
-    /// Rings a sleeping receiver; and now and then, where no wait would notice, looks whether it is alive.
+    /// Rings a sleeping receiver; at intervals, where no wait detects its end, checks whether it is alive.
     #[cold]
     #[inline(never)]
     pub(crate) fn after_publishing(&mut self, wake: Wake) {
@@ -291,7 +292,7 @@ impl Sender {
         if self.window.is_pause_overdue(os::monotonic_ns) {
             self.sample_window(self.parts.lane.sent_bytes());
         }
-        // An error here would be about a message that is sent: it is for the next call to find.
+        // An error would concern a message that is sent: the next call reports it.
         if self.parts.link.is_check_overdue()
             && let Ok(true) = self.is_peer_gone()
         {
@@ -299,7 +300,7 @@ impl Sender {
         }
     }
 
-    /// Looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
+    /// Finds the receiver of a path channel that has none. Returns true if one has come and left meanwhile.
     fn find_peer(&mut self) -> Result<bool> {
         let SenderParts { lane, link, .. } = &mut self.parts;
         let doorbells = &self.endpoint.doorbells;
@@ -307,24 +308,24 @@ impl Sender {
         let found = link.find_peer(doorbells, || (page.generation(), page.pid()))?;
         let has_come = matches!(found, Found::Peer(_));
         if has_come && lane.has_consumer_closed() {
-            // Its life outlives it for a moment, in a child on its way to exec for instance.
+            // Its liveness handle may outlive it for a moment, for instance in a child before exec.
             link.lose_peer(doorbells);
             return Ok(true);
         }
         if has_come {
-            // Its close, from now on, is news.
+            // From now on its close is to be reported.
             lane.continue_without_consumer();
             self.endpoint.spin.meet(link.peer());
         }
         Ok(found == Found::Passed)
     }
 
-    /// Whether the receiver has gone, by a system call or two.
+    /// Whether the receiver is gone, by one or two system calls.
     fn is_peer_gone(&mut self) -> Result<bool> {
         Ok(self.find_peer()? || self.parts.link.is_peer_gone()?)
     }
 
-    /// As [`Sender::is_peer_gone`], for who asks often.
+    /// As [`Sender::is_peer_gone`], checked at intervals.
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         Ok(self.parts.link.is_check_due() && self.is_peer_gone()?)
     }
@@ -340,18 +341,18 @@ impl Sender {
         error
     }
 
-    /// The end of a path channel's receiver has been told: the lane is there for the next one, who may have come already.
+    /// The end of a path channel's receiver is reported: the lane waits for the next one, which may have come already.
     fn go_on_alone(&mut self) {
         self.parts.link.lose_peer(&self.endpoint.doorbells);
         self.parts.lane.continue_without_consumer();
         self.endpoint.reinstate();
         if self.find_next_peer().is_err() {
-            // To be looked at again, by who hears it.
+            // To be checked again by the next wait.
             self.endpoint.doorbells.local_wake().ring();
         }
     }
 
-    /// Looks for the receiver behind those that have come and gone.
+    /// Finds the receiver after those that have come and left.
     fn find_next_peer(&mut self) -> Result<()> {
         for _ in 0..=PASSED_MAX {
             if !self.find_peer()? {
@@ -377,14 +378,14 @@ impl Sender {
         }
     }
 
-    /// The receiver is gone: the next call says so, or, but for a path channel's, each.
+    /// The receiver has left: the next call returns that, and, except for a path channel, each later one.
     fn note_end(&mut self) {
         let closed = self.parts.lane.has_consumer_closed();
         self.endpoint.leave(if closed { Departure::Closed } else { Departure::PeerDied });
     }
 
-    /// Reserves room for a message of `bytes`, to be written in place. Never waits; `None` when the lane is full. Until
-    /// it is committed nothing is seen of it; dropping it aborts.
+    /// Reserves space for a message of `bytes`, to be written in place. Never waits; returns `None` when the lane is
+    /// full. Nothing is sent until it is committed; dropping it aborts.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -405,7 +406,7 @@ impl Sender {
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
-    /// As [`Sender::try_reserve`], but waits for room.
+    /// As [`Sender::try_reserve`], but waits for space.
     ///
     /// # Errors
     /// As [`Sender::send`].
@@ -424,7 +425,8 @@ impl Sender {
     }
 
     /// Begins a batch: one reservation for several messages, which appear to the receiver all at once or not at all.
-    /// `lens` are the messages' most bytes each. Never waits; `None` when the lane has no room for all of them.
+    /// `lens` are upper limits of the messages' bytes. Never waits; returns `None` when the lane has no space for all
+    /// of them.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -439,11 +441,12 @@ impl Sender {
     /// ```
     ///
     /// # Errors
-    /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more than the largest message does.
+    /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more space than the largest
+    /// message.
     #[inline(always)]
     pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
-        // Cut to more than any message may have, so that the sum wraps only for 2^33 of them; and a batch gives no more than it has, whatever was
-        // asked. For messages of one size a sum as simple as this is no loop.
+        // Limited to more than any message may have, so that the sum wraps only for 2^33 of them; and a batch never
+        // returns more space than it has. For messages of one size the compiler makes no loop of this sum.
         let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
         if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
@@ -453,7 +456,7 @@ impl Sender {
         Ok(self.find_batch(records)?.map(|batch| SentBatch { sender: self, batch }))
     }
 
-    /// Any other case.
+    /// The slow path.
     #[cold]
     #[inline(never)]
     fn find_batch(&mut self, records: u64) -> Result<Option<pelton_lane::Batch>> {
@@ -472,9 +475,9 @@ impl Sender {
         Ok(None)
     }
 
-    /// Sends a message together with descriptors, which the receiver takes from [`crate::Message::take_descriptors`].
-    /// Waits for room. This sender keeps duplicates until it has noticed that the message was released, which it does
-    /// when it next sends descriptors or is asked for [`Sender::unreleased`]: they are sent again to a successor.
+    /// Sends a message together with descriptors, which the receiver takes by [`crate::Message::take_descriptors`].
+    /// Waits for space. This sender keeps duplicates, to send them again to a successor, until it detects that the
+    /// message was released: when it next sends descriptors, or in [`Sender::unreleased`].
     ///
     /// # Errors
     /// As [`Sender::send`]; [`Error::TooManyDescriptors`] above 64; [`Error::System`] when they cannot be duplicated.
@@ -526,7 +529,7 @@ impl Sender {
                 }
                 continue;
             };
-            // Before the message, so that they are there when it is; after those still owed to a successor.
+            // Before the message, so that they are there when it is; after those that a successor still has to get.
             if self.send_owed_descriptors()? && self.parts.link.try_send_descriptors(seq, fds)? {
                 self.fill(space, payload);
                 self.descriptors.push_back((seq, kept));
@@ -538,7 +541,8 @@ impl Sender {
         }
     }
 
-    /// Sends again, to a successor of the receiver, what it has not got yet. False: there is no room for all of it now.
+    /// Sends again, to a successor of the receiver, the descriptors that it has not got yet. Returns false if there is
+    /// no space for all of them now.
     fn send_owed_descriptors(&mut self) -> Result<bool> {
         while self.unsent > 0 {
             let (seq, fds) = &self.descriptors[self.descriptors.len() - self.unsent];
@@ -551,24 +555,24 @@ impl Sender {
         Ok(true)
     }
 
-    /// False: the deadline.
+    /// Returns false at the deadline.
     fn wait_for_descriptor_room(&mut self, deadline: Option<Instant>) -> Result<bool> {
         let room = self.parts.link.wait_for_descriptor_space(deadline)?;
         if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
         }
-        // The socket may have room all the time, and descriptors not: too many of this user's are on their way.
+        // The socket may have space all the time, while too many of this user's descriptors are in flight.
         Ok(room && deadline.is_none_or(|deadline| Instant::now() < deadline))
     }
 
-    /// Messages sent and not yet released by the receiver. Looks at the receiver's page; does not wait.
+    /// Messages sent and not yet released by the receiver. Reads the receiver's page; does not wait.
     pub fn unreleased(&mut self) -> u64 {
         if self.endpoint.owner.is_forked() {
             return 0;
         }
         let lane = &mut self.parts.lane;
-        // A lie there is told by the next send; here the last known figure is the best there is.
+        // The next send reports an invalid head; here the last valid one is the best there is.
         let _ = lane.refresh_head();
         let head = lane.head().seq;
         while self.descriptors.front().is_some_and(|(seq, _)| (seq.wrapping_sub(head) as i32) < 0) {
@@ -581,7 +585,7 @@ impl Sender {
     /// Waits until the receiver has released every message.
     ///
     /// # Errors
-    /// As [`Sender::send`]: [`Error::Closed`] and [`Error::PeerDied`] say how many messages were not released.
+    /// As [`Sender::send`]: [`Error::Closed`] and [`Error::PeerDied`] have the number of unreleased messages.
     pub fn drain(&mut self) -> Result<()> {
         self.wait_drained(None).map(|_| ())
     }
@@ -608,16 +612,17 @@ impl Sender {
         wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Empty }, deadline)
     }
 
-    /// For an event loop: asks that the descriptor become readable when there is room for a message of `bytes`, or the
-    /// receiver goes. True: there is none now, go back to the loop. False: there is, go on sending. Does not wait.
+    /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`, or the receiver
+    /// leaves. Returns true if there is no space now: return to the loop. Returns false if there is: go on sending.
+    /// Does not wait.
     ///
     /// # Errors
-    /// As [`Sender::try_send`]: this is where a loop learns that the receiver is gone.
+    /// As [`Sender::try_send`]: here a loop detects that the receiver has left.
     pub fn arm(&mut self, bytes: usize) -> Result<bool> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
-        // There will never be room, and waiting for it would never end.
+        // There will never be space, and waiting for it would never end.
         if bytes as u64 > self.message_bytes_max() {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
         }
@@ -629,28 +634,28 @@ impl Sender {
             return Err(self.not_usable());
         }
         if !armed || self.parts.lane.needs_timed_wait() {
-            // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
-            // receiver is not known to fence, lest its ring be missed.
+            // Readable exactly while there is space, also for a caller that returns to the loop regardless; and as long
+            // as the receiver is not known to fence, so that its ring is not missed.
             self.endpoint.doorbells.local_wake().ring();
             failpoint("sender arms: nudged");
         }
         Ok(armed)
     }
 
-    /// For an event loop that has nothing to send: asks that the descriptor become readable when the receiver goes, and only
-    /// then, but for a time or two for nothing. Takes [`Sender::arm`] back. Does not wait.
+    /// For an event loop that has nothing to send: makes the descriptor readable only when the receiver leaves, except
+    /// for one or two spurious times. Undoes [`Sender::arm`]. Does not wait.
     ///
     /// # Errors
-    /// As [`Sender::try_send`]: this is where such a loop learns that the receiver is gone.
+    /// As [`Sender::try_send`]: here such a loop detects that the receiver has left.
     pub fn arm_for_end(&mut self) -> Result<()> {
-        // Which looks for the end. A ring that comes after that stays to be heard: only this side's own is silenced.
+        // This checks for the end. A later ring stays readable: only this side's own wake is drained.
         self.arm(0)?;
         self.disarm();
         self.endpoint.doorbells.local_wake().drain();
         Ok(())
     }
 
-    /// Takes [`Sender::arm`] back.
+    /// Undoes [`Sender::arm`].
     pub fn disarm(&mut self) {
         if self.endpoint.owner.is_current() {
             self.parts.lane.disarm();
@@ -659,12 +664,12 @@ impl Sender {
 
     /// After [`Error::PeerDied`]: waits for the receiver's successor and offers it the lane with everything unreleased.
     /// A sender that had connected connects under the name again; one that a [`crate::Listener`] accepted accepts the
-    /// successor there. Then sending goes on; messages from the oldest unreleased one on are delivered again. On a path
-    /// channel it waits until a receiver is there, which sending does not need.
+    /// successor there. Then sending continues; messages from the oldest unreleased one on are delivered again. On a
+    /// path channel it waits until a receiver is there, which sending does not need.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads; [`Error::Corrupt`],
-    /// [`Error::Forked`], [`Error::System`]. After an error it can be tried again.
+    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads;
+    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. It can be called again after an error.
     pub fn resume(&mut self) -> Result<()> {
         self.resumed(None).map(|_| ())
     }
@@ -696,8 +701,8 @@ impl Sender {
         self.endpoint.reinstate();
         self.unreleased();
         self.unsent = self.descriptors.len();
-        // What does not get through by the deadline goes before the next descriptors. A successor that dies meanwhile has come all
-        // the same: its end is for the next call to tell.
+        // Descriptors that are not sent by the deadline are sent before the next ones. A successor that dies meanwhile
+        // has come all the same: the next call reports its end.
         while !self.send_owed_descriptors()? {
             match self.wait_for_descriptor_room(deadline) {
                 Ok(true) => {}
@@ -709,8 +714,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Looks for the receiver of a path channel just opened, and tells it that this sender has come. Who went before is no
-    /// news.
+    /// Finds the receiver of a path channel that was just opened, and rings it. A receiver that left before is not
+    /// reported.
     pub(crate) fn meet(&mut self) -> Result<()> {
         self.find_peer()?;
         failpoint("sender meets: looked");
@@ -718,7 +723,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Until a path channel has a receiver; false at the deadline.
+    /// Waits until a path channel has a receiver. Returns false at the deadline.
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             let closed = self.parts.link.peer().is_some() && self.parts.lane.has_consumer_closed();
@@ -729,13 +734,13 @@ impl Sender {
             }
             self.endpoint.doorbells.drain()?;
             failpoint("sender waits for its peer: drained");
-            // One that has passed may have a successor here already.
+            // A receiver that has passed may have a successor here already.
             self.find_next_peer()?;
             failpoint("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
-            // Not by what ended the sleep: a doorbell that never stops ringing is not to keep it from ending.
+            // Not determined by what ended the sleep: a doorbell that always rings must not keep this from returning.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -743,10 +748,10 @@ impl Sender {
         }
     }
 
-    /// Has everything sent so far written to the disk under a path channel, and waits for that: it survives the machine's
-    /// end, and `pelton recover` finds it after a reboot, as long as the receiver had not released it. What a crash of
-    /// processes leaves needs no such thing. Costs what the disk does, milliseconds and more; on a tmpfs nothing, and
-    /// promises nothing.
+    /// Writes everything sent so far to the disk under a path channel, and waits for that: it survives a crash of the
+    /// machine. `pelton recover` finds it after a reboot, as long as the receiver had not released it. A crash of
+    /// processes needs no sync. Takes as long as the disk does: milliseconds and more; on a tmpfs no time, and promises
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
@@ -754,7 +759,7 @@ impl Sender {
         let role = self.endpoint.role_to_sync()?;
         let (lane, memory) = (&self.parts.lane, &self.parts.memory);
         let tail = lane.tail();
-        // That there is a channel, once; then the messages, then that they are there, and what was released.
+        // First the directory, once; then the messages; then the tail, and what was released.
         role.sync_directory()?;
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
         failpoint("sync: data");
@@ -763,7 +768,7 @@ impl Sender {
         memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
     }
 
-    /// Figures of this side.
+    /// Counters of this side.
     pub fn counters(&self) -> Counters {
         if self.endpoint.owner.is_forked() {
             return Counters::default();
@@ -779,8 +784,8 @@ impl Sender {
         }
     }
 
-    /// The number that the next message will have, as [`crate::Message::seq`] says it: 1 in a fresh lane, one more for each,
-    /// modulo 2^32, never 0. From it a sender that succeeds another on a path channel knows how much is in the lane.
+    /// The number of the next message, as [`crate::Message::seq`] has it: 1 in a fresh lane, one more for each, modulo
+    /// 2^32, never 0. From it a sender that succeeds another on a path channel knows how much is in the lane.
     pub fn next_seq(&self) -> u32 {
         self.parts.lane.tail().seq
     }
@@ -795,12 +800,12 @@ impl Sender {
         self.parts.lane.message_bytes_max()
     }
 
-    /// Who receives; `None` while a path channel has no receiver that this side knows of.
+    /// The receiver's process; `None` while a path channel has no receiver that this side knows of.
     pub fn peer(&self) -> Option<Peer> {
         self.parts.link.peer()
     }
 
-    /// Closes: the receiver reads everything sent and is then told [`Error::Closed`]. Does not wait; see
+    /// Closes: the receiver receives everything sent, and then returns [`Error::Closed`]. Does not wait; see
     /// [`Sender::drain`]. Dropping does the same.
     ///
     /// # Errors
@@ -816,7 +821,8 @@ impl Drop for Sender {
             return;
         }
         self.parts.lane.close();
-        // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
+        // First the closed flag, then the ring, last the hang-up: a receiver that detects one of the later finds the
+        // earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
         failpoint("sender closes: hung up");
@@ -824,7 +830,7 @@ impl Drop for Sender {
 }
 
 impl AsRawFd for Sender {
-    /// As [`AsFd`], for runtimes that ask for the number.
+    /// As [`AsFd`], for runtimes that need the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
@@ -843,10 +849,10 @@ pub(crate) struct FreeSpace<'a> {
     pub(crate) want: WaitCondition,
 }
 
-/// What for.
+/// Its condition.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitCondition {
-    /// FreeSpace for a message of so many bytes with so many descriptors.
+    /// Space for a message of this number of bytes and descriptors.
     Message(u64, u32),
     /// That the lane is empty.
     Empty,
@@ -910,7 +916,7 @@ impl Side for FreeSpace<'_> {
     fn rung(&mut self, _alone: bool) -> Result<bool> {
         self.sender.endpoint.doorbells.drain()?;
         failpoint("sender rung: drained");
-        // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
+        // A receiver may have come and left since the last check. If the check fails, it is repeated.
         let passed = self.sender.find_peer().inspect_err(|_| self.sender.endpoint.doorbells.local_wake().ring())?;
         if passed { self.end() } else { Ok(false) }
     }
@@ -918,7 +924,8 @@ impl Side for FreeSpace<'_> {
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         let gone = self.sender.is_peer_known_gone()?;
         if gone {
-            // Now: one that has come and gone unseen is found but once, and there may be room now, which ends the wait.
+            // Noted now: a receiver that has come and left is found only once, and there may be space now, which ends
+            // the wait.
             self.sender.note_end();
         }
         Ok(gone)
@@ -935,7 +942,7 @@ mod tests {
     use crate::wait::Wait;
     use std::time::Duration;
 
-    /// Not a test: the receiver of the next one. Ends without closing.
+    /// Not a test: the receiver process of the next one. It ends without closing.
     #[test]
     fn child() {
         let Some(directory) = std::env::var_os("PELTON_DIRECTORY") else { return };
@@ -952,7 +959,7 @@ mod tests {
         let directory = place.path().join("c");
         let mut sender = Options::new().capacity(1 << 16).wait(Wait::Spin).create_sender(&directory).unwrap();
         while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
-        // What a sender that spins for room does, in its order, with all of it happening after the first step.
+        // The steps of a sender that spins for space, with everything else after the first step.
         let mut room = FreeSpace { sender: &mut sender, want: WaitCondition::Message(1000, 0) };
         assert!(!room.look().unwrap());
         let mut receiver = std::process::Command::new(std::env::current_exe().unwrap());
