@@ -223,7 +223,7 @@ impl Acceptor {
         doorbells: &Doorbells,
         receiver_side: &ReceiverSide,
     ) -> Result<PendingHandshake> {
-        let doorbell = doorbells.doorbell_for(handshake.peer()).map_err(handshake.told("making a doorbell"))?;
+        let doorbell = doorbells.doorbell_for(handshake.peer()).map_err(handshake.refused_by("making a doorbell"))?;
         handshake.add_to(doorbells, self.number)?;
         let receiver_side = ReceiverSide { doorbell, lane, ..receiver_side.clone() };
         let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match receiver_side.replies.clone() {

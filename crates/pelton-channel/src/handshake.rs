@@ -1,8 +1,8 @@
-//! The hand-handshake of two processes that have a socket between them: each side makes its segments, shows them to the other,
+//! The handshake of two processes with a socket between them: each side creates its segments, sends them to the other,
 //! and checks the other's. `spec/protocol.md` has the packets and their order.
 //!
-//! Whatever comes over the socket is copied once, checked, and only the copy is used. The last READY decides: whoever
-//! sends it has mapped and attached everything, and so has who receives it.
+//! Everything that arrives over the socket is copied once and checked; only the copy is used. The last READY decides:
+//! the side that sends it has mapped and attached everything, and so has the side that receives it.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -45,11 +45,11 @@ pub(crate) struct Handshake {
     socket: Socket,
     peer: Peer,
     pace: Pace,
-    /// From this peer.
+    /// What this side accepts from this peer.
     takes: Limits,
 }
 
-/// How a hand-handshake waits for the peer's next word.
+/// How a handshake waits for the peer's next packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pace {
     /// In the call, until then: its future is ready when it is polled first, which [`in_call`] does.
@@ -64,16 +64,16 @@ pub(crate) fn again() -> impl Future<Output = ()> {
     poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
 }
 
-/// The result of a hand-handshake that waits in the call.
+/// The result of a handshake that waits in the call.
 pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
     match pin!(shaking).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => unreachable!("a hand-handshake that waits in the call does not come back before it is done"),
+        Poll::Pending => unreachable!("a handshake that waits in the call does not come back before it is done"),
     }
 }
 
 impl Handshake {
-    /// Begins with a peer that this side wants to deal with.
+    /// Begins with a peer that this side accepts.
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Handshake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"));
         let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
@@ -105,7 +105,7 @@ impl Handshake {
 
     fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let sent = self.socket.try_send(bytes, fds);
-        failpoint("hand-handshake: packet sent");
+        failpoint("handshake: packet sent");
         let sent = match sent {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 return Err(self.last_words());
@@ -120,18 +120,18 @@ impl Handshake {
         self.pace = Pace::Until(deadline);
     }
 
-    /// Says why not; the peer's next read finds it, even after this side has closed.
+    /// Sends the reason of a refusal. The peer's next read finds it, even after this side has closed.
     pub(crate) fn refuse(&self, why: String) -> Error {
         turn_away(&self.socket, &why);
         Error::Refused(why)
     }
 
-    /// Has its packets told as those of that number.
+    /// Polls its socket: its packets are reported with this number.
     pub(crate) fn add_to(&self, doorbells: &Doorbells, number: u32) -> Result<()> {
-        doorbells.watch_connecting_socket(&self.socket, number).map_err(self.told("watching a connection"))
+        doorbells.watch_connecting_socket(&self.socket, number).map_err(self.refused_by("watching a connection"))
     }
 
-    /// The lanes of a link begin with it, and so have nothing in them.
+    /// The lanes of a link begin with the handshake, so they are empty.
     fn check_new(&self, waiting: u64) -> Result<()> {
         match waiting {
             0 => Ok(()),
@@ -139,7 +139,7 @@ impl Handshake {
         }
     }
 
-    /// Why the peer has gone: it may have refused before this side had said anything.
+    /// Why the peer closed: it may have refused before this side had sent anything.
     fn last_words(&self) -> Error {
         let mut bytes = [0; PACKET_BYTES];
         let heard = self.socket.try_receive(&mut bytes).ok().flatten();
@@ -190,11 +190,12 @@ impl Handshake {
             }
             let found = fds.len();
             if truncated && found < N {
-                // The system's word is lost, but there is only one reason. Its own trouble, not the peer's.
+                // The system's error is lost, but there is only one possible reason. It concerns this side, not the
+                // peer.
                 let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
                 return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
             }
-            failpoint("hand-handshake: packet received");
+            failpoint("handshake: packet received");
             let fds = fds
                 .try_into()
                 .map_err(|_| self.refuse(format!("{found} descriptors came with packet {kind}, wanted {N}")))?;
@@ -202,8 +203,8 @@ impl Handshake {
         }
     }
 
-    /// Both sides say who they are, and what they take; answers what the peer says. A listener makes up its mind how much it takes when it has
-    /// heard who comes: `takes`.
+    /// Both sides send their role and their limits; returns the peer's HELLO. A listener determines its limits after it
+    /// has received the peer's HELLO: `takes`.
     async fn greet(
         &self,
         role: Role,
@@ -276,8 +277,8 @@ impl Handshake {
         Ok(peer)
     }
 
-    /// Both sides have mapped everything. The last to say so decides: a survivor, lest a lane get two successors; else
-    /// the listener.
+    /// Both sides have mapped everything. The last READY decides: a survivor sends it, so that a lane never gets two
+    /// successors; else the listener.
     async fn ready(&self, last: bool) -> Result<()> {
         if last {
             self.receive::<0>(READY).await?;
@@ -303,7 +304,7 @@ impl Handshake {
         Ok(segment)
     }
 
-    /// Tells the peer too why this side gives up.
+    /// Sends the peer the reason as well.
     fn refused_for(&self, error: Error) -> Error {
         self.refuse(match &error {
             Error::System { source, .. } if lacks_descriptors(source) => no_descriptor_left(),
@@ -321,7 +322,7 @@ impl Handshake {
             .map_err(|error| self.refused_for(error))
     }
 
-    /// Of a lane that the peer has made, or holds: whether this side takes it.
+    /// Whether this side accepts a lane that the peer has created, or holds.
     fn check_size(&self, packet: &Packet, takes: Limits) -> Result<()> {
         if packet.capacity > takes.lane_bytes {
             return Err(self.refuse(format!(
@@ -354,12 +355,12 @@ impl Handshake {
             .map_err(|error| self.refused_for(error))
     }
 
-    /// Puts a failure of this side's into words, for both sides.
-    pub(crate) fn told(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error + '_ {
+    /// Reports an error of this side to both sides.
+    pub(crate) fn refused_by(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error + '_ {
         move |error| self.refused_for(Error::system(what)(error))
     }
 
-    /// Maps the producer's segment and checks that it says what the packet said.
+    /// Maps the producer's segment and checks that it agrees with the packet.
     fn open_producer(&self, fd: ReceivedFd, packet: &Packet) -> Result<Segment> {
         let segment = self.open_control(fd, "producer", MAGIC_PRODUCER)?;
         // SAFETY: 64 KiB are mapped; these two fields are plain words, written before the segment was shared.
@@ -381,25 +382,25 @@ impl Handshake {
         Ok(segment)
     }
 
-    /// Watches the peer, of the lane of that number. Before READY, after which nothing may fail: what the peer then sends would be
-    /// lost.
+    /// Polls for the peer's end, as that of this lane. Before READY, because nothing may fail after it: what the peer
+    /// sends then would be lost.
     fn watch(&self, own: &Doorbells, lane: u32) -> Result<Option<Descriptor>> {
-        own.watch(&self.socket, lane).map_err(self.told("watching the peer"))
+        own.watch(&self.socket, lane).map_err(self.refused_by("watching the peer"))
     }
 
-    /// Who is at the other end.
+    /// The peer.
     pub(crate) fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// What is readable when the peer has said something.
+    /// Readable when the peer has sent a packet.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
     /// The doorbell to give to the peer.
     fn doorbell_for_peer(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
-        own.doorbell_for(self.peer).map_err(self.told("making a doorbell"))
+        own.doorbell_for(self.peer).map_err(self.refused_by("making a doorbell"))
     }
 
     fn into_link(self, process: Option<Descriptor>, peer_doorbell: Doorbell, own_doorbell: Arc<Doorbell>) -> Link {
@@ -431,12 +432,12 @@ impl Handshake {
     }
 }
 
-/// Whether a system call failed for want of descriptors, of this process or of the machine.
+/// Whether a system call failed because the process or the machine has no descriptors left.
 pub(crate) fn lacks_descriptors(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// What to tell a peer for which there is none.
+/// The reason for a peer that is refused because of that.
 pub(crate) fn no_descriptor_left() -> String {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     format!(
@@ -446,7 +447,7 @@ pub(crate) fn no_descriptor_left() -> String {
     )
 }
 
-/// Says why not to who has connected.
+/// Refuses a peer that has connected.
 pub(crate) fn turn_away(socket: &Socket, why: &str) {
     let mut bytes = Packet::new(REFUSED).encode().to_vec();
     bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
@@ -481,7 +482,7 @@ pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
     })
 }
 
-/// What a sender has of its peer after the hand-handshake's middle.
+/// What a sender knows of its peer in the middle of the handshake.
 struct ConsumerSide {
     consumer: Segment,
     receiver: Segment,
@@ -502,7 +503,7 @@ impl ConsumerSide {
         })
     }
 
-    /// The producer of the lane between these segments, from tail, head and floor on; and what it rings.
+    /// The producer of the lane between these segments, from tail, head and floor on; and the peer's doorbell.
     fn attach(
         self,
         handshake: &Handshake,
@@ -514,12 +515,12 @@ impl ConsumerSide {
         let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
         let memory = SenderMemory { page, data, consumer, receiver };
         let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| handshake.refused_for(error))?;
-        failpoint("hand-handshake: lane attached");
+        failpoint("handshake: lane attached");
         Ok((lane, memory, self.doorbell))
     }
 }
 
-/// The hand-handshake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
+/// The handshake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
 pub(crate) async fn new_sender(
     handshake: Handshake,
     options: &Options,
@@ -545,7 +546,7 @@ pub(crate) async fn new_sender(
         // Above 1: this is not the lane's first producer, and marks its first message so.
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
-        let page = made.map_err(handshake.told("making the producer's segment"))?;
+        let page = made.map_err(handshake.refused_by("making the producer's segment"))?;
         handshake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), doorbell.given()])?;
         let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
         peer.attach(&handshake, page, data, (tail, head, packet.floor), can_barrier)?
@@ -558,7 +559,7 @@ pub(crate) async fn new_sender(
     Ok((SenderParts { lane, link, memory }, own))
 }
 
-/// A fresh lane, whose consumer the peer becomes, within what that takes.
+/// A fresh lane within the peer's limits; the peer becomes its consumer.
 async fn offer_lane(
     handshake: &Handshake,
     options: &Options,
@@ -567,8 +568,8 @@ async fn offer_lane(
     can_barrier: bool,
 ) -> Result<(Producer, SenderMemory, Doorbell)> {
     let (capacity, limit) = options.sizes_within(within).map_err(|error| handshake.refused_for(error))?;
-    let page = make_producer_page(capacity, limit, 1).map_err(handshake.told("making the producer's segment"))?;
-    let data = make_data(capacity).map_err(handshake.told("making the lane's data"))?;
+    let page = make_producer_page(capacity, limit, 1).map_err(handshake.refused_by("making the producer's segment"))?;
+    let data = make_data(capacity).map_err(handshake.refused_by("making the lane's data"))?;
     let (tail, head) = (Position::START, Position::START);
     let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
     handshake.send(&packet, &[page.as_fd(), doorbell.given(), data.as_fd()])?;
@@ -577,7 +578,7 @@ async fn offer_lane(
     peer.attach(handshake, page, data, (tail, head, 0), can_barrier)
 }
 
-/// The hand-handshake of a sender whose receiver died: it offers its lane.
+/// The handshake of a sender whose receiver died: it offers its lane.
 pub(crate) async fn surviving_sender(
     handshake: Handshake,
     parts: &mut SenderParts,
@@ -606,15 +607,15 @@ pub(crate) async fn surviving_sender(
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| handshake.refused_for(error))?;
-    failpoint("hand-handshake: consumer attached");
+    failpoint("handshake: consumer attached");
     let process = handshake.watch(doorbells, 0)?;
     if let Err(error) = handshake.ready(true).await {
-        // As if this one had never been: nobody looks at its page any more, whatever it writes there.
+        // Undoes the attachment: nothing reads the failed peer's page any more.
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
     handshake.reconnect(&mut parts.link, doorbells, process, peer.doorbell, doorbell);
-    failpoint("hand-handshake: survivor goes on");
+    failpoint("handshake: survivor goes on");
     Ok(())
 }
 
@@ -629,24 +630,24 @@ pub struct Replies {
     pub null_wake: Arc<LocalWake>,
 }
 
-/// What a lane is given of its receiver's.
+/// What a new lane gets of its receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceiverSide {
     pub(crate) page: Arc<Segment>,
     pub(crate) doorbells: Doorbells,
-    /// What its sender rings.
+    /// The doorbell that its sender rings.
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
     /// Of a service: how to make the lane back to each client.
     pub(crate) replies: Option<Replies>,
-    /// Of all lanes together, if that has a limit.
+    /// Limit of all lanes together, if there is one.
     pub(crate) budget: Option<Arc<Budget>>,
 }
 
 impl ReceiverSide {
-    /// What this side takes of one peer more, that has so many lanes.
+    /// What this side accepts from one more peer, which has so many lanes.
     fn share(&self, handshake: &Handshake, lanes: u64) -> Result<Limits> {
         let takes = handshake.takes;
         let Some(budget) = &self.budget else { return Ok(takes) };
@@ -657,7 +658,8 @@ impl ReceiverSide {
         Ok(Limits { lane_bytes, message_bytes: takes.message_bytes.min(message_bytes_limit(lane_bytes)) })
     }
 
-    /// The peer has made its lanes, which come to so many bytes: nobody who only began a handshake has any.
+    /// The peer has created its lanes, of so many bytes in all. A peer that has only begun a handshake takes no part of
+    /// the memory.
     fn take_share(&self, handshake: &Handshake, bytes: u64) -> Result<Option<Part>> {
         let Some(budget) = &self.budget else { return Ok(None) };
         budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(handshake, budget))
@@ -672,7 +674,7 @@ impl ReceiverSide {
     }
 }
 
-/// The hand-handshake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
+/// The handshake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
 pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
@@ -685,8 +687,8 @@ pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSi
     Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, receiver_side.lane, memory) })
 }
 
-/// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring. Its largest
-/// message has at least so many bytes.
+/// The lane that the peer, its producer, offers; how many of its messages may have been delivered before; and the
+/// peer's doorbell. Its largest message has at least `least` bytes.
 async fn take_lane(
     handshake: &Handshake,
     receiver_side: &ReceiverSide,
@@ -714,7 +716,7 @@ async fn take_lane(
             packet.capacity / 8
         )));
     }
-    let consumer = make_consumer_page(head).map_err(handshake.told("making the consumer's segment"))?;
+    let consumer = make_consumer_page(head).map_err(handshake.refused_by("making the consumer's segment"))?;
     let [page, data, consumer] = [page, data, consumer].map(Arc::new);
     let memory = LaneMemory { page, data, consumer, receiver: receiver_side.page.clone() };
     let attached = memory.attach(packet.message_bytes_max, receiver_side.can_barrier);
@@ -724,7 +726,7 @@ async fn take_lane(
     Ok((consumer, memory, redelivered, peer_doorbell))
 }
 
-/// All that a receiver of one sender is made of.
+/// Everything that a receiver of one sender needs.
 pub(crate) fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<ReceiverParts> {
     let (receiver_side, sleeper) = receiver_side_of_one(&handshake, Doorbells::new()?)?;
     let doorbells = receiver_side.doorbells.clone();
@@ -734,7 +736,7 @@ pub(crate) fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<Rec
 
 fn receiver_side_of_one(handshake: &Handshake, doorbells: Doorbells) -> Result<(ReceiverSide, Sleeper)> {
     let can_barrier = membarrier::register();
-    let page = Arc::new(make_receiver_page().map_err(handshake.told("making the receiver's segment"))?);
+    let page = Arc::new(make_receiver_page().map_err(handshake.refused_by("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
     let doorbell = handshake.doorbell_for_peer(&doorbells)?;
     Ok((ReceiverSide { page, doorbells, doorbell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
@@ -749,8 +751,8 @@ pub(crate) struct LinkParts {
     pub(crate) bytes_max: u64,
 }
 
-/// The hand-handshake of a client, who connects: it offers the lane of requests and takes that of replies. The client's one doorbell and
-/// one descriptor for the caller's loop serve both.
+/// The handshake of a client, which connects: it offers the lane of requests and accepts that of replies. One doorbell
+/// and one descriptor for the caller's loop serve both.
 pub(crate) async fn new_client(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<LinkParts> {
     let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone())?;
     let takes = of_calls(handshake.takes);
@@ -770,7 +772,7 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Options, doorbell
     Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, doorbells: doorbells.clone() }, bytes_max })
 }
 
-/// The same of a service, which listens: the lane of requests has with it who is answered by the other.
+/// The handshake of a service, which listens: the lane of requests brings the lane back to its client.
 pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide, replies: Replies) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
@@ -783,13 +785,13 @@ pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide
     let (consumer, memory, waiting, request_doorbell) =
         take_lane(&handshake, &receiver_side, takes, LINK_BYTES_MIN).await?;
     handshake.check_new(waiting)?;
-    // Of a budget both lanes have the same part.
+    // Both lanes have the same part of a budget.
     let most = if receiver_side.budget.is_some() { takes.lane_bytes } else { u64::MAX };
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
     let doorbells = receiver_side
         .doorbells
         .for_one_lane(&replies.null_wake, handshake.peer)
-        .map_err(handshake.told("making a doorbell"))?;
+        .map_err(handshake.refused_by("making a doorbell"))?;
     let (lane, mut reply_memory, reply_doorbell) =
         offer_lane(&handshake, &replies.options, within, doorbells.doorbell(), receiver_side.can_barrier).await?;
     let part = receiver_side.take_share(&handshake, consumer.capacity() + lane.capacity())?;
@@ -805,7 +807,7 @@ pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide
     Ok(lane)
 }
 
-/// The hand-handshake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
+/// The handshake of a receiver whose sender died: it offers the lane, and where the dead sender's records end.
 pub(crate) async fn surviving_receiver(
     handshake: Handshake,
     survivor: &mut Lane,
@@ -836,18 +838,20 @@ pub(crate) async fn surviving_receiver(
     let page = handshake.open_producer(page_fd, &answer)?;
     let peer_doorbell = handshake.open_doorbell(doorbell_fd)?;
     let process = handshake.watch(doorbells, 0)?;
-    // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
+    // Only now is the successor's page complete: if the successor had died before, the dead sender's page would still
+    // be needed.
     handshake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
-    failpoint("hand-handshake: producer attached");
-    // What came for messages that the dead sender committed is here; the rest was for messages that never were.
+    failpoint("handshake: producer attached");
+    // The descriptors of committed messages are here; others belonged to messages that were never committed.
     survivor.link.drop_descriptors_from(tail.seq);
     handshake.reconnect(&mut survivor.link, doorbells, process, peer_doorbell, doorbell);
-    failpoint("hand-handshake: survivor goes on");
+    failpoint("handshake: survivor goes on");
     Ok(())
 }
 
-/// Of calls the limit is of a whole request or reply, which goes in pieces where the lane's messages are smaller.
+/// Of calls the limit applies to a whole request or reply, which is sent in pieces where the lane's messages are
+/// smaller.
 fn of_calls(takes: Limits) -> Limits {
     Limits { message_bytes: Limits::ALL.message_bytes, ..takes }
 }

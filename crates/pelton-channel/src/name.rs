@@ -20,7 +20,7 @@ pub struct Name {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// A directory with a socket per listening process, inside a directory of ours.
+    /// A directory with a socket per listening process, inside a directory of this user.
     Directory {
         base: PathBuf,
         directory: PathBuf,
@@ -65,7 +65,7 @@ impl Name {
         Ok(Name { text: text.to_owned(), place })
     }
 
-    /// The name, and where a short one is looked for: another user, or a service's environment, has another place.
+    /// The name, and the directory of a short one, which differs for another user, or in a service's environment.
     pub fn with_place(&self) -> String {
         match &self.place {
             Place::Socket(_) => self.text.clone(),
@@ -85,7 +85,7 @@ impl Name {
         self.wrong(format!("is {}, which exists and is not a socket: choose another path", path.display()))
     }
 
-    /// Puts what the system said about a path into words.
+    /// Adds a path to a system error.
     fn failed(&self, what: &str, path: &Path, error: std::io::Error) -> Error {
         if error.raw_os_error() == Some(libc::ENAMETOOLONG) {
             let (found, most) = (path.as_os_str().len(), 107);
@@ -99,7 +99,7 @@ impl Name {
         Error::System { what: format!("{what} {}", path.display()), source: error }
     }
 
-    /// Where somebody may listen.
+    /// Paths at which a process may listen.
     pub fn sockets(&self) -> Result<Vec<PathBuf>> {
         match &self.place {
             Place::Socket(path) => Ok(vec![path.clone()]),
@@ -126,11 +126,11 @@ impl Name {
         Ok(paths)
     }
 
-    /// The sockets under the name, and the process that listens at each; none at those left behind.
+    /// The sockets under the name, and the process that listens at each; none for a socket that a dead process left.
     pub fn listeners(&self) -> Result<Vec<(PathBuf, Option<u32>)>> {
         let mut found = Vec::new();
         for path in self.sockets()? {
-            // A listener takes a connection that ends without a word for what it is.
+            // A listener ignores a connection that ends without a packet.
             match Socket::connect(&path) {
                 Ok(socket) => {
                     let peer = socket.peer().map_err(|error| self.failed("asking who listens at", &path, error))?;
@@ -139,7 +139,7 @@ impl Name {
                 Err(error) => match error.kind() {
                     ErrorKind::NotFound => {}
                     ErrorKind::ConnectionRefused => found.push((path, None)),
-                    // Its backlog is full: it is there, and does not say who it is.
+                    // Its backlog is full: it listens, and does not reveal its process.
                     ErrorKind::WouldBlock => found.push((path, Some(0))),
                     _ => return Err(self.failed("connecting to", &path, error)),
                 },
@@ -160,18 +160,18 @@ impl Name {
             match self.connect_to(&path) {
                 Ok(None) => {}
                 Ok(socket) => return Ok(socket),
-                // A stray socket, of another kind. There may be others.
+                // Another kind of socket is there. There may be others.
                 Err(error) => why = Some(error),
             }
         }
         why.map_or(Ok(None), Err)
     }
 
-    /// Connects to who listens there, if somebody does.
+    /// Connects to the listener there, if there is one.
     pub fn connect_to(&self, path: &Path) -> Result<Option<Socket>> {
         match Socket::connect(path) {
             Ok(socket) => Ok(Some(socket)),
-            // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
+            // Gone, never there, or left by a dead process; a full backlog is a listener that is too busy.
             Err(error) => match error.kind() {
                 ErrorKind::ConnectionRefused if !is_socket(path) => Err(self.no_socket(path)),
                 ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => Ok(None),
@@ -180,8 +180,8 @@ impl Name {
         }
     }
 
-    /// Listens under the name, replacing what dead listeners left behind; if it `is_shared`, beside others that listen under a short
-    /// one.
+    /// Listens under the name, and replaces what dead listeners left; if it `is_shared`, beside others that listen
+    /// under a short name.
     pub(crate) fn listen(&self, is_shared: bool) -> Result<Bound> {
         match &self.place {
             Place::Socket(path) => {
@@ -193,7 +193,7 @@ impl Name {
                 Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
             Place::Directory { base, directory } => loop {
-                // A listener that goes removes the directories after itself, perhaps just now: then make them again.
+                // A listener that closes removes the directories, perhaps just now: then they are created again.
                 let again = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
                 make_directory(base).map_err(|error| self.not_made(base, error))?;
                 own_directory(base).map_err(|problem| self.wrong(problem))?;
@@ -207,14 +207,15 @@ impl Name {
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
                 let sockets = self.sockets_in(directory)?;
-                // Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
+                // Another process may have the lock of a directory that was just recreated: a socket without a listener
+                // looks like one that a dead process left.
                 if !is_at(&lock, directory).map_err(|e| self.failed("looking at", directory, e))? {
                     continue;
                 }
                 for path in sockets {
                     match self.clear(&path) {
                         Err(Error::InUse { .. }) if is_shared => {}
-                        // A stray socket, of another kind: not ours to remove.
+                        // Another kind of socket: not to be removed.
                         Err(Error::System { .. }) => {}
                         cleared => cleared?,
                     }
@@ -228,7 +229,7 @@ impl Name {
                     Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                     Err(error) => return Err(self.failed("listening at", &path, error)),
                     Ok(socket) => {
-                        // As above. While a socket is in it, nobody removes it.
+                        // The directory may be removed in between. While a socket is in it, it stays.
                         let stands = is_at(&lock, directory);
                         if let Ok(true) = stands {
                             let directories = vec![directory.clone(), base.clone()];
@@ -243,7 +244,7 @@ impl Name {
         }
     }
 
-    /// Removes a socket that nobody listens at; a live one is refused.
+    /// Removes a socket without a listener; a live one is refused.
     fn clear(&self, path: &Path) -> Result<()> {
         match std::fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -273,10 +274,10 @@ impl Name {
     }
 }
 
-/// Holds off other listeners of a directory until dropped.
+/// Excludes other listeners of a directory until it is dropped.
 fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     let fd = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // Whoever can open the directory can hold the lock: not for ever.
+    // A process that can open the directory can hold the lock: the wait is limited.
     for _ in 0..200 {
         match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
@@ -289,7 +290,8 @@ fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     Err(std::io::Error::new(ErrorKind::ResourceBusy, text))
 }
 
-/// Whether it is the directory that stands there now. Fails where the system does not say so: then trying again would not end.
+/// Whether it is the directory at that path now. Fails where the system does not report that: otherwise the retries
+/// would not end.
 fn is_at(fd: &OwnedFd, directory: &Path) -> std::io::Result<bool> {
     let own = fstat(fd)?;
     match std::fs::symlink_metadata(directory) {
@@ -306,7 +308,7 @@ fn make_directory(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Whether `path` is a directory that nobody else can enter. False: it is not there.
+/// Whether `path` is a directory that no other user can enter. Returns false if it does not exist.
 fn own_directory(path: &Path) -> std::result::Result<bool, String> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -326,7 +328,7 @@ fn own_directory(path: &Path) -> std::result::Result<bool, String> {
     }
 }
 
-/// Whether it is one, or nothing any more.
+/// Whether it is one, or does not exist any more.
 fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).map_or(true, |found| found.file_type().is_socket())
 }
@@ -368,17 +370,17 @@ impl Drop for Bound {
         if self.is_forked() {
             return;
         }
-        // Only if it is still ours.
+        // Only if it is still this one.
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode);
         if ours {
             let _ = std::fs::remove_file(&self.path);
         }
-        // Who has connected and was not accepted is hung up on one by one: closed with the listener, what they sent would be closed here, which may
-        // wait. Nobody connects any more.
+        // Connections that were not accepted are closed one by one: closed with the listener, their descriptors would
+        // be closed here, which may block. No process connects any more.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         while let Ok(Some(_)) = accept_at(&self.socket) {}
         for directory in &self.directories {
-            // Refused while others are in it, which is right.
+            // Refused while other sockets are in it, as it should be.
             let _ = std::fs::remove_dir(directory);
         }
     }
@@ -392,7 +394,7 @@ mod tests {
     fn listeners_that_come_and_go_do_not_hinder_each_other() {
         let base = std::env::temp_dir().join(format!("pelton-listeners-{}", std::process::id()));
         std::thread::scope(|scope| {
-            // Two of one name, and two of others, in a directory that is empty now and then, and goes.
+            // Two of one name, and two of others, in a directory that is empty now and then, and is removed.
             for text in ["one", "one", "two", "three"] {
                 let place = Place::Directory { base: base.clone(), directory: base.join(text) };
                 scope.spawn(move || {

@@ -1,4 +1,4 @@
-//! The packets of the handshake, and the packet that descriptors travel with. `spec/protocol.md` has their layout.
+//! The packets of the handshake, and the packet that carries descriptors. `spec/protocol.md` has their layout.
 
 use crate::error::Error;
 use crate::memory::Limits;
@@ -15,7 +15,7 @@ pub(crate) const READY: u32 = 4;
 pub(crate) const REFUSED: u32 = 5;
 pub(crate) const DESCRIPTORS: u32 = 6;
 
-/// Which end of the lane a side is.
+/// The role of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Sender = 1,
@@ -26,7 +26,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// What the peer must be.
+    /// The role that the peer must have.
     pub(crate) fn other(self) -> Role {
         match self {
             Role::Sender => Role::Receiver,
@@ -87,7 +87,7 @@ impl Packet {
         Packet { role: role as u32, holds: holds.into(), capacity, message_bytes_max, ..Packet::new(HELLO) }
     }
 
-    /// Of HELLO: bits of the features that the side requires, and does not go on without.
+    /// Of HELLO: bits of the features that the side requires.
     pub(crate) fn required(&self) -> u64 {
         self.floor
     }
@@ -97,7 +97,7 @@ impl Packet {
         self.tail
     }
 
-    /// Of HELLO: what the side takes from the other.
+    /// Of HELLO: the limits of what the side accepts from the other.
     pub(crate) fn takes(&self) -> Limits {
         Limits { lane_bytes: self.capacity, message_bytes: self.message_bytes_max }
     }
@@ -149,7 +149,7 @@ impl Packet {
 /// Bits of the features that this version has. None is defined yet.
 pub(crate) const FEATURES: u64 = 0;
 
-/// This version, as others are told.
+/// This version, in packets and texts.
 pub(crate) const VERSION_TEXT: &str = concat!("pelton ", env!("CARGO_PKG_VERSION"));
 pub(crate) const ENTRY_VERSION: u16 = 1;
 /// Types from here on must be known to the peer.
@@ -170,7 +170,7 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// All are read before the first problem counts: the version of the peer belongs to its text.
+    /// All are read before the first problem counts, because the peer's version belongs to its text.
     pub(crate) fn read(mut bytes: &[u8]) -> Entries {
         let mut found = Entries::default();
         while !bytes.is_empty() {
@@ -214,13 +214,13 @@ pub(crate) fn descriptors_of(packet: &[u8]) -> Option<u32> {
     Packet::decode(packet).filter(|packet| packet.kind == DESCRIPTORS).map(|packet| packet.seq)
 }
 
-/// What a packet says, if it says why not.
+/// The reason in a packet that refuses.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<Error> {
     let packet = Packet::decode(bytes).filter(|packet| packet.kind == REFUSED);
     packet.map(|_| Error::Refused(printable(&bytes[FIXED_BYTES..])))
 }
 
-/// Somebody else's words, which may go to a terminal.
+/// A peer's text, which may be printed on a terminal.
 pub(crate) fn printable(text: &[u8]) -> String {
     String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect()
 }

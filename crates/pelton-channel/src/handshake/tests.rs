@@ -1,4 +1,4 @@
-//! The hand-handshake against `spec/vectors/packets.json`, and against peers that do not do their part.
+//! The handshake against `spec/vectors/packets.json`, and against peers that do not do their part.
 
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
@@ -157,7 +157,7 @@ mod peers {
         Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap()
     }
 
-    /// A new sender on the other end of a hand-handshake that this end makes.
+    /// A new sender on the other end of a handshake that this end makes.
     fn with_new_sender<T>(name: &str, this: impl FnOnce(Handshake) -> Result<T>) -> (SenderParts, T) {
         let (socket, peer) = pair(name);
         let options = Options::new().capacity(1 << 20);
@@ -176,7 +176,7 @@ mod peers {
         let _ = receiver.lane.consumer.release(&record);
     }
 
-    /// The other end of a hand-handshake in which a successor shows its page and then does not go on.
+    /// The other end of a handshake in which a successor shows its page and then does not go on.
     fn unfinished_successor(name: &str, receiver: &mut ReceiverParts) -> Socket {
         let (socket, peer) = pair(name);
         let impatient = Handshake { pace: Pace::Until(Instant::now()), ..handshake(socket) };
