@@ -391,13 +391,16 @@ pub unsafe fn release(receiver: Handled, otherwise: impl FnOnce() -> c_int) -> c
 }
 
 /// A message held, behind a handle.
-pub struct Holding(Held);
+pub struct Holding(
+    /// `None`: what was held says that a sender joined or left, and has no bytes.
+    Option<Held>,
+);
 
 impl Object for Holding {
     const KIND: &'static str = "held";
 
     fn is_forked(&self) -> bool {
-        self.0.is_forked()
+        self.0.as_ref().is_some_and(Held::is_forked)
     }
 
     fn is_free(&self) -> bool {
@@ -419,15 +422,14 @@ pub unsafe extern "C" fn pelton_hold(receiver: Handled, out: *mut *mut Handle<Ho
             Current::One(record) => {
                 let held = receiving.receiver.message(record).hold();
                 // SAFETY: the caller's promise.
-                unsafe { out.write(Handle::boxed(Holding(held))) };
+                unsafe { out.write(Handle::boxed(Holding(Some(held)))) };
                 Ok(())
             }
             Current::Event => {
-                receiving.current = Current::Event;
-                Err(code::tell(
-                    code::NOT_RECEIVED,
-                    "this says that a sender joined or left, which cannot be held: release it",
-                ))
+                receiving.receiver.pass_event();
+                // SAFETY: the caller's promise.
+                unsafe { out.write(Handle::boxed(Holding(None))) };
+                Ok(())
             }
             Current::Batch => {
                 receiving.current = Current::Batch;
