@@ -59,7 +59,7 @@ impl Doorbells {
 
     /// Also polls a doorbell that only one peer has, and for which other threads wait as well.
     pub fn add_doorbell(&self, doorbell: &Doorbell) -> Result<()> {
-        self.pollable.add_bell(doorbell).map_err(Error::system("polling a client's doorbell"))
+        self.pollable.add_shared_doorbell(doorbell).map_err(Error::system("polling a client's doorbell"))
     }
 
     /// Also polls a listener, a timer or the socket of a handshake: reported as [`Event::Connecting`] with this number.

@@ -1,15 +1,15 @@
-//! Memory that goes into an operation on a file, and comes back with its completion.
+//! Memory of an operation on a file; it comes back with the operation's completion.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Memory for reading into or writing from. It goes into an `Operation` and comes back with the
-/// `Completion`: nobody can touch it while the kernel may.
+/// Memory for reading into or writing from. It moves into an `Operation` and comes back with the `Completion`: no other
+/// code can access it while the kernel may.
 ///
-/// A vector is one (all of its length, not its capacity), a slice or a text is copied into one; [`Buffer::aligned`] is for files
-/// opened with `Open::direct`; [`Buffer::foreign`] is memory of another language's.
+/// A vector is one (all of its length, not its capacity); a slice or a text is copied into one. [`Buffer::aligned`] is
+/// for files opened with `Open::direct`; [`Buffer::foreign`] is memory of another language.
 pub struct Buffer(Memory);
 
 enum Memory {
@@ -24,9 +24,9 @@ impl Buffer {
         Buffer(Memory::Aligned(Aligned::new(bytes)))
     }
 
-    /// `bytes` of memory that somebody else has allocated, as another language's runtime. `release` is called with `context`, once, when neither the kernel nor
-    /// an engine nor whoever has this has any use for the memory: as this is dropped, by whichever thread. Not in a forked child, which has no
-    /// part in what its parent's engine has in flight.
+    /// `bytes` of memory that other code has allocated, such as another language's runtime. `release` is called with
+    /// `context`, once, by any thread, when this is dropped and the kernel and the engine do not use the memory any
+    /// more. Not in a forked child, which has no part in its parent's operations.
     ///
     /// ```
     /// use pelton::file::Buffer;
@@ -42,9 +42,9 @@ impl Buffer {
     /// ```
     ///
     /// # Safety
-    /// Until `release` is called (without one, for as long as this lives) `base` points to so many bytes that are initialised, that are there, and that nobody
-    /// else writes; nor reads, unless this is only written from. It may be null where `bytes` is 0. `release` may be called by any
-    /// thread, with this context, and does not unwind.
+    /// Until `release` is called (without one, for as long as this lives) `base` points to that number of initialised
+    /// bytes, which no other code writes; nor reads, unless this is only written from. It may be null where `bytes` is
+    /// 0. Any thread may call `release`, with this context, and it does not unwind.
     pub unsafe fn foreign(
         base: *mut u8,
         bytes: usize,
@@ -131,7 +131,7 @@ struct Aligned {
 
 // SAFETY: it owns its memory, as a `Box<[u8]>` does.
 unsafe impl Send for Aligned {}
-// SAFETY: as above; shared, it is only read.
+// SAFETY: shared references only read its memory.
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
@@ -142,7 +142,7 @@ impl Aligned {
         Aligned { base: NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout)), bytes }
     }
 
-    /// At least a page; beyond `isize::MAX` there is no memory to be had.
+    /// At least a page; above `isize::MAX` there is no memory.
     fn layout(bytes: usize) -> Layout {
         let page = rustix::param::page_size();
         Layout::from_size_align(bytes.max(1), page).expect("no more than half of the address space").pad_to_align()
@@ -160,7 +160,7 @@ impl Deref for Aligned {
 
 impl DerefMut for Aligned {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; it is borrowed mutably.
+        // SAFETY: this number of bytes was allocated and initialised; the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 }
@@ -172,7 +172,7 @@ impl Drop for Aligned {
     }
 }
 
-/// Somebody else's memory.
+/// Memory of other code.
 struct ReceivedFd {
     base: NonNull<u8>,
     bytes: usize,
@@ -180,23 +180,24 @@ struct ReceivedFd {
     context: *mut c_void,
 }
 
-// SAFETY: who made it promises that nobody else uses the memory, and that any thread may release it.
+// SAFETY: the caller of `Buffer::foreign` guarantees that no other code uses the memory, and that any thread may
+// release it.
 unsafe impl Send for ReceivedFd {}
-// SAFETY: as above; shared, it is only read.
+// SAFETY: the caller of `Buffer::foreign` guarantees the memory; shared references only read it.
 unsafe impl Sync for ReceivedFd {}
 
 impl Deref for ReceivedFd {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: who made it promises that it is there, and nobody else writes it.
+        // SAFETY: the caller of `Buffer::foreign` guarantees the bytes, which no other code writes.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
     }
 }
 
 impl DerefMut for ReceivedFd {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; it is borrowed mutably.
+        // SAFETY: the caller of `Buffer::foreign` guarantees the bytes; the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 }
@@ -204,7 +205,7 @@ impl DerefMut for ReceivedFd {
 impl Drop for ReceivedFd {
     fn drop(&mut self) {
         if let Some(release) = self.release {
-            // SAFETY: who made it promises that any thread may; this is the only time.
+            // SAFETY: the caller of `Buffer::foreign` guarantees that any thread may call it; this is the only time.
             unsafe { release(self.context) };
         }
     }

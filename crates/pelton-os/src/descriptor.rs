@@ -1,4 +1,4 @@
-//! A descriptor that a forked child closes at once, and that closes itself in the process that opened it.
+//! A descriptor that a forked child closes at once, and that is closed only in the process that opened it.
 
 use crate::fork::{self, Owner};
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,
     owner: Owner,
-    /// Whether it is a file of somebody's, which may take long to close, and whose copy in a child does no harm.
+    /// Whether it is a user's file, whose close may take long, and whose copy in a child does no harm.
     is_file: bool,
 }
 
@@ -20,39 +20,40 @@ impl Descriptor {
         Descriptor::opened(|| Ok(fd))?
     }
 
-    /// A file of somebody's, of which nobody is told by its being closed.
+    /// A user's file: its close is no signal to a peer.
     pub fn of_file(fd: OwnedFd) -> std::io::Result<Descriptor> {
         let mut file = Descriptor::new(fd)?;
         file.is_file = true;
         Ok(file)
     }
 
-    /// What `opens` opens, of which no child forked meanwhile keeps a copy. It must not make a `Descriptor` itself.
+    /// Opens a descriptor by `opens`; no child that is forked meanwhile keeps a copy. `opens` must not make a
+    /// `Descriptor` itself.
     pub fn opened<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> std::io::Result<Result<Descriptor, E>> {
         let owner = Owner::current()?;
         Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner, is_file: false }))
     }
 
-    /// Closes it, and says what the system does: to whom its bytes matter, that may be the first to tell that they are lost. It is
-    /// closed whatever is said.
+    /// Closes it, and returns the system's result, which may be the first report of lost data. It is closed in any
+    /// case.
     pub fn close(self) -> rustix::io::Result<()> {
         let mut this = ManuallyDrop::new(self);
         if !this.owner.is_current() {
             return Ok(());
         }
-        // SAFETY: taken once, here; what is not dropped any more does not take it again.
-        match fork::close_and_tell(unsafe { ManuallyDrop::take(&mut this.fd) }) {
-            // On Linux it is closed then, and its number may be somebody else's.
+        // SAFETY: taken once, here; `this` is not dropped, so nothing takes it again.
+        match fork::close_with_result(unsafe { ManuallyDrop::take(&mut this.fd) }) {
+            // On Linux it is closed then, and its number may belong to another file.
             Err(Errno::INTR) => Ok(()),
             closed => closed,
         }
     }
 
-    /// The descriptor alone, if this is the process that opened it. From here on a child that is forked keeps a copy.
+    /// The descriptor alone, if this is the process that opened it. From now on a forked child keeps a copy.
     pub(crate) fn into_owned(self) -> Option<OwnedFd> {
         let mut this = ManuallyDrop::new(self);
         this.owner.is_current().then(|| {
-            // SAFETY: taken once, here; what is not dropped any more does not take it again.
+            // SAFETY: taken once, here; `this` is not dropped, so nothing takes it again.
             let fd = unsafe { ManuallyDrop::take(&mut this.fd) };
             fork::forget(&fd);
             fd
@@ -73,12 +74,12 @@ impl AsFd for Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // In a child the number may be somebody else's by now.
+        // In a child the number may belong to another file by now.
         if self.owner.is_current() {
             // SAFETY: taken once, here.
             let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
             if self.is_file {
-                let _ = fork::close_and_tell(fd);
+                let _ = fork::close_with_result(fd);
             } else {
                 fork::close(fd);
             }

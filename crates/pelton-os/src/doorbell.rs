@@ -12,31 +12,33 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A doorbell: rung by one side, waited for by the other. `spec/protocol.md`, "Doorbells", says why no peer can make either block.
+/// A doorbell: one side rings it, the other waits for it. `spec/protocol.md`, "Doorbells", explains why no peer can
+/// make either of them block.
 #[derive(Debug)]
 pub struct Doorbell(Form);
 
-/// What a bell is made of.
+/// The kinds of doorbells.
 #[derive(Debug)]
 enum Form {
-    /// An eventfd that only this process has: readable from a ring until it is drained.
+    /// An eventfd of this process only: readable from a ring until it is drained.
     Own(Descriptor),
-    /// An eventfd between processes of one user. It is rung by adding 0, which has room whatever the counter is, and reported by an epoll that is told
-    /// of every write; so it is never drained.
+    /// An eventfd between processes of one user. To ring adds 0, which succeeds at any value of the counter. An epoll
+    /// reports every write; so it is never drained.
     Shared(Descriptor),
-    /// Has a name in a directory, so that a successor finds it.
+    /// It has a name in a directory, so that a successor finds it.
     Fifo(Descriptor),
     /// Both ends of a socket pair: the owner waits at the near one, and gives the far one to a peer of another user.
     Pair { near: Socket, far: Descriptor },
-    /// The far end, as a peer gave it. What is queued in it is closed with it, so it is closed as what a peer sent.
+    /// The far end, as a peer gave it. To close it also closes what is queued in it, so it is closed like any
+    /// descriptor that a peer sent.
     Far(ReceivedFd),
 }
 
 impl Doorbell {
-    /// For this process alone.
+    /// For this process only.
     pub fn own() -> std::io::Result<Doorbell> {
         let fd = new_eventfd()?;
-        // Where that is refused it would ring for ever: said now, as nobody could say it then.
+        // Where draining is refused, it would ring for ever: reported now, because later no caller could report it.
         drain_eventfd(&fd).map_err(|errno| {
             let error = std::io::Error::from(errno);
             std::io::Error::new(error.kind(), format!("reading an eventfd by preadv2: {error}"))
@@ -49,42 +51,42 @@ impl Doorbell {
         Ok(Doorbell(Form::Shared(new_eventfd()?)))
     }
 
-    /// For one peer, of another user.
+    /// For one peer of another user.
     pub fn pair(peer_uid: u32) -> std::io::Result<Doorbell> {
         let (near, far) = Socket::pair(peer_uid)?;
         Ok(Doorbell(Form::Pair { near, far: Descriptor::new(far)? }))
     }
 
-    /// A FIFO, opened by this process for reading and writing, without waiting. Both, so that it has a reader whatever
-    /// the other side does: ringing then never raises SIGPIPE, and there is never a hang-up on it.
+    /// A FIFO that this process has opened for reading and writing, without waiting. With both it always has a reader:
+    /// to ring it never raises SIGPIPE, and it never reports a hang-up.
     pub fn fifo(fd: OwnedFd) -> std::io::Result<Doorbell> {
         Ok(Doorbell(Form::Fifo(Descriptor::new(fd)?)))
     }
 
-    /// The peer's, as it came over the socket.
+    /// A peer's doorbell, as it came over the socket.
     pub fn from_peer(fd: ReceivedFd, is_own_user: bool) -> std::io::Result<Doorbell> {
         use rustix::fs::{AtFlags, StatxFlags, statx};
-        // As far as is known without asking a file's server, which may not answer.
+        // Checked without a request to a file server, which may not reply.
         let asked = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let kind = u32::from(statx(&fd, c"", asked, StatxFlags::TYPE)?.stx_mode) & libc::S_IFMT;
         let unusable = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         match kind {
             libc::S_IFSOCK if is_unix_seqpacket(&fd)? => Ok(Doorbell(Form::Far(fd))),
-            // An eventfd is of no file type.
+            // An eventfd has no file type.
             0 if is_own_user => {
-                // Non-blocking, whatever the peer made of it.
+                // Non-blocking, whatever the peer has set.
                 let set = rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK);
-                set.map_err(|error| unusable(format!("the peer's bell cannot be used: {error}")))?;
+                set.map_err(|error| unusable(format!("the peer's doorbell cannot be used: {error}")))?;
                 Ok(Doorbell(Form::Shared(Descriptor::new(fd.into_owned())?)))
             }
-            0 => Err(unusable("the peer's bell is no socket, which a peer of another user must give".to_owned())),
+            0 => Err(unusable("the peer's doorbell is no socket, which a peer of another user must give".to_owned())),
             kind => Err(unusable(format!(
-                "the peer's bell is of file type {kind:#o}, wanted an eventfd or a seqpacket Unix socket"
+                "the peer's doorbell is of file type {kind:#o}, wanted an eventfd or a seqpacket Unix socket"
             ))),
         }
     }
 
-    /// Wakes who waits for it. Never blocks; a bell that is full rings already.
+    /// Wakes the waiting side. Never blocks: a doorbell that is full rings already.
     pub fn ring(&self) {
         let (count, bytes) = match self.0 {
             Form::Own(_) => (1u64, 8),
@@ -105,7 +107,8 @@ impl Doorbell {
         }
     }
 
-    /// Makes it silent until it is rung again. Never waits, whatever the peer did to shared flags. False: nobody can ring it any more.
+    /// Silences it until the next ring. Never waits, whatever the peer did to shared flags. Returns false if nobody can
+    /// ring it any more.
     pub fn drain(&self) -> bool {
         match &self.0 {
             Form::Own(fd) => _ = drain_eventfd(fd),
@@ -116,7 +119,7 @@ impl Doorbell {
         true
     }
 
-    /// What the peer is given.
+    /// The descriptor for the peer.
     pub fn given(&self) -> BorrowedFd<'_> {
         match &self.0 {
             Form::Pair { far, .. } => far.as_fd(),
@@ -158,27 +161,27 @@ fn drain_eventfd(fd: &Descriptor) -> rustix::io::Result<()> {
 }
 
 fn drain_fifo(fd: &Descriptor) {
-    // Rings without a sleeper to drain them add up to the FIFO's 64 KiB at most. Who rings faster than this drains has
-    // it ring on, which costs a turn of whoever waits, and no more.
+    // Rings without a sleeper that drains them add up to the FIFO's 64 KiB at most. A peer that rings faster than this
+    // drains keeps it readable, which costs the waiting thread one more iteration.
     let mut rings = [0u8; 1024];
     for _ in 0..64 {
         match rustix::io::read(fd, &mut rings[..]) {
             Err(Errno::INTR) => {}
-            // A short read has emptied it. What came since rings anew.
+            // A short read has emptied it. Later rings make it readable again.
             Ok(count) if count == rings.len() => {}
             _ => return,
         }
     }
 }
 
-/// False: the peer has shut it down, or does with it what is no ring.
+/// Returns false if the peer has shut it down, or sends something that is no ring.
 fn drain_socket(near: &Socket) -> bool {
-    // As for a FIFO.
+    // The same bound as for a FIFO.
     for _ in 0..64 {
         match near.try_receive(&mut [0; 8]) {
-            // A packet of no bytes, or the end.
+            // An empty packet, or the end.
             Ok(Some((0, ..))) if is_shut_down(near) => return false,
-            // No ring has descriptors, and more would come with each drain.
+            // A ring has no descriptors, and more would come with each drain.
             Ok(Some((_, fds, cut_off))) if cut_off || !fds.is_empty() => return false,
             Ok(Some(_)) => {}
             Ok(None) => return true,
@@ -189,7 +192,7 @@ fn drain_socket(near: &Socket) -> bool {
 }
 
 impl AsFd for Doorbell {
-    /// What the owner waits at, or the peer rings.
+    /// The owner waits at it, or the peer rings it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
             Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) => fd.as_fd(),
@@ -199,37 +202,37 @@ impl AsFd for Doorbell {
     }
 }
 
-/// A bell that only this process rings: it knows whether there is anything to drain.
+/// A doorbell that only this process rings: a flag notes whether there is anything to drain.
 #[derive(Debug)]
 pub struct LocalWake {
-    bell: Doorbell,
+    doorbell: Doorbell,
     rung: AtomicBool,
 }
 
 impl LocalWake {
     /// A silent one.
     pub fn new() -> std::io::Result<LocalWake> {
-        Ok(LocalWake { bell: Doorbell::own()?, rung: AtomicBool::new(false) })
+        Ok(LocalWake { doorbell: Doorbell::own()?, rung: AtomicBool::new(false) })
     }
 
-    /// Wakes who polls it.
+    /// Wakes the thread that polls it.
     pub fn ring(&self) {
-        // The bell before the flag: a drain that comes between the two finds the bell ringing once more, at worst, and
-        // the flag with it then. The other way round it would never be silenced.
-        self.bell.ring();
+        // The doorbell before the flag: a drain between the two leaves the doorbell ringing once more, at worst, with
+        // the flag set. In the other order, nothing would ever silence it.
+        self.doorbell.ring();
         self.rung.store(true, Ordering::Release);
     }
 
-    /// Makes it silent until it is rung again.
+    /// Silences it until the next ring.
     pub fn drain(&self) {
         if self.rung.swap(false, Ordering::Acquire) {
-            self.bell.drain();
+            self.doorbell.drain();
         }
     }
 }
 
 impl AsFd for LocalWake {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.doorbell.as_fd()
     }
 }

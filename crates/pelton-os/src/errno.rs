@@ -1,8 +1,8 @@
-//! The names of what the system says.
+//! The names of error numbers.
 
 use rustix::io::Errno;
 
-/// The name of an errno, as in its manual pages; `errno` for one that file systems are not known to answer.
+/// The name of an errno, as in its manual pages; `errno` for one that file systems are not known to return.
 pub fn errno_name(errno: Errno) -> &'static str {
     match errno {
         Errno::PERM => "EPERM",

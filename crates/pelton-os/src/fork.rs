@@ -1,8 +1,8 @@
-//! Whose handle this is: a forked child inherits the memory of its parent's handles, but is not a second owner.
+//! The owner of a handle: a forked child inherits the memory of its parent's handles, but is not a second owner.
 //!
-//! A word in a page that the kernel wipes in a child (MADV_WIPEONFORK) tells, even after a raw `clone`. Each handle keeps
-//! the word's value from when it was made. And a child of `fork` closes the descriptors that it inherited, so that its
-//! parent's peers are told of the parent's death, and its listeners' sockets do not live on.
+//! A word in a page that the kernel wipes in a child (MADV_WIPEONFORK) identifies the process, even after a raw
+//! `clone`. Each handle keeps the word's value from its creation. A child of `fork` also closes the descriptors that it
+//! inherited, so that its parent's peers detect the parent's death, and its listeners' sockets do not stay open.
 
 use crate::mutex::locked;
 use std::collections::BTreeSet;
@@ -27,7 +27,8 @@ impl Owner {
     /// This process.
     pub fn current() -> std::io::Result<Owner> {
         let word = word()?;
-        // A wiped word is a child's that makes its first handle: a new value, different from every forebear's.
+        // A wiped word belongs to a child that makes its first handle: it gets a new value, different from those of all
+        // its ancestors.
         if word.load(Ordering::Relaxed) == 0 {
             static LAST: AtomicU32 = AtomicU32::new(0);
             let _ = word.compare_exchange(
@@ -41,7 +42,7 @@ impl Owner {
         Ok(Owner { word, token, current: token })
     }
 
-    /// Whether the handle is in the process that made it, and in use. Relaxed: a fork is no other thread's store.
+    /// Whether the handle is in the process that made it, and in use. Relaxed: a fork is no store of another thread.
     #[inline(always)]
     pub fn is_current(&self) -> bool {
         self.word.load(Ordering::Relaxed) == self.current
@@ -52,12 +53,12 @@ impl Owner {
         self.word.load(Ordering::Relaxed) != self.token
     }
 
-    /// Takes [`Owner::retire`] back.
+    /// Undoes [`Owner::retire`].
     pub fn reinstate(&mut self) {
         self.current = self.token;
     }
 
-    /// From now on [`Owner::is_current`] says no, so that the fast path needs to look at nothing else.
+    /// From now on [`Owner::is_current`] returns false, so that the fast path checks nothing else.
     pub fn retire(&mut self) {
         self.current = RETIRED;
     }
@@ -69,15 +70,15 @@ fn word() -> std::io::Result<&'static AtomicU32> {
     if let Some(word) = WORD.get() {
         return Ok(word);
     }
-    // One at a time, for what pthread_atfork is given stays. A failure is of this time only: there may be more memory later.
+    // One thread at a time, because handlers of pthread_atfork are never removed. A failure may be temporary: there may
+    // be more memory later.
     let _making = locked(&MAKING);
     if let Some(word) = WORD.get() {
         return Ok(word);
     }
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     let (bytes, protection) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a fresh private mapping. Once its first word has been given out it is never unmapped, so that the reference is
-    // good for ever.
+    // SAFETY: a fresh private mapping. Once a reference to its first word was returned, it is never unmapped.
     unsafe {
         let page = mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)?;
         let wiped = madvise(page, bytes, Advice::LinuxWipeOnFork).map_err(std::io::Error::from);
@@ -106,7 +107,8 @@ fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
     locked(&OPEN)
 }
 
-/// Opens a descriptor, or what has one, and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
+/// Opens a descriptor, or an object with one, and registers it, with no fork in between: a child must not keep a copy
+/// of a lock or of a liveness handle.
 pub fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let mut fds = open();
     let fd = opens()?;
@@ -114,25 +116,26 @@ pub fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Result<T,
     Ok(fd)
 }
 
-/// Closes a descriptor that was noted, with no fork in between. It must be one that closes at once: whoever opens, closes or forks waits for it.
+/// Closes a registered descriptor, with no fork in between. Its close must not block: other threads that open, close or
+/// fork wait for it.
 pub fn close<T: AsRawFd>(fd: T) {
     let mut fds = open();
     fds.remove(&fd.as_raw_fd());
     drop(fd);
 }
 
-/// A descriptor that was noted is somebody else's from now on.
+/// A registered descriptor leaves this crate's ownership.
 pub(crate) fn forget(fd: &OwnedFd) {
     open().remove(&fd.as_raw_fd());
 }
 
-/// Closes a file that was noted, and says what became of it. That may take long, as a file server's answer does, and neither a fork nor another who opens
-/// or closes waits for it.
+/// Closes a registered file, and returns the result. That may take long, for instance at a file server; neither a fork
+/// nor other threads that open or close wait for it.
 ///
-/// The number is forgotten while the file is still open, so nobody else has that number yet: what is forgotten is never somebody's who opened
-/// later, and no child closes what it has under that number of others. A child that is forked in between has the file open until it executes a
-/// program, as one that another part of the program opened; that is why locks and lives are for [`close`].
-pub(crate) fn close_and_tell(fd: OwnedFd) -> rustix::io::Result<()> {
+/// Its number is unregistered while the file is still open, so no other file has that number yet: a child never closes
+/// a later file of that number. A child that is forked in between has the file open until it executes a program, like
+/// any file of another part of the program. That is why locks and liveness handles use [`close`].
+pub(crate) fn close_with_result(fd: OwnedFd) -> rustix::io::Result<()> {
     open().remove(&fd.as_raw_fd());
     // SAFETY: it is owned, and given up here.
     match unsafe { libc::close(fd.into_raw_fd()) } {

@@ -1,8 +1,8 @@
 //! Locks that end with their holder, however it ends: open-file-description locks on the first byte of a file.
 //!
-//! Such a lock belongs to a file description, not to a process: two of one process exclude each other too, and closing
-//! some other descriptor of the file does not give it back. What keeps the description keeps the lock, so it must be one
-//! of the lock's own: a mapping keeps its description, and a forked child keeps the mapping.
+//! Such a lock belongs to a file description, not to a process: two descriptions of one process exclude each other too,
+//! and closing another descriptor of the file does not release the lock. What keeps the description keeps the lock, so
+//! the lock must have a description of its own: a mapping keeps its description, and a forked child keeps the mapping.
 
 use crate::descriptor::Descriptor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -20,8 +20,8 @@ impl AsFd for Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Said, not left to the closing: a child on its way to exec may have the description for a moment longer. A forked
-        // child's copy is the same lock, and not its to give back.
+        // Released explicitly, not by the close: a child before exec may have the description for a moment longer. A
+        // forked child's copy is the same lock, which the child must not release.
         if self.0.is_own() {
             let _ = request(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK);
             pelton_lane::failpoint("lock: given back");
@@ -29,7 +29,7 @@ impl Drop for Lock {
     }
 }
 
-/// Takes the lock with a description opened for it, for writing. `None`: somebody has it.
+/// Takes the lock, with a description that was opened for it, for writing. `None`: it is taken.
 pub fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
     match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
         Ok(_) => Ok(Some(Lock(lock))),
@@ -38,12 +38,13 @@ pub fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
     }
 }
 
-/// Whether another description has the lock. Linux reports that by EAGAIN alone; EACCES is a security module's that permits no locks.
+/// Whether another description has the lock. Linux reports that by EAGAIN only; EACCES comes from a security module
+/// that permits no locks.
 fn is_held(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::EAGAIN)
 }
 
-/// As [`try_lock`], tried again each millisecond until `deadline`: the kernel has no lock with a deadline.
+/// As [`try_lock`], retried each millisecond until `deadline`: the kernel has no lock with a deadline.
 pub fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result<Option<Lock>> {
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
@@ -55,7 +56,7 @@ pub fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result<Option
     }
 }
 
-/// As [`try_lock`], after waiting until nobody has it.
+/// As [`try_lock`], but waits for the lock.
 pub fn lock(lock: Descriptor) -> std::io::Result<Lock> {
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLKW, libc::F_WRLCK) {
@@ -66,19 +67,19 @@ pub fn lock(lock: Descriptor) -> std::io::Result<Lock> {
     }
 }
 
-/// Whether somebody has the lock, but for who holds this very description. Takes nothing; reading is enough.
+/// Whether another description has the lock. Takes nothing; a descriptor for reading is enough.
 pub fn is_locked(fd: BorrowedFd<'_>) -> std::io::Result<bool> {
     Ok(request(fd, libc::F_OFD_GETLK, libc::F_WRLCK)? != libc::F_UNLCK)
 }
 
-/// Asks for a lock of a kind on the first byte; answers the kind as the kernel left it.
+/// Requests a lock of a kind on the first byte; returns the kind as the kernel left it.
 fn request(fd: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int) -> std::io::Result<libc::c_int> {
     // SAFETY: plain integers, for which 0 is a value; l_pid must be 0 in a request of this kind.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_len = 1;
-    // SAFETY: the kernel reads and writes one `flock`, which is ours.
+    // SAFETY: the kernel reads and writes one `flock`, a local variable.
     let done = unsafe { libc::fcntl(fd.as_raw_fd(), command, &mut lock) };
     if done == -1 { Err(std::io::Error::last_os_error()) } else { Ok(libc::c_int::from(lock.l_type)) }
 }

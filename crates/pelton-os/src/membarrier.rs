@@ -10,8 +10,8 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Registers this process, once: from then on other processes' barriers reach its threads. False where the kernel or a
-/// seccomp filter refuses; both sides then fence.
+/// Registers this process, once: from then on other processes' barriers reach its threads. Returns false where the
+/// kernel or a seccomp filter refuses; then both sides fence.
 pub fn register() -> bool {
     static PROCESS: AtomicU32 = AtomicU32::new(0);
     let process = std::process::id();
@@ -26,7 +26,7 @@ pub fn register() -> bool {
     registered
 }
 
-/// The barrier itself: 0.2 to 2 µs. Where it is refused, a full fence of this thread alone, and false.
+/// The barrier itself: 0.2 to 2 µs. Where it is refused, this is a full fence of this thread only, and returns false.
 pub fn barrier() -> bool {
     let everywhere = membarrier(GLOBAL_EXPEDITED);
     if !everywhere {

@@ -7,10 +7,11 @@ use std::sync::TryLockError;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Takes a lock, also one whose holder panicked: nothing that this crate keeps under a lock is left half done by that.
+/// Takes a lock, also one whose holder panicked: no critical section of these crates leaves a state that is half
+/// changed.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // ThreadSanitizer does not see what a thread waits for inside the standard library, which comes without it, and takes what is
-    // done under the lock for a race. What is tried is compiled here, where it sees it.
+    // ThreadSanitizer does not see waits inside the standard library, which is not instrumented, and reports accesses
+    // under the lock as races. `try_lock` is compiled here, where it sees it.
     #[cfg(thread_sanitizer)]
     loop {
         match mutex.try_lock() {
@@ -23,15 +24,15 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives a lock up until somebody has said that there may be something, or as much time has passed as is left, and takes it again; or for
-/// nothing. What the others did meanwhile is seen by the lock alone, which they gave back: `said` only wakes, and says nothing of memory.
+/// Releases a lock until `said` is notified, or `left` has passed, or spuriously, and takes it again. The lock alone
+/// makes the changes of other threads visible; the notification only wakes.
 pub fn wait_on<'a, T>(
     said: &Condvar,
     mutex: &'a Mutex<T>,
     guard: MutexGuard<'a, T>,
     left: Option<Duration>,
 ) -> MutexGuard<'a, T> {
-    // As above: that the lock was given up, and taken again, is seen only of what is compiled here.
+    // ThreadSanitizer sees the release and the new acquisition only where they are compiled here.
     #[cfg(thread_sanitizer)]
     {
         let _ = said;

@@ -11,28 +11,29 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-/// What ended a poll.
+/// Why a poll ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// The deadline.
     TimedOut,
-    /// Something else than the bell: the peer went.
+    /// The peer's end.
     Gone,
-    /// The bell.
+    /// A doorbell.
     Rung,
-    /// The bell, and nothing else that is watched.
+    /// A doorbell, and nothing else.
     RungAlone,
 }
 
-/// Polls until one of `bells` rings, a descriptor of `life` tells the peer's end, or the deadline; for ever without one.
+/// Polls until one of `doorbells` rings, a descriptor of `liveness` reports the peer's end, or the deadline; without a
+/// deadline, for ever.
 pub fn poll_until(
-    bells: &[BorrowedFd<'_>],
-    life: [Option<BorrowedFd<'_>>; 2],
+    doorbells: &[BorrowedFd<'_>],
+    liveness: [Option<BorrowedFd<'_>>; 2],
     deadline: Option<Instant>,
 ) -> std::io::Result<Ready> {
     let mut fds = Vec::with_capacity(4);
-    fds.extend(bells.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-    let [socket, process] = &life;
+    fds.extend(doorbells.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+    let [socket, process] = &liveness;
     fds.extend(socket.iter().map(|fd| PollFd::new(fd, PollFlags::RDHUP)));
     fds.extend(process.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
     loop {
@@ -45,32 +46,33 @@ pub fn poll_until(
             Err(error) => return Err(error.into()),
             Ok(0) => return Ok(Ready::TimedOut),
             Ok(_) => {
-                // An end first: whoever still has a dead peer's bell cannot hide the death by ringing.
-                let gone = fds[bells.len()..].iter().any(|fd| !fd.revents().is_empty());
+                // The end first: a process that still has a dead peer's doorbell cannot hide the death by ringing.
+                let gone = fds[doorbells.len()..].iter().any(|fd| !fd.revents().is_empty());
                 return Ok(if gone { Ready::Gone } else { Ready::Rung });
             }
         }
     }
 }
 
-/// What a [`Pollable`] may tell besides that a bell rings.
+/// What a [`Pollable`] reports besides rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The peer of the lane of that number has gone.
+    /// The peer of the lane of that number is gone.
     Gone(u32),
-    /// Somebody who is not a peer yet has something to say; who, is a number of the caller's.
+    /// A listener, a timer or a handshake is ready: its number, which the caller chose.
     Connecting(u32),
 }
 
-/// Told once for each ring.
-const BELL: u64 = 0;
-/// Told for as long as it has not been drained.
+/// Reported once for each ring.
+const RING: u64 = 0;
+/// Reported until it is drained.
 const RINGING: u64 = 5 << 32;
-/// A bell that only one of several peers rings, and that another thread may wait for too. Whoever waits drains it.
-const BELL_OF_ONE: u64 = 3 << 32;
+/// A doorbell that only one of several peers rings, and for which another thread may wait too. Each of the two drains
+/// it.
+const RING_OF_ONE: u64 = 3 << 32;
 /// One that is drained with the others.
-const DOORBELL: u64 = 4 << 32;
-const NO_EVENT: epoll::Event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(BELL) };
+const RING_OF_PEER: u64 = 4 << 32;
+const NO_EVENT: epoll::Event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(RING) };
 const GONE: u64 = 1 << 32;
 const CONNECTING: u64 = 2 << 32;
 
@@ -93,7 +95,7 @@ impl Event {
 
 const _: () = assert!(size_of::<epoll::Event>() == size_of::<libc::epoll_event>());
 
-/// One descriptor that is readable while any of several is: for the caller's own loop.
+/// One descriptor that is readable while any of several is: for the caller's event loop.
 #[derive(Debug)]
 pub struct Pollable {
     epoll: Arc<Descriptor>,
@@ -102,56 +104,57 @@ pub struct Pollable {
 }
 
 impl Pollable {
-    /// Readable once the bell has rung, until [`Pollable::drain`] or a wait, and while the nudge does.
-    pub fn new(bell: &Doorbell, nudge: &LocalWake) -> std::io::Result<Pollable> {
+    /// Readable once the doorbell has rung, until [`Pollable::drain`] or a wait, and while the local wake rings.
+    pub fn new(doorbell: &Doorbell, local_wake: &LocalWake) -> std::io::Result<Pollable> {
         let epoll = Arc::new(Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
         let pollable = Pollable { epoll, doorbells: Mutex::default() };
-        let data = if bell.events().contains(EventFlags::ET) { BELL } else { RINGING };
-        epoll::add(&*pollable.epoll, bell, EventData::new_u64(data), bell.events())?;
-        epoll::add(&*pollable.epoll, nudge, EventData::new_u64(RINGING), EventFlags::IN)?;
-        // An eventfd between processes is reported once at the beginning.
+        let data = if doorbell.events().contains(EventFlags::ET) { RING } else { RINGING };
+        epoll::add(&*pollable.epoll, doorbell, EventData::new_u64(data), doorbell.events())?;
+        epoll::add(&*pollable.epoll, local_wake, EventData::new_u64(RINGING), EventFlags::IN)?;
+        // The epoll reports an eventfd between processes once at the beginning.
         pollable.poll(&mut [NO_EVENT; 2])?;
         Ok(pollable)
     }
 
-    /// For who waits beside others: readable once the bell has rung, until a wait says so.
+    /// For a thread that waits beside others: readable once the doorbell has rung, until a wait reports it.
     pub fn of_one_wait(
-        bell: &Doorbell,
-        nudge: &LocalWake,
-        life: [Option<BorrowedFd<'_>>; 2],
+        doorbell: &Doorbell,
+        local_wake: &LocalWake,
+        liveness: [Option<BorrowedFd<'_>>; 2],
     ) -> std::io::Result<Pollable> {
-        let pollable = Pollable::new(bell, nudge)?;
-        let [socket, process] = life;
-        let life = [socket.map(|fd| (fd, EventFlags::RDHUP)), process.map(|fd| (fd, EventFlags::IN))];
-        pollable.watch(life, Event::Gone(0))?;
+        let pollable = Pollable::new(doorbell, local_wake)?;
+        let [socket, process] = liveness;
+        let liveness = [socket.map(|fd| (fd, EventFlags::RDHUP)), process.map(|fd| (fd, EventFlags::IN))];
+        pollable.watch(liveness, Event::Gone(0))?;
         Ok(pollable)
     }
 
-    /// Also readable once that bell of a peer of another user has rung, until [`Pollable::drain`], for as long as there is one.
-    pub fn add_doorbell(&self, bell: &Arc<Doorbell>) -> std::io::Result<()> {
-        bell.set_epoll(&self.epoll);
+    /// Also readable once that doorbell of a peer of another user has rung, until [`Pollable::drain`], as long as the
+    /// doorbell exists.
+    pub fn add_doorbell(&self, doorbell: &Arc<Doorbell>) -> std::io::Result<()> {
+        doorbell.set_epoll(&self.epoll);
         let mut doorbells = locked(&self.doorbells);
-        let free = doorbells.iter().position(|bell| bell.strong_count() == 0);
+        let free = doorbells.iter().position(|doorbell| doorbell.strong_count() == 0);
         let number = free.unwrap_or(doorbells.len());
-        let data = EventData::new_u64(DOORBELL | number as u64);
-        epoll::add(&*self.epoll, &**bell, data, bell.events())?;
+        let data = EventData::new_u64(RING_OF_PEER | number as u64);
+        epoll::add(&*self.epoll, &**doorbell, data, doorbell.events())?;
         match free {
-            Some(number) => doorbells[number] = Arc::downgrade(bell),
-            None => doorbells.push(Arc::downgrade(bell)),
+            Some(number) => doorbells[number] = Arc::downgrade(doorbell),
+            None => doorbells.push(Arc::downgrade(doorbell)),
         }
         Ok(())
     }
 
-    /// Makes the bells silent until they ring again.
+    /// Silences the doorbells until they ring again.
     pub fn drain(&self) -> std::io::Result<()> {
         let mut events = [NO_EVENT; 64];
-        // What is left of more makes it readable for a turn, as a ring does that came too late.
+        // If there are more, it stays readable for one iteration, like after a ring that came too late.
         let count = self.poll(&mut events)?;
         for data in events[..count].iter().map(|event| event.data.u64()) {
-            if data & !0xffff_ffff == DOORBELL {
-                let bell = locked(&self.doorbells).get(data as u32 as usize).and_then(Weak::upgrade);
-                if let Some(bell) = bell.filter(|bell| !bell.drain()) {
-                    let _ = epoll::delete(&*self.epoll, &*bell);
+            if data & !0xffff_ffff == RING_OF_PEER {
+                let doorbell = locked(&self.doorbells).get(data as u32 as usize).and_then(Weak::upgrade);
+                if let Some(doorbell) = doorbell.filter(|doorbell| !doorbell.drain()) {
+                    let _ = epoll::delete(&*self.epoll, &*doorbell);
                 }
             }
         }
@@ -163,56 +166,56 @@ impl Pollable {
         Ok(epoll::add(&*self.epoll, fd, EventData::new_u64(RINGING), EventFlags::IN)?)
     }
 
-    /// Also readable once this bell of one peer has rung, until [`Pollable::events`] or a wait says so.
-    pub fn add_bell(&self, bell: &Doorbell) -> std::io::Result<()> {
-        let data = EventData::new_u64(BELL_OF_ONE);
-        Ok(epoll::add(&*self.epoll, bell, data, bell.events() | EventFlags::ET)?)
+    /// Also readable once this doorbell of one peer has rung, until [`Pollable::events`] or a wait reports it.
+    pub fn add_shared_doorbell(&self, doorbell: &Doorbell) -> std::io::Result<()> {
+        let data = EventData::new_u64(RING_OF_ONE);
+        Ok(epoll::add(&*self.epoll, doorbell, data, doorbell.events() | EventFlags::ET)?)
     }
 
-    /// No more because of a former peer, whose descriptors a stray process may have kept open.
-    pub fn forget(&self, life: [Option<BorrowedFd<'_>>; 2]) {
-        for fd in life.into_iter().flatten() {
+    /// Stops polling the descriptors of a former peer, which another process may have kept open.
+    pub fn forget(&self, liveness: [Option<BorrowedFd<'_>>; 2]) {
+        for fd in liveness.into_iter().flatten() {
             let _ = epoll::delete(&*self.epoll, fd);
         }
     }
 
-    /// Also readable once the peer is gone, as these descriptors tell by these events.
-    pub fn watch(&self, life: [Option<(BorrowedFd<'_>, EventFlags)>; 2], event: Event) -> std::io::Result<()> {
-        for (fd, events) in life.into_iter().flatten() {
+    /// Also readable once the peer is gone, as these descriptors report by these events.
+    pub fn watch(&self, liveness: [Option<(BorrowedFd<'_>, EventFlags)>; 2], event: Event) -> std::io::Result<()> {
+        for (fd, events) in liveness.into_iter().flatten() {
             epoll::add(&*self.epoll, fd, event.data(), events)?;
         }
         Ok(())
     }
 
-    /// As [`Pollable::watch`], by these events of a socket alone.
+    /// As [`Pollable::watch`], by these events of one socket.
     pub fn watch_socket(&self, socket: &Socket, events: EventFlags, event: Event) -> std::io::Result<()> {
         socket.set_epoll(&self.epoll);
         self.watch([Some((socket.as_fd(), events)), None], event)
     }
 
-    /// Of a descriptor that is watched: by these events, as this one, from now on.
+    /// Changes the events of a descriptor that is polled, and what they are reported as.
     pub fn change(&self, fd: BorrowedFd<'_>, events: EventFlags, event: Event) -> std::io::Result<()> {
         Ok(epoll::modify(&*self.epoll, fd, event.data(), events)?)
     }
 
-    /// What there is now, without waiting: some of it, if it is much, and other the next time. Answers whether there is
-    /// something of which it may not be readable any more: what is left, or a ring.
+    /// The present events, without waiting: at most 64 of them, others in the next call. Returns whether there may be
+    /// more for which it is not readable any more: further events, or a ring.
     pub fn events(&self, found: &mut Vec<Event>) -> std::io::Result<bool> {
         let mut events = [NO_EVENT; 64];
         let count = self.poll(&mut events)?;
         found.extend(events[..count].iter().filter_map(|event| Event::of(event.data.u64())));
-        Ok(count == events.len() || events[..count].iter().any(|event| [BELL, BELL_OF_ONE].contains(&event.data.u64())))
+        Ok(count == events.len() || events[..count].iter().any(|event| [RING, RING_OF_ONE].contains(&event.data.u64())))
     }
 
     fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {
         self.wait_for_events(events, 0)
     }
 
-    /// The C library's call: rustix makes epoll_pwait without its last parameter, which valgrind objects to.
+    /// A call of the C library: rustix passes epoll_pwait without its last parameter, to which valgrind objects.
     fn wait_for_events(&self, events: &mut [epoll::Event], milliseconds: libc::c_int) -> std::io::Result<usize> {
         let (fd, room) = (self.epoll.as_fd().as_raw_fd(), events.len() as libc::c_int);
         loop {
-            // SAFETY: the kernel writes at most so many events, which are as it has them in both libraries.
+            // SAFETY: the kernel writes at most this number of events, which have the same layout in both libraries.
             let found = unsafe { libc::epoll_wait(fd, events.as_mut_ptr().cast(), room, milliseconds) };
             match found {
                 0.. => return Ok(found as usize),
@@ -222,23 +225,23 @@ impl Pollable {
         }
     }
 
-    /// Waits until it is readable, and says why.
+    /// Waits until it is readable, and returns why.
     pub fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
         let mut events = [NO_EVENT; 8];
         let found = match deadline {
             None => self.wait_for_events(&mut events, -1)?,
-            // To the nanosecond, which epoll is not before Linux 5.11.
+            // To the nanosecond, which epoll supports only since Linux 5.11.
             Some(_) if poll_until(&[self.epoll.as_fd()], [None, None], deadline)? == Ready::TimedOut => {
                 return Ok(Ready::TimedOut);
             }
             Some(_) => self.poll(&mut events)?,
         };
-        // An end first, as in `poll_until`.
+        // The end first, as in `poll_until`.
         let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
         let is_alone = found < events.len()
             && events[..found]
                 .iter()
-                .all(|event| [BELL, RINGING, DOORBELL].contains(&(event.data.u64() & !0xffff_ffff)));
+                .all(|event| [RING, RINGING, RING_OF_PEER].contains(&(event.data.u64() & !0xffff_ffff)));
         Ok(match gone {
             true => Ready::Gone,
             false if is_alone => Ready::RungAlone,

@@ -1,4 +1,4 @@
-//! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a file, mapped as it is.
+//! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a mapped file.
 
 use crate::descriptor::Descriptor;
 use crate::received_fd::ReceivedFd;
@@ -15,10 +15,10 @@ use std::sync::atomic::AtomicU32;
 /// The type of file systems in memory, memfds' too.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// What a segment is for, and so who may write it.
+/// The purpose of a segment, which determines its writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Pages that only who made them may ever write.
+    /// Pages that only their creator may ever write.
     Control,
     /// Records. A successor of the producer writes them too.
     Data,
@@ -26,7 +26,7 @@ pub enum Kind {
 
 impl Kind {
     /// What the other side must find on it: its size cannot change under a mapping (no SIGBUS), and a control page has
-    /// no writer but the mapping that was made before it was sealed.
+    /// no writer except the mapping that was made before it was sealed.
     fn seals(self) -> SealFlags {
         let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         match self {
@@ -42,20 +42,20 @@ pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
     fd: Option<Descriptor>,
-    /// What the descriptor told while it was there.
+    /// From the descriptor, while it was open.
     identity: [u64; 2],
 }
 
-// SAFETY: an address range and a descriptor; who reads and writes the range when is the lane's business.
+// SAFETY: an address range and a descriptor; the lane determines which thread reads and writes the range when.
 unsafe impl Send for Segment {}
-// SAFETY: as above.
+// SAFETY: shared references give out addresses only; the lane determines who uses them.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Makes a segment of zeros, `write`s to it, and seals it. Its memory is taken as it is touched.
+    /// Creates a segment of zeros, `write`s to it, and seals it. Memory is allocated as it is used.
     pub fn create(name: &str, kind: Kind, bytes: u64, write: impl FnOnce(NonNull<u8>)) -> std::io::Result<Segment> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Hardened systems insist on the last flag; before Linux 6.3 it is unknown.
+        // Hardened systems require the last flag; before Linux 6.3 it is unknown.
         let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(name, flags))?;
         failpoint("segment: made");
         check_file_size(bytes)?;
@@ -69,14 +69,14 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Maps a segment that came from the peer, after checking that it is what it must be.
+    /// Maps a segment that came from the peer, after all checks.
     ///
     /// # Errors
     /// `InvalidData` with what was found and wanted; otherwise the system's error.
     pub fn open(fd: ReceivedFd, what: &str, kind: Kind, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let refuse = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
-        // Only a memfd has seals: anything else, a file, a pipe, a device, fails here. And first of all, since this asks no file system, as
-        // `fstat` does: the server of one may not answer.
+        // Only a memfd has seals: a file, a pipe or a device fails here. This check is the first, because it makes no
+        // request to a file system, as `fstat` does: a file server may not reply.
         let Ok(seals) = fcntl_get_seals(&fd) else {
             return Err(refuse(format!("the peer's {what} segment is not a memfd")));
         };
@@ -86,7 +86,7 @@ impl Segment {
         if writable && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(refuse(format!("the peer's {what} segment has seals {seals:?} and cannot be written")));
         }
-        // Not hugetlbfs, whose pages a peer can take away again for good.
+        // Not hugetlbfs, whose pages a peer can remove for good.
         let system = fstatfs(&fd)?.f_type as i64;
         if system != TMPFS_MAGIC {
             return Err(refuse(format!("the peer's {what} segment is of file system {system:#x}, wanted tmpfs")));
@@ -95,7 +95,8 @@ impl Segment {
         if found != bytes {
             return Err(refuse(format!("the peer's {what} segment has {found} bytes, wanted {bytes}")));
         }
-        // Who has no room for the smallest lane lacks it; of a larger one the size was the peer's choice.
+        // If there is no memory for the smallest lane, this side lacks it; the size of a larger one was the peer's
+        // choice.
         let too_large = kind == Kind::Data && bytes > pelton_lane::SEGMENT_BYTES;
         Segment::map(fd.into_owned(), bytes, writable).map_err(|error| match error.kind() {
             std::io::ErrorKind::OutOfMemory if !too_large => error,
@@ -106,8 +107,8 @@ impl Segment {
         })
     }
 
-    /// Maps a regular file whose owner and permissions have been checked. A file has no seals: who may write it can also
-    /// cut it short under the mapping, and is trusted not to.
+    /// Maps a regular file whose owner and permissions have been checked. A file has no seals: a process that may write
+    /// it can also truncate it under the mapping, and is trusted not to.
     ///
     /// # Errors
     /// `InvalidData` with what was found and wanted; otherwise the system's error.
@@ -126,26 +127,28 @@ impl Segment {
     fn map(fd: OwnedFd, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        // First, for a mapping without an owner would stay.
+        // First: a mapping without an owner would stay.
         let fd = Descriptor::new(fd)?;
         // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0)? };
         let base = NonNull::<u8>::new(base.cast()).ok_or(Errno::NOMEM)?;
-        // A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death until then.
+        // A core dump would allocate the memory of the whole lane and write it, which delays the detection of this
+        // process's death.
         if bytes as u64 > pelton_lane::SEGMENT_BYTES {
-            // SAFETY: the new mapping; what a core dump contains is all that changes. Where the system refuses, it contains the lane.
+            // SAFETY: the new mapping; only the content of a core dump changes. Where the system refuses, it contains
+            // the lane.
             let _ = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump) };
         }
         Ok(Segment { base, bytes, fd: Some(fd), identity: [0; 2] })
     }
 
-    /// The mapping alone, which needs no descriptor for being read and written.
+    /// Keeps only the mapping, which needs no descriptor for reads and writes.
     pub fn without_descriptor(mut self) -> Segment {
         self.forget_descriptor();
         self
     }
 
-    /// Keeps the mapping alone.
+    /// Keeps only the mapping.
     pub fn forget_descriptor(&mut self) {
         self.identity = self.identity();
         self.fd = None;
@@ -161,19 +164,19 @@ impl Segment {
         self.bytes as u64
     }
 
-    /// A word that another process may store. For words that the lane does not know of.
+    /// A word that another process may store, and that is not part of the lane.
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes);
         // SAFETY: inside the mapping, which lives as long as `self`, and aligned: a mapping begins at a page.
         unsafe { &*self.base.as_ptr().add(offset).cast() }
     }
 
-    /// Two words that no other segment has: where it is, and when it was made. Zeros if the system does not say.
+    /// Two words that no other segment has: its file and its creation time. Zeros if the system does not report them.
     pub fn identity(&self) -> [u64; 2] {
         use rustix::fs::{AtFlags, StatxFlags, statx};
         let Some(fd) = &self.fd else { return self.identity };
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
-        // Without the time an inode's next file could be taken for it.
+        // Without the time, the next file with this inode could be mistaken for it.
         let found = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)
             .ok()
             .filter(|found| found.stx_mask & wanted.bits() == wanted.bits());
@@ -184,13 +187,13 @@ impl Segment {
         })
     }
 
-    /// Puts memory, or blocks of the disk, behind a range of a file, so that writing there cannot fail for want of them.
+    /// Backs a range of a file with memory, or blocks of the disk, so that writing there cannot fail.
     pub fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
         debug_assert!(to <= self.bytes(), "the file would grow");
         allocate(self, from, to)
     }
 
-    /// Waits until everything that was written to the file before is on its disk.
+    /// Waits until everything that was written to the file is on its disk.
     pub fn sync(&self) -> std::io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(self))?)
     }
@@ -200,7 +203,7 @@ impl Segment {
         Ok(fstat(self)?.st_blocks as u64 * 512)
     }
 
-    /// Gives the pages that lie wholly in the range back to the system; they read as zeros afterwards.
+    /// Releases the pages that lie wholly in the range; they read as zeros afterwards.
     pub fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
         let page = rustix::param::page_size() as u64;
         let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
@@ -225,7 +228,8 @@ impl Segment {
     }
 }
 
-/// Whether this process may write a file up to `bytes`. Asked before, because the kernel would answer with a signal that ends it.
+/// Whether this process may write a file up to `bytes`. Checked before, because the kernel would send a signal that
+/// ends the process.
 pub fn check_file_size(bytes: u64) -> rustix::io::Result<()> {
     use rustix::process::{Resource, getrlimit};
     match getrlimit(Resource::Fsize).current {
@@ -248,8 +252,9 @@ fn allocate_memory(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> std::io::Resul
     while from < to {
         match fallocate(fd, FallocateFlags::empty(), from, piece.min(to - from)) {
             Ok(()) => from += piece,
-            // A signal makes tmpfs take back what it had allocated, and say so. Where the next one comes before as much is
-            // allocated again, smaller pieces get through. Not at first: of one piece nothing is left where all of it fails.
+            // A signal makes tmpfs release what it had allocated, and report that. Where the next signal comes before
+            // as much is allocated again, smaller pieces succeed. Not at first: if a single piece fails as a whole,
+            // nothing is left of it.
             Err(Errno::INTR) => piece = (piece / 2).next_multiple_of(4096),
             Err(error) => return Err(error.into()),
         }
@@ -257,16 +262,17 @@ fn allocate_memory(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> std::io::Resul
     Ok(())
 }
 
-/// Files are allocated by whole pieces of so many bytes, where their size has as many: the kernel keeps their pages together by
-/// as many as it likes, about this, and a store to one of them wants a place on the disk for all.
+/// Files are allocated in whole pieces of this size, where they are long enough: the kernel keeps their pages together,
+/// in about this number, and a store to one of them needs a place on the disk for all.
 pub const PIECE: u64 = 64 << 10;
 
-/// Writes zeros wherever nothing has been written. On a disk `fallocate` is not enough: the first store to each page of what it
-/// allocated makes a new entry in the file's map, for which a full disk may have no place, and then it is a SIGBUS (ext4).
+/// Writes zeros wherever nothing has been written. On a disk `fallocate` is not enough: the first store to each
+/// allocated page makes a new entry in the file's map. A full disk may have no place for that, which is a SIGBUS
+/// (ext4).
 fn write_holes(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> rustix::io::Result<()> {
     static ZEROS: [u8; PIECE as usize] = [0; PIECE as usize];
     while from < to {
-        // Of a hole in the file's map, not one of pages in memory: a page that has only been read is a hole still.
+        // A hole in the file's map, not one of pages in memory: a page that was only read is still a hole.
         let hole = seek(fd, SeekFrom::Hole(from))?;
         let end = match seek(fd, SeekFrom::Data(hole)) {
             Err(Errno::NXIO) => to,
@@ -282,12 +288,12 @@ fn write_holes(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> rustix::io::Result
     Ok(())
 }
 
-/// Whether [`allocate`] can find out what is to be allocated of this file, of which nothing has been written.
+/// Whether [`allocate`] can determine what to allocate of this file, to which nothing has been written.
 pub fn can_allocate(fd: impl AsFd) -> bool {
     seek(fd, SeekFrom::Hole(0)) == Ok(0)
 }
 
-/// Writes all of it. Not by a mapping: then what is written has its place.
+/// Writes all of it. Not by a mapping: then it has its place on the disk.
 pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
     check_file_size(offset + bytes.len() as u64)?;
     while !bytes.is_empty() {
@@ -317,7 +323,7 @@ pub fn lane_memory(page: &Segment, consumer: &Segment, receiver: &Segment, data:
         producer: page.base().cast(),
         consumer: consumer.base().cast(),
         receiver: receiver.base().cast(),
-        // SAFETY: the segment's mapping is as long as its size, page-aligned, and kept by whoever keeps the lane.
+        // SAFETY: the segment's mapping is as long as its size, page-aligned, and kept by the owner of the lane.
         data: unsafe { pelton_lane::Data::new(data.base(), data.bytes()) },
     }
 }

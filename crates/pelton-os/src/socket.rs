@@ -16,9 +16,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-/// The most descriptors that go with one message.
+/// Limit of the descriptors with one message.
 pub const DESCRIPTORS_MAX: usize = 64;
-/// The most that the kernel lets a packet have (SCM_MAX_FD). What has no room when it is received is closed in the call, whatever it is.
+/// The kernel's limit for one packet (SCM_MAX_FD). Descriptors beyond the receiver's space are closed in its call,
+/// whatever they are.
 const KERNEL_DESCRIPTORS_MAX: usize = 253;
 
 /// The process at the other end.
@@ -36,11 +37,12 @@ pub struct Socket {
     fd: ManuallyDrop<Descriptor>,
     /// The epoll that polls it: the socket leaves it before its close, which may block, begins.
     epoll: OnceLock<Weak<Descriptor>>,
-    /// Of one that was made as a pair: who has the other end.
+    /// Of a socket pair: the user of the other end.
     other_uid: Option<u32>,
 }
 
-/// One that takes no descriptors yet, nor do those that are accepted from it: see [`Socket::take_descriptors`].
+/// A socket that accepts no descriptors yet, nor do connections that are accepted from it: see
+/// [`Socket::take_descriptors`].
 fn new() -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -72,7 +74,7 @@ pub fn accept_at(listener: &Descriptor) -> std::io::Result<Option<Socket>> {
     }
 }
 
-/// Sets an option that is an integer. One that the kernel does not know does nothing.
+/// Sets an integer option. One that the kernel does not know has no effect.
 fn set_option(fd: impl AsFd, option: libc::c_int, value: libc::c_int) {
     // SAFETY: the kernel reads one integer.
     unsafe {
@@ -81,7 +83,7 @@ fn set_option(fd: impl AsFd, option: libc::c_int, value: libc::c_int) {
     }
 }
 
-/// Reads an option. Our own call: a pid from another namespace is 0, which rustix's type cannot say.
+/// Reads an option. Not by rustix, whose type cannot represent a pid from another namespace, which is 0.
 fn option<T: Copy>(fd: impl AsFd, option: libc::c_int, value: &mut T) -> std::io::Result<()> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes of plain integers to `value`.
@@ -92,14 +94,14 @@ fn option<T: Copy>(fd: impl AsFd, option: libc::c_int, value: &mut T) -> std::io
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Who made, or listens at, the other end.
+/// The process that made, or listens at, the other end.
 fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     option(fd, libc::SO_PEERCRED, &mut found)?;
     Ok(Peer { pid: found.pid as u32, uid: found.uid })
 }
 
-/// Whether somebody else's descriptor, which is known to be a socket, is of the kind of doorbells. Asks the socket alone.
+/// Whether a received socket is of the kind of doorbells. Makes a request to the socket only.
 pub(crate) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
     let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
     option(&fd, libc::SO_DOMAIN, &mut domain)?;
@@ -107,25 +109,27 @@ pub(crate) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
     Ok((domain, kind) == (libc::AF_UNIX, libc::SOCK_SEQPACKET))
 }
 
-/// Whether the other end says that nothing more comes.
+/// Whether the other end is shut down.
 pub(crate) fn is_shut_down(socket: &Socket) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
-/// Whether descriptors may wait in a socket that has been shut down: not where none were let in; else if a packet does, one of no bytes
-/// too, which a read does not tell from the end. So the kernel is asked to say with each packet who sent it.
+/// Whether descriptors may wait in a socket that was shut down: not where they were refused; else if there is a packet,
+/// also an empty one, which a read does not distinguish from the end. So the kernel adds the sender's credentials to
+/// each packet.
 fn may_have_descriptors(fd: impl AsFd) -> bool {
     let mut lets_in: libc::c_int = 1;
     if option(&fd, SO_PASSRIGHTS, &mut lets_in).is_ok() && lets_in == 0 {
         return false;
     }
     set_option(&fd, libc::SO_PASSCRED, 1);
-    // What it says has no room here, nor have descriptors: they are not taken, and said to be cut off.
+    // There is no space for credentials or descriptors here: they stay in the socket, and the result is marked as
+    // truncated.
     let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut look = || rustix::io::retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(&mut [0])], &mut none, flags));
-    // Said once, of a peer that closed with packets of ours unread; what it sent before is still there.
+    // Reported once, if the peer closed with unread packets of this side; what it sent before is still there.
     let found = look().or_else(|error| if error == Errno::CONNRESET { look() } else { Err(error) });
     found.is_ok_and(|found| found.bytes > 0 || found.flags.contains(rustix::net::ReturnFlags::CTRUNC))
 }
@@ -135,7 +139,8 @@ impl Socket {
         Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epoll: OnceLock::new(), other_uid: None })
     }
 
-    /// Two that are connected: this side's, which takes no descriptors where the kernel can refuse them, and that user's.
+    /// A connected pair: this side's end, which accepts no descriptors where the kernel can refuse them, and that
+    /// user's end.
     pub(crate) fn pair(other_uid: u32) -> std::io::Result<(Socket, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (near, far) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -154,12 +159,12 @@ impl Socket {
         let _ = self.epoll.set(Arc::downgrade(epoll));
     }
 
-    /// From now on the peer may send descriptors: it is known who that is.
+    /// From now on the peer may send descriptors: its user is checked.
     pub fn take_descriptors(&self) {
         set_option(self, SO_PASSRIGHTS, 1);
     }
 
-    /// Connects. `ConnectionRefused`: nobody listens there any more. `WouldBlock`: somebody does, and has no time.
+    /// Connects. `ConnectionRefused`: no process listens there any more. `WouldBlock`: the listener is too busy.
     pub fn connect(path: &Path) -> std::io::Result<Socket> {
         let address = SocketAddrUnix::new(path)?;
         let fd = new()?;
@@ -167,22 +172,22 @@ impl Socket {
         Socket::of(fd)
     }
 
-    /// Who made, or listens at, the other end.
+    /// The process that made, or listens at, the other end.
     pub fn peer(&self) -> std::io::Result<Peer> {
         peer_of(self)
     }
 
-    /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace does
-    /// not let us have one; the socket's own hang-up must do then.
+    /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace
+    /// does not permit one; then the socket's own hang-up has to suffice.
     pub fn peer_process(&self) -> std::io::Result<Option<Descriptor>> {
         const SO_PEERPIDFD: libc::c_int = 77;
         let mut fd: libc::c_int = -1;
         if option(self, SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
-            // SAFETY: the kernel has just made it, for us.
+            // SAFETY: the kernel has just created it, for this call.
             return Ok(Some(Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?));
         }
-        // Before 6.5: by number, which could have been given to another process; then the socket has hung up. A process
-        // of another pid namespace has none here.
+        // Before 6.5: by its number, which could belong to another process by now; then the socket has hung up. A
+        // process of another pid namespace has no number here.
         let Some(pid) = rustix::process::Pid::from_raw(self.peer()?.pid as i32) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
             Ok(fd) => Ok(Some(Descriptor::new(fd)?)),
@@ -191,7 +196,7 @@ impl Socket {
         }
     }
 
-    /// Sends one packet, with descriptors. False: the socket is full.
+    /// Sends one packet, with descriptors. Returns false if the socket is full.
     pub fn try_send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<bool> {
         assert!(fds.len() <= DESCRIPTORS_MAX);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -209,8 +214,8 @@ impl Socket {
         }
     }
 
-    /// Receives one packet into `packet`: how many bytes, the descriptors, and whether some did not fit into this
-    /// process. `None`: nothing there now. 0 bytes: the peer is gone.
+    /// Receives one packet into `packet`. Returns its bytes, the descriptors, and whether this process had too few free
+    /// descriptors. `None`: no packet is there now. 0 bytes: the peer is gone.
     pub fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<ReceivedFd>, bool)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -233,7 +238,8 @@ impl Socket {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),
-                // Said once, of a peer that closed with packets of ours unread; what it sent before is still there.
+                // Reported once, if the peer closed with unread packets of this side; what it sent before is still
+                // there.
                 Err(Errno::CONNRESET) if !reset => reset = true,
                 Err(Errno::CONNRESET) => return Ok(Some((0, Vec::new(), false))),
                 Err(error) => return Err(error.into()),
@@ -241,19 +247,19 @@ impl Socket {
         }
     }
 
-    /// Tells the peer that this side is gone, whoever else has the socket.
+    /// Reports to the peer that this side is gone, whichever processes have the socket.
     pub fn shutdown(&self) {
         let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
     }
 }
 
-/// Waits until one of these is readable, or hung up: which. `None`: the deadline.
+/// Waits until one of these is readable, or hung up, and returns its index. `None`: the deadline.
 pub fn first_readable(fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> std::io::Result<Option<usize>> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     Ok(poll_by(&mut polled, deadline)?.then(|| polled.iter().position(|fd| !fd.revents().is_empty())).flatten())
 }
 
-/// Waits until a descriptor is readable (or writable, or hung up), or `process` ends. False: the deadline.
+/// Waits until a descriptor is readable (or writable, or hung up), or `process` ends. Returns false at the deadline.
 pub fn wait_for(
     fd: BorrowedFd<'_>,
     process: Option<BorrowedFd<'_>>,
@@ -293,7 +299,7 @@ impl Drop for Socket {
         if !socket.is_own() {
             return;
         }
-        // What is queued is closed with it. After this nothing can be queued any more.
+        // To close it also closes what is queued. After this nothing can be queued any more.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         if may_have_descriptors(&socket)
             && let Ok(uid) = uid

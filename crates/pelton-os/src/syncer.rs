@@ -1,11 +1,12 @@
-//! Having a file's data on its disk without waiting for it: fdatasync by io_uring, at most one at a time. Where io_uring is refused
-//! (`kernel.io_uring_disabled`, seccomp, an old kernel, no memory for it) the call itself is made, which waits.
+//! Syncs a file without waiting: fdatasync by io_uring, at most one at a time. Where io_uring is refused
+//! (`kernel.io_uring_disabled`, seccomp, an old kernel, too little memory) the call itself is made, which waits.
 
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The kernel has its own reference to the file from the start of a sync to its end, and none to any memory of ours.
+/// From the start of a sync to its end, the kernel has its own reference to the file, and none to memory of this
+/// process.
 #[derive(Default)]
 pub struct Syncer {
     ring: Ring,
@@ -21,12 +22,12 @@ enum Ring {
 }
 
 impl Syncer {
-    /// Whether one is under way.
+    /// Whether a sync is under way.
     pub fn is_busy(&self) -> bool {
         self.in_flight
     }
 
-    /// Begins to sync; there must be none under way. When it is not busy after it, everything is done.
+    /// Starts a sync; there must be none under way. If it is not busy afterwards, everything is done.
     pub fn start(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
         debug_assert!(!self.in_flight, "at most one at a time");
         if matches!(self.ring, Ring::NotYet) {
@@ -35,7 +36,7 @@ impl Syncer {
         if let Ring::Made(ring) = &mut self.ring {
             let flags = types::FsyncFlags::DATASYNC;
             let entry = opcode::Fsync::new(types::Fd(file.as_fd().as_raw_fd())).flags(flags).build();
-            // SAFETY: the entry names no memory, and a descriptor that is open until `submit` has returned.
+            // SAFETY: the entry refers to no memory, and to a descriptor that is open until `submit` has returned.
             let pushed = unsafe { ring.submission().push(&entry) };
             let submitted = loop {
                 match ring.submit() {
@@ -47,13 +48,13 @@ impl Syncer {
                 self.in_flight = true;
                 return Ok(());
             }
-            // What was pushed, if it was, is not to be submitted later.
+            // An entry that may have been pushed must not be submitted later.
             self.give_up();
         }
         sync(file)
     }
 
-    /// What became of the one under way, if that is known by now.
+    /// The result of the sync under way, if it has ended.
     pub fn ended(&mut self, file: impl AsFd) -> Option<rustix::io::Result<()>> {
         let Ring::Made(ring) = &mut self.ring else { return None };
         let result = ring.completion().next()?.result();
@@ -61,7 +62,7 @@ impl Syncer {
         Some(self.judge(result, file))
     }
 
-    /// Waits for the one under way.
+    /// Waits for the sync under way.
     pub fn wait(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
         while self.in_flight {
             if let Some(ended) = self.ended(&file) {
@@ -71,7 +72,7 @@ impl Syncer {
             match ring.submit_and_wait(1) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // Refused from now on; what is under way is of no use to us.
+                    // Refused from now on; the result of the one under way is not needed.
                     self.give_up();
                     return sync(file);
                 }
@@ -81,7 +82,7 @@ impl Syncer {
         Ok(())
     }
 
-    /// What the kernel did not do, as where the thread that asked has ended, is done here.
+    /// A sync that the kernel did not do, for instance because the requesting thread has ended, is done here.
     fn judge(&mut self, result: i32, file: impl AsFd) -> rustix::io::Result<()> {
         match result {
             0.. => Ok(()),

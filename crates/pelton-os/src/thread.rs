@@ -1,6 +1,6 @@
 //! The calling thread: its signals, its processors, its spin loops.
 
-/// Leaves all signals to the program's own threads, in one that is not.
+/// In a thread of the library: leaves all signals to the program's own threads.
 pub fn block_signals() {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the set is filled before it is used, and lives as long as the calls.
@@ -10,19 +10,19 @@ pub fn block_signals() {
     }
 }
 
-/// Asks the processor to let the other side go first, in a loop that spins.
+/// A hint to the processor, in a loop that spins.
 #[inline(always)]
 pub fn relax() {
     std::hint::spin_loop();
 }
 
 /// Whether this thread and the peer's process have more than one processor between them. On a single one, spinning only
-/// keeps the other side from running. Each alone may well be pinned to one.
+/// keeps the other side from running. Each alone may be pinned to one.
 pub fn has_two_processors(peer_pid: u32) -> bool {
     use rustix::process::Pid;
     use rustix::thread::{CpuSet, sched_getaffinity};
     let own = sched_getaffinity(None);
-    // On a path channel it is what the peer's page says: anything.
+    // On a path channel the peer's page states it: it may be anything.
     let peer = i32::try_from(peer_pid).ok().and_then(Pid::from_raw).map(|pid| sched_getaffinity(Some(pid)));
     let allows = |set: &rustix::io::Result<CpuSet>, cpu| set.as_ref().is_ok_and(|set| set.is_set(cpu));
     let union = (0..CpuSet::MAX_CPU)

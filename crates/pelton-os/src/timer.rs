@@ -1,4 +1,4 @@
-//! A moment that is told by a descriptor, like everything else that is waited for.
+//! Timers as descriptors, like everything else that is waited for.
 
 use crate::descriptor::Descriptor;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -6,7 +6,7 @@ use rustix::time::{timerfd_create, timerfd_settime};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Readable from a moment on.
+/// Readable once its time has passed.
 #[derive(Debug)]
 pub struct Timer(Descriptor);
 
@@ -17,14 +17,14 @@ impl Timer {
         Ok(Timer(Descriptor::opened(|| timerfd_create(TimerfdClockId::Monotonic, flags))??))
     }
 
-    /// In so long.
+    /// After this time.
     pub fn after(time: Duration) -> std::io::Result<Timer> {
         let timer = Timer::new()?;
         timer.set(time)?;
         Ok(timer)
     }
 
-    /// In so long from now, whatever was said before.
+    /// Sets it anew, to this time from now.
     pub fn set(&self, time: Duration) -> std::io::Result<()> {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
@@ -32,7 +32,7 @@ impl Timer {
         Ok(())
     }
 
-    /// Whether it has passed. Said once.
+    /// Whether its time has passed. Returns true once.
     pub fn has_passed(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }
@@ -44,10 +44,11 @@ impl AsFd for Timer {
     }
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC. By the C library: what asks the vDSO itself ends a program under valgrind, which has taken that away.
+/// Nanoseconds of CLOCK_MONOTONIC. By the C library: a direct use of the vDSO ends a program under valgrind, which
+/// removes the vDSO.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills a struct of ours; this clock is always there.
+    // SAFETY: fills a local struct; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,4 +1,4 @@
-//! What a uid says of who somebody is.
+//! What a uid proves about a user.
 
 use rustix::process::geteuid;
 use std::sync::OnceLock;
@@ -8,8 +8,9 @@ pub fn own_uid() -> u32 {
     geteuid().as_raw()
 }
 
-/// Whether a uid that the kernel says may be anybody's: users whom this process's user namespace does not map all appear as one, the overflow
-/// uid (65534 by default), and so may a user who has that number. Only a namespace that maps all of them, as the first one does, has no such.
+/// Whether a uid from the kernel may belong to several users: those whom this process's user namespace does not map all
+/// appear as the overflow uid (65534 by default), and so may a user who has that number. Only a namespace that maps all
+/// uids, as the first one does, has no such users.
 pub fn is_ambiguous_uid(uid: u32) -> bool {
     static OVERFLOW_UID: OnceLock<u32> = OnceLock::new();
     let read = || std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
@@ -17,14 +18,14 @@ pub fn is_ambiguous_uid(uid: u32) -> bool {
         && !std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all(&map))
 }
 
-/// Whether a user namespace's map has all uids, in one line: that many from 0 on.
+/// Whether a user namespace's map has all uids, in one line.
 fn maps_all(map: &str) -> bool {
     let mut words = map.split_whitespace();
     let (first, count) = (words.next(), words.nth(1));
     first == Some("0") && count == Some("4294967295")
 }
 
-/// What to say of one.
+/// A text about such a uid.
 pub fn ambiguous_uid_text(uid: u32) -> String {
     format!(
         "uid {uid} is that of every user whom this process's user namespace does not map (/proc/self/uid_map), so it is not known who that is: \
