@@ -15,7 +15,7 @@ pub struct Buffer(Memory);
 enum Memory {
     Vector(Vec<u8>),
     Aligned(Aligned),
-    ReceivedFd(ReceivedFd),
+    ForeignMemory(ForeignMemory),
 }
 
 impl Buffer {
@@ -52,7 +52,7 @@ impl Buffer {
         context: *mut c_void,
     ) -> Buffer {
         let base = NonNull::new(base).unwrap_or(NonNull::dangling());
-        Buffer(Memory::ReceivedFd(ReceivedFd { base, bytes, release, context }))
+        Buffer(Memory::ForeignMemory(ForeignMemory { base, bytes, release, context }))
     }
 
     /// The bytes as a vector: the one that it was made of, or a copy.
@@ -60,7 +60,7 @@ impl Buffer {
         match self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes.to_vec(),
-            Memory::ReceivedFd(bytes) => bytes.to_vec(),
+            Memory::ForeignMemory(bytes) => bytes.to_vec(),
         }
     }
 }
@@ -78,7 +78,7 @@ impl Deref for Buffer {
         match &self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes,
-            Memory::ReceivedFd(bytes) => bytes,
+            Memory::ForeignMemory(bytes) => bytes,
         }
     }
 }
@@ -88,7 +88,7 @@ impl DerefMut for Buffer {
         match &mut self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes,
-            Memory::ReceivedFd(bytes) => bytes,
+            Memory::ForeignMemory(bytes) => bytes,
         }
     }
 }
@@ -173,7 +173,7 @@ impl Drop for Aligned {
 }
 
 /// Memory of other code.
-struct ReceivedFd {
+struct ForeignMemory {
     base: NonNull<u8>,
     bytes: usize,
     release: Option<unsafe extern "C" fn(*mut c_void)>,
@@ -182,11 +182,11 @@ struct ReceivedFd {
 
 // SAFETY: the caller of `Buffer::foreign` guarantees that no other code uses the memory, and that any thread may
 // release it.
-unsafe impl Send for ReceivedFd {}
+unsafe impl Send for ForeignMemory {}
 // SAFETY: the caller of `Buffer::foreign` guarantees the memory; shared references only read it.
-unsafe impl Sync for ReceivedFd {}
+unsafe impl Sync for ForeignMemory {}
 
-impl Deref for ReceivedFd {
+impl Deref for ForeignMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -195,14 +195,14 @@ impl Deref for ReceivedFd {
     }
 }
 
-impl DerefMut for ReceivedFd {
+impl DerefMut for ForeignMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the caller of `Buffer::foreign` guarantees the bytes; the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 }
 
-impl Drop for ReceivedFd {
+impl Drop for ForeignMemory {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: the caller of `Buffer::foreign` guarantees that any thread may call it; this is the only time.

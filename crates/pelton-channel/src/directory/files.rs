@@ -17,14 +17,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub(super) const RECEIVER: &str = "receiver";
-pub(super) const RECEIVER_BELL: &str = "receiver.doorbell";
+pub(super) const RECEIVER_BELL: &str = "receiver.bell";
 pub(super) const RECEIVER_LIFE: &str = "receiver.life";
 
 /// The files of a lane, each `N.` and this.
 pub(super) const PRODUCER: &str = "producer";
 pub(super) const CONSUMER: &str = "consumer";
 pub(super) const DATA: &str = "data";
-pub(super) const BELL: &str = "doorbell";
+pub(super) const BELL: &str = "bell";
 pub(super) const LIFE: &str = "life";
 const OF_A_LANE: [&str; 5] = [PRODUCER, CONSUMER, DATA, BELL, LIFE];
 

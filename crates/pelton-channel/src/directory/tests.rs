@@ -107,7 +107,7 @@ fn files_of(path: &Path) -> Vec<String> {
 }
 
 const REGULAR: [&str; 5] = ["channel", "receiver", "0.producer", "1.consumer", "0.data"];
-const FIFOS: [&str; 4] = ["receiver.doorbell", "receiver.life", "1.doorbell", "0.life"];
+const FIFOS: [&str; 4] = ["receiver.bell", "receiver.life", "1.bell", "0.life"];
 
 /// Writes into a file; into `channel` with the checksum that fits.
 fn patch(path: &Path, name: &str, offset: usize, bytes: &[u8]) {
@@ -136,14 +136,14 @@ fn a_channel_is_made_opened_used_and_removed() {
         assert!(open(&path).unwrap().is_none());
         let directory = Directory::create(&path, &mode(0o750), 1 << 20, LIMIT, 2).unwrap();
         let names = [
-            "0.doorbell",
+            "0.bell",
             "0.consumer",
             "0.data",
             "0.life",
             "0.producer",
             "channel",
             "receiver",
-            "receiver.doorbell",
+            "receiver.bell",
             "receiver.life",
         ];
         assert_eq!(files_of(&path), names);

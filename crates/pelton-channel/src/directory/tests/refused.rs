@@ -169,7 +169,7 @@ fn files_that_are_missing_too_short_or_too_long_are_refused() {
         std::fs::rename(path.join("away"), path.join(name)).unwrap();
     }
     std::fs::remove_file(path.join(CHANNEL)).unwrap();
-    assert_refused(open(&path), &["it has no file channel but \"0.doorbell\", \"0.consumer\", ", " and 5 more"]);
+    assert_refused(open(&path), &["it has no file channel but \"0.bell\", \"0.consumer\", ", " and 5 more"]);
 }
 
 /// The file as a fresh channel of the same boot has it.
