@@ -7,7 +7,7 @@ use crate::options::{self, COptions, deadline, path, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{self, Open, Sends, bytes};
 use pelton::raw::ReservedSpace;
-use pelton::{Appender, Appenders, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Run, Sender, Sink};
+use pelton::{Appender, Appenders, Chunk, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Sender, Sink};
 use std::ffi::{c_char, c_int, c_void};
 
 /// `pelton_run`.
@@ -25,7 +25,7 @@ pub struct CRun {
 const _: () = assert!(size_of::<CRun>() == 48);
 
 impl CRun {
-    fn of(run: &Run<'_>) -> CRun {
+    fn of(run: &Chunk<'_>) -> CRun {
         let (LaneId(lane_id), (pid, uid)) = (run.lane(), numbers(run.peer()));
         let bytes = run.bytes();
         CRun {
@@ -75,7 +75,7 @@ struct Callback {
 unsafe impl Send for Callback {}
 
 impl Sink for Callback {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         self.runs.clear();
         self.runs.extend(runs.iter().map(CRun::of));
         // SAFETY: the caller's function, called as the header says.

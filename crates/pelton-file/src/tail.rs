@@ -3,7 +3,7 @@
 use crate::faults::Fault;
 use crate::file::File;
 use pelton_channel::{Error, Result};
-use pelton_flush::{Run, Sink};
+use pelton_flush::{Chunk, Sink};
 use pelton_lane::failpoint;
 use rustix::fs::{FileType, Stat, fdatasync, fstat, ftruncate};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
@@ -86,7 +86,7 @@ impl Tail {
 }
 
 impl Sink for Tail {
-    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
+    fn write(&mut self, chunks: &[Chunk<'_>]) -> Result<()> {
         if !self.file.is_own() {
             return Err(Error::Forked);
         }
@@ -94,15 +94,15 @@ impl Sink for Tail {
             self.cut(torn)?;
         }
         self.bytes.clear();
-        for run in runs {
+        for chunk in chunks {
             let mut messages = 0;
-            for payload in run.payloads() {
+            for payload in chunk.payloads() {
                 self.bytes.extend_from_slice(payload);
                 messages += 1;
             }
-            if messages != run.messages() {
-                let (found, wanted) = (messages, run.messages());
-                return Err(Error::Corrupt(format!("a run has {found} whole messages, wanted {wanted}")));
+            if messages != chunk.messages() {
+                let (found, wanted) = (messages, chunk.messages());
+                return Err(Error::Corrupt(format!("a chunk has {found} valid messages, wanted {wanted}")));
             }
         }
         if self.bytes.is_empty() {

@@ -151,8 +151,8 @@ pub use pelton_channel::{
 #[cfg(feature = "flush")]
 #[doc(inline)]
 pub use pelton_flush::{
-    Appender, Appenders, Chunk, FileChange, Flush, Forward, Record, RecordFile, RecordFileOptions, RecordReader,
-    Records, Run, Sink,
+    Appender, Appenders, Chunk, FileChange, FileChunk, Flush, Forward, Record, RecordFile, RecordFileOptions,
+    RecordReader, Records, Sink,
 };
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]

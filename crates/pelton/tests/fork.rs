@@ -583,7 +583,7 @@ fn forking_beside_threads_that_append() {
     use std::time::Duration;
     let flushed = std::sync::Arc::new(AtomicU64::new(0));
     let count = flushed.clone();
-    let sink = move |runs: &[pelton::Run<'_>]| {
+    let sink = move |runs: &[pelton::Chunk<'_>]| {
         count.fetch_add(runs.iter().map(|run| u64::from(run.messages())).sum(), SeqCst);
         Ok(())
     };
@@ -629,7 +629,7 @@ fn forking_beside_threads_that_append() {
 fn an_inherited_flush_writes_nothing() {
     let (mut sender, receiver) = Options::new().capacity(65536).threads().unwrap();
     let (reads, writes) = rustix::pipe::pipe().unwrap();
-    let sink = move |_: &[pelton::Run<'_>]| {
+    let sink = move |_: &[pelton::Chunk<'_>]| {
         rustix::io::write(&writes, b"x").unwrap();
         Ok(())
     };

@@ -1,7 +1,7 @@
 //! `pelton cat`: the messages of record files, and the report on incomplete or damaged ones.
 
 use crate::test_dirs::{TestDirs, json};
-use pelton::{LaneId, Peer, RecordFile, RecordFileOptions, Run, Sink as _};
+use pelton::{Chunk, LaneId, Peer, RecordFile, RecordFileOptions, Sink as _};
 use pelton_testkit::Process;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn records(first_seq: u32, messages: &[&[u8]]) -> Vec<u8> {
 fn write(file: &mut RecordFile, lane: u64, first_seq: u32, messages: &[&[u8]]) {
     let peer = (lane > 1).then_some(Peer { pid: 4711, uid: 1000 });
     let bytes = records(first_seq, messages);
-    file.write(&[Run::new(LaneId([lane, 0]), peer, first_seq, messages.len() as u32, &bytes)]).unwrap();
+    file.write(&[Chunk::new(LaneId([lane, 0]), peer, first_seq, messages.len() as u32, &bytes)]).unwrap();
 }
 
 const LANES: [&str; 2] = ["00000000000000010000000000000000", "00000000000000020000000000000000"];

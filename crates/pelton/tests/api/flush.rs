@@ -1,7 +1,7 @@
 //! Flushing: every message comes to the sink once and in order, whoever sends, whatever the sink or its process does meanwhile.
 
 use crate::support::*;
-use pelton::{Error, Forward, LaneId, Options, Run, Sender, Sink, Wait};
+use pelton::{Chunk, Error, Forward, LaneId, Options, Sender, Sink, Wait};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
@@ -26,7 +26,7 @@ fn numbered(who: u32, number: u32, bytes: usize) -> Vec<u8> {
 }
 
 impl Seen {
-    fn take(&self, runs: &[Run<'_>]) {
+    fn take(&self, runs: &[Chunk<'_>]) {
         let mut numbers = self.numbers.lock().unwrap();
         self.writes.fetch_add(1, SeqCst);
         for run in runs {
@@ -42,7 +42,7 @@ impl Seen {
 
     fn sink(&self) -> impl Sink + use<> {
         let seen = self.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             seen.take(runs);
             Ok(())
         }
@@ -119,7 +119,7 @@ fn a_deadline_ends_a_flush_though_there_is_always_more() {
     let writes = Arc::new(AtomicUsize::new(0));
     let counted = writes.clone();
     // Whenever it has written there is another to be written.
-    let sink = move |_: &[Run<'_>]| {
+    let sink = move |_: &[Chunk<'_>]| {
         counted.fetch_add(1, SeqCst);
         sender.send(b"another")
     };
@@ -220,7 +220,7 @@ fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
     let (count, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let sink = {
         let (seen, count, fails) = (seen.clone(), count.clone(), fails.clone());
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             count.store(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
             if fails.load(SeqCst) {
                 return Err(Error::Sink("not now".to_owned()));
@@ -260,7 +260,7 @@ struct Kept {
 }
 
 impl Sink for Kept {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         self.seen.take(runs);
         for run in runs {
             let header = run.payloads().count() as u32 - 1;
@@ -295,7 +295,7 @@ fn what_was_written_and_not_released_is_not_written_again() {
         // Writes, and ends before it has released: as if it had been killed there.
         let mut dying = sink.clone();
         let receiver = Options::new().open_receiver(&path).unwrap();
-        let mut flush = pelton::Flush::new(&Options::new(), receiver, move |runs: &[Run<'_>]| {
+        let mut flush = pelton::Flush::new(&Options::new(), receiver, move |runs: &[Chunk<'_>]| {
             Sink::write(&mut dying, runs).unwrap();
             Err(Error::Sink("killed".to_owned()))
         })
@@ -473,7 +473,7 @@ fn a_sink_that_fails_costs_no_message_appended() {
     let calls = Arc::new(AtomicU64::new(0));
     let sink = {
         let (seen, calls) = (seen.clone(), calls.clone());
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             if calls.fetch_add(1, SeqCst) % 3 != 2 {
                 return Err(Error::Sink("full".to_owned()));
             }
@@ -506,8 +506,8 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let sink = {
         let sizes = sizes.clone();
-        move |runs: &[Run<'_>]| {
-            sizes.lock().unwrap().extend(runs.iter().flat_map(Run::payloads).map(<[u8]>::len));
+        move |runs: &[Chunk<'_>]| {
+            sizes.lock().unwrap().extend(runs.iter().flat_map(Chunk::payloads).map(<[u8]>::len));
             Ok(())
         }
     };
@@ -529,7 +529,7 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
     appenders.flush().unwrap();
     assert_eq!(*sizes.lock().unwrap(), wanted);
     for bytes in [0, 2 << 30] {
-        let error = pelton::Appenders::new(&Options::new().flush_bytes(bytes), |_: &[Run<'_>]| Ok(())).unwrap_err();
+        let error = pelton::Appenders::new(&Options::new().flush_bytes(bytes), |_: &[Chunk<'_>]| Ok(())).unwrap_err();
         assert!(matches!(error, Error::Option { option: "flush_bytes", .. }), "{error}");
     }
 }
@@ -541,7 +541,7 @@ fn a_sink_that_panics_has_taken_nothing() {
     let first = Arc::new(AtomicBool::new(true));
     let sink = {
         let seen = seen.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             assert!(!first.swap(false, SeqCst), "the sink panics, as the test wants");
             seen.take(runs);
             Ok(())
@@ -592,7 +592,7 @@ fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
 fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
     let (give, take) = mpsc::channel();
     let (mut sender, receiver): (Sender, _) = Options::new().threads().unwrap();
-    let sink = move |runs: &[Run<'_>]| {
+    let sink = move |runs: &[Chunk<'_>]| {
         give.send(runs[0].messages()).unwrap();
         Ok(())
     };
@@ -650,7 +650,7 @@ fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() 
 fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
     let record = |seq: u64, byte: u8| [&(seq << 32 | 8).to_le_bytes()[..], &[byte; 8]].concat();
     let (bad, good) = ([record(1, 1), record(9, 2)].concat(), [record(1, 3), record(2, 4)].concat());
-    let run = |lane, bytes| Run::new(LaneId([lane, lane]), None, 1, 2, bytes);
+    let run = |lane, bytes| Chunk::new(LaneId([lane, lane]), None, 1, 2, bytes);
     let (onward, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
     let mut forward = Forward::new(onward);
     let runs = [run(1, &bad), run(2, &good)];
@@ -685,7 +685,7 @@ fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
 /// A sink that is due until it has been written to; it counts.
 struct Due(Arc<AtomicUsize>);
 impl Sink for Due {
-    fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, _: &[Chunk<'_>]) -> pelton::Result<()> {
         self.0.fetch_add(1, SeqCst);
         Ok(())
     }
@@ -710,7 +710,7 @@ fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let sink = {
         let sizes = sizes.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             sizes.lock().unwrap().extend(runs.iter().map(|run| run.bytes().len()));
             Ok(())
         }
@@ -743,7 +743,7 @@ fn appenders_of_threads_that_have_ended_are_no_hindrance() {
 fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
     struct Fails(Arc<AtomicUsize>);
     impl Sink for Fails {
-        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+        fn write(&mut self, _: &[Chunk<'_>]) -> pelton::Result<()> {
             match self.0.fetch_add(1, SeqCst) {
                 0 => Err(Error::Sink("told once".to_owned())),
                 1 => panic!("the sink panics, as the test wants"),
@@ -781,7 +781,7 @@ fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_in
 fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() {
     struct Busy(Arc<AtomicUsize>);
     impl Sink for Busy {
-        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+        fn write(&mut self, _: &[Chunk<'_>]) -> pelton::Result<()> {
             self.0.fetch_add(1, SeqCst);
             Ok(())
         }
@@ -812,7 +812,7 @@ fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
     let sink = {
         let (own, told) = (own.clone(), told.clone());
         let mut number = 0;
-        move |_: &[Run<'_>]| {
+        move |_: &[Chunk<'_>]| {
             let Some(own) = own.lock().unwrap().clone() else { return Ok(()) };
             let mut told = told.lock().unwrap();
             told.push(own.flush().unwrap_err());
@@ -851,7 +851,7 @@ fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flush
     let (tell, told) = mpsc::channel();
     let sink = {
         let own = own.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             for run in runs {
                 tell.send(run.messages()).unwrap();
             }
@@ -892,7 +892,7 @@ fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_ea
     let (writes, messages) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let sink = {
         let (writes, messages) = (writes.clone(), messages.clone());
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             writes.fetch_add(1, SeqCst);
             messages.fetch_add(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
             Ok(())

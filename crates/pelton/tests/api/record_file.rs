@@ -3,7 +3,7 @@
 
 use crate::support::records::*;
 use crate::support::*;
-use pelton::{Error, Peer, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use pelton::{Chunk, Error, Peer, RecordFile, RecordFileOptions, RecordReader, Sink};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ fn what_is_written_is_read_back() {
     assert_eq!(reader.number(), 1);
     let first = reader.next_chunk().unwrap().unwrap();
     assert_eq!((first.peer(), first.offset(), first.last_seq()), (None, 64, 10));
-    assert_eq!(first.run().bytes(), run(1, 1, 10).bytes);
+    assert_eq!(first.bytes(), run(1, 1, 10).bytes);
     assert!(first.written_at() >= before && first.written_at() <= std::time::SystemTime::now());
     assert_eq!(reader.next_chunk().unwrap().unwrap().peer(), peer);
 }
@@ -551,7 +551,7 @@ fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
         });
         for _ in 0..WRITES {
             let mine = run(2, 1, 1);
-            file.write(&[Run::new(lane(1), stranger, 1, 2000, seen), mine.run()]).unwrap();
+            file.write(&[Chunk::new(lane(1), stranger, 1, 2000, seen), mine.run()]).unwrap();
         }
         done.store(true, Relaxed);
     });

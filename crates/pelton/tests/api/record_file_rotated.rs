@@ -2,7 +2,7 @@
 
 use crate::support::records::*;
 use crate::support::*;
-use pelton::{Error, FileChange, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use pelton::{Chunk, Error, FileChange, RecordFile, RecordFileOptions, RecordReader, Sink};
 use pelton_testkit::kernel::system_call_of;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::Path;
@@ -228,7 +228,7 @@ fn another_record_file_at_the_path_is_gone_on_with_and_what_is_none_is_refused_a
     std::fs::write(&path, &text).unwrap();
     let runs = [run(1, 7, 1)];
     for _ in 0..2 {
-        let error = file.write(&runs.iter().map(Owned::run).collect::<Vec<Run<'_>>>()).unwrap_err();
+        let error = file.write(&runs.iter().map(Owned::run).collect::<Vec<Chunk<'_>>>()).unwrap_err();
         assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         assert_eq!(names(&place), ["log", "log.1", "log.2"]);

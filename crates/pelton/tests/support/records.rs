@@ -1,7 +1,7 @@
 //! Record files: runs for them, and what is in them.
 
 use super::*;
-use pelton::{LaneId, Peer, RecordFile, RecordReader, Run, Sink as _};
+use pelton::{Chunk, LaneId, Peer, RecordFile, RecordReader, Sink as _};
 use std::path::{Path, PathBuf};
 
 /// A run that owns its bytes.
@@ -15,8 +15,8 @@ pub struct Owned {
 }
 
 impl Owned {
-    pub fn run(&self) -> Run<'_> {
-        Run::new(self.lane, self.peer, self.first_seq, self.messages, &self.bytes)
+    pub fn run(&self) -> Chunk<'_> {
+        Chunk::new(self.lane, self.peer, self.first_seq, self.messages, &self.bytes)
     }
 }
 
