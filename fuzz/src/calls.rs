@@ -176,8 +176,7 @@ fn options() -> Options {
 fn to_a_service(place: &TestDir, mut program: Program) {
     let mut service = Service::listen_with(&place.name(), &options()).unwrap();
     let (socket, name) = (place.socket(), place.name());
-    let connecting =
-        std::thread::spawn(move || (RawLink::client(&socket), Client::connect_with(&name, &options()).unwrap()));
+    let connecting = std::thread::spawn(move || (RawLink::client(&socket), Client::connect_with(&name, &options()).unwrap()));
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
     }
