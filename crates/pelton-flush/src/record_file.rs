@@ -566,7 +566,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Whether the sender runs as another user, who could change the bytes later. A process of this user could do worse
+/// Whether the sender runs as another user and could change the bytes later. A process of this user could do worse
 /// anyway.
 fn is_foreign(chunk: &Chunk<'_>, uid: u32) -> bool {
     chunk.peer().is_some_and(|peer| peer.uid != uid)

@@ -1,8 +1,10 @@
-//! A record file at its path: opening, locking, creating under a temporary name, renaming, and checking that it still is the file at that path.
+//! A record file at its path: opening, locking, creating under a temporary name, renaming, and checking that it is
+//! still the file at that path.
 //!
-//! - **A temporary file is created, never reused** (`O_EXCL`, `O_NOFOLLOW`): no symbolic link is followed, and no other process has it
-//!   open. A leftover is removed.
-//! - **A file is the one at its path** if device and inode agree; the sink's own descriptor keeps that inode from being used again.
+//! - **A temporary file is created, never reused** (`O_EXCL`, `O_NOFOLLOW`): no symbolic link is followed, and no other
+//!   process has it open. A leftover is removed.
+//! - **A file is the one at its path** if device and inode agree; the sink's own descriptor keeps that inode from being
+//!   reused.
 
 use super::format::{FileHeader, HEADER, Scanner};
 use super::lanes::Lanes;
