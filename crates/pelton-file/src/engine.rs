@@ -704,7 +704,7 @@ impl Engine {
         self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.waiter != Waiter::Abandoned))
     }
 
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the handle's creator. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.owner.is_forked()
