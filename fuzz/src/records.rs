@@ -143,8 +143,8 @@ fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
                 });
                 assert_eq!(seqs.next(), Some(chunk.first_seq()));
                 assert_eq!(seqs.last().unwrap_or(chunk.first_seq()), chunk.last_seq());
-                assert_eq!(chunk.run().payloads().count(), chunk.messages() as usize);
-                assert!(chunk.offset() + chunk.run().bytes().len() as u64 <= bytes);
+                assert_eq!(chunk.payloads().count(), chunk.messages() as usize);
+                assert!(chunk.offset() + chunk.bytes().len() as u64 <= bytes);
                 found.push(Some((chunk.lane(), chunk.last_seq())));
             }
             Ok(None) => return found,

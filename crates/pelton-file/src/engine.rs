@@ -549,8 +549,8 @@ impl Engine {
     }
 
     /// Cancels the operations submitted with `token`, and in chains those after them. Each still completes: with
-    /// ECANCELED, or, if it was too late to stop it, with its usual outcome. Does not wait. False: no such operation is
-    /// in flight.
+    /// ECANCELED, or, if it was too late to stop it, with its usual outcome. Does not wait. False: no
+    /// operation with that token is still to complete.
     ///
     /// # Errors
     /// As of [`Engine::start`].
@@ -987,7 +987,7 @@ impl Engine {
                 std::thread::yield_now();
                 continue;
             }
-            let mut descriptors = vec![self.pool.as_fd()];
+            let mut descriptors = vec![self.pool.doorbell().as_fd()];
             descriptors.extend(self.ring.as_ref().map(|ring| ring.as_fd()));
             poll_until(&descriptors, [None, None], deadline).map_err(failed())?;
         }

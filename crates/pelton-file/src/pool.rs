@@ -14,7 +14,7 @@ use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -190,12 +190,6 @@ impl Pool {
         if self.in_flight > 0 && !locked(&self.shared.ended).is_empty() {
             self.shared.doorbell.ring();
         }
-    }
-}
-
-impl AsFd for Pool {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.doorbell.as_fd()
     }
 }
 
