@@ -1,12 +1,12 @@
-//! Fault injection for tests, in builds with `failpoints`. Each system call of a transfer or a copy, each entry of the
-//! ring, and the beginning of each other operation in a thread asks here whether to fail, or to move less. Other builds
-//! never inject a fault.
+//! Fault injection for tests, in builds with `failpoints`. Three kinds of steps ask here whether to fail, or to move
+//! less: each system call of a transfer or a copy; each entry of the ring; the start of each other operation in a
+//! thread. Other builds never inject a fault.
 
 use rustix::io::Errno;
 
 /// The fault of a call.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "failpoints"), expect(dead_code, reason = "made by tests"))]
+#[cfg_attr(not(feature = "failpoints"), expect(dead_code, reason = "injected by tests"))]
 pub enum Fault {
     /// The call fails.
     Error(Errno),

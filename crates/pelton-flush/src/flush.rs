@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Consecutive records of one lane, as a sink receives them. Each record is a header, the payload, and up to seven
-/// padding bytes of any value, so that the next record begins at a multiple of eight. The header is a little-endian u64:
-/// `seq << 32 | bytes`.
+/// padding bytes of any value, so that the next record begins at a multiple of eight. The header is a little-endian
+/// u64, `seq << 32 | bytes`.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -844,8 +844,8 @@ impl Appenders {
         self.shared.owner.is_forked()
     }
 
-    /// A new appender, with a buffer of its own. Does not wait, except for a flush if senders that have left still occupy
-    /// all lanes.
+    /// A new appender, with a buffer of its own. Does not wait, except for a flush if senders that have left still
+    /// occupy all lanes.
     ///
     /// # Errors
     /// As [`Senders::sender`].

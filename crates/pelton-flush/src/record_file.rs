@@ -132,7 +132,7 @@ impl RecordFileOptions {
 ///
 /// # Other programs that rotate the file
 /// Each write first checks, with one system call, that the file is at its path and has its length. If another program
-/// has renamed or deleted it, the write goes to the file now at the path, or to a new one if there is none or it is
+/// has renamed or deleted it, the write goes to the file now at the path; or to a new one if there is none or it is
 /// empty. If another program has truncated it to nothing, the sink writes its header again. No later message is lost.
 /// [`RecordFile::take_change`] reports what happened.
 ///
@@ -144,8 +144,8 @@ impl RecordFileOptions {
 /// **Dropping** it syncs nothing, and waits only for closing the file: the kernel writes it to the disk later.
 /// [`Sink::sync`] first, if that matters.
 ///
-/// Threads: a handle may move between threads. In a forked child its methods return [`Error::Forked`], and dropping it
-/// has no effect on the file.
+/// Threads: a handle may move between threads. In a forked child, writing and syncing return [`Error::Forked`], and
+/// dropping the handle has no effect on the file.
 #[derive(Debug)]
 pub struct RecordFile {
     /// Absolute, for rotations.
