@@ -4,12 +4,13 @@
 use pelton_channel::Counters;
 use pelton_channel::Deadline;
 use pelton_channel::LaneId;
-use pelton_channel::Options;
 use pelton_channel::Receiver;
 use pelton_channel::Senders;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::gather;
 use pelton_channel::raw::{ReservedSpace, TakenChunk};
 use pelton_channel::{Error, Result};
+use pelton_channel::{Options, options::maker};
 use pelton_channel::{Reservation, Sender, Sent};
 use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
 use pelton_os::Peer;
@@ -238,8 +239,8 @@ const RUNS_LOOKED_AT: usize = 64;
 impl Flush {
     /// Whether a flush can be made with these options. For bindings, whose receiver stays where it is if not.
     #[doc(hidden)]
-    pub fn check_options(options: &Options) -> Result<()> {
-        checked_bytes(options).map(drop)
+    pub fn check_options(options: &Options<maker::Flush>) -> Result<()> {
+        checked_bytes(options.settings()).map(drop)
     }
 
     /// Whether this process is a fork of the one that made the handle. For bindings.
@@ -252,8 +253,8 @@ impl Flush {
     ///
     /// # Errors
     /// [`Error::Option`].
-    pub fn new(options: &Options, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
-        let sink = Box::new(sink);
+    pub fn new(options: &Options<maker::Flush>, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
+        let (options, sink) = (options.settings(), Box::new(sink));
         Ok(Flush {
             receiver,
             sink,
@@ -530,7 +531,7 @@ fn emptied<'b>(mut runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
     runs.into_iter().map(|run| Run { bytes: &[], ..run }).collect()
 }
 
-fn checked_bytes(options: &Options) -> Result<u64> {
+fn checked_bytes(options: &Settings) -> Result<u64> {
     const MOST: u64 = 1 << 30;
     match options.flush_bytes {
         bytes @ 1..=MOST => Ok(bytes),
@@ -737,15 +738,19 @@ impl Appenders {
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
-    pub fn new(options: &Options, sink: impl Sink + 'static) -> Result<Appenders> {
+    pub fn new(options: &Options<maker::Appenders>, sink: impl Sink + 'static) -> Result<Appenders> {
+        let (flushing, options) = (options.cast(), options.settings());
         let bytes = checked_bytes(options)?.max(SEGMENT_BYTES);
         // Up to the window, and behind it, in an empty lane, the largest message.
-        let mut of_lanes = options.clone().capacity(2 * bytes + SEGMENT_BYTES);
-        of_lanes = of_lanes.message_bytes_max(options.message_bytes_max_or(bytes - 16));
-        of_lanes.window = Some(bytes);
-        let receiver = gather(&of_lanes, None)?;
+        let lanes = Settings {
+            capacity: Some(2 * bytes + SEGMENT_BYTES),
+            message_bytes_max: Some(options.message_bytes_max_or(bytes - 16)),
+            window: Some(bytes),
+            ..options.clone()
+        };
+        let receiver = gather(&lanes, None)?;
         let senders = receiver.senders()?;
-        let flush = Arc::new(Mutex::new(Some(Flush::new(options, receiver, sink)?)));
+        let flush = Arc::new(Mutex::new(Some(Flush::new(&flushing, receiver, sink)?)));
         let ends = Arc::new(Doorbell::own().map_err(Error::system("making a bell"))?);
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let shared = Shared { flush, ends, owner };
