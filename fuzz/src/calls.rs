@@ -169,8 +169,8 @@ impl RawLink {
     }
 }
 
-fn options() -> Options {
-    Options::new().capacity(CAPACITY).call_bytes_max(BYTES_MAX)
+fn options<M>() -> Options<M> {
+    <Options>::new().capacity(CAPACITY).call_bytes_max(BYTES_MAX).cast()
 }
 
 fn to_a_service(place: &TestDir, mut program: Program) {

@@ -6,12 +6,13 @@ use crate::body::Body;
 use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::outbox::FrameSender as _;
 use pelton_channel::Deadline;
-use pelton_channel::Options;
 use pelton_channel::raw::Doorbells;
 use pelton_channel::raw::Name;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::{Side, Spin};
 use pelton_channel::raw::{connect_duplex, linger, wait};
 use pelton_channel::{Error, Result};
+use pelton_channel::{Options, options::maker};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Owner;
 use pelton_os::Peer;
@@ -219,11 +220,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
-    pub fn connect_with(name: &str, options: &Options) -> Result<Client> {
-        Client::with(name, &options.of_link()?)
+    pub fn connect_with(name: &str, options: &Options<maker::Client>) -> Result<Client> {
+        Client::with(name, &options.settings().of_link()?)
     }
 
-    fn with(name: &str, options: &Options) -> Result<Client> {
+    fn with(name: &str, options: &Settings) -> Result<Client> {
         options.checked_sizes()?;
         let (name, doorbells) = (Name::parse(name)?, Doorbells::new()?);
         let (mut links, mut crowd) = (Vec::new(), None);

@@ -114,15 +114,15 @@ impl Given {
 
     fn flush(self, options: &Options, receiver: pelton::Receiver) -> pelton::Result<Flush> {
         match self {
-            Given::Callback(callback) => Flush::new(options, receiver, callback),
-            Given::File(file) => Flush::new(options, receiver, *file),
+            Given::Callback(callback) => Flush::new(&options.cast(), receiver, callback),
+            Given::File(file) => Flush::new(&options.cast(), receiver, *file),
         }
     }
 
     fn append(self, options: &Options) -> pelton::Result<Appenders> {
         match self {
-            Given::Callback(callback) => Appenders::new(options, callback),
-            Given::File(file) => Appenders::new(options, *file),
+            Given::Callback(callback) => Appenders::new(&options.cast(), callback),
+            Given::File(file) => Appenders::new(&options.cast(), *file),
         }
     }
 }
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn pelton_flush_open(
             receiving.free()?;
             // SAFETY: the caller's promises.
             let (options, _) = unsafe { options::of(options)? };
-            Flush::check_options(&options).map_err(|error| code::of(&error))?;
+            Flush::check_options(&options.cast()).map_err(|error| code::of(&error))?;
             // SAFETY: the caller's promises.
             Ok((options, unsafe { Given::of(sink)? }))
         };

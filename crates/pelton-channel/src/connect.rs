@@ -11,9 +11,10 @@ use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::name::Name;
-use crate::options::Options;
+use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
+use crate::settings::Settings;
 use crate::transport::{Queue, ThreadTransport};
 use pelton_lane::{Position, failpoint};
 use pelton_os::{Timer, membarrier};
@@ -27,38 +28,44 @@ use std::time::{Duration, Instant};
 pub const RETRY: Duration = Duration::from_millis(10);
 
 /// Makes endpoints.
-impl Options {
+impl Options<maker::ConnectSender> {
     /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
     ///
     /// # Errors
     /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's reason, [`Error::Name`],
     /// [`Error::Option`], [`Error::Corrupt`] when the other side violates the protocol, [`Error::System`].
     pub fn connect_sender(&self, name: &str) -> Result<Sender> {
-        connect_sender(name, self)
+        connect_sender(name, self.settings())
     }
+}
 
+impl Options<maker::ConnectReceiver> {
     /// Connects to a sender that listens under `name`.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_receiver(&self, name: &str) -> Result<Receiver> {
-        connect_receiver(name, self)
+        connect_receiver(name, self.settings())
     }
+}
 
+impl Options<maker::Listen> {
     /// Listens under `name`; does not wait. Each accepted peer gets a lane made with these options.
     ///
     /// # Errors
     /// As [`Listener::bind`].
     pub fn listen(&self, name: &str) -> Result<Listener> {
-        Listener::with_options(name, self)
+        Listener::with_settings(name, self.settings())
     }
+}
 
+impl Options<maker::Threads> {
     /// Both endpoints of a channel between threads of this process.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
     pub fn threads(&self) -> Result<(Sender, Receiver)> {
-        threads(self)
+        threads(self.settings())
     }
 }
 
@@ -145,7 +152,7 @@ impl Listener {
 #[derive(Debug)]
 struct ByName {
     name: Name,
-    options: Options,
+    options: Settings,
 }
 
 impl ByName {
@@ -186,7 +193,7 @@ impl receiver::Reconnect for Listener {
     }
 }
 
-fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
+fn connect_sender(name: &str, options: &Settings) -> Result<Sender> {
     options.checked_sizes()?;
     let name = Name::parse(name)?;
     let (parts, doorbells) =
@@ -196,7 +203,7 @@ fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
     Ok(sender)
 }
 
-fn connect_receiver(name: &str, options: &Options) -> Result<Receiver> {
+fn connect_receiver(name: &str, options: &Settings) -> Result<Receiver> {
     let name = Name::parse(name)?;
     let parts = reach(&name, options, Reach::of(options), |handshake| receiver_of_one(handshake, false))?;
     let mut receiver = Receiver::new(parts, options)?;
@@ -216,7 +223,7 @@ pub struct Duplex {
 }
 
 impl Duplex {
-    fn new(parts: LinkParts, options: &Options) -> Result<Duplex> {
+    fn new(parts: LinkParts, options: &Settings) -> Result<Duplex> {
         let LinkParts { requests, replies, bytes_max } = parts;
         let sender = Sender::new(requests, replies.doorbells.clone(), options)?;
         Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max })
@@ -227,7 +234,7 @@ impl Duplex {
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
 
 /// Connects to the service that listens under `name`, whose doorbells are `doorbells`.
-pub fn connect_duplex(name: &Name, options: &Options, doorbells: &Doorbells) -> Result<Duplex> {
+pub fn connect_duplex(name: &Name, options: &Settings, doorbells: &Doorbells) -> Result<Duplex> {
     let parts =
         reach(name, options, Reach::of(options), |handshake| in_call(new_client(handshake, options, doorbells)))?;
     Duplex::new(parts, options)
@@ -238,7 +245,7 @@ pub fn connect_duplex(name: &Name, options: &Options, doorbells: &Doorbells) -> 
 pub fn start_duplex(
     name: &Name,
     path: &Path,
-    options: &Options,
+    options: &Settings,
     doorbells: &Doorbells,
     number: u32,
 ) -> Result<Option<Connecting>> {
@@ -253,7 +260,7 @@ pub fn start_duplex(
 pub fn start_duplex_later(
     name: &Name,
     path: &Path,
-    options: &Options,
+    options: &Settings,
     doorbells: &Doorbells,
     number: u32,
 ) -> Result<Connecting> {
@@ -272,7 +279,7 @@ pub fn start_duplex_later(
     }))
 }
 
-async fn finish_duplex(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<Duplex> {
+async fn finish_duplex(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<Duplex> {
     let duplex = Duplex::new(new_client(handshake, options, doorbells).await?, options)?;
     if let [Some(socket), _] = duplex.receiver.liveness() {
         doorbells.finish_connecting(socket, 0)?;
@@ -290,7 +297,7 @@ enum Reach {
 }
 
 impl Reach {
-    fn of(options: &Options) -> Reach {
+    fn of(options: &Settings) -> Reach {
         options.connect_deadline.map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
     }
 }
@@ -298,7 +305,7 @@ impl Reach {
 /// Connects to the process that listens under the name.
 fn reach<T>(
     name: &Name,
-    options: &Options,
+    options: &Settings,
     reach: Reach,
     mut handshake: impl FnMut(Handshake) -> Result<T>,
 ) -> Result<T> {
@@ -332,7 +339,7 @@ fn reach<T>(
 }
 
 /// Both endpoints of a channel between threads.
-fn threads(options: &Options) -> Result<(Sender, Receiver)> {
+fn threads(options: &Settings) -> Result<(Sender, Receiver)> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;
     let make = || -> std::io::Result<_> {

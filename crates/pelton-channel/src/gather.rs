@@ -9,10 +9,11 @@ use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER, this_process};
 use crate::listener::Listener;
 use crate::memory::Budget;
-use crate::options::Options;
+use crate::options::{Options, maker};
 use crate::receiver::Receiver;
 use crate::registry::{Registry, SharedRegistry, State, ToRegistry};
 use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
+use crate::settings::Settings;
 use crate::transport::{NoTransport, Queue, ThreadTransport};
 use pelton_lane::{CAPACITY_MIN, Position};
 use pelton_os::{Owner, membarrier};
@@ -21,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// Makes receivers of several senders.
-impl Options {
+impl Options<maker::Gather> {
     /// Creates a receiver for threads of this process, and the [`Senders`] by which threads make their senders. Does
     /// not wait. Each sender has a lane with these options. The receiver serves the lanes round-robin, at most 64
     /// messages of one at a time.
@@ -29,10 +30,12 @@ impl Options {
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
     pub fn gather(&self) -> Result<(Senders, Receiver)> {
-        let receiver = gather(self, None)?;
+        let receiver = gather(self.settings(), None)?;
         Ok((receiver.senders()?, receiver))
     }
+}
 
+impl Options<maker::GatherAt> {
     /// Creates a receiver of several senders, which connect under `name`, a short name or `unix:PATH`, or are threads
     /// of this process ([`Receiver::senders`]). Does not wait. Each call that receives also continues the handshakes of
     /// new senders, and waits for none of them. The end of one sender does not affect the others.
@@ -40,8 +43,8 @@ impl Options {
     /// # Errors
     /// As [`Listener::bind`].
     pub fn gather_at(&self, name: &str) -> Result<Receiver> {
-        self.check_memory(1)?;
-        gather(self, Some(self.listen(name)?))
+        self.settings().check_memory(1)?;
+        gather(self.settings(), Some(Listener::with_settings(name, self.settings())?))
     }
 }
 
@@ -70,12 +73,12 @@ impl Receiver {
 }
 
 /// Creates a receiver of several senders; without a name, of threads of this process only.
-pub fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
+pub fn gather(options: &Settings, listener: Option<Listener>) -> Result<Receiver> {
     gather_with(options, listener, None)
 }
 
 /// As [`gather`]; with `replies`, each sender gets a lane back.
-pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
+pub fn gather_with(options: &Settings, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
     let budget = options.memory.map(Budget::new);

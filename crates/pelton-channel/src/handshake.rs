@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
 use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
-use crate::options::Options;
 use crate::packet::{
     CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
     Role, VERSION_TEXT, entry, refusal,
 };
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::settings::Settings;
 use crate::transport::SocketTransport;
 use pelton_lane::{
     CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
@@ -74,7 +74,7 @@ pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
 
 impl Handshake {
     /// Begins with a peer that this side accepts.
-    pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Handshake> {
+    pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings) -> Result<Handshake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"));
         let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
         let own = own_uid();
@@ -523,7 +523,7 @@ impl ConsumerSide {
 /// The handshake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
 pub(crate) async fn new_sender(
     handshake: Handshake,
-    options: &Options,
+    options: &Settings,
     listens: bool,
 ) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
@@ -562,7 +562,7 @@ pub(crate) async fn new_sender(
 /// A fresh lane within the peer's limits; the peer becomes its consumer.
 async fn offer_lane(
     handshake: &Handshake,
-    options: &Options,
+    options: &Settings,
     within: Limits,
     doorbell: &Doorbell,
     can_barrier: bool,
@@ -623,7 +623,7 @@ pub(crate) async fn surviving_sender(
 #[derive(Clone, Debug)]
 pub struct Replies {
     /// Of the lanes.
-    pub options: Options,
+    pub options: Settings,
     /// The largest request that the service takes.
     pub bytes_max: u64,
     /// Nobody polls it.
@@ -753,7 +753,7 @@ pub(crate) struct LinkParts {
 
 /// The handshake of a client, which connects: it offers the lane of requests and accepts that of replies. One doorbell
 /// and one descriptor for the caller's loop serve both.
-pub(crate) async fn new_client(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<LinkParts> {
+pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<LinkParts> {
     let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone())?;
     let takes = of_calls(handshake.takes);
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });

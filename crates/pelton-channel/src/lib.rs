@@ -21,7 +21,7 @@ mod link;
 mod listener;
 mod memory;
 mod name;
-mod options;
+pub mod options;
 mod packet;
 mod path;
 pub mod raw;
@@ -29,6 +29,7 @@ mod receiver;
 mod registry;
 mod role;
 mod sender;
+mod settings;
 mod transport;
 mod wait;
 

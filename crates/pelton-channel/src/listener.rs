@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::handshake::{HANDSHAKE_TIMEOUT, Handshake, Pace};
 use crate::name::{Bound, Name};
+#[cfg(doc)]
 use crate::options::Options;
+use crate::settings::Settings;
 use pelton_lane::failpoint;
 use pelton_os::socket::{accept_at, first_readable};
 use pelton_os::{Descriptor, locked};
@@ -43,7 +45,7 @@ pub struct Listener {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) bound: Bound,
-    pub(crate) options: Options,
+    pub(crate) options: Settings,
     /// Peers that have connected and have not sent their first packet when a call returned.
     connected: Mutex<VecDeque<Connected>>,
     /// Readable while a peer waits to be accepted, or one of these has sent its first packet.
@@ -60,20 +62,20 @@ impl Listener {
     /// [`Error::InUse`] while another process listens there: stop it, or choose another name. [`Error::Name`] for a
     /// name that is not possible. [`Error::System`].
     pub fn bind(name: &str) -> Result<Listener> {
-        Listener::with_options(name, &Options::new())
+        Listener::with_settings(name, &Settings::default())
     }
 
-    pub(crate) fn with_options(name: &str, options: &Options) -> Result<Listener> {
+    pub(crate) fn with_settings(name: &str, options: &Settings) -> Result<Listener> {
         Listener::bound(name, options, false)
     }
 
     /// As one of several processes that listen under a short name.
     #[doc(hidden)]
-    pub fn beside_others(name: &str, options: &Options) -> Result<Listener> {
+    pub fn beside_others(name: &str, options: &Settings) -> Result<Listener> {
         Listener::bound(name, options, true)
     }
 
-    fn bound(name: &str, options: &Options, is_shared: bool) -> Result<Listener> {
+    fn bound(name: &str, options: &Settings, is_shared: bool) -> Result<Listener> {
         options.checked_sizes()?;
         let readable =
             Descriptor::opened(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map(|made| made.map_err(Into::into));

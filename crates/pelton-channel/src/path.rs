@@ -6,10 +6,11 @@ use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER};
-use crate::options::Options;
+use crate::options::{Options, maker};
 use crate::receiver::Receiver;
 use crate::role::RoleClaim;
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::settings::Settings;
 use crate::transport::{PathTransport, PeerRole};
 use pelton_lane::failpoint;
 use pelton_os::{membarrier, own_uid};
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Makes endpoints of path channels.
-impl Options {
+impl Options<maker::CreateSender> {
     /// Creates the path channel `directory`, or opens an existing one with the sizes that it was created with, as a
     /// sender. Continues after the last message that its predecessor committed. A receiver need not be there.
     ///
@@ -30,32 +31,38 @@ impl Options {
     /// problem of what is there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
     /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        sender(directory.as_ref(), self, Make::Create)
+        sender(directory.as_ref(), self.settings(), Make::Create)
     }
+}
 
+impl Options<maker::OpenSender> {
     /// As [`Options::create_sender`], but does not create a channel.
     ///
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::NoChannel`].
     pub fn open_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        sender(directory.as_ref(), self, Make::Open)
+        sender(directory.as_ref(), self.settings(), Make::Open)
     }
+}
 
+impl Options<maker::CreateReceiver> {
     /// Creates the path channel `directory`, or opens an existing one, as its receiver. Begins with the oldest message
     /// that its predecessor had not released. No sender need be there.
     ///
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
     pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        receiver(directory.as_ref(), self, Make::Create)
+        receiver(directory.as_ref(), self.settings(), Make::Create)
     }
+}
 
+impl Options<maker::OpenReceiver> {
     /// As [`Options::create_receiver`], but does not create a channel.
     ///
     /// # Errors
     /// As [`Options::create_receiver`]; [`Error::NoChannel`].
     pub fn open_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        receiver(directory.as_ref(), self, Make::Open)
+        receiver(directory.as_ref(), self.settings(), Make::Open)
     }
 }
 
@@ -66,7 +73,7 @@ enum Make {
     Open,
 }
 
-fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory>> {
+fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Directory>> {
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
         let (capacity, limit) = options.path_sizes()?;
@@ -83,7 +90,7 @@ fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory
     }
 }
 
-fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
+fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, life } =
@@ -112,7 +119,7 @@ fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
 }
 
 /// There is no handshake by which the creator would learn what the receiver accepts.
-fn check_size(directory: &Directory, options: &Options) -> Result<()> {
+fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
     let (bytes, lanes) = (directory.capacity(), u64::from(directory.lanes_max()));
     let most = options.path_lane_bytes_max(directory.owner() == own_uid());
     if bytes <= most && options.memory.is_none_or(|memory| bytes * lanes <= memory) {
@@ -125,7 +132,7 @@ fn check_size(directory: &Directory, options: &Options) -> Result<()> {
     Err(Error::NotAChannel { path: directory.path().display().to_string(), problem })
 }
 
-fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
+fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
     let directory = directory(path, options, make)?;
     check_size(&directory, options)?;
     let can_barrier = membarrier::register();

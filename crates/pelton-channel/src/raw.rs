@@ -23,6 +23,7 @@ pub use crate::name::Name;
 pub use crate::receiver::Item;
 use crate::receiver::{Batch, Held, Message, Receiver};
 use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
+pub use crate::settings::Settings;
 pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
 pub use crate::wait::{Side, Spin, linger, wait};

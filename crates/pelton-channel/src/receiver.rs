@@ -10,9 +10,11 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+#[cfg(doc)]
 use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
+use crate::settings::Settings;
 use crate::wait::{self, Deadline, Side, Spin};
 use crossbeam_queue::SegQueue;
 use distance::Distance;
@@ -76,7 +78,7 @@ fn grow(buffer: &mut Vec<u8>, bytes: usize) {
 }
 
 impl Receiver {
-    pub(crate) fn new(parts: ReceiverParts, options: &Options) -> Result<Receiver> {
+    pub(crate) fn new(parts: ReceiverParts, options: &Settings) -> Result<Receiver> {
         let ReceiverParts { lane, sleeper, doorbells } = parts;
         let endpoint = Endpoint::new(doorbells, options.wait, lane.link.peer())?;
         let local_wake = endpoint.doorbells.local_wake().clone();
@@ -106,7 +108,7 @@ impl Receiver {
     }
 
     /// A receiver of several senders, which join by `registry`. `parts` belong to the lane without a sender.
-    pub(crate) fn gathering(parts: ReceiverParts, options: &Options, registry: Registry) -> Result<Receiver> {
+    pub(crate) fn gathering(parts: ReceiverParts, options: &Settings, registry: Registry) -> Result<Receiver> {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
         receiver.registry = Some(Box::new(registry));

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::handshake::ReceiverSide;
 use crate::lanes::{Lane, Lanes};
 use crate::memory::Budget;
-use crate::options::Options;
+use crate::settings::Settings;
 use crate::transport::{Queue, Transport};
 use crate::wait::Spin;
 use pelton_os::{Doorbell, Event, LocalWake, Owner, locked};
@@ -57,7 +57,7 @@ pub(crate) struct SharedRegistry {
     pub(crate) is_notified: AtomicBool,
     pub(crate) receiver_side: ReceiverSide,
     pub(crate) local_wake: Arc<LocalWake>,
-    pub(crate) options: Options,
+    pub(crate) options: Settings,
     pub(crate) owner: Owner,
 }
 

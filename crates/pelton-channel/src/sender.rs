@@ -11,7 +11,9 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
+#[cfg(doc)]
 use crate::options::Options;
+use crate::settings::Settings;
 use crate::transport::Found;
 use crate::wait::{self, Deadline, Side, Spin};
 use pelton_lane::{
@@ -166,7 +168,7 @@ impl SenderMemory {
 }
 
 impl Sender {
-    pub(crate) fn new(mut parts: SenderParts, doorbells: Doorbells, options: &Options) -> Result<Sender> {
+    pub(crate) fn new(mut parts: SenderParts, doorbells: Doorbells, options: &Settings) -> Result<Sender> {
         let endpoint = Endpoint::new(doorbells, options.wait, parts.link.peer())?;
         let (least, most) = options.window.map_or((WINDOW, options.resident_max), |bytes| (bytes, bytes));
         let most = most.clamp(CAPACITY_MIN, parts.lane.capacity());
@@ -939,6 +941,7 @@ impl Side for FreeSpace<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Options;
     use crate::wait::Wait;
     use std::time::Duration;
 

@@ -62,7 +62,7 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
     let receiver = args.receive.open_receiver(&transport, &signals, args.receive.channel.options())?;
     let started = Instant::now();
     let options = args.receive.channel.options().flush_bytes(args.buffer).flush_interval(Some(args.interval));
-    let mut flush = Flush::new(&options, receiver, sink)?;
+    let mut flush = Flush::new(&options.cast(), receiver, sink)?;
     let done = flush_all(args, &mut flush, args.receive.peer_deadline(&transport), &signals);
     // Whatever the reason for the end: received messages are in the file and synced before the sender detects it.
     let done = match (done, flush.sync()) {

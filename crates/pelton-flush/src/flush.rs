@@ -4,12 +4,13 @@
 use pelton_channel::Counters;
 use pelton_channel::Deadline;
 use pelton_channel::LaneId;
-use pelton_channel::Options;
 use pelton_channel::Receiver;
 use pelton_channel::Senders;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::gather;
 use pelton_channel::raw::{ReservedSpace, TakenChunk};
 use pelton_channel::{Error, Result};
+use pelton_channel::{Options, options::maker};
 use pelton_channel::{Reservation, Sender, Sent};
 use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
 use pelton_os::Peer;
@@ -318,8 +319,8 @@ const JOINED_MAX: usize = 64;
 impl Flush {
     /// Checks the options of a flush. For FFI, which keeps the receiver if they are wrong.
     #[doc(hidden)]
-    pub fn check_options(options: &Options) -> Result<()> {
-        checked_bytes(options).map(drop)
+    pub fn check_options(options: &Options<maker::Flush>) -> Result<()> {
+        checked_bytes(options.settings()).map(drop)
     }
 
     /// Whether this process is a fork of the handle's creator. For FFI.
@@ -332,8 +333,8 @@ impl Flush {
     ///
     /// # Errors
     /// [`Error::Option`].
-    pub fn new(options: &Options, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
-        let sink = Box::new(sink);
+    pub fn new(options: &Options<maker::Flush>, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
+        let (options, sink) = (options.settings(), Box::new(sink));
         Ok(Flush {
             receiver,
             sink,
@@ -612,7 +613,7 @@ fn emptied<'b>(mut chunks: Vec<Chunk<'_>>) -> Vec<Chunk<'b>> {
     chunks.into_iter().map(|chunk| Chunk { bytes: &[], ..chunk }).collect()
 }
 
-fn checked_bytes(options: &Options) -> Result<u64> {
+fn checked_bytes(options: &Settings) -> Result<u64> {
     const MOST: u64 = 1 << 30;
     match options.flush_bytes {
         bytes @ 1..=MOST => Ok(bytes),
@@ -820,15 +821,19 @@ impl Appenders {
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
-    pub fn new(options: &Options, sink: impl Sink + 'static) -> Result<Appenders> {
+    pub fn new(options: &Options<maker::Appenders>, sink: impl Sink + 'static) -> Result<Appenders> {
+        let (flushing, options) = (options.cast(), options.settings());
         let bytes = checked_bytes(options)?.max(SEGMENT_BYTES);
         // The window, and behind it, in an empty lane, the largest message.
-        let mut lane_options = options.clone().capacity(2 * bytes + SEGMENT_BYTES);
-        lane_options = lane_options.message_bytes_max(options.message_bytes_max_or(bytes - 16));
-        lane_options.window = Some(bytes);
-        let receiver = gather(&lane_options, None)?;
+        let lanes = Settings {
+            capacity: Some(2 * bytes + SEGMENT_BYTES),
+            message_bytes_max: Some(options.message_bytes_max_or(bytes - 16)),
+            window: Some(bytes),
+            ..options.clone()
+        };
+        let receiver = gather(&lanes, None)?;
         let senders = receiver.senders()?;
-        let flush = Arc::new(Mutex::new(Some(Flush::new(options, receiver, sink)?)));
+        let flush = Arc::new(Mutex::new(Some(Flush::new(&flushing, receiver, sink)?)));
         let end_doorbell = Arc::new(Doorbell::own().map_err(Error::system("creating a doorbell"))?);
         let owner = Owner::current().map_err(Error::system("checking which process this is"))?;
         let shared = Shared { flush, end_doorbell, owner };

@@ -133,7 +133,7 @@ fn streams(rounds: u64) {
                 responder.end().unwrap();
             })
         });
-        let mut client = Client::connect_with(&name, &options).unwrap();
+        let mut client = Client::connect_with(&name, &options.cast()).unwrap();
         for _ in 0..rounds {
             let streams = [(); 3].map(|()| client.submit(b"stream").unwrap());
             let mut silent = streams.to_vec();

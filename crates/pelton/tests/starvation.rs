@@ -82,13 +82,13 @@ fn role_at(role: &str, place: &TestDir) -> Role {
     Role::new(child, role).with("at", place.path().display())
 }
 
-fn small() -> Options {
-    Options::new().capacity(SMALL).connect_deadline(deadline())
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(SMALL).connect_deadline(deadline()).cast()
 }
 
 /// A path channel's, which is not to wait for the other end.
-fn small_path() -> Options {
-    Options::new().capacity(SMALL)
+fn small_path<M>() -> Options<M> {
+    <Options>::new().capacity(SMALL).cast()
 }
 
 /// What the other end is: it takes, or sends, one message under the name, again and again, until it is killed.

@@ -92,13 +92,13 @@ mod vectors {
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
-        (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap(), peer)
+        (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap(), peer)
     }
 
     /// Greets this side as a peer that keeps to the rules up to the packet.
     fn assert_refused(vector: &Value) {
         let (handshake, peer) = shake_with_peer();
-        let options = Options::new();
+        let options = Settings::default();
         let (bytes, doorbell) = (packet_bytes(vector), Doorbell::shared().unwrap());
         let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
         let hello = |role, holds: u32| Packet::hello(role, holds != 0, Limits::ALL).encode();
@@ -154,13 +154,13 @@ mod peers {
     }
 
     fn handshake(socket: Socket) -> Handshake {
-        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap()
+        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap()
     }
 
     /// A new sender on the other end of a handshake that this end makes.
     fn with_new_sender<T>(name: &str, this: impl FnOnce(Handshake) -> Result<T>) -> (SenderParts, T) {
         let (socket, peer) = pair(name);
-        let options = Options::new().capacity(1 << 20);
+        let options = Settings { capacity: Some(1 << 20), ..Settings::default() };
         let sender = std::thread::spawn(move || in_call(new_sender(handshake(peer), &options, true)).unwrap());
         let this = this(handshake(socket)).unwrap();
         (sender.join().unwrap().0, this)

@@ -112,9 +112,9 @@ mod tests {
         let options = Options::new().capacity(32 << 20).wait(Wait::Spin);
         let by_path = || {
             let sender = options.create_sender(place.path().join("c")).unwrap();
-            (sender, options.open_receiver(place.path().join("c")).unwrap())
+            (sender, options.cast().open_receiver(place.path().join("c")).unwrap())
         };
-        for (mut sender, mut receiver) in [options.threads().unwrap(), by_path()] {
+        for (mut sender, mut receiver) in [options.cast().threads().unwrap(), by_path()] {
             for trims in [false, true] {
                 sender.window.fix(12 << 20);
                 pass(&mut sender, &mut receiver, 40 << 20);
@@ -153,7 +153,7 @@ mod tests {
         let Some(mounted) = pelton_testkit::Mounted::tmpfs(&place.path().join("mounted"), "size=1500k") else { return };
         let options = Options::new().wait(Wait::Spin);
         let mut sender = options.create_sender(mounted.0.join("c")).unwrap();
-        let mut receiver = options.open_receiver(mounted.0.join("c")).unwrap();
+        let mut receiver = options.cast().open_receiver(mounted.0.join("c")).unwrap();
         pass(&mut sender, &mut receiver, 1 << 20);
         sender.window.fix(4 << 20);
         pass(&mut sender, &mut receiver, 20 << 20);

@@ -5,7 +5,7 @@
 //! is several times as fast, on others slower; it is always slower if the receiver does not read the payload. So the sender measures:
 //! it keeps a larger window only if the throughput is higher (docs/decisions/0031-window-sizes.md).
 
-use crate::options::RESIDENT_MAX;
+use crate::settings::RESIDENT_MAX;
 use pelton_lane::WINDOW;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

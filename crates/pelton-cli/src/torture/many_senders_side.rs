@@ -425,9 +425,10 @@ fn open_file(plan: &Plan, part: &ManySendersPlan) -> pelton::Result<DelayedFile>
     })
 }
 
-fn flush_options(plan: &Plan, part: &ManySendersPlan) -> pelton::Options {
+fn flush_options<M>(plan: &Plan, part: &ManySendersPlan) -> pelton::Options<M> {
     let interval = part.flush_interval_us.map(Duration::from_micros);
-    options(plan).flush_bytes(part.flush_bytes).flush_interval(interval)
+    let options: pelton::Options = options(plan);
+    options.flush_bytes(part.flush_bytes).flush_interval(interval).cast()
 }
 
 fn flush(plan: &Plan, part: &ManySendersPlan, journal: &Journal) -> pelton::Result<()> {

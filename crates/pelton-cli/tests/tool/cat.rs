@@ -125,8 +125,8 @@ fn verify_reports_the_known_senders() {
     let here = format!("process {} of user {}", std::process::id(), rustix::process::geteuid().as_raw());
 
     options.create_sender(&channel).unwrap().send(b"from a sender that has ended").unwrap();
-    let receiver = options.create_receiver(&channel).unwrap();
-    let mut flush = pelton::Flush::new(&options, receiver, RecordFile::open(&log).unwrap()).unwrap();
+    let receiver = options.cast().create_receiver(&channel).unwrap();
+    let mut flush = pelton::Flush::new(&options.cast(), receiver, RecordFile::open(&log).unwrap()).unwrap();
     flush.run().unwrap();
     assert!(verified().ends_with("in 1 chunks, from an unknown process by path, 0 gaps\n"), "{}", verified());
 
@@ -140,7 +140,7 @@ fn verify_reports_the_known_senders() {
     assert!(verified().ends_with(&format!("in 2 chunks, from {here} and others, 0 gaps\n")), "{}", verified());
 
     std::fs::remove_file(&log).unwrap();
-    let appenders = pelton::Appenders::new(&options, RecordFile::open(&log).unwrap()).unwrap();
+    let appenders = pelton::Appenders::new(&options.cast(), RecordFile::open(&log).unwrap()).unwrap();
     appenders.append(b"by a thread of the writer").unwrap();
     appenders.sync().unwrap();
     assert!(verified().ends_with(&format!("in 1 chunks, from {here}, 0 gaps\n")), "{}", verified());

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 /// Lanes so small that most of what these tests send does not fit.
 const TINY: u64 = 1 << 16;
 
-fn tiny() -> Options {
-    Options::new().capacity(TINY).connect_deadline(deadline())
+fn tiny<M>() -> Options<M> {
+    <Options>::new().capacity(TINY).connect_deadline(deadline()).cast()
 }
 
 /// Answers with the request's own bytes, in place where there is room.
@@ -59,7 +59,7 @@ impl Serving {
         threads: usize,
         handler: impl Fn(Request<'_>) + Sync + Send + 'static,
     ) -> Serving {
-        let mut service = Service::listen_with(name, options).unwrap();
+        let mut service = Service::listen_with(name, &options.cast()).unwrap();
         let stopper = service.stopper();
         Serving { stopper, thread: Some(std::thread::spawn(move || service.run(threads, handler))) }
     }
@@ -113,7 +113,7 @@ fn child() {
         }
         // Asks so much and reads nothing, until it is killed.
         "deaf" => {
-            let mut client = Client::connect_with(role.get("name"), &options).unwrap();
+            let mut client = Client::connect_with(role.get("name"), &options.cast()).unwrap();
             let mut asked = 0;
             while asked < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
                 asked += 1;
@@ -125,7 +125,7 @@ fn child() {
         "many" => {
             let clients: Vec<Client> = (0..role.number("count").unwrap())
                 .map(|_| {
-                    let mut client = Client::connect_with(role.get("name"), &options).unwrap();
+                    let mut client = Client::connect_with(role.get("name"), &options.cast()).unwrap();
                     assert_eq!(&*client.call_until(b"here", deadline()).unwrap().expect("no answer"), b"here");
                     client
                 })
@@ -135,7 +135,7 @@ fn child() {
             drop(clients);
         }
         "caller" => {
-            let mut client = Client::connect_with(role.get("name"), &options).unwrap();
+            let mut client = Client::connect_with(role.get("name"), &options.cast()).unwrap();
             for number in 0..role.number("count").unwrap() {
                 let request = numbered(number, (number % 3000) as usize);
                 assert_eq!(*client.call(&request).unwrap(), *request, "call {number}");
@@ -444,7 +444,7 @@ fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
 fn a_call_is_answered_once() {
     let place = TestDir::new("a call is answered once");
     let name = place.name();
-    let mut service = Service::listen_with(&name, &tiny().announce(true)).unwrap();
+    let mut service = Service::listen_with(&name, &<Options>::new().capacity(TINY).announce(true).cast()).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
         assert!(client.call_until(b"one", deadline()).unwrap().is_some());

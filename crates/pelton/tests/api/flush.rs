@@ -729,8 +729,8 @@ fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
 #[test]
 fn appenders_of_threads_that_have_ended_are_no_hindrance() {
     let seen = Seen::default();
-    let options = Options::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
-    let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
+    let options = <Options>::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
+    let appenders = pelton::Appenders::new(&options.cast(), seen.sink()).unwrap();
     for number in 0..100 {
         appenders.appender().unwrap().append(&numbered(0, number, 9)).unwrap();
         std::thread::scope(|scope| scope.spawn(|| appenders.append(&numbered(1, number, 9)).unwrap()).join()).unwrap();

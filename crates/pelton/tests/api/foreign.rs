@@ -508,7 +508,7 @@ fn alone_in_its_namespace(role: &Role) {
         let options = Options::new().mode(0o777).allow_uids(allowed);
         let error = options.open_receiver(&path).unwrap_err().to_string();
         assert!(error.contains("uid 65534 is that of every user"), "{error}");
-        let listener = options.listen(role.get("name")).unwrap();
+        let listener = options.cast().listen(role.get("name")).unwrap();
         std::fs::set_permissions(
             role.get("name").trim_start_matches("unix:"),
             std::os::unix::fs::PermissionsExt::from_mode(0o777),

@@ -46,7 +46,7 @@ fn child() {
                     sender.send(b"hello")?;
                     sender.drain()
                 }),
-                _ => options.connect_receiver(name).and_then(|mut receiver| receiver.receive().map(|_| ())),
+                _ => options.cast().connect_receiver(name).and_then(|mut receiver| receiver.receive().map(|_| ())),
             };
             report(found.err().map_or("well".to_owned(), |error| word(&error)));
         }
@@ -213,7 +213,7 @@ fn two_senders_refuse_each_other_and_the_one_that_connects_is_told_why() {
 
 /// A listener that another user may reach, as far as the file system goes.
 fn open_to_all(place: &TestDir, options: &Options) -> Listener {
-    let listener = options.listen(&place.name()).unwrap();
+    let listener = options.cast().listen(&place.name()).unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     std::fs::set_permissions(place.socket(), std::fs::Permissions::from_mode(0o777)).unwrap();
     listener
@@ -267,7 +267,7 @@ fn report_of_one_that_is_refused(place: &TestDir, listener: &Listener, end: &str
         _ => {
             let accepting = scope.spawn(|| listener.accept_sender_until(deadline()).unwrap().unwrap().peer());
             let report = child.line();
-            drop(options.connect_receiver(&place.name()).unwrap());
+            drop(options.cast().connect_receiver(&place.name()).unwrap());
             (accepting.join().unwrap(), report)
         }
     });

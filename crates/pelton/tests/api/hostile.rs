@@ -564,7 +564,7 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
         page.word(STATE_OF_PRODUCER).store(2, Ordering::Release);
     };
     meanwhile(change, || {
-        let mut receiver = options.open_receiver(&directory).unwrap();
+        let mut receiver = options.cast().open_receiver(&directory).unwrap();
         for _ in 0..100 {
             let _ = (allowed(receiver.arm(), "arm"), allowed(receiver.try_receive(), "try_receive"));
             let _ = allowed(receiver.receive_until(Instant::now() + Duration::from_millis(1)), "receive_until");
@@ -573,14 +573,14 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
     });
     drop((sender, page));
     // And a receiver.
-    let receiver = options.open_receiver(&directory).unwrap();
+    let receiver = options.cast().open_receiver(&directory).unwrap();
     let page = page_of("0.consumer");
     let change = || {
         page.word(176).fetch_add(1, Ordering::Release);
         page.word(256).store(2, Ordering::Release);
     };
     meanwhile(change, || {
-        let mut sender = options.open_sender(&directory).unwrap();
+        let mut sender = options.cast().open_sender(&directory).unwrap();
         for _ in 0..100 {
             let _ = (allowed(sender.arm(30_000), "arm"), allowed(sender.try_send(&[0; 30_000]), "try_send"));
             let _ = allowed(sender.drain_until(Instant::now() + Duration::from_millis(1)), "drain_until");
@@ -613,8 +613,8 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() 
             };
             let _ = pelton::inspect::info(&directory).map_err(usable);
             let _ = pelton::inspect::check(&directory, true).map_err(usable);
-            let receiver = options.open_receiver(&directory).map_err(usable);
-            let sender = options.open_sender(&directory).map_err(usable);
+            let receiver = options.cast().open_receiver(&directory).map_err(usable);
+            let sender = options.cast().open_sender(&directory).map_err(usable);
             let (mut receiver, mut sender) = (receiver.ok(), sender.ok());
             if let Some(sender) = &mut sender {
                 use_sender(sender, &what);

@@ -29,11 +29,11 @@ fn child() {
 
 /// A sender that connects with these options to a receiver that listens with those.
 fn connected(place: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
-    let listener = receiver.listen(&place.name()).unwrap();
+    let listener = receiver.cast().listen(&place.name()).unwrap();
     // One that is hung up on tries again.
     let sender = sender.clone().connect_deadline(deadline());
     std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| sender.connect_sender(&place.name()));
+        let connecting = scope.spawn(|| sender.cast().connect_sender(&place.name()));
         let mut accepted = None;
         while !connecting.is_finished() {
             accepted = accepted.or(listener.accept_receiver_until(Instant::now() + Duration::from_millis(1)).unwrap());
@@ -228,7 +228,7 @@ fn serving<T: Send>(
     place: &TestDir,
     test: impl FnOnce(&mut Client) -> T + Send,
 ) -> (T, Vec<String>) {
-    let mut service: Service = Service::listen_with(&place.name(), options).unwrap();
+    let mut service: Service = Service::listen_with(&place.name(), &options.cast()).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
         let testing = scope.spawn(|| {

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 const SIZES: Sizes = Sizes::Random(7, 3000);
 
-fn options(role: &Role) -> Options {
-    let options = Options::new().capacity(role.number("capacity").unwrap_or(1 << 20));
-    options.wait(How::parse(role.get("how")).wait()).lanes(role.number("lanes").unwrap_or(1) as u32)
+fn options<M>(role: &Role) -> Options<M> {
+    let options = <Options>::new().capacity(role.number("capacity").unwrap_or(1 << 20));
+    options.wait(How::parse(role.get("how")).wait()).lanes(role.number("lanes").unwrap_or(1) as u32).cast()
 }
 
 /// Message `number` of lane `lane`: which lane and number, then the pattern.
@@ -107,7 +107,7 @@ fn child() {
             let options = options(&role).connect_deadline(deadline);
             let _ends = match role.get("end") {
                 "sender" => (Some(options.open_sender(&path).unwrap()), None),
-                _ => (None, Some(options.open_receiver(&path).unwrap())),
+                _ => (None, Some(options.cast().open_receiver(&path).unwrap())),
             };
             report("met");
             read_line_from_parent();
@@ -121,7 +121,7 @@ fn child() {
             let options = options(&role).mode(0o777).allow_uids(&[role.number("allow").unwrap_or(uid.into()) as u32]);
             let found = match role.get("end") {
                 "sender" => options.open_sender(&path).and_then(|mut sender| sender.send(b"hello")),
-                _ => options.open_receiver(&path).and_then(|mut receiver| receiver.receive().map(|_| ())),
+                _ => options.cast().open_receiver(&path).and_then(|mut receiver| receiver.receive().map(|_| ())),
             };
             report(found.err().map_or("well".to_owned(), |error| format!("{error:?}")));
         }
@@ -168,8 +168,8 @@ impl Here {
     }
 }
 
-fn small() -> Options {
-    Options::new().capacity(1 << 20)
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(1 << 20).cast()
 }
 
 /// Receives until the channel's senders are gone.
@@ -232,10 +232,10 @@ fn a_receiver_waits_for_its_first_sender_and_is_told_of_its_close() {
 #[test]
 fn either_waits_for_the_other_until_its_deadline() {
     let here = Here::new("either waits for the other until its deadline");
-    let soon = || Options::new().capacity(1 << 20).connect_deadline(Instant::now() + Duration::from_millis(30));
-    assert!(matches!(soon().open_sender(here.path()), Err(Error::NoChannel { .. })));
-    assert!(matches!(soon().create_sender(here.path()), Err(Error::TimedOut(_))));
-    assert!(matches!(soon().open_receiver(here.path()), Err(Error::TimedOut(_))));
+    let soon = || <Options>::new().capacity(1 << 20).connect_deadline(Instant::now() + Duration::from_millis(30));
+    assert!(matches!(soon().cast().open_sender(here.path()), Err(Error::NoChannel { .. })));
+    assert!(matches!(soon().cast().create_sender(here.path()), Err(Error::TimedOut(_))));
+    assert!(matches!(soon().cast().open_receiver(here.path()), Err(Error::TimedOut(_))));
     for (first, second) in [("sender", "receiver"), ("receiver", "sender")] {
         let one = Child::start(here.role("wait").with("end", first));
         one.wait_until_it_polls();
@@ -738,7 +738,7 @@ fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
     Child::start(stranger("sender").with("allow", 0)).expect("well");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
     drop(receiver);
-    let mut sender = open().open_sender(here.path()).unwrap();
+    let mut sender = open().cast().open_sender(here.path()).unwrap();
     sender.send(b"to a stranger").unwrap();
     Child::start(stranger("receiver").with("allow", 0)).expect("well");
 }
@@ -764,7 +764,7 @@ fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
     Child::start(stranger("sender").with("gid", GROUP)).expect("well");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
     drop(receiver);
-    options().open_sender(here.path()).unwrap().send(b"to a member").unwrap();
+    options().cast().open_sender(here.path()).unwrap().send(b"to a member").unwrap();
     Child::start(stranger("receiver").with("gid", GROUP)).expect("well");
 }
 
@@ -1031,11 +1031,11 @@ fn on_an_overlay_the_files_of_a_lower_layer_deliver_each_message_once() {
         let path = merged.0.join("channel");
         let (mut sender, mut receiver);
         if receiver_is_first {
-            receiver = options.open_receiver(&path).unwrap();
-            sender = options.open_sender(&path).unwrap();
+            receiver = options.cast().open_receiver(&path).unwrap();
+            sender = options.cast().open_sender(&path).unwrap();
         } else {
-            sender = options.open_sender(&path).unwrap();
-            receiver = options.open_receiver(&path).unwrap();
+            sender = options.cast().open_sender(&path).unwrap();
+            receiver = options.cast().open_receiver(&path).unwrap();
         }
         let next = |receiver: &mut Receiver| {
             let message = receiver.receive_until(deadline()).unwrap().expect("it is delivered");
@@ -1051,12 +1051,12 @@ fn on_an_overlay_the_files_of_a_lower_layer_deliver_each_message_once() {
         assert_eq!(sender.try_send(b"last").unwrap(), Sent::Sent);
         drop((sender, receiver));
         // What was released stays released.
-        let mut receiver = options.open_receiver(&path).unwrap();
+        let mut receiver = options.cast().open_receiver(&path).unwrap();
         assert_eq!(next(&mut receiver), "last");
         drop(receiver);
         drop(merged);
         // Nothing of it is in the lower layer.
-        let mut receiver = options.open_receiver(lower.join("channel")).unwrap();
+        let mut receiver = options.cast().open_receiver(lower.join("channel")).unwrap();
         assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
     }
 }

@@ -512,8 +512,8 @@ fn echo(request: Request<'_>) {
     let _ = request.reply(&bytes);
 }
 
-fn small() -> Options {
-    Options::new().capacity(1 << 16)
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(1 << 16).cast()
 }
 
 /// Of a service that this thread is to answer: lets in whom that thread connects.

@@ -132,8 +132,8 @@ impl Drop for Calls {
     }
 }
 
-fn small() -> Options {
-    Options::new().capacity(64 * 1024)
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(64 * 1024).cast()
 }
 
 fn name(place: &tempfile::TempDir) -> String {

@@ -434,8 +434,8 @@ pub fn race(role: &Role) {
             // Without a deadline for connecting, of which there is nothing between threads: a sender need not wait for anybody.
             let options = Options::new().capacity(CAPACITY);
             let (sender, receiver) = match role.get("name").strip_prefix("path:") {
-                Some(path) => (options.create_sender(path).unwrap(), options.create_receiver(path).unwrap()),
-                None => options.threads().unwrap(),
+                Some(path) => (options.create_sender(path).unwrap(), options.cast().create_receiver(path).unwrap()),
+                None => options.cast().threads().unwrap(),
             };
             std::thread::scope(|scope| {
                 let other = scope.spawn(|| side(true, End::Receiver(receiver)));

@@ -10,30 +10,32 @@ pub fn small_files(role: &Role) {
         Error::System { source, .. } => source.raw_os_error() == Some(libc::EFBIG),
         _ => false,
     };
-    let options = || Options::new().capacity(1 << 20).lanes(2);
+    let options = || <Options>::new().capacity(1 << 20).lanes(2);
     for bytes in [0, 1, 4095, 4096, 65535, 65536, (1 << 20) - 1] {
         limit(Some(bytes));
-        let error = options().threads().unwrap_err();
+        let error = options().cast().threads().unwrap_err();
         assert!(too_large(&error), "{bytes}: {error:?}");
-        for error in [options().create_sender(&path).unwrap_err(), options().create_receiver(&path).unwrap_err()] {
+        for error in
+            [options().cast().create_sender(&path).unwrap_err(), options().cast().create_receiver(&path).unwrap_err()]
+        {
             assert!(too_large(&error) && error.to_string().contains("RLIMIT_FSIZE"), "{bytes}: {error}");
         }
         assert_eq!(all_below(root), Vec::<PathBuf>::new());
     }
     limit(Some(1 << 20));
-    options().threads().unwrap();
-    drop(options().create_sender(&path).unwrap());
+    options().cast().threads().unwrap();
+    drop(options().cast().create_sender(&path).unwrap());
     let all = all_below(root);
     // What is there can be used: nothing of it is written but by mappings. A lane more cannot be made, and recovery not noted.
     for bytes in [0, 4096, 65535, 65536, (1 << 20) - 1] {
         limit(Some(bytes));
-        let mut sender = options().open_sender(&path).unwrap();
-        let mut receiver = options().open_receiver(&path).unwrap();
+        let mut sender = options().cast().open_sender(&path).unwrap();
+        let mut receiver = options().cast().open_receiver(&path).unwrap();
         for number in 0..2000u64 {
             sender.send(&[number as u8; 2000]).unwrap();
             assert_eq!(*receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 2000]);
         }
-        let error = options().open_sender(&path).unwrap_err();
+        let error = options().cast().open_sender(&path).unwrap_err();
         assert!(too_large(&error), "{bytes}: {error:?}");
         assert_eq!(all_below(root), all);
         drop((sender, receiver));
@@ -43,7 +45,7 @@ pub fn small_files(role: &Role) {
         }
     }
     limit(before.current);
-    drop([options().open_sender(&path).unwrap(), options().open_sender(&path).unwrap()]);
+    drop([options().cast().open_sender(&path).unwrap(), options().cast().open_sender(&path).unwrap()]);
     inspect::remove(&path).unwrap();
     report("well");
 }
@@ -147,7 +149,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
             }
         };
         created += 1;
-        let mut receiver = options().open_receiver(&path).unwrap();
+        let mut receiver = options().cast().open_receiver(&path).unwrap();
         let (mut sent, mut received) = (0, 0);
         for _ in 0..3 {
             match send_until_full(&mut sender, &mut sent) {
@@ -158,7 +160,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
             receive_what_is_there(&mut receiver, &mut received);
             assert_eq!(sent, received, "{pages} pages");
         }
-        match options().open_sender(&path) {
+        match options().cast().open_sender(&path) {
             Ok(mut second) => {
                 added += 1;
                 second.send(b"by the second lane").unwrap();
@@ -209,12 +211,12 @@ fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
     make_room(&mounted, &filler);
     assert_eq!(all_below(&mounted.0), before);
     let mut sender = options().create_sender(&path).unwrap();
-    let mut receiver = options().open_receiver(&path).unwrap();
+    let mut receiver = options().cast().open_receiver(&path).unwrap();
     let (mut sent, mut received) = (0, 0);
     for round in 0..4 {
         no_space(Err::<(), _>(send_until_full(&mut sender, &mut sent).expect("the disk is less than the lane")));
         sender.sync().unwrap();
-        no_space(options().open_sender(&path));
+        no_space(options().cast().open_sender(&path));
         receive_what_is_there(&mut receiver, &mut received);
         receiver.sync().unwrap();
         assert_eq!(sent, received);

@@ -32,8 +32,9 @@ impl Lanes {
     }
 }
 
-fn small() -> Options {
-    connecting().capacity(1 << 16)
+fn small<M>() -> Options<M> {
+    let options: Options = connecting();
+    options.capacity(1 << 16).cast()
 }
 
 fn numbered(number: u64, bytes: usize) -> Vec<u8> {

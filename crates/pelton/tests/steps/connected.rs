@@ -23,8 +23,9 @@ pub fn successor<R>(gone: OwnedFd, life: &OwnedFd, body: impl FnOnce() -> R) -> 
     })
 }
 
-pub fn connecting() -> Options {
-    with_capacity(LARGE).connect_deadline(deadline())
+pub fn connecting<M>() -> Options<M> {
+    let options: Options = with_capacity(LARGE);
+    options.connect_deadline(deadline()).cast()
 }
 
 /// Fills the lane, as a successor, and closes when everything has been received.

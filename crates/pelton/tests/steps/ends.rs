@@ -7,12 +7,12 @@ pub const SMALL: u64 = 64 << 10;
 /// Larger than the window, so that a lane wraps early and stretches.
 pub const LARGE: u64 = 512 << 10;
 
-pub fn with_capacity(capacity: u64) -> Options {
-    Options::new().capacity(capacity)
+pub fn with_capacity<M>(capacity: u64) -> Options<M> {
+    <Options>::new().capacity(capacity).cast()
 }
 
-pub fn opened() -> Options {
-    Options::new()
+pub fn opened<M>() -> Options<M> {
+    <Options>::new().cast()
 }
 
 /// A receiver, and the number that the next message of each lane must have.

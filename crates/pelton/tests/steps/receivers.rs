@@ -242,7 +242,7 @@ pub fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
     let file = run.root.join("file");
     let mut sending = [0, 1].map(|lane| {
         let lanes = with_capacity(SMALL).lanes(2);
-        let sender = if lane == 0 { lanes.create_sender(&path) } else { lanes.open_sender(&path) };
+        let sender = if lane == 0 { lanes.create_sender(&path) } else { lanes.cast().open_sender(&path) };
         let mut sending = Sending::new(sender.unwrap(), 100);
         sending.send(5);
         sending

@@ -216,15 +216,15 @@ pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes,
     (number, None)
 }
 
-pub fn options(role: &Role) -> Options {
-    let mut options = Options::new().wait(How::parse(role.get("how")).wait());
+pub fn options<M>(role: &Role) -> Options<M> {
+    let mut options = <Options>::new().wait(How::parse(role.get("how")).wait());
     if let Some(capacity) = role.number("capacity") {
         options = options.capacity(capacity);
     }
     if let Some(uid) = role.number("allow") {
         options = options.allow_uids(&[uid as u32]);
     }
-    options.connect_deadline(deadline())
+    options.connect_deadline(deadline()).cast()
 }
 
 /// A sender under the role's name, listening or connecting as it says, or in a directory; a listener reports "listening" first.
@@ -241,14 +241,14 @@ fn sender_at(options: &Options, name: &str, listens: bool) -> Sender {
         if listens {
             report("listening");
         }
-        return options.create_sender(directory).unwrap();
+        return options.cast().create_sender(directory).unwrap();
     }
     if listens {
-        let listener = options.listen(name).unwrap();
+        let listener = options.cast().listen(name).unwrap();
         report("listening");
         return listener.accept_sender_until(deadline()).unwrap().expect("nobody came");
     }
-    options.connect_sender(name).unwrap()
+    options.cast().connect_sender(name).unwrap()
 }
 
 fn receiver_at(options: &Options, name: &str, listens: bool) -> Receiver {
@@ -256,14 +256,14 @@ fn receiver_at(options: &Options, name: &str, listens: bool) -> Receiver {
         if listens {
             report("listening");
         }
-        return options.create_receiver(directory).unwrap();
+        return options.cast().create_receiver(directory).unwrap();
     }
     if listens {
-        let listener = options.listen(name).unwrap();
+        let listener = options.cast().listen(name).unwrap();
         report("listening");
         return listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
     }
-    options.connect_receiver(name).unwrap()
+    options.cast().connect_receiver(name).unwrap()
 }
 
 /// An error's word in a child's report.
