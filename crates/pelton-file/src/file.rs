@@ -41,9 +41,9 @@ impl File {
     /// # Errors
     /// [`Error::System`] when the system does not report its kind.
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Result<File> {
-        let asked = |errno: Errno| Error::system("asking about a descriptor")(errno.into());
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(asked)?;
-        File::opened(fd, path.into(), flags).map_err(asked)
+        let failed = |errno: Errno| Error::system("examining a descriptor")(errno.into());
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(failed)?;
+        File::opened(fd, path.into(), flags).map_err(failed)
     }
 
     /// The path with which it was opened.
