@@ -359,7 +359,7 @@ def a_full_eventfd():
     return fd
 
 
-# No file type in stx_mode: a side cannot tell these from an eventfd, and none of them blocks a writer.
+# No file type in stx_mode: a side cannot distinguish these from an eventfd, and none of them blocks a writer.
 LIKE_EVENTFD = {
     "an epoll": lambda: libc.epoll_create1(0),
     "a timerfd": lambda: libc.timerfd_create(1, 0),
