@@ -354,7 +354,7 @@ impl Lane {
                 Found::Peer(_) if self.consumer.has_producer_closed() => self.note_end(doorbells),
                 Found::Peer(_) => {
                     self.end = None;
-                    spin.meet(self.link.peer());
+                    spin.set_peer(self.link.peer());
                     return Ok(());
                 }
                 // Its successor may be here already.

@@ -1,6 +1,6 @@
 //! The receiving endpoint of a channel. `receiver/message.rs` has what it returns.
 
-mod distance;
+mod backoff;
 mod message;
 
 pub use message::{Batch, Event, Held, Item, Member, Message};
@@ -14,8 +14,8 @@ use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::wait::{self, Deadline, Side, Spin};
+use backoff::Backoff;
 use crossbeam_queue::SegQueue;
-use distance::Distance;
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;
@@ -51,7 +51,7 @@ pub struct Receiver {
     /// Quanta so far, to check the registry at intervals.
     quanta: u32,
     returned: Arc<Returned>,
-    distance: Distance,
+    backoff: Backoff,
     empties: u32,
 }
 
@@ -93,7 +93,7 @@ impl Receiver {
             is_quantum_over: false,
             many: false,
             returned,
-            distance: Distance::new(),
+            backoff: Backoff::new(),
             empties: 0,
         })
     }
@@ -278,12 +278,12 @@ impl Receiver {
     #[inline(never)]
     #[doc(hidden)]
     pub fn comes_soon(&mut self) -> bool {
-        if self.endpoint.spin.first_looks() > 0 && !self.many {
-            for _ in 0..self.distance.found_nothing(self.lanes.current.consumer.head().seq) {
+        if self.endpoint.spin.first_polls() > 0 && !self.many {
+            for _ in 0..self.backoff.next_pauses(self.lanes.current.consumer.head().seq) {
                 os::relax();
             }
         }
-        for _ in 0..self.endpoint.spin.first_looks() {
+        for _ in 0..self.endpoint.spin.first_polls() {
             os::relax();
             if self.lanes.current.consumer.may_be_ready() {
                 return true;
@@ -663,7 +663,7 @@ impl Receiver {
         let armed = Side::arm(self)?;
         if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
-            return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
+            return if self.poll()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
         if !armed || Side::needs_timed_wait(self) {
             // Readable exactly while a message waits, also for a caller that returns to the loop regardless; and as
@@ -851,7 +851,7 @@ impl AsFd for Receiver {
 }
 
 impl Side for Receiver {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         Ok(self.peek()?.is_some())
     }
 
@@ -867,7 +867,7 @@ impl Side for Receiver {
         if !everywhere {
             self.sleeper.request_fencing();
         }
-        let there = self.look();
+        let there = self.poll();
         if !matches!(there, Ok(false)) {
             self.sleeper.disarm();
         } else {

@@ -183,7 +183,7 @@ impl Registry {
                     let shared = &self.shared;
                     let done = |lane: std::result::Result<Lane, u32>| match lane {
                         Ok(lane) => {
-                            spin.meet(lane.link.peer());
+                            spin.set_peer(lane.link.peer());
                             lanes.add(Box::new(lane));
                         }
                         Err(number) => shared.give_back_number(number),

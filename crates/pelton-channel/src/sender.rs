@@ -315,7 +315,7 @@ impl Sender {
         if has_come {
             // From now on its close is to be reported.
             lane.continue_without_consumer();
-            self.endpoint.spin.meet(link.peer());
+            self.endpoint.spin.set_peer(link.peer());
         }
         Ok(found == Found::Passed)
     }
@@ -859,7 +859,7 @@ pub(crate) enum WaitCondition {
 }
 
 impl Side for FreeSpace<'_> {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
         }
@@ -961,7 +961,7 @@ mod tests {
         while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
         // The steps of a sender that spins for space, with everything else after the first step.
         let mut room = FreeSpace { sender: &mut sender, want: WaitCondition::Message(1000, 0) };
-        assert!(!room.look().unwrap());
+        assert!(!room.poll().unwrap());
         let mut receiver = std::process::Command::new(std::env::current_exe().unwrap());
         receiver.args(["--exact", "sender::tests::child"]).env("PELTON_DIRECTORY", &directory);
         assert!(receiver.output().unwrap().status.success());
@@ -969,7 +969,7 @@ mod tests {
         while !room.is_peer_known_gone().unwrap() {
             assert!(Instant::now() < deadline, "the look is never due");
         }
-        assert!(room.look().unwrap(), "it has made room");
+        assert!(room.poll().unwrap(), "it has made room");
         let told = sender.try_send(&[0; 1000]).and_then(|_| sender.try_send(&[0; 1000]));
         assert!(matches!(told, Err(Error::PeerDied { .. })), "{told:?}");
     }
