@@ -237,8 +237,8 @@ impl Directory {
     /// Claims the role of a sender: of the first lane without one, otherwise of a new lane.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] if every lane has a sender and the channel has its maximum of lanes; [`Error::NoSpace`]; the
-    /// errors of the checks.
+    /// [`Error::RoleTaken`] if every lane has a sender and the channel has its maximum of lanes; [`Error::NoSpace`];
+    /// the errors of the checks.
     pub(crate) fn claim_sender(&self) -> Result<SenderRole> {
         let free = retry_briefly(|| Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
         if let Some(role) = free {
@@ -337,8 +337,8 @@ impl Directory {
         })
     }
 
-    /// Opens the receiver's liveness handle for polling. `poll` reports an error on it after that receiver has gone, until
-    /// a successor opens it. Returns `None` without a receiver.
+    /// Opens the receiver's liveness handle for polling. `poll` reports an error on it after that receiver has gone,
+    /// until a successor opens it. Returns `None` without a receiver.
     pub(crate) fn watch_receiver(&self) -> Result<Option<Descriptor>> {
         self.watch(RECEIVER_LIVENESS_FILE)
     }
@@ -490,8 +490,8 @@ impl Directory {
         Err(self.refuse(format!("it has {lanes} lanes, wanted number {number}: wait until a sender adds it")))
     }
 
-    /// Opens the file and locks it, through an open file description that nothing else uses. Returns `None` while another
-    /// process has the lock.
+    /// Opens the file and locks it, through an open file description that nothing else uses. Returns `None` while
+    /// another process has the lock.
     fn try_role(&self, name: &str) -> Result<Option<Lock>> {
         let fd = self.dir.open_unshared(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
@@ -499,8 +499,8 @@ impl Directory {
         taken.map(|lock| self.check_not_removed(lock, name)).transpose()
     }
 
-    /// Waits for the lock that a process needs to add a lane or to remove the channel. A holder keeps it while it creates
-    /// five files, or removes all.
+    /// Waits for the lock that a process needs to add a lane or to remove the channel. A holder keeps it while it
+    /// creates five files, or removes all.
     fn lock_growth(&self) -> Result<Lock> {
         let fd = self.dir.open_unshared(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
@@ -531,8 +531,8 @@ impl Directory {
     }
 
     fn receiver_taken(&self) -> Error {
-        // The receiver's own page has no field for the pid. The consumer page of the first lane has one, and the receiver
-        // writes that page too.
+        // The receiver's own page has no field for the pid. The consumer page of the first lane has one, and the
+        // receiver writes that page too.
         self.taken("receiver".to_owned(), self.pid(&of_lane(0, CONSUMER), CONSUMER_PID_AT))
     }
 
@@ -607,8 +607,8 @@ impl Directory {
             )));
         }
         let boot: [u8; 16] = array_at(&bytes, offset_of!(ProducerPage, boot_id));
-        // A channel of another boot may have pages of any boot: a recovery writes the lanes' pages before the channel's,
-        // and may have been interrupted.
+        // A channel of another boot may have pages of any boot: a recovery writes the lanes' pages before the
+        // channel's, and may have been interrupted.
         if self.is_from_this_boot && boot != self.header.boot_id {
             return Err(self.refuse(format!(
                 "its file {name} is of boot {}, the channel of boot {}: {DAMAGED}",
@@ -624,8 +624,8 @@ impl Directory {
     }
 }
 
-/// The absolute path, whose last component is a name. So the handle keeps its channel if the process changes its working
-/// directory.
+/// The absolute path, whose last component is a name. So the handle keeps its channel if the process changes its
+/// working directory.
 fn absolute(path: &Path) -> Result<PathBuf> {
     let refuse = |problem: String| Error::NotAChannel { path: path.display().to_string(), problem };
     let absolute = std::path::absolute(path)
@@ -643,8 +643,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Repeats `attempt` for a while, as long as it returns no value and reports that waiting may help. A killed process keeps
-/// its locks until the kernel has released its resources, and its successor may start before that.
+/// Repeats `attempt` for a while, as long as it returns no value and reports that waiting may help. A killed process
+/// keeps its locks until the kernel has released its resources, and its successor may start before that.
 fn retry_briefly<T>(mut attempt: impl FnMut() -> Result<(Option<T>, bool)>) -> Result<Option<T>> {
     let deadline = Instant::now() + Duration::from_millis(200);
     loop {

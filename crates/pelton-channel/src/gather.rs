@@ -125,9 +125,9 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
 
 /// Creates senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
 ///
-/// [`Senders::sender`] returns a sender to keep, which costs least. [`Senders::send`] is for code that cannot keep one for
-/// each thread: it uses the calling thread's own sender, created at its first use and closed when the thread ends. Either
-/// way each thread has a lane of its own, and never waits for another thread.
+/// [`Senders::sender`] returns a sender to keep, which costs least. [`Senders::send`] is for code that cannot keep one
+/// for each thread: it uses the calling thread's own sender, created at its first use and closed when the thread ends.
+/// Either way each thread has a lane of its own, and never waits for another thread.
 ///
 /// After all these handles and all senders are dropped, the receiver returns [`Error::Closed`]. A receiver with a name
 /// continues to listen.
@@ -268,8 +268,8 @@ impl Senders {
         Ok((Sender::new(parts, doorbells, &shared.options)?, lane))
     }
 
-    /// Calls `with` with the calling thread's own sender, which the first call creates. The sender closes when the thread
-    /// ends, or when this handle and all its clones are dropped. Waits as `with` does.
+    /// Calls `with` with the calling thread's own sender, which the first call creates. The sender closes when the
+    /// thread ends, or when this handle and all its clones are dropped. Waits as `with` does.
     ///
     /// # Errors
     /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender, and from

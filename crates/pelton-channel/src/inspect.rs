@@ -1,5 +1,5 @@
-//! Inspection of channels from outside: the listeners under a name; the state of a path channel, its check, its recovery,
-//! its removal.
+//! Inspection of channels from outside: the listeners under a name; the state of a path channel, its check, its
+//! recovery, its removal.
 
 use crate::counters::Counters;
 use crate::directory::{Access, Directory, SenderRole};
@@ -42,8 +42,8 @@ pub struct ChannelInfo {
 pub struct RoleInfo {
     /// Whether a process holds the role now: a lock proves that.
     pub is_alive: bool,
-    /// The pid of the present or last holder, as that process stored it; 0 if there was none. The process may be in another
-    /// pid namespace.
+    /// The pid of the present or last holder, as that process stored it; 0 if there was none. The process may be in
+    /// another pid namespace.
     pub pid: u32,
     /// The number of its holders so far.
     pub generation: u64,
@@ -203,9 +203,9 @@ pub fn check(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recovere
 /// unless `keep_unsynced`: then a message that seems complete may contain bytes that never reached the disk.
 ///
 /// # Errors
-/// [`Error::RoleTaken`] while a process uses it; [`Error::NoChannel`]; [`Error::NotAChannel`] if the files themselves are
-/// damaged, which cannot be repaired; [`Error::System`]. After an error the channel is unchanged, or can be recovered
-/// again.
+/// [`Error::RoleTaken`] while a process uses it; [`Error::NoChannel`]; [`Error::NotAChannel`] if the files themselves
+/// are damaged, which cannot be repaired; [`Error::System`]. After an error the channel is unchanged, or can be
+/// recovered again.
 pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<RecoveredLane>> {
     let channel = Claimed::new(open(path.as_ref())?)?;
     // Examines all lanes before it changes one.

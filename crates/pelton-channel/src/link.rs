@@ -1,4 +1,5 @@
-//! One lane's connection to its peer: the peer's doorbell, the transport, and when the peer's liveness was last checked.
+//! One lane's connection to its peer: the peer's doorbell, the transport, and when the peer's liveness was last
+//! checked.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};

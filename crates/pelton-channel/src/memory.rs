@@ -18,8 +18,8 @@ impl Limits {
     /// The largest that the formats allow.
     pub(crate) const ALL: Limits =
         Limits { lane_bytes: CAPACITY_MAX, message_bytes: message_bytes_limit(CAPACITY_MAX) };
-    /// The default for a peer of another user. Guess: enough for a program that sets no limit, and little compared with a
-    /// machine's memory.
+    /// The default for a peer of another user. Guess: enough for a program that sets no limit, and little compared with
+    /// a machine's memory.
     pub(crate) const OF_ANOTHER_USER: Limits = Limits { lane_bytes: 64 << 20, message_bytes: 1 << 20 };
 }
 
@@ -29,7 +29,8 @@ pub(crate) const GRANULE: u64 = 64 * 1024;
 /// message travels in pieces of at most that size; in smaller pieces it would take too long.
 pub(crate) const LINK_BYTES_MIN: u64 = 1024;
 
-/// Each new peer may have this part (1/16) of the remaining budget. So the first peers get most, and many peers get some.
+/// Each new peer may have this part (1/16) of the remaining budget. So the first peers get most, and many peers get
+/// some.
 pub(crate) const SHARES: u64 = 16;
 
 /// The largest lane that a side may create for a peer that accepts `bytes`.
@@ -102,8 +103,8 @@ impl Drop for Part {
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
-    /// Relaxed: a count. Threads that reply to one client concurrently may exceed its share, by the bytes that they add at
-    /// that moment. They never exceed the budget.
+    /// Relaxed: a count. Threads that reply to one client concurrently may exceed its share, by the bytes that they add
+    /// at that moment. They never exceed the budget.
     taken: AtomicU64,
 }
 

@@ -207,8 +207,8 @@ impl Name {
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
                 let sockets = self.sockets_in(directory)?;
-                // Another process may have the lock of a recreated directory. It has bound a socket and does not listen yet,
-                // so that socket seems to be of a dead process.
+                // Another process may have the lock of a recreated directory. It has bound a socket and does not listen
+                // yet, so that socket seems to be of a dead process.
                 if !is_at(&lock, directory).map_err(|e| self.failed("looking at", directory, e))? {
                     continue;
                 }
@@ -229,7 +229,8 @@ impl Name {
                     Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                     Err(error) => return Err(self.failed("listening at", &path, error)),
                     Ok(socket) => {
-                        // Another process may have removed the directory meanwhile. While it contains a socket, it stays.
+                        // Another process may have removed the directory meanwhile. While it contains a socket, it
+                        // stays.
                         let stands = is_at(&lock, directory);
                         if let Ok(true) = stands {
                             let directories = vec![directory.clone(), base.clone()];

@@ -27,8 +27,8 @@ impl Options {
     ///
     /// # Errors
     /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] if
-    /// something else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
-    /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
+    /// something else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`];
+    /// [`Error::Corrupt`]: `pelton recover`; [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
         sender(directory.as_ref(), self, Make::Create)
     }

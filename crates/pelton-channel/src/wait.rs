@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 /// How an operation waits. For the third way, the caller's own event loop, use the `try_` methods and `arm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Wait {
-    /// Polls without sleeping. Has the lowest latency and occupies a whole processor; on a machine with one processor use
-    /// `Block`. A receiver that keeps up with its sender may back off by up to some 15 µs while that raises the throughput,
-    /// with `Block` too.
+    /// Polls without sleeping. Has the lowest latency and occupies a whole processor; on a machine with one processor
+    /// use `Block`. A receiver that keeps up with its sender may back off by up to some 15 µs while that raises the
+    /// throughput, with `Block` too.
     Spin,
-    /// Spins for some microseconds, then sleeps. Spins less if spinning was useless lately. With one processor it yields
-    /// once instead.
+    /// Spins for some microseconds, then sleeps. Spins less if spinning was useless lately. With one processor it
+    /// yields once instead.
     #[default]
     Block,
 }
@@ -85,7 +85,8 @@ const SHORTEST: u32 = 4;
 /// sides that wait for each other would never spin again after both have slept. The first long spin follows the first
 /// failure; later ones are so rare that they cost 0.2 µs per sleep.
 const LONG_AFTER: [u32; 2] = [1, 256];
-/// After this number of failed spins, a wait polls only once, until the next long spin: the peer is slower than any spin.
+/// After this number of failed spins, a wait polls only once, until the next long spin: the peer is slower than any
+/// spin.
 const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
 
@@ -247,8 +248,8 @@ fn poll_repeatedly(side: &mut impl Side) -> Result<bool> {
     Ok(holds)
 }
 
-/// Busy-polls for at most `most`. Returns whether the condition holds. Polls for less if that was useless lately, and only
-/// once with one processor.
+/// Busy-polls for at most `most`. Returns whether the condition holds. Polls for less if that was useless lately, and
+/// only once with one processor.
 pub fn busy_poll(side: &mut impl Side, most: Duration) -> Result<bool> {
     if side.poll()? {
         return Ok(true);

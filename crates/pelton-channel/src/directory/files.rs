@@ -209,8 +209,8 @@ impl ChannelDir {
         opened.ok_or_else(|| self.failed("opening", name, 0, Errno::NXIO))
     }
 
-    /// As [`ChannelDir::open_file`], but no child that is forked meanwhile gets a copy of the descriptor. So its lock, or
-    /// its proof of liveness, ends with this process.
+    /// As [`ChannelDir::open_file`], but no child that is forked meanwhile gets a copy of the descriptor. So its lock,
+    /// or its proof of liveness, ends with this process.
     pub(super) fn open_unshared(&self, name: &str, kind: FileType, access: OFlags) -> Result<Descriptor> {
         let opened = Descriptor::opened(|| self.open_file(name, kind, access));
         opened.map_err(Error::system("keeping a descriptor"))?
@@ -256,8 +256,9 @@ impl ChannelDir {
 
     /// Opens a file and maps it.
     ///
-    /// An overlay file system copies a file of a lower layer when a process first opens it for writing. A mapping from before
-    /// that shows the lower file for ever, without the other side's writes. So there the file is always opened for writing.
+    /// An overlay file system copies a file of a lower layer when a process first opens it for writing. A mapping from
+    /// before that shows the lower file for ever, without the other side's writes. So there the file is always opened
+    /// for writing.
     pub(super) fn open_mapped(&self, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
         let open = |access| self.open_file(name, FileType::RegularFile, access);
         let fd = match (writable, self.is_overlay) {
@@ -308,7 +309,8 @@ impl ChannelDir {
         self.make_file(&of_lane(number, CONSUMER), SEGMENT_BYTES, &bytes_of(page))?;
         let name = of_lane(number, DATA);
         let data = self.make_file(&name, header.capacity, &[])?;
-        // The part that a sender uses while its receiver keeps up. The sender allocates more before it first writes there.
+        // The part that a sender uses while its receiver keeps up. The sender allocates more before it first writes
+        // there.
         let first = header.capacity.min(WINDOW);
         if !can_allocate(&data) {
             return Err(self.refuse(format!(

@@ -63,8 +63,8 @@ pub(super) fn make(parent: &ParentDir, path: &Path, access: &Access, header: &He
     }
 }
 
-/// Creates the complete channel in the directory `temporary`. Returns it with the lock that proves that its creator lives.
-/// Returns `None` if another creator has removed it meanwhile. On a failure the directory is empty again.
+/// Creates the complete channel in the directory `temporary`. Returns it with the lock that proves that its creator
+/// lives. Returns `None` if another creator has removed it meanwhile. On a failure the directory is empty again.
 fn make_in_temporary(
     parent: &ParentDir,
     temporary: &OsStr,

@@ -1,5 +1,5 @@
-//! The files of path channels: refusals (`refused.rs`), leftovers of a crash, roles within one process and between several
-//! (`processes.rs`).
+//! The files of path channels: refusals (`refused.rs`), leftovers of a crash, roles within one process and between
+//! several (`processes.rs`).
 //!
 //! A test that needs another user, a device or a mount runs as root; without root it prints that it is skipped.
 
@@ -70,8 +70,8 @@ fn use_all(path: &Path, access: &Access) -> Result<()> {
     Ok(())
 }
 
-/// Repeats `claim` while the role is taken. A child that another test starts has copies of this process's descriptors, and
-/// so its locks, between its fork and its exec.
+/// Repeats `claim` while the role is taken. A child that another test starts has copies of this process's descriptors,
+/// and so its locks, between its fork and its exec.
 fn retry_while_taken<T>(mut claim: impl FnMut() -> Result<T>) -> Result<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -448,7 +448,8 @@ fn a_channel_renamed_during_a_sweep_stays() {
     let (root, path) = channel();
     let parent = ParentDir::open(&path).unwrap();
     let opened = std::fs::File::open(&path).unwrap();
-    // A sweeper has opened the directory by its temporary name. By now that name leads to nothing, or to another directory.
+    // A sweeper has opened the directory by its temporary name. By now that name leads to nothing, or to another
+    // directory.
     let temporary = OsStr::new(".ch.pelton-1-1");
     eventually("no lock ends the sweep early", || parent.sweep_opened(temporary, opened.as_fd()).is_err());
     std::fs::create_dir(root.path().join(temporary)).unwrap();
@@ -489,7 +490,8 @@ fn removal_is_refused_while_a_role_is_held_or_foreign_files_exist() {
     std::fs::remove_dir(path.join("2.data")).unwrap();
     assert_eq!(files_of(&path), before);
     use_all(&path, &mode(0o700)).unwrap();
-    // Leftovers of a sender that died while it added a lane belong to the channel. A damaged channel can be removed too.
+    // Leftovers of a sender that died while it added a lane belong to the channel. A damaged channel can be removed
+    // too.
     std::fs::write(path.join("2.data"), "half").unwrap();
     std::fs::remove_file(path.join("0.producer")).unwrap();
     retry_while_taken(remove).unwrap();

@@ -206,7 +206,8 @@ mod peers {
     #[test]
     fn a_successor_that_does_not_finish_the_hand_shake_leaves_the_floor_to_the_next() {
         let (mut sender, mut receiver) = with_new_sender("first", |handshake| receiver_of_one(handshake, false));
-        // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds records.
+        // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds
+        // records.
         (0..3).for_each(|_| assert!(send(&mut sender, 65528)));
         (0..3).for_each(|_| receive(&mut receiver));
         while send(&mut sender, 65528) {}

@@ -1,9 +1,9 @@
 //! Adaptive backoff of a polling receiver.
 //!
-//! A receiver that is as fast as its sender polls each header just before the sender writes it. Each such poll takes the
-//! ownership of a cache line that the sender is about to write. The sender has to fetch the line back, which limits it to
-//! one message per transfer latency. A pause after an empty poll can raise the throughput by half and more. The receiver
-//! cannot compute whether it does, so it tries: it keeps a backoff only if that brings more messages.
+//! A receiver that is as fast as its sender polls each header just before the sender writes it. Each such poll takes
+//! the ownership of a cache line that the sender is about to write. The sender has to fetch the line back, which limits
+//! it to one message per transfer latency. A pause after an empty poll can raise the throughput by half and more. The
+//! receiver cannot compute whether it does, so it tries: it keeps a backoff only if that brings more messages.
 
 use pelton_os as os;
 

@@ -1,5 +1,5 @@
-//! The memory of a sender's lane: it applies a change of the window and releases memory. `window.rs` decides the window's
-//! size.
+//! The memory of a sender's lane: it applies a change of the window and releases memory. `window.rs` decides the
+//! window's size.
 
 use super::window::Keeps;
 use super::{STEP, Sender};
@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use pelton_os as os;
 
 impl Sender {
-    /// Adapts the window to the throughput. The slow path, which runs at least once per 256 KiB sent, calls it before it
-    /// reserves space: this function may release memory behind the tail.
+    /// Adapts the window to the throughput. The slow path, which runs at least once per 256 KiB sent, calls it before
+    /// it reserves space: this function may release memory behind the tail.
     #[inline(always)]
     pub(super) fn find_window(&mut self) {
         let sent = self.parts.lane.sent_bytes();

@@ -1,10 +1,10 @@
 //! Adaptive window: how many bytes of its lane a sender uses before it wraps to the front, while the receiver keeps up.
 //!
 //! A small window stays in the caches of the two cores. But a cache line that is modified in the other core's cache is
-//! the slowest to access. With a larger window, lines have been evicted to the shared cache before either side needs them
-//! again. On some processors that is several times as fast, on others it is slower. It is always slower if the receiver
-//! does not read the payload. So the sender measures: it keeps a larger window only if the throughput is higher
-//! (docs/decisions/0031-window-sizes.md).
+//! the slowest to access. With a larger window, lines have been evicted to the shared cache before either side needs
+//! them again. On some processors that is several times as fast, on others it is slower. It is always slower if the
+//! receiver does not read the payload. So the sender measures: it keeps a larger window only if the throughput is
+//! higher (docs/decisions/0031-window-sizes.md).
 
 use crate::options::RESIDENT_MAX;
 use pelton_lane::WINDOW;
@@ -35,9 +35,9 @@ const PAUSE_NS: u64 = 100_000_000;
 const RESTS: [u32; 5] = [128, 512, 2048, 8192, 32768];
 /// Samples before the first trial, and after a pause.
 const FIRST_REST: u32 = 4;
-/// Samples between a failed trial and the release of the memory outside the window. The release is late, because the next
-/// trial would need milliseconds to allocate the memory again. After a pause, or if the stream is no longer saturated, the
-/// release follows `EXCESS_OF_A_PAUSE` samples later.
+/// Samples between a failed trial and the release of the memory outside the window. The release is late, because the
+/// next trial would need milliseconds to allocate the memory again. After a pause, or if the stream is no longer
+/// saturated, the release follows `EXCESS_OF_A_PAUSE` samples later.
 const EXCESS: u32 = 8192;
 const EXCESS_OF_A_PAUSE: u32 = 8;
 
@@ -119,8 +119,8 @@ impl Window {
         }
     }
 
-    /// Whether a pause has begun that no sample has detected: the last sample is older than `PAUSE_NS`. Only for a window
-    /// above its minimum, or with memory outside of it that is not released yet.
+    /// Whether a pause has begun that no sample has detected: the last sample is older than `PAUSE_NS`. Only for a
+    /// window above its minimum, or with memory outside of it that is not released yet.
     pub(super) fn is_pause_overdue(&self, now: impl FnOnce() -> u64) -> bool {
         self.taken > 0 && now().saturating_sub(self.ns) > PAUSE_NS
     }
@@ -326,8 +326,8 @@ mod tests {
             Simulated { window: Window::with(in_use, WINDOW, bytes_max, sent), random, sent, ns: 1 << 40 }
         }
 
-        /// Takes samples. `cost` returns the mean duration in ns for a window; each sample deviates randomly by up to a third,
-        /// and one in ten takes three times as long. Returns bytes per nanosecond.
+        /// Takes samples. `cost` returns the mean duration in ns for a window; each sample deviates randomly by up to a
+        /// third, and one in ten takes three times as long. Returns bytes per nanosecond.
         fn run(&mut self, samples: u64, cost: impl Fn(u64) -> u64) -> f64 {
             let (sent, ns) = (self.sent, self.ns);
             for _ in 0..samples {

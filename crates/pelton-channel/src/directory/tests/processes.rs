@@ -1,5 +1,5 @@
-//! Several processes and threads: they have roles, end, are killed, create and remove concurrently, or belong to another
-//! user.
+//! Several processes and threads: they have roles, end, are killed, create and remove concurrently, or belong to
+//! another user.
 
 use super::*;
 use pelton_testkit::{Child, Role, read_line_from_parent, report};

@@ -287,8 +287,8 @@ fn a_channel_of_another_boot_opens_only_by_open_any_boot() {
     assert!(matches!(&created, Err(Error::Rebooted { .. })), "{created:?}");
     let directory = Directory::open_any_boot(&path, &mode(0o700)).unwrap().unwrap();
     assert!(!directory.is_from_this_boot());
-    // The lane's page has this boot, as after an interrupted recovery; or the channel's boot, as before a recovery; or a
-    // third one, as when the power failed during a recovery.
+    // The lane's page has this boot, as after an interrupted recovery; or the channel's boot, as before a recovery; or
+    // a third one, as when the power failed during a recovery.
     for boot in [None, Some(5), Some(6)] {
         if let Some(boot) = boot {
             patch(&path, "0.producer", 96, &[boot; 16]);
