@@ -101,7 +101,7 @@ fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, options)?;
     sender.endpoint.role = Some(role);
-    sender.meet()?;
+    sender.find_and_ring_peer()?;
     failpoint("sender: met");
     if let Some(deadline) = options.connect_deadline
         && !sender.wait_for_peer(Some(deadline))?
@@ -140,7 +140,7 @@ fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
     failpoint("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, doorbells };
     let mut receiver = Receiver::new(parts, options)?.with_role(claim);
-    receiver.meet()?;
+    receiver.find_and_ring_senders()?;
     failpoint("receiver: met");
     // With messages in the channel, the receiver needs no sender.
     if let Some(deadline) = options.connect_deadline
