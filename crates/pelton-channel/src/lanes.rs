@@ -22,23 +22,23 @@ use std::sync::Arc;
 pub(crate) struct Lanes {
     /// The current lane.
     pub(crate) current: Box<Lane>,
-    /// Others that had messages lately, in the order of their quanta.
+    /// Other lanes that had messages lately, in the order of their quanta.
     busy: VecDeque<Box<Lane>>,
-    /// Others that were empty when they were served last.
-    #[expect(clippy::vec_box, reason = "a lane goes from turn to turn as a pointer")]
+    /// Other lanes that were empty at the end of their last quantum.
+    #[expect(clippy::vec_box, reason = "a lane moves between these lists as a pointer")]
     idle: Vec<Box<Lane>>,
-    /// Index of the idle lane that is polled next.
+    /// Index of the next idle lane to poll.
     next_idle: usize,
-    /// Whether a lane leaves with its sender: where senders join and leave.
+    /// Whether a lane leaves with its sender: in a receiver of several senders.
     leave: bool,
-    /// Served when there is no other lane: it has no sender, ever.
-    nobody: Option<Box<Lane>>,
+    /// The lane that never has a sender, while another lane is current. It is current itself if there is no other lane.
+    placeholder: Option<Box<Lane>>,
 }
 
-/// Idle lanes that are polled at the end of a quantum: few, so that a thousand of them cost busy lanes next to nothing.
+/// Idle lanes to poll at the end of a quantum: few, so that a thousand idle lanes cost the busy ones almost nothing.
 const IDLE_POLLS: usize = 32;
 
-/// What is next, of all lanes. What is not a message stays next until [`Lanes::pass`].
+/// The next item of all lanes. An item that is not a message stays the next one until [`Lanes::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Nothing,
@@ -46,7 +46,7 @@ pub(crate) enum Next {
     Record(Record),
     /// The current lane's sender has joined.
     Joined,
-    /// The current lane's sender has left, and all its messages were received; or it broke the rules.
+    /// The current lane's sender has left and all its messages were received; or it violated the protocol.
     Left(Departure),
 }
 
@@ -58,16 +58,16 @@ impl Lanes {
             idle: Vec::new(),
             next_idle: 0,
             leave: false,
-            nobody: None,
+            placeholder: None,
         }
     }
 
-    /// From now on lanes join and leave with their senders; the present lane has no sender.
+    /// From now on, lanes join and leave with their senders. The present lane has no sender.
     pub(crate) fn let_leave(&mut self) {
         self.leave = true;
     }
 
-    /// Whether there is no lane but the current one.
+    /// Whether the current lane is the only one.
     pub(crate) fn is_one(&self) -> bool {
         self.busy.is_empty() && self.idle.is_empty()
     }
@@ -77,9 +77,9 @@ impl Lanes {
         1 + self.busy.len() + self.idle.len() - usize::from(self.is_empty())
     }
 
-    /// Whether the lane without a sender is served.
+    /// Whether there is no lane with a sender: the placeholder is current.
     fn is_empty(&self) -> bool {
-        self.leave && self.nobody.is_none()
+        self.leave && self.placeholder.is_none()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lane> {
@@ -98,7 +98,7 @@ impl Lanes {
     /// Adds a lane.
     pub(crate) fn add(&mut self, lane: Box<Lane>) {
         if self.is_empty() {
-            self.nobody = Some(std::mem::replace(&mut self.current, lane));
+            self.placeholder = Some(std::mem::replace(&mut self.current, lane));
         } else {
             self.busy.push_back(lane);
         }
@@ -170,7 +170,7 @@ impl Lanes {
         if !std::mem::replace(&mut self.current.is_announced, true) {
             return None;
         }
-        let next = self.busy.pop_front().or_else(|| self.idle.pop()).or_else(|| self.nobody.take());
+        let next = self.busy.pop_front().or_else(|| self.idle.pop()).or_else(|| self.placeholder.take());
         next.map(|next| std::mem::replace(&mut self.current, next))
     }
 }

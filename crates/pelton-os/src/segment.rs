@@ -46,9 +46,10 @@ pub struct Segment {
     identity: [u64; 2],
 }
 
-// SAFETY: an address range and a descriptor; the lane determines which thread reads and writes the range when.
+// SAFETY: a segment is an address range and a descriptor, neither tied to a thread. The lane's protocol determines
+// which thread accesses the range.
 unsafe impl Send for Segment {}
-// SAFETY: shared references give out addresses only; the lane determines who uses them.
+// SAFETY: a shared reference returns only addresses, and the lane's protocol orders the accesses to them.
 unsafe impl Sync for Segment {}
 
 impl Segment {
