@@ -1,5 +1,5 @@
-//! What both endpoints of a channel have: the process that owns the handle, how the peer left, how to wait, what wakes
-//! this side, and how to reach a successor of the peer.
+//! The common part of both endpoints of a channel: the process that owns the handle, its doorbells, how it waits, how
+//! the peer left, and how to reach the peer's successor.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a peer that has connected may take to send its first packet.
+/// Time limit for the first packet of a peer that has connected.
 const GREETING: Duration = Duration::from_millis(500);
 /// Limit of the peers whose first packet this side waits for at a time.
 const CONNECTED_MAX: usize = 64;
@@ -21,9 +21,9 @@ const CONNECTED_MAX: usize = 64;
 /// Waits for connections under a name. Either endpoint may listen. One listener accepts many peers, one after another,
 /// as senders or receivers.
 ///
-/// Its socket is in the file system while the listener, or an endpoint that it accepted, lives, so that a successor of
-/// a peer finds it. Dropping the last of them removes the socket. The next listener recognises and replaces a socket
-/// that a dead process left.
+/// Its socket exists in the file system while the listener, or an endpoint that it accepted, lives. So a peer's
+/// successor can connect to it. Dropping the last of them removes the socket. The next listener replaces a socket that
+/// a dead process left.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -85,7 +85,7 @@ impl Listener {
         Ok(Listener { inner: Arc::new(inner) })
     }
 
-    /// Whether this process is a fork of the one that made the handle. For FFI.
+    /// Whether this process is a fork of the one that created the handle. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.inner.bound.is_forked()

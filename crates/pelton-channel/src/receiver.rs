@@ -412,7 +412,7 @@ impl Receiver {
         if let Some(registry) = &self.registry {
             let due =
                 registry.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_due());
-            return if due { self.peek_after_joins() } else { self.none_or_end() };
+            return if due { self.check_registry_and_peek() } else { self.none_or_end() };
         }
         let closed =
             self.lanes.is_one() && self.lanes.current.has_sender() && self.lanes.current.consumer.has_producer_closed();
@@ -430,7 +430,7 @@ impl Receiver {
     }
 
     /// As [`Receiver::peek_in_turn`], but first checks the registry.
-    fn peek_after_joins(&mut self) -> Result<Option<Item>> {
+    fn check_registry_and_peek(&mut self) -> Result<Option<Item>> {
         self.lanes.current.link.note_check();
         self.find_lanes()?;
         match self.peek_in_turn()? {

@@ -25,8 +25,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What the other side must find on it: its size cannot change under a mapping (no SIGBUS), and a control page has
-    /// no writer except the mapping that was made before it was sealed.
+    /// The seals that the other side requires. The size cannot change under a mapping (no SIGBUS). Only the mapping
+    /// from before the seals can write a control page.
     fn seals(self) -> SealFlags {
         let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         match self {

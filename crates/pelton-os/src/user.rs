@@ -8,9 +8,9 @@ pub fn own_uid() -> u32 {
     geteuid().as_raw()
 }
 
-/// Whether a uid from the kernel may belong to several users. Every user that this process's user namespace does not
-/// map appears as the overflow uid (65534 by default), and so may the user with that number. Only a namespace that maps
-/// all uids, as the first one does, has no such users.
+/// Whether a uid from the kernel may belong to several users. A user that this process's user namespace does not map
+/// appears as the overflow uid, 65534 by default. So may the user with that number. Only a namespace that maps all
+/// uids, as the first one does, has no such users.
 pub fn is_ambiguous_uid(uid: u32) -> bool {
     static OVERFLOW_UID: OnceLock<u32> = OnceLock::new();
     let read = || std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
