@@ -313,7 +313,7 @@ fn make_directory(path: &Path) -> std::io::Result<()> {
 fn own_directory(path: &Path) -> std::result::Result<bool, String> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(format!("needs the directory {}, which cannot be looked at: {error}", path.display())),
+        Err(error) => Err(format!("needs the directory {}, which cannot be checked: {error}", path.display())),
         Ok(found) => {
             let (uid, mode) = (own_uid(), found.mode() & 0o7777);
             if !found.is_dir() || found.uid() != uid || mode & 0o077 != 0 {

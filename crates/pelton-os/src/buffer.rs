@@ -42,9 +42,9 @@ impl Buffer {
     /// ```
     ///
     /// # Safety
-    /// Until `release` is called (without one, for as long as this lives) `base` points to that number of initialised
-    /// bytes, which no other code writes; nor reads, unless this is only written from. It may be null where `bytes` is
-    /// 0. Any thread may call `release`, with this context, and it does not unwind.
+    /// Until the call of `release` (without one, as long as this lives), `base` points to `bytes` initialised bytes. No
+    /// other code writes them meanwhile. Other code may read them only if this buffer is only written from. `base` may be
+    /// null if `bytes` is 0. Any thread may call `release` with `context`, and `release` does not unwind.
     pub unsafe fn foreign(
         base: *mut u8,
         bytes: usize,

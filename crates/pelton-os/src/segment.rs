@@ -307,7 +307,7 @@ pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> rustix
 
 impl AsFd for Segment {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("what is sent, synced or allocated keeps its descriptor").as_fd()
+        self.fd.as_ref().expect("a segment to send, sync or allocate keeps its descriptor").as_fd()
     }
 }
 
