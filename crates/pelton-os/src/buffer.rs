@@ -24,9 +24,9 @@ impl Buffer {
         Buffer(Memory::Aligned(Aligned::new(bytes)))
     }
 
-    /// `bytes` of memory that other code has allocated, such as another language's runtime. After this is
-    /// dropped, and the kernel and the engine do not use the memory any more, some thread calls `release` once, with
-    /// `context`. A forked child never calls it, because it has no part in its parent's operations.
+    /// `bytes` of memory that other code has allocated, such as another language's runtime. After this is dropped, and
+    /// the kernel and the engine do not use the memory any more, some thread calls `release` once, with `context`. A
+    /// forked child never calls it, because it has no part in its parent's operations.
     ///
     /// ```
     /// use pelton::file::Buffer;
@@ -43,8 +43,8 @@ impl Buffer {
     ///
     /// # Safety
     /// Until the call of `release` (without one, as long as this lives), `base` points to `bytes` initialised bytes. No
-    /// other code writes them meanwhile. Other code may read them only if this buffer is only written from. `base` may be
-    /// null if `bytes` is 0. Any thread may call `release` with `context`, and `release` does not unwind.
+    /// other code writes them meanwhile. Other code may read them only if this buffer is only written from. `base` may
+    /// be null if `bytes` is 0. Any thread may call `release` with `context`, and `release` does not unwind.
     pub unsafe fn foreign(
         base: *mut u8,
         bytes: usize,
