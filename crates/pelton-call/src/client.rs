@@ -10,7 +10,7 @@ use pelton_channel::raw::Doorbells;
 use pelton_channel::raw::Name;
 use pelton_channel::raw::Settings;
 use pelton_channel::raw::{Side, Spin};
-use pelton_channel::raw::{connect_duplex, linger, wait};
+use pelton_channel::raw::{busy_poll, connect_duplex, wait};
 use pelton_channel::{Error, Result};
 use pelton_channel::{Options, options::maker};
 use pelton_lane::{Record, ReservedSpace};
@@ -669,7 +669,7 @@ impl Client {
     pub fn arm(&mut self) -> Result<bool> {
         let hold = if self.calls.waiting() > 0 { self.hold } else { Duration::ZERO };
         let mut side = Awaiting { client: self, want: Want::Any, wanted: None };
-        linger(&mut side, hold)?;
+        busy_poll(&mut side, hold)?;
         // Of both lanes of all links.
         side.client.doorbells.drain()?;
         side.wanted = side.client.wanted;
@@ -677,7 +677,7 @@ impl Client {
         if armed && side.client.doorbells.is_any_gone()? {
             side.disarm();
             // Told after what was answered.
-            let _ = side.look()? || side.end()?;
+            let _ = side.poll()? || side.end()?;
             armed = false;
         }
         armed &= self.found.is_none() && self.aside.is_empty();

@@ -519,7 +519,7 @@ impl AsFd for Service {
 
 /// A service that waits: for requests as any receiver does, and for room for the replies of clients that are clogged.
 impl Side for Service {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         if self.found.is_none() {
             self.found = self.look_for()?;
         }

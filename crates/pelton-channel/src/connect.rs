@@ -1,5 +1,5 @@
-//! Connecting: endpoints by a name, by a listener, and between threads; and how a survivor reaches the successor of its
-//! peer. `handshake.rs` has what the two sides send each other.
+//! Connecting: endpoints by a name, by a listener, and between threads; and how a survivor reaches its peer's
+//! successor. `handshake.rs` has the packets that the two sides exchange.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// Interval of attempts to connect.
 pub const RETRY: Duration = Duration::from_millis(10);
 
-/// Makes endpoints.
+/// Creates endpoints.
 impl Options<maker::ConnectSender> {
     /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
     ///
@@ -50,7 +50,7 @@ impl Options<maker::ConnectReceiver> {
 }
 
 impl Options<maker::Listen> {
-    /// Listens under `name`; does not wait. Each accepted peer gets a lane made with these options.
+    /// Listens under `name`. Does not wait. Each accepted peer gets a lane with these options.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -60,7 +60,7 @@ impl Options<maker::Listen> {
 }
 
 impl Options<maker::Threads> {
-    /// Both endpoints of a channel between threads of this process.
+    /// Creates both endpoints of a channel between threads of this process.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
@@ -71,7 +71,7 @@ impl Options<maker::Threads> {
 
 impl Sender {
     /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails
-    /// at once when no receiver listens; waits at most some seconds for a listener to accept.
+    /// immediately when no receiver listens. Waits at most some seconds for a listener to accept.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -81,8 +81,8 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
-    /// once when no sender listens; waits at most some seconds for a listener to accept.
+    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails
+    /// immediately when no sender listens. Waits at most some seconds for a listener to accept.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -92,8 +92,8 @@ impl Receiver {
 }
 
 impl Listener {
-    /// Waits until a receiver connects, and returns its sender. Peers that are refused (another uid, another version,
-    /// the wrong role) receive the reason, and do not end the wait.
+    /// Waits until a receiver connects, and returns the sender to it. A refused peer (another uid, another version, the
+    /// wrong role) receives the reason, and does not end the wait.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
@@ -109,7 +109,7 @@ impl Listener {
         self.sender(Some(deadline))
     }
 
-    /// Waits until a sender connects, and returns its receiver. Otherwise as [`Listener::accept_sender`].
+    /// Waits until a sender connects, and returns the receiver from it. Otherwise as [`Listener::accept_sender`].
     ///
     /// # Errors
     /// As [`Listener::accept_sender`].
@@ -178,7 +178,7 @@ impl receiver::Reconnect for ByName {
     }
 }
 
-/// A listener that had accepted the peer accepts its successor.
+/// Reconnects by the listener that had accepted the peer: it accepts the successor.
 impl sender::Reconnect for Listener {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
         let offer = |handshake| in_call(surviving_sender(handshake, parts, doorbells, true));
@@ -218,7 +218,7 @@ pub struct Duplex {
     pub sender: Sender,
     /// Receives replies.
     pub receiver: Receiver,
-    /// The largest request that the service takes.
+    /// The largest request that the service accepts.
     pub bytes_max: u64,
 }
 
@@ -230,18 +230,19 @@ impl Duplex {
     }
 }
 
-/// A handshake that continues when it is polled, after its descriptor was readable. `None`: nobody listens there.
+/// A pending handshake: poll the future after the handshake's descriptor was readable. It returns `None` if no service
+/// listens there.
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
 
-/// Connects to the service that listens under `name`, whose doorbells are `doorbells`.
+/// Connects a client with the given `doorbells` to the service that listens under `name`.
 pub fn connect_duplex(name: &Name, options: &Settings, doorbells: &Doorbells) -> Result<Duplex> {
     let parts =
         reach(name, options, Reach::of(options), |handshake| in_call(new_client(handshake, options, doorbells)))?;
     Duplex::new(parts, options)
 }
 
-/// Starts to connect to the service at `path`: `doorbells` report `Event::Connecting` with `number` when there is
-/// something to do. `None`: nobody listens there.
+/// Starts to connect to the service at `path`. `doorbells` report `Event::Connecting` with `number` when the handshake
+/// can continue. Returns `None` if no service listens there.
 pub fn start_duplex(
     name: &Name,
     path: &Path,
@@ -290,7 +291,7 @@ async fn finish_duplex(handshake: Handshake, options: &Settings, doorbells: &Doo
 /// How long to wait for a listener.
 #[derive(Clone, Copy)]
 enum Reach {
-    /// Once.
+    /// Not at all: try once.
     Now,
     /// Until a process listens, or the deadline.
     Until(Option<Instant>),
@@ -321,8 +322,8 @@ fn reach<T>(
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
             };
             match Handshake::new(socket, Pace::Until(deadline), options).and_then(&mut handshake) {
-                // The peer closed during the handshake: another may listen. Without a deadline, a slow peer is not an
-                // error either.
+                // The peer closed during the handshake: another process may listen. Without a deadline, a slow peer is
+                // not an error either.
                 Err(Error::HungUp) if !last => {}
                 Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
                 done => return done,
@@ -338,7 +339,7 @@ fn reach<T>(
     }
 }
 
-/// Both endpoints of a channel between threads.
+/// Creates both endpoints of a channel between threads.
 fn threads(options: &Settings) -> Result<(Sender, Receiver)> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;

@@ -1,5 +1,5 @@
-//! The endpoints of a path channel: they claim a role in a directory, and find everything else there. `directory.rs`
-//! has what the directory contains, and every check of it.
+//! Makers of a path channel's endpoints: they claim a role in a directory and open its files. `directory.rs` has the
+//! files and every check of them.
 
 use crate::directory::{Access, Directory, SenderRole};
 use crate::doorbells::Doorbells;
@@ -24,12 +24,12 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Makes endpoints of path channels.
 impl Options<maker::CreateSender> {
     /// Creates the path channel `directory`, or opens an existing one with the sizes that it was created with, as a
-    /// sender. Continues after the last message that its predecessor committed. A receiver need not be there.
+    /// sender. Continues after the last message that its predecessor committed. Needs no receiver.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] for a
-    /// problem of what is there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
-    /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
+    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] if
+    /// something else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`];
+    /// [`Error::Corrupt`]: `pelton recover`; [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
         sender(directory.as_ref(), self.settings(), Make::Create)
     }
@@ -47,7 +47,7 @@ impl Options<maker::OpenSender> {
 
 impl Options<maker::CreateReceiver> {
     /// Creates the path channel `directory`, or opens an existing one, as its receiver. Begins with the oldest message
-    /// that its predecessor had not released. No sender need be there.
+    /// that its predecessor had not released. Needs no sender.
     ///
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
@@ -93,32 +93,32 @@ fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Director
 fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
-    let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, life } =
+    let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
         directory.claim_sender()?;
     failpoint("sender: claimed");
-    let role = Arc::new(RoleClaim::new(directory.clone(), life, lock));
+    let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::new(receiver_doorbell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
-    // The last receiver may have closed; and it is not known which memory is backed.
+    // The last receiver may have closed. How much of the memory is allocated is unknown.
     lane.continue_without_consumer();
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, options)?;
     sender.endpoint.role = Some(role);
-    sender.meet()?;
+    sender.find_and_ring_peer()?;
     failpoint("sender: met");
     if let Some(deadline) = options.connect_deadline
         && !sender.wait_for_peer(Some(deadline))?
     {
-        return Err(nobody("a receiver", path));
+        return Err(timed_out("a receiver", path));
     }
     Ok(sender)
 }
 
-/// There is no handshake by which the creator would learn what the receiver accepts.
+/// Checks the channel's size: without a handshake, its creator does not know the receiver's limits.
 fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
     let (bytes, lanes) = (directory.capacity(), u64::from(directory.lanes_max()));
     let most = options.path_lane_bytes_max(directory.owner() == own_uid());
@@ -138,27 +138,27 @@ fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver()?;
     failpoint("receiver: claimed");
-    let claim = Arc::new(RoleClaim::new(directory, role.life, role.lock));
+    let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
-    // Before any lane is open: a predecessor that closed stored that here as well.
+    // Before it opens a lane: a predecessor that closed has marked this page as closed.
     let sleeper = receiver_sleeper(&page, can_barrier);
     let lane = Lane::open(&claim.directory, 0, page)?;
     failpoint("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, doorbells };
     let mut receiver = Receiver::new(parts, options)?.with_role(claim);
-    receiver.meet()?;
+    receiver.find_and_ring_senders()?;
     failpoint("receiver: met");
-    // Messages that wait are as good as their sender.
+    // With messages in the channel, the receiver needs no sender.
     if let Some(deadline) = options.connect_deadline
         && !receiver.has_messages()
         && !receiver.wait_for_peer(Some(deadline))?
     {
-        return Err(nobody("a sender", path));
+        return Err(timed_out("a sender", path));
     }
     Ok(receiver)
 }
 
-fn nobody(whom: &str, path: &Path) -> Error {
-    Error::TimedOut(format!("waiting for {whom} to open {}", path.display()))
+fn timed_out(peer: &str, path: &Path) -> Error {
+    Error::TimedOut(format!("waiting for {peer} to open {}", path.display()))
 }
