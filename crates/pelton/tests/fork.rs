@@ -14,25 +14,25 @@ use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 fn main() {
     type Case<F> = (&'static str, F);
     let cases: [Case<fn(How)>; 9] = [
-        ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
-        ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
-        ("inherited_handles_of_every_kind_answer_forked_and_close_nothing", handles_of_every_kind),
-        ("a_sender_that_waits_in_another_thread_is_not_disturbed", beside_a_waiting_sender),
-        ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
+        ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
+        ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
+        ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
+        ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
+        ("a_child_creates_channels_of_its_own", a_child_creates_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
-        ("an_inherited_engine_for_files_answers_forked_and_its_parents_goes_on", an_inherited_engine),
-        ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
-        ("a_child_of_who_has_room_for_a_reply_answers_calls_of_its_own", a_child_answers_calls_of_its_own),
+        ("an_inherited_file_engine_returns_forked_and_the_parents_works_on", an_inherited_engine),
+        ("a_death_is_detected_though_a_child_lives_on", a_death_is_detected_though_a_child_lives_on),
+        ("a_child_forked_during_a_reply_reservation_answers_its_own_calls", a_child_answers_calls_of_its_own),
     ];
     let fork_cases: [Case<fn()>; 8] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
-        ("forking_beside_threads_that_make_channels_does_not_hang", forking_beside_threads),
-        ("forking_beside_threads_that_share_senders_does_not_hang", forking_beside_threads_that_share_senders),
-        ("forking_beside_threads_that_append_flushes_nothing_twice", forking_beside_threads_that_append),
+        ("forking_while_threads_create_channels_does_not_hang", forking_while_threads_create_channels),
+        ("forking_while_threads_share_senders_does_not_hang", forking_while_threads_share_senders),
+        ("forking_while_threads_append_flushes_nothing_twice", forking_while_threads_append),
         ("an_inherited_flush_writes_and_releases_nothing", an_inherited_flush_writes_nothing),
-        ("a_child_that_drops_room_for_a_reply_writes_nowhere", room_dropped_by_a_child_writes_nowhere),
+        ("a_child_that_drops_a_reply_reservation_writes_nothing", a_dropped_reservation_writes_nothing_in_a_child),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
@@ -136,8 +136,8 @@ fn goes_on(ends: &mut Ends) {
     assert!(ends.sender.drain_until(deadline()).unwrap());
 }
 
-fn inherited_handles_answer_forked(how: How) {
-    let place = TestDir::new("inherited_handles_answer_forked");
+fn inherited_handles_return_forked(how: How) {
+    let place = TestDir::new("inherited_handles_return_forked");
     let mut made = ends(&place);
     made.sender.send(b"before").unwrap();
     let mut inherited = Some(made);
@@ -232,8 +232,8 @@ fn handles_of_every_kind(how: How) {
 }
 
 /// Forked without and with what it then executes.
-fn beside_a_waiting_sender(how: How) {
-    let place = TestDir::new("beside_a_waiting_sender");
+fn during_a_send_that_waits(how: How) {
+    let place = TestDir::new("during_a_send_that_waits");
     for (kind, mut sender, mut receiver) in every_kind(&place) {
         let mut sent = 0u64;
         while sender.try_send(&[7; 10_000]).unwrap() == Sent::Sent {
@@ -303,8 +303,8 @@ fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
     assert!(sender.drain_until(deadline()).unwrap());
 }
 
-fn a_child_makes_channels_of_its_own(how: How) {
-    let place = TestDir::new("a_child_makes_channels_of_its_own");
+fn a_child_creates_channels_of_its_own(how: How) {
+    let place = TestDir::new("a_child_creates_channels_of_its_own");
     let mut inherited = Some(ends(&place));
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
@@ -366,8 +366,8 @@ fn a_child_answers_calls_of_its_own(how: How) {
 }
 
 /// A thread waits for room meanwhile, whom whoever finds some tells by a bell, which is closed in a child.
-fn room_dropped_by_a_child_writes_nowhere() {
-    let place = TestDir::new("room_dropped_by_a_child_writes_nowhere");
+fn a_dropped_reservation_writes_nothing_in_a_child() {
+    let place = TestDir::new("a_dropped_reservation_writes_nothing_in_a_child");
     let name = place.name();
     let mut service = pelton::Service::listen_with(&name, &Options::new().capacity(65536)).unwrap();
     let asking = std::thread::spawn(move || {
@@ -494,8 +494,8 @@ fn a_listener_does_not_stay_alive_in_a_child() {
     listener.expect("a socket whose listener died is stale, whoever was forked from it");
 }
 
-fn a_death_is_told_though_a_child_lives_on(how: How) {
-    let place = TestDir::new("a_death_is_told_though_a_child_lives_on");
+fn a_death_is_detected_though_a_child_lives_on(how: How) {
+    let place = TestDir::new("a_death_is_detected_though_a_child_lives_on");
     let listener = Listener::bind(&place.name()).unwrap();
     let (reading, writing) = std::io::pipe().unwrap();
     let name = place.name();
@@ -519,7 +519,7 @@ fn a_death_is_told_though_a_child_lives_on(how: How) {
     drop(writing);
 }
 
-fn forking_beside_threads() {
+fn forking_while_threads_create_channels() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -546,7 +546,7 @@ fn forking_beside_threads() {
     });
 }
 
-fn forking_beside_threads_that_share_senders() {
+fn forking_while_threads_share_senders() {
     let (senders, mut receiver) = Options::new().capacity(65536).gather().unwrap();
     senders.send(b"own").unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -578,7 +578,7 @@ fn forking_beside_threads_that_share_senders() {
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }
 
-fn forking_beside_threads_that_append() {
+fn forking_while_threads_append() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
     use std::time::Duration;
     let flushed = std::sync::Arc::new(AtomicU64::new(0));

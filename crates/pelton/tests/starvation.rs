@@ -141,7 +141,7 @@ fn stream(role: &Role) {
 }
 
 #[test]
-fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_they_wait() {
+fn on_one_processor_streams_complete_with_every_way_to_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Spin, How::Epoll, How::Try] {
             let place = TestDir::new("on one processor streams that fill and empty the lane get through");
@@ -188,10 +188,10 @@ fn round_trips(role: &Role) {
 }
 
 #[test]
-fn on_one_processor_round_trips_come_back_however_they_wait() {
+fn on_one_processor_round_trips_complete_with_every_way_to_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Epoll] {
-            let place = TestDir::new("on one processor round trips come back however they wait");
+            let place = TestDir::new("on one processor round trips complete with every way to wait");
             let name = if by_path { place.path_name() } else { place.name() };
             let role = Role::new(child, "round trips").with("name", name).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(1000)).with("listen", "yes");
@@ -249,7 +249,7 @@ fn contained(_: &Role) {
 }
 
 #[test]
-fn in_a_container_with_64_mib_and_a_root_that_cannot_be_written_channels_work() {
+fn channels_work_in_a_container_with_64_mib_and_a_read_only_root() {
     let place = TestDir::new("in a container with 64 MiB and a root that cannot be written channels work");
     let with_user = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"];
     let unshares = |arguments: &[&str]| {
@@ -318,7 +318,7 @@ fn cycles(role: &Role) {
 }
 
 #[test]
-fn channels_opened_and_closed_again_and_again_leave_no_descriptor_and_no_mapping() {
+fn channels_opened_and_closed_repeatedly_leave_no_descriptor_and_no_mapping() {
     for (how, count) in [("threads", 3000), ("connect", 2000), ("path", 2000)] {
         let place = TestDir::unwatched();
         let role = role_at("cycles", &place).with("how", how).with("count", rounds(count));
@@ -332,7 +332,7 @@ fn channels_opened_and_closed_again_and_again_leave_no_descriptor_and_no_mapping
 
 /// As above, when the other end is killed each time.
 #[test]
-fn peers_killed_again_and_again_leave_no_descriptor_and_no_mapping() {
+fn peers_killed_repeatedly_leave_no_descriptor_and_no_mapping() {
     let place = TestDir::unwatched();
     let listener = small().listen(&place_name(&place)).unwrap();
     let ours = || {

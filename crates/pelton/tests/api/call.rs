@@ -158,7 +158,7 @@ fn child() {
 }
 
 #[test]
-fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_do_not_fit_into() {
+fn replies_of_every_size_pass_through_lanes_smaller_than_them() {
     let place = TestDir::new("echo of every size");
     for threads in [1, 3] {
         for capacity in [TINY, 1 << 22] {
@@ -184,7 +184,7 @@ fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_
 }
 
 #[test]
-fn a_thousand_calls_in_flight_are_answered_in_any_order() {
+fn a_thousand_calls_in_flight_get_replies_in_any_order() {
     let place = TestDir::new("a thousand in flight");
     let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
     let mut client = {
@@ -234,7 +234,7 @@ fn a_thousand_calls_in_flight_are_answered_in_any_order() {
 }
 
 #[test]
-fn full_lanes_never_wait_for_each_other() {
+fn full_lanes_never_deadlock() {
     let place = TestDir::new("deadlock");
     for threads in [1, 3] {
         let _serving = Serving::start(&tiny(), &place.name(), threads, |request| {
@@ -259,7 +259,7 @@ fn full_lanes_never_wait_for_each_other() {
 }
 
 #[test]
-fn who_awaits_one_call_finds_the_answers_to_others_later() {
+fn a_thread_that_awaits_one_call_takes_the_replies_to_others_later() {
     let place = TestDir::new("one of many");
     let _serving = Serving::start(&tiny(), &place.name(), 2, echo);
     let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
@@ -277,7 +277,7 @@ fn who_awaits_one_call_finds_the_answers_to_others_later() {
 }
 
 #[test]
-fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
+fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
     let place = TestDir::new("failures");
     let serving = Serving::start(&tiny(), &place.name(), 2, |request| match &*request {
         b"fail" => request.fail(42, b"why").unwrap(),
@@ -313,7 +313,7 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_with_both_numbers() {
+fn a_request_too_large_is_refused_with_its_size_and_the_limit() {
     let place = TestDir::new("too large");
     let _serving = Serving::start(&tiny().call_bytes_max(100_000), &place.name(), 1, echo);
     let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
@@ -330,7 +330,7 @@ fn what_is_too_large_is_refused_with_both_numbers() {
 }
 
 #[test]
-fn notifications_come_in_order_and_are_not_answered() {
+fn notifications_arrive_in_order_and_get_no_reply() {
     let place = TestDir::new("notifications");
     let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
     let name = place.name();
@@ -382,7 +382,7 @@ fn only_a_client_and_a_service_make_a_link() {
 }
 
 #[test]
-fn a_client_costs_a_service_few_descriptors() {
+fn a_service_needs_few_descriptors_for_a_client() {
     let place = TestDir::new("many clients");
     let service = Child::start(Role::new(child, "echo").with("name", place.name()));
     service.expect("listening");
@@ -404,7 +404,7 @@ fn a_client_costs_a_service_few_descriptors() {
 }
 
 #[test]
-fn processes_call_one_service_side_by_side() {
+fn processes_call_one_service_concurrently() {
     let place = TestDir::new("side by side");
     let _serving = Serving::start(&tiny(), &place.name(), 3, echo);
     let callers: Vec<Child> = (0..4)
@@ -418,7 +418,7 @@ fn processes_call_one_service_side_by_side() {
 }
 
 #[test]
-fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
+fn a_stopped_pool_ends_after_its_handlers_return() {
     let place = TestDir::new("stopped");
     let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
     let stopper = service.stopper();
@@ -441,8 +441,8 @@ fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
 }
 
 #[test]
-fn a_call_is_answered_once() {
-    let place = TestDir::new("a call is answered once");
+fn a_call_gets_one_reply() {
+    let place = TestDir::new("a call gets one reply");
     let name = place.name();
     let mut service = Service::listen_with(&name, &tiny().announce(true)).unwrap();
     let asking = std::thread::spawn(move || {
@@ -459,7 +459,7 @@ fn a_call_is_answered_once() {
 }
 
 #[test]
-fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
+fn a_pool_that_cannot_start_all_its_threads_takes_no_call_and_fails() {
     let place = TestDir::new("threads that cannot be started");
     let pool = Child::start(Role::new(child, "cramped").with("name", place.name()));
     pool.expect("no thread");
@@ -467,7 +467,7 @@ fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
 }
 
 #[test]
-fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
+fn the_error_of_a_call_too_large_names_more_than_the_capacity() {
     let place = TestDir::new("words about size");
     let (_service, mut client, _responders, _) = asked(&place, 1);
     let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
@@ -475,7 +475,7 @@ fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
 }
 
 #[test]
-fn a_client_says_how_often_it_has_rung_a_service_that_slept() {
+fn a_client_counts_its_rings_of_a_sleeping_service() {
     let place = TestDir::new("rings");
     let (mut service, mut client, _responders, _) = asked(&place, 1);
     for rung in 1..4 {

@@ -295,7 +295,7 @@ fn answers_without_waiting(path: &Path) -> bool {
 }
 
 #[test]
-fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
+fn reads_from_the_page_cache_complete_in_the_submitting_call() {
     everywhere("what the page cache has is answered at once", |case| {
         let path = case.path("a");
         std::fs::write(&path, pattern(1, 8192)).unwrap();
@@ -325,7 +325,7 @@ fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
 }
 
 #[test]
-fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
+fn each_of_many_operations_in_flight_returns_its_token_and_its_memory() {
     everywhere("many are in flight", |case| {
         let path = case.path("a");
         let wanted = pattern(1, 600 * 4096);
@@ -358,8 +358,8 @@ fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
 }
 
 #[test]
-fn what_is_beyond_the_bound_comes_back_undone() {
-    everywhere("what is beyond the bound comes back undone", |case| {
+fn an_operation_beyond_the_bound_returns_undone() {
+    everywhere("an operation beyond the bound returns undone", |case| {
         let mut engine = case.options.clone().in_flight_max(2).open().unwrap();
         let (read, mut write) = pipe("a pipe");
         submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
@@ -439,7 +439,7 @@ fn settled(engine: &mut Engine) -> bool {
 }
 
 #[test]
-fn a_chain_goes_on_until_something_fails_and_the_rest_comes_back_undone() {
+fn a_chain_stops_at_a_failure_and_returns_the_rest_undone() {
     everywhere("a chain goes on until something fails", |case| {
         let mut engine = case.engine();
         let file = open(&mut engine, &case.path("a"));
@@ -484,7 +484,7 @@ fn a_chain_goes_on_until_something_fails_and_the_rest_comes_back_undone() {
 }
 
 #[test]
-fn an_error_says_what_failed_where_and_by_which_name() {
+fn an_error_names_the_operation_the_file_and_the_code() {
     everywhere("an error says what failed", |case| {
         let mut engine = case.engine();
         let missing = case.path("missing/file");
@@ -541,7 +541,7 @@ fn an_error_says_what_failed_where_and_by_which_name() {
 }
 
 #[test]
-fn a_read_or_write_that_the_device_fails_is_an_error_by_name() {
+fn a_device_failure_is_an_error_by_name() {
     everywhere("a read that the device fails is an error", |case| {
         let mut engine = case.engine();
         // Memory that nobody has mapped cannot be read or written: the kernel answers as a broken disk would.
@@ -559,7 +559,7 @@ fn a_read_or_write_that_the_device_fails_is_an_error_by_name() {
 }
 
 #[test]
-fn what_a_thread_began_that_has_ended_is_done_all_the_same() {
+fn operations_of_a_thread_that_ended_complete() {
     everywhere("what a thread began that has ended is done", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
@@ -581,7 +581,7 @@ fn what_a_thread_began_that_has_ended_is_done_all_the_same() {
 }
 
 #[test]
-fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
+fn everything_works_where_a_filter_refuses_io_uring() {
     let _hang = Watchdog::new("where a filter refuses io_uring everything works");
     for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
         // A filter is a thread's, and of those that it makes.
@@ -605,8 +605,8 @@ fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
 }
 
 #[test]
-fn signals_are_never_seen() {
-    everywhere("signals are never seen", |case| {
+fn signals_interrupt_no_operation() {
+    everywhere("signals interrupt no operation", |case| {
         extern "C" fn nothing(_: libc::c_int) {}
         let handler = nothing as extern "C" fn(libc::c_int);
         // SAFETY: the handler does nothing; the structure lives as long as the call.
@@ -641,7 +641,7 @@ fn signals_are_never_seen() {
 }
 
 #[test]
-fn closing_waits_for_what_is_in_flight_or_until_its_deadline() {
+fn closing_waits_for_operations_in_flight_or_until_its_deadline() {
     everywhere("closing waits for what is in flight", |case| {
         let mut engine = case.engine();
         let file = open(&mut engine, &case.path("a"));
@@ -661,7 +661,7 @@ fn closing_waits_for_what_is_in_flight_or_until_its_deadline() {
 }
 
 #[test]
-fn appending_to_a_file_that_is_truncated_goes_on_at_its_end() {
+fn appending_to_a_truncated_file_continues_at_its_new_end() {
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = root.path().join("log");
     let mut engine = Engine::new().unwrap();
@@ -680,7 +680,7 @@ fn appending_to_a_file_that_is_truncated_goes_on_at_its_end() {
 }
 
 #[test]
-fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_order() {
+fn messages_of_many_appending_threads_are_whole_and_in_order_in_a_plain_file() {
     let _hang = Watchdog::new("many threads append to a plain file");
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = root.path().join("log");
@@ -712,8 +712,8 @@ fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_o
 }
 
 #[test]
-fn what_goes_on_after_a_look_is_begun_before_the_loop_sleeps() {
-    everywhere("what goes on after a look is begun before the loop sleeps", |case| {
+fn continuations_after_a_poll_begin_before_the_loop_sleeps() {
+    everywhere("continuations after a poll begin before the loop sleeps", |case| {
         let mut engine = case.engine();
         let (idle, _nobody) = pipe("idle");
         let (unready, mut writer) = pipe("non-blocking");
@@ -729,8 +729,8 @@ fn what_goes_on_after_a_look_is_begun_before_the_loop_sleeps() {
 }
 
 #[test]
-fn an_operation_that_the_kernel_refuses_at_once_keeps_back_no_other() {
-    everywhere("an operation that the kernel refuses at once keeps back no other", |case| {
+fn an_operation_that_the_kernel_refuses_at_once_delays_no_other() {
+    everywhere("an operation that the kernel refuses at once delays no other", |case| {
         for (number, bad) in [PathBuf::from("x".repeat(5000)), PathBuf::new()].into_iter().enumerate() {
             let mut engine = case.engine();
             let made = case.path(&format!("made {number}"));
@@ -762,8 +762,8 @@ fn open_to_read(engine: &mut Engine, path: &Path) -> File {
 }
 
 #[test]
-fn no_more_is_answered_in_a_turn_than_keeps_a_loop_for_a_moment() {
-    everywhere("no more is answered in a turn than keeps a loop for a moment", |case| {
+fn one_tick_completes_a_bounded_number_of_operations() {
+    everywhere("one tick completes a bounded number of operations", |case| {
         const EACH: usize = 16;
         let path = case.path("a");
         std::fs::write(&path, vec![7; 4096 * EACH]).unwrap();
@@ -842,7 +842,7 @@ fn after_an_error_of_the_system_each_operation_completes_once_with_its_own_token
 }
 
 #[test]
-fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
+fn everything_works_where_a_filter_refuses_io_uring_later() {
     let _hang = Watchdog::new("where a filter refuses io_uring later everything goes on");
     if !Engine::new().unwrap().uses_io_uring() {
         eprintln!("no io_uring here: it cannot be refused later");
@@ -897,8 +897,8 @@ fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
 }
 
 #[test]
-fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
-    everywhere("a loop hears of what ends while somebody waits for something else", |case| {
+fn a_loop_wakes_for_a_completion_during_a_wait_for_another_operation() {
+    everywhere("a loop wakes for a completion during a wait for another operation", |case| {
         let mut engine = case.engine();
         let (idle, _writer) = pipe("idle");
         for round in 0..200u64 {
@@ -927,9 +927,9 @@ fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
 }
 
 #[test]
-fn a_file_goes_into_a_channel_and_out_of_one() {
+fn a_pump_moves_a_file_into_a_channel_and_out_of_one() {
     use std::sync::{Arc, Mutex};
-    everywhere("a file goes into a channel and out of one", |case| {
+    everywhere("a pump moves a file into a channel and out of one", |case| {
         const BYTES: usize = 5_000_001;
         let wanted = pattern(5, BYTES);
         std::fs::write(case.path("from"), &wanted).unwrap();

@@ -87,7 +87,7 @@ fn child() {
 }
 
 #[test]
-fn what_one_sender_sends_is_flushed_up_to_its_close() {
+fn messages_of_one_sender_are_flushed_up_to_its_close() {
     let _hang = Watchdog::new("a flush ends with its sender");
     let soon = Some(Duration::from_millis(10));
     // A sender that spins for room may wait for the interval.
@@ -112,7 +112,7 @@ fn what_one_sender_sends_is_flushed_up_to_its_close() {
 }
 
 #[test]
-fn a_deadline_ends_a_flush_though_there_is_always_more() {
+fn a_deadline_ends_a_flush_under_continuous_load() {
     let _hang = Watchdog::new("a flush ends at its deadline");
     let (mut sender, receiver) = Options::new().capacity(1 << 16).threads().unwrap();
     sender.send(b"first").unwrap();
@@ -131,7 +131,7 @@ fn a_deadline_ends_a_flush_though_there_is_always_more() {
 }
 
 #[test]
-fn many_threads_and_processes_come_and_go_and_die() {
+fn flushing_survives_threads_and_processes_that_join_leave_and_die() {
     let place = TestDir::new("a flush of many senders ends");
     let receiver = Options::new().gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
@@ -167,7 +167,7 @@ fn many_threads_and_processes_come_and_go_and_die() {
 }
 
 #[test]
-fn a_senders_last_messages_are_flushed_though_it_has_left() {
+fn the_last_messages_of_a_sender_that_left_are_flushed() {
     let _hang = Watchdog::new("what is taken of a lane that leaves is flushed");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let seen = Seen::default();
@@ -189,7 +189,7 @@ fn a_senders_last_messages_are_flushed_though_it_has_left() {
 }
 
 #[test]
-fn what_is_little_is_flushed_after_the_interval() {
+fn a_small_amount_is_flushed_after_the_interval() {
     let place = TestDir::new("little is flushed in time");
     let receiver = Options::new().gather_at(&place.name()).unwrap();
     let seen = Seen::default();
@@ -213,7 +213,7 @@ fn what_is_little_is_flushed_after_the_interval() {
 }
 
 #[test]
-fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
+fn a_failed_sink_gets_the_same_chunk_again_and_nothing_is_released_before() {
     let _hang = Watchdog::new("a failing sink loses nothing");
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
     let seen = Seen::default();
@@ -283,7 +283,7 @@ fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
 }
 
 #[test]
-fn what_was_written_and_not_released_is_not_written_again() {
+fn messages_written_but_not_released_are_not_written_again() {
     let place = TestDir::new("a path channel's flush goes on after a death");
     let path = place.path().join("c");
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
@@ -326,7 +326,7 @@ fn what_was_written_and_not_released_is_not_written_again() {
 }
 
 #[test]
-fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
+fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
     let place = TestDir::new("forwarding goes on with a successor");
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
     let path = place.path().join("c");
@@ -362,7 +362,7 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
 }
 
 #[test]
-fn many_threads_append_and_each_ones_messages_are_in_order() {
+fn messages_of_many_appending_threads_are_in_order_by_thread() {
     let _hang = Watchdog::new("threads append");
     for interval in [None, Some(Duration::from_micros(100))] {
         let seen = Seen::default();
@@ -422,7 +422,7 @@ fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end(
 }
 
 #[test]
-fn a_flush_has_everything_that_was_appended_before() {
+fn a_flush_includes_everything_appended_before_it() {
     let _hang = Watchdog::new("a flush has everything");
     let seen = Seen::default();
     let appenders = pelton::Appenders::new(&Options::new().flush_interval(None), seen.sink()).unwrap();
@@ -441,7 +441,7 @@ fn a_flush_has_everything_that_was_appended_before() {
 }
 
 #[test]
-fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
+fn appended_messages_are_flushed_after_the_interval_and_the_timer_thread_ends() {
     let _hang = Watchdog::new("little is flushed in time");
     let seen = Seen::default();
     let of_flushing = || {
@@ -467,7 +467,7 @@ fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
 }
 
 #[test]
-fn a_sink_that_fails_costs_no_message_appended() {
+fn a_failing_sink_loses_no_appended_message() {
     let _hang = Watchdog::new("a failing sink loses nothing");
     let seen = Seen::default();
     let calls = Arc::new(AtomicU64::new(0));
@@ -535,7 +535,7 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
 }
 
 #[test]
-fn a_sink_that_panics_has_taken_nothing() {
+fn a_sink_that_panics_takes_nothing() {
     let _hang = Watchdog::new("a panic is not the end");
     let seen = Seen::default();
     let first = Arc::new(AtomicBool::new(true));
@@ -556,7 +556,7 @@ fn a_sink_that_panics_has_taken_nothing() {
 }
 
 #[test]
-fn descriptors_of_messages_that_are_flushed_are_closed() {
+fn flushing_closes_the_descriptors_of_its_messages() {
     let (mut sender, receiver) = Options::new().threads().unwrap();
     let seen = Seen::default();
     let (read, write) = rustix::pipe::pipe().unwrap();
@@ -573,7 +573,7 @@ fn descriptors_of_messages_that_are_flushed_are_closed() {
 }
 
 #[test]
-fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
+fn the_death_of_a_connected_sender_is_reported_after_its_messages_are_flushed() {
     let place = TestDir::new("a death is told");
     let listener = Options::new().listen(&place.name()).unwrap();
     let role = Role::new(child, "sender").with("name", place.name()).with("who", 0).with("count", 1000);
@@ -589,7 +589,7 @@ fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
 }
 
 #[test]
-fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
+fn the_sender_of_flushed_messages_detects_the_end_of_the_flush() {
     let (give, take) = mpsc::channel();
     let (mut sender, receiver): (Sender, _) = Options::new().threads().unwrap();
     let sink = move |runs: &[Run<'_>]| {
@@ -608,7 +608,7 @@ fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
 }
 
 #[test]
-fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() {
+fn each_message_is_forwarded_once_after_the_sink_refused_some() {
     let place = TestDir::new("forwarding goes on");
     let path = place.path().join("c");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
@@ -647,7 +647,7 @@ fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() 
 }
 
 #[test]
-fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
+fn a_damaged_chunk_is_reported_once_and_affects_no_other() {
     let record = |seq: u64, byte: u8| [&(seq << 32 | 8).to_le_bytes()[..], &[byte; 8]].concat();
     let (bad, good) = ([record(1, 1), record(9, 2)].concat(), [record(1, 3), record(2, 4)].concat());
     let run = |lane, bytes| Run::new(LaneId([lane, lane]), None, 1, 2, bytes);
@@ -664,7 +664,7 @@ fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
 }
 
 #[test]
-fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
+fn a_lane_stays_while_a_chunk_of_it_is_taken_after_a_held_message() {
     let (senders, mut receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let (mut leaves, mut stays) = (senders.sender().unwrap(), senders.sender().unwrap());
     stays.send(&numbered(1, 0, 8)).unwrap();
@@ -695,7 +695,7 @@ impl Sink for Due {
 }
 
 #[test]
-fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
+fn a_due_sink_is_written_even_if_a_taken_chunk_is_not_due() {
     let _hang = Watchdog::new("a deadline passes");
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
@@ -706,7 +706,7 @@ fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
 }
 
 #[test]
-fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
+fn a_message_too_large_spoils_nothing_and_buffers_are_always_filled() {
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let sink = {
         let sizes = sizes.clone();
@@ -727,7 +727,7 @@ fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
 }
 
 #[test]
-fn appenders_of_threads_that_have_ended_are_no_hindrance() {
+fn appenders_of_ended_threads_block_no_flush() {
     let seen = Seen::default();
     let options = Options::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
     let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
@@ -740,7 +740,7 @@ fn appenders_of_threads_that_have_ended_are_no_hindrance() {
 }
 
 #[test]
-fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
+fn the_next_flush_returns_an_error_that_occurred_before_it() {
     struct Fails(Arc<AtomicUsize>);
     impl Sink for Fails {
         fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
@@ -766,7 +766,7 @@ fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
 }
 
 #[test]
-fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_interval_later() {
+fn a_sink_that_becomes_due_while_idle_is_written_without_another_interval() {
     let writes = Arc::new(AtomicUsize::new(0));
     let appenders = pelton::Appenders::new(&Options::new().flush_interval(LONG), Due(writes.clone())).unwrap();
     let until = deadline();
@@ -778,7 +778,7 @@ fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_in
 }
 
 #[test]
-fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() {
+fn a_sink_that_stays_due_is_polled_again_with_a_pause() {
     struct Busy(Arc<AtomicUsize>);
     impl Sink for Busy {
         fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
@@ -803,7 +803,7 @@ fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() 
 }
 
 #[test]
-fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
+fn a_sink_that_appends_to_its_own_flush_is_refused() {
     let _hang = Watchdog::new("a sink that appends to its own ends");
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -846,7 +846,7 @@ fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
 }
 
 #[test]
-fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flushed() {
+fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
     let (tell, told) = mpsc::channel();
     let sink = {
@@ -882,7 +882,7 @@ fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flush
 }
 
 #[test]
-fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_each_a_write() {
+fn a_sender_that_marks_every_message_as_waiting_does_not_cause_a_write_each() {
     let place = TestDir::new("a flush by turns ends");
     let listener = Options::new().listen(&place.name()).unwrap();
     let socket = place.socket();

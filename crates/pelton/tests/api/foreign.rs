@@ -194,7 +194,7 @@ fn shut_bells_down() -> usize {
 }
 
 #[test]
-fn a_client_that_shuts_its_doorbell_down_while_a_part_waits_for_room_is_lost() {
+fn a_client_that_shuts_its_doorbell_while_a_part_waits_for_space_is_lost() {
     let place = TestDir::new("a_client_that_shuts_its_doorbell_down_while_a_part_waits");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
@@ -252,8 +252,8 @@ fn is_lost_by_its_doorbell(place: &TestDir, waits: bool) {
 }
 
 #[test]
-fn a_bell_in_the_hands_of_another_user_disturbs_nobody() {
-    let place = TestDir::new("a_bell_in_the_hands_of_another_user_disturbs_nobody");
+fn another_users_access_to_a_doorbell_disturbs_nobody() {
+    let place = TestDir::new("another_users_access_to_a_doorbell_disturbs_nobody");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
@@ -288,7 +288,7 @@ fn a_bell_in_the_hands_of_another_user_disturbs_nobody() {
 
 /// In a process of its own, whose threads and descriptors nobody else changes.
 #[test]
-fn descriptors_whose_close_waits_keep_nobody_but_who_sent_them() {
+fn descriptors_that_block_on_close_delay_only_their_sender() {
     Child::start(Role::new(child, "linger")).wait_for_success();
 }
 
@@ -392,7 +392,7 @@ fn linger() {
 
 /// In a process of its own, with mounts of its own.
 #[test]
-fn a_file_whose_server_is_silent_is_not_asked_about() {
+fn a_file_on_an_unresponsive_server_gets_no_stat() {
     Child::start(Role::new(child, "silent file server")).wait_for_success();
 }
 
@@ -524,7 +524,7 @@ fn alone_in_its_namespace(role: &Role) {
 }
 
 #[test]
-fn a_user_whom_this_namespace_does_not_map_is_nobody_and_not_the_one_who_has_that_number() {
+fn a_user_outside_the_namespaces_map_is_not_taken_for_the_overflow_user() {
     let place = TestDir::new("a user whom this namespace does not map");
     let public = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
@@ -544,7 +544,7 @@ fn a_user_whom_this_namespace_does_not_map_is_nobody_and_not_the_one_who_has_tha
 }
 
 #[test]
-fn who_has_connected_before_another_who_was_faster_is_served_by_the_next_call() {
+fn the_next_call_serves_a_peer_that_connected_before_a_faster_one() {
     let place = TestDir::new("one has connected before another who was faster");
     let listener = Options::new().listen(&place.name()).unwrap();
     let slow = raw_connect(&place.socket());
@@ -566,7 +566,7 @@ fn who_has_connected_before_another_who_was_faster_is_served_by_the_next_call() 
 }
 
 #[test]
-fn silent_connections_of_a_user_who_is_refused_keep_nobody_waiting() {
+fn silent_connections_of_a_refused_user_delay_nobody() {
     let place = TestDir::new("silent connections of a user who is refused");
     let public = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();

@@ -279,7 +279,7 @@ fn crowded_host(role: &Role) {
 }
 
 #[test]
-fn a_thousand_processes_send_to_one_and_one_more_is_refused() {
+fn one_receiver_accepts_a_thousand_processes_and_refuses_one_more() {
     let place = TestDir::new("a thousand processes send to one");
     // The receiver needs three descriptors for each, and some for itself.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
@@ -303,7 +303,7 @@ fn sending(place: &TestDir, who: u32, count: u32) -> Role {
 }
 
 #[test]
-fn many_threads_each_in_order() {
+fn messages_of_many_threads_are_in_order_by_thread() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let threads: Vec<_> = (0..8u32)
         .map(|who| {
@@ -323,7 +323,7 @@ fn many_threads_each_in_order() {
 }
 
 #[test]
-fn a_thread_sends_by_a_handle_that_all_share() {
+fn threads_send_through_a_shared_handle() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let sending = std::thread::spawn(move || {
         std::thread::scope(|scope| {
@@ -341,7 +341,7 @@ fn a_thread_sends_by_a_handle_that_all_share() {
 }
 
 #[test]
-fn a_thread_that_lives_on_does_not_keep_the_channel_open() {
+fn a_thread_that_outlives_its_handles_does_not_keep_the_channel_open() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     // This thread's own sender is still there when its last handle goes.
     senders.send(&numbered(0, 0)).unwrap();
@@ -350,7 +350,7 @@ fn a_thread_that_lives_on_does_not_keep_the_channel_open() {
 }
 
 #[test]
-fn the_end_of_the_receiver_is_told_to_every_sender() {
+fn every_sender_detects_the_end_of_the_receiver() {
     let (senders, receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let mut taken_in = senders.sender().unwrap();
     let mut receiver = receiver;
@@ -393,8 +393,8 @@ fn take_in_and_part(receiver: &mut Receiver, round: u32) {
 }
 
 #[test]
-fn processes_come_and_go() {
-    let place = TestDir::new("processes come and go");
+fn processes_join_and_leave() {
+    let place = TestDir::new("processes join and leave");
     let host = Child::start(Role::new(child, "host").with("name", place.name()));
     for round in 0..3 {
         host.expect(&format!("round {round}"));
@@ -405,7 +405,7 @@ fn processes_come_and_go() {
 }
 
 #[test]
-fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
+fn a_death_is_reported_after_the_last_message_and_affects_no_other_sender() {
     let place = TestDir::new("the death of one touches no other");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let dies = Child::start(sending(&place, 1, 1000).with("then", "wait"));
@@ -440,7 +440,7 @@ fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
 }
 
 #[test]
-fn a_sender_that_breaks_the_rules_touches_no_other() {
+fn a_sender_that_violates_the_protocol_affects_no_other() {
     let place = TestDir::new("a liar touches no other");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
@@ -469,7 +469,7 @@ fn a_sender_that_breaks_the_rules_touches_no_other() {
 }
 
 #[test]
-fn a_batch_ends_where_its_sender_breaks_the_rules() {
+fn a_batch_ends_where_its_sender_violates_the_protocol() {
     let place = TestDir::new("a batch ends at a lie");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
@@ -488,7 +488,7 @@ fn a_batch_ends_where_its_sender_breaks_the_rules() {
 }
 
 #[test]
-fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
+fn a_sender_of_another_user_wakes_the_receiver_by_its_own_doorbell() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
     }
@@ -517,7 +517,7 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
 }
 
 #[test]
-fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
+fn a_flooding_sender_delays_others_by_a_bounded_number_of_quanta() {
     let place = TestDir::new("a flooding sender starves nobody");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let flooder = Child::start(Role::new(child, "flooder").with("name", place.name()));
@@ -544,7 +544,7 @@ fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
 }
 
 #[test]
-fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
+fn a_silent_connection_delays_nobody() {
     let place = TestDir::new("a silent one keeps nobody waiting");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let silent: Vec<_> = (0..100).map(|_| seqpacket(&place)).collect();
@@ -566,7 +566,7 @@ fn seqpacket(place: &TestDir) -> std::os::fd::OwnedFd {
 }
 
 #[test]
-fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
+fn a_sleeping_receiver_wakes_for_each_new_sender_and_each_message() {
     let place = TestDir::new("a sleeping receiver is woken");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
@@ -592,8 +592,8 @@ fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
 }
 
 #[test]
-fn one_descriptor_tells_of_all() {
-    let place = TestDir::new("one descriptor tells of all");
+fn one_descriptor_is_readable_for_every_event() {
+    let place = TestDir::new("one descriptor is readable for every event");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     use std::os::fd::AsFd as _;
     assert!(receiver.arm().unwrap());
@@ -621,7 +621,7 @@ fn one_descriptor_tells_of_all() {
 }
 
 #[test]
-fn more_than_it_takes_are_refused_with_words() {
+fn senders_beyond_the_limit_are_refused_with_a_reason() {
     let place = TestDir::new("more than it takes are refused");
     let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
@@ -664,7 +664,7 @@ fn held_messages_outlive_their_senders() {
 }
 
 #[test]
-fn copies_and_batches_pass_over_what_is_told() {
+fn copies_and_batches_skip_events() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
     let mut buffer = Vec::new();
     for number in 0..10u32 {
@@ -680,8 +680,8 @@ fn copies_and_batches_pass_over_what_is_told() {
 }
 
 #[test]
-fn a_stopped_sender_has_not_gone() {
-    let place = TestDir::new("a stopped sender has not gone");
+fn a_stopped_sender_counts_as_alive() {
+    let place = TestDir::new("a stopped sender counts as alive");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let mut child = Child::start(sending(&place, 0, 100).with("then", "wait"));
     assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
@@ -702,7 +702,7 @@ fn a_stopped_sender_has_not_gone() {
 }
 
 #[test]
-fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
+fn a_sender_that_survives_its_receiver_resumes_with_the_next() {
     let place = TestDir::new("a sender survives its receiver");
     let receiver =
         |count: u32| Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", count));
@@ -726,7 +726,7 @@ fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
 }
 
 #[test]
-fn each_sender_is_told_of_before_its_first_message() {
+fn each_sender_joins_before_its_first_message() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
     for who in 0..3 {
         senders.sender().unwrap().send(&numbered(who, 0)).unwrap();
@@ -744,7 +744,7 @@ fn each_sender_is_told_of_before_its_first_message() {
 }
 
 #[test]
-fn a_thread_sends_again_after_all_handles_were_gone() {
+fn a_thread_sends_again_after_all_handles_were_dropped() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     // Keeps the channel open meanwhile.
     let kept = senders.sender().unwrap();
@@ -763,7 +763,7 @@ fn a_thread_sends_again_after_all_handles_were_gone() {
 }
 
 #[test]
-fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
+fn an_edge_triggered_loop_accepts_every_pending_connection() {
     use rustix::event::{Timespec, epoll};
     let place = TestDir::new("a loop that hears edges");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
@@ -787,7 +787,7 @@ fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
 }
 
 #[test]
-fn without_descriptors_who_comes_is_refused_who_is_here_goes_on_and_nobody_is_forgotten() {
+fn without_descriptors_newcomers_are_refused_and_members_continue() {
     for (how, here_before) in [("block", false), ("loop", false), ("block", true), ("loop", true)] {
         let place = TestDir::new("descriptors run out and come back");
         let host = Role::new(child, "crowded").with("name", place.name()).with("how", how);
@@ -811,7 +811,7 @@ fn without_descriptors_who_comes_is_refused_who_is_here_goes_on_and_nobody_is_fo
 }
 
 #[test]
-fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
+fn a_send_from_an_ending_threads_destructor_fails_with_its_reason() {
     struct Last(pelton::Senders, std::sync::mpsc::Sender<Option<String>>);
     impl Drop for Last {
         fn drop(&mut self) {
@@ -834,7 +834,7 @@ fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
 }
 
 #[test]
-fn who_says_nothing_takes_nobodys_place() {
+fn a_silent_connection_occupies_no_slot() {
     let place = TestDir::new("who says nothing takes no place");
     let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
     let _lane = receiver.senders().unwrap().sender().unwrap();
@@ -847,7 +847,7 @@ fn who_says_nothing_takes_nobodys_place() {
 }
 
 #[test]
-fn after_the_end_there_are_no_new_senders() {
+fn no_sender_joins_after_the_end() {
     let (senders, mut receiver) = Options::new().gather().unwrap();
     drop(senders);
     assert!(receiver.receive().unwrap_err().is_closed());
@@ -859,7 +859,7 @@ fn all_may(path: &std::path::Path) {
 }
 
 #[test]
-fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
+fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
     }
@@ -884,7 +884,7 @@ fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
 }
 
 #[test]
-fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
+fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
     use std::os::fd::AsFd as _;
     let place = TestDir::new("the descriptor tells of what a survivor brings");
     let first = Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", 1));
@@ -938,7 +938,7 @@ fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
 }
 
 #[test]
-fn a_turn_ends_though_messages_are_held() {
+fn a_quantum_ends_though_messages_are_held() {
     second_lane_gets_its_turn(|receiver| {
         let message = receiver.receive().unwrap();
         let lane = message.lane();
@@ -948,7 +948,7 @@ fn a_turn_ends_though_messages_are_held() {
 }
 
 #[test]
-fn a_turn_ends_in_a_bindings_batch() {
+fn a_quantum_ends_within_a_batch_of_a_binding() {
     second_lane_gets_its_turn(|receiver| {
         let message = receiver.receive().unwrap();
         let lane = message.lane();
@@ -963,7 +963,7 @@ fn a_turn_ends_in_a_bindings_batch() {
 }
 
 #[test]
-fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
+fn missing_descriptors_are_not_waited_for_and_violate_the_protocol() {
     let place = TestDir::new("descriptors that do not come");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let mut child = Child::start(Role::new(child, "boaster").with("name", place.name()).with("count", 150));

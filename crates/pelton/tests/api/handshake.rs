@@ -194,8 +194,8 @@ fn a_path_too_long_for_a_socket_is_refused_with_the_limit() {
 // Roles and users.
 
 #[test]
-fn two_senders_refuse_each_other_and_the_one_that_connects_is_told_why() {
-    let place = TestDir::new("two_senders_refuse_each_other_and_the_one_that_connects_is_told_why");
+fn two_senders_refuse_each_other_and_the_connecting_one_gets_the_reason() {
+    let place = TestDir::new("two_senders_refuse_each_other_and_the_connecting_one_gets_the_reason");
     let listener = Listener::bind(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept_sender_until(deadline()));
@@ -319,7 +319,7 @@ fn words(socket: &OwnedFd) -> String {
 }
 
 #[test]
-fn garbage_and_short_packets_are_refused_and_the_listener_goes_on() {
+fn garbage_and_short_packets_are_refused_and_the_listener_continues() {
     for (what, bytes) in [("short", vec![1; 3]), ("a byte less", packet(HELLO, SENDER)[..79].to_vec())] {
         let why = survives(what, |socket| {
             raw_send(&socket, &bytes, &[]);
@@ -352,7 +352,7 @@ fn another_version_or_layout_is_refused_with_both_versions() {
 }
 
 #[test]
-fn a_packet_out_of_turn_or_of_no_role_is_refused() {
+fn a_packet_out_of_order_or_without_a_role_is_refused() {
     for kind in [0, PRODUCER, CONSUMER, READY, 6, 7, u32::MAX] {
         let why = survives("kind", |socket| {
             raw_send(&socket, &packet(kind, SENDER), &[]);
@@ -378,7 +378,7 @@ fn too_few_or_too_many_descriptors_are_refused_and_closed() {
 }
 
 #[test]
-fn segments_that_are_not_what_they_must_be_are_refused() {
+fn invalid_segments_are_refused() {
     let data = good_data;
     let cases: Vec<(&str, OwnedFd, OwnedFd, OwnedFd)> = vec![
         ("not a memfd", a_file(), good_bell(), data()),
@@ -409,7 +409,7 @@ fn segments_that_are_not_what_they_must_be_are_refused() {
 }
 
 #[test]
-fn figures_that_cannot_be_are_refused() {
+fn impossible_sizes_are_refused() {
     let cases = [(24, 100u64), (24, 65537), (24, u64::MAX), (32, u64::MAX), (32, CAPACITY), (40, u64::MAX)];
     for (at, value) in cases {
         let mut bytes = producer_packet();
@@ -433,7 +433,7 @@ fn figures_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_peer_that_is_silent_does_not_keep_the_listener_for_ever() {
+fn a_silent_peer_does_not_block_the_listener_for_ever() {
     survives("silence", |socket| {
         // Kept open until the listener has had enough.
         words(&socket)
@@ -446,7 +446,7 @@ fn a_peer_that_is_silent_does_not_keep_the_listener_for_ever() {
 }
 
 #[test]
-fn a_peer_that_hangs_up_when_greeted_does_not_end_the_listeners_wait() {
+fn a_peer_that_hangs_up_on_the_hello_does_not_end_the_listeners_wait() {
     survives("hang-up at once", |socket| {
         drop(socket);
         String::new()
@@ -596,14 +596,14 @@ fn goes_on_with_a_successor(place: &TestDir, mut receiver: Receiver, count: u64)
 }
 
 #[test]
-fn a_lane_that_its_sender_stretched_is_taken_over_whole() {
-    let place = TestDir::new("a_lane_that_its_sender_stretched_is_taken_over_whole");
+fn a_lane_that_its_sender_enlarged_is_taken_over_whole() {
+    let place = TestDir::new("a_lane_that_its_sender_enlarged_is_taken_over_whole");
     let (_listener, receiver, count) = stretched(&place);
     goes_on_with_a_successor(&place, receiver, count);
 }
 
 #[test]
-fn a_capacity_of_nothing_is_refused() {
+fn a_capacity_of_zero_is_refused() {
     let mut bytes = producer_packet();
     bytes[24..32].fill(0);
     let (page, bell, data) = (good_page(), good_bell(), good_data());
@@ -611,7 +611,7 @@ fn a_capacity_of_nothing_is_refused() {
 }
 
 #[test]
-fn peers_that_greet_and_hang_up_at_once_do_not_end_the_listeners_wait() {
+fn peers_that_hang_up_after_their_hello_do_not_end_the_listeners_wait() {
     survives("hang-up before ready", |socket| {
         let (page, bell, data) = (good_page(), good_bell(), good_data());
         after_greeting(&socket, &producer_packet(), &[page.as_fd(), bell.as_fd(), data.as_fd()])
@@ -625,7 +625,7 @@ fn peers_that_greet_and_hang_up_at_once_do_not_end_the_listeners_wait() {
 }
 
 #[test]
-fn a_data_segment_of_huge_pages_that_cannot_be_had_is_the_peers_fault() {
+fn a_data_segment_of_unavailable_huge_pages_is_the_peers_fault() {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     let Ok(data) = memfd_create("hostile", flags) else {
         eprintln!("SKIPPED: no huge pages in this kernel");
@@ -642,12 +642,12 @@ fn a_data_segment_of_huge_pages_that_cannot_be_had_is_the_peers_fault() {
 }
 
 #[test]
-fn a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it() {
+fn a_connector_of_another_user_gets_the_reason_of_its_refusal() {
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
     }
-    let place = TestDir::new("a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it");
+    let place = TestDir::new("a_connector_of_another_user_gets_the_reason_of_its_refusal");
     let listener = open_to_all(&place, &Options::new());
     for end in ["connect-sender", "connect-receiver"] {
         let child = Child::start(Role::new(child, end).with("name", place.name()).with("uid", 65534).with("allow", 0));
@@ -660,7 +660,7 @@ fn a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it(
 
 /// A successor that dies in the hand-shake must not take with it what the lane's layout is.
 #[test]
-fn a_successor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane() {
+fn a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane() {
     let place = TestDir::new("asuccessor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane");
     let (_listener, receiver, count) = stretched(&place);
     // One that dies when it has shown its page and not taken over yet.
@@ -687,8 +687,8 @@ fn a_successor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane() {
 }
 
 #[test]
-fn a_peer_in_another_pid_namespace_is_served_and_its_death_told() {
-    let place = TestDir::new("a_peer_in_another_pid_namespace_is_served_and_its_death_told");
+fn a_peer_in_another_pid_namespace_is_served_and_its_death_detected() {
+    let place = TestDir::new("a_peer_in_another_pid_namespace_is_served_and_its_death_detected");
     if !is_root() {
         eprintln!("SKIPPED: needs root to make a pid namespace");
         return;

@@ -164,8 +164,8 @@ const STATES: [State; 4] = [
 ];
 
 #[test]
-fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
-    let place = TestDir::new("any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt");
+fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
+    let place = TestDir::new("any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt");
     // All fields of its page, and some bytes between them.
     let fields = [0, 64, 72, 80, 128, 136, 144, 152, 200, 256, 264, STATE_OF_PRODUCER, 392];
     for (state, prepare, headers) in STATES {
@@ -189,8 +189,8 @@ fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
 }
 
 #[test]
-fn any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt() {
-    let place = TestDir::new("any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt");
+fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
+    let place = TestDir::new("any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt");
     // Of its own page the head and those around it, of the page of all its lanes the sleep word.
     let fields = [(0, 0), (0, HEAD), (0, 136), (0, 176), (0, 256), (0, 264), (1, 0), (1, SLEEP_OF_RECEIVER), (2, 0)];
     // Messages sent before, and how many of them are released.
@@ -217,14 +217,14 @@ fn any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt() {
 
 /// In a process of its own, whose descriptors nobody else changes.
 #[test]
-fn a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept() {
+fn a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks() {
     Child::start(Role::new(child, "meet-bells")).wait_for_success();
 }
 
 fn meet_bells() {
     use rustix::event::{EventfdFlags, epoll, eventfd};
     use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-    let place = TestDir::new("a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept");
+    let place = TestDir::new("a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks");
     let directory = || OwnedFd::from(std::fs::File::open("/tmp").unwrap());
     let fifo = || {
         let path = place.path().join("fifo");
@@ -281,12 +281,12 @@ fn meet_bells() {
 
 /// In a process of its own, which would wait for good.
 #[test]
-fn a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody() {
+fn a_full_blocking_doorbell_blocks_nobody() {
     Child::start(Role::new(child, "ring-a-full-bell")).wait_for_success();
 }
 
 fn ring_a_full_bell() {
-    let place = TestDir::new("a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody");
+    let place = TestDir::new("a_full_blocking_doorbell_blocks_nobody");
     let _watchdog = Watchdog::new("the receiver waits in a ring");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     std::thread::scope(|scope| {
@@ -318,12 +318,12 @@ fn ring_a_full_bell() {
 
 /// In a process of its own, as above.
 #[test]
-fn thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept() {
+fn thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks() {
     Child::start(Role::new(child, "meet-thousands")).wait_for_success();
 }
 
 fn meet_thousands() {
-    let place = TestDir::new("thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept");
+    let place = TestDir::new("thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks");
     drop(with_raw_sender(&place));
     let before = descriptors();
     let bell = good_bell();
@@ -363,8 +363,8 @@ fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) ->
 }
 
 #[test]
-fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
-    let place = TestDir::new("descriptors_that_never_come_are_not_waited_for_message_by_message");
+fn missing_descriptors_cost_one_wait_and_not_one_for_each_message() {
+    let place = TestDir::new("missing_descriptors_cost_one_wait_and_not_one_for_each_message");
     let (mut receiver, peer) = with_raw_sender(&place);
     // Were each waited for, the test would take an hour.
     for i in 0..3000 {
@@ -383,8 +383,8 @@ fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
 }
 
 #[test]
-fn descriptors_of_old_messages_without_end_are_corrupt() {
-    let place = TestDir::new("descriptors_of_old_messages_without_end_are_corrupt");
+fn endless_descriptors_of_old_messages_are_corrupt() {
+    let place = TestDir::new("endless_descriptors_of_old_messages_are_corrupt");
     let (mut receiver, peer) = with_raw_sender(&place);
     peer.put(0, 1, WITH_A_DESCRIPTOR);
     peer.put(8, 1, 0);
@@ -405,8 +405,8 @@ fn descriptors_of_old_messages_without_end_are_corrupt() {
 }
 
 #[test]
-fn a_deadline_holds_when_too_many_descriptors_are_on_their_way() {
-    let place = TestDir::new("a_deadline_holds_when_too_many_descriptors_are_on_their_way");
+fn a_deadline_holds_with_too_many_descriptors_in_flight() {
+    let place = TestDir::new("a_deadline_holds_with_too_many_descriptors_in_flight");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become a user of no others");
         return;
@@ -422,8 +422,8 @@ fn a_deadline_holds_when_too_many_descriptors_are_on_their_way() {
 }
 
 #[test]
-fn a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors() {
-    let place = TestDir::new("a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors");
+fn an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors() {
+    let place = TestDir::new("an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors");
     let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
     let heir_path = place.path().join("heir");
     let heir = seqpacket();
@@ -469,9 +469,9 @@ fn a_segment_too_large_for_this_process_is_the_peers_fault() {
 // Bells.
 
 #[test]
-fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping() {
+fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
     for how in [How::Block, How::Epoll, How::Poll] {
-        let place = TestDir::new("a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping");
+        let place = TestDir::new("an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops");
         let (mut receiver, peer) = with_raw_sender(&place);
         rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
         let most = (u64::MAX - 1).to_ne_bytes();
@@ -517,8 +517,8 @@ fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_slee
 }
 
 #[test]
-fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
-    let place = TestDir::new("one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting");
+fn a_flooded_doorbell_of_a_path_channel_delays_no_other_sender() {
+    let place = TestDir::new("a_flooded_doorbell_of_a_path_channel_delays_no_other_sender");
     let directory = place.path().join("c");
     let mut receiver = Options::new().capacity(CAPACITY).lanes(3).create_receiver(&directory).unwrap();
     let bell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
@@ -549,8 +549,8 @@ fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
 }
 
 #[test]
-fn a_generation_that_never_stands_still_keeps_nobody_looking() {
-    let place = TestDir::new("a_generation_that_never_stands_still_keeps_nobody_looking");
+fn a_generation_that_always_changes_blocks_nobody() {
+    let place = TestDir::new("a_generation_that_always_changes_blocks_nobody");
     let directory = place.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     let page_of = |name: &str| {
@@ -591,8 +591,8 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
 }
 
 #[test]
-fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() {
-    let place = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over");
+fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
+    let place = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor");
     let directory = place.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     // All fields of the pages that successors go on in.
@@ -632,8 +632,8 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() 
 // Others, and those who come after.
 
 #[test]
-fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
-    let place = TestDir::new("words_of_sleep_that_never_stand_still_cost_rings_and_no_more");
+fn sleep_words_that_always_change_cost_only_rings() {
+    let place = TestDir::new("sleep_words_that_always_change_cost_only_rings");
     let (mut sender, peer) = with_raw_receiver(&place);
     // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at once.
     let epoch = std::sync::atomic::AtomicU64::new(8);
@@ -668,9 +668,9 @@ fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
 }
 
 #[test]
-fn a_socket_half_closed_is_the_peers_end() {
+fn a_half_closed_socket_is_the_peers_end() {
     for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
-        let place = TestDir::new("a_socket_half_closed_is_the_peers_end");
+        let place = TestDir::new("a_half_closed_socket_is_the_peers_end");
         let (mut receiver, peer) = with_raw_sender(&place);
         peer.put(0, 1, 0);
         shutdown(&peer.socket, how).unwrap();
@@ -687,8 +687,8 @@ fn a_socket_half_closed_is_the_peers_end() {
 }
 
 #[test]
-fn one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted() {
-    let place = TestDir::new("one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted");
+fn a_peer_stopped_during_its_handshake_does_not_block_the_next_one() {
+    let place = TestDir::new("a_peer_stopped_during_its_handshake_does_not_block_the_next_one");
     let listener = Listener::bind(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
@@ -704,7 +704,7 @@ fn one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being
 }
 
 #[test]
-fn a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote() {
+fn a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote() {
     // A head that cannot be, and one that says that all has been taken.
     for lie in [u64::MAX, 11 << 32] {
         a_successor_writes_and_goes(lie);
@@ -712,7 +712,7 @@ fn a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote() {
 }
 
 fn a_successor_writes_and_goes(lie: u64) {
-    let place = TestDir::new("a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote");
+    let place = TestDir::new("a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote");
     let (mut sender, peer) = with_raw_receiver(&place);
     for number in 0..10 {
         sender.send(&[number; 100]).unwrap();

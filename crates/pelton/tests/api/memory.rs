@@ -70,7 +70,7 @@ fn a_lane_is_as_large_as_both_sides_allow() {
 }
 
 #[test]
-fn a_limit_that_was_asked_for_and_that_the_peer_does_not_take_is_an_error_with_both_figures() {
+fn a_message_limit_above_the_peers_is_an_error_with_both_sizes() {
     let place = TestDir::new("a_limit_that_was_asked_for_and_that_the_peer_does_not_take");
     for receiver in [Options::new().message_bytes_max(1000), Options::new().capacity(1 << 16).message_bytes_max(1000)] {
         let (sender, accepted) = connected(&place, &Options::new().message_bytes_max(5000), &receiver);
@@ -82,8 +82,8 @@ fn a_limit_that_was_asked_for_and_that_the_peer_does_not_take_is_an_error_with_b
 }
 
 #[test]
-fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
-    let place = TestDir::new("a_lane_larger_than_was_said_is_refused_before_it_is_mapped");
+fn a_lane_larger_than_announced_is_refused_before_it_is_mapped() {
+    let place = TestDir::new("a_lane_larger_than_announced_is_refused_before_it_is_mapped");
     let listener = Options::new().capacity(1 << 16).message_bytes_max(100).listen(&place.name()).unwrap();
     let producer = |capacity: u64, limit: u64| {
         let mut packet = producer_packet();
@@ -115,8 +115,8 @@ fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
 }
 
 #[test]
-fn a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it() {
-    let place = TestDir::new("a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it");
+fn a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit() {
+    let place = TestDir::new("a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit");
     let listener = Listener::bind(&place.name()).unwrap();
     let child = Child::start(Role::new(child, "receiver").with("name", place.name()));
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
@@ -171,8 +171,8 @@ fn another_user_is_offered_less() {
 }
 
 #[test]
-fn a_budget_is_shared_out_and_comes_back_with_those_who_go() {
-    let place = TestDir::new("a_budget_is_shared_out_and_comes_back_with_those_who_go");
+fn senders_share_a_memory_budget_and_return_their_share_when_they_leave() {
+    let place = TestDir::new("senders_share_a_memory_budget_and_return_their_share_when_they_leave");
     const MEMORY: u64 = 4 << 20;
     let mut receiver = Options::new().memory(MEMORY).gather_at(&place.name()).unwrap();
     let name = place.name();
@@ -214,8 +214,8 @@ impl Drop for Stops {
 }
 
 #[test]
-fn a_memory_in_which_nobody_finds_room_is_an_error_at_once() {
-    let place = TestDir::new("a_memory_in_which_nobody_finds_room_is_an_error_at_once");
+fn a_budget_too_small_for_one_sender_is_an_error_at_once() {
+    let place = TestDir::new("a_budget_too_small_for_one_sender_is_an_error_at_once");
     let error = Options::new().memory((1 << 20) - 1).gather_at(&place.name()).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 1_048_575, .. }), "{error}");
     let error = Service::listen_with(&place.name(), &Options::new().memory((2 << 20) - 1)).unwrap_err();
@@ -254,7 +254,7 @@ fn serving<T: Send>(
 }
 
 #[test]
-fn replies_that_a_client_does_not_read_are_kept_up_to_the_limit_and_fail_beyond() {
+fn unread_replies_are_kept_up_to_the_limit_and_fail_beyond_it() {
     let place = TestDir::new("replies_that_a_client_does_not_read_are_kept_up_to_the_limit");
     let options = Options::new().capacity(1 << 16).memory(10 << 20);
     let (outcomes, errors) = serving(&options, &place, |client| {
@@ -300,8 +300,8 @@ fn serve_while<T: Send>(
 }
 
 #[test]
-fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
-    let place = TestDir::new("a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself");
+fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
+    let place = TestDir::new("a_client_that_does_not_read_leaves_others_their_share_of_the_memory");
     const MIB: usize = 1 << 20;
     const MEMORY: usize = 64 * MIB;
     const CALLS: usize = 70;
@@ -364,8 +364,8 @@ fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
 }
 
 #[test]
-fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
-    let place = TestDir::new("requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on");
+fn requests_in_pieces_beyond_the_limit_fail_and_the_link_continues() {
+    let place = TestDir::new("requests_in_pieces_beyond_the_limit_fail_and_the_link_continues");
     let options = Options::new().capacity(1 << 16).memory(3 << 20).call_bytes_max(64 << 20);
     let ((), errors) = serving(&options, &place, |client| {
         for _ in 0..3 {
@@ -381,7 +381,7 @@ fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
 }
 
 #[test]
-fn a_path_channel_larger_than_the_receiver_takes_is_refused_and_left_alone() {
+fn a_path_channel_beyond_the_receivers_limit_is_refused_unchanged() {
     let place = TestDir::new("a_path_channel_larger_than_the_receiver_takes_is_refused");
     let path = place.path().join("channel");
     let mut sender = Options::new().capacity(1 << 20).lanes(4).create_sender(&path).unwrap();

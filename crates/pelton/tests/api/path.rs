@@ -212,8 +212,8 @@ fn a_sender_fills_the_lane_before_any_receiver_exists() {
 }
 
 #[test]
-fn a_receiver_waits_for_its_first_sender_and_is_told_of_its_close() {
-    let here = Here::new("a receiver waits for its first sender and is told of its close");
+fn a_receiver_waits_for_its_first_sender_and_detects_its_close() {
+    let here = Here::new("a receiver waits for its first sender and detects its close");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let child = Child::start(here.role("send").with("count", 1000).with("end", "close"));
     let mut seen = Seen::default();
@@ -230,8 +230,8 @@ fn a_receiver_waits_for_its_first_sender_and_is_told_of_its_close() {
 }
 
 #[test]
-fn either_waits_for_the_other_until_its_deadline() {
-    let here = Here::new("either waits for the other until its deadline");
+fn each_endpoint_waits_for_the_other_until_its_deadline() {
+    let here = Here::new("each endpoint waits for the other until its deadline");
     let soon = || Options::new().capacity(1 << 20).connect_deadline(Instant::now() + Duration::from_millis(30));
     assert!(matches!(soon().open_sender(here.path()), Err(Error::NoChannel { .. })));
     assert!(matches!(soon().create_sender(here.path()), Err(Error::TimedOut(_))));
@@ -246,8 +246,8 @@ fn either_waits_for_the_other_until_its_deadline() {
 }
 
 #[test]
-fn what_a_killed_sender_committed_is_delivered_and_its_successor_goes_on_behind_it() {
-    let here = Here::new("what a killed sender committed is delivered and its successor goes on behind it");
+fn messages_a_killed_sender_committed_precede_those_of_its_successor() {
+    let here = Here::new("messages a killed sender committed precede those of its successor");
     let child = Child::start(here.role("send").with("count", 500));
     child.expect("open");
     child.expect("sent 500");
@@ -267,8 +267,8 @@ fn what_a_killed_sender_committed_is_delivered_and_its_successor_goes_on_behind_
 }
 
 #[test]
-fn the_successor_of_a_killed_receiver_begins_with_the_oldest_unreleased_message_and_says_so() {
-    let here = Here::new("the successor of a killed receiver begins with the oldest unreleased message and says so");
+fn a_killed_receivers_successor_starts_at_the_oldest_unreleased_message() {
+    let here = Here::new("a killed receivers successor starts at the oldest unreleased message");
     let mut sender = small().create_sender(here.path()).unwrap();
     let mut bytes = Vec::new();
     for number in 0..100 {
@@ -303,7 +303,7 @@ fn the_successor_of_a_killed_receiver_begins_with_the_oldest_unreleased_message_
 }
 
 #[test]
-fn both_dead_nothing_committed_is_lost() {
+fn the_death_of_both_endpoints_loses_nothing_committed() {
     let here = Here::new("both dead, nothing committed is lost");
     let sender = Child::start(here.role("send"));
     sender.expect("open");
@@ -327,8 +327,8 @@ fn both_dead_nothing_committed_is_lost() {
 }
 
 #[test]
-fn a_rolling_restart_of_the_sender_a_hundred_times_loses_nothing() {
-    let here = Here::new("a rolling restart of the sender a hundred times loses nothing");
+fn a_hundred_rolling_restarts_of_the_sender_lose_nothing() {
+    let here = Here::new("a hundred rolling restarts of the sender lose nothing");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let mut seen = Seen::default();
     for round in 1..=100u64 {
@@ -348,8 +348,8 @@ fn a_rolling_restart_of_the_sender_a_hundred_times_loses_nothing() {
 }
 
 #[test]
-fn a_rolling_restart_of_the_receiver_a_hundred_times_loses_nothing() {
-    let here = Here::new("a rolling restart of the receiver a hundred times loses nothing");
+fn a_hundred_rolling_restarts_of_the_receiver_lose_nothing() {
+    let here = Here::new("a hundred rolling restarts of the receiver lose nothing");
     let child = Child::start(here.role("send").with("how", "Block"));
     child.expect("open");
     let mut seen = Seen::default();
@@ -374,8 +374,8 @@ fn a_rolling_restart_of_the_receiver_a_hundred_times_loses_nothing() {
 }
 
 #[test]
-fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
-    let here = Here::new("random kills of either side lose nothing and double only what says so");
+fn random_kills_lose_nothing_and_repeat_only_messages_marked_so() {
+    let here = Here::new("random kills lose nothing and repeat only messages marked so");
     let seed = std::env::var("PELTON_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     eprintln!("PELTON_SEED={seed}");
     let mut random = Random::new(seed);
@@ -427,7 +427,7 @@ fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
 }
 
 #[test]
-fn many_senders_by_path_are_served_by_one_wait_and_a_dead_ones_lane_is_reused() {
+fn one_wait_serves_many_senders_by_path_and_a_dead_ones_lane_is_reused() {
     let here = Here::new("many senders by path are served by one wait, and a dead one's lane is reused");
     let mut receiver = small().lanes(4).create_receiver(here.path()).unwrap();
     let start = |lane: u64, count: u64| {
@@ -465,8 +465,8 @@ fn many_senders_by_path_are_served_by_one_wait_and_a_dead_ones_lane_is_reused() 
 }
 
 #[test]
-fn a_flooding_sender_does_not_keep_another_waiting() {
-    let here = Here::new("a flooding sender does not keep another waiting");
+fn a_flooding_sender_does_not_delay_another() {
+    let here = Here::new("a flooding sender does not delay another");
     let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
     let mut flood = Options::new().open_sender(here.path()).unwrap();
     let mut quiet = Options::new().open_sender(here.path()).unwrap();
@@ -483,8 +483,8 @@ fn a_flooding_sender_does_not_keep_another_waiting() {
 }
 
 #[test]
-fn a_descriptor_tells_what_happens_on_a_path_channel() {
-    let here = Here::new("a descriptor tells what happens on a path channel");
+fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
+    let here = Here::new("the descriptor of a path channel is readable for every event");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
@@ -520,8 +520,8 @@ fn a_descriptor_tells_what_happens_on_a_path_channel() {
 }
 
 #[test]
-fn a_stopped_sender_is_not_a_dead_one() {
-    let here = Here::new("a stopped sender is not a dead one");
+fn a_stopped_sender_is_not_reported_dead() {
+    let here = Here::new("a stopped sender is not reported dead");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let child = Child::start(here.role("send").with("count", 10));
     child.expect("open");
@@ -538,7 +538,7 @@ fn a_stopped_sender_is_not_a_dead_one() {
 }
 
 #[test]
-fn descriptors_are_refused_and_sync_is_for_paths_only() {
+fn a_path_channel_refuses_descriptors_and_only_it_can_sync() {
     let here = Here::new("descriptors are refused, and sync is for paths only");
     let mut sender = small().create_sender(here.path()).unwrap();
     let refused = sender.send_with_descriptors(b"x", &[std::io::stdin().as_fd()]).unwrap_err();
@@ -554,8 +554,8 @@ fn descriptors_are_refused_and_sync_is_for_paths_only() {
 }
 
 #[test]
-fn trimmed_memory_comes_back_before_it_is_written() {
-    let here = Here::new("trimmed memory comes back before it is written");
+fn trimmed_memory_is_allocated_again_before_it_is_written() {
+    let here = Here::new("trimmed memory is allocated again before it is written");
     let mut sender = small().create_sender(here.path()).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     let data = here.path().join("0.data");
@@ -574,7 +574,7 @@ fn trimmed_memory_comes_back_before_it_is_written() {
 }
 
 #[test]
-fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
+fn a_thousand_opens_and_closes_leave_only_the_channel() {
     let here = Here::new("a thousand times opened and closed, nothing is left but the channel");
     // Other tests of this process open and close as well: only what is ours counts.
     let ours = || {
@@ -603,7 +603,7 @@ fn poke(path: &std::path::Path, offset: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn info_tells_who_is_there_and_what_waits_and_harms_nothing() {
+fn info_reports_endpoints_and_waiting_messages_and_changes_nothing() {
     let here = Here::new("info tells who is there and what waits, and harms nothing");
     assert!(matches!(pelton::inspect::info(here.path()), Err(Error::NoChannel { .. })));
     let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
@@ -629,7 +629,7 @@ fn info_tells_who_is_there_and_what_waits_and_harms_nothing() {
 }
 
 #[test]
-fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
+fn recovery_drops_torn_records_and_reports_them() {
     let here = Here::new("recovery drops what is torn, and says what it dropped");
     let mut sender = small().create_sender(here.path()).unwrap();
     for number in 0..10u64 {
@@ -672,7 +672,7 @@ fn as_of_another_boot(path: &std::path::Path) {
 }
 
 #[test]
-fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
+fn after_a_reboot_opening_is_refused_and_recovery_keeps_synced_messages() {
     let here = Here::new("after a reboot opening is refused, and recovery keeps what was synced");
     for keep_unsynced in [false, true] {
         let path = here.place.path().join(format!("{keep_unsynced}"));
@@ -701,8 +701,8 @@ fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
 }
 
 #[test]
-fn removing_is_refused_while_somebody_has_a_role() {
-    let here = Here::new("removing is refused while somebody has a role");
+fn removing_is_refused_while_a_role_is_held() {
+    let here = Here::new("removing is refused while a role is held");
     let sender = small().create_sender(here.path()).unwrap();
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
     drop(sender);
@@ -715,7 +715,7 @@ fn removing_is_refused_while_somebody_has_a_role() {
 }
 
 #[test]
-fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
+fn another_user_is_refused_unless_mode_and_lists_admit_it() {
     let here = Here::new("a stranger is refused by default, and let in where mode and lists say so");
     if !is_root() {
         eprintln!("SKIPPED: needs root to be another user");
@@ -744,7 +744,7 @@ fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
 }
 
 #[test]
-fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
+fn a_mode_admits_its_group_and_refuses_everybody_else() {
     let here = Here::new("a group is let in by mode, and whoever is not of it is refused");
     if !is_root() {
         eprintln!("SKIPPED: needs root to be another user");
@@ -769,7 +769,7 @@ fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
 }
 
 #[test]
-fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_death() {
+fn containers_that_share_only_the_directory_connect_and_detect_deaths() {
     let here = Here::new("two containers that share only the directory meet, and hear of each other's death");
     if !is_root() {
         eprintln!("SKIPPED: needs root to make namespaces");
@@ -909,8 +909,8 @@ fn signals_interrupt_nothing() {
 }
 
 #[test]
-fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
-    let here = Here::new("the other side is told of a death while it spins or asks");
+fn a_death_is_detected_while_the_peer_spins_or_polls() {
+    let here = Here::new("a death is detected while the peer spins or polls");
     for how in [Wait::Spin, Wait::Block] {
         let mut receiver = small().wait(how).create_receiver(here.path()).unwrap();
         let child = Child::start(here.role("send").with("count", 0));
@@ -930,8 +930,8 @@ fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
 }
 
 #[test]
-fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_predecessor() {
-    let here = Here::new("a receiver that is succeeded before the sender looks is not taken for its predecessor");
+fn a_receivers_successor_is_not_mistaken_for_it_by_a_late_sender() {
+    let here = Here::new("a receivers successor is not mistaken for it by a late sender");
     for closes in [true, false] {
         let mut sender = small().create_sender(here.path()).unwrap();
         let mut bytes = Vec::new();
@@ -967,8 +967,8 @@ fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_pre
 }
 
 #[test]
-fn a_close_is_told_to_a_sender_at_its_next_message() {
-    let here = Here::new("a close is told to a sender at its next message");
+fn a_sender_detects_a_close_at_its_next_message() {
+    let here = Here::new("a sender detects a close at its next message");
     let receiver = small().create_receiver(here.path()).unwrap();
     let mut sender = small().open_sender(here.path()).unwrap();
     sender.send(b"one").unwrap();
@@ -987,8 +987,8 @@ fn a_close_is_told_to_a_sender_at_its_next_message() {
 }
 
 #[test]
-fn a_head_that_is_no_place_cannot_be_repaired() {
-    let here = Here::new("a head that is no place cannot be repaired");
+fn a_head_that_is_no_valid_position_cannot_be_repaired() {
+    let here = Here::new("a head that is no valid position cannot be repaired");
     drop(small().create_sender(here.path()).unwrap());
     for head in [0u64, 0x0000_0001_ffff_ffff] {
         poke(&here.path().join("0.consumer"), 128, &head.to_le_bytes());
@@ -1008,8 +1008,8 @@ fn a_head_that_is_no_place_cannot_be_repaired() {
 }
 
 #[test]
-fn on_an_overlay_the_files_of_a_lower_layer_deliver_each_message_once() {
-    let _hang = Watchdog::new("on an overlay the files of a lower layer deliver each message once");
+fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
+    let _hang = Watchdog::new("files of an overlays lower layer deliver each message once");
     for receiver_is_first in [true, false] {
         let here = Here::new("on an overlay");
         let Some(layers) = Mounted::tmpfs(&here.place.path().join("layers"), "size=32m") else { return };

@@ -56,7 +56,7 @@ fn inverted(path: &Path, at: u64) {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_reader_returns_everything_written() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0, "0640 less the umask");
@@ -82,7 +82,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn a_reader_at_the_end_sees_what_is_written_later() {
+fn a_reader_at_the_end_reads_later_writes() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     let mut reader = RecordReader::open(&path).unwrap();
@@ -94,7 +94,7 @@ fn a_reader_at_the_end_sees_what_is_written_later() {
 }
 
 #[test]
-fn opened_again_it_goes_on_and_knows_the_last_number_of_each_lane() {
+fn a_reopened_file_continues_after_the_last_number_of_each_lane() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     // Numbers skip 0.
@@ -114,7 +114,7 @@ fn opened_again_it_goes_on_and_knows_the_last_number_of_each_lane() {
 }
 
 #[test]
-fn a_tail_that_is_torn_at_any_byte_is_told_and_cut() {
+fn a_tail_torn_at_any_byte_is_reported_and_cut() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4), run(2, 1, 4)]);
@@ -188,7 +188,7 @@ fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
 }
 
 #[test]
-fn what_looks_like_a_chunk_within_a_payload_is_none() {
+fn bytes_of_a_payload_that_resemble_a_chunk_are_not_one() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
@@ -225,7 +225,7 @@ fn a_second_writer_is_refused() {
 }
 
 #[test]
-fn what_is_no_record_file_is_refused_and_left_alone() {
+fn another_kind_of_file_is_refused_and_left_alone() {
     let (place, path) = place();
     let refused = |path: &Path, words: &str| {
         for error in [RecordFile::open(path).err().unwrap(), RecordReader::open(path).err().unwrap()] {
@@ -254,7 +254,7 @@ fn what_is_no_record_file_is_refused_and_left_alone() {
 }
 
 #[test]
-fn it_rotates_by_size_and_forgets_no_number() {
+fn rotation_by_size_forgets_no_number() {
     let (place, path) = place();
     // Not numbered like ours, and one that is.
     for name in ["log.1", "log.00000x", "log.000003"] {
@@ -303,7 +303,7 @@ fn it_rotates_by_size_and_forgets_no_number() {
 }
 
 #[test]
-fn what_stands_aside_and_is_not_whole_is_emptied_before_a_file_is_made_of_it() {
+fn an_incomplete_temporary_file_is_emptied_before_its_reuse() {
     let (place, path) = place();
     std::fs::write(place.path().join("log.pelton-next"), [7; 1000]).unwrap();
     let file = RecordFile::open(&path).unwrap();
@@ -315,7 +315,7 @@ fn what_stands_aside_and_is_not_whole_is_emptied_before_a_file_is_made_of_it() {
 }
 
 #[test]
-fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
+fn a_rotation_remembers_the_most_recent_of_very_many_lanes() {
     let (_place, path) = place();
     let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();
     for number in 0..20_000 {
@@ -330,7 +330,7 @@ fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
 }
 
 #[test]
-fn it_syncs_as_it_is_told_with_io_uring_and_without() {
+fn each_sync_option_works_with_and_without_io_uring() {
     let (_place, path) = place();
     let each = [
         RecordFileOptions::new().sync_bytes(0),
@@ -378,7 +378,7 @@ fn without_io_uring(path: &Path, call: i64, errno: i32) {
 }
 
 #[test]
-fn a_sync_that_fails_is_told_once_and_by_the_write_that_promises_it() {
+fn the_write_that_promises_a_sync_returns_its_failure_once() {
     let (_place, path) = place();
     let child = Child::start(Role::new(child, "no fdatasync").with("at", path.display()));
     child.expect("well");
@@ -424,7 +424,7 @@ fn sync_fails(path: &Path) {
 }
 
 #[test]
-fn a_limit_to_the_size_of_files_is_an_error_and_nothing_of_the_write_counts() {
+fn a_file_size_limit_is_an_error_and_nothing_of_the_write_counts() {
     let (_place, path) = place();
     let child = Child::start(Role::new(child, "limited").with("at", path.display()));
     child.expect("well");
@@ -461,7 +461,7 @@ fn limited(path: &Path) {
 }
 
 #[test]
-fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
+fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_once_space_is_free() {
     let place = TestDir::unwatched();
     let Some(small) = Mounted::tmpfs(&place.path().join("small"), "size=256k") else { return };
     let path = small.0.join("log");
@@ -500,7 +500,7 @@ fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
 }
 
 #[test]
-fn a_forked_child_can_do_nothing_with_it_and_its_end_changes_nothing() {
+fn a_forked_child_cannot_use_the_file_and_its_exit_changes_nothing() {
     let (_place, path) = place();
     // In a process of its own, lest the forked one holds what other tests have open.
     Child::start(Role::new(child, "forks").with("at", path.display())).wait_for_success();
@@ -530,7 +530,7 @@ fn forks(path: &Path) {
 }
 
 #[test]
-fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
+fn a_concurrent_change_of_the_records_cannot_damage_the_file() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
@@ -657,7 +657,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 proptest::proptest! {
     /// Never a panic, always an end; and what a writer makes of it can be read as far as it says.
     #[test]
-    fn whatever_the_bytes_are_they_are_read_or_refused(changes in changes()) {
+    fn any_bytes_are_read_or_refused(changes in changes()) {
         let (_place, path) = place();
         let mut file = sample();
         changes.iter().for_each(|one| change(&mut file, one));

@@ -83,7 +83,7 @@ fn a_file_prepared_at_the_temporary_name_never_becomes_the_log() {
 }
 
 #[test]
-fn where_a_rotation_was_killed_between_its_renames_the_last_numbers_are_those_of_the_file_before() {
+fn a_rotation_killed_between_its_renames_keeps_the_last_numbers() {
     let (place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 7), run(2, 1, 3)]);
@@ -127,7 +127,7 @@ fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn
 }
 
 #[test]
-fn a_log_that_is_copied_and_truncated_while_it_is_open_begins_anew() {
+fn an_open_log_that_is_copied_and_truncated_starts_anew() {
     disturbed(
         |path| {
             std::fs::copy(path, path.with_extension("1")).unwrap();
@@ -143,7 +143,7 @@ fn a_log_that_is_copied_and_truncated_while_it_is_open_begins_anew() {
 }
 
 #[test]
-fn a_log_that_is_truncated_within_its_records_goes_on_behind_the_last_whole_ones() {
+fn a_log_truncated_within_its_records_continues_after_the_last_whole_ones() {
     disturbed(
         |path| {
             let bytes = std::fs::metadata(path).unwrap().len();
@@ -155,7 +155,7 @@ fn a_log_that_is_truncated_within_its_records_goes_on_behind_the_last_whole_ones
 }
 
 #[test]
-fn a_log_that_is_deleted_while_it_is_open_is_begun_again() {
+fn an_open_log_that_is_deleted_is_created_again() {
     disturbed(
         |path| std::fs::remove_file(path).unwrap(),
         Some(FileChange::Deleted),
@@ -168,7 +168,7 @@ fn a_log_that_is_deleted_while_it_is_open_is_begun_again() {
 }
 
 #[test]
-fn a_log_that_is_renamed_while_it_is_open_is_begun_again_with_its_mode() {
+fn an_open_log_that_is_renamed_is_created_again_with_its_mode() {
     disturbed(
         |path| std::fs::rename(path, path.with_extension("1")).unwrap(),
         Some(FileChange::Moved),
@@ -181,7 +181,7 @@ fn a_log_that_is_renamed_while_it_is_open_is_begun_again_with_its_mode() {
 }
 
 #[test]
-fn a_log_that_is_renamed_and_created_empty_goes_on_in_the_created_one() {
+fn a_log_renamed_and_created_empty_continues_in_the_new_file() {
     disturbed(
         |path| {
             std::fs::rename(path, path.with_extension("1")).unwrap();
@@ -198,7 +198,7 @@ fn a_log_that_is_renamed_and_created_empty_goes_on_in_the_created_one() {
 }
 
 #[test]
-fn what_another_program_appends_is_cut_off() {
+fn bytes_appended_by_another_program_are_cut() {
     disturbed(
         |path| {
             use std::io::Write as _;
@@ -210,7 +210,7 @@ fn what_another_program_appends_is_cut_off() {
 }
 
 #[test]
-fn another_record_file_at_the_path_is_gone_on_with_and_what_is_none_is_refused_and_left_alone() {
+fn a_log_continues_in_another_record_file_at_its_path_and_in_nothing_else() {
     let (place, path) = place();
     let mut file = RecordFileOptions::new().rotate_bytes(2000).open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
@@ -248,7 +248,7 @@ fn another_record_file_at_the_path_is_gone_on_with_and_what_is_none_is_refused_a
 }
 
 #[test]
-fn a_log_whose_directory_is_not_at_its_path_goes_on_in_the_open_file() {
+fn a_log_whose_directory_has_moved_continues_in_the_open_file() {
     let (place, _) = place();
     let (directory, elsewhere) = (place.path().join("logs"), place.path().join("elsewhere"));
     std::fs::create_dir(&directory).unwrap();
@@ -293,7 +293,7 @@ fn a_write_does_not_wait_for_another_writer_at_the_path() {
 }
 
 #[test]
-fn opening_waits_a_moment_for_a_writer_that_is_on_its_way_out() {
+fn opening_waits_briefly_for_a_writer_that_is_closing() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);

@@ -182,7 +182,7 @@ fn storm(
 }
 
 #[test]
-fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
+fn calls_are_spread_over_the_services_of_a_name_including_new_ones() {
     let name = Name::new("spread");
     let mut services = vec![name.serve(|role| role)];
     let mut client = name.client();
@@ -212,7 +212,7 @@ fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
 }
 
 #[test]
-fn a_rolling_replacement_under_load_fails_no_call_and_does_none_twice() {
+fn a_rolling_replacement_under_load_fails_and_repeats_no_call() {
     for (threads, microseconds, in_flight) in [(2, 0, 200), (1, 300, 30), (3, 1000, 700)] {
         let name = Name::new("rolling replacement");
         let serve = || name.serve(|role| role.with("threads", threads).with("microseconds", microseconds));
@@ -290,7 +290,7 @@ fn costs(pid: u32) -> (usize, u64) {
 /// seconds, or for as many as PELTON_SECONDS says: the client and the service that stays cost at the end what they cost at the
 /// beginning.
 #[test]
-fn a_soak_costs_no_descriptors_and_no_memory() {
+fn a_soak_leaks_no_descriptors_and_no_memory() {
     let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
     // A soak of a day is no hang: each wait in it has a deadline of its own.
     let name = Name::at(TestDir::unwatched());
@@ -383,7 +383,7 @@ fn take_one(client: &mut Client, asked: &mut HashMap<CallId, bool>) {
 }
 
 #[test]
-fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
+fn a_name_without_a_service_is_an_error_until_one_serves_it_again() {
     let name = Name::new("nobody");
     let service = name.serve(|role| role.with("microseconds", 1_000_000_000).with("threads", 1));
     let mut client = name.client();
@@ -413,7 +413,7 @@ fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
 }
 
 #[test]
-fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_idempotent() {
+fn open_calls_of_a_stopped_service_are_repeated_only_if_idempotent() {
     let name = Name::new("stopped");
     // So long that it has not answered all before the other has started and it is stopped, on a busy machine too.
     let mut first = name.serve(|role| role.with("microseconds", 1_000_000).with("threads", 1));
@@ -440,7 +440,7 @@ fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_i
 }
 
 #[test]
-fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
+fn a_draining_service_answers_its_calls_and_returns_the_rest() {
     let place = TestDir::new("drain");
     let mut service = Service::listen(&place.name()).unwrap();
     let stopper = service.stopper();
@@ -525,7 +525,7 @@ fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
 }
 
 #[test]
-fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
+fn a_call_no_remaining_service_accepts_is_lost_and_delays_no_other() {
     let name = Name::new("too large for those left");
     let (keep, kept) = std::sync::mpsc::channel();
     let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
@@ -549,7 +549,7 @@ fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
 }
 
 #[test]
-fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the_rest() {
+fn a_service_with_a_lower_limit_gets_the_calls_within_it() {
     let name = Name::new("one takes less");
     let _most = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
@@ -575,7 +575,7 @@ fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the
 }
 
 #[test]
-fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_finds_it() {
+fn a_call_returned_without_another_service_fails_in_the_next_poll() {
     let name = Name::new("given back");
     let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
@@ -595,7 +595,7 @@ fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_fi
 }
 
 #[test]
-fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
+fn a_client_connects_to_another_service_if_one_is_silent() {
     let name = Name::new("says nothing");
     // They listen, and look for nobody.
     let silent = [(); 2].map(|_| Service::listen_with(&name.name, &small()).unwrap());
@@ -608,7 +608,7 @@ fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
 }
 
 #[test]
-fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
+fn a_silent_service_keeps_no_client_from_a_later_one() {
     let name = Name::new("comes later");
     let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
@@ -651,7 +651,7 @@ fn clients_of_one_call_are_spread_too() {
 }
 
 #[test]
-fn who_finds_no_room_finds_a_service_that_has_come_since() {
+fn a_client_without_free_space_discovers_a_new_service() {
     for waits in [false, true] {
         let name = Name::new("no room");
         let mut full = Service::listen_with(&name.name, &small()).unwrap();
@@ -675,7 +675,7 @@ fn who_finds_no_room_finds_a_service_that_has_come_since() {
 }
 
 #[test]
-fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_that_drains() {
+fn notifications_go_to_the_successor_while_another_client_is_drained() {
     let name = Name::new("notifications");
     let (keep, kept) = std::sync::mpsc::channel();
     let hold = move |request: Request<'_>| {
@@ -714,7 +714,7 @@ fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_th
 }
 
 #[test]
-fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
+fn a_socket_of_another_kind_under_the_name_is_ignored() {
     let name = Name::new("stray");
     let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let _stray = std::os::unix::net::UnixListener::bind(name.directory().join("0")).unwrap();
@@ -738,7 +738,7 @@ fn answered(name: &Name) -> (Client, Serving, PathBuf) {
 }
 
 #[test]
-fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
+fn a_service_that_always_hangs_up_is_retried_with_a_pause() {
     use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
     use rustix::net::{accept, bind, listen, shutdown, socket_with};
     let name = Name::new("hangs up");
@@ -772,7 +772,7 @@ fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
 }
 
 #[test]
-fn that_somebody_refuses_a_client_is_told_to_who_waits() {
+fn a_waiting_client_gets_the_reason_of_a_refusal() {
     let name = Name::new("refuses");
     let (mut client, serving, path) = answered(&name);
     let listener = Options::new().listen(&format!("unix:{}", path.display())).unwrap();
@@ -810,7 +810,7 @@ fn that_somebody_refuses_a_client_is_told_to_who_waits() {
 }
 
 #[test]
-fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
+fn a_service_whose_socket_name_is_taken_listens_at_the_next() {
     let name = Name::new("same number");
     let _first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     // As if processes of this one's number in other pid namespaces had taken the next numbers.
@@ -826,7 +826,7 @@ fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
 }
 
 #[test]
-fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lost() {
+fn an_idempotent_call_that_ends_each_service_is_lost_after_three_repeats() {
     let name = Name::new("ends each");
     let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();

@@ -82,7 +82,7 @@ fn a_batch_appears_all_at_once_or_not_at_all() {
 }
 
 #[test]
-fn a_batch_releases_only_what_it_gave_out() {
+fn a_batch_releases_only_the_messages_it_returned() {
     let (mut sender, mut receiver) = small();
     for number in 0..5u8 {
         sender.send(&[number]).unwrap();
@@ -96,7 +96,7 @@ fn a_batch_releases_only_what_it_gave_out() {
 }
 
 #[test]
-fn what_a_batch_gives_out_is_counted_once_however_often_it_is_asked() {
+fn messages_of_a_batch_are_counted_once_however_often_it_is_polled() {
     let (mut sender, mut receiver) = small();
     sender.send(b"one").unwrap();
     let mut taken = receiver.receive_batch().unwrap();
@@ -112,7 +112,7 @@ fn what_a_batch_gives_out_is_counted_once_however_often_it_is_asked() {
 }
 
 #[test]
-fn what_a_forgotten_batch_gave_out_is_not_lost() {
+fn messages_of_a_forgotten_batch_are_not_lost() {
     let (mut sender, mut receiver) = small();
     for number in 0..3u8 {
         sender.send(&[number]).unwrap();
@@ -163,7 +163,7 @@ fn committing_more_than_was_reserved_is_too_large_and_sends_nothing() {
 }
 
 #[test]
-fn a_message_too_large_is_told_with_both_sizes_whether_or_not_the_lane_is_full() {
+fn a_message_too_large_is_an_error_with_both_sizes_even_if_the_lane_is_full() {
     let (mut sender, _receiver) = Options::new().capacity(65536).message_bytes_max(20_000).threads().unwrap();
     for _ in 0..2 {
         let error = sender.try_send(&[0; 20_001]).unwrap_err();
@@ -212,8 +212,8 @@ fn held_messages_are_released_in_any_order_on_any_thread() {
 
 /// The end of the channel may come at any instant of the wait.
 #[test]
-fn a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done() {
-    let _hang = Watchdog::new("a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done");
+fn a_drain_succeeds_if_the_receiver_closes_after_the_last_message() {
+    let _hang = Watchdog::new("a_drain_succeeds_if_the_receiver_closes_after_the_last_message");
     for round in 0..2_000 {
         let (mut sender, mut receiver) = small();
         sender.send(b"last").unwrap();
@@ -239,8 +239,8 @@ fn a_held_message_outlives_its_receiver() {
 
 /// The sender waits for room, the receiver sleeps, and all of the lane is held: dropping the held ones moves both.
 #[test]
-fn dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender() {
-    let _hang = Watchdog::new("dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender");
+fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
+    let _hang = Watchdog::new("dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender");
     for order in [true, false] {
         let (mut sender, mut receiver) = small();
         let sent = fill(&mut sender);
@@ -269,8 +269,8 @@ fn dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender() {
 }
 
 #[test]
-fn a_deadline_in_the_past_still_takes_what_is_there() {
-    let _hang = Watchdog::new("a_deadline_in_the_past_still_takes_what_is_there");
+fn a_deadline_in_the_past_still_takes_a_waiting_message() {
+    let _hang = Watchdog::new("a_deadline_in_the_past_still_takes_a_waiting_message");
     for wait in [Wait::Block, Wait::Spin] {
         let (mut sender, mut receiver) = Options::new().capacity(65536).wait(wait).threads().unwrap();
         let past = Instant::now();
@@ -290,8 +290,8 @@ fn a_deadline_in_the_past_still_takes_what_is_there() {
 }
 
 #[test]
-fn no_wait_ends_before_its_deadline_for_nothing() {
-    let _hang = Watchdog::new("no_wait_ends_before_its_deadline_for_nothing");
+fn no_wait_ends_before_its_deadline_without_a_result() {
+    let _hang = Watchdog::new("no_wait_ends_before_its_deadline_without_a_result");
     for wait in [Wait::Block, Wait::Spin] {
         let (mut sender, mut receiver) = Options::new().capacity(65536).wait(wait).threads().unwrap();
         let soon = || Instant::now() + Duration::from_millis(30);
@@ -309,8 +309,8 @@ fn no_wait_ends_before_its_deadline_for_nothing() {
 }
 
 #[test]
-fn dropping_one_end_wakes_the_other_with_closed() {
-    let _hang = Watchdog::new("dropping_one_end_wakes_the_other_with_closed");
+fn dropping_one_endpoint_wakes_the_other_with_closed() {
+    let _hang = Watchdog::new("dropping_one_endpoint_wakes_the_other_with_closed");
     for how in [How::Block, How::Spin, How::Epoll] {
         for sender_goes in [true, false] {
             let (mut sender, mut receiver) = Options::new().capacity(65536).wait(how.wait()).threads().unwrap();
@@ -368,7 +368,7 @@ fn the_descriptor_is_readable_exactly_while_a_message_waits() {
 }
 
 #[test]
-fn the_senders_descriptor_is_readable_exactly_while_there_is_room() {
+fn the_senders_descriptor_is_readable_exactly_while_there_is_free_space() {
     let (mut sender, mut receiver) = small();
     assert!(!sender.arm(10_000).unwrap());
     assert!(is_readable(sender.as_fd()));
@@ -383,7 +383,7 @@ fn the_senders_descriptor_is_readable_exactly_while_there_is_room() {
 }
 
 #[test]
-fn descriptors_go_between_threads_too() {
+fn descriptors_pass_between_threads_too() {
     let (mut sender, mut receiver) = small();
     let (reading, writing) = rustix::pipe::pipe().unwrap();
     sender.send_with_descriptors(b"pipe", &[writing.as_fd()]).unwrap();
@@ -397,8 +397,8 @@ fn descriptors_go_between_threads_too() {
 }
 
 #[test]
-fn counters_say_what_happened() {
-    let _hang = Watchdog::new("counters_say_what_happened");
+fn counters_report_every_event() {
+    let _hang = Watchdog::new("counters_report_every_event");
     let (mut sender, mut receiver) = small();
     let sent = fill(&mut sender);
     let figures = sender.counters();
@@ -421,7 +421,7 @@ fn counters_say_what_happened() {
 }
 
 #[test]
-fn options_out_of_range_name_what_was_found_and_wanted() {
+fn options_out_of_range_are_errors_with_the_value_and_the_range() {
     for capacity in [0, 4095, (16 << 30) + 1, u64::MAX] {
         let error = Options::new().capacity(capacity).threads().unwrap_err();
         let text = error.to_string();
@@ -443,7 +443,7 @@ fn options_out_of_range_name_what_was_found_and_wanted() {
 }
 
 #[test]
-fn a_message_limit_of_nothing_passes_empty_messages() {
+fn a_message_limit_of_zero_passes_empty_messages() {
     let (mut sender, mut receiver) = Options::new().capacity(65536).message_bytes_max(0).threads().unwrap();
     for _ in 0..20_000 {
         sender.send(b"").unwrap();
@@ -538,7 +538,7 @@ fn a_reader_that_keeps_up() {
 }
 
 #[test]
-fn trim_gives_a_bursts_memory_back_and_loses_nothing() {
+fn trim_returns_a_bursts_memory_and_loses_nothing() {
     alone("trim");
 }
 

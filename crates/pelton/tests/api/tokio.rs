@@ -21,7 +21,7 @@ fn pair(capacity: u64) -> (AsyncSender, AsyncReceiver) {
 }
 
 #[test]
-fn both_sides_sleep_and_are_woken_and_nothing_is_lost() {
+fn both_sides_sleep_and_wake_and_lose_nothing() {
     run(async {
         let (mut sender, mut receiver) = pair(64 * 1024);
         let sending = async {
@@ -77,7 +77,7 @@ fn a_send_dropped_at_any_await_sends_nothing() {
 }
 
 #[test]
-fn a_waiting_task_hears_that_the_other_side_closed() {
+fn a_waiting_task_detects_the_peers_close() {
     run(async {
         let (sender, mut receiver) = pair(64 * 1024);
         let waiting = async { assert!(receiver.receive().await.unwrap_err().is_closed()) };
@@ -148,7 +148,7 @@ fn echo(request: pelton::Request<'_>) {
 }
 
 #[test]
-fn many_tasks_call_by_one_client_in_one_thread_and_in_several() {
+fn many_tasks_share_one_client_in_one_thread_and_in_several() {
     for threads in [1, 4] {
         let calls = Calls::start(2, echo);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
@@ -181,7 +181,7 @@ fn many_tasks_call_by_one_client_in_one_thread_and_in_several() {
 }
 
 #[test]
-fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
+fn queued_requests_are_written_while_no_task_uses_the_client() {
     let calls = Calls::start(1, echo);
     run(async {
         let client = calls.client();
@@ -193,7 +193,7 @@ fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
 }
 
 #[test]
-fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempotent() {
+fn open_calls_of_a_service_that_ends_are_repeated_only_if_idempotent() {
     let name = format!("test-tokio-{}", std::process::id());
     let (begun, has_begun) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
@@ -228,7 +228,7 @@ fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempot
 }
 
 #[test]
-fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
+fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
     let (told, cancelled) = std::sync::mpsc::channel();
     let told = std::sync::Mutex::new(told);
     let calls = Calls::start(3, move |request| {
@@ -277,7 +277,7 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
 }
 
 #[test]
-fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
+fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
     let (told, ended) = std::sync::mpsc::channel();
     let told = std::sync::Mutex::new(told);
     let calls = Calls::start(2, move |request| {
@@ -324,7 +324,7 @@ fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
 }
 
 #[test]
-fn every_task_that_waits_hears_of_the_end() {
+fn every_waiting_task_detects_the_end() {
     let mut calls = Calls::start(2, |request| std::mem::forget(request.into_responder()));
     run(async {
         let client = calls.client();
@@ -358,7 +358,7 @@ fn pipe() -> (File, std::io::PipeWriter) {
 }
 
 #[test]
-fn many_tasks_share_an_engine_and_wait_for_room_in_it() {
+fn many_tasks_share_an_engine_and_wait_for_its_bound() {
     both_ways(async |options| {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).open().unwrap()).unwrap());
@@ -401,7 +401,7 @@ async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Deb
 }
 
 #[test]
-fn a_dropped_operation_leaves_the_others_to_be_woken() {
+fn dropping_one_operation_still_wakes_the_others() {
     both_ways(async |options| {
         let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).open().unwrap()).unwrap());
         for round in 0..50 {

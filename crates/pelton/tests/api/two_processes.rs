@@ -226,9 +226,9 @@ fn every_size_up_to_the_limit_arrives_whole() {
 }
 
 #[test]
-fn random_sizes_arrive_whole_whoever_listens() {
+fn random_sizes_arrive_whole_whichever_side_listens() {
     for listens in [false, true] {
-        let place = TestDir::new("random_sizes_arrive_whole_whoever_listens");
+        let place = TestDir::new("random_sizes_arrive_whole_whichever_side_listens");
         exchange(&place, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
     }
 }
@@ -303,9 +303,9 @@ fn sender_of(place: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, C
 }
 
 #[test]
-fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
+fn a_killed_senders_committed_messages_arrive_before_its_death() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll, How::Try] {
-        let place = TestDir::new("all_that_a_killed_sender_committed_arrives_and_then_its_death");
+        let place = TestDir::new("a_killed_senders_committed_messages_arrive_before_its_death");
         let sizes = Sizes::Random(9, 1000);
         let role = sending(&place, 500, sizes).with("receiver-how", format!("{how:?}"));
         let (mut receiver, child) = receiver_of(&place, role);
@@ -318,9 +318,9 @@ fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
 }
 
 #[test]
-fn a_receiver_asleep_hears_of_the_senders_death() {
+fn a_sleeping_receiver_detects_the_senders_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_receiver_asleep_hears_of_the_senders_death");
+        let place = TestDir::new("a_sleeping_receiver_detects_the_senders_death");
         let listening = sending(&place, 3, Sizes::Fixed(8)).with("listen", "yes");
         let sender = Child::start(listening);
         sender.expect("listening");
@@ -339,9 +339,9 @@ fn tenth(place: &TestDir) -> Role {
 }
 
 #[test]
-fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
+fn a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sender_is_told_the_exact_number_that_a_killed_receiver_left");
+        let place = TestDir::new("a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left");
         let (mut sender, child) = sender_of(&place, 1 << 20, how, tenth(&place));
         send_all(&mut sender, 0..100, Sizes::Fixed(1000), how).unwrap();
         child.expect("connected");
@@ -361,9 +361,9 @@ fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
 
 /// As above, with the receiver killed while the sender is surely waiting.
 #[test]
-fn a_sender_that_waits_for_room_hears_of_the_receivers_death() {
+fn a_sender_that_waits_for_space_detects_the_receivers_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sender_that_waits_for_room_hears_of_the_receivers_death");
+        let place = TestDir::new("a_sender_that_waits_for_space_detects_the_receivers_death");
         let role = sending(&place, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
         let sender = Child::start(role.with("listen", "yes").with("how", format!("{how:?}")));
         sender.expect("listening");
@@ -391,8 +391,8 @@ fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
 }
 
 #[test]
-fn a_stopped_sender_is_not_a_dead_one() {
-    let place = TestDir::new("a_stopped_sender_is_not_a_dead_one");
+fn a_stopped_sender_is_not_reported_dead() {
+    let place = TestDir::new("a_stopped_sender_is_not_reported_dead");
     let sizes = Sizes::Random(11, 2000);
     let (mut receiver, child) =
         receiver_of(&place, sending(&place, 20_000, sizes).with("capacity", 65536).with("end", "close"));
@@ -415,8 +415,8 @@ fn a_stopped_sender_is_not_a_dead_one() {
 }
 
 #[test]
-fn a_stopped_receiver_is_not_a_dead_one() {
-    let place = TestDir::new("a_stopped_receiver_is_not_a_dead_one");
+fn a_stopped_receiver_is_not_reported_dead() {
+    let place = TestDir::new("a_stopped_receiver_is_not_reported_dead");
     let sizes = Sizes::Random(12, 2000);
     let (mut sender, mut child) = sender_of(&place, 65536, How::Block, receiving(&place, sizes));
     child.expect("connected");
@@ -447,8 +447,8 @@ fn a_stopped_receiver_is_not_a_dead_one() {
 // Successors.
 
 #[test]
-fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
-    let place = TestDir::new("a_surviving_receiver_goes_on_with_a_successor_that_connects");
+fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
+    let place = TestDir::new("a_surviving_receiver_resumes_with_a_successor_that_connects");
     let sizes = Sizes::Random(13, 3000);
     let (mut receiver, child) = receiver_of(&place, sending(&place, 300, sizes));
     child.expect("sent 300");
@@ -466,8 +466,8 @@ fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
 }
 
 #[test]
-fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() {
-    let place = TestDir::new("a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name");
+fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
+    let place = TestDir::new("a_surviving_receiver_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Random(14, 3000);
     let first = Child::start(sending(&place, 300, sizes).with("listen", "yes"));
     first.expect("listening");
@@ -487,8 +487,8 @@ fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() 
 }
 
 #[test]
-fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
-    let place = TestDir::new("a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so");
+fn a_surviving_sender_repeats_all_unreleased_messages_and_reports_them() {
+    let place = TestDir::new("a_surviving_sender_repeats_all_unreleased_messages_and_reports_them");
     let sizes = Sizes::Fixed(100);
     let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, receiving(&place, sizes).with("count", 30));
     child.expect("connected");
@@ -507,8 +507,8 @@ fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
 }
 
 #[test]
-fn a_surviving_sender_that_had_connected_finds_the_successor_under_the_name() {
-    let place = TestDir::new("a_surviving_sender_that_had_connected_finds_the_successor_under_the_name");
+fn a_surviving_sender_that_had_connected_reconnects_to_the_name() {
+    let place = TestDir::new("a_surviving_sender_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Fixed(100);
     let role =
         |role: &str| Role::new(child, role).with("name", place.name()).with("sizes", sizes).with("listen", "yes");
@@ -579,18 +579,18 @@ fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
 }
 
 #[test]
-fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_listens() {
+fn a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load() {
     chain_of_receivers(
-        "twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_listens",
+        "a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load",
         How::Block,
         true,
     );
 }
 
 #[test]
-fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects() {
+fn a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load() {
     chain_of_receivers(
-        "twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects",
+        "a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load",
         How::Epoll,
         false,
     );
@@ -631,18 +631,18 @@ fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
 }
 
 #[test]
-fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_listens() {
+fn a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load() {
     chain_of_senders(
-        "twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_listens",
+        "a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load",
         How::Block,
         true,
     );
 }
 
 #[test]
-fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_connects() {
+fn a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load() {
     chain_of_senders(
-        "twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_connects",
+        "a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load",
         How::Epoll,
         false,
     );
@@ -651,16 +651,16 @@ fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_tha
 // Descriptors.
 
 #[test]
-fn descriptors_come_with_their_messages_in_order() {
-    let place = TestDir::new("descriptors_come_with_their_messages_in_order");
+fn descriptors_arrive_with_their_messages_in_order() {
+    let place = TestDir::new("descriptors_arrive_with_their_messages_in_order");
     let (mut receiver, child) = receiver_of(&place, piping(&place, 500).with("end", "close"));
     assert!(take_pipes(&mut receiver, 0, 500).is_none());
     child.expect("sent");
 }
 
 #[test]
-fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
-    let place = TestDir::new("sixty_four_descriptors_go_with_a_message_and_not_one_more");
+fn a_message_carries_at_most_sixty_four_descriptors() {
+    let place = TestDir::new("a_message_carries_at_most_sixty_four_descriptors");
     let role = Role::new(child, "receive-64").with("name", place.name());
     let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
     let pipe = rustix::pipe::pipe().unwrap().0;
@@ -676,8 +676,8 @@ fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
 }
 
 #[test]
-fn descriptors_that_nobody_takes_are_closed() {
-    let place = TestDir::new("descriptors_that_nobody_takes_are_closed");
+fn untaken_descriptors_are_closed() {
+    let place = TestDir::new("untaken_descriptors_are_closed");
     let role = Role::new(child, "receive-counting").with("name", place.name());
     let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
     child.expect("connected");
@@ -692,8 +692,8 @@ fn descriptors_that_nobody_takes_are_closed() {
 }
 
 #[test]
-fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
-    let place = TestDir::new("descriptors_of_a_killed_sender_arrive_with_what_it_committed");
+fn descriptors_of_a_killed_sender_arrive_with_its_committed_messages() {
+    let place = TestDir::new("descriptors_of_a_killed_sender_arrive_with_its_committed_messages");
     let (mut receiver, child) = receiver_of(&place, piping(&place, 20));
     child.expect("sent");
     child.kill();
@@ -710,8 +710,8 @@ fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
 }
 
 #[test]
-fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full() {
-    let place = TestDir::new("a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full");
+fn a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane() {
+    let place = TestDir::new("a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane");
     let (mut sender, child) = sender_of(&place, 65536, How::Block, tenth(&place));
     child.expect("connected");
     send_all(&mut sender, 0..10, Sizes::Fixed(1000), How::Block).unwrap();
@@ -788,23 +788,23 @@ fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
 }
 
 #[test]
-fn descriptors_not_released_are_sent_again_to_a_successor() {
-    descriptors_again("descriptors_not_released_are_sent_again_to_a_successor", 20, 5);
+fn unreleased_descriptors_are_sent_again_to_a_successor() {
+    descriptors_again("unreleased_descriptors_are_sent_again_to_a_successor", 20, 5);
 }
 
 #[test]
-fn many_descriptors_not_released_are_sent_again_to_a_successor() {
+fn many_unreleased_descriptors_are_sent_again_to_a_successor() {
     // They race with the successor, who has the messages at once.
     for _ in 0..10 {
-        descriptors_again("many_descriptors_not_released_are_sent_again_to_a_successor", 240, 5);
+        descriptors_again("many_unreleased_descriptors_are_sent_again_to_a_successor", 240, 5);
     }
 }
 
 #[test]
-fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
+fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
     // The system resets the socket, rather than only closing it, when there is something in it that was not read.
     for unread in [0, 1] {
-        let place = TestDir::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
+        let place = TestDir::new("sending_descriptors_to_a_dead_receiver_detects_its_death");
         let role = Role::new(child, "take-pipes").with("name", place.name()).with("count", 0);
         let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
         let pipe = rustix::pipe::pipe().unwrap().0;
@@ -819,9 +819,9 @@ fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
 }
 
 #[test]
-fn a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call() {
+fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
     let place =
-        TestDir::new("a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call");
+        TestDir::new("the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors");
     // More than a socket takes at a time, so that sending them again waits.
     let count = 400;
     let holding = Role::new(child, "hold-pipes").with("name", place.name()).with("count", count);

@@ -105,9 +105,9 @@ fn put(model: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 }
 
 #[test]
-fn on_a_disk_that_fails_every_byte_is_where_the_engine_says() {
+fn on_a_failing_disk_every_byte_is_where_the_engine_reports_it() {
     let _alone = alone();
-    let _hang = Watchdog::new("on a disk that fails every byte is where the engine says");
+    let _hang = Watchdog::new("on a failing disk every byte is where the engine reports it");
     faults::set(fault);
     for (way, place) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
         let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) };
@@ -202,9 +202,9 @@ fn count_entries(step: &'static str) {
 }
 
 #[test]
-fn what_a_loop_submits_while_it_is_armed_begins_with_few_system_calls() {
+fn operations_submitted_while_armed_begin_with_few_system_calls() {
     let _alone = alone();
-    let _hang = Watchdog::new("what a loop submits while it is armed begins with few system calls");
+    let _hang = Watchdog::new("operations submitted while armed begin with few system calls");
     let mut engine = EngineOptions::new().open().unwrap();
     if !engine.uses_io_uring() {
         eprintln!("no io_uring here: it is not entered");
@@ -265,9 +265,9 @@ fn two_end(step: &'static str) {
 }
 
 #[test]
-fn what_ends_just_before_the_bell_is_silenced_is_told_to_the_loop() {
+fn a_completion_just_before_the_doorbell_is_cleared_reaches_the_loop() {
     let _alone = alone();
-    let _hang = Watchdog::new("what ends just before the bell is silenced is told to the loop");
+    let _hang = Watchdog::new("a completion just before the doorbell is cleared reaches the loop");
     let mut engine = EngineOptions::new().without_io_uring().open().unwrap();
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let read = File::from_fd(read, "a pipe").unwrap();

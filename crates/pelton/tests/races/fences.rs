@@ -54,8 +54,8 @@ const ARMED: u64 = 1;
 const UNBARRIERED: u64 = 2;
 
 #[test]
-fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops() {
-    let claim = "a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops";
+fn a_receiver_calls_membarrier_only_if_its_sender_does_not_always_ring() {
+    let claim = "a_receiver_calls_membarrier_only_if_its_sender_does_not_always_ring";
     let place = TestDir::new(claim);
     let role = Role::new(child, "receive").with("name", place.path_name()).with("count", 500);
     let child = Child::start(role.clone());
@@ -122,7 +122,7 @@ fn no_wake_up_is_lost_when_neither_side_has_membarrier() {
 }
 
 #[test]
-fn no_wake_up_is_lost_when_membarrier_is_taken_away_later() {
+fn no_wake_up_is_lost_when_membarrier_becomes_unavailable_later() {
     exchange(["after", ""]);
     exchange(["", "after"]);
     exchange(["after", "before"]);

@@ -194,28 +194,28 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
 }
 
 #[test]
-fn a_channel_between_threads_wants_descriptors_and_says_so() {
-    let place = TestDir::new("a channel between threads wants descriptors and says so");
+fn a_channel_between_threads_without_descriptors_is_an_error() {
+    let place = TestDir::new("a channel between threads without descriptors is an error");
     alone(role_at("few descriptors", &place).with("how", "threads"));
 }
 
 #[test]
-fn who_connects_without_descriptors_is_told_so_at_each_number_of_them() {
+fn connecting_with_any_number_of_descriptors_works_or_names_the_lack() {
     with_few_descriptors("who connects without descriptors is told so", "connect", "listen");
 }
 
 #[test]
-fn who_listens_without_descriptors_is_told_so_at_each_number_of_them() {
+fn listening_with_any_number_of_descriptors_works_or_names_the_lack() {
     with_few_descriptors("who listens without descriptors is told so", "listen", "connect");
 }
 
 #[test]
-fn who_opens_a_path_without_descriptors_is_told_so_at_each_number_of_them() {
+fn opening_a_path_with_any_number_of_descriptors_works_or_names_the_lack() {
     with_few_descriptors("who opens a path without descriptors is told so", "path", "path");
 }
 
 #[test]
-fn making_looking_recovering_and_removing_want_descriptors_and_leave_no_part() {
+fn maintenance_calls_without_descriptors_fail_and_leave_no_part() {
     let place = TestDir::new("making, looking, recovering and removing want descriptors and leave no part");
     alone(role_at("few descriptors", &place).with("how", "create"));
 }
@@ -260,14 +260,14 @@ pub fn few_descriptors_for_parts(role: &Role) {
 }
 
 #[test]
-fn a_part_of_a_reply_waits_for_room_without_descriptors() {
-    let place = TestDir::new("a part of a reply waits for room without descriptors");
+fn a_part_of_a_reply_waits_for_space_without_descriptors() {
+    let place = TestDir::new("a part of a reply waits for space without descriptors");
     alone(role_at("few descriptors for parts", &place));
 }
 
 #[test]
-fn a_listener_wants_descriptors_and_leaves_nothing() {
-    let place = TestDir::new("a listener wants descriptors and leaves nothing");
+fn a_listener_without_descriptors_fails_and_leaves_nothing() {
+    let place = TestDir::new("a listener without descriptors fails and leaves nothing");
     alone(role_at("few descriptors", &place).with("how", "bind"));
 }
 
@@ -394,7 +394,7 @@ pub fn drop_some(message: Option<pelton::Message<'_>>) -> bool {
 }
 
 #[test]
-fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next_come() {
+fn a_receiver_reports_descriptors_beyond_its_limit_as_lost_and_takes_the_next() {
     let place = TestDir::new("descriptors for which a receiver has no room are told to be lost, and the next come");
     let child = Child::start(role_at("few descriptors come", &place).with("how", "received"));
     let mut sender = small().connect_sender(&place_name(&place)).unwrap();
@@ -411,8 +411,8 @@ pub fn place_name(place: &TestDir) -> String {
 }
 
 #[test]
-fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
-    let place = TestDir::new("a survivor that cannot take in all descriptors says which are lost");
+fn a_survivor_that_cannot_receive_all_descriptors_reports_the_lost_ones() {
+    let place = TestDir::new("a survivor that cannot receive all descriptors reports the lost ones");
     let mut child = Child::start(role_at("few descriptors come", &place).with("how", "taken in"));
     let mut sender = small().connect_sender(&place_name(&place)).unwrap();
     child.expect("have");
@@ -432,7 +432,7 @@ fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
 }
 
 #[test]
-fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
+fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
     let place = TestDir::new("a receiver without descriptors for a new lane says so, and loses nothing");
     let role = role_at("few descriptors come", &place).with("how", "lane");
     let mut child = Child::start(role.clone());
@@ -463,7 +463,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
 }
 
 #[test]
-fn a_survivor_without_descriptors_is_told_so_and_keeps_its_lane() {
+fn a_survivor_without_descriptors_gets_an_error_and_keeps_its_lane() {
     for end in ["sender", "receiver"] {
         let place = TestDir::new("a survivor without descriptors is told so, and keeps its lane");
         let child = Child::start(role_at("few descriptors come", &place).with("how", "survivor").with("end", end));

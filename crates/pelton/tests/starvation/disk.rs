@@ -49,8 +49,8 @@ pub fn small_files(role: &Role) {
 }
 
 #[test]
-fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
-    let place = TestDir::new("a limit of file sizes is an error and no signal");
+fn a_file_size_limit_is_an_error_and_no_signal() {
+    let place = TestDir::new("a file size limit is an error and no signal");
     alone(role_at("small files", &place));
 }
 
@@ -110,7 +110,7 @@ pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
 }
 
 #[test]
-fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
+fn on_a_file_system_of_64_kib_creation_fails_and_leaves_nothing() {
     let place = TestDir::new("on a file system of 64 KiB nothing can be made and nothing is left");
     let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=64k") else { return };
     let path = mounted.0.join("channel");
@@ -174,7 +174,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
 }
 
 #[test]
-fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
+fn recovery_on_a_full_disk_is_an_error_and_works_with_more_space() {
     let place = TestDir::new("recovery on a full disk is an error, and works with more");
     let Some(mounted) = disk(&place) else { return };
     let path = mounted.0.join("channel");

@@ -201,7 +201,7 @@ pub fn refused_calls(role: &Role) {
 }
 
 #[test]
-fn each_call_that_the_system_refuses_is_done_without_or_an_error() {
+fn each_refused_system_call_has_a_fallback_or_is_an_error() {
     for refused in REFUSED {
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
             let place = TestDir::new("each call that the system refuses is done without, or an error");

@@ -76,7 +76,7 @@ pub fn full_bells(role: &Role) {
 }
 
 #[test]
-fn bells_that_cannot_count_further_neither_block_nor_lose_a_wake_up() {
+fn full_doorbells_neither_block_nor_lose_a_wake_up() {
     for how in ["threads", "path"] {
         let place = TestDir::new("bells that cannot count further neither block nor lose a wake-up");
         alone(role_at("full bells", &place).with("how", how));
@@ -245,9 +245,9 @@ pub fn interrupted(role: &Role) {
 }
 
 #[test]
-fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
+fn a_signal_each_millisecond_at_both_endpoints_ends_no_wait_and_loses_nothing() {
     for how in ["connect", "path"] {
-        let place = TestDir::new("a signal each millisecond at both ends ends no wait and loses nothing");
+        let place = TestDir::new("a signal each millisecond at both endpoints ends no wait and loses nothing");
         let role = |end: &str| role_at("interrupted", &place).with("how", how).with("end", end);
         let (mut sender, mut receiver);
         if how == "connect" {
@@ -341,7 +341,7 @@ pub fn no_wall_clock(role: &Role) {
 /// Which is not to be set on a machine that others use: it is shown that nothing asks for it. The system calls that wait get
 /// spans of time, which the system measures by the monotonic clock; a deadline is an `Instant`, which is of the same.
 #[test]
-fn no_wait_asks_for_the_time_on_the_wall() {
-    let place = TestDir::new("no wait asks for the time on the wall");
+fn no_wait_reads_the_wall_clock() {
+    let place = TestDir::new("no wait reads the wall clock");
     alone(role_at("no wall clock", &place));
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
+fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
     let place = TestDir::new("cancel");
     let (told, telling) = mpsc::channel();
     let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
@@ -37,7 +37,7 @@ fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
 }
 
 #[test]
-fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait_before_it() {
+fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
     let place = TestDir::new("all stream");
     for threads in [1, 3] {
         let serving = Serving::start(&tiny(), &place.name(), threads, |request| {
@@ -113,7 +113,7 @@ fn a_call_whose_deadline_passes_is_cancelled() {
 }
 
 #[test]
-fn a_cancel_is_not_refused_because_parts_wait_and_a_refused_call_does_not_stay_in_flight() {
+fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
     let place = TestDir::new("a cancel beside parts");
     let (service, mut client, mut responders, ids) = {
         let name = place.name();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_service_that_dies_fails_its_pending_calls_at_once() {
+fn a_services_death_fails_its_pending_calls_at_once() {
     let place = TestDir::new("dead service");
     for how in ["wait", "loop", "full"] {
         let service =
@@ -64,7 +64,7 @@ fn a_service_that_dies_fails_its_pending_calls_at_once() {
 }
 
 #[test]
-fn a_service_that_closes_says_so_after_what_it_answered() {
+fn a_service_delivers_its_replies_before_its_close() {
     let place = TestDir::new("closed service");
     let mut service = Service::listen(&place.name()).unwrap();
     let name = place.name();
@@ -85,7 +85,7 @@ fn a_service_that_closes_says_so_after_what_it_answered() {
 }
 
 #[test]
-fn a_client_that_dies_leaves_the_others_untouched() {
+fn a_clients_death_does_not_affect_the_others() {
     let place = TestDir::new("dead clients");
     let service =
         Child::start(Role::new(child, "echo").with("name", place.name()).with("capacity", TINY).with("threads", 2));

@@ -64,7 +64,7 @@ fn both_sides_work_in_event_loops() {
 }
 
 #[test]
-fn a_loop_that_only_notifies_hears_of_room() {
+fn an_event_loop_that_only_notifies_wakes_for_free_space() {
     let place = TestDir::new("a notifying loop");
     let (mut service, mut client, _responders, _) = asked(&place, 1);
     let mut told = 0;
@@ -86,7 +86,7 @@ fn a_loop_that_only_notifies_hears_of_room() {
 }
 
 #[test]
-fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
+fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
     let place = TestDir::new("a streaming loop");
     let (mut service, mut client, mut responders, ids) = asked(&place, 1);
     let mut responder = responders.pop().unwrap();
@@ -142,7 +142,7 @@ fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
 }
 
 #[test]
-fn a_loop_hears_of_the_end_after_the_last_answers() {
+fn an_event_loop_gets_the_end_after_the_last_replies() {
     let place = TestDir::new("the end comes last");
     let (service, mut client, mut responders, ids) = asked(&place, 2);
     // Something waits to be written.
@@ -165,7 +165,7 @@ fn a_loop_hears_of_the_end_after_the_last_answers() {
 }
 
 #[test]
-fn a_loop_waits_for_no_thread_that_writes_a_reply() {
+fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
     let place = TestDir::new("the loop and reserved room");
     let other = TestDir::new("another client");
     let (mut service, mut client, mut responders, ids) = asked(&place, 2);

@@ -11,7 +11,7 @@ struct Modelled {
 }
 
 #[test]
-fn whatever_is_asked_and_answered_in_whatever_order_comes_as_a_model_says() {
+fn random_calls_and_replies_behave_as_the_model() {
     let place = TestDir::new("model");
     let rounds = std::env::var("PELTON_ROUNDS").map_or(20, |text| text.parse().unwrap());
     let first = std::env::var("PELTON_SEED").map_or(1, |text| text.parse().unwrap());

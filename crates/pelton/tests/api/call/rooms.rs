@@ -42,7 +42,7 @@ fn one_too_large(responder: &mut Responder) -> pelton::Result<()> {
 }
 
 #[test]
-fn a_thread_with_room_for_one_reply_answers_other_calls_too() {
+fn a_thread_with_a_reserved_reply_answers_other_calls_too() {
     let place = TestDir::new("an answer beside reserved room arrives");
     let (_service, mut client, mut responders, ids) = asked(&place, 3);
     let (dropped, replied) = (responders.pop().unwrap(), responders.pop().unwrap());
@@ -57,7 +57,7 @@ fn a_thread_with_room_for_one_reply_answers_other_calls_too() {
 }
 
 #[test]
-fn two_threads_with_room_for_two_clients_answer_each_others() {
+fn two_threads_with_reserved_replies_answer_each_others_clients() {
     let place = TestDir::new("two threads with room do not wait for each other");
     let other = TestDir::new("the other client's");
     let (mut first, mut client, mut ours, ids) = asked(&place, 2);
@@ -87,7 +87,7 @@ fn two_threads_with_room_for_two_clients_answer_each_others() {
 }
 
 #[test]
-fn who_has_room_for_one_reply_does_not_wait_for_room_for_another() {
+fn a_thread_with_a_reserved_reply_does_not_wait_to_reserve_another() {
     let (place, other) = (TestDir::new("room for one reply"), TestDir::new("no room for another"));
     let (_first, _client, mut ours, _) = asked(&place, 1);
     let (_second, mut another, mut theirs, ids) = asked(&other, 1);
@@ -104,7 +104,7 @@ fn who_has_room_for_one_reply_does_not_wait_for_room_for_another() {
 }
 
 #[test]
-fn room_given_back_leaves_who_waits_for_room_to_be_woken() {
+fn an_aborted_reservation_wakes_a_thread_that_waits_for_space() {
     let place = TestDir::new("who waits for room is woken");
     let (_service, mut client, mut responders, _) = asked(&place, 2);
     let (mut other, mut streams) = (responders.pop().unwrap(), responders.pop().unwrap());

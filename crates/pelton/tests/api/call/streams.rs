@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
+fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
     let place = TestDir::new("one does not read");
     let most = std::sync::Arc::new(AtomicUsize::new(0));
     let taken = most.clone();
@@ -46,7 +46,7 @@ fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
 }
 
 #[test]
-fn streams_come_in_order_to_slow_readers_while_others_are_served() {
+fn slow_readers_get_streams_in_order_while_others_are_served() {
     let place = TestDir::new("streams");
     let ahead = std::sync::Arc::new(AtomicUsize::new(0));
     let (given, sizes) = (ahead.clone(), Sizes::Random(3, 50_000));
@@ -98,7 +98,7 @@ fn streams_come_in_order_to_slow_readers_while_others_are_served() {
 }
 
 #[test]
-fn parts_of_other_calls_are_kept_up_to_a_bound() {
+fn a_client_stashes_parts_of_other_calls_up_to_a_bound() {
     let place = TestDir::new("bounded");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
@@ -138,7 +138,7 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
 }
 
 #[test]
-fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
+fn an_unread_stream_blocks_one_thread_and_the_others_serve_others() {
     let place = TestDir::new("a stalled stream and the pool");
     let (waits, is_waiting) = mpsc::channel();
     let waits = Mutex::new(waits);
@@ -170,7 +170,7 @@ fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
 }
 
 #[test]
-fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
+fn a_client_that_takes_no_reply_gets_an_error_before_replies_fill_the_memory() {
     let place = TestDir::new("bounded answers");
     for bytes in [0, 3000] {
         let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
@@ -194,7 +194,7 @@ fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
 }
 
 #[test]
-fn parts_of_no_bytes_are_counted_too() {
+fn empty_parts_count_too() {
     let place = TestDir::new("empty parts");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();

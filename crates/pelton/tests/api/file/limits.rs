@@ -4,7 +4,7 @@
 use super::*;
 
 #[test]
-fn nothing_is_left_of_engines_files_and_operations() {
+fn dropped_engines_files_and_operations_leave_nothing() {
     // In a process of its own, where nobody else opens anything.
     let _hang = Watchdog::new("nothing is left");
     for way in ["ring", "threads"] {
@@ -170,7 +170,7 @@ unsafe impl std::alloc::GlobalAlloc for Counting {
 }
 
 #[test]
-fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
+fn a_file_size_limit_is_an_error_and_no_signal() {
     let _hang = Watchdog::new("a limit of file sizes is an error");
     for (way, place) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
         let place = tempfile::tempdir_in(place).unwrap();
@@ -211,7 +211,7 @@ pub(super) fn limited(path: &Path, way: &str) {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_what_was_written_is_counted() {
+fn a_full_disk_is_an_error_that_counts_the_bytes_written() {
     if !is_root() {
         eprintln!("not root: a full disk is not tried");
         return;

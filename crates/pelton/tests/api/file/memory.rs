@@ -11,7 +11,7 @@ fn kernel_is_done() {
 }
 
 #[test]
-fn an_engine_dropped_at_any_stage_frees_no_memory_that_the_kernel_may_write() {
+fn an_engine_dropped_at_any_stage_frees_no_memory_the_kernel_may_write() {
     everywhere("an engine dropped at any stage", |case| {
         const BYTES: usize = 256 << 10;
         let path = case.path("a");
@@ -96,7 +96,7 @@ impl Lent {
 }
 
 #[test]
-fn memory_of_somebody_elses_is_released_once_whatever_becomes_of_its_operation() {
+fn foreign_memory_is_released_once_whatever_its_operation_does() {
     everywhere("memory of somebody else's is released once", |case| {
         let lent = Lent::new(10);
         let path = case.path("a");
@@ -153,7 +153,7 @@ fn memory_of_somebody_elses_is_released_once_whatever_becomes_of_its_operation()
 }
 
 #[test]
-fn what_the_kernel_has_is_released_once_it_has_ended_also_where_io_uring_is_refused_by_then() {
+fn memory_of_the_kernel_is_released_after_completion_even_without_io_uring() {
     let _hang = Watchdog::new("what the kernel has is released once it has ended");
     if !Engine::new().unwrap().uses_io_uring() {
         eprintln!("no io_uring here: it cannot be refused later");

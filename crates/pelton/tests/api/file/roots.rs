@@ -3,8 +3,8 @@
 use super::*;
 
 #[test]
-fn a_rooted_engine_cannot_be_led_out() {
-    everywhere("a rooted engine cannot be led out", |case| {
+fn no_path_escapes_a_rooted_engine() {
+    everywhere("no path escapes a rooted engine", |case| {
         let (inside, outside) = (case.path("inside"), case.path("outside"));
         std::fs::create_dir_all(inside.join("dir/sub")).unwrap();
         std::fs::create_dir(&outside).unwrap();
@@ -90,8 +90,8 @@ fn a_rooted_engine_cannot_be_led_out() {
 }
 
 #[test]
-fn the_rules_for_resolving_a_path_are_kept() {
-    everywhere("the rules for resolving a path are kept", |case| {
+fn path_resolution_follows_its_rules() {
+    everywhere("path resolution follows its rules", |case| {
         let mut engine = case.engine();
         std::fs::create_dir(case.path("dir")).unwrap();
         std::fs::write(case.path("dir/file"), b"").unwrap();
@@ -114,7 +114,7 @@ fn the_rules_for_resolving_a_path_are_kept() {
 }
 
 #[test]
-fn a_name_with_a_slash_behind_it_is_a_directorys_also_below_a_root() {
+fn a_trailing_slash_requires_a_directory_below_a_root_too() {
     everywhere("a name with a slash behind it is a directory's", |case| {
         let inside = case.path("inside");
         let mut rooted = {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_cancelled_completes_and_gives_its_memory_back() {
+fn a_cancelled_operation_completes_and_returns_its_memory() {
     everywhere("what is cancelled completes", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
@@ -33,8 +33,8 @@ fn what_is_cancelled_completes_and_gives_its_memory_back() {
 }
 
 #[test]
-fn what_is_cancelled_behind_busy_threads_completes_at_once() {
-    everywhere("what is cancelled behind busy threads completes at once", |case| {
+fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
+    everywhere("an operation cancelled behind busy threads completes at once", |case| {
         let mut engine = case.options.clone().threads(1).open().unwrap();
         let (slow, peer) = slow_to_close();
         let is_closing = closing(&slow);
@@ -94,8 +94,8 @@ fn closing(slow: &File) -> impl FnOnce() + use<> {
 }
 
 #[test]
-fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
-    everywhere("while a file is closed slowly nobody waits for it", |case| {
+fn a_slow_close_of_a_file_blocks_nobody() {
+    everywhere("a slow close of a file blocks nobody", |case| {
         let mut engine = case.engine();
         let (slow, peer) = slow_to_close();
         // The operation has the last handle: the loop does not close it, nor keeps others from opening, closing and forking.
@@ -123,7 +123,7 @@ fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
 }
 
 #[test]
-fn a_write_to_a_full_pipe_is_cancelled_and_what_went_is_counted() {
+fn a_cancelled_write_to_a_full_pipe_counts_the_bytes_written() {
     everywhere("a write to a full pipe is cancelled, and what went is counted", |case| {
         let mut engine = case.engine();
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
@@ -146,8 +146,8 @@ fn a_write_to_a_full_pipe_is_cancelled_and_what_went_is_counted() {
 }
 
 #[test]
-fn two_readers_of_a_pipe_leave_each_other_to_be_cancelled() {
-    everywhere("two readers of a pipe leave each other to be cancelled", |case| {
+fn each_of_two_readers_of_a_pipe_can_be_cancelled() {
+    everywhere("each of two readers of a pipe can be cancelled", |case| {
         let mut engine = case.engine();
         let (reader, mut writer) = pipe("shared");
         for token in [1, 2] {
@@ -163,7 +163,7 @@ fn two_readers_of_a_pipe_leave_each_other_to_be_cancelled() {
 }
 
 #[test]
-fn what_is_submitted_raises_no_sigpipe() {
+fn submitted_operations_raise_no_sigpipe() {
     everywhere("what is submitted raises no SIGPIPE", |case| {
         // Its own thread, so that what is pending there is of this alone. Blocked, a signal is pending even if the process ignores it.
         let pending = || {
@@ -215,8 +215,8 @@ fn nobody_waits_alone(fifos: &[PathBuf]) {
 }
 
 #[test]
-fn what_waits_for_ever_keeps_nothing_else_waiting() {
-    let _hang = Watchdog::new("what waits for ever keeps nothing else waiting");
+fn an_operation_that_never_completes_delays_no_other() {
+    let _hang = Watchdog::new("an operation that never completes delays no other");
     for way in ["ring", "threads"] {
         for ends_by_cancel in [true, false] {
             let root = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -287,7 +287,7 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
 }
 
 #[test]
-fn what_run_until_gives_up_is_within_the_bound() {
+fn operations_that_run_until_gives_up_count_towards_the_bound() {
     everywhere("what run_until gives up is within the bound", |case| {
         let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
         // Long enough for most to have begun; one that has not ends at once, and another is tried.
@@ -327,7 +327,7 @@ fn what_run_until_gives_up_is_within_the_bound() {
 }
 
 #[test]
-fn no_more_threads_are_left_at_fifos_than_a_bound() {
+fn the_number_of_threads_blocked_at_fifos_is_bounded() {
     let _hang = Watchdog::new("no more threads are left at FIFOs than a bound");
     for way in ["ring", "threads"] {
         let place = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -421,7 +421,7 @@ impl Silent {
 }
 
 #[test]
-fn a_fifo_whose_writers_have_gone_has_ended() {
+fn a_fifo_ends_when_its_writers_close_it() {
     everywhere("a FIFO whose writers have gone has ended", |case| {
         let path = fifo(case, "fifo");
         let mut engine = case.engine();
@@ -454,7 +454,7 @@ fn a_fifo_whose_writers_have_gone_has_ended() {
 }
 
 #[test]
-fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file() {
+fn a_pump_does_not_block_at_a_fifo_and_can_be_cancelled_while_its_file_blocks() {
     use std::sync::{Arc, Mutex};
     everywhere("a pump does not wait at a FIFO, and is cancelled where it waits for its file", |case| {
         let mut engine = case.engine();
@@ -493,8 +493,8 @@ fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file()
 }
 
 #[test]
-fn what_is_cancelled_at_any_moment_completes() {
-    let _hang = Watchdog::new("what is cancelled at any moment completes");
+fn an_operation_cancelled_at_any_moment_completes() {
+    let _hang = Watchdog::new("an operation cancelled at any moment completes");
     for way in ["ring", "threads"] {
         for waits_by_loop in [true, false] {
             let root = tempfile::tempdir_in("/var/tmp").unwrap();
