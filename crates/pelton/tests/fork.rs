@@ -107,19 +107,19 @@ impl Drop for Forked {
 }
 
 /// A listener and both ends of a channel that it accepted.
-struct Ends {
+struct Endpoints {
     sender: Sender,
     receiver: Receiver,
     listener: Listener,
 }
 
-fn ends(place: &TestDir) -> Ends {
-    let listener = Listener::bind(&place.name()).unwrap();
+fn endpoints(dir: &TestDir) -> Endpoints {
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let name = place.name();
+        let name = dir.name();
         let connecting = scope.spawn(move || Options::new().capacity(65536).connect_sender(&name).unwrap());
         let receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
-        Ends { sender: connecting.join().unwrap(), receiver, listener: listener.clone() }
+        Endpoints { sender: connecting.join().unwrap(), receiver, listener: listener.clone() }
     })
 }
 
@@ -128,21 +128,21 @@ fn is_forked<T: std::fmt::Debug>(result: pelton::Result<T>) {
     assert!(matches!(result, Err(Error::Forked)), "{result:?}");
 }
 
-fn goes_on(ends: &mut Ends) {
+fn check_channel(endpoints: &mut Endpoints) {
     for number in 0..200u64 {
-        ends.sender.send(&[number as u8; 1000]).unwrap();
-        assert_eq!(*ends.receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 1000]);
+        endpoints.sender.send(&[number as u8; 1000]).unwrap();
+        assert_eq!(*endpoints.receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 1000]);
     }
-    assert!(ends.sender.drain_until(deadline()).unwrap());
+    assert!(endpoints.sender.drain_until(deadline()).unwrap());
 }
 
 fn inherited_handles_return_forked(how: How) {
-    let place = TestDir::new("inherited_handles_return_forked");
-    let mut made = ends(&place);
+    let dir = TestDir::new("inherited_handles_return_forked");
+    let mut made = endpoints(&dir);
     made.sender.send(b"before").unwrap();
     let mut inherited = Some(made);
     let child = Forked::new(how, || {
-        let Ends { mut sender, mut receiver, listener } = inherited.take().unwrap();
+        let Endpoints { mut sender, mut receiver, listener } = inherited.take().unwrap();
         let pipe = std::fs::File::open("/dev/null").unwrap();
         let mut buffer = Vec::new();
         is_forked(sender.try_send(b"x"));
@@ -178,20 +178,20 @@ fn inherited_handles_return_forked(how: How) {
     });
     child.wait();
     let mut made = inherited.unwrap();
-    assert!(place.socket().exists(), "the child removed its parent's socket");
+    assert!(dir.socket().exists(), "the child removed its parent's socket");
     assert_eq!(&*made.receiver.try_receive().unwrap().unwrap(), b"before");
-    goes_on(&mut made);
-    let Ends { sender, mut receiver, listener } = made;
+    check_channel(&mut made);
+    let Endpoints { sender, mut receiver, listener } = made;
     sender.close().unwrap();
     assert!(receiver.receive().unwrap_err().is_closed());
     drop((receiver, listener));
-    assert_eq!(place.entries(), Vec::<PathBuf>::new());
+    assert_eq!(dir.entries(), Vec::<PathBuf>::new());
 }
 
 /// Both ends of a channel of each kind.
-fn every_kind(place: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
-    let Ends { sender, receiver, listener: _ } = ends(place);
-    let path = place.path().join("channel");
+fn every_kind(dir: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
+    let Endpoints { sender, receiver, listener: _ } = endpoints(dir);
+    let path = dir.path().join("channel");
     let by_path = Options::new().capacity(65536).create_sender(&path).unwrap();
     let (first, second) = Options::new().capacity(65536).threads().unwrap();
     [
@@ -202,8 +202,8 @@ fn every_kind(place: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
 }
 
 fn handles_of_every_kind(how: How) {
-    let place = TestDir::new("handles_of_every_kind");
-    for (kind, sender, receiver) in every_kind(&place) {
+    let dir = TestDir::new("handles_of_every_kind");
+    for (kind, sender, receiver) in every_kind(&dir) {
         let mut inherited = Some((sender, receiver));
         inherited.as_mut().unwrap().0.send(b"before").unwrap();
         Forked::new(how, || {
@@ -233,21 +233,21 @@ fn handles_of_every_kind(how: How) {
 
 /// Forked without and with what it then executes.
 fn during_a_send_that_waits(how: How) {
-    let place = TestDir::new("during_a_send_that_waits");
-    for (kind, mut sender, mut receiver) in every_kind(&place) {
+    let dir = TestDir::new("during_a_send_that_waits");
+    for (kind, mut sender, mut receiver) in every_kind(&dir) {
         let mut sent = 0u64;
         while sender.try_send(&[7; 10_000]).unwrap() == Sent::Sent {
             sent += 1;
         }
         std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (thread_sender, thread_receiver) = std::sync::mpsc::channel();
             let waiting = scope.spawn(move || {
-                tell.send(support::this_thread()).unwrap();
+                thread_sender.send(support::this_thread()).unwrap();
                 sender.send(&[8; 10_000]).unwrap();
                 sender.drain().unwrap();
                 sender
             });
-            support::wait_until_thread_polls(told.recv().unwrap());
+            support::wait_until_thread_polls(thread_receiver.recv().unwrap());
             for executes in [false, true] {
                 Forked::new(how, || {
                     is_forked(receiver.try_receive());
@@ -270,8 +270,8 @@ fn during_a_send_that_waits(how: How) {
 }
 
 fn inherited_parts_do_nothing(how: How) {
-    let place = TestDir::new("inherited_parts_do_nothing");
-    for (_, sender, receiver) in every_kind(&place) {
+    let dir = TestDir::new("inherited_parts_do_nothing");
+    for (_, sender, receiver) in every_kind(&dir) {
         parts_do_nothing(how, sender, receiver);
     }
 }
@@ -304,8 +304,8 @@ fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
 }
 
 fn a_child_creates_channels_of_its_own(how: How) {
-    let place = TestDir::new("a_child_creates_channels_of_its_own");
-    let mut inherited = Some(ends(&place));
+    let dir = TestDir::new("a_child_creates_channels_of_its_own");
+    let mut inherited = Some(endpoints(&dir));
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
         let name = format!("unix:{}/s", own.path().display());
@@ -330,7 +330,7 @@ fn a_child_creates_channels_of_its_own(how: How) {
         own.close().unwrap();
     })
     .wait();
-    goes_on(inherited.as_mut().unwrap());
+    check_channel(inherited.as_mut().unwrap());
 }
 
 /// A service, a client that has asked it, and what answers that call.
@@ -349,8 +349,8 @@ fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
 }
 
 fn a_child_answers_calls_of_its_own(how: How) {
-    let place = TestDir::new("a_child_answers_calls_of_its_own");
-    let (_service, mut client, mut responder) = asked(&place.name());
+    let dir = TestDir::new("a_child_answers_calls_of_its_own");
+    let (_service, mut client, mut responder) = asked(&dir.name());
     let room = responder.try_reserve(3).unwrap().expect("the lane is empty");
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
@@ -367,8 +367,8 @@ fn a_child_answers_calls_of_its_own(how: How) {
 
 /// A thread waits for room meanwhile, whom whoever finds some tells by a bell, which is closed in a child.
 fn a_dropped_reservation_writes_nothing_in_a_child() {
-    let place = TestDir::new("a_dropped_reservation_writes_nothing_in_a_child");
-    let name = place.name();
+    let dir = TestDir::new("a_dropped_reservation_writes_nothing_in_a_child");
+    let name = dir.name();
     let mut service = pelton::Service::listen_with(&name, &Options::new().capacity(65536)).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = pelton::Client::connect_with(&name, &Options::new().capacity(65536)).unwrap();
@@ -384,12 +384,12 @@ fn a_dropped_reservation_writes_nothing_in_a_child() {
         parts += 1;
     }
     std::thread::scope(|scope| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (thread_sender, thread_receiver) = std::sync::mpsc::channel();
         let waiting = scope.spawn(move || {
-            tell.send(this_thread()).unwrap();
+            thread_sender.send(this_thread()).unwrap();
             (streams.part_until(&[0; 20000], deadline()).unwrap(), streams)
         });
-        wait_until_thread_polls(told.recv().unwrap());
+        wait_until_thread_polls(thread_receiver.recv().unwrap());
         // Too little for what is waited for.
         assert_eq!(client.completion_until(deadline()).unwrap().expect("it was sent").len(), 9000);
         let mut room = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
@@ -398,7 +398,7 @@ fn a_dropped_reservation_writes_nothing_in_a_child() {
             let files: Vec<std::fs::File> = (0..64).map(|_| tempfile::tempfile().unwrap()).collect();
             drop(room.take());
             for file in &files {
-                assert_eq!(file.metadata().unwrap().len(), 0, "what was meant for a bell is in a file");
+                assert_eq!(file.metadata().unwrap().len(), 0, "the bytes for a doorbell are in a file");
             }
         })
         .wait();
@@ -411,8 +411,8 @@ fn a_dropped_reservation_writes_nothing_in_a_child() {
 }
 
 fn dropping_closes_nothing(how: How) {
-    let place = TestDir::new("dropping_closes_nothing");
-    let mut inherited = Some(ends(&place));
+    let dir = TestDir::new("dropping_closes_nothing");
+    let mut inherited = Some(endpoints(&dir));
     Forked::new(how, || {
         // They take the numbers that the inherited descriptors had, if these were closed.
         let files: Vec<std::fs::File> = (0..64).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
@@ -422,7 +422,7 @@ fn dropping_closes_nothing(how: How) {
         }
     })
     .wait();
-    goes_on(inherited.as_mut().unwrap());
+    check_channel(inherited.as_mut().unwrap());
 }
 
 /// The open descriptors of this process and what each is, but for the one that lists them.
@@ -439,13 +439,13 @@ fn open_now() -> BTreeMap<i32, PathBuf> {
 
 fn inherited_descriptors_are_closed() {
     let before = open_now();
-    let place = TestDir::new("inherited_descriptors_are_closed");
-    let mut made = ends(&place);
+    let dir = TestDir::new("inherited_descriptors_are_closed");
+    let mut made = endpoints(&dir);
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
     assert!(open_now().len() > before.len() + 10);
     Forked::new(How::Fork, || assert_eq!(open_now(), before)).wait();
-    goes_on(&mut made);
+    check_channel(&mut made);
     drop((made, sender, receiver));
     assert_eq!(open_now(), before);
 }
@@ -456,8 +456,8 @@ fn exec_leaves_no_descriptor() {
         String::from_utf8(output.stdout).unwrap()
     };
     let before = list();
-    let place = TestDir::new("exec_leaves_no_descriptor");
-    let made = ends(&place);
+    let dir = TestDir::new("exec_leaves_no_descriptor");
+    let made = endpoints(&dir);
     let (sender, receiver) = Options::new().threads().unwrap();
     assert_eq!(list(), before);
     // And by a plain exec, without a fork of ours in between.
@@ -472,11 +472,11 @@ fn exec_leaves_no_descriptor() {
 }
 
 fn a_listener_does_not_stay_alive_in_a_child() {
-    let place = TestDir::new("a_listener_does_not_stay_alive_in_a_child");
+    let dir = TestDir::new("a_listener_does_not_stay_alive_in_a_child");
     let (reading, writing) = std::io::pipe().unwrap();
     let (mut ready, lives) = std::io::pipe().unwrap();
     Forked::new(How::Fork, || {
-        let listener = Listener::bind(&place.name()).unwrap();
+        let listener = Listener::bind(&dir.name()).unwrap();
         // The grandchild lives until the test has closed its end.
         std::mem::forget(Forked::new(How::Fork, || {
             // SAFETY: the test's end, of which this process has a copy.
@@ -488,17 +488,17 @@ fn a_listener_does_not_stay_alive_in_a_child() {
     })
     .wait();
     ready.read_exact(&mut [0]).unwrap();
-    assert!(place.socket().exists());
-    let listener = Listener::bind(&place.name());
+    assert!(dir.socket().exists());
+    let listener = Listener::bind(&dir.name());
     drop(writing);
-    listener.expect("a socket whose listener died is stale, whoever was forked from it");
+    listener.expect("a socket whose listener died is stale, even if a child lives");
 }
 
 fn a_death_is_detected_though_a_child_lives_on(how: How) {
-    let place = TestDir::new("a_death_is_detected_though_a_child_lives_on");
-    let listener = Listener::bind(&place.name()).unwrap();
+    let dir = TestDir::new("a_death_is_detected_though_a_child_lives_on");
+    let listener = Listener::bind(&dir.name()).unwrap();
     let (reading, writing) = std::io::pipe().unwrap();
-    let name = place.name();
+    let name = dir.name();
     let parent = Forked::new(How::Fork, || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"the last").unwrap();
@@ -651,8 +651,8 @@ fn an_inherited_flush_writes_nothing() {
 
 fn an_inherited_engine(how: How) {
     use pelton::file::{EngineOptions, File, Open, Operation};
-    let place = TestDir::new("an inherited engine for files answers forked");
-    let path = place.path().join("a");
+    let dir = TestDir::new("an inherited file engine returns forked");
+    let path = dir.path().join("a");
     for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
         let mut engine = options.open().unwrap();
         let how_opened = Open::for_both().create(0o600);

@@ -49,8 +49,8 @@ fn messages(rounds: u64) {
 
 /// Without the lock while nobody has a responder, with it while the other thread has one.
 fn calls(rounds: u64) {
-    let place = tempfile::tempdir().unwrap();
-    let name = format!("unix:{}/calls", place.path().display());
+    let dir = tempfile::tempdir().unwrap();
+    let name = format!("unix:{}/calls", dir.path().display());
     let mut service = Service::listen(&name).unwrap();
     let (given, is_over) = (Mutex::new(None::<(Responder, Vec<u8>)>), AtomicBool::new(false));
     // Tried, as ThreadSanitizer does not see what a thread waits for inside the standard library.
@@ -79,7 +79,7 @@ fn calls(rounds: u64) {
                 let (bytes, responder) = request.into_parts();
                 *given() = Some((responder, bytes));
             } else if number % 2 == 0 {
-                reply_in_place(&mut request);
+                reply_by_reservation(&mut request);
             } else {
                 let bytes = request.to_vec();
                 request.reply(&bytes).unwrap();
@@ -93,7 +93,7 @@ fn calls(rounds: u64) {
     println!("{rounds} calls");
 }
 
-fn reply_in_place(request: &mut Request<'_>) {
+fn reply_by_reservation(request: &mut Request<'_>) {
     let (bytes, responder) = request.split();
     let mut room = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
     room.copy_from_slice(bytes);
@@ -118,8 +118,8 @@ fn ask(name: &str, rounds: u64) {
 /// A pool of which all threads stream to one client, through a lane that is full most of the time: each waits for room, or for its turn to
 /// wait, and hears of its own cancel.
 fn streams(rounds: u64) {
-    let place = tempfile::tempdir().unwrap();
-    let name = format!("unix:{}/streams", place.path().display());
+    let dir = tempfile::tempdir().unwrap();
+    let name = format!("unix:{}/streams", dir.path().display());
     let options = Options::new().capacity(1 << 16);
     let mut service = Service::listen_with(&name, &options).unwrap();
     let stopper = service.stopper();

@@ -39,12 +39,12 @@ fn child() {
     match role.get("role") {
         "few descriptors" => few_descriptors(&role),
         "few descriptors for parts" => few_descriptors_for_parts(&role),
-        "few descriptors come" => few_descriptors_come(&role),
+        "few descriptors arrive" => few_descriptors_come(&role),
         "little address space" => little_address_space(&role),
         "small files" => small_files(&role),
         "quota" => over_quota(&role),
         "nothing locked" => nothing_locked(&role),
-        "full bells" => full_bells(&role),
+        "full doorbells" => full_doorbells(&role),
         "interrupted" => interrupted(&role),
         "no wall clock" => no_wall_clock(&role),
         "refused" => refused_calls(&role),
@@ -78,8 +78,8 @@ fn name_of(role: &Role) -> String {
     format!("unix:{}", Path::new(role.get("at")).join("s").display())
 }
 
-fn role_at(role: &str, place: &TestDir) -> Role {
-    Role::new(child, role).with("at", place.path().display())
+fn role_at(role: &str, dir: &TestDir) -> Role {
+    Role::new(child, role).with("at", dir.path().display())
 }
 
 fn small() -> Options {
@@ -144,8 +144,8 @@ fn stream(role: &Role) {
 fn on_one_processor_streams_complete_with_every_way_to_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Spin, How::Epoll, How::Try] {
-            let place = TestDir::new("on one processor streams that fill and empty the lane get through");
-            let name = if by_path { place.path_name() } else { place.name() };
+            let dir = TestDir::new("on one processor streams that fill and empty the lane get through");
+            let name = if by_path { dir.path_name() } else { dir.name() };
             let role =
                 Role::new(child, "stream").with("name", name).with("capacity", SMALL).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(2000));
@@ -163,8 +163,8 @@ fn round_trips(role: &Role) {
     kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
     let back = role.clone().with("name", format!("{}-back", role.get("name")));
-    let asks = role.get("end") == "sender";
-    let (mut sender, mut receiver) = match asks {
+    let is_client = role.get("end") == "sender";
+    let (mut sender, mut receiver) = match is_client {
         true => (sender(role), receiver(&back)),
         false => {
             let receiver = receiver(role);
@@ -172,17 +172,17 @@ fn round_trips(role: &Role) {
         }
     };
     for number in 0..count {
-        if asks {
+        if is_client {
             send_all(&mut sender, number..number + 1, sizes, how).unwrap();
         }
         let (next, end) = receive_all(&mut receiver, number, 1, sizes, how);
         assert!(end.is_none() && next == number + 1, "{number}: {end:?}");
-        if !asks {
+        if !is_client {
             send_all(&mut sender, number..number + 1, sizes, how).unwrap();
         }
     }
     // Who has asked last closes first, or the other would be told of a death.
-    if !asks {
+    if !is_client {
         assert!(sender.drain_until(deadline()).unwrap());
     }
 }
@@ -191,15 +191,15 @@ fn round_trips(role: &Role) {
 fn on_one_processor_round_trips_complete_with_every_way_to_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Epoll] {
-            let place = TestDir::new("on one processor round trips complete with every way to wait");
-            let name = if by_path { place.path_name() } else { place.name() };
+            let dir = TestDir::new("on one processor round trips complete with every way to wait");
+            let name = if by_path { dir.path_name() } else { dir.name() };
             let role = Role::new(child, "round trips").with("name", name).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(1000)).with("listen", "yes");
             let answers = Child::start(role.clone().with("end", "receiver"));
             answers.expect("listening");
-            let asks = Child::start(role.with("end", "sender").with("listen", ""));
+            let is_client = Child::start(role.with("end", "sender").with("listen", ""));
             answers.expect("listening");
-            asks.wait_for_success();
+            is_client.wait_for_success();
             answers.wait_for_success();
         }
     }
@@ -250,7 +250,7 @@ fn contained(_: &Role) {
 
 #[test]
 fn channels_work_in_a_container_with_64_mib_and_a_read_only_root() {
-    let place = TestDir::new("in a container with 64 MiB and a root that cannot be written channels work");
+    let dir = TestDir::new("channels work in a container with 64 MiB and a read-only root");
     let with_user = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"];
     let unshares = |arguments: &[&str]| {
         let done = Command::new("unshare").args(arguments).arg("true").stderr(std::process::Stdio::null()).status();
@@ -262,7 +262,7 @@ fn channels_work_in_a_container_with_64_mib_and_a_read_only_root() {
     };
     let script = "mount -t tmpfs -o size=64m tmpfs /dev/shm && mount -o remount,bind,ro / && exec \"$0\" \"$@\"";
     let wrapper = [&["unshare"], arguments, &["sh", "-c", script]].concat();
-    let child = Child::start_by(role_at("contained", &place), &wrapper);
+    let child = Child::start_by(role_at("contained", &dir), &wrapper);
     child.expect("well");
     child.wait_for_success();
 }
@@ -320,31 +320,31 @@ fn cycles(role: &Role) {
 #[test]
 fn channels_opened_and_closed_repeatedly_leave_no_descriptor_and_no_mapping() {
     for (how, count) in [("threads", 3000), ("connect", 2000), ("path", 2000)] {
-        let place = TestDir::unwatched();
-        let role = role_at("cycles", &place).with("how", how).with("count", rounds(count));
+        let dir = TestDir::unwatched();
+        let role = role_at("cycles", &dir).with("how", how).with("count", rounds(count));
         let child = Child::start(role);
         while child.line() == "goes on" {}
         child.wait_for_success();
         let left = if how == "path" { 10 } else { 0 };
-        assert_eq!(all_below(place.path()).len(), left);
+        assert_eq!(all_below(dir.path()).len(), left);
     }
 }
 
 /// As above, when the other end is killed each time.
 #[test]
 fn peers_killed_repeatedly_leave_no_descriptor_and_no_mapping() {
-    let place = TestDir::unwatched();
-    let listener = small().listen(&place_name(&place)).unwrap();
+    let dir = TestDir::unwatched();
+    let listener = small().listen(&dir_name(&dir)).unwrap();
     let ours = || {
         let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let open = links.filter_map(|fd| std::fs::read_link(fd.path()).ok()).filter(|to| to.starts_with(place.path()));
-        (mapped(place.path()), open.count())
+        let open = links.filter_map(|fd| std::fs::read_link(fd.path()).ok()).filter(|to| to.starts_with(dir.path()));
+        (mapped(dir.path()), open.count())
     };
     for number in 0..rounds(100) {
         let (how, end) = [("connect", "sender"), ("connect", "receiver"), ("path", "sender"), ("path", "receiver")]
             [number as usize % 4];
-        let child = Child::start(role_at("one message", &place).with("how", how).with("end", end));
-        let path = place.path().join("channel");
+        let child = Child::start(role_at("one message", &dir).with("how", how).with("end", end));
+        let path = dir.path().join("channel");
         let died = |error: Error| assert!(error.is_peer_died(), "{error}");
         if end == "sender" {
             let mut receiver = match how {

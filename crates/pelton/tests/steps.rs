@@ -1,5 +1,5 @@
 //! A process is killed at every step (the feature `failpoints`: before and after each store to shared memory, after each
-//! change to a directory, between the packets of a hand-shake): nothing committed is lost, nothing is torn, nobody hangs,
+//! change to a directory, between the packets of a handshake): nothing committed is lost, nothing is torn, nobody hangs,
 //! nothing is left behind. Then it is stopped instead, at a sample of the steps: nobody takes it for dead.
 //!
 //! A program of its own, because it forks; it has one thread. For each scenario a forked child, the victim, counts its steps
@@ -109,7 +109,7 @@ const SCENARIOS: &[Scenario] = &[
     ("connect: sender commits, with descriptors", true, |run| connected_sender_commits(run, true)),
     ("connect: receiver releases", true, |run| connected_receiver_releases(run, false)),
     ("connect: receiver releases, with descriptors", true, |run| connected_receiver_releases(run, true)),
-    ("gather: sender comes, commits and closes", true, gathered_sender),
+    ("gather: sender joins, commits and closes", true, gathered_sender),
     ("gather: receiver takes senders in and releases", false, gathering_receiver),
     ("call: client connects, calls and closes: empty lanes", true, |run| calls::client_calls(run, calls::Lanes::Empty)),
     ("call: client connects, calls and closes: full lanes", false, |run| calls::client_calls(run, calls::Lanes::Full)),
@@ -120,22 +120,22 @@ const SCENARIOS: &[Scenario] = &[
     ("call: service drains: empty lanes", true, |run| calls::service_drains(run, calls::Lanes::Empty)),
     ("call: service drains: full lanes", false, |run| calls::service_drains(run, calls::Lanes::Full)),
     ("call: service drains: in pieces", false, |run| calls::service_drains(run, calls::Lanes::Pieces)),
-    ("hand-shake: sender connects", true, |run| hand_shake(run, true, false, Before::Fresh)),
-    ("hand-shake: sender listens", true, |run| hand_shake(run, true, true, Before::Fresh)),
-    ("hand-shake: sender connects to a survivor", true, |run| hand_shake(run, true, false, Before::Survives)),
-    ("hand-shake: sender listens for a survivor", true, |run| hand_shake(run, true, true, Before::Survives)),
-    ("hand-shake: sender connects to the survivor of a jump", true, |run| hand_shake(run, true, false, Before::Jumped)),
-    ("hand-shake: sender listens for the survivor of a jump", true, |run| hand_shake(run, true, true, Before::Jumped)),
-    ("hand-shake: receiver connects", true, |run| hand_shake(run, false, false, Before::Fresh)),
-    ("hand-shake: receiver listens", true, |run| hand_shake(run, false, true, Before::Fresh)),
-    ("hand-shake: receiver connects to a survivor", true, |run| hand_shake(run, false, false, Before::Survives)),
-    ("hand-shake: receiver listens for a survivor", true, |run| hand_shake(run, false, true, Before::Survives)),
-    ("hand-shake by a short name: sender connects", true, |run| by_short_name(run, true, false, Before::Fresh)),
-    ("hand-shake by a short name: sender listens", true, |run| by_short_name(run, true, true, Before::Fresh)),
-    ("hand-shake by a short name: sender listens for a survivor", true, |run| {
+    ("handshake: sender connects", true, |run| handshake(run, true, false, Before::Fresh)),
+    ("handshake: sender listens", true, |run| handshake(run, true, true, Before::Fresh)),
+    ("handshake: sender connects to a survivor", true, |run| handshake(run, true, false, Before::Survives)),
+    ("handshake: sender listens for a survivor", true, |run| handshake(run, true, true, Before::Survives)),
+    ("handshake: sender connects to the survivor of a jump", true, |run| handshake(run, true, false, Before::Jumped)),
+    ("handshake: sender listens for the survivor of a jump", true, |run| handshake(run, true, true, Before::Jumped)),
+    ("handshake: receiver connects", true, |run| handshake(run, false, false, Before::Fresh)),
+    ("handshake: receiver listens", true, |run| handshake(run, false, true, Before::Fresh)),
+    ("handshake: receiver connects to a survivor", true, |run| handshake(run, false, false, Before::Survives)),
+    ("handshake: receiver listens for a survivor", true, |run| handshake(run, false, true, Before::Survives)),
+    ("handshake by a short name: sender connects", true, |run| by_short_name(run, true, false, Before::Fresh)),
+    ("handshake by a short name: sender listens", true, |run| by_short_name(run, true, true, Before::Fresh)),
+    ("handshake by a short name: sender listens for a survivor", true, |run| {
         by_short_name(run, true, true, Before::Survives)
     }),
-    ("hand-shake by a short name: receiver connects to a survivor", true, |run| {
+    ("handshake by a short name: receiver connects to a survivor", true, |run| {
         by_short_name(run, false, false, Before::Survives)
     }),
 ];

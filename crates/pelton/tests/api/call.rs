@@ -76,8 +76,8 @@ impl Drop for Serving {
 }
 
 /// A service, and a client of it that has asked so many times.
-fn asked(place: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
-    let name = place.name();
+fn asked(dir: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
+    let name = dir.name();
     let mut service = Service::listen_with(&name, &tiny()).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
@@ -159,14 +159,14 @@ fn child() {
 
 #[test]
 fn replies_of_every_size_pass_through_lanes_smaller_than_them() {
-    let place = TestDir::new("echo of every size");
+    let dir = TestDir::new("echo of every size");
     for threads in [1, 3] {
         for capacity in [TINY, 1 << 22] {
             let service = Child::start(
-                Role::new(child, "echo").with("name", place.name()).with("capacity", capacity).with("threads", threads),
+                Role::new(child, "echo").with("name", dir.name()).with("capacity", capacity).with("threads", threads),
             );
             service.expect("listening");
-            let mut client = Client::connect_with(&place.name(), &Options::new().capacity(capacity)).unwrap();
+            let mut client = Client::connect_with(&dir.name(), &Options::new().capacity(capacity)).unwrap();
             assert_eq!(client.peer().unwrap().pid, service.pid());
             let limit = capacity as usize / 2 - 32;
             let near = |bytes: usize| bytes - 26..bytes + 3;
@@ -185,10 +185,10 @@ fn replies_of_every_size_pass_through_lanes_smaller_than_them() {
 
 #[test]
 fn a_thousand_calls_in_flight_get_replies_in_any_order() {
-    let place = TestDir::new("a thousand in flight");
-    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
+    let dir = TestDir::new("a thousand in flight");
+    let mut service = Service::listen_with(&dir.name(), &tiny()).unwrap();
     let mut client = {
-        let name = place.name();
+        let name = dir.name();
         let connecting = std::thread::spawn(move || Client::connect_with(&name, &tiny()).unwrap());
         while !connecting.is_finished() {
             let _ = service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
@@ -235,14 +235,14 @@ fn a_thousand_calls_in_flight_get_replies_in_any_order() {
 
 #[test]
 fn full_lanes_never_deadlock() {
-    let place = TestDir::new("deadlock");
+    let dir = TestDir::new("deadlock");
     for threads in [1, 3] {
-        let _serving = Serving::start(&tiny(), &place.name(), threads, |request| {
+        let _serving = Serving::start(&tiny(), &dir.name(), threads, |request| {
             // More than the lane holds, for less than a fifth of it.
             let reply = request.repeat(5);
             request.reply(&reply).unwrap();
         });
-        let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
         let mut random = Random::new(threads as u64);
         let asked: HashMap<CallId, Vec<u8>> = (0..300)
             .map(|number| {
@@ -260,9 +260,9 @@ fn full_lanes_never_deadlock() {
 
 #[test]
 fn a_thread_that_awaits_one_call_takes_the_replies_to_others_later() {
-    let place = TestDir::new("one of many");
-    let _serving = Serving::start(&tiny(), &place.name(), 2, echo);
-    let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+    let dir = TestDir::new("one of many");
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, echo);
+    let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
     let calls: Vec<CallId> = (0..200).map(|number| client.submit(&numbered(number, 900)).unwrap()).collect();
     for number in (0..200u64).rev().step_by(2) {
         let reply = client.completion_of_until(calls[number as usize], deadline()).unwrap().expect("no answer");
@@ -278,14 +278,14 @@ fn a_thread_that_awaits_one_call_takes_the_replies_to_others_later() {
 
 #[test]
 fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
-    let place = TestDir::new("failures");
-    let serving = Serving::start(&tiny(), &place.name(), 2, |request| match &*request {
+    let dir = TestDir::new("failures");
+    let serving = Serving::start(&tiny(), &dir.name(), 2, |request| match &*request {
         b"fail" => request.fail(42, b"why").unwrap(),
         b"forget" => {}
         b"panic" => panic!("of a handler, on purpose"),
         b"panic while it writes" => {
             let mut responder = request.into_responder();
-            let _room = responder.try_reserve(10).unwrap().expect("an empty lane has room");
+            let _room = responder.try_reserve(10).unwrap().expect("an empty lane has free space");
             panic!("of a handler that has room, on purpose");
         }
         b"end" => request.into_responder().end().unwrap(),
@@ -296,7 +296,7 @@ fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
         }
         _ => echo(request),
     });
-    let mut client = Client::connect_with(&place.name(), &tiny().call_bytes_max(200_000)).unwrap();
+    let mut client = Client::connect_with(&dir.name(), &tiny().call_bytes_max(200_000)).unwrap();
     let mut ask = |request: &[u8]| {
         let answer = client.call_until(request, deadline()).unwrap().expect("no answer");
         (answer.outcome(), answer.into_vec())
@@ -314,9 +314,9 @@ fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
 
 #[test]
 fn a_request_too_large_is_refused_with_its_size_and_the_limit() {
-    let place = TestDir::new("too large");
-    let _serving = Serving::start(&tiny().call_bytes_max(100_000), &place.name(), 1, echo);
-    let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+    let dir = TestDir::new("too large");
+    let _serving = Serving::start(&tiny().call_bytes_max(100_000), &dir.name(), 1, echo);
+    let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
     assert_eq!(client.request_bytes_max(), 100_000);
     for error in [
         client.submit(&[0; 100_001]).unwrap_err(),
@@ -331,11 +331,11 @@ fn a_request_too_large_is_refused_with_its_size_and_the_limit() {
 
 #[test]
 fn notifications_arrive_in_order_and_get_no_reply() {
-    let place = TestDir::new("notifications");
-    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
-    let name = place.name();
+    let dir = TestDir::new("notifications");
+    let mut service = Service::listen_with(&dir.name(), &tiny()).unwrap();
+    let name = dir.name();
     let sizes = Sizes::Random(11, 100_000);
-    let telling = std::thread::spawn(move || {
+    let notifying = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
         for number in 0..300 {
             client.notify(&numbered(number, sizes.of(number))).unwrap();
@@ -348,20 +348,20 @@ fn notifications_arrive_in_order_and_get_no_reply() {
         check(number, sizes, &request, &mut wanted);
         assert!(matches!(request.reply(b"no"), Err(Error::Refused(_))));
     }
-    telling.join().unwrap();
+    notifying.join().unwrap();
     assert!(service.try_receive().unwrap().is_none());
 }
 
 #[test]
 fn only_a_client_and_a_service_make_a_link() {
-    let place = TestDir::new("other roles");
-    let mut service = Service::listen(&place.name()).unwrap();
+    let dir = TestDir::new("other roles");
+    let mut service = Service::listen(&dir.name()).unwrap();
     let refused =
         |error: Error| assert!(matches!(&error, Error::Refused(why) if why.contains("that one wants")), "{error}");
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| pelton::Sender::connect(&place.name()).map(|_| ()));
-        let receiving = scope.spawn(|| pelton::Receiver::connect(&place.name()).map(|_| ()));
-        let calling = scope.spawn(|| Client::connect(&place.name()).unwrap().call(b"me").unwrap().into_vec());
+        let sending = scope.spawn(|| pelton::Sender::connect(&dir.name()).map(|_| ()));
+        let receiving = scope.spawn(|| pelton::Receiver::connect(&dir.name()).map(|_| ()));
+        let calling = scope.spawn(|| Client::connect(&dir.name()).unwrap().call(b"me").unwrap().into_vec());
         service.receive_until(deadline()).unwrap().expect("the client came").reply(b"you").unwrap();
         assert_eq!(calling.join().unwrap(), b"you");
         while !sending.is_finished() || !receiving.is_finished() {
@@ -371,9 +371,9 @@ fn only_a_client_and_a_service_make_a_link() {
         refused(receiving.join().unwrap().unwrap_err());
     });
     drop(service);
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let calling = scope.spawn(|| Client::connect(&place.name()).map(|_| ()));
+        let calling = scope.spawn(|| Client::connect(&dir.name()).map(|_| ()));
         while !calling.is_finished() {
             assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
         }
@@ -383,15 +383,15 @@ fn only_a_client_and_a_service_make_a_link() {
 
 #[test]
 fn a_service_needs_few_descriptors_for_a_client() {
-    let place = TestDir::new("many clients");
-    let service = Child::start(Role::new(child, "echo").with("name", place.name()));
+    let dir = TestDir::new("many clients");
+    let service = Child::start(Role::new(child, "echo").with("name", dir.name()));
     service.expect("listening");
     let descriptors = || kernel::descriptors_of(service.pid());
-    let mut first = Client::connect(&place.name()).unwrap();
+    let mut first = Client::connect(&dir.name()).unwrap();
     first.call(b"here").unwrap();
     let before = descriptors();
     let count = 60;
-    let clients = Child::start(Role::new(child, "many").with("name", place.name()).with("count", count));
+    let clients = Child::start(Role::new(child, "many").with("name", dir.name()).with("count", count));
     clients.expect("connected");
     let each = (descriptors() - before) / count;
     assert!(each <= 5, "{each} for each client: with 20,000 a thousand clients must be possible");
@@ -405,12 +405,12 @@ fn a_service_needs_few_descriptors_for_a_client() {
 
 #[test]
 fn processes_call_one_service_concurrently() {
-    let place = TestDir::new("side by side");
-    let _serving = Serving::start(&tiny(), &place.name(), 3, echo);
+    let dir = TestDir::new("side by side");
+    let _serving = Serving::start(&tiny(), &dir.name(), 3, echo);
     let callers: Vec<Child> = (0..4)
         .map(|_| {
             Child::start(
-                Role::new(child, "caller").with("name", place.name()).with("count", 3000).with("capacity", TINY),
+                Role::new(child, "caller").with("name", dir.name()).with("count", 3000).with("capacity", TINY),
             )
         })
         .collect();
@@ -419,8 +419,8 @@ fn processes_call_one_service_concurrently() {
 
 #[test]
 fn a_stopped_pool_ends_after_its_handlers_return() {
-    let place = TestDir::new("stopped");
-    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
+    let dir = TestDir::new("stopped");
+    let mut service = Service::listen_with(&dir.name(), &tiny()).unwrap();
     let stopper = service.stopper();
     let done = Mutex::new(0);
     std::thread::scope(|scope| {
@@ -432,7 +432,7 @@ fn a_stopped_pool_ends_after_its_handlers_return() {
                 request.reply(b"the last").unwrap();
             })
         });
-        let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
         assert_eq!(&*client.call_until(b"stop", deadline()).unwrap().expect("no answer"), b"the last");
         serving.join().unwrap().unwrap();
     });
@@ -442,8 +442,8 @@ fn a_stopped_pool_ends_after_its_handlers_return() {
 
 #[test]
 fn a_call_gets_one_reply() {
-    let place = TestDir::new("a call gets one reply");
-    let name = place.name();
+    let dir = TestDir::new("a call gets one reply");
+    let name = dir.name();
     let mut service = Service::listen_with(&name, &tiny().announce(true)).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
@@ -460,24 +460,24 @@ fn a_call_gets_one_reply() {
 
 #[test]
 fn a_pool_that_cannot_start_all_its_threads_takes_no_call_and_fails() {
-    let place = TestDir::new("threads that cannot be started");
-    let pool = Child::start(Role::new(child, "cramped").with("name", place.name()));
+    let dir = TestDir::new("threads that cannot be started");
+    let pool = Child::start(Role::new(child, "cramped").with("name", dir.name()));
     pool.expect("no thread");
     pool.wait_for_success();
 }
 
 #[test]
 fn the_error_of_a_call_too_large_names_more_than_the_capacity() {
-    let place = TestDir::new("words about size");
-    let (_service, mut client, _responders, _) = asked(&place, 1);
+    let dir = TestDir::new("words about size");
+    let (_service, mut client, _responders, _) = asked(&dir, 1);
     let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
     assert!(error.to_string().contains("call_bytes_max"), "{error}");
 }
 
 #[test]
 fn a_client_counts_its_rings_of_a_sleeping_service() {
-    let place = TestDir::new("rings");
-    let (mut service, mut client, _responders, _) = asked(&place, 1);
+    let dir = TestDir::new("rings");
+    let (mut service, mut client, _responders, _) = asked(&dir, 1);
     for rung in 1..4 {
         let before = client.wakes_sent();
         assert!(service.arm().unwrap());

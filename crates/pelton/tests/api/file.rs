@@ -71,8 +71,8 @@ fn everywhere(claim: &'static str, test: impl Fn(&Case)) {
             eprintln!("no io_uring here: only the threads are tried");
             continue;
         }
-        for place in ["/var/tmp", "/dev/shm"] {
-            let root = tempfile::Builder::new().prefix("pelton-file").tempdir_in(place).unwrap();
+        for dir in ["/var/tmp", "/dev/shm"] {
+            let root = tempfile::Builder::new().prefix("pelton-file").tempdir_in(dir).unwrap();
             test(&Case { way, options: options(way), root });
         }
     }
@@ -190,8 +190,8 @@ fn every_operation_does_what_its_system_call_does() {
         assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), early);
 
         // Names.
-        let (b, c, link, dir) = (case.path("b"), case.path("c"), case.path("link"), case.path("dir"));
-        ran(&mut engine, Operation::make_directory(&dir, 0o750)).unwrap();
+        let (b, c, link, directory) = (case.path("b"), case.path("c"), case.path("link"), case.path("dir"));
+        ran(&mut engine, Operation::make_directory(&directory, 0o750)).unwrap();
         ran(&mut engine, Operation::link(&path, &b)).unwrap();
         ran(&mut engine, Operation::symlink("b", &link)).unwrap();
         let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link(&link)).unwrap().outcome else {
@@ -210,7 +210,7 @@ fn every_operation_does_what_its_system_call_does() {
         assert!(!b.exists() && c.exists());
         ran(&mut engine, Operation::unlink(&c)).unwrap();
         ran(&mut engine, Operation::unlink(&link)).unwrap();
-        ran(&mut engine, Operation::remove_directory(&dir)).unwrap();
+        ran(&mut engine, Operation::remove_directory(&directory)).unwrap();
         assert_eq!(std::fs::read_dir(case.root.path()).unwrap().count(), 1);
 
         // Closing: refused while there is another handle.
@@ -280,7 +280,7 @@ fn a_file_is_copied_to_another_also_between_file_systems() {
 }
 
 /// Until the system answers so of a file that was just written, whose pages it may be at work on; false where it never does.
-fn answers_without_waiting(path: &Path) -> bool {
+fn returns_without_waiting(path: &Path) -> bool {
     let (file, deadline) = (std::fs::File::open(path).unwrap(), deadline());
     file.sync_all().unwrap();
     let mut bytes = [0; 8192];
@@ -296,12 +296,12 @@ fn answers_without_waiting(path: &Path) -> bool {
 
 #[test]
 fn reads_from_the_page_cache_complete_in_the_submitting_call() {
-    everywhere("what the page cache has is answered at once", |case| {
+    everywhere("reads from the page cache complete at once", |case| {
         let path = case.path("a");
         std::fs::write(&path, pattern(1, 8192)).unwrap();
         let mut engine = case.engine();
         let file = open(&mut engine, &path);
-        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+        if !returns_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
             eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
             return;
         }
@@ -440,7 +440,7 @@ fn settled(engine: &mut Engine) -> bool {
 
 #[test]
 fn a_chain_stops_at_a_failure_and_returns_the_rest_undone() {
-    everywhere("a chain goes on until something fails", |case| {
+    everywhere("a chain continues until a failure", |case| {
         let mut engine = case.engine();
         let file = open(&mut engine, &case.path("a"));
         let (to, missing) = (case.path("b"), case.path("missing"));
@@ -485,7 +485,7 @@ fn a_chain_stops_at_a_failure_and_returns_the_rest_undone() {
 
 #[test]
 fn an_error_names_the_operation_the_file_and_the_code() {
-    everywhere("an error says what failed", |case| {
+    everywhere("an error names what failed", |case| {
         let mut engine = case.engine();
         let missing = case.path("missing/file");
         let error = ran(&mut engine, Operation::open(&missing, Open::for_reading())).unwrap_err();
@@ -496,14 +496,14 @@ fn an_error_names_the_operation_the_file_and_the_code() {
         assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
 
         let file = open(&mut engine, &case.path("a"));
-        let dir = case.root.path();
+        let directory = case.root.path();
         ran(&mut engine, Operation::write(&file, "some text")).unwrap();
         let reading =
             ran(&mut engine, Operation::open(case.path("a"), Open::for_reading())).unwrap().into_file().unwrap();
         let cases = [
             (Operation::open(case.path("a"), Open::for_both().create_new(0o600)), "EEXIST"),
             (Operation::open(case.path("a"), Open::for_reading().directory()), "ENOTDIR"),
-            (Operation::open(dir, Open::for_writing()), "EISDIR"),
+            (Operation::open(directory, Open::for_writing()), "EISDIR"),
             (Operation::open("with\0zero", Open::for_reading()), "EINVAL"),
             (Operation::write_at(&reading, b"x", 0), "EBADF"),
             (Operation::write_at(&reading, vec![0; 1 << 20], 0), "EBADF"),
@@ -512,9 +512,9 @@ fn an_error_names_the_operation_the_file_and_the_code() {
             (Operation::write_at(&file, vec![0; 1], u64::MAX), "EINVAL"),
             (Operation::copy(&file, 0, &file, 1, 10), "EINVAL"),
             (Operation::stat(&missing), "ENOENT"),
-            (Operation::unlink(dir), "EISDIR"),
+            (Operation::unlink(directory), "EISDIR"),
             (Operation::remove_directory(case.path("a")), "ENOTDIR"),
-            (Operation::make_directory(dir, 0o700), "EEXIST"),
+            (Operation::make_directory(directory, 0o700), "EEXIST"),
             (Operation::rename(&missing, case.path("b")), "ENOENT"),
             (Operation::link(&missing, case.path("b")), "ENOENT"),
             (Operation::symlink("x", case.path("a")), "EEXIST"),
@@ -560,7 +560,7 @@ fn a_device_failure_is_an_error_by_name() {
 
 #[test]
 fn operations_of_a_thread_that_ended_complete() {
-    everywhere("what a thread began that has ended is done", |case| {
+    everywhere("operations of an ended thread complete", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
         let file = open(&mut engine, &case.path("a"));
@@ -642,7 +642,7 @@ fn signals_interrupt_no_operation() {
 
 #[test]
 fn closing_waits_for_operations_in_flight_or_until_its_deadline() {
-    everywhere("closing waits for what is in flight", |case| {
+    everywhere("closing waits for operations in flight", |case| {
         let mut engine = case.engine();
         let file = open(&mut engine, &case.path("a"));
         for n in 0..20u64 {
@@ -724,7 +724,7 @@ fn continuations_after_a_poll_begin_before_the_loop_sleeps() {
         assert!(engine.arm().unwrap());
         writer.write_all(b"x").unwrap();
         readable(&engine);
-        assert_eq!(engine.try_completion().unwrap().expect("it says so").token, 2);
+        assert_eq!(engine.try_completion().unwrap().expect("it reports that").token, 2);
     });
 }
 
@@ -747,7 +747,7 @@ fn an_operation_that_the_kernel_refuses_at_once_delays_no_other() {
             engine.start().unwrap();
             let deadline = deadline();
             while !made.exists() {
-                assert!(Instant::now() < deadline, "what is behind it has not begun");
+                assert!(Instant::now() < deadline, "the operation after it has not begun");
                 std::thread::yield_now();
             }
             let mut ended: Vec<u64> = (0..3).map(|_| done(&mut engine).token).collect();
@@ -769,7 +769,7 @@ fn one_tick_completes_a_bounded_number_of_operations() {
         std::fs::write(&path, vec![7; 4096 * EACH]).unwrap();
         let mut engine = case.engine();
         let file = open_to_read(&mut engine, &path);
-        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+        if !returns_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
             eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
             return;
         }
@@ -817,15 +817,15 @@ fn after_an_error_of_the_system_each_operation_completes_once_with_its_own_token
     // A thread in which the kernel has no memory to begin anything.
     let starved = std::thread::spawn(move || {
         seccomp::refuse(libc::SYS_io_uring_enter, libc::ENOMEM);
-        let is_told = |error: Error| error.to_string().contains("beginning operations");
+        let names_the_failure = |error: Error| error.to_string().contains("beginning operations");
         for token in 0..10 {
             submit(&mut engine, token, Operation::sync(&synced));
-            assert!(is_told(engine.try_completion().unwrap_err()));
-            assert!(is_told(engine.arm().unwrap_err()));
-            assert!(is_readable(&engine), "a loop comes again, and tries again");
+            assert!(names_the_failure(engine.try_completion().unwrap_err()));
+            assert!(names_the_failure(engine.arm().unwrap_err()));
+            assert!(is_readable(&engine), "a loop ticks again, and tries again");
         }
         let soon = Instant::now() + Duration::from_secs(60);
-        assert!(is_told(engine.run_until(Operation::stat_file(&synced), soon).unwrap_err()));
+        assert!(names_the_failure(engine.run_until(Operation::stat_file(&synced), soon).unwrap_err()));
         assert!(engine.cancel(5).unwrap());
         assert_eq!(engine.in_flight(), 10);
         assert!(engine.uses_io_uring());
@@ -843,7 +843,7 @@ fn after_an_error_of_the_system_each_operation_completes_once_with_its_own_token
 
 #[test]
 fn everything_works_where_a_filter_refuses_io_uring_later() {
-    let _hang = Watchdog::new("where a filter refuses io_uring later everything goes on");
+    let _hang = Watchdog::new("where a filter refuses io_uring later everything works");
     if !Engine::new().unwrap().uses_io_uring() {
         eprintln!("no io_uring here: it cannot be refused later");
         return;
@@ -1015,11 +1015,11 @@ fn a_pump_moves_a_file_into_a_channel_and_out_of_one() {
         receiver.close().unwrap();
         let sender = Arc::new(Mutex::new(sender));
         // It may be told after some messages that nobody will read.
-        let told = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
+        let error = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
             Ok(sent) => *sent.cut_short_by.expect("nobody reads it"),
             Err(error) => error,
         };
-        assert!(told.is_closed(), "{told}");
+        assert!(error.is_closed(), "{error}");
         // An engine that is dropped lets go of the channel.
         let (sender, receiver) = pelton::Options::new().threads().unwrap();
         let receiver = Arc::new(Mutex::new(receiver));

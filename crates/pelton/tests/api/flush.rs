@@ -18,9 +18,9 @@ struct Seen {
     writes: Arc<AtomicUsize>,
 }
 
-fn numbered(who: u32, number: u32, bytes: usize) -> Vec<u8> {
+fn numbered(id: u32, number: u32, bytes: usize) -> Vec<u8> {
     let mut message = vec![number as u8; bytes.max(8)];
-    message[..4].copy_from_slice(&who.to_le_bytes());
+    message[..4].copy_from_slice(&id.to_le_bytes());
     message[4..8].copy_from_slice(&number.to_le_bytes());
     message
 }
@@ -53,8 +53,8 @@ impl Seen {
     fn check(&self, senders: u32, count: u32) {
         let numbers = self.numbers.lock().unwrap();
         assert_eq!(numbers.keys().copied().collect::<Vec<_>>(), (0..senders).collect::<Vec<_>>());
-        for (who, numbers) in &*numbers {
-            assert!(numbers.iter().copied().eq(0..count), "of {who}: {} messages", numbers.len());
+        for (id, numbers) in &*numbers {
+            assert!(numbers.iter().copied().eq(0..count), "of {id}: {} messages", numbers.len());
         }
     }
 
@@ -76,11 +76,11 @@ impl Seen {
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let count = role.number("count").unwrap() as u32;
-    let who = role.number("who").unwrap() as u32;
+    let id = role.number("id").unwrap() as u32;
     let options = Options::new().capacity(1 << 18).connect_deadline(deadline());
     let mut sender = options.connect_sender(role.get("name")).unwrap();
     for number in 0..count {
-        sender.send(&numbered(who, number, 100)).unwrap();
+        sender.send(&numbered(id, number, 100)).unwrap();
     }
     report("sent");
     read_line_from_parent();
@@ -132,23 +132,23 @@ fn a_deadline_ends_a_flush_under_continuous_load() {
 
 #[test]
 fn flushing_survives_threads_and_processes_that_join_leave_and_die() {
-    let place = TestDir::new("a flush of many senders ends");
-    let receiver = Options::new().gather_at(&place.name()).unwrap();
+    let dir = TestDir::new("a flush of many senders ends");
+    let receiver = Options::new().gather_at(&dir.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let seen = Seen::default();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
     let children: Vec<_> = (0..3)
-        .map(|who| {
-            let role = Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", 5000);
+        .map(|id| {
+            let role = Role::new(child, "sender").with("name", dir.name()).with("id", id).with("count", 5000);
             Child::start(role)
         })
         .collect();
     std::thread::scope(|scope| {
-        for who in 3..6 {
+        for id in 3..6 {
             let mut sender = senders.sender().unwrap();
             scope.spawn(move || {
                 for number in 0..5000 {
-                    sender.send(&numbered(who, number, 50)).unwrap();
+                    sender.send(&numbered(id, number, 50)).unwrap();
                 }
             });
         }
@@ -168,16 +168,16 @@ fn flushing_survives_threads_and_processes_that_join_leave_and_die() {
 
 #[test]
 fn the_last_messages_of_a_sender_that_left_are_flushed() {
-    let _hang = Watchdog::new("what is taken of a lane that leaves is flushed");
+    let _hang = Watchdog::new("messages of a lane that leaves are flushed");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let seen = Seen::default();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
-    for who in 0..3 {
+    for id in 0..3 {
         let mut sender = senders.sender().unwrap();
-        sender.send(&numbered(who, 0, 9)).unwrap();
+        sender.send(&numbered(id, 0, 9)).unwrap();
         // Taken, and not due.
         assert!(!flush.run_until(Instant::now()).unwrap());
-        sender.send(&numbered(who, 1, 9)).unwrap();
+        sender.send(&numbered(id, 1, 9)).unwrap();
         drop(sender);
         assert!(!flush.run_until(Instant::now()).unwrap());
         assert_eq!(seen.writes.load(SeqCst), 0);
@@ -190,8 +190,8 @@ fn the_last_messages_of_a_sender_that_left_are_flushed() {
 
 #[test]
 fn a_small_amount_is_flushed_after_the_interval() {
-    let place = TestDir::new("little is flushed in time");
-    let receiver = Options::new().gather_at(&place.name()).unwrap();
+    let dir = TestDir::new("little is flushed in time");
+    let receiver = Options::new().gather_at(&dir.name()).unwrap();
     let seen = Seen::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -284,8 +284,8 @@ fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
 
 #[test]
 fn messages_written_but_not_released_are_not_written_again() {
-    let place = TestDir::new("a path channel's flush goes on after a death");
-    let path = place.path().join("c");
+    let dir = TestDir::new("a path channel's flush continues after a death");
+    let path = dir.path().join("c");
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
     let sink = Kept::default();
     for round in 0..3u32 {
@@ -311,7 +311,7 @@ fn messages_written_but_not_released_are_not_written_again() {
         drop(flush);
         sink.seen.numbers.lock().unwrap().get_mut(&0).unwrap().pop();
         let last = &mut *sink.last.lock().unwrap();
-        assert_eq!(last.len(), 1, "one lane is one lane, whoever receives");
+        assert_eq!(last.len(), 1, "one lane is one lane for every receiver");
     }
     sink.seen.check(1, 30);
     // Another channel at the same place is another.
@@ -327,9 +327,9 @@ fn messages_written_but_not_released_are_not_written_again() {
 
 #[test]
 fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
-    let place = TestDir::new("forwarding goes on with a successor");
+    let dir = TestDir::new("forwarding continues with a successor");
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
-    let path = place.path().join("c");
+    let path = dir.path().join("c");
     let onward = Options::new().capacity(1 << 16).create_sender(&path).unwrap();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, Forward::new(onward)).unwrap();
     let mut first = Options::new().open_receiver(&path).unwrap();
@@ -338,10 +338,10 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
     }
     drop(sender);
     std::thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
+        let (report_result, reported) = mpsc::channel();
         scope.spawn(move || {
             // Told once that the receiver has gone, in the middle of a run. It is the sink's end, not the channel's.
-            tell.send(flush.run()).unwrap();
+            report_result.send(flush.run()).unwrap();
             flush.run().unwrap();
         });
         let mut got: Vec<u32> = Vec::new();
@@ -351,8 +351,8 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
         }
         drop(first);
         // The rest is more than there is room for.
-        let told = told.recv_timeout(DEADLINE).unwrap();
-        assert!(matches!(told, Err(Error::Sink(_))), "{told:?}");
+        let reported = reported.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(reported, Err(Error::Sink(_))), "{reported:?}");
         let mut second = Options::new().open_receiver(&path).unwrap();
         while got.len() < 1000 {
             got.push(word(&second.receive_until(deadline()).unwrap().unwrap()));
@@ -369,12 +369,12 @@ fn messages_of_many_appending_threads_are_in_order_by_thread() {
         let options = Options::new().flush_bytes(1 << 16).flush_interval(interval);
         let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
         std::thread::scope(|scope| {
-            for who in 0..8 {
+            for id in 0..8 {
                 let appenders = &appenders;
                 scope.spawn(move || {
                     let mut own = appenders.appender().unwrap();
                     for number in 0..20_000 {
-                        let message = numbered(who, number, number as usize % 40);
+                        let message = numbered(id, number, number as usize % 40);
                         // Copied, by another appender, and in place.
                         match number % 2000 {
                             0..1000 => own.append(&message).unwrap(),
@@ -406,15 +406,15 @@ fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end(
         let seen = Seen::default();
         let appenders = pelton::Appenders::new(&Options::new().flush_interval(interval), seen.sink()).unwrap();
         std::thread::scope(|scope| {
-            for who in 0..4 {
+            for id in 0..4 {
                 let appenders = appenders.clone();
-                scope.spawn(move || (0..1000).for_each(|number| appenders.append(&numbered(who, number, 9)).unwrap()));
+                scope.spawn(move || (0..1000).for_each(|number| appenders.append(&numbered(id, number, 9)).unwrap()));
             }
         });
         assert_eq!(seen.count(), 0, "1000 messages are no bufferful");
         let appender = appenders.appender().unwrap();
         drop(appenders);
-        assert_eq!(seen.count(), 0, "there is one who may append");
+        assert_eq!(seen.count(), 0, "one thread may append");
         drop(appender);
         seen.check(4, 1000);
         assert_eq!(seen.writes.load(SeqCst), 1);
@@ -483,12 +483,12 @@ fn a_failing_sink_loses_no_appended_message() {
     };
     let appenders = pelton::Appenders::new(&Options::new().flush_bytes(1 << 16).flush_interval(None), sink).unwrap();
     std::thread::scope(|scope| {
-        for who in 0..3 {
+        for id in 0..3 {
             let appenders = &appenders;
             scope.spawn(move || {
                 let mut appender = appenders.appender().unwrap();
                 for number in 0..20_000 {
-                    let message = numbered(who, number, 30);
+                    let message = numbered(id, number, 30);
                     while let Err(error) = appender.append(&message) {
                         assert!(matches!(error, Error::Sink(_)), "{error}");
                     }
@@ -569,14 +569,14 @@ fn flushing_closes_the_descriptors_of_its_messages() {
     seen.check(1, 3);
     // The sender keeps its own until it notices the release.
     assert_eq!(sender.unreleased(), 0);
-    assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "nobody has the other end any more");
+    assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "the other endpoint is gone");
 }
 
 #[test]
 fn the_death_of_a_connected_sender_is_reported_after_its_messages_are_flushed() {
-    let place = TestDir::new("a death is told");
-    let listener = Options::new().listen(&place.name()).unwrap();
-    let role = Role::new(child, "sender").with("name", place.name()).with("who", 0).with("count", 1000);
+    let dir = TestDir::new("a death is reported");
+    let listener = Options::new().listen(&dir.name()).unwrap();
+    let role = Role::new(child, "sender").with("name", dir.name()).with("id", 0).with("count", 1000);
     let child = Child::start(role);
     let receiver = listener.accept_receiver().unwrap();
     let seen = Seen::default();
@@ -609,8 +609,8 @@ fn the_sender_of_flushed_messages_detects_the_end_of_the_flush() {
 
 #[test]
 fn each_message_is_forwarded_once_after_the_sink_refused_some() {
-    let place = TestDir::new("forwarding goes on");
-    let path = place.path().join("c");
+    let dir = TestDir::new("forwarding continues");
+    let path = dir.path().join("c");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let mut sending = [senders.sender().unwrap(), senders.sender().unwrap()];
     let mut onward = Options::new().capacity(1 << 16).create_receiver(&path).unwrap();
@@ -618,7 +618,7 @@ fn each_message_is_forwarded_once_after_the_sink_refused_some() {
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, forward).unwrap();
     let mut send = |numbers: std::ops::Range<u32>| {
         for number in numbers {
-            (0..2).for_each(|who| sending[who].send(&numbered(who as u32, number, 300)).unwrap());
+            (0..2).for_each(|id| sending[id].send(&numbered(id as u32, number, 300)).unwrap());
         }
     };
     send(0..300);
@@ -745,7 +745,7 @@ fn the_next_flush_returns_an_error_that_occurred_before_it() {
     impl Sink for Fails {
         fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
             match self.0.fetch_add(1, SeqCst) {
-                0 => Err(Error::Sink("told once".to_owned())),
+                0 => Err(Error::Sink("reported once".to_owned())),
                 1 => panic!("the sink panics, as the test wants"),
                 _ => Ok(()),
             }
@@ -760,8 +760,8 @@ fn the_next_flush_returns_an_error_that_occurred_before_it() {
         assert!(Instant::now() < until, "nothing is flushed at intervals any more");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let told = appenders.sync().unwrap_err();
-    assert!(matches!(told, Error::Sink(_)), "{told}");
+    let reported = appenders.sync().unwrap_err();
+    assert!(matches!(reported, Error::Sink(_)), "{reported}");
     appenders.sync().unwrap();
 }
 
@@ -806,21 +806,21 @@ fn a_sink_that_stays_due_is_polled_again_with_a_pause() {
 fn a_sink_that_appends_to_its_own_flush_is_refused() {
     let _hang = Watchdog::new("a sink that appends to its own ends");
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let reported = Arc::new(Mutex::new(Vec::new()));
     let other = Seen::default();
     let others = pelton::Appenders::new(&Options::new().flush_interval(None), other.sink()).unwrap();
     let sink = {
-        let (own, told) = (own.clone(), told.clone());
+        let (own, reported) = (own.clone(), reported.clone());
         let mut number = 0;
         move |_: &[Run<'_>]| {
             let Some(own) = own.lock().unwrap().clone() else { return Ok(()) };
-            let mut told = told.lock().unwrap();
-            told.push(own.flush().unwrap_err());
-            told.push(own.sync().unwrap_err());
+            let mut reported = reported.lock().unwrap();
+            reported.push(own.flush().unwrap_err());
+            reported.push(own.sync().unwrap_err());
             let mut appender = own.appender().unwrap();
             // As long as it has room.
             let refused = (0..).find_map(|_| appender.append(&[0; 1000]).err());
-            told.push(refused.unwrap());
+            reported.push(refused.unwrap());
             // To others it may.
             others.appender().unwrap().append(&numbered(0, number, 8)).unwrap();
             others.flush().unwrap();
@@ -838,22 +838,22 @@ fn a_sink_that_appends_to_its_own_flush_is_refused() {
         appenders.append(&[1; 1000]).unwrap();
     }
     *own.lock().unwrap() = None;
-    for error in &*told.lock().unwrap() {
+    for error in &*reported.lock().unwrap() {
         assert!(matches!(error, Error::Refused(why) if why.contains("sink")), "{error}");
     }
-    assert_eq!(told.lock().unwrap().len(), 6);
+    assert_eq!(reported.lock().unwrap().len(), 6);
     appenders.sync().unwrap();
 }
 
 #[test]
 fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
-    let (tell, told) = mpsc::channel();
+    let (report_result, reported) = mpsc::channel();
     let sink = {
         let own = own.clone();
         move |runs: &[Run<'_>]| {
             for run in runs {
-                tell.send(run.messages()).unwrap();
+                report_result.send(run.messages()).unwrap();
             }
             drop(own.lock().unwrap().take());
             Ok(())
@@ -864,15 +864,15 @@ fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
     let mut appender = appenders.appender().unwrap();
     // Nothing is flushed before the handle is where the sink finds it.
     {
-        let mut place = own.lock().unwrap();
+        let mut dir = own.lock().unwrap();
         appender.append(b"one").unwrap();
         drop(appender);
-        *place = Some(appenders);
+        *dir = Some(appenders);
     }
     drop(own);
     let mut flushed = 0;
     loop {
-        match told.recv_timeout(DEADLINE) {
+        match reported.recv_timeout(DEADLINE) {
             Ok(messages) => flushed += messages,
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(error) => panic!("the sink is still there: {error}"),
@@ -883,9 +883,9 @@ fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
 
 #[test]
 fn a_sender_that_marks_every_message_as_waiting_does_not_cause_a_write_each() {
-    let place = TestDir::new("a flush by turns ends");
-    let listener = Options::new().listen(&place.name()).unwrap();
-    let socket = place.socket();
+    let dir = TestDir::new("an incremental flush ends");
+    let listener = Options::new().listen(&dir.name()).unwrap();
+    let socket = dir.socket();
     let connecting = std::thread::spawn(move || raw::RawPeer::sender(&socket));
     let receiver = listener.accept_receiver_until(deadline()).unwrap().expect("it connects");
     let peer = connecting.join().unwrap();

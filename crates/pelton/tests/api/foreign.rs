@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
-        "linger" => linger(),
-        "silent file server" => meet_a_silent_file_server(),
+        "close slowly" => close_slowly(),
+        "silent file server" => open_a_file_of_a_silent_server(),
         "alone in its namespace" => alone_in_its_namespace(&role),
         "stranger" => {
             // SAFETY: no pointers.
@@ -28,12 +28,12 @@ fn child() {
             read_line_from_parent();
             drop(sockets);
         }
-        "stranger with a bell" => {
+        "stranger with a doorbell" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
             misuse_the_bell(Path::new(role.get("socket")));
         }
-        "client that shuts bells down" => {
+        "client that shuts doorbells down" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
             let options = Options::new().allow_uids(&[0]).connect_deadline(deadline());
@@ -87,18 +87,18 @@ fn send_many(socket: &OwnedFd, bytes: &[u8], fd: OwnedFd, count: usize) -> bool 
 }
 
 /// Held by who sends a descriptor, until it has closed its own, and by the receiver while it receives: the last close is to be the receiver's.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Does something while the receiver does nothing.
 fn unseen<T>(work: impl FnOnce() -> T) -> T {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     work()
 }
 
 /// Receives for a moment.
 fn attend(receiver: &mut Receiver) -> Option<usize> {
     std::thread::yield_now();
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let message = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
     message.map(|message| message.descriptors())
 }
@@ -128,8 +128,8 @@ fn send_with_message(peer: &RawPeer, fd: OwnedFd, count: usize) {
 }
 
 /// Another sender comes and is served while `hostile` has its way, which `receiver`'s thread must not notice.
-fn serves_others(what: &str, receiver: &mut Receiver, place: &TestDir) {
-    let name = place.name();
+fn serves_others(what: &str, receiver: &mut Receiver, dir: &TestDir) {
+    let name = dir.name();
     let other = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"served").unwrap();
@@ -155,22 +155,22 @@ fn falls_asleep(what: &str, receiver: &mut Receiver) {
 /// What a user can do with the far end of a bell that it was given.
 fn misuse_the_bell(socket: &Path) {
     use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
-    assert!(RawPeer::sender_with(socket, good_bell()).is_none(), "an eventfd of another user is taken");
+    assert!(RawPeer::sender_with(socket, good_doorbell()).is_none(), "an eventfd of another user is taken");
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let (mine, given) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    let peer = RawPeer::sender_with(socket, given).expect("a socket is a bell");
+    let peer = RawPeer::sender_with(socket, given).expect("a socket is a doorbell");
     report("connected");
     let quietly = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     for round in read_line_from_parent().split(' ') {
         match round {
-            "rings" => (0..10_000).for_each(|_| _ = send(&peer.bell, b"x", quietly)),
-            "sends-nothing" => _ = send(&peer.bell, b"", quietly),
+            "rings" => (0..10_000).for_each(|_| _ = send(&peer.doorbell, b"x", quietly)),
+            "sends-nothing" => _ = send(&peer.doorbell, b"", quietly),
             "sends-descriptors" => {
                 // Where the kernel does not refuse them.
-                let _ = send_many(&peer.bell, b"x", good_bell(), 253);
+                let _ = send_many(&peer.doorbell, b"x", good_doorbell(), 253);
             }
             "sends-by-its-own" => (0..10_000).for_each(|_| _ = send(&mine, b"x", quietly)),
-            "shuts-down" => shutdown(&peer.bell, Shutdown::Both).unwrap(),
+            "shuts-down" => shutdown(&peer.doorbell, Shutdown::Both).unwrap(),
             other => panic!("{other}"),
         }
     }
@@ -195,26 +195,26 @@ fn shut_bells_down() -> usize {
 
 #[test]
 fn a_client_that_shuts_its_doorbell_while_a_part_waits_for_space_is_lost() {
-    let place = TestDir::new("a_client_that_shuts_its_doorbell_down_while_a_part_waits");
+    let dir = TestDir::new("a_client_that_shuts_its_doorbell_while_a_part_waits");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
     }
-    let _watchdog = Watchdog::new("a thread waits for room that nobody will tell");
+    let _watchdog = Watchdog::new("a thread waits for space without a notification");
     for waits in [true, false] {
-        is_lost_by_its_doorbell(&place, waits);
+        is_lost_by_its_doorbell(&dir, waits);
     }
 }
 
 /// `waits`: a thread waits in `part`; else an event loop does, by `try_part` and `arm`.
-fn is_lost_by_its_doorbell(place: &TestDir, waits: bool) {
+fn is_lost_by_its_doorbell(dir: &TestDir, waits: bool) {
     let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
-    let mut service = pelton::Service::listen_with(&place.name(), &options).unwrap();
-    for path in [place.path().to_owned(), place.socket()] {
+    let mut service = pelton::Service::listen_with(&dir.name(), &options).unwrap();
+    for path in [dir.path().to_owned(), dir.socket()] {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let mut client = Child::start(Role::new(child, "client that shuts bells down").with("name", place.name()));
+    let mut client = Child::start(Role::new(child, "client that shuts doorbells down").with("name", dir.name()));
     let request = service.receive_until(deadline()).unwrap().expect("nothing is asked");
     let mut responder = request.into_responder();
     client.expect("asked");
@@ -224,10 +224,10 @@ fn is_lost_by_its_doorbell(place: &TestDir, waits: bool) {
         client.expect("done");
     };
     if waits {
-        let (told, is_waiting) = std::sync::mpsc::channel();
+        let (thread_sender, is_waiting) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(move || {
-                told.send(kernel::this_thread()).unwrap();
+                thread_sender.send(kernel::this_thread()).unwrap();
                 responder.part_until(&[7; 1000], deadline())
             });
             kernel::wait_until_thread_polls(is_waiting.recv().unwrap());
@@ -253,14 +253,14 @@ fn is_lost_by_its_doorbell(place: &TestDir, waits: bool) {
 
 #[test]
 fn another_users_access_to_a_doorbell_disturbs_nobody() {
-    let place = TestDir::new("another_users_access_to_a_doorbell_disturbs_nobody");
+    let dir = TestDir::new("another_users_access_to_a_doorbell_disturbs_nobody");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
     }
-    let _watchdog = Watchdog::new("a bell of another user keeps the receiver waiting");
-    let mut receiver = Options::new().allow_uids(&[65_533]).gather_at(&place.name()).unwrap();
-    for path in [place.path().to_owned(), place.socket()] {
+    let _watchdog = Watchdog::new("a doorbell of another user blocks the receiver");
+    let mut receiver = Options::new().allow_uids(&[65_533]).gather_at(&dir.name()).unwrap();
+    for path in [dir.path().to_owned(), dir.socket()] {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
@@ -272,14 +272,14 @@ fn another_users_access_to_a_doorbell_disturbs_nobody() {
         "shuts-down",
         "rings shuts-down",
     ] {
-        let role = Role::new(child, "stranger with a bell").with("socket", place.socket().display());
+        let role = Role::new(child, "stranger with a doorbell").with("socket", dir.socket().display());
         let mut stranger = Child::start(role);
         let child = &mut stranger;
         attend_while(&mut receiver, move || child.expect("connected"));
         stranger.write_line(misuse);
         let child = &mut stranger;
         attend_while(&mut receiver, move || child.expect("done"));
-        serves_others(misuse, &mut receiver, &place);
+        serves_others(misuse, &mut receiver, &dir);
         falls_asleep(misuse, &mut receiver);
         stranger.write_line("end");
         attend_while(&mut receiver, move || stranger.wait_for_success());
@@ -289,14 +289,14 @@ fn another_users_access_to_a_doorbell_disturbs_nobody() {
 /// In a process of its own, whose threads and descriptors nobody else changes.
 #[test]
 fn descriptors_that_block_on_close_delay_only_their_sender() {
-    Child::start(Role::new(child, "linger")).wait_for_success();
+    Child::start(Role::new(child, "close slowly")).wait_for_success();
 }
 
-fn linger() {
-    let place = TestDir::new("descriptors whose close waits");
-    let _watchdog = Watchdog::new("descriptors whose close waits keep the receiver waiting");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
-    serves_others("at first", &mut receiver, &place);
+fn close_slowly() {
+    let dir = TestDir::new("descriptors that block on close");
+    let _watchdog = Watchdog::new("descriptors that block on close delay the receiver");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
+    serves_others("at first", &mut receiver, &dir);
     falls_asleep("at first", &mut receiver);
     let before = descriptors();
     let greets = |socket: &OwnedFd| {
@@ -306,7 +306,7 @@ fn linger() {
     // Who has sent it closes it at once, so that the last close is this side's.
     type Evil<'a> = &'a (dyn Fn(OwnedFd) + Sync);
     let show = |fds: Vec<OwnedFd>| {
-        let socket = raw_connect(&place.socket());
+        let socket = raw_connect(&dir.socket());
         greets(&socket);
         unseen(|| {
             raw_send(&socket, &producer_packet(), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
@@ -315,25 +315,25 @@ fn linger() {
         assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
     };
     let evils: [(&str, Evil<'_>); 11] = [
-        ("in a socket that says nothing", &|fd| {
-            let socket = raw_connect(&place.socket());
+        ("in a silent socket", &|fd| {
+            let socket = raw_connect(&dir.socket());
             greets(&socket);
             unseen(|| assert!(send_many(&socket, b"", fd, 1)));
         }),
         ("behind a packet of nothing", &|fd| {
-            let socket = raw_connect(&place.socket());
+            let socket = raw_connect(&dir.socket());
             greets(&socket);
             unseen(|| {
                 raw_send(&socket, b"", &[]);
                 assert!(send_many(&socket, b"x", fd, 1));
             });
         }),
-        ("as a page", &|fd| show(vec![fd, good_bell(), good_data()])),
-        ("as a bell", &|fd| show(vec![good_page(), fd, good_data()])),
-        ("as data", &|fd| show(vec![good_page(), good_bell(), fd])),
-        ("one too many", &|fd| show(vec![good_page(), good_bell(), good_data(), fd])),
+        ("as a page", &|fd| show(vec![fd, good_doorbell(), good_data()])),
+        ("as a doorbell", &|fd| show(vec![good_page(), fd, good_data()])),
+        ("as data", &|fd| show(vec![good_page(), good_doorbell(), fd])),
+        ("one too many", &|fd| show(vec![good_page(), good_doorbell(), good_data(), fd])),
         ("too many, and a packet behind them", &|fd| {
-            let socket = raw_connect(&place.socket());
+            let socket = raw_connect(&dir.socket());
             greets(&socket);
             unseen(|| {
                 assert!(send_many(&socket, &producer_packet(), fd, 4));
@@ -342,29 +342,29 @@ fn linger() {
             assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
         }),
         ("many too many", &|fd| {
-            let socket = raw_connect(&place.socket());
+            let socket = raw_connect(&dir.socket());
             greets(&socket);
             unseen(|| assert!(send_many(&socket, &producer_packet(), fd, 253)));
             assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
         }),
-        ("with a message that nobody looks at", &|fd| send_with_message(&RawPeer::sender(&place.socket()), fd, 1)),
-        ("in the queue of its bell", &|fd| {
+        ("with an unread message", &|fd| send_with_message(&RawPeer::sender(&dir.socket()), fd, 1)),
+        ("in the queue of its doorbell", &|fd| {
             use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
             let (mine, given) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
             assert!(send_many(&mine, b"x", fd, 1));
-            let peer = RawPeer::sender_with(&place.socket(), given).expect("a socket is a bell");
+            let peer = RawPeer::sender_with(&dir.socket(), given).expect("a socket is a doorbell");
             unseen(|| drop((mine, peer)));
         }),
-        ("for a message that never comes", &|fd| {
-            let peer = RawPeer::sender(&place.socket());
+        ("for a message that never arrives", &|fd| {
+            let peer = RawPeer::sender(&dir.socket());
             unseen(|| assert!(send_many(&peer.socket, &packet(DESCRIPTORS, 0), fd, 1)));
         }),
     ];
     for (what, evil) in evils {
         let (fd, far) = Lingering::new();
         attend_while(&mut receiver, || evil(fd));
-        serves_others(what, &mut receiver, &place);
+        serves_others(what, &mut receiver, &dir);
         eventually(&format!("{what}: a thread waits for the close"), || closing() == 1);
         falls_asleep(what, &mut receiver);
         drop(far);
@@ -374,20 +374,20 @@ fn linger() {
 
     // Who has too many of them wait for long is told to stay away, and may come again when they are closed.
     let (fd, far) = Lingering::new();
-    for (fd, count) in [(fd, 1), (good_bell(), 64)] {
-        let peer = attend_while(&mut receiver, || RawPeer::sender(&place.socket()));
+    for (fd, count) in [(fd, 1), (good_doorbell(), 64)] {
+        let peer = attend_while(&mut receiver, || RawPeer::sender(&dir.socket()));
         send_with_message(&peer, fd, count);
-        eventually("the message comes", || attend(&mut receiver) == Some(count));
+        eventually("the message arrives", || attend(&mut receiver) == Some(count));
     }
     let refused = loop {
-        if let Err(error) = attend_while(&mut receiver, || Sender::connect(&place.name()).map(drop)) {
+        if let Err(error) = attend_while(&mut receiver, || Sender::connect(&dir.name()).map(drop)) {
             break error;
         }
     };
     assert!(matches!(&refused, Error::Refused(why) if why.contains("wait to be closed")), "{refused}");
     drop(far);
     eventually_is(0, "threads that close", closing);
-    serves_others("at last", &mut receiver, &place);
+    serves_others("at last", &mut receiver, &dir);
 }
 
 /// In a process of its own, with mounts of its own.
@@ -463,22 +463,22 @@ fn file_of_a_silent_server(at: &Path) -> OwnedFd {
     opening.join().unwrap().unwrap().into()
 }
 
-fn meet_a_silent_file_server() {
-    let place = TestDir::new("a file whose server is silent");
-    let at = place.path().join("mount");
+fn open_a_file_of_a_silent_server() {
+    let dir = TestDir::new("a file on an unresponsive server");
+    let at = dir.path().join("mount");
     std::fs::create_dir(&at).unwrap();
     let file = file_of_a_silent_server(&at);
-    let _watchdog = Watchdog::new("a file whose server is silent keeps the receiver waiting");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
-    for place_of_it in 0..3 {
-        let mut fds = [good_page(), good_bell(), good_data()];
-        fds[place_of_it] = file.try_clone().unwrap();
-        let socket = raw_connect(&place.socket());
+    let _watchdog = Watchdog::new("a file on an unresponsive server delays the receiver");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
+    for position in 0..3 {
+        let mut fds = [good_page(), good_doorbell(), good_data()];
+        fds[position] = file.try_clone().unwrap();
+        let socket = raw_connect(&dir.socket());
         raw_send(&socket, &packet(HELLO, SENDER), &[]);
         let _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         assert_eq!(kind_of(&raw_receive(&socket).0), HELLO);
         raw_send(&socket, &producer_packet(), &fds.each_ref().map(AsFd::as_fd));
-        serves_others("a file", &mut receiver, &place);
+        serves_others("a file", &mut receiver, &dir);
         assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
     }
 }
@@ -525,18 +525,18 @@ fn alone_in_its_namespace(role: &Role) {
 
 #[test]
 fn a_user_outside_the_namespaces_map_is_not_taken_for_the_overflow_user() {
-    let place = TestDir::new("a user whom this namespace does not map");
+    let dir = TestDir::new("a user outside the namespace's map");
     let public = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     };
-    public(place.path());
-    let path = place.path().join("channel");
+    public(dir.path());
+    let path = dir.path().join("channel");
     drop(Options::new().mode(0o777).create_sender(&path).unwrap());
-    let role = Role::new(child, "alone in its namespace").with("name", place.name()).with("at", place.path().display());
+    let role = Role::new(child, "alone in its namespace").with("name", dir.name()).with("at", dir.path().display());
     let host = Child::start(role);
     for _ in 0..2 {
         host.expect("listening");
-        let error = Options::new().allow_uids(&[65_534]).connect_sender(&place.name()).unwrap_err();
+        let error = Options::new().allow_uids(&[65_534]).connect_sender(&dir.name()).unwrap_err();
         assert!(matches!(&error, Error::Refused(why) if why.contains("uid 65534 is that of every user")), "{error}");
         host.expect("alone");
     }
@@ -545,10 +545,10 @@ fn a_user_outside_the_namespaces_map_is_not_taken_for_the_overflow_user() {
 
 #[test]
 fn the_next_call_serves_a_peer_that_connected_before_a_faster_one() {
-    let place = TestDir::new("one has connected before another who was faster");
-    let listener = Options::new().listen(&place.name()).unwrap();
-    let slow = raw_connect(&place.socket());
-    let name = place.name();
+    let dir = TestDir::new("one peer connected before a faster one");
+    let listener = Options::new().listen(&dir.name()).unwrap();
+    let slow = raw_connect(&dir.socket());
+    let name = dir.name();
     let faster = std::thread::spawn(move || Sender::connect(&name).unwrap());
     let accepted = listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
     drop((accepted, faster.join().unwrap()));
@@ -559,7 +559,7 @@ fn the_next_call_serves_a_peer_that_connected_before_a_faster_one() {
         let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
         assert_eq!(kind_of(&raw_receive(&slow).0), HELLO);
         drop(slow);
-        let name = place.name();
+        let name = dir.name();
         drop(Sender::connect(&name).unwrap());
         drop(accepting.join().unwrap().unwrap().expect("nobody came"));
     });
@@ -567,17 +567,17 @@ fn the_next_call_serves_a_peer_that_connected_before_a_faster_one() {
 
 #[test]
 fn silent_connections_of_a_refused_user_delay_nobody() {
-    let place = TestDir::new("silent connections of a user who is refused");
+    let dir = TestDir::new("silent connections of a refused user");
     let public = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     };
-    public(place.path());
-    let listener = Options::new().listen(&place.name()).unwrap();
-    public(&place.socket());
-    let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()).with("count", 100));
+    public(dir.path());
+    let listener = Options::new().listen(&dir.name()).unwrap();
+    public(&dir.socket());
+    let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()).with("count", 100));
     stranger.expect("connected");
     // All are there before this one, and each would have half a second to greet.
-    let name = place.name();
+    let name = dir.name();
     let innocent = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"served").unwrap();

@@ -1,6 +1,6 @@
 //! A peer that has shaken hands and then writes what it likes, rings all the time, sends what nobody asked for, or does nothing
 //! any more. Whatever it does, this side answers: with what is right, with *corrupt*, or with the peer's end; and others are served.
-//! What comes in the hand-shake is in `handshake.rs`, random input for all of it in `fuzz/`.
+//! What comes in the handshake is in `handshake.rs`, random input for all of it in `fuzz/`.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -36,18 +36,18 @@ fn child() {
             report("taken");
         }
         // Greets, and gets no further.
-        "greet-and-stop" => {
+        "say-hello-and-stop" => {
             let socket = raw_connect(&socket);
             raw_send(&socket, &packet(HELLO, SENDER), &[]);
             raw_receive(&socket);
-            report("greeted");
+            report("said hello");
             kill_self(Signal::STOP);
             read_line_from_parent();
         }
         // Shakes hands as a receiver, leaves its socket to somebody else, and dies.
         "leave-the-socket" => {
             let peer = RawPeer::receiver(&socket);
-            raw_send(&raw_connect(std::path::Path::new(role.get("heir"))), b"x", &[peer.socket.as_fd()]);
+            raw_send(&raw_connect(std::path::Path::new(role.get("collector"))), b"x", &[peer.socket.as_fd()]);
             read_line_from_parent();
             kill_self(Signal::KILL);
         }
@@ -62,17 +62,17 @@ fn child() {
             .unwrap();
             let mut sender = Options::new().allow_uids(&[0]).connect_sender(role.get("name")).unwrap();
             // On their way elsewhere, as those of any process of this user count.
-            let bell = good_bell();
+            let doorbell = good_doorbell();
             let type_ = rustix::net::SocketType::SEQPACKET;
             let flags = rustix::net::SocketFlags::CLOEXEC;
             let pair = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, type_, flags, None).unwrap();
-            while raw_try_send(&pair.0, b"x", &[bell.as_fd(); 64]) {}
+            while raw_try_send(&pair.0, b"x", &[doorbell.as_fd(); 64]) {}
             let until = Instant::now() + Duration::from_millis(300);
-            report(format!("{:?}", sender.send_with_descriptors_until(b"", &[bell.as_fd()], until)));
+            report(format!("{:?}", sender.send_with_descriptors_until(b"", &[doorbell.as_fd()], until)));
         }
-        "meet-bells" => meet_bells(),
-        "ring-a-full-bell" => ring_a_full_bell(),
-        "meet-thousands" => meet_thousands(),
+        "try-doorbells" => try_doorbells(),
+        "ring-a-full-doorbell" => ring_a_full_doorbell(),
+        "receive-thousands" => receive_thousands(),
         "listen-with-little-memory" => {
             let most = Some(4 << 30);
             rustix::process::setrlimit(
@@ -95,19 +95,19 @@ fn kill_self(signal: Signal) {
 }
 
 /// A receiver that listened, and a sender by hand.
-fn with_raw_sender(place: &TestDir) -> (Receiver, RawPeer) {
-    let listener = Listener::bind(&place.name()).unwrap();
+fn with_raw_sender(dir: &TestDir) -> (Receiver, RawPeer) {
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let peer = scope.spawn(|| RawPeer::sender(&place.socket()));
+        let peer = scope.spawn(|| RawPeer::sender(&dir.socket()));
         (listener.accept_receiver_until(deadline()).unwrap().unwrap(), peer.join().unwrap())
     })
 }
 
 /// A sender that listened, and a receiver by hand.
-fn with_raw_receiver(place: &TestDir) -> (Sender, RawPeer) {
-    let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
+fn with_raw_receiver(dir: &TestDir) -> (Sender, RawPeer) {
+    let listener = Options::new().capacity(CAPACITY).listen(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let peer = scope.spawn(|| RawPeer::receiver(&place.socket()));
+        let peer = scope.spawn(|| RawPeer::receiver(&dir.socket()));
         (listener.accept_sender_until(deadline()).unwrap().unwrap(), peer.join().unwrap())
     })
 }
@@ -165,7 +165,7 @@ const STATES: [State; 4] = [
 
 #[test]
 fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
-    let place = TestDir::new("any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt");
+    let dir = TestDir::new("any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt");
     // All fields of its page, and some bytes between them.
     let fields = [0, 64, 72, 80, 128, 136, 144, 152, 200, 256, 264, STATE_OF_PRODUCER, 392];
     for (state, prepare, headers) in STATES {
@@ -174,7 +174,7 @@ fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
         for (segment, offset, holding) in of_page.chain(of_data) {
             let mut truth = None;
             for i in 0.. {
-                let (mut receiver, peer) = with_raw_sender(&place);
+                let (mut receiver, peer) = with_raw_sender(&dir);
                 prepare(&peer);
                 let word = peer.shown[segment].word(offset);
                 let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
@@ -190,7 +190,7 @@ fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
 
 #[test]
 fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
-    let place = TestDir::new("any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt");
+    let dir = TestDir::new("any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt");
     // Of its own page the head and those around it, of the page of all its lanes the sleep word.
     let fields = [(0, 0), (0, HEAD), (0, 136), (0, 176), (0, 256), (0, 264), (1, 0), (1, SLEEP_OF_RECEIVER), (2, 0)];
     // Messages sent before, and how many of them are released.
@@ -198,7 +198,7 @@ fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
         for (segment, offset) in fields {
             let mut truth = None;
             for i in 0.. {
-                let (mut sender, peer) = with_raw_receiver(&place);
+                let (mut sender, peer) = with_raw_receiver(&dir);
                 for _ in 0..sent {
                     assert_eq!(sender.try_send(&[1; 4088]).unwrap(), Sent::Sent);
                 }
@@ -218,16 +218,16 @@ fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
 /// In a process of its own, whose descriptors nobody else changes.
 #[test]
 fn a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks() {
-    Child::start(Role::new(child, "meet-bells")).wait_for_success();
+    Child::start(Role::new(child, "try-doorbells")).wait_for_success();
 }
 
-fn meet_bells() {
+fn try_doorbells() {
     use rustix::event::{EventfdFlags, epoll, eventfd};
     use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-    let place = TestDir::new("a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks");
+    let dir = TestDir::new("a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks");
     let directory = || OwnedFd::from(std::fs::File::open("/tmp").unwrap());
     let fifo = || {
-        let path = place.path().join("fifo");
+        let path = dir.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
         let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -236,9 +236,9 @@ fn meet_bells() {
     let this_process =
         || rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap();
     let filled = || {
-        let bell = good_bell();
-        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        bell
+        let doorbell = good_doorbell();
+        rustix::io::write(&doorbell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        doorbell
     };
     type Make<'a> = &'a (dyn Fn() -> OwnedFd + Sync);
     let kinds: [(&str, Make<'_>, bool); 12] = [
@@ -252,21 +252,21 @@ fn meet_bells() {
         ("a timerfd", &|| timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(), true),
         ("a pidfd", &this_process, true),
         ("an eventfd that counts down", &|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).unwrap(), true),
-        ("an eventfd that waits", &good_bell, true),
+        ("an eventfd that waits", &good_doorbell, true),
         ("an eventfd at its maximum", &filled, true),
     ];
     // What is made once for the whole process.
-    drop(with_raw_sender(&place));
+    drop(with_raw_sender(&dir));
     let before = descriptors();
     for (what, make, taken) in kinds {
-        let listener = Listener::bind(&place.name()).unwrap();
+        let listener = Listener::bind(&dir.name()).unwrap();
         let (mut receiver, peer) = std::thread::scope(|scope| {
-            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good bell"));
-            let peer = RawPeer::sender_with(&place.socket(), make());
+            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good doorbell"));
+            let peer = RawPeer::sender_with(&dir.socket(), make());
             assert_eq!(peer.is_some(), taken, "{what}");
             // The listener goes on after one that it refused.
-            let peer = peer.or_else(|| RawPeer::sender_with(&place.socket(), good_bell()));
-            (accepting.join().unwrap(), peer.expect("a good bell"))
+            let peer = peer.or_else(|| RawPeer::sender_with(&dir.socket(), good_doorbell()));
+            (accepting.join().unwrap(), peer.expect("a good doorbell"))
         });
         // It says that it sleeps until something is released.
         peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
@@ -282,26 +282,26 @@ fn meet_bells() {
 /// In a process of its own, which would wait for good.
 #[test]
 fn a_full_blocking_doorbell_blocks_nobody() {
-    Child::start(Role::new(child, "ring-a-full-bell")).wait_for_success();
+    Child::start(Role::new(child, "ring-a-full-doorbell")).wait_for_success();
 }
 
-fn ring_a_full_bell() {
-    let place = TestDir::new("a_full_blocking_doorbell_blocks_nobody");
+fn ring_a_full_doorbell() {
+    let dir = TestDir::new("a_full_blocking_doorbell_blocks_nobody");
     let _watchdog = Watchdog::new("the receiver waits in a ring");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| {
-            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&place.name()).unwrap();
+            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&dir.name()).unwrap();
             sender.send(b"served").unwrap();
-            (sender, RawPeer::sender(&place.socket()))
+            (sender, RawPeer::sender(&dir.socket()))
         });
         while !connecting.is_finished() {
             _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         }
         let (mut sender, peer) = connecting.join().unwrap();
         // As a write that adds anything finds no room any more.
-        rustix::io::ioctl_fionbio(&peer.own_bell, false).unwrap();
-        rustix::io::write(&peer.own_bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        rustix::io::ioctl_fionbio(&peer.own_doorbell, false).unwrap();
+        rustix::io::write(&peer.own_doorbell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
         for seq in 1..=100 {
             peer.put(8 * (seq - 1), seq as u32, 0);
@@ -319,19 +319,19 @@ fn ring_a_full_bell() {
 /// In a process of its own, as above.
 #[test]
 fn thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks() {
-    Child::start(Role::new(child, "meet-thousands")).wait_for_success();
+    Child::start(Role::new(child, "receive-thousands")).wait_for_success();
 }
 
-fn meet_thousands() {
-    let place = TestDir::new("thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks");
-    drop(with_raw_sender(&place));
+fn receive_thousands() {
+    let dir = TestDir::new("thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks");
+    drop(with_raw_sender(&dir));
     let before = descriptors();
-    let bell = good_bell();
-    let many = vec![bell.as_fd(); 64];
-    let listener = Listener::bind(&place.name()).unwrap();
+    let doorbell = good_doorbell();
+    let many = vec![doorbell.as_fd(); 64];
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let socket = raw_connect(&place.socket());
+            let socket = raw_connect(&dir.socket());
             rustix::net::sockopt::set_socket_send_buffer_size(&socket, 1 << 20).unwrap();
             flood(&socket, &packet(HELLO, SENDER), &many);
             drop(socket);
@@ -340,7 +340,7 @@ fn meet_thousands() {
         assert!(listener.accept_receiver_until(soon).unwrap().is_none());
     });
     drop(listener);
-    let (mut receiver, peer) = with_raw_sender(&place);
+    let (mut receiver, peer) = with_raw_sender(&dir);
     let sent = flood(&peer.socket, &packet(DESCRIPTORS, 0), &many);
     assert!(sent > 16, "{sent} packets of 64");
     peer.put(0, 1, 0);
@@ -350,7 +350,7 @@ fn meet_thousands() {
     drop(peer);
     assert!(matches!(receiver.receive(), Err(Error::PeerDied { .. })));
     drop(receiver);
-    drop(bell);
+    drop(doorbell);
     eventually_is(before, "descriptors", descriptors);
 }
 
@@ -364,8 +364,8 @@ fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) ->
 
 #[test]
 fn missing_descriptors_cost_one_wait_and_not_one_for_each_message() {
-    let place = TestDir::new("missing_descriptors_cost_one_wait_and_not_one_for_each_message");
-    let (mut receiver, peer) = with_raw_sender(&place);
+    let dir = TestDir::new("missing_descriptors_cost_one_wait_and_not_one_for_each_message");
+    let (mut receiver, peer) = with_raw_sender(&dir);
     // Were each waited for, the test would take an hour.
     for i in 0..3000 {
         peer.put(16 * i, 1 + i as u32, WITH_A_DESCRIPTOR);
@@ -384,8 +384,8 @@ fn missing_descriptors_cost_one_wait_and_not_one_for_each_message() {
 
 #[test]
 fn endless_descriptors_of_old_messages_are_corrupt() {
-    let place = TestDir::new("endless_descriptors_of_old_messages_are_corrupt");
-    let (mut receiver, peer) = with_raw_sender(&place);
+    let dir = TestDir::new("endless_descriptors_of_old_messages_are_corrupt");
+    let (mut receiver, peer) = with_raw_sender(&dir);
     peer.put(0, 1, WITH_A_DESCRIPTOR);
     peer.put(8, 1, 0);
     rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
@@ -406,62 +406,62 @@ fn endless_descriptors_of_old_messages_are_corrupt() {
 
 #[test]
 fn a_deadline_holds_with_too_many_descriptors_in_flight() {
-    let place = TestDir::new("a_deadline_holds_with_too_many_descriptors_in_flight");
+    let dir = TestDir::new("a_deadline_holds_with_too_many_descriptors_in_flight");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become a user of no others");
         return;
     }
-    let listener = Options::new().allow_uids(&[65534]).listen(&place.name()).unwrap();
-    for path in [place.path().to_owned(), place.socket()] {
+    let listener = Options::new().allow_uids(&[65534]).listen(&dir.name()).unwrap();
+    for path in [dir.path().to_owned(), dir.socket()] {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let child = Child::start(Role::new(child, "send-too-many").with("name", place.name()));
+    let child = Child::start(Role::new(child, "send-too-many").with("name", dir.name()));
     let _receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
     child.expect("Ok(TimedOut)");
 }
 
 #[test]
 fn an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors() {
-    let place = TestDir::new("an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors");
-    let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
-    let heir_path = place.path().join("heir");
-    let heir = seqpacket();
-    rustix::net::bind(&heir, &rustix::net::SocketAddrUnix::new(&heir_path).unwrap()).unwrap();
-    rustix::net::listen(&heir, 1).unwrap();
-    let role = Role::new(child, "leave-the-socket").with("name", place.name()).with("heir", heir_path.display());
+    let dir = TestDir::new("an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors");
+    let listener = Options::new().capacity(CAPACITY).listen(&dir.name()).unwrap();
+    let collector_path = dir.path().join("collector");
+    let collector = seqpacket();
+    rustix::net::bind(&collector, &rustix::net::SocketAddrUnix::new(&collector_path).unwrap()).unwrap();
+    rustix::net::listen(&collector, 1).unwrap();
+    let role = Role::new(child, "leave-the-socket").with("name", dir.name()).with("collector", collector_path.display());
     let mut child = Child::start(role);
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-    let (_, inherited) = raw_receive(&rustix::net::accept(&heir).unwrap());
+    let (_, inherited) = raw_receive(&rustix::net::accept(&collector).unwrap());
     assert_eq!(inherited.len(), 1);
     // As many as nearly fill the socket, and more than make the sender look whether it lives.
-    let bell = good_bell();
+    let doorbell = good_doorbell();
     for _ in 0..260 {
-        sender.send_with_descriptors(b"", &[bell.as_fd()]).unwrap();
+        sender.send_with_descriptors(b"", &[doorbell.as_fd()]).unwrap();
     }
     // Dead, and not reaped: only its pidfd tells.
     child.write_line("die");
     child.wait_for_state('Z');
-    let error = (0..1000).find_map(|_| sender.send_with_descriptors(b"", &[bell.as_fd()]).err()).unwrap();
+    let error = (0..1000).find_map(|_| sender.send_with_descriptors(b"", &[doorbell.as_fd()]).err()).unwrap();
     assert!(matches!(error, Error::PeerDied { .. }), "{error}");
 }
 
 #[test]
 fn a_segment_too_large_for_this_process_is_the_peers_fault() {
-    let place = TestDir::new("a_segment_too_large_for_this_process_is_the_peers_fault");
-    let child = Child::start(Role::new(child, "listen-with-little-memory").with("name", place.name()));
+    let dir = TestDir::new("a_segment_too_large_for_this_process_is_the_peers_fault");
+    let child = Child::start(Role::new(child, "listen-with-little-memory").with("name", dir.name()));
     child.expect("listening");
     let bytes: u64 = 16 << 30;
     let mut offer = producer_packet();
     offer[24..32].copy_from_slice(&bytes.to_le_bytes());
-    let socket = raw_connect(&place.socket());
+    let socket = raw_connect(&dir.socket());
     raw_send(&socket, &packet(HELLO, SENDER), &[]);
     raw_receive(&socket);
-    let (page, bell, data) = (good_page(), good_bell(), memfd(bytes, &[], size_seals()));
-    raw_send(&socket, &offer, &[page.as_fd(), bell.as_fd(), data.as_fd()]);
+    let (page, doorbell, data) = (good_page(), good_doorbell(), memfd(bytes, &[], size_seals()));
+    raw_send(&socket, &offer, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
     let (answer, _) = raw_receive(&socket);
     assert!(String::from_utf8_lossy(&answer[80..]).contains("cannot be mapped"), "{answer:?}");
-    let mut sender = Options::new().capacity(CAPACITY).connect_sender(&place.name()).unwrap();
+    let mut sender = Options::new().capacity(CAPACITY).connect_sender(&dir.name()).unwrap();
     sender.send(b"well").unwrap();
     child.expect(&format!("{:?}", pelton::Result::Ok(b"well".to_vec())));
 }
@@ -471,13 +471,13 @@ fn a_segment_too_large_for_this_process_is_the_peers_fault() {
 #[test]
 fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
     for how in [How::Block, How::Epoll, How::Poll] {
-        let place = TestDir::new("an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops");
-        let (mut receiver, peer) = with_raw_sender(&place);
-        rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
+        let dir = TestDir::new("an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops");
+        let (mut receiver, peer) = with_raw_sender(&dir);
+        rustix::io::ioctl_fionbio(&peer.doorbell, true).unwrap();
         let most = (u64::MAX - 1).to_ne_bytes();
         let ring = || {
             // To the brim, and at once.
-            let _ = rustix::io::write(&peer.bell, &most);
+            let _ = rustix::io::write(&peer.doorbell, &most);
             peer.ring();
         };
         let turns = Loop::new(how, receiver.as_fd());
@@ -518,16 +518,16 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
 
 #[test]
 fn a_flooded_doorbell_of_a_path_channel_delays_no_other_sender() {
-    let place = TestDir::new("a_flooded_doorbell_of_a_path_channel_delays_no_other_sender");
-    let directory = place.path().join("c");
+    let dir = TestDir::new("a_flooded_doorbell_of_a_path_channel_delays_no_other_sender");
+    let directory = dir.path().join("c");
     let mut receiver = Options::new().capacity(CAPACITY).lanes(3).create_receiver(&directory).unwrap();
-    let bell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
-    rustix::io::ioctl_fionbio(&bell, true).unwrap();
+    let doorbell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
+    rustix::io::ioctl_fionbio(&doorbell, true).unwrap();
     // Room for more than is drained in one go.
-    rustix::pipe::fcntl_setpipe_size(&bell, 1 << 20).unwrap();
+    rustix::pipe::fcntl_setpipe_size(&doorbell, 1 << 20).unwrap();
     let rings = vec![1; 1 << 16];
     let ring = || {
-        let _ = rustix::io::write(&bell, &rings);
+        let _ = rustix::io::write(&doorbell, &rings);
     };
     // Nobody else is there: it waits for somebody until its deadline, and not longer.
     meanwhile(ring, || assert!(!receiver.resume_until(Instant::now() + Duration::from_millis(50)).unwrap()));
@@ -550,8 +550,8 @@ fn a_flooded_doorbell_of_a_path_channel_delays_no_other_sender() {
 
 #[test]
 fn a_generation_that_always_changes_blocks_nobody() {
-    let place = TestDir::new("a_generation_that_always_changes_blocks_nobody");
-    let directory = place.path().join("c");
+    let dir = TestDir::new("a_generation_that_always_changes_blocks_nobody");
+    let directory = dir.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     let page_of = |name: &str| {
         Shown::of(std::fs::File::options().read(true).write(true).open(directory.join(name)).unwrap().into())
@@ -592,8 +592,8 @@ fn a_generation_that_always_changes_blocks_nobody() {
 
 #[test]
 fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
-    let place = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor");
-    let directory = place.path().join("c");
+    let dir = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor");
+    let directory = dir.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     // All fields of the pages that successors go on in.
     let producer = (0..65).map(|i| ("0.producer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 64 && *at < 400);
@@ -633,8 +633,8 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
 
 #[test]
 fn sleep_words_that_always_change_cost_only_rings() {
-    let place = TestDir::new("sleep_words_that_always_change_cost_only_rings");
-    let (mut sender, peer) = with_raw_receiver(&place);
+    let dir = TestDir::new("sleep_words_that_always_change_cost_only_rings");
+    let (mut sender, peer) = with_raw_receiver(&dir);
     // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at once.
     let epoch = std::sync::atomic::AtomicU64::new(8);
     let flags = [1, 3, 0, 2];
@@ -650,7 +650,7 @@ fn sleep_words_that_always_change_cost_only_rings() {
     );
     drop((sender, peer));
     // And a sender's, while it is released by and by.
-    let (mut receiver, peer) = with_raw_sender(&place);
+    let (mut receiver, peer) = with_raw_sender(&dir);
     let mut buffer = Vec::new();
     meanwhile(
         || {
@@ -670,8 +670,8 @@ fn sleep_words_that_always_change_cost_only_rings() {
 #[test]
 fn a_half_closed_socket_is_the_peers_end() {
     for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
-        let place = TestDir::new("a_half_closed_socket_is_the_peers_end");
-        let (mut receiver, peer) = with_raw_sender(&place);
+        let dir = TestDir::new("a_half_closed_socket_is_the_peers_end");
+        let (mut receiver, peer) = with_raw_sender(&dir);
         peer.put(0, 1, 0);
         shutdown(&peer.socket, how).unwrap();
         assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
@@ -688,14 +688,14 @@ fn a_half_closed_socket_is_the_peers_end() {
 
 #[test]
 fn a_peer_stopped_during_its_handshake_does_not_block_the_next_one() {
-    let place = TestDir::new("a_peer_stopped_during_its_handshake_does_not_block_the_next_one");
-    let listener = Listener::bind(&place.name()).unwrap();
+    let dir = TestDir::new("a_peer_stopped_during_its_handshake_does_not_block_the_next_one");
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
-        let stopped = Child::start(Role::new(child, "greet-and-stop").with("name", place.name()));
-        stopped.expect("greeted");
+        let stopped = Child::start(Role::new(child, "say-hello-and-stop").with("name", dir.name()));
+        stopped.expect("said hello");
         stopped.wait_for_state('T');
-        let child = Child::start(Role::new(child, "send").with("name", place.name()).with("count", 10));
+        let child = Child::start(Role::new(child, "send").with("name", dir.name()).with("count", 10));
         let mut receiver = accepting.join().unwrap().unwrap().unwrap();
         assert_eq!(receiver.peer().unwrap().pid, child.pid());
         assert_eq!(receive_all(&mut receiver, 0, 10, Sizes::Every(300), How::Block).0, 10);
@@ -712,8 +712,8 @@ fn a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote() {
 }
 
 fn a_successor_writes_and_goes(lie: u64) {
-    let place = TestDir::new("a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote");
-    let (mut sender, peer) = with_raw_receiver(&place);
+    let dir = TestDir::new("a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote");
+    let (mut sender, peer) = with_raw_receiver(&dir);
     for number in 0..10 {
         sender.send(&[number; 100]).unwrap();
     }
@@ -723,15 +723,15 @@ fn a_successor_writes_and_goes(lie: u64) {
         // One that goes, and then a good one, which is the first that the sender takes for a successor.
         let receiver = scope.spawn(|| {
             // It asks for fences; the sender answers when it looks at its page.
-            let (peer, page) = RawPeer::receiver_but_for_ready(&place.socket(), 2);
+            let (peer, page) = RawPeer::receiver_but_for_ready(&dir.socket(), 2);
             let (mut fenced, until) = ([0; 4], deadline());
             while fenced == [0; 4] {
                 rustix::io::pread(&page, &mut fenced, FENCED_OF_PRODUCER).unwrap();
-                assert!(Instant::now() < until, "the sender does not look");
+                assert!(Instant::now() < until, "the sender does not poll");
             }
             peer.shown[0].word(HEAD).store(lie, Ordering::Release);
             drop((peer, page));
-            Options::new().connect_deadline(deadline()).connect_receiver(&place.name())
+            Options::new().connect_deadline(deadline()).connect_receiver(&dir.name())
         });
         assert!(sender.resume_until(deadline()).unwrap());
         let mut receiver = receiver.join().unwrap().unwrap();

@@ -28,12 +28,12 @@ fn child() {
 }
 
 /// A sender that connects with these options to a receiver that listens with those.
-fn connected(place: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
-    let listener = receiver.listen(&place.name()).unwrap();
+fn connected(dir: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
+    let listener = receiver.listen(&dir.name()).unwrap();
     // One that is hung up on tries again.
     let sender = sender.clone().connect_deadline(deadline());
     std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| sender.connect_sender(&place.name()));
+        let connecting = scope.spawn(|| sender.connect_sender(&dir.name()));
         let mut accepted = None;
         while !connecting.is_finished() {
             accepted = accepted.or(listener.accept_receiver_until(Instant::now() + Duration::from_millis(1)).unwrap());
@@ -44,7 +44,7 @@ fn connected(place: &TestDir, sender: &Options, receiver: &Options) -> (pelton::
 
 #[test]
 fn a_lane_is_as_large_as_both_sides_allow() {
-    let place = TestDir::new("a_lane_is_as_large_as_both_sides_allow");
+    let dir = TestDir::new("a_lane_is_as_large_as_both_sides_allow");
     const KIB: u64 = 1024;
     let of = |capacity: u64, message: u64| {
         let options = if capacity == 0 { Options::new() } else { Options::new().capacity(capacity) };
@@ -59,7 +59,7 @@ fn a_lane_is_as_large_as_both_sides_allow() {
         (of(0, 0), of(0, 0).memory(100_000), (64 * KIB, 32 * KIB - 32)),
         (of(0, 0), of(0, 0).memory(5000), (4096, 2016)),
     ] {
-        let (connected, accepted) = connected(&place, &sender, &receiver);
+        let (connected, accepted) = connected(&dir, &sender, &receiver);
         let mut connected = connected.unwrap();
         assert_eq!((connected.capacity(), connected.message_bytes_max()), wanted, "{sender:?} {receiver:?}");
         let largest = vec![7; wanted.1 as usize];
@@ -71,9 +71,9 @@ fn a_lane_is_as_large_as_both_sides_allow() {
 
 #[test]
 fn a_message_limit_above_the_peers_is_an_error_with_both_sizes() {
-    let place = TestDir::new("a_limit_that_was_asked_for_and_that_the_peer_does_not_take");
+    let dir = TestDir::new("a_message_limit_above_the_peers");
     for receiver in [Options::new().message_bytes_max(1000), Options::new().capacity(1 << 16).message_bytes_max(1000)] {
-        let (sender, accepted) = connected(&place, &Options::new().message_bytes_max(5000), &receiver);
+        let (sender, accepted) = connected(&dir, &Options::new().message_bytes_max(5000), &receiver);
         let error = sender.unwrap_err();
         assert!(matches!(error, Error::Option { option: "message_bytes_max", found: 5000, .. }), "{error}");
         assert!(error.to_string().contains("at most 1000"), "{error}");
@@ -83,8 +83,8 @@ fn a_message_limit_above_the_peers_is_an_error_with_both_sizes() {
 
 #[test]
 fn a_lane_larger_than_announced_is_refused_before_it_is_mapped() {
-    let place = TestDir::new("a_lane_larger_than_announced_is_refused_before_it_is_mapped");
-    let listener = Options::new().capacity(1 << 16).message_bytes_max(100).listen(&place.name()).unwrap();
+    let dir = TestDir::new("a_lane_larger_than_announced_is_refused_before_it_is_mapped");
+    let listener = Options::new().capacity(1 << 16).message_bytes_max(100).listen(&dir.name()).unwrap();
     let producer = |capacity: u64, limit: u64| {
         let mut packet = producer_packet();
         packet[24..32].copy_from_slice(&capacity.to_le_bytes());
@@ -96,13 +96,13 @@ fn a_lane_larger_than_announced_is_refused_before_it_is_mapped() {
     {
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let socket = raw_connect(&place.socket());
+                let socket = raw_connect(&dir.socket());
                 raw_send(&socket, &packet(HELLO, SENDER), &[]);
                 let (hello, _) = raw_receive(&socket);
                 let said = |at: usize| u64::from_le_bytes(hello[at..at + 8].try_into().unwrap());
                 assert_eq!((said(24), said(32)), (1 << 16, 100));
-                let (page, bell, data) = (good_page(), good_bell(), memfd(capacity, &[], size_seals()));
-                let fds = [&page, &bell, &data].map(std::os::fd::AsFd::as_fd);
+                let (page, doorbell, data) = (good_page(), good_doorbell(), memfd(capacity, &[], size_seals()));
+                let fds = [&page, &doorbell, &data].map(std::os::fd::AsFd::as_fd);
                 raw_send(&socket, &producer(capacity, limit), &fds);
                 let (refused, _) = raw_receive(&socket);
                 let text = String::from_utf8_lossy(&refused[80..]).into_owned();
@@ -116,19 +116,19 @@ fn a_lane_larger_than_announced_is_refused_before_it_is_mapped() {
 
 #[test]
 fn a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit() {
-    let place = TestDir::new("a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit");
-    let listener = Listener::bind(&place.name()).unwrap();
-    let child = Child::start(Role::new(child, "receiver").with("name", place.name()));
+    let dir = TestDir::new("a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let child = Child::start(Role::new(child, "receiver").with("name", dir.name()));
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
     sender.send(b"kept").unwrap();
     child.expect("connected");
     child.kill();
-    eventually("the receiver's death is told", || sender.try_send(b"x").is_err());
+    eventually("the receiver's death is detected", || sender.try_send(b"x").is_err());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let error = Options::new().capacity(1 << 20).connect_receiver(&place.name()).unwrap_err().to_string();
+            let error = Options::new().capacity(1 << 20).connect_receiver(&dir.name()).unwrap_err().to_string();
             assert!(error.contains("67108864 bytes") && error.contains("takes 1048576"), "{error}");
-            let mut receiver = Options::new().connect_deadline(deadline()).connect_receiver(&place.name()).unwrap();
+            let mut receiver = Options::new().connect_deadline(deadline()).connect_receiver(&dir.name()).unwrap();
             assert_eq!(&*receiver.receive().unwrap(), b"kept");
         });
         assert!(sender.resume_until(deadline()).unwrap());
@@ -148,7 +148,7 @@ fn attend_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Se
 
 #[test]
 fn another_user_is_offered_less() {
-    let place = TestDir::new("another_user_is_offered_less");
+    let dir = TestDir::new("another_user_is_offered_less");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
@@ -157,12 +157,12 @@ fn another_user_is_offered_less() {
         (Options::new(), format!("{} {}", 64 << 20, 1 << 20)),
         (Options::new().capacity(128 << 20).message_bytes_max(10 << 20), format!("{} {}", 64 << 20, 10 << 20)),
     ] {
-        let mut receiver = options.allow_uids(&[65_532]).gather_at(&place.name()).unwrap();
-        for path in [place.path().to_owned(), place.socket()] {
+        let mut receiver = options.allow_uids(&[65_532]).gather_at(&dir.name()).unwrap();
+        for path in [dir.path().to_owned(), dir.socket()] {
             use std::os::unix::fs::PermissionsExt as _;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
         }
-        let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()));
+        let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()));
         let of_child = &mut stranger;
         attend_while(&mut receiver, move || of_child.expect(&wanted));
         stranger.write_line("end");
@@ -172,10 +172,10 @@ fn another_user_is_offered_less() {
 
 #[test]
 fn senders_share_a_memory_budget_and_return_their_share_when_they_leave() {
-    let place = TestDir::new("senders_share_a_memory_budget_and_return_their_share_when_they_leave");
+    let dir = TestDir::new("senders_share_a_memory_budget_and_return_their_share_when_they_leave");
     const MEMORY: u64 = 4 << 20;
-    let mut receiver = Options::new().memory(MEMORY).gather_at(&place.name()).unwrap();
-    let name = place.name();
+    let mut receiver = Options::new().memory(MEMORY).gather_at(&dir.name()).unwrap();
+    let name = dir.name();
     for round in 0..3 {
         let connect = || {
             let mut senders = Vec::new();
@@ -215,26 +215,26 @@ impl Drop for Stops {
 
 #[test]
 fn a_budget_too_small_for_one_sender_is_an_error_at_once() {
-    let place = TestDir::new("a_budget_too_small_for_one_sender_is_an_error_at_once");
-    let error = Options::new().memory((1 << 20) - 1).gather_at(&place.name()).unwrap_err();
+    let dir = TestDir::new("a_budget_too_small_for_one_sender_is_an_error_at_once");
+    let error = Options::new().memory((1 << 20) - 1).gather_at(&dir.name()).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 1_048_575, .. }), "{error}");
-    let error = Service::listen_with(&place.name(), &Options::new().memory((2 << 20) - 1)).unwrap_err();
+    let error = Service::listen_with(&dir.name(), &Options::new().memory((2 << 20) - 1)).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 2_097_151, .. }), "{error}");
 }
 
 /// A service on a thread of its own that answers with as many bytes as the request says, or fails as the library does.
 fn serving<T: Send>(
     options: &Options,
-    place: &TestDir,
+    dir: &TestDir,
     test: impl FnOnce(&mut Client) -> T + Send,
 ) -> (T, Vec<String>) {
-    let mut service: Service = Service::listen_with(&place.name(), options).unwrap();
+    let mut service: Service = Service::listen_with(&dir.name(), options).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
         let testing = scope.spawn(|| {
             let _stops = Stops(stopper);
             let mut client =
-                Client::connect_with(&place.name(), &Options::new().capacity(1 << 16).connect_deadline(deadline()))
+                Client::connect_with(&dir.name(), &Options::new().capacity(1 << 16).connect_deadline(deadline()))
                     .unwrap();
             test(&mut client)
         });
@@ -255,12 +255,12 @@ fn serving<T: Send>(
 
 #[test]
 fn unread_replies_are_kept_up_to_the_limit_and_fail_beyond_it() {
-    let place = TestDir::new("replies_that_a_client_does_not_read_are_kept_up_to_the_limit");
+    let dir = TestDir::new("unread_replies_are_kept_up_to_the_limit");
     let options = Options::new().capacity(1 << 16).memory(10 << 20);
-    let (outcomes, errors) = serving(&options, &place, |client| {
+    let (outcomes, errors) = serving(&options, &dir, |client| {
         // Each of a mebibyte; none is read before all are asked for.
         let calls: Vec<_> = (0..60).map(|_| client.submit(&(1u64 << 20).to_le_bytes()).unwrap()).collect();
-        let another = Client::connect_with(&place.name(), &Options::new());
+        let another = Client::connect_with(&dir.name(), &Options::new());
         let mut outcomes = Vec::new();
         for _ in &calls {
             let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
@@ -301,20 +301,20 @@ fn serve_while<T: Send>(
 
 #[test]
 fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
-    let place = TestDir::new("a_client_that_does_not_read_leaves_others_their_share_of_the_memory");
+    let dir = TestDir::new("a_client_that_does_not_read_leaves_others_their_share_of_the_memory");
     const MIB: usize = 1 << 20;
     const MEMORY: usize = 64 * MIB;
     const CALLS: usize = 70;
     // Of the clients' lanes and of what fits into them.
     const SLACK: usize = 2 * MIB;
     let options = Options::new().capacity(1 << 16).memory(MEMORY as u64);
-    let mut service = Service::listen_with(&place.name(), &options).unwrap();
+    let mut service = Service::listen_with(&dir.name(), &options).unwrap();
     let mut asked: [Vec<Responder>; 3] = Default::default();
     let keep = |bytes: Vec<u8>, responder| asked[usize::from(bytes[0])].push(responder);
     let clients = serve_while(&mut service, keep, || {
         [0u8, 1, 2].map(|number| {
             let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
-            let mut client = Client::connect_with(&place.name(), &options).unwrap();
+            let mut client = Client::connect_with(&dir.name(), &options).unwrap();
             (0..CALLS).for_each(|_| _ = client.submit(&[number]).unwrap());
             client
         })
@@ -365,9 +365,9 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
 
 #[test]
 fn requests_in_pieces_beyond_the_limit_fail_and_the_link_continues() {
-    let place = TestDir::new("requests_in_pieces_beyond_the_limit_fail_and_the_link_continues");
+    let dir = TestDir::new("requests_in_pieces_beyond_the_limit_fail_and_the_link_continues");
     let options = Options::new().capacity(1 << 16).memory(3 << 20).call_bytes_max(64 << 20);
-    let ((), errors) = serving(&options, &place, |client| {
+    let ((), errors) = serving(&options, &dir, |client| {
         for _ in 0..3 {
             let completion = client.call_until(&vec![7; 5 << 20], deadline()).unwrap().expect("it hangs");
             let text = String::from_utf8_lossy(completion.as_ref()).into_owned();
@@ -382,8 +382,8 @@ fn requests_in_pieces_beyond_the_limit_fail_and_the_link_continues() {
 
 #[test]
 fn a_path_channel_beyond_the_receivers_limit_is_refused_unchanged() {
-    let place = TestDir::new("a_path_channel_larger_than_the_receiver_takes_is_refused");
-    let path = place.path().join("channel");
+    let dir = TestDir::new("a_path_channel_beyond_the_receivers_limit_is_refused");
+    let path = dir.path().join("channel");
     let mut sender = Options::new().capacity(1 << 20).lanes(4).create_sender(&path).unwrap();
     sender.send(b"kept").unwrap();
     for memory in [1 << 19, (4 << 20) - 1] {

@@ -151,16 +151,16 @@ fn child() {
 }
 
 struct Here {
-    place: TestDir,
+    dir: TestDir,
 }
 
 impl Here {
     fn new(claim: &'static str) -> Here {
-        Here { place: TestDir::new(claim) }
+        Here { dir: TestDir::new(claim) }
     }
 
     fn path(&self) -> PathBuf {
-        self.place.path().join("channel")
+        self.dir.path().join("channel")
     }
 
     fn role(&self, role: &str) -> Role {
@@ -281,14 +281,14 @@ fn a_killed_receivers_successor_starts_at_the_oldest_unreleased_message() {
     assert!(sender.resume_until(deadline()).unwrap());
     assert_eq!(sender.peer().unwrap().pid, child.pid());
     child.kill();
-    let told = loop {
+    let reported = loop {
         match sender.drain_until(Instant::now() + Duration::from_millis(50)) {
             Ok(drained) => assert!(!drained),
             Err(error) => break error,
         }
     };
     // 30 were released; the ten it held, and the rest, were not.
-    assert!(matches!(told, Error::PeerDied { unreleased: 70 }), "{told}");
+    assert!(matches!(reported, Error::PeerDied { unreleased: 70 }), "{reported}");
     numbered(0, 100, &mut bytes);
     sender.send(&bytes).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
@@ -507,13 +507,13 @@ fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
     assert!(!is_readable(receiver.as_fd()));
     child.kill();
     readable(receiver.as_fd());
-    let told = loop {
+    let reported = loop {
         match receiver.arm() {
             Ok(_) => readable(receiver.as_fd()),
             Err(error) => break error,
         }
     };
-    assert!(told.is_peer_died(), "{told}");
+    assert!(reported.is_peer_died(), "{reported}");
     // The descriptor is silent again: no loop turns for one that is gone.
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
@@ -593,7 +593,7 @@ fn a_thousand_opens_and_closes_leave_only_the_channel() {
         drop((sender, receiver));
     }
     assert_eq!(ours(), (0, 0));
-    assert_eq!(here.place.entries(), [here.path()]);
+    assert_eq!(here.dir.entries(), [here.path()]);
 }
 
 /// Rewrites words of a file behind everybody's back.
@@ -604,7 +604,7 @@ fn poke(path: &std::path::Path, offset: u64, bytes: &[u8]) {
 
 #[test]
 fn info_reports_endpoints_and_waiting_messages_and_changes_nothing() {
-    let here = Here::new("info tells who is there and what waits, and harms nothing");
+    let here = Here::new("info reports endpoints and waiting messages and changes nothing");
     assert!(matches!(pelton::inspect::info(here.path()), Err(Error::NoChannel { .. })));
     let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
     let child = Child::start(here.role("send").with("count", 100).with("lanes", 2));
@@ -630,7 +630,7 @@ fn info_reports_endpoints_and_waiting_messages_and_changes_nothing() {
 
 #[test]
 fn recovery_drops_torn_records_and_reports_them() {
-    let here = Here::new("recovery drops what is torn, and says what it dropped");
+    let here = Here::new("recovery drops torn records and reports them");
     let mut sender = small().create_sender(here.path()).unwrap();
     for number in 0..10u64 {
         sender.send(&number.to_le_bytes()).unwrap();
@@ -675,7 +675,7 @@ fn as_of_another_boot(path: &std::path::Path) {
 fn after_a_reboot_opening_is_refused_and_recovery_keeps_synced_messages() {
     let here = Here::new("after a reboot opening is refused, and recovery keeps what was synced");
     for keep_unsynced in [false, true] {
-        let path = here.place.path().join(format!("{keep_unsynced}"));
+        let path = here.dir.path().join(format!("{keep_unsynced}"));
         let mut sender = small().create_sender(&path).unwrap();
         (0..5u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
         sender.sync().unwrap();
@@ -710,7 +710,7 @@ fn removing_is_refused_while_a_role_is_held() {
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
     drop(receiver);
     pelton::inspect::remove(here.path()).unwrap();
-    assert_eq!(here.place.entries(), Vec::<PathBuf>::new());
+    assert_eq!(here.dir.entries(), Vec::<PathBuf>::new());
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::NoChannel { .. })));
 }
 
@@ -722,7 +722,7 @@ fn another_user_is_refused_unless_mode_and_lists_admit_it() {
         return;
     }
     use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(here.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     const NOBODY: u32 = 65534;
     let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end);
     let private = small().create_receiver(here.path()).unwrap();
@@ -745,7 +745,7 @@ fn another_user_is_refused_unless_mode_and_lists_admit_it() {
 
 #[test]
 fn a_mode_admits_its_group_and_refuses_everybody_else() {
-    let here = Here::new("a group is let in by mode, and whoever is not of it is refused");
+    let here = Here::new("a mode admits its group and refuses everybody else");
     if !is_root() {
         eprintln!("SKIPPED: needs root to be another user");
         return;
@@ -754,8 +754,8 @@ fn a_mode_admits_its_group_and_refuses_everybody_else() {
     const GROUP: u32 = 4242;
     use std::os::unix::fs::PermissionsExt as _;
     // What is made there is the group's.
-    std::os::unix::fs::chown(here.place.path(), None, Some(GROUP)).unwrap();
-    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o2755)).unwrap();
+    std::os::unix::fs::chown(here.dir.path(), None, Some(GROUP)).unwrap();
+    std::fs::set_permissions(here.dir.path(), std::fs::Permissions::from_mode(0o2755)).unwrap();
     let options = || small().mode(0o770).allow_uids(&[NOBODY]);
     let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end).with("allow", 0);
     let mut receiver = options().create_receiver(here.path()).unwrap();
@@ -770,7 +770,7 @@ fn a_mode_admits_its_group_and_refuses_everybody_else() {
 
 #[test]
 fn containers_that_share_only_the_directory_connect_and_detect_deaths() {
-    let here = Here::new("two containers that share only the directory meet, and hear of each other's death");
+    let here = Here::new("containers that share only the directory connect and detect deaths");
     if !is_root() {
         eprintln!("SKIPPED: needs root to make namespaces");
         return;
@@ -812,14 +812,14 @@ fn containers_that_share_only_the_directory_connect_and_detect_deaths() {
     child.expect("Some(301)");
     assert!(sender.resume_until(deadline()).unwrap());
     child.kill();
-    let told = sender.drain_until(deadline()).unwrap_err();
-    assert!(matches!(told, Error::PeerDied { unreleased: 2 }), "{told}");
+    let reported = sender.drain_until(deadline()).unwrap_err();
+    assert!(matches!(reported, Error::PeerDied { unreleased: 2 }), "{reported}");
 }
 
 #[test]
 fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
     let here = Here::new("a full disk is an error of the sender, and nothing is damaged");
-    let Some(mounted) = Mounted::tmpfs(here.place.path(), "size=3m") else { return };
+    let Some(mounted) = Mounted::tmpfs(here.dir.path(), "size=3m") else { return };
     let mut sender = Options::new().capacity(64 << 20).create_sender(here.path()).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     let mut sent = 0;
@@ -856,19 +856,19 @@ fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
 #[test]
 fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
     // In memory: all of it is allocated, which takes a disk its time.
-    let place = tempfile::Builder::new().prefix("pt").tempdir_in("/dev/shm");
-    let has_room = |place: &tempfile::TempDir| {
-        let space = rustix::fs::statvfs(place.path()).unwrap();
+    let dir = tempfile::Builder::new().prefix("pt").tempdir_in("/dev/shm");
+    let has_space = |dir: &tempfile::TempDir| {
+        let space = rustix::fs::statvfs(dir.path()).unwrap();
         let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
         let free = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
         let free: u64 = free.trim_end_matches(" kB").trim().parse().unwrap();
         space.f_bavail * space.f_frsize > 5 << 30 && free > 7 << 20
     };
-    let Some(place) = place.ok().filter(has_room) else {
+    let Some(dir) = dir.ok().filter(has_space) else {
         eprintln!("SKIPPED: needs 7 GB of memory, and 5 of /dev/shm");
         return;
     };
-    let path = place.path().join("channel");
+    let path = dir.path().join("channel");
     let mut sender = Options::new().capacity(8 << 30).create_sender(&path).unwrap();
     let mut receiver = Options::new().open_receiver(&path).unwrap();
     let bytes = (sender.message_bytes_max() as usize).min(2000 << 20);
@@ -917,7 +917,7 @@ fn a_death_is_detected_while_the_peer_spins_or_polls() {
         child.expect("open");
         child.expect("sent 0");
         child.kill();
-        let told = match how {
+        let reported = match how {
             Wait::Spin => receiver.receive().map(|_| ()).unwrap_err(),
             Wait::Block => loop {
                 if let Err(error) = receiver.try_receive() {
@@ -925,7 +925,7 @@ fn a_death_is_detected_while_the_peer_spins_or_polls() {
                 }
             },
         };
-        assert!(told.is_peer_died(), "{told}");
+        assert!(reported.is_peer_died(), "{reported}");
     }
 }
 
@@ -948,12 +948,12 @@ fn a_receivers_successor_is_not_mistaken_for_it_by_a_late_sender() {
         // The sender has looked at nothing since.
         let second = Child::start(here.role("receive").with("count", 1).with("hold", 1));
         second.expect("open");
-        let mut told = 0;
+        let mut reported = 0;
         while let Err(error) = sender.send(&bytes) {
             assert!(error.is_closed() || error.is_peer_died(), "{error}");
-            told += 1;
+            reported += 1;
         }
-        assert!(told <= 1, "{told}");
+        assert!(reported <= 1, "{reported}");
         assert!(sender.resume_until(deadline()).unwrap());
         assert_eq!(sender.peer().unwrap().pid, second.pid());
         assert!(second.line().starts_with("Some"));
@@ -1012,7 +1012,7 @@ fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
     let _hang = Watchdog::new("files of an overlays lower layer deliver each message once");
     for receiver_is_first in [true, false] {
         let here = Here::new("on an overlay");
-        let Some(layers) = Mounted::tmpfs(&here.place.path().join("layers"), "size=32m") else { return };
+        let Some(layers) = Mounted::tmpfs(&here.dir.path().join("layers"), "size=32m") else { return };
         let layer = |name: &str| {
             let path = layers.0.join(name);
             std::fs::create_dir(&path).unwrap();
@@ -1026,7 +1026,7 @@ fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
         }
         drop(sender);
         let arguments = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-        let point = here.place.path().join("merged");
+        let point = here.dir.path().join("merged");
         let Some(merged) = Mounted::by(&point, &["-t", "overlay", "-o", &arguments, "overlay"]) else { return };
         let path = merged.0.join("channel");
         let (mut sender, mut receiver);
@@ -1045,7 +1045,7 @@ fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
         // More than the lane holds, so that the sender sees what is released.
         for number in 0..3000 {
             let text = format!("{number}{}", " word".repeat(200));
-            assert!(sender.send_until(text.as_bytes(), deadline()).unwrap() == Sent::Sent, "room is seen");
+            assert!(sender.send_until(text.as_bytes(), deadline()).unwrap() == Sent::Sent, "free space is detected");
             assert_eq!(next(&mut receiver), text);
         }
         assert_eq!(sender.try_send(b"last").unwrap(), Sent::Sent);

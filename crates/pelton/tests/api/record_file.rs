@@ -41,9 +41,9 @@ fn bytes_of(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
-fn names(place: &TestDir) -> Vec<String> {
+fn names(dir: &TestDir) -> Vec<String> {
     let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut names: Vec<String> = place.entries().into_iter().map(name).collect();
+    let mut names: Vec<String> = dir.entries().into_iter().map(name).collect();
     names.sort();
     names
 }
@@ -57,7 +57,7 @@ fn inverted(path: &Path, at: u64) {
 
 #[test]
 fn a_reader_returns_everything_written() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0, "0640 less the umask");
     let peer = Some(Peer { pid: 7, uid: u32::MAX - 1 });
@@ -83,7 +83,7 @@ fn a_reader_returns_everything_written() {
 
 #[test]
 fn a_reader_at_the_end_reads_later_writes() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     let mut reader = RecordReader::open(&path).unwrap();
     for seq in 1..100 {
@@ -95,7 +95,7 @@ fn a_reader_at_the_end_reads_later_writes() {
 
 #[test]
 fn a_reopened_file_continues_after_the_last_number_of_each_lane() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     // Numbers skip 0.
     write(&mut file, &[run(1, u32::MAX - 2, 5), run(2, 1, 1), run(3, u32::MAX, 1), run(4, 1, 7)]);
@@ -115,7 +115,7 @@ fn a_reopened_file_continues_after_the_last_number_of_each_lane() {
 
 #[test]
 fn a_tail_torn_at_any_byte_is_reported_and_cut() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4), run(2, 1, 4)]);
     let whole = bytes_of(&path);
@@ -141,7 +141,7 @@ fn a_tail_torn_at_any_byte_is_reported_and_cut() {
 
 #[test]
 fn the_last_chunk_with_any_byte_changed_is_cut() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let whole = bytes_of(&path);
@@ -160,7 +160,7 @@ fn the_last_chunk_with_any_byte_changed_is_cut() {
 
 #[test]
 fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let second = bytes_of(&path);
@@ -189,7 +189,7 @@ fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
 
 #[test]
 fn bytes_of_a_payload_that_resemble_a_chunk_are_not_one() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let mut chunk = std::fs::read(&path).unwrap()[64..].to_vec();
@@ -208,14 +208,14 @@ fn bytes_of_a_payload_that_resemble_a_chunk_are_not_one() {
 
 #[test]
 fn a_second_writer_is_refused() {
-    let (place, path) = place();
+    let (dir, path) = dir();
     let file = RecordFile::open(&path).unwrap();
     let error = RecordFile::open(&path).unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, .. } if role == "writer"), "{error:?}");
     assert!(error.to_string().contains("has a writer already"), "{error}");
     // Also under another name.
-    std::os::unix::fs::symlink("log", place.path().join("link")).unwrap();
-    assert!(matches!(RecordFile::open(place.path().join("link")), Err(Error::RoleTaken { .. })));
+    std::os::unix::fs::symlink("log", dir.path().join("link")).unwrap();
+    assert!(matches!(RecordFile::open(dir.path().join("link")), Err(Error::RoleTaken { .. })));
     drop(file);
     let child = Child::start(Role::new(child, "writer").with("at", path.display()));
     child.expect("written");
@@ -226,7 +226,7 @@ fn a_second_writer_is_refused() {
 
 #[test]
 fn another_kind_of_file_is_refused_and_left_alone() {
-    let (place, path) = place();
+    let (dir, path) = dir();
     let refused = |path: &Path, words: &str| {
         for error in [RecordFile::open(path).err().unwrap(), RecordReader::open(path).err().unwrap()] {
             assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
@@ -238,14 +238,14 @@ fn another_kind_of_file_is_refused_and_left_alone() {
     std::fs::write(&path, "short").unwrap();
     refused(&path, "it has 5 bytes");
     assert_eq!(std::fs::read(&path).unwrap(), b"short");
-    let fifo = place.path().join("fifo");
+    let fifo = dir.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     refused(&fifo, "not a regular file");
     std::fs::remove_file(&path).unwrap();
     RecordFile::open(&path).unwrap();
     inverted(&path, 20);
     refused(&path, "checksum");
-    assert!(matches!(RecordReader::open(place.path().join("none")), Err(Error::System { .. })));
+    assert!(matches!(RecordReader::open(dir.path().join("none")), Err(Error::System { .. })));
     assert!(matches!(RecordFileOptions::new().rotate_bytes(0).open(&path), Err(Error::Option { .. })));
     // An empty file, made by somebody for its mode, is a beginning.
     std::fs::write(&path, "").unwrap();
@@ -255,26 +255,26 @@ fn another_kind_of_file_is_refused_and_left_alone() {
 
 #[test]
 fn rotation_by_size_forgets_no_number() {
-    let (place, path) = place();
+    let (dir, path) = dir();
     // Not numbered like ours, and one that is.
     for name in ["log.1", "log.00000x", "log.000003"] {
-        std::fs::write(place.path().join(name), "").unwrap();
+        std::fs::write(dir.path().join(name), "").unwrap();
     }
     let rotating = RecordFileOptions::new().rotate_bytes(4000);
     let mut file = rotating.open(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o604)).unwrap();
     write(&mut file, &[run(1, 1, 3)]);
     let mut seq = 1;
-    while !place.path().join("log.000005").exists() {
+    while !dir.path().join("log.000005").exists() {
         write(&mut file, &[run(2, seq, 2)]);
         seq += 2;
         assert!(bytes_of(&path) <= 4000);
     }
-    assert_eq!(names(&place), ["log", "log.000003", "log.000004", "log.000005", "log.00000x", "log.1"]);
+    assert_eq!(names(&dir), ["log", "log.000003", "log.000004", "log.000005", "log.00000x", "log.1"]);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o604);
     let mut found = Vec::new();
     for (name, number) in [("log.000004", 4), ("log.000005", 5), ("log", 6)] {
-        let path = place.path().join(name);
+        let path = dir.path().join(name);
         assert_eq!(RecordReader::open(&path).unwrap().number(), number);
         let (chunks, error) = read(&path);
         assert!(error.is_none(), "{error:?}");
@@ -293,9 +293,9 @@ fn rotation_by_size_forgets_no_number() {
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(3), Some(seq + 99)));
     drop(file);
     // What a killed rotation left beside a file is of no use.
-    std::fs::copy(&path, place.path().join("log.pelton-next")).unwrap();
+    std::fs::copy(&path, dir.path().join("log.pelton-next")).unwrap();
     drop(rotating.open(&path).unwrap());
-    assert!(!names(&place).contains(&"log.pelton-next".to_owned()));
+    assert!(!names(&dir).contains(&"log.pelton-next".to_owned()));
     // A file that follows one that was taken away has a number of its own all the same.
     std::fs::remove_file(&path).unwrap();
     rotating.open(&path).unwrap();
@@ -304,19 +304,19 @@ fn rotation_by_size_forgets_no_number() {
 
 #[test]
 fn an_incomplete_temporary_file_is_emptied_before_its_reuse() {
-    let (place, path) = place();
-    std::fs::write(place.path().join("log.pelton-next"), [7; 1000]).unwrap();
+    let (dir, path) = dir();
+    std::fs::write(dir.path().join("log.pelton-next"), [7; 1000]).unwrap();
     let file = RecordFile::open(&path).unwrap();
     assert_eq!(file.cut_bytes(), 0);
     // As one that was begun from nothing.
-    let other = RecordFile::open(place.path().join("other")).unwrap();
+    let other = RecordFile::open(dir.path().join("other")).unwrap();
     assert_eq!(bytes_of(&path), bytes_of(other.path()));
-    assert_eq!(names(&place).len(), 2);
+    assert_eq!(names(&dir).len(), 2);
 }
 
 #[test]
 fn a_rotation_remembers_the_most_recent_of_very_many_lanes() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();
     for number in 0..20_000 {
         write(&mut file, &[run(number, 1 + number as u32 % 7, 1)]);
@@ -331,7 +331,7 @@ fn a_rotation_remembers_the_most_recent_of_very_many_lanes() {
 
 #[test]
 fn each_sync_option_works_with_and_without_io_uring() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let each = [
         RecordFileOptions::new().sync_bytes(0),
         RecordFileOptions::new().sync_bytes(1),
@@ -379,7 +379,7 @@ fn without_io_uring(path: &Path, call: i64, errno: i32) {
 
 #[test]
 fn the_write_that_promises_a_sync_returns_its_failure_once() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let child = Child::start(Role::new(child, "no fdatasync").with("at", path.display()));
     child.expect("well");
     child.wait_for_success();
@@ -425,7 +425,7 @@ fn sync_fails(path: &Path) {
 
 #[test]
 fn a_file_size_limit_is_an_error_and_nothing_of_the_write_counts() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let child = Child::start(Role::new(child, "limited").with("at", path.display()));
     child.expect("well");
     child.wait_for_success();
@@ -462,8 +462,8 @@ fn limited(path: &Path) {
 
 #[test]
 fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_once_space_is_free() {
-    let place = TestDir::unwatched();
-    let Some(small) = Mounted::tmpfs(&place.path().join("small"), "size=256k") else { return };
+    let dir = TestDir::unwatched();
+    let Some(small) = Mounted::tmpfs(&dir.path().join("small"), "size=256k") else { return };
     let path = small.0.join("log");
     let mut file = RecordFileOptions::new().rotate_bytes(100_000).open(&path).unwrap();
     let mut wanted: Vec<(u64, u32, u32)> = Vec::new();
@@ -501,7 +501,7 @@ fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_once_space_is_free() {
 
 #[test]
 fn a_forked_child_cannot_use_the_file_and_its_exit_changes_nothing() {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     // In a process of its own, lest the forked one holds what other tests have open.
     Child::start(Role::new(child, "forks").with("at", path.display())).wait_for_success();
     expect(&path, &[(1, 1, 5), (1, 6, 2)]);
@@ -532,7 +532,7 @@ fn forks(path: &Path) {
 #[test]
 fn a_concurrent_change_of_the_records_cannot_damage_the_file() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFile::open(&path).unwrap();
     let bytes = run(1, 1, 2000).bytes;
     let shared: Vec<AtomicU64> =
@@ -577,7 +577,7 @@ fn a_concurrent_change_of_the_records_cannot_damage_the_file() {
 
 /// A file of several lanes and chunks, after a rotation, as its bytes.
 fn sample() -> Vec<u8> {
-    let (_place, path) = place();
+    let (_dir, path) = dir();
     let mut file = RecordFileOptions::new().rotate_bytes(1500).open(&path).unwrap();
     write(&mut file, &[run(1, 1, 7), run(2, u32::MAX - 1, 3)]);
     write(&mut file, &[run(1, 8, 1)]);
@@ -658,7 +658,7 @@ proptest::proptest! {
     /// Never a panic, always an end; and what a writer makes of it can be read as far as it says.
     #[test]
     fn any_bytes_are_read_or_refused(changes in changes()) {
-        let (_place, path) = place();
+        let (_dir, path) = dir();
         let mut file = sample();
         changes.iter().for_each(|one| change(&mut file, one));
         std::fs::write(&path, &file).unwrap();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// A short name of a test's own, and where its services write what they do; both removed at the end.
 struct Name {
     name: String,
-    place: TestDir,
+    dir: TestDir,
 }
 
 impl Name {
@@ -22,10 +22,10 @@ impl Name {
         Name::at(TestDir::new(claim))
     }
 
-    fn at(place: TestDir) -> Name {
+    fn at(dir: TestDir) -> Name {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let number = NAMES.fetch_add(1, Ordering::Relaxed);
-        Name { name: format!("test-services-{}-{number}", std::process::id()), place }
+        Name { name: format!("test-services-{}-{number}", std::process::id()), dir }
     }
 
     fn directory(&self) -> PathBuf {
@@ -39,7 +39,7 @@ impl Name {
 
     /// One more service, which listens when this returns.
     fn serve(&self, with: impl FnOnce(Role) -> Role) -> Child {
-        let role = Role::new(child, "serve").with("name", &self.name).with("journals", self.place.path().display());
+        let role = Role::new(child, "serve").with("name", &self.name).with("journals", self.dir.path().display());
         let service = Child::start(with(role));
         service.expect("listening");
         service
@@ -48,7 +48,7 @@ impl Name {
     /// How often each call was carried out.
     fn carried_out(&self) -> BTreeMap<u64, u32> {
         let mut times = BTreeMap::new();
-        for journal in self.place.entries() {
+        for journal in self.dir.entries() {
             let bytes = std::fs::read(&journal).unwrap();
             for entry in bytes.chunks_exact(8) {
                 *times.entry(u64::from_le_bytes(entry.try_into().unwrap())).or_insert(0) += 1;
@@ -145,7 +145,7 @@ fn answer(bytes: &[u8]) -> (u64, u64) {
 
 /// Asks again and again, so many at a time, until it is told to stop and all are answered; every other call is idempotent if
 /// that is wanted. Answers what came of each call.
-fn storm(
+fn call_continuously(
     client: &mut Client,
     in_flight: usize,
     idempotent: bool,
@@ -220,7 +220,7 @@ fn a_rolling_replacement_under_load_fails_and_repeats_no_call() {
         let rounds = std::env::var("PELTON_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
         let stop = AtomicBool::new(false);
         let outcomes = std::thread::scope(|scope| {
-            let asking = scope.spawn(|| storm(&mut name.client(), in_flight, false, &stop, |_| ()));
+            let asking = scope.spawn(|| call_continuously(&mut name.client(), in_flight, false, &stop, |_| ()));
             let beside = scope.spawn(|| {
                 // One call at a time, and none for a while between.
                 let (mut client, mut asked) = (name.client(), 1 << 40);
@@ -257,7 +257,7 @@ fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
     let stop = AtomicBool::new(false);
     let rounds = std::env::var("PELTON_ROUNDS").map_or(8, |rounds| rounds.parse().unwrap());
     let outcomes = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| storm(&mut name.client(), 100, true, &stop, |_| ()));
+        let asking = scope.spawn(|| call_continuously(&mut name.client(), 100, true, &stop, |_| ()));
         for _ in 0..rounds {
             services.push(serve());
             services.remove(0).kill();
@@ -441,10 +441,10 @@ fn open_calls_of_a_stopped_service_are_repeated_only_if_idempotent() {
 
 #[test]
 fn a_draining_service_answers_its_calls_and_returns_the_rest() {
-    let place = TestDir::new("drain");
-    let mut service = Service::listen(&place.name()).unwrap();
+    let dir = TestDir::new("drain");
+    let mut service = Service::listen(&dir.name()).unwrap();
     let stopper = service.stopper();
-    let name = place.name();
+    let name = dir.name();
     let mut client = {
         let connecting = std::thread::spawn(move || Client::connect_with(&name, &Options::new()).unwrap());
         while !connecting.is_finished() {
@@ -457,12 +457,12 @@ fn a_draining_service_answers_its_calls_and_returns_the_rest() {
     stopper.drain();
     assert!(service.try_receive().unwrap().is_none(), "one call is open still");
     // Nobody can come in any more, and the name is free.
-    assert!(matches!(Client::connect(&place.name()), Err(Error::NoListener { .. })));
+    assert!(matches!(Client::connect(&dir.name()), Err(Error::NoListener { .. })));
     let back = client.submit(b"too late").unwrap();
     client.notify(b"but this is taken").unwrap();
-    let told = service.try_receive().unwrap().expect("a notification");
-    assert!(told.is_notification() && *told == *b"but this is taken");
-    drop(told);
+    let reported = service.try_receive().unwrap().expect("a notification");
+    assert!(reported.is_notification() && *reported == *b"but this is taken");
+    drop(reported);
     let returned = client.completion_until(deadline()).unwrap().expect("it hangs");
     assert_eq!((returned.call(), returned.outcome()), (back, Outcome::Lost(Loss::Returned)));
     drop(returned);
@@ -528,8 +528,8 @@ fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
 fn a_call_no_remaining_service_accepts_is_lost_and_delays_no_other() {
     let name = Name::new("too large for those left");
     let (keep, kept) = std::sync::mpsc::channel();
-    let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
-    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), hold);
+    let keep_call = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), keep_call);
     let mut client = name.client();
     let large = client.submit(&[1; 100_000]).unwrap();
     let little = client.submit(b"little").unwrap();
@@ -587,16 +587,16 @@ fn a_call_returned_without_another_service_fails_in_the_next_poll() {
     for _ in 0..2 {
         assert!(service.try_receive().unwrap().is_none());
     }
-    let told = client.try_completion().unwrap().expect("who sleeps now sleeps on");
-    assert_eq!((told.call(), told.outcome()), (back, Outcome::Lost(Loss::Returned)));
-    drop(told);
+    let reported = client.try_completion().unwrap().expect("the loss was reported only by the poll");
+    assert_eq!((reported.call(), reported.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(reported);
     responder.reply(b"answer").unwrap();
     assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
 }
 
 #[test]
 fn a_client_connects_to_another_service_if_one_is_silent() {
-    let name = Name::new("says nothing");
+    let name = Name::new("is silent");
     // They listen, and look for nobody.
     let silent = [(); 2].map(|_| Service::listen_with(&name.name, &small()).unwrap());
     let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
@@ -609,7 +609,7 @@ fn a_client_connects_to_another_service_if_one_is_silent() {
 
 #[test]
 fn a_silent_service_keeps_no_client_from_a_later_one() {
-    let name = Name::new("comes later");
+    let name = Name::new("starts later");
     let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
     assert_eq!(*client.call(b"first").unwrap(), *b"first");
@@ -653,7 +653,7 @@ fn clients_of_one_call_are_spread_too() {
 #[test]
 fn a_client_without_free_space_discovers_a_new_service() {
     for waits in [false, true] {
-        let name = Name::new("no room");
+        let name = Name::new("no free space");
         let mut full = Service::listen_with(&name.name, &small()).unwrap();
         let own = name.name.clone();
         let mut client = let_in(&mut full, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
@@ -678,36 +678,36 @@ fn a_client_without_free_space_discovers_a_new_service() {
 fn notifications_go_to_the_successor_while_another_client_is_drained() {
     let name = Name::new("notifications");
     let (keep, kept) = std::sync::mpsc::channel();
-    let hold = move |request: Request<'_>| {
+    let keep_call = move |request: Request<'_>| {
         if !request.is_notification() {
             keep.send(request.into_responder()).unwrap();
         }
     };
-    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), hold);
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), keep_call);
     let (mut client, mut other) = (name.client(), name.client());
     other.submit(b"held").unwrap();
     let responder = kept.recv().unwrap();
-    let told = Arc::new(AtomicU32::new(0));
-    let count = told.clone();
-    let tell = move |request: Request<'_>| {
+    let reported = Arc::new(AtomicU32::new(0));
+    let count = reported.clone();
+    let count_notification = move |request: Request<'_>| {
         assert!(request.is_notification());
         count.fetch_add(1, Ordering::Relaxed);
     };
-    let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), tell);
+    let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), count_notification);
     first.stopper.drain();
     let until = deadline();
-    while told.load(Ordering::Relaxed) < 100 {
+    while reported.load(Ordering::Relaxed) < 100 {
         assert!(Instant::now() < until, "nobody takes them");
         assert!(client.notify_until(b"hello", until).unwrap());
         std::thread::yield_now();
     }
     // From now on all of them.
-    let before = told.load(Ordering::Relaxed);
+    let before = reported.load(Ordering::Relaxed);
     for _ in 0..1000 {
         assert!(client.notify_until(b"hello", until).unwrap());
     }
-    while told.load(Ordering::Relaxed) < before + 1000 {
-        assert!(Instant::now() < until, "{} of 1000 were taken", told.load(Ordering::Relaxed) - before);
+    while reported.load(Ordering::Relaxed) < before + 1000 {
+        assert!(Instant::now() < until, "{} of 1000 were taken", reported.load(Ordering::Relaxed) - before);
         std::thread::yield_now();
     }
     responder.reply(b"").unwrap();

@@ -70,7 +70,7 @@ fn a_batch_appears_all_at_once_or_not_at_all() {
     let mut batch = sender.try_reserve_batch([3, 3, 5]).unwrap().unwrap();
     assert!(batch.push(b"one") && batch.push(b"two"));
     batch.reserve(5).unwrap().copy_from_slice(b"three");
-    assert!(!batch.push(&[0; 1000]), "there is no room in it for that");
+    assert!(!batch.push(&[0; 1000]), "it has no free space for that");
     batch.commit().unwrap();
     let mut taken = receiver.try_receive_batch().unwrap().unwrap();
     for wanted in [&b"one"[..], b"two", b"three"] {
@@ -245,11 +245,11 @@ fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
         let (mut sender, mut receiver) = small();
         let sent = fill(&mut sender);
         let mut held: Vec<Held> = (0..sent).map(|_| receiver.receive().unwrap().hold()).collect();
-        let (tell, told) = mpsc::channel();
+        let (signal_sender, signal_receiver) = mpsc::channel();
         std::thread::scope(|scope| {
-            let tell_too = tell.clone();
+            let tell_too = signal_sender.clone();
             scope.spawn(move || {
-                tell.send(this_thread()).unwrap();
+                signal_sender.send(this_thread()).unwrap();
                 sender.send(&[99; 10_000]).unwrap();
                 assert!(sender.drain_until(deadline()).unwrap());
             });
@@ -257,7 +257,7 @@ fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
                 tell_too.send(this_thread()).unwrap();
                 assert_eq!(*receiver.receive().unwrap(), [99; 10_000]);
             });
-            for thread in told.iter().take(2) {
+            for thread in signal_receiver.iter().take(2) {
                 wait_until_thread_polls(thread);
             }
             if order {
@@ -314,14 +314,14 @@ fn dropping_one_endpoint_wakes_the_other_with_closed() {
     for how in [How::Block, How::Spin, How::Epoll] {
         for sender_goes in [true, false] {
             let (mut sender, mut receiver) = Options::new().capacity(65536).wait(how.wait()).threads().unwrap();
-            let (tell, told) = mpsc::channel();
+            let (signal_sender, signal_receiver) = mpsc::channel();
             let waiting = std::thread::scope(|scope| {
                 if sender_goes {
                     let waiting = scope.spawn(move || {
-                        tell.send(this_thread()).unwrap();
+                        signal_sender.send(this_thread()).unwrap();
                         receive_all(&mut receiver, 0, 1, Sizes::Fixed(1), how).1.unwrap()
                     });
-                    let thread = told.recv().unwrap();
+                    let thread = signal_receiver.recv().unwrap();
                     if how != How::Spin {
                         wait_until_thread_polls(thread);
                     }
@@ -330,12 +330,12 @@ fn dropping_one_endpoint_wakes_the_other_with_closed() {
                 } else {
                     let sent = fill(&mut sender);
                     let waiting = scope.spawn(move || {
-                        tell.send(this_thread()).unwrap();
+                        signal_sender.send(this_thread()).unwrap();
                         let error = send_all(&mut sender, 0..1, Sizes::Fixed(10_000), how).unwrap_err().1;
                         assert!(matches!(error, Error::Closed { unreleased } if unreleased == sent - 1), "{error}");
                         error
                     });
-                    let thread = told.recv().unwrap();
+                    let thread = signal_receiver.recv().unwrap();
                     drop(receiver.receive().unwrap());
                     drop(receiver);
                     let _ = thread;
@@ -363,7 +363,7 @@ fn the_descriptor_is_readable_exactly_while_a_message_waits() {
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
     drop(sender);
-    assert!(is_readable(receiver.as_fd()), "the end is something to hear of");
+    assert!(is_readable(receiver.as_fd()), "the end is an event");
     assert!(receiver.arm().unwrap_err().is_closed());
 }
 
@@ -596,13 +596,13 @@ fn signals_while_waiting() {
         assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
     }
     let (mut sender, mut receiver) = small();
-    let (tell, told) = mpsc::channel::<()>();
+    let (signal_sender, signal_receiver) = mpsc::channel::<()>();
     // SAFETY: no pointers.
     let waiter = unsafe { libc::pthread_self() };
     std::thread::scope(|scope| {
         scope.spawn(move || {
             // About 5,000 a second, until told that it is enough.
-            while told.recv_timeout(Duration::from_micros(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            while signal_receiver.recv_timeout(Duration::from_micros(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 // SAFETY: the waiter is alive: it waits for this thread at the scope's end.
                 unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
             }
@@ -630,7 +630,7 @@ fn signals_while_waiting() {
         for number in 0..2000u64 {
             assert_eq!(*receiver.receive().unwrap(), number.to_le_bytes());
         }
-        drop(tell);
+        drop(signal_sender);
     });
 }
 

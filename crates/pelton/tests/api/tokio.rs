@@ -99,22 +99,22 @@ fn a_waiting_task_detects_the_peers_close() {
 
 /// A service in a thread of its own, and a client of it.
 struct Calls {
-    place: tempfile::TempDir,
+    dir: tempfile::TempDir,
     stopper: pelton::Stopper,
     serving: Option<std::thread::JoinHandle<pelton::Result<()>>>,
 }
 
 impl Calls {
     fn start(threads: usize, handler: impl Fn(pelton::Request<'_>) + Sync + Send + 'static) -> Calls {
-        let place = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
-        let mut service = pelton::Service::listen_with(&name(&place), &small()).unwrap();
+        let dir = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
+        let mut service = pelton::Service::listen_with(&name(&dir), &small()).unwrap();
         let stopper = service.stopper();
         let serving = Some(std::thread::spawn(move || service.run(threads, handler)));
-        Calls { place, stopper, serving }
+        Calls { dir, stopper, serving }
     }
 
     fn client(&self) -> AsyncClient {
-        AsyncClient::new(pelton::Client::connect_with(&name(&self.place), &small().call_bytes_max(300_000)).unwrap())
+        AsyncClient::new(pelton::Client::connect_with(&name(&self.dir), &small().call_bytes_max(300_000)).unwrap())
             .unwrap()
     }
 
@@ -136,8 +136,8 @@ fn small() -> Options {
     Options::new().capacity(64 * 1024)
 }
 
-fn name(place: &tempfile::TempDir) -> String {
-    format!("unix:{}", place.path().join("s").display())
+fn name(dir: &tempfile::TempDir) -> String {
+    format!("unix:{}", dir.path().join("s").display())
 }
 
 fn echo(request: pelton::Request<'_>) {
@@ -229,15 +229,15 @@ fn open_calls_of_a_service_that_ends_are_repeated_only_if_idempotent() {
 
 #[test]
 fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
-    let (told, cancelled) = std::sync::mpsc::channel();
-    let told = std::sync::Mutex::new(told);
+    let (notifier, cancelled) = std::sync::mpsc::channel();
+    let notifier = std::sync::Mutex::new(notifier);
     let calls = Calls::start(3, move |request| {
         if *request == *b"forever" {
             let responder = request.into_responder();
             while !responder.is_cancelled() {
                 std::thread::yield_now();
             }
-            told.lock().unwrap().send(()).unwrap();
+            notifier.lock().unwrap().send(()).unwrap();
             return;
         }
         echo(request);
@@ -278,8 +278,8 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
 
 #[test]
 fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
-    let (told, ended) = std::sync::mpsc::channel();
-    let told = std::sync::Mutex::new(told);
+    let (notifier, ended) = std::sync::mpsc::channel();
+    let notifier = std::sync::Mutex::new(notifier);
     let calls = Calls::start(2, move |request| {
         let most: u32 = String::from_utf8_lossy(&request).parse().unwrap();
         let mut responder = request.into_responder();
@@ -290,7 +290,7 @@ fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
                 let sent = responder.part_until(&part, until).unwrap();
                 // Whether or not there was room: on one processor the client, which throws away what comes now, always makes some.
                 if responder.is_cancelled() {
-                    return told.lock().unwrap().send(number).unwrap();
+                    return notifier.lock().unwrap().send(number).unwrap();
                 }
                 if sent == pelton::Sent::Sent {
                     break;
@@ -417,9 +417,9 @@ fn dropping_one_operation_still_wakes_the_others() {
             let mut second_read = pin!(engine.run(Operation::read(&second, vec![0; 9])));
             polled(second_read.as_mut()).await;
             if round % 2 == 1 {
-                let mut no_room = pin!(engine.run(Operation::stat("/")));
-                polled(no_room.as_mut()).await;
-                no_room.set(engine.run(Operation::stat("/")));
+                let mut no_space = pin!(engine.run(Operation::stat("/")));
+                polled(no_space.as_mut()).await;
+                no_space.set(engine.run(Operation::stat("/")));
             }
             second_read.set(engine.run(Operation::stat("/")));
             write.write_all(b"for first").unwrap();

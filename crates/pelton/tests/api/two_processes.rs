@@ -15,16 +15,16 @@ fn child() {
     match role.get("role") {
         "send" => {
             let mut sender = sender(&role);
-            send_until_told(&role, &mut sender, how);
+            send_until_error(&role, &mut sender, how);
         }
         // Sends, and goes on with every receiver that comes after one that died.
         "send-surviving" => {
             let mut sender = sender(&role);
             let mut bytes = Vec::new();
-            let turns = Loop::new(how, sender.as_fd());
+            let event_loop = Loop::new(how, sender.as_fd());
             for number in 0..role.number("count").unwrap() {
                 payload(number, sizes().of(number), &mut bytes);
-                while let Err(error) = send_one(&mut sender, &bytes, how, &turns) {
+                while let Err(error) = send_one(&mut sender, &bytes, how, &event_loop) {
                     assert!(error.is_peer_died(), "{error}");
                     report(word(&error));
                     assert!(sender.resume_until(deadline()).unwrap(), "no successor came");
@@ -158,21 +158,21 @@ fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
         let mut bytes = [0; 8];
         assert_eq!(rustix::io::read(&pipes[0], &mut bytes).unwrap(), 8);
         assert_eq!(u64::from_le_bytes(bytes), number, "a descriptor came with another message");
-        assert!(message.take_descriptors().unwrap().is_empty(), "they come once");
+        assert!(message.take_descriptors().unwrap().is_empty(), "they arrive once");
     }
     None
 }
 
-fn piping(place: &TestDir, count: u64) -> Role {
-    Role::new(child, "pipes").with("name", place.name()).with("count", count)
+fn piping(dir: &TestDir, count: u64) -> Role {
+    Role::new(child, "pipes").with("name", dir.name()).with("count", count)
 }
 
 /// Sends the role's messages and then ends as it says.
-fn send_until_told(role: &Role, sender: &mut Sender, how: How) {
+fn send_until_error(role: &Role, sender: &mut Sender, how: How) {
     let from = role.number("from").unwrap_or(0);
     let numbers = from..from + role.number("count").unwrap();
     if role.get("arm") == "first" {
-        assert!(!sender.arm(1).unwrap(), "an empty lane has room");
+        assert!(!sender.arm(1).unwrap(), "an empty lane has free space");
     }
     match send_all(sender, numbers.clone(), Sizes::parse(role.get("sizes")), how) {
         Ok(()) => report(format!("sent {}", numbers.end)),
@@ -188,19 +188,19 @@ fn send_until_told(role: &Role, sender: &mut Sender, how: How) {
     }
 }
 
-fn sending(place: &TestDir, count: u64, sizes: Sizes) -> Role {
-    Role::new(child, "send").with("name", place.name()).with("count", count).with("sizes", sizes)
+fn sending(dir: &TestDir, count: u64, sizes: Sizes) -> Role {
+    Role::new(child, "send").with("name", dir.name()).with("count", count).with("sizes", sizes)
 }
 
-fn receiving(place: &TestDir, sizes: Sizes) -> Role {
-    Role::new(child, "receive").with("name", place.name()).with("sizes", sizes)
+fn receiving(dir: &TestDir, sizes: Sizes) -> Role {
+    Role::new(child, "receive").with("name", dir.name()).with("sizes", sizes)
 }
 
 /// `count` messages from a child to a child.
-fn exchange(place: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
-    let sender = sending(place, count, sizes).with("capacity", capacity).with("end", "close");
+fn exchange(dir: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
+    let sender = sending(dir, count, sizes).with("capacity", capacity).with("end", "close");
     let sender = sender.with("how", format!("{:?}", ways.0));
-    let receiver = receiving(place, sizes).with("how", format!("{:?}", ways.1));
+    let receiver = receiving(dir, sizes).with("how", format!("{:?}", ways.1));
     let (sender, receiver) = if sender_listens {
         let sender = Child::start(sender.with("listen", "yes"));
         sender.expect("listening");
@@ -220,61 +220,61 @@ fn exchange(place: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How
 
 #[test]
 fn every_size_up_to_the_limit_arrives_whole() {
-    let place = TestDir::new("every_size_up_to_the_limit_arrives_whole");
+    let dir = TestDir::new("every_size_up_to_the_limit_arrives_whole");
     // 64 KiB is the smallest capacity there is: the limit is 32736.
-    exchange(&place, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
+    exchange(&dir, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
 }
 
 #[test]
 fn random_sizes_arrive_whole_whichever_side_listens() {
     for listens in [false, true] {
-        let place = TestDir::new("random_sizes_arrive_whole_whichever_side_listens");
-        exchange(&place, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
+        let dir = TestDir::new("random_sizes_arrive_whole_whichever_side_listens");
+        exchange(&dir, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
     }
 }
 
 #[test]
 fn both_sides_spinning_lose_nothing() {
-    let place = TestDir::new("both_sides_spinning_lose_nothing");
-    exchange(&place, 20_000, Sizes::Random(1, 3000), 65536, (How::Spin, How::Spin), false);
+    let dir = TestDir::new("both_sides_spinning_lose_nothing");
+    exchange(&dir, 20_000, Sizes::Random(1, 3000), 65536, (How::Spin, How::Spin), false);
 }
 
 #[test]
 fn both_sides_in_event_loops_lose_nothing() {
     for ways in [(How::Epoll, How::Epoll), (How::Poll, How::Poll)] {
-        let place = TestDir::new("both_sides_in_event_loops_lose_nothing");
-        exchange(&place, 10_000, Sizes::Random(2, 8000), 65536, ways, true);
+        let dir = TestDir::new("both_sides_in_event_loops_lose_nothing");
+        exchange(&dir, 10_000, Sizes::Random(2, 8000), 65536, ways, true);
     }
 }
 
 #[test]
 fn a_tiny_lane_makes_both_sides_sleep_and_loses_nothing() {
     for ways in [(How::Block, How::Block), (How::Epoll, How::Epoll)] {
-        let place = TestDir::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
-        exchange(&place, 5_000, Sizes::Random(3, 32737), 65536, ways, false);
+        let dir = TestDir::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
+        exchange(&dir, 5_000, Sizes::Random(3, 32737), 65536, ways, false);
     }
 }
 
 #[test]
 fn the_two_sides_may_wait_differently() {
     for ways in [(How::Block, How::Epoll), (How::Epoll, How::Block), (How::Spin, How::Block), (How::Try, How::Poll)] {
-        let place = TestDir::new("the_two_sides_may_wait_differently");
-        exchange(&place, 3_000, Sizes::Random(4, 20_000), 65536, ways, false);
+        let dir = TestDir::new("the_two_sides_may_wait_differently");
+        exchange(&dir, 3_000, Sizes::Random(4, 20_000), 65536, ways, false);
     }
 }
 
 #[test]
 fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
-    let place = TestDir::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
+    let dir = TestDir::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
     let here = |command: &mut std::process::Command| {
-        command.env("XDG_RUNTIME_DIR", place.path());
+        command.env("XDG_RUNTIME_DIR", dir.path());
     };
     let sizes = Sizes::Random(5, 500);
-    let receiver = Child::start_as(receiving(&place, sizes).with("name", "events").with("listen", "yes"), here);
+    let receiver = Child::start_as(receiving(&dir, sizes).with("name", "events").with("listen", "yes"), here);
     receiver.expect("listening");
-    let sockets = std::fs::read_dir(place.path().join("pelton/events")).unwrap().count();
+    let sockets = std::fs::read_dir(dir.path().join("pelton/events")).unwrap().count();
     assert_eq!(sockets, 1);
-    let sender = sending(&place, 1000, sizes).with("name", "events").with("end", "close");
+    let sender = sending(&dir, 1000, sizes).with("name", "events").with("end", "close");
     let sender = Child::start_as(sender, here);
     receiver.expect("connected");
     receiver.expect("1000 Closed 0");
@@ -283,21 +283,21 @@ fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
     let mut receiver = receiver;
     receiver.write_line("end");
     receiver.wait_for_success();
-    assert_eq!(place.entries(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(dir.entries(), Vec::<std::path::PathBuf>::new());
 }
 
 // Deaths.
 
 /// A receiver that listens here, and a child of the role that connects.
-fn receiver_of(place: &TestDir, role: Role) -> (Receiver, Child) {
+fn receiver_of(dir: &TestDir, role: Role) -> (Receiver, Child) {
     let how = How::parse(role.get("receiver-how"));
-    let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
+    let listener = Options::new().wait(how.wait()).listen(&dir.name()).unwrap();
     let child = Child::start(role);
     (listener.accept_receiver_until(deadline()).unwrap().expect("nobody came"), child)
 }
 
-fn sender_of(place: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, Child) {
-    let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&place.name()).unwrap();
+fn sender_of(dir: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, Child) {
+    let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&dir.name()).unwrap();
     let child = Child::start(role);
     (listener.accept_sender_until(deadline()).unwrap().expect("nobody came"), child)
 }
@@ -305,10 +305,10 @@ fn sender_of(place: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, C
 #[test]
 fn a_killed_senders_committed_messages_arrive_before_its_death() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll, How::Try] {
-        let place = TestDir::new("a_killed_senders_committed_messages_arrive_before_its_death");
+        let dir = TestDir::new("a_killed_senders_committed_messages_arrive_before_its_death");
         let sizes = Sizes::Random(9, 1000);
-        let role = sending(&place, 500, sizes).with("receiver-how", format!("{how:?}"));
-        let (mut receiver, child) = receiver_of(&place, role);
+        let role = sending(&dir, 500, sizes).with("receiver-how", format!("{how:?}"));
+        let (mut receiver, child) = receiver_of(&dir, role);
         child.expect("sent 500");
         child.kill();
         let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, how);
@@ -320,11 +320,11 @@ fn a_killed_senders_committed_messages_arrive_before_its_death() {
 #[test]
 fn a_sleeping_receiver_detects_the_senders_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sleeping_receiver_detects_the_senders_death");
-        let listening = sending(&place, 3, Sizes::Fixed(8)).with("listen", "yes");
+        let dir = TestDir::new("a_sleeping_receiver_detects_the_senders_death");
+        let listening = sending(&dir, 3, Sizes::Fixed(8)).with("listen", "yes");
         let sender = Child::start(listening);
         sender.expect("listening");
-        let receiver = Child::start(receiving(&place, Sizes::Fixed(8)).with("how", format!("{how:?}")));
+        let receiver = Child::start(receiving(&dir, Sizes::Fixed(8)).with("how", format!("{how:?}")));
         receiver.expect("connected");
         sender.expect("sent 3");
         receiver.wait_until_it_polls();
@@ -334,15 +334,15 @@ fn a_sleeping_receiver_detects_the_senders_death() {
 }
 
 /// A child that receives ten of what is sent and then waits to be killed.
-fn tenth(place: &TestDir) -> Role {
-    receiving(place, Sizes::Fixed(1000)).with("count", 10)
+fn tenth(dir: &TestDir) -> Role {
+    receiving(dir, Sizes::Fixed(1000)).with("count", 10)
 }
 
 #[test]
 fn a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left");
-        let (mut sender, child) = sender_of(&place, 1 << 20, how, tenth(&place));
+        let dir = TestDir::new("a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left");
+        let (mut sender, child) = sender_of(&dir, 1 << 20, how, tenth(&dir));
         send_all(&mut sender, 0..100, Sizes::Fixed(1000), how).unwrap();
         child.expect("connected");
         child.expect("10 enough");
@@ -363,11 +363,11 @@ fn a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left() {
 #[test]
 fn a_sender_that_waits_for_space_detects_the_receivers_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sender_that_waits_for_space_detects_the_receivers_death");
-        let role = sending(&place, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
+        let dir = TestDir::new("a_sender_that_waits_for_space_detects_the_receivers_death");
+        let role = sending(&dir, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
         let sender = Child::start(role.with("listen", "yes").with("how", format!("{how:?}")));
         sender.expect("listening");
-        let receiver = Child::start(tenth(&place));
+        let receiver = Child::start(tenth(&dir));
         receiver.expect("connected");
         receiver.expect("10 enough");
         sender.wait_until_it_polls();
@@ -382,8 +382,8 @@ fn a_sender_that_waits_for_space_detects_the_receivers_death() {
 #[test]
 fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
     for (end, says) in [("close", "Closed 0"), ("exit", "PeerDied 0")] {
-        let place = TestDir::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
-        let (mut receiver, child) = receiver_of(&place, sending(&place, 50, Sizes::Fixed(9)).with("end", end));
+        let dir = TestDir::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
+        let (mut receiver, child) = receiver_of(&dir, sending(&dir, 50, Sizes::Fixed(9)).with("end", end));
         child.wait_for_success();
         let (number, error) = receive_all(&mut receiver, 0, 1000, Sizes::Fixed(9), How::Block);
         assert_eq!((number, word(&error.unwrap())), (50, says.to_owned()));
@@ -392,10 +392,10 @@ fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
 
 #[test]
 fn a_stopped_sender_is_not_reported_dead() {
-    let place = TestDir::new("a_stopped_sender_is_not_reported_dead");
+    let dir = TestDir::new("a_stopped_sender_is_not_reported_dead");
     let sizes = Sizes::Random(11, 2000);
     let (mut receiver, child) =
-        receiver_of(&place, sending(&place, 20_000, sizes).with("capacity", 65536).with("end", "close"));
+        receiver_of(&dir, sending(&dir, 20_000, sizes).with("capacity", 65536).with("end", "close"));
     let mut number = 0;
     for _ in 0..5 {
         number = receive_all(&mut receiver, number, 1000, sizes, How::Block).0;
@@ -416,9 +416,9 @@ fn a_stopped_sender_is_not_reported_dead() {
 
 #[test]
 fn a_stopped_receiver_is_not_reported_dead() {
-    let place = TestDir::new("a_stopped_receiver_is_not_reported_dead");
+    let dir = TestDir::new("a_stopped_receiver_is_not_reported_dead");
     let sizes = Sizes::Random(12, 2000);
-    let (mut sender, mut child) = sender_of(&place, 65536, How::Block, receiving(&place, sizes));
+    let (mut sender, mut child) = sender_of(&dir, 65536, How::Block, receiving(&dir, sizes));
     child.expect("connected");
     let mut number = 0;
     for _ in 0..5 {
@@ -448,15 +448,15 @@ fn a_stopped_receiver_is_not_reported_dead() {
 
 #[test]
 fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
-    let place = TestDir::new("a_surviving_receiver_resumes_with_a_successor_that_connects");
+    let dir = TestDir::new("a_surviving_receiver_resumes_with_a_successor_that_connects");
     let sizes = Sizes::Random(13, 3000);
-    let (mut receiver, child) = receiver_of(&place, sending(&place, 300, sizes));
+    let (mut receiver, child) = receiver_of(&dir, sending(&dir, 300, sizes));
     child.expect("sent 300");
     child.kill();
     // Some are received, and the rest left for after.
     assert_eq!(receive_all(&mut receiver, 0, 100, sizes, How::Block).0, 100);
     assert_eq!(receiver.generation(), 1);
-    let successor = Child::start(sending(&place, 400, sizes).with("from", 300).with("end", "close"));
+    let successor = Child::start(sending(&dir, 400, sizes).with("from", 300).with("end", "close"));
     assert!(receiver.resume_until(deadline()).unwrap());
     let (number, end) = receive_all(&mut receiver, 100, u64::MAX / 2, sizes, How::Block);
     assert_eq!((number, word(&end.unwrap())), (700, "Closed 0".to_owned()));
@@ -467,18 +467,18 @@ fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
 
 #[test]
 fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
-    let place = TestDir::new("a_surviving_receiver_that_had_connected_reconnects_to_the_name");
+    let dir = TestDir::new("a_surviving_receiver_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Random(14, 3000);
-    let first = Child::start(sending(&place, 300, sizes).with("listen", "yes"));
+    let first = Child::start(sending(&dir, 300, sizes).with("listen", "yes"));
     first.expect("listening");
-    let mut receiver = Receiver::connect(&place.name()).unwrap();
+    let mut receiver = Receiver::connect(&dir.name()).unwrap();
     first.expect("sent 300");
     first.kill();
     let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, How::Epoll);
     assert_eq!((number, word(&end.unwrap())), (300, "PeerDied 0".to_owned()));
     assert!(!receiver.resume_until(Instant::now()).unwrap(), "nobody is there yet");
     let successor =
-        Child::start(sending(&place, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
+        Child::start(sending(&dir, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
     successor.expect("listening");
     assert!(receiver.resume_until(deadline()).unwrap());
     let (number, end) = receive_all(&mut receiver, 300, u64::MAX / 2, sizes, How::Epoll);
@@ -488,16 +488,16 @@ fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
 
 #[test]
 fn a_surviving_sender_repeats_all_unreleased_messages_and_reports_them() {
-    let place = TestDir::new("a_surviving_sender_repeats_all_unreleased_messages_and_reports_them");
+    let dir = TestDir::new("a_surviving_sender_repeats_all_unreleased_messages_and_reports_them");
     let sizes = Sizes::Fixed(100);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, receiving(&place, sizes).with("count", 30));
+    let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, receiving(&dir, sizes).with("count", 30));
     child.expect("connected");
     send_all(&mut sender, 0..100, sizes, How::Block).unwrap();
     child.expect("30 enough");
     child.kill();
     let error = sender.drain().unwrap_err();
     assert_eq!(word(&error), "PeerDied 70");
-    let role = Role::new(self::child, "receive-succeeding").with("name", place.name()).with("sizes", sizes);
+    let role = Role::new(self::child, "receive-succeeding").with("name", dir.name()).with("sizes", sizes);
     let successor = Child::start(role);
     assert!(sender.resume_until(deadline()).unwrap());
     send_all(&mut sender, 100..150, sizes, How::Block).unwrap();
@@ -508,13 +508,13 @@ fn a_surviving_sender_repeats_all_unreleased_messages_and_reports_them() {
 
 #[test]
 fn a_surviving_sender_that_had_connected_reconnects_to_the_name() {
-    let place = TestDir::new("a_surviving_sender_that_had_connected_reconnects_to_the_name");
+    let dir = TestDir::new("a_surviving_sender_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Fixed(100);
     let role =
-        |role: &str| Role::new(child, role).with("name", place.name()).with("sizes", sizes).with("listen", "yes");
+        |role: &str| Role::new(child, role).with("name", dir.name()).with("sizes", sizes).with("listen", "yes");
     let first = Child::start(role("receive").with("count", 30));
     first.expect("listening");
-    let mut sender = Sender::connect(&place.name()).unwrap();
+    let mut sender = Sender::connect(&dir.name()).unwrap();
     send_all(&mut sender, 0..100, sizes, How::Poll).unwrap();
     first.expect("connected");
     first.expect("30 enough");
@@ -531,12 +531,12 @@ fn a_surviving_sender_that_had_connected_reconnects_to_the_name() {
 
 /// Twenty receivers, one after another, killed while messages flow; the sender survives them all.
 fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
-    let place = TestDir::new(claim);
+    let dir = TestDir::new(claim);
     let sizes = Sizes::Fixed(600);
     let count = 40_000;
-    let role = Role::new(child, "send-surviving").with("name", place.name()).with("count", count).with("sizes", sizes);
+    let role = Role::new(child, "send-surviving").with("name", dir.name()).with("count", count).with("sizes", sizes);
     let role = role.with("how", format!("{how:?}")).with("capacity", 1 << 17);
-    let succeeding = Role::new(child, "receive-succeeding").with("name", place.name()).with("sizes", sizes);
+    let succeeding = Role::new(child, "receive-succeeding").with("name", dir.name()).with("sizes", sizes);
     let listening = if sender_listens {
         (role.with("listen", "yes"), succeeding)
     } else {
@@ -598,19 +598,19 @@ fn a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load() {
 
 /// Twenty senders, one after another, killed in mid-stream; each goes on with the number after the last that arrived.
 fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
-    let place = TestDir::new(claim);
+    let dir = TestDir::new(claim);
     let sizes = Sizes::Random(99, 2000);
     let role = |from: u64| {
-        let role = sending(&place, 1 << 40, sizes).with("from", from).with("capacity", 1 << 17);
+        let role = sending(&dir, 1 << 40, sizes).with("from", from).with("capacity", 1 << 17);
         if receiver_listens { role } else { role.with("listen", "yes") }
     };
     let mut child = Child::start(role(0));
     let mut receiver = if receiver_listens {
-        let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
+        let listener = Options::new().wait(how.wait()).listen(&dir.name()).unwrap();
         listener.accept_receiver_until(deadline()).unwrap().unwrap()
     } else {
         child.expect("listening");
-        Options::new().wait(how.wait()).connect_receiver(&place.name()).unwrap()
+        Options::new().wait(how.wait()).connect_receiver(&dir.name()).unwrap()
     };
     let mut random = Random::new(43);
     let mut number = 0;
@@ -652,17 +652,17 @@ fn a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load() {
 
 #[test]
 fn descriptors_arrive_with_their_messages_in_order() {
-    let place = TestDir::new("descriptors_arrive_with_their_messages_in_order");
-    let (mut receiver, child) = receiver_of(&place, piping(&place, 500).with("end", "close"));
+    let dir = TestDir::new("descriptors_arrive_with_their_messages_in_order");
+    let (mut receiver, child) = receiver_of(&dir, piping(&dir, 500).with("end", "close"));
     assert!(take_pipes(&mut receiver, 0, 500).is_none());
     child.expect("sent");
 }
 
 #[test]
 fn a_message_carries_at_most_sixty_four_descriptors() {
-    let place = TestDir::new("a_message_carries_at_most_sixty_four_descriptors");
-    let role = Role::new(child, "receive-64").with("name", place.name());
-    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+    let dir = TestDir::new("a_message_carries_at_most_sixty_four_descriptors");
+    let role = Role::new(child, "receive-64").with("name", dir.name());
+    let (mut sender, child) = sender_of(&dir, 65536, How::Block, role);
     let pipe = rustix::pipe::pipe().unwrap().0;
     let many = vec![pipe.as_fd(); 65];
     match sender.send_with_descriptors(b"", &many) {
@@ -677,9 +677,9 @@ fn a_message_carries_at_most_sixty_four_descriptors() {
 
 #[test]
 fn untaken_descriptors_are_closed() {
-    let place = TestDir::new("untaken_descriptors_are_closed");
-    let role = Role::new(child, "receive-counting").with("name", place.name());
-    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+    let dir = TestDir::new("untaken_descriptors_are_closed");
+    let role = Role::new(child, "receive-counting").with("name", dir.name());
+    let (mut sender, child) = sender_of(&dir, 65536, How::Block, role);
     child.expect("connected");
     let before = kernel::descriptors_of(child.pid());
     let pipe = rustix::pipe::pipe().unwrap().0;
@@ -693,13 +693,13 @@ fn untaken_descriptors_are_closed() {
 
 #[test]
 fn descriptors_of_a_killed_sender_arrive_with_its_committed_messages() {
-    let place = TestDir::new("descriptors_of_a_killed_sender_arrive_with_its_committed_messages");
-    let (mut receiver, child) = receiver_of(&place, piping(&place, 20));
+    let dir = TestDir::new("descriptors_of_a_killed_sender_arrive_with_its_committed_messages");
+    let (mut receiver, child) = receiver_of(&dir, piping(&dir, 20));
     child.expect("sent");
     child.kill();
     assert!(take_pipes(&mut receiver, 0, 5).is_none());
     // The rest are offered to nobody new: they are this side's, before and after the successor has come.
-    let successor = Child::start(sending(&place, 1, Sizes::Fixed(8)).with("from", 20));
+    let successor = Child::start(sending(&dir, 1, Sizes::Fixed(8)).with("from", 20));
     assert!(receiver.resume_until(deadline()).unwrap_or_else(|error| {
         // A sender whose receiver has not read to the end is not lost yet.
         panic!("{error}")
@@ -711,8 +711,8 @@ fn descriptors_of_a_killed_sender_arrive_with_its_committed_messages() {
 
 #[test]
 fn a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane() {
-    let place = TestDir::new("a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane");
-    let (mut sender, child) = sender_of(&place, 65536, How::Block, tenth(&place));
+    let dir = TestDir::new("a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane");
+    let (mut sender, child) = sender_of(&dir, 65536, How::Block, tenth(&dir));
     child.expect("connected");
     send_all(&mut sender, 0..10, Sizes::Fixed(1000), How::Block).unwrap();
     child.expect("10 enough");
@@ -724,19 +724,19 @@ fn a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane() {
             Ok(_) => tries += 1,
             Err(error) => break error,
         }
-        assert!(tries < 2_000_000 && Instant::now() < until, "Full for ever: the death is never told");
+        assert!(tries < 2_000_000 && Instant::now() < until, "Full for ever: the death is never detected");
     };
     assert!(error.is_peer_died(), "{error}");
 }
 
 #[test]
 fn a_successor_that_arms_first_still_marks_its_first_message() {
-    let place = TestDir::new("a_successor_that_arms_first_still_marks_its_first_message");
+    let dir = TestDir::new("a_successor_that_arms_first_still_marks_its_first_message");
     let sizes = Sizes::Fixed(8);
-    let (mut receiver, child) = receiver_of(&place, sending(&place, 1, sizes));
+    let (mut receiver, child) = receiver_of(&dir, sending(&dir, 1, sizes));
     child.expect("sent 1");
     child.kill();
-    let successor = Child::start(sending(&place, 1, sizes).with("from", 1).with("arm", "first"));
+    let successor = Child::start(sending(&dir, 1, sizes).with("from", 1).with("arm", "first"));
     assert!(receiver.resume_until(deadline()).unwrap());
     assert_eq!(receive_all(&mut receiver, 0, 2, sizes, How::Block).0, 2);
     assert_eq!(receiver.generation(), 2);
@@ -761,9 +761,9 @@ fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) ->
 
 /// `count` messages with a descriptor each, of which the first receiver takes `taken` before it is killed.
 fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
-    let place = TestDir::new(claim);
-    let role = |count: u64| Role::new(child, "take-pipes").with("name", place.name()).with("count", count);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role(taken));
+    let dir = TestDir::new(claim);
+    let role = |count: u64| Role::new(child, "take-pipes").with("name", dir.name()).with("count", count);
+    let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, role(taken));
     let send = |sender: &mut Sender, number: u64| {
         let (reading, writing) = rustix::pipe::pipe().unwrap();
         rustix::io::write(&writing, &number.to_le_bytes()).unwrap();
@@ -777,7 +777,7 @@ fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
     child.kill();
     assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {}", count - taken));
     let rest = Role::new(self::child, "take-pipes")
-        .with("name", place.name())
+        .with("name", dir.name())
         .with("from", taken)
         .with("count", count - taken + 1)
         .with("at", "once");
@@ -804,9 +804,9 @@ fn many_unreleased_descriptors_are_sent_again_to_a_successor() {
 fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
     // The system resets the socket, rather than only closing it, when there is something in it that was not read.
     for unread in [0, 1] {
-        let place = TestDir::new("sending_descriptors_to_a_dead_receiver_detects_its_death");
-        let role = Role::new(child, "take-pipes").with("name", place.name()).with("count", 0);
-        let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
+        let dir = TestDir::new("sending_descriptors_to_a_dead_receiver_detects_its_death");
+        let role = Role::new(child, "take-pipes").with("name", dir.name()).with("count", 0);
+        let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, role);
         let pipe = rustix::pipe::pipe().unwrap().0;
         for _ in 0..unread {
             sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
@@ -820,12 +820,12 @@ fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
 
 #[test]
 fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
-    let place =
+    let dir =
         TestDir::new("the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors");
     // More than a socket takes at a time, so that sending them again waits.
     let count = 400;
-    let holding = Role::new(child, "hold-pipes").with("name", place.name()).with("count", count);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, holding);
+    let holding = Role::new(child, "hold-pipes").with("name", dir.name()).with("count", count);
+    let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, holding);
     let pipe = rustix::pipe::pipe().unwrap().0;
     for _ in 0..count {
         sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
@@ -833,7 +833,7 @@ fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
     child.expect("enough");
     child.kill();
     assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {count}"));
-    let idle = Role::new(self::child, "take-pipes").with("name", place.name()).with("count", 0).with("at", "once");
+    let idle = Role::new(self::child, "take-pipes").with("name", dir.name()).with("count", 0).with("at", "once");
     let successor = Child::start(idle);
     let killing = std::thread::spawn(move || {
         successor.expect("enough");

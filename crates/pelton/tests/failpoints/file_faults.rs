@@ -109,11 +109,11 @@ fn on_a_failing_disk_every_byte_is_where_the_engine_reports_it() {
     let _alone = alone();
     let _hang = Watchdog::new("on a failing disk every byte is where the engine reports it");
     faults::set(fault);
-    for (way, place) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
+    for (way, dir) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
         let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) };
         proptest!(config, |(steps in prop::collection::vec(any_step(), 1..40), often in 5..60u64)| {
             OF_A_HUNDRED.store(0, Ordering::Relaxed);
-            let root = tempfile::tempdir_in(place).unwrap();
+            let root = tempfile::tempdir_in(dir).unwrap();
             let options = if way == "ring" { EngineOptions::new() } else { EngineOptions::new().without_io_uring() };
             let mut engine = options.open().unwrap();
             let (files, mut models) = (["a", "b"].map(|name| opened(&mut engine, root.path().join(name))), [Vec::new(), Vec::new()]);

@@ -67,7 +67,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
         let mut through = false;
         for step in 1.. {
             assert!(step < 1000, "it does not get through");
-            let (place, path) = place();
+            let (dir, path) = dir();
             let role = Role::new(child, "killed").with("at", path.display()).with("sync", sync);
             let first = Child::start(role.clone().with("step", step));
             through = first.wait().success();
@@ -76,12 +76,12 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
                 Child::start(role.clone().with("step", step)).wait();
             }
             go_on(&path, sync == 1);
-            let mut files: Vec<PathBuf> = place.entries();
+            let mut files: Vec<PathBuf> = dir.entries();
             files.sort();
             files.rotate_left(1);
             let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
-            for (place, file) in files.iter().enumerate() {
-                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + place as u64, "step {step}: {files:?}");
+            for (dir, file) in files.iter().enumerate() {
+                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + dir as u64, "step {step}: {files:?}");
                 let (found, error) = read(file);
                 assert!(error.is_none(), "step {step}: {error:?}");
                 for (of, first_seq, messages) in found {
@@ -126,7 +126,7 @@ fn a_file_changed_between_check_and_write_loses_no_message() {
     ];
     for step in ["record file: checked", "record file: a part written"] {
         for (disturb, what) in disturbs {
-            let (place, path) = place();
+            let (dir, path) = dir();
             let mut file = RecordFile::open(&path).unwrap();
             write(&mut file, &[run(1, 1, 2)]);
             *DISTURB.lock().unwrap() = Some((step, disturb, path.clone()));
@@ -135,7 +135,7 @@ fn a_file_changed_between_check_and_write_loses_no_message() {
             assert!(DISTURB.lock().unwrap().is_none());
             write(&mut file, &[run(1, 103, 1)]);
             drop(file);
-            let moved = place.path().join("log.1");
+            let moved = dir.path().join("log.1");
             let mut found = if moved.exists() { read(&moved).0 } else { vec![(1, 1, 2)] };
             let (more, error) = read(&path);
             assert!(error.is_none(), "{what} at {step}: {error:?}");

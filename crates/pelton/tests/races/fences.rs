@@ -33,9 +33,9 @@ fn child() {
 struct Word(&'static AtomicU64);
 
 impl Word {
-    fn of(place: &TestDir, file: &str, offset: usize) -> Word {
+    fn of(dir: &TestDir, file: &str, offset: usize) -> Word {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let file = std::fs::File::open(place.path().join("c").join(file)).unwrap();
+        let file = std::fs::File::open(dir.path().join("c").join(file)).unwrap();
         // SAFETY: a new mapping, never unmapped, of a file that is longer; the offset is a multiple of 8.
         unsafe {
             let page = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
@@ -56,12 +56,12 @@ const UNBARRIERED: u64 = 2;
 #[test]
 fn a_receiver_calls_membarrier_only_if_its_sender_does_not_always_ring() {
     let claim = "a_receiver_calls_membarrier_only_if_its_sender_does_not_always_ring";
-    let place = TestDir::new(claim);
-    let role = Role::new(child, "receive").with("name", place.path_name()).with("count", 500);
+    let dir = TestDir::new(claim);
+    let role = Role::new(child, "receive").with("name", dir.path_name()).with("count", 500);
     let child = Child::start(role.clone());
     let mut sender = sender(&role);
     child.expect("here");
-    let (sleep, fenced) = (Word::of(&place, "receiver", 128), Word::of(&place, "0.producer", 392));
+    let (sleep, fenced) = (Word::of(&dir, "receiver", 128), Word::of(&dir, "0.producer", 392));
     let until = deadline();
     let wait_for = |condition: &dyn Fn() -> bool, what: &str| {
         while !condition() {

@@ -58,11 +58,11 @@ impl Meeting {
 }
 
 fn wait_until(condition: impl Fn() -> bool) {
-    let mut looks = 0u32;
+    let mut polls = 0u32;
     while !condition() {
-        looks += 1;
+        polls += 1;
         // The two may be on one processor.
-        if looks.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        if polls.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
@@ -128,8 +128,8 @@ impl Tally {
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [both, woken, looked] = self.outcomes().map(|count| 100.0 * count as f64 / self.races.max(1) as f64);
-        write!(f, "{} races: {both:.1} % saw each other, {woken:.1} % woken by the bell, ", self.races)?;
-        write!(f, "{looked:.1} % found it on looking again; {} wake-ups lost", self.lost)
+        write!(f, "{} races: {both:.1} % saw each other, {woken:.1} % woken by the doorbell, ", self.races)?;
+        write!(f, "{looked:.1} % found it on rechecking; {} wake-ups lost", self.lost)
     }
 }
 
@@ -153,13 +153,13 @@ struct Moment {
 
 impl Moment {
     fn pass(&mut self, manner: Manner) {
-        let mut turns = self.random.below(1024) as f64 / 512.0 * self.most[manner as usize];
+        let mut iterations = self.random.below(1024) as f64 / 512.0 * self.most[manner as usize];
         // Now and then so late that the sleeper has most likely looked again.
         if self.random.below(8) == 0 {
-            turns *= 8.0;
+            iterations *= 8.0;
         }
-        for turn in 0..turns as u64 {
-            std::hint::black_box(turn);
+        for iteration in 0..iterations as u64 {
+            std::hint::black_box(iteration);
         }
     }
 
@@ -308,7 +308,7 @@ fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) 
         }
         loop {
             if !side.arm() {
-                assert!(side.take(race), "race {race}: `arm` says that it is there");
+                assert!(side.take(race), "race {race}: `arm` reports it");
                 break;
             }
             if !is_rung(side.fd(), meeting, race, manner) {
@@ -333,8 +333,8 @@ fn is_rung(fd: BorrowedFd<'_>, meeting: &Meeting, race: u64, manner: Manner) -> 
     loop {
         // Before the descriptor: if this says done, so what rings has rung.
         let done = meeting.is_done(race);
-        let patience = if done || manner == Manner::Ask { Duration::ZERO } else { Duration::from_millis(100) };
-        if readable_until(fd, Instant::now() + patience) {
+        let timeout = if done || manner == Manner::Ask { Duration::ZERO } else { Duration::from_millis(100) };
+        if readable_until(fd, Instant::now() + timeout) {
             return true;
         }
         if done {
@@ -368,12 +368,12 @@ fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &
 }
 
 /// The part of one end. A message is what the receiver waits for; room, the sender.
-fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
+fn play(end: Endpoint, meeting: &'static Meeting, role: &Role) -> Tally {
     let (races, seed) = (role.number("races").unwrap(), role.number("seed").unwrap());
     match (role.get("wanted"), end) {
-        ("message", End::Receiver(mut receiver)) => sleep_again_and_again(&mut receiver, meeting, races),
-        ("room", End::Sender(mut sender)) => sleep_again_and_again(&mut sender, meeting, races),
-        ("message", End::Sender(mut sender)) => {
+        ("message", Endpoint::Receiver(mut receiver)) => sleep_again_and_again(&mut receiver, meeting, races),
+        ("room", Endpoint::Sender(mut sender)) => sleep_again_and_again(&mut sender, meeting, races),
+        ("message", Endpoint::Sender(mut sender)) => {
             let mut bytes = [0; LARGE];
             wake_again_and_again(meeting, seed, |race, random| {
                 let others = instead(race);
@@ -387,14 +387,14 @@ fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
                 Some(sender.counters().wakes_sent)
             })
         }
-        ("room", End::Receiver(mut receiver)) => {
+        ("room", Endpoint::Receiver(mut receiver)) => {
             let mut released = 0;
             wake_again_and_again(meeting, seed, |race, random| {
                 while released < race {
                     drop(receiver.try_receive().unwrap().expect("it has been sent"));
                     released += 1;
-                    for turn in 0..random.below(100) {
-                        std::hint::black_box(turn);
+                    for iteration in 0..random.below(100) {
+                        std::hint::black_box(iteration);
                     }
                 }
                 Some(receiver.counters().wakes_sent)
@@ -405,7 +405,7 @@ fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one of them")]
-enum End {
+enum Endpoint {
     Sender(Sender),
     Receiver(Receiver),
 }
@@ -420,7 +420,7 @@ pub fn race(role: &Role) {
     if role.get("refuse") == "before" {
         refuse_membarrier();
     }
-    let side = |second: bool, end: End| {
+    let side = |second: bool, end: Endpoint| {
         pin(second);
         if role.get("refuse") == "after" {
             refuse_membarrier();
@@ -428,8 +428,8 @@ pub fn race(role: &Role) {
         play(end, meeting, role)
     };
     let tally = match role.get("side") {
-        "send" => side(false, End::Sender(sender(role))),
-        "receive" => side(true, End::Receiver(receiver(role))),
+        "send" => side(false, Endpoint::Sender(sender(role))),
+        "receive" => side(true, Endpoint::Receiver(receiver(role))),
         _ => {
             // Without a deadline for connecting, of which there is nothing between threads: a sender need not wait for anybody.
             let options = Options::new().capacity(CAPACITY);
@@ -438,8 +438,8 @@ pub fn race(role: &Role) {
                 None => options.threads().unwrap(),
             };
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| side(true, End::Receiver(receiver)));
-                let mut tally = side(false, End::Sender(sender));
+                let other = scope.spawn(|| side(true, Endpoint::Receiver(receiver)));
+                let mut tally = side(false, Endpoint::Sender(sender));
                 tally.add(other.join().unwrap());
                 tally
             })
@@ -469,11 +469,11 @@ impl Race {
         // One pair at a time: two sides that wait for a processor do not race.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let place = TestDir::unwatched();
+        let dir = TestDir::unwatched();
         let seed: u64 = std::env::var("PELTON_SEED").map_or(std::process::id().into(), |text| text.parse().unwrap());
         let role = Role::new(child, "race")
-            .with("name", if self.path { place.path_name() } else { place.name() })
-            .with("meeting", place.path().join("meeting").display())
+            .with("name", if self.path { dir.path_name() } else { dir.name() })
+            .with("meeting", dir.path().join("meeting").display())
             .with("capacity", CAPACITY)
             .with("wanted", self.wanted)
             .with("races", races)
@@ -508,13 +508,13 @@ impl Race {
 
 impl std::fmt::Display for Race {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let who = if self.processes { "processes" } else { "threads" };
-        let bell = if self.path { "FIFO" } else { "eventfd" };
+        let racers = if self.processes { "processes" } else { "threads" };
+        let doorbell = if self.path { "FIFO" } else { "eventfd" };
         let barrier = match self.refused {
             ["", ""] => "membarrier".to_owned(),
             [sender, receiver] => format!("membarrier refused to the sender {sender:?}, to the receiver {receiver:?}"),
         };
-        write!(f, "{who}, {bell}, a sleeper for {}, {barrier}", self.wanted)
+        write!(f, "{racers}, {doorbell}, a sleeper for {}, {barrier}", self.wanted)
     }
 }
 

@@ -50,7 +50,7 @@ fn with_each_number<T>(what: &str, attempt: impl FnMut() -> pelton::Result<T>) -
 
 /// And `look`s after each that failed.
 #[track_caller]
-fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Result<T>, look: impl Fn()) -> T {
+fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Result<T>, check: impl Fn()) -> T {
     for count in 0..100 {
         let before = descriptors();
         let few = Descriptors::left(count);
@@ -62,7 +62,7 @@ fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Resu
         }
         // What a peer sent is closed by another thread.
         eventually_is(before, &format!("open after {what} with {count} descriptors"), descriptors);
-        look();
+        check();
     }
     panic!("{what}: not with a hundred descriptors");
 }
@@ -115,7 +115,7 @@ pub fn few_descriptors(role: &Role) {
         "create" => {
             for sends in [true, false] {
                 // The whole of it, or nothing.
-                let looks = || match path.exists() {
+                let check = || match path.exists() {
                     true => assert_eq!(all_below(root).len(), 10),
                     false => assert_eq!(all_below(root), Vec::<PathBuf>::new()),
                 };
@@ -123,9 +123,9 @@ pub fn few_descriptors(role: &Role) {
                     true => small_path().create_sender(&path).map(|_| ()),
                     false => small_path().create_receiver(&path).map(|_| ()),
                 };
-                with_each_number_and("creation", create, looks);
+                with_each_number_and("creation", create, check);
                 let all = all_below(root);
-                with_each_number("looking", || inspect::info(&path));
+                with_each_number("inspecting", || inspect::info(&path));
                 with_each_number("checking", || inspect::check(&path, false));
                 with_each_number("recovering", || inspect::recover(&path, false));
                 assert_eq!(all_below(root), all);
@@ -138,7 +138,7 @@ pub fn few_descriptors(role: &Role) {
             unsafe { std::env::set_var("XDG_RUNTIME_DIR", root) };
             for name in [&name, "short"] {
                 let listener = with_each_number("listening", || Listener::bind(name));
-                let found = with_each_number("asking who listens", || inspect::listeners(name));
+                let found = with_each_number("listing listeners", || inspect::listeners(name));
                 assert_eq!(found.len(), 1);
                 // Nor is it taken for a dead one's by who cannot look.
                 let mut tried = 0;
@@ -163,15 +163,15 @@ pub fn few_descriptors(role: &Role) {
 
 fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
     for end in ["sender", "receiver"] {
-        let place = TestDir::new(claim);
+        let dir = TestDir::new(claim);
         let other = if end == "sender" { "receiver" } else { "sender" };
         let peer = || {
-            let role = role_at("one message", &place).with("how", others).with("end", other);
+            let role = role_at("one message", &dir).with("how", others).with("end", other);
             let child = Child::start(role);
             child.expect("there");
             child
         };
-        let starving = role_at("few descriptors", &place).with("how", how).with("end", end);
+        let starving = role_at("few descriptors", &dir).with("how", how).with("end", end);
         if others == "connect" {
             let child = Child::start(starving);
             let peer = peer();
@@ -182,7 +182,7 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
             let peer = peer();
             if others == "path" {
                 let until = deadline();
-                while !place.path().join("channel").exists() {
+                while !dir.path().join("channel").exists() {
                     assert!(Instant::now() < until, "the other end has made no channel");
                     std::thread::yield_now();
                 }
@@ -195,29 +195,29 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
 
 #[test]
 fn a_channel_between_threads_without_descriptors_is_an_error() {
-    let place = TestDir::new("a channel between threads without descriptors is an error");
-    alone(role_at("few descriptors", &place).with("how", "threads"));
+    let dir = TestDir::new("a channel between threads without descriptors is an error");
+    alone(role_at("few descriptors", &dir).with("how", "threads"));
 }
 
 #[test]
 fn connecting_with_any_number_of_descriptors_works_or_names_the_lack() {
-    with_few_descriptors("who connects without descriptors is told so", "connect", "listen");
+    with_few_descriptors("connecting with any number of descriptors works or names the lack", "connect", "listen");
 }
 
 #[test]
 fn listening_with_any_number_of_descriptors_works_or_names_the_lack() {
-    with_few_descriptors("who listens without descriptors is told so", "listen", "connect");
+    with_few_descriptors("listening with any number of descriptors works or names the lack", "listen", "connect");
 }
 
 #[test]
 fn opening_a_path_with_any_number_of_descriptors_works_or_names_the_lack() {
-    with_few_descriptors("who opens a path without descriptors is told so", "path", "path");
+    with_few_descriptors("opening a path with any number of descriptors works or names the lack", "path", "path");
 }
 
 #[test]
 fn maintenance_calls_without_descriptors_fail_and_leave_no_part() {
-    let place = TestDir::new("making, looking, recovering and removing want descriptors and leave no part");
-    alone(role_at("few descriptors", &place).with("how", "create"));
+    let dir = TestDir::new("maintenance calls without descriptors fail and leave no part");
+    alone(role_at("few descriptors", &dir).with("how", "create"));
 }
 
 /// Parts of a reply, for which there is no room, without a descriptor to wait with.
@@ -261,14 +261,14 @@ pub fn few_descriptors_for_parts(role: &Role) {
 
 #[test]
 fn a_part_of_a_reply_waits_for_space_without_descriptors() {
-    let place = TestDir::new("a part of a reply waits for space without descriptors");
-    alone(role_at("few descriptors for parts", &place));
+    let dir = TestDir::new("a part of a reply waits for space without descriptors");
+    alone(role_at("few descriptors for parts", &dir));
 }
 
 #[test]
 fn a_listener_without_descriptors_fails_and_leaves_nothing() {
-    let place = TestDir::new("a listener without descriptors fails and leaves nothing");
-    alone(role_at("few descriptors", &place).with("how", "bind"));
+    let dir = TestDir::new("a listener without descriptors fails and leaves nothing");
+    alone(role_at("few descriptors", &dir).with("how", "bind"));
 }
 
 /// What comes of descriptors for which this process has no room, and of survivors and receivers that have none left.
@@ -395,9 +395,9 @@ pub fn drop_some(message: Option<pelton::Message<'_>>) -> bool {
 
 #[test]
 fn a_receiver_reports_descriptors_beyond_its_limit_as_lost_and_takes_the_next() {
-    let place = TestDir::new("descriptors for which a receiver has no room are told to be lost, and the next come");
-    let child = Child::start(role_at("few descriptors come", &place).with("how", "received"));
-    let mut sender = small().connect_sender(&place_name(&place)).unwrap();
+    let dir = TestDir::new("a receiver reports descriptors beyond its limit as lost and takes the next");
+    let child = Child::start(role_at("few descriptors arrive", &dir).with("how", "received"));
+    let mut sender = small().connect_sender(&dir_name(&dir)).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     for _ in 0..7 {
         sender.send_with_descriptors(b"three", &[null.as_fd(); 3]).unwrap();
@@ -406,15 +406,15 @@ fn a_receiver_reports_descriptors_beyond_its_limit_as_lost_and_takes_the_next() 
     child.wait_for_success();
 }
 
-pub fn place_name(place: &TestDir) -> String {
-    name_of(&role_at("", place))
+pub fn dir_name(dir: &TestDir) -> String {
+    name_of(&role_at("", dir))
 }
 
 #[test]
 fn a_survivor_that_cannot_receive_all_descriptors_reports_the_lost_ones() {
-    let place = TestDir::new("a survivor that cannot receive all descriptors reports the lost ones");
-    let mut child = Child::start(role_at("few descriptors come", &place).with("how", "taken in"));
-    let mut sender = small().connect_sender(&place_name(&place)).unwrap();
+    let dir = TestDir::new("a survivor that cannot receive all descriptors reports the lost ones");
+    let mut child = Child::start(role_at("few descriptors arrive", &dir).with("how", "taken in"));
+    let mut sender = small().connect_sender(&dir_name(&dir)).unwrap();
     child.expect("have");
     let null = std::fs::File::open("/dev/null").unwrap();
     for _ in 0..2 {
@@ -423,18 +423,18 @@ fn a_survivor_that_cannot_receive_all_descriptors_reports_the_lost_ones() {
     drop(sender);
     child.write_line("gone");
     // It fails, and is told that the other has no descriptors.
-    let refused = small().connect_sender(&place_name(&place)).map(|_| ());
+    let refused = small().connect_sender(&dir_name(&dir)).map(|_| ());
     assert!(!matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
     child.expect("tried");
-    let _sender = refused.err().map(|_| small().connect_sender(&place_name(&place)).unwrap());
+    let _sender = refused.err().map(|_| small().connect_sender(&dir_name(&dir)).unwrap());
     child.expect("well");
     child.wait_for_success();
 }
 
 #[test]
 fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
-    let place = TestDir::new("a receiver without descriptors for a new lane says so, and loses nothing");
-    let role = role_at("few descriptors come", &place).with("how", "lane");
+    let dir = TestDir::new("a receiver without descriptors for a new lane fails and loses nothing");
+    let role = role_at("few descriptors arrive", &dir).with("how", "lane");
     let mut child = Child::start(role.clone());
     child.expect("have");
     let path = path_of(&role);
@@ -465,10 +465,10 @@ fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
 #[test]
 fn a_survivor_without_descriptors_gets_an_error_and_keeps_its_lane() {
     for end in ["sender", "receiver"] {
-        let place = TestDir::new("a survivor without descriptors is told so, and keeps its lane");
-        let child = Child::start(role_at("few descriptors come", &place).with("how", "survivor").with("end", end));
+        let dir = TestDir::new("a survivor without descriptors gets an error and keeps its lane");
+        let child = Child::start(role_at("few descriptors arrive", &dir).with("how", "survivor").with("end", end));
         let other = if end == "sender" { "receiver" } else { "sender" };
-        let peer = || Child::start(role_at("one message", &place).with("how", "connect").with("end", other));
+        let peer = || Child::start(role_at("one message", &dir).with("how", "connect").with("end", other));
         let first = peer();
         child.expect("have");
         let _next = peer();

@@ -50,13 +50,13 @@ pub fn small_files(role: &Role) {
 
 #[test]
 fn a_file_size_limit_is_an_error_and_no_signal() {
-    let place = TestDir::new("a file size limit is an error and no signal");
-    alone(role_at("small files", &place));
+    let dir = TestDir::new("a file size limit is an error and no signal");
+    alone(role_at("small files", &dir));
 }
 
 /// Eight MiB, of ext4.
-fn disk(place: &TestDir) -> Option<Mounted> {
-    let (point, image) = (place.path().join("mounted"), place.path().join("image"));
+fn disk(dir: &TestDir) -> Option<Mounted> {
+    let (point, image) = (dir.path().join("mounted"), dir.path().join("image"));
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
     let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal", "-m", "0"]).arg(&image).status();
     let made = made.is_ok_and(|status| status.success());
@@ -78,9 +78,9 @@ fn fill(mounted: &Mounted) -> PathBuf {
 }
 
 /// Gives it back, which the system does in its own time.
-fn make_room(mounted: &Mounted, filler: &Path) {
+fn free_space(mounted: &Mounted, filler: &Path) {
     std::fs::remove_file(filler).unwrap();
-    eventually("the disk has room again", || rustix::fs::statvfs(&mounted.0).unwrap().f_bavail >= 1000);
+    eventually("the disk has free space again", || rustix::fs::statvfs(&mounted.0).unwrap().f_bavail >= 1000);
 }
 
 #[track_caller]
@@ -111,8 +111,8 @@ pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
 
 #[test]
 fn on_a_file_system_of_64_kib_creation_fails_and_leaves_nothing() {
-    let place = TestDir::new("on a file system of 64 KiB nothing can be made and nothing is left");
-    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=64k") else { return };
+    let dir = TestDir::new("on a file system of 64 KiB creation fails and leaves nothing");
+    let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=64k") else { return };
     let path = mounted.0.join("channel");
     for capacity in [4096, SMALL, 64 << 20] {
         no_space(Options::new().capacity(capacity).create_sender(&path));
@@ -131,8 +131,8 @@ fn on_a_file_system_of_64_kib_creation_fails_and_leaves_nothing() {
 /// At each size of the file system, page by page, through creation, growth of the lane, and a lane more.
 #[test]
 fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
-    let place = TestDir::new("at each size of a file system no space is an error, and nothing is lost");
-    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=4k") else { return };
+    let dir = TestDir::new("at each size of a file system no space is an error, and nothing is lost");
+    let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=4k") else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(1 << 20).lanes(2);
     let (mut created, mut stretched, mut added) = (0, 0, 0);
@@ -175,8 +175,8 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
 
 #[test]
 fn recovery_on_a_full_disk_is_an_error_and_works_with_more_space() {
-    let place = TestDir::new("recovery on a full disk is an error, and works with more");
-    let Some(mounted) = disk(&place) else { return };
+    let dir = TestDir::new("recovery on a full disk is an error and works with more space");
+    let Some(mounted) = disk(&dir) else { return };
     let path = mounted.0.join("channel");
     let mut sender = small_path().create_sender(&path).unwrap();
     (0..10u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
@@ -188,7 +188,7 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more_space() {
     data.sync_all().unwrap();
     let filler = fill(&mounted);
     no_space(inspect::recover(&path, false));
-    make_room(&mounted, &filler);
+    free_space(&mounted, &filler);
     let done = inspect::recover(&path, false).unwrap();
     assert_eq!((done[0].kept, done[0].dropped), (0, 10));
     let mut sender = small_path().open_sender(&path).unwrap();
@@ -199,14 +199,14 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more_space() {
 
 #[test]
 fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
-    let place = TestDir::new("a full disk is an error at creation, growth and sync, and loses nothing");
-    let Some(mounted) = disk(&place) else { return };
+    let dir = TestDir::new("a full disk is an error at creation, growth and sync, and loses nothing");
+    let Some(mounted) = disk(&dir) else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(64 << 20).lanes(2);
     let before = all_below(&mounted.0);
     let filler = fill(&mounted);
     no_space(options().create_sender(&path));
-    make_room(&mounted, &filler);
+    free_space(&mounted, &filler);
     assert_eq!(all_below(&mounted.0), before);
     let mut sender = options().create_sender(&path).unwrap();
     let mut receiver = options().open_receiver(&path).unwrap();
@@ -266,6 +266,6 @@ pub fn over_quota(role: &Role) {
 
 #[test]
 fn a_users_quota_is_an_error_of_the_sender_and_nothing_is_damaged() {
-    let place = TestDir::new("a user's quota is an error of the sender, and nothing is damaged");
-    alone(role_at("quota", &place));
+    let dir = TestDir::new("a user's quota is an error of the sender, and nothing is damaged");
+    alone(role_at("quota", &dir));
 }

@@ -93,13 +93,13 @@ fn with_each_space_or_none<T>(mut attempt: impl FnMut() -> pelton::Result<T>) ->
 #[test]
 fn without_address_space_opening_fails_and_leaves_nothing() {
     for (how, others) in [("threads", None), ("path", None), ("connect", Some("listen")), ("listen", Some("connect"))] {
-        let place = TestDir::new("without address space opening fails and leaves nothing");
+        let dir = TestDir::new("without address space opening fails and leaves nothing");
         let end = if how == "connect" { "receiver" } else { "sender" };
-        let peer = others.map(|how| Child::start(role_at("one message", &place).with("how", how).with("end", end)));
+        let peer = others.map(|how| Child::start(role_at("one message", &dir).with("how", how).with("end", end)));
         if let Some(peer) = peer.as_ref().filter(|_| how == "connect") {
             peer.expect("there");
         }
-        alone(role_at("little address space", &place).with("how", how));
+        alone(role_at("little address space", &dir).with("how", how));
     }
 }
 
@@ -117,8 +117,8 @@ pub fn nothing_locked(role: &Role) {
 
 #[test]
 fn no_memory_need_be_locked() {
-    let place = TestDir::new("no memory need be locked");
+    let dir = TestDir::new("no memory need be locked");
     use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    alone(role_at("nothing locked", &place));
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    alone(role_at("nothing locked", &dir));
 }

@@ -204,8 +204,8 @@ pub fn refused_calls(role: &Role) {
 fn each_refused_system_call_has_a_fallback_or_is_an_error() {
     for refused in REFUSED {
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let place = TestDir::new("each call that the system refuses is done without, or an error");
-            let role = role_at("refused", &place).with("call", refused.name).with("errno", errno);
+            let dir = TestDir::new("each refused system call has a fallback or is an error");
+            let role = role_at("refused", &dir).with("call", refused.name).with("errno", errno);
             let child = Child::start(role);
             loop {
                 let line = child.line();

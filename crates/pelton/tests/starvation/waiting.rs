@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// Duplicates of this process's eventfds, and of FIFOs whose names end so.
-pub fn bells(root: &Path) -> Vec<OwnedFd> {
+pub fn doorbells(root: &Path) -> Vec<OwnedFd> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap());
     let ours = open.filter(|fd| {
         let Ok(to) = std::fs::read_link(fd.path()) else { return false };
@@ -18,14 +18,14 @@ pub fn bells(root: &Path) -> Vec<OwnedFd> {
 }
 
 /// Rings it as often as it can count.
-fn fill_bell(bell: &OwnedFd) {
+fn fill_doorbell(doorbell: &OwnedFd) {
     // The most that an eventfd counts to; of a FIFO these are eight bytes.
     let most = (u64::MAX - 1).to_ne_bytes();
-    while rustix::io::write(bell, &most).is_ok() {}
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    while rustix::io::write(doorbell, &most).is_ok() {}
+    let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
 }
 
-pub fn full_bells(role: &Role) {
+pub fn full_doorbells(role: &Role) {
     let root = Path::new(role.get("at"));
     let (mut sender, mut receiver) = match role.get("how") {
         "threads" => Options::new().capacity(SMALL).threads().unwrap(),
@@ -34,13 +34,13 @@ pub fn full_bells(role: &Role) {
             (sender, small_path().open_receiver(path_of(role)).unwrap())
         }
     };
-    let bells = bells(root);
-    assert!(bells.len() >= 4, "{bells:?}");
+    let doorbells = doorbells(root);
+    assert!(doorbells.len() >= 4, "{doorbells:?}");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let filling = scope.spawn(|| {
             while !stop.load(SeqCst) {
-                bells.iter().for_each(fill_bell);
+                doorbells.iter().for_each(fill_doorbell);
             }
         });
         // Both sides go to sleep again and again: the lane takes two of these messages.
@@ -67,7 +67,7 @@ pub fn full_bells(role: &Role) {
             stop.store(true, SeqCst);
         }
         filling.join().unwrap();
-        bells.iter().for_each(fill_bell);
+        doorbells.iter().for_each(fill_doorbell);
         let until = Instant::now() + Duration::from_millis(30);
         assert!(receiver.receive_until(until).unwrap().is_none());
         assert!(Instant::now() >= until);
@@ -78,16 +78,16 @@ pub fn full_bells(role: &Role) {
 #[test]
 fn full_doorbells_neither_block_nor_lose_a_wake_up() {
     for how in ["threads", "path"] {
-        let place = TestDir::new("bells that cannot count further neither block nor lose a wake-up");
-        alone(role_at("full bells", &place).with("how", how));
+        let dir = TestDir::new("full doorbells neither block nor lose a wake-up");
+        alone(role_at("full doorbells", &dir).with("how", how));
     }
 }
 
 /// Interrupts whatever system call this thread is in, a thousand times a second, as long as it lives.
-pub struct Storm(libc::timer_t);
+pub struct SignalTimer(libc::timer_t);
 
-impl Storm {
-    pub fn begin() -> Storm {
+impl SignalTimer {
+    pub fn begin() -> SignalTimer {
         extern "C" fn nothing(_: libc::c_int) {}
         // SAFETY: a handler that does nothing, without SA_RESTART; the structs live across the calls.
         unsafe {
@@ -103,12 +103,12 @@ impl Storm {
             let every = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let when = libc::itimerspec { it_interval: every, it_value: every };
             assert_eq!(libc::timer_settime(timer, 0, &when, std::ptr::null_mut()), 0);
-            Storm(timer)
+            SignalTimer(timer)
         }
     }
 }
 
-impl Drop for Storm {
+impl Drop for SignalTimer {
     fn drop(&mut self) {
         // SAFETY: made in `begin`.
         unsafe { libc::timer_delete(self.0) };
@@ -126,7 +126,7 @@ fn in_vain<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, want
 
 /// Every call that waits, at both ends, under signals.
 pub fn interrupted(role: &Role) {
-    let _storm = Storm::begin();
+    let _signals = SignalTimer::begin();
     let (name, path) = (name_of(role), path_of(role));
     let by_path = role.get("how") == "path";
     let count = rounds(300);
@@ -212,9 +212,9 @@ pub fn interrupted(role: &Role) {
                 0 => sender.send(&message(number)).unwrap(),
                 1 => assert_eq!(sender.send_until(&message(number), deadline()).unwrap(), Sent::Sent),
                 _ => {
-                    let mut room = sender.reserve(30_000).unwrap();
-                    room.copy_from_slice(&message(number));
-                    room.commit().unwrap();
+                    let mut space = sender.reserve(30_000).unwrap();
+                    space.copy_from_slice(&message(number));
+                    space.commit().unwrap();
                 }
             }
         }
@@ -229,7 +229,7 @@ pub fn interrupted(role: &Role) {
         while sender.try_send(&message(0)).unwrap() == Sent::Sent {}
         let full = message(0);
         in_vain("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
-        let reserve = |until| sender.reserve_until(full.len(), until).map(|room| room.is_none());
+        let reserve = |until| sender.reserve_until(full.len(), until).map(|space| space.is_none());
         in_vain("reserving", reserve, |done| matches!(done, Ok(true)));
         if !by_path {
             let send = |until| sender.send_with_descriptors_until(&full, &[null.as_fd()], until);
@@ -247,8 +247,8 @@ pub fn interrupted(role: &Role) {
 #[test]
 fn a_signal_each_millisecond_at_both_endpoints_ends_no_wait_and_loses_nothing() {
     for how in ["connect", "path"] {
-        let place = TestDir::new("a signal each millisecond at both endpoints ends no wait and loses nothing");
-        let role = |end: &str| role_at("interrupted", &place).with("how", how).with("end", end);
+        let dir = TestDir::new("a signal each millisecond at both endpoints ends no wait and loses nothing");
+        let role = |end: &str| role_at("interrupted", &dir).with("how", how).with("end", end);
         let (mut sender, mut receiver);
         if how == "connect" {
             sender = Child::start(role("sender"));
@@ -283,13 +283,13 @@ fn a_signal_each_millisecond_at_both_endpoints_ends_no_wait_and_loses_nothing() 
 /// that, as those did that pelton began with: Linux 6.18 does not, and this shows nothing there.
 #[test]
 fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
-    let place = TestDir::new("a message of half a gigabyte is sent under signals");
-    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=600m") else { return };
+    let dir = TestDir::new("a message of half a gigabyte is sent under signals");
+    let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=600m") else { return };
     let mut sender = Options::new().capacity(1 << 30).create_sender(mounted.0.join("channel")).unwrap();
-    let storm = Storm::begin();
+    let signals = SignalTimer::begin();
     // Not written to: that it is allocated is what takes its time.
     sender.reserve((1 << 29) - 100).unwrap().commit().unwrap();
-    drop(storm);
+    drop(signals);
     let allocated = inspect::info(mounted.0.join("channel")).unwrap().lanes[0].allocated_bytes;
     assert!(allocated >= (1 << 29) - 100, "{allocated}");
 }
@@ -328,7 +328,7 @@ extern "C" fn time(_: *mut libc::time_t) -> libc::time_t {
 pub fn no_wall_clock(role: &Role) {
     let root = Path::new(role.get("at"));
     let _ = std::time::SystemTime::now();
-    assert!(WALL.load(SeqCst) > 0, "it is not counted who asks for the time");
+    assert!(WALL.load(SeqCst) > 0, "the clock's interposer counts nothing");
     let before = (WALL.load(SeqCst), OTHER_CLOCKS.load(SeqCst));
     for (part, done) in all_of_it(root) {
         done.unwrap_or_else(|error| panic!("{part}: {error}"));
@@ -342,6 +342,6 @@ pub fn no_wall_clock(role: &Role) {
 /// spans of time, which the system measures by the monotonic clock; a deadline is an `Instant`, which is of the same.
 #[test]
 fn no_wait_reads_the_wall_clock() {
-    let place = TestDir::new("no wait reads the wall clock");
-    alone(role_at("no wall clock", &place));
+    let dir = TestDir::new("no wait reads the wall clock");
+    alone(role_at("no wall clock", &dir));
 }

@@ -137,11 +137,11 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
         let first = service.receive_until(deadline()).unwrap().expect("nobody came");
         assert_eq!(&*first, b"first");
         first.reply(b"first").unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         let mut next = 0;
         while next < lanes.calls() {
-            let request = service.receive_until(deadline()).unwrap().expect("nobody asks");
+            let request = service.receive_until(deadline()).unwrap().expect("no request arrives");
             check(next, Sizes::Fixed(lanes.bytes() as u64), &request, &mut Vec::new());
             next += 1;
             let (bytes, mut responder) = request.into_parts();
@@ -163,7 +163,7 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
     });
     let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
-    victim.met();
+    victim.wait_for_child();
     let waker = run.stops.then(|| go_on_when_stopped(&victim));
     victim.go();
     let mut asked: Vec<CallId> = Vec::new();
@@ -228,9 +228,9 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
         let first = service.receive_until(deadline()).unwrap().expect("nobody came");
         first.reply(b"first").unwrap();
         // One that is taken, and answered while it drains.
-        let (bytes, taken) = service.receive_until(deadline()).unwrap().expect("nobody asks").into_parts();
+        let (bytes, taken) = service.receive_until(deadline()).unwrap().expect("no request arrives").into_parts();
         shared().seen.store(1, SeqCst);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         service.stopper().drain();
         let _ =
@@ -243,7 +243,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
     let mut asked: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
-    victim.met();
+    victim.wait_for_child();
     let mut successor = Service::listen_with(&name, &small()).unwrap();
     victim.go();
     for number in 1..lanes.calls() {
@@ -259,7 +259,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
             let (number, _) = asked.iter().find(|(_, call)| *call == completion.call()).expect("it was asked");
             assert!(outcomes.insert(*number, completion.outcome()).is_none());
         }
-        // The client goes on with its hand-shake as it looks for room, or waits.
+        // The client goes on with its handshake as it looks for room, or waits.
         let _ = client.arm().unwrap();
         while let Some(request) = successor.try_receive().unwrap() {
             done.push(request.to_vec());

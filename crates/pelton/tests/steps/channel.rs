@@ -40,10 +40,10 @@ fn made_by_another(run: &Run) {
 pub fn create_over_leftovers(run: &Run) {
     // Of two makers that died: one had just begun, the other had got further.
     std::fs::create_dir(run.root.join(".channel.pelton-1-0")).unwrap();
-    let aside = run.root.join(".channel.pelton-2-7");
-    std::fs::create_dir(&aside).unwrap();
+    let temporary = run.root.join(".channel.pelton-2-7");
+    std::fs::create_dir(&temporary).unwrap();
     for name in ["channel", "receiver", "0.data"] {
-        std::fs::write(aside.join(name), "").unwrap();
+        std::fs::write(temporary.join(name), "").unwrap();
     }
     create(run, true);
 }

@@ -1,4 +1,4 @@
-//! Over a socket: ends that are connected, many senders of one receiver, and the hand-shake.
+//! Over a socket: ends that are connected, many senders of one receiver, and the handshake.
 
 use super::*;
 use crate::support::Kind;
@@ -54,7 +54,7 @@ pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
     let victim = fork(Last::Killed, move |inside| {
         let mut sending = Sending::new(connecting().connect_sender(&name).unwrap(), 100);
         sending.commit(2);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         match with_descriptors {
             false => sending.commit(2),
@@ -64,7 +64,7 @@ pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
         (sending, life)
     });
     let mut receiving = Receiving::new(listener.accept_receiver_until(deadline()).unwrap().unwrap(), 100);
-    victim.met();
+    victim.wait_for_child();
     receiving.read(2);
     assert!(receiving.receiver.arm().unwrap());
     victim.go();
@@ -95,7 +95,7 @@ pub fn gathered_sender(run: &Run) {
         let sender = sending.sender;
         sender.close().unwrap();
     });
-    let (mut next, mut others, mut told) = (0, 0, Vec::new());
+    let (mut next, mut others, mut events) = (0, 0, Vec::new());
     let mut look = |receiver: &mut Receiver| {
         while let Some(event) = receiver.try_receive_event().unwrap() {
             match event {
@@ -104,10 +104,10 @@ pub fn gathered_sender(run: &Run) {
                     next += 1;
                 }
                 Event::Message(_) => others += 1,
-                event => told.push((Kind::of(&event), event.member().peer.unwrap().pid)),
+                event => events.push((Kind::of(&event), event.member().peer.unwrap().pid)),
             }
         }
-        (next, others, told.clone())
+        (next, others, events.clone())
     };
     loop {
         match victim.state() {
@@ -115,8 +115,8 @@ pub fn gathered_sender(run: &Run) {
             'T' => {
                 let until = Instant::now() + MOMENT;
                 while Instant::now() < until {
-                    let (.., told) = look(&mut receiver);
-                    assert!(told.iter().all(|(kind, _)| *kind != Kind::Left(Departure::PeerDied)), "{told:?}");
+                    let (.., events) = look(&mut receiver);
+                    assert!(events.iter().all(|(kind, _)| *kind != Kind::Left(Departure::PeerDied)), "{events:?}");
                 }
                 // SAFETY: no pointers.
                 unsafe { libc::kill(victim.pid, libc::SIGCONT) };
@@ -129,7 +129,7 @@ pub fn gathered_sender(run: &Run) {
     victim.wait();
     other.send(b"other").unwrap();
     let until = deadline();
-    let (next, _, told) = loop {
+    let (next, _, events) = loop {
         let seen = look(&mut receiver);
         let of_victim: Vec<Kind> = seen.2.iter().filter(|(_, of)| *of == pid).map(|(kind, _)| *kind).collect();
         // Who has come also goes.
@@ -138,7 +138,7 @@ pub fn gathered_sender(run: &Run) {
         }
         assert!(Instant::now() < until, "{seen:?}");
     };
-    assert!(matches!(told[..], [] | [Kind::Joined, Kind::Left(Departure::PeerDied | Departure::Closed)]), "{told:?}");
+    assert!(matches!(events[..], [] | [Kind::Joined, Kind::Left(Departure::PeerDied | Departure::Closed)]), "{events:?}");
     all_committed_came(next, 3);
     assert_eq!(receiver.counters().messages, next + 1);
     drop((other, receiver));
@@ -150,7 +150,7 @@ pub fn gathering_receiver(run: &Run) {
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = connecting().gather_at(&name).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         for _ in 0..8 {
             drop(receiver.receive().unwrap());
@@ -158,7 +158,7 @@ pub fn gathering_receiver(run: &Run) {
         }
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     // Without a deadline: nobody comes after the victim.
     let senders = (0..2).map_while(|_| with_capacity(LARGE).connect_sender(&name).ok());
@@ -196,7 +196,7 @@ pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     let successor = successor(gone, &life, || receive_to_close(connecting().connect_receiver(&name).unwrap()));
     let victim = fork(Last::Killed, move |inside| {
         let mut receiver = connecting().connect_receiver(&name).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         take_as(Take::Held, &mut receiver);
         take(&mut receiver);
@@ -207,7 +207,7 @@ pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
         false => sending.send(8),
         true => sending.commit_with_descriptors(8),
     }
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     run.finish(victim, || sending.nobody_is_dead());
     let left = match sending.until_end() {
@@ -225,7 +225,7 @@ pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
-/// What there was before a hand-shake.
+/// What there was before a handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     Fresh,
@@ -238,7 +238,7 @@ pub enum Before {
 pub fn by_short_name(run: &Run, sends: bool, listens: bool, before: Before) {
     // SAFETY: this program has one thread.
     unsafe { std::env::set_var("XDG_RUNTIME_DIR", &run.root) };
-    hand_shake(&Run { root: run.root.clone(), has_short_name: true, ..*run }, sends, listens, before);
+    handshake(&Run { root: run.root.clone(), has_short_name: true, ..*run }, sends, listens, before);
 }
 
 /// Has a process go on that was stopped, after a moment, again and again until it ends: whoever waits for it cannot.
@@ -250,7 +250,7 @@ pub fn go_on_when_stopped(victim: &Child) -> Child {
                 'Z' => return,
                 'T' => {
                     std::thread::sleep(MOMENT);
-                    // SAFETY: no pointers. It has not been waited for: its parent is stopped in nothing but its hand-shake.
+                    // SAFETY: no pointers. It has not been waited for: its parent is stopped in nothing but its handshake.
                     unsafe { libc::kill(pid, libc::SIGCONT) };
                 }
                 _ => std::thread::sleep(Duration::from_micros(50)),
@@ -261,7 +261,7 @@ pub fn go_on_when_stopped(victim: &Child) -> Child {
 
 /// The victim, `sends` or receives, and `listens` or connects, while the parent does the other; with a lane that survived
 /// another peer, or a fresh one. The successor of one that sends fills the lane before anything is received.
-pub fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
+pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
     let name = run.name();
     let survives = before != Before::Fresh;
     let bytes = if before == Before::Jumped { 8000 } else { 100 };
@@ -297,14 +297,14 @@ pub fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
                 let mut sending = Sending::new(as_sender(&name), bytes);
                 for count in sent {
                     sending.send(*count);
-                    inside.meet();
+                    inside.synchronize();
                 }
                 Box::new(sending)
             } else {
                 let mut receiver = as_receiver(&name);
-                inside.meet();
+                inside.synchronize();
                 (0..2).for_each(|_| take(&mut receiver));
-                inside.meet();
+                inside.synchronize();
                 Box::new(receiver)
             }
         })
@@ -339,10 +339,10 @@ pub fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
             }
             Some(first) => {
                 let mut receiving = Receiving::new(receiver(), bytes);
-                first.met();
+                first.wait_for_child();
                 receiving.read(read);
                 first.go();
-                first.met();
+                first.wait_for_child();
                 first.go();
                 first.wait();
                 let victim = start();
@@ -381,10 +381,10 @@ pub fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
             }
             Some(first) => {
                 let mut sending = Sending::new(sender(), 100);
-                first.met();
+                first.wait_for_child();
                 sending.send(6);
                 first.go();
-                first.met();
+                first.wait_for_child();
                 first.go();
                 first.wait();
                 let victim = start();

@@ -21,12 +21,12 @@ pub struct Receiving {
     pub next: [u64; 3],
     pub bytes: u64,
     /// An end that was told, and is still to be asked for.
-    pub told: Option<Error>,
+    pub pending_end: Option<Error>,
 }
 
 impl Receiving {
     pub fn new(receiver: Receiver, bytes: u64) -> Receiving {
-        Receiving { receiver, next: [0; 3], bytes, told: None }
+        Receiving { receiver, next: [0; 3], bytes, pending_end: None }
     }
 
     /// One message: whole, in order, and doubled only if it says so. `None`: the deadline.
@@ -57,7 +57,7 @@ impl Receiving {
     pub fn read_to(&mut self, number: u64) {
         while self.next[0] < number {
             match self.one(deadline()) {
-                Ok(read) => assert!(read.is_some(), "message {} did not come", self.next[0]),
+                Ok(read) => assert!(read.is_some(), "message {} did not arrive", self.next[0]),
                 Err(error) => assert!(is_end(&error), "{error}"),
             }
         }
@@ -66,7 +66,7 @@ impl Receiving {
     /// Until the senders' end is told.
     #[track_caller]
     pub fn until_end(&mut self) -> Error {
-        if let Some(end) = self.told.take() {
+        if let Some(end) = self.pending_end.take() {
             return end;
         }
         loop {
@@ -209,7 +209,7 @@ impl Sending {
     pub fn commit_batch(&mut self, count: u64) {
         let mut message = Vec::new();
         let lens = std::iter::repeat_n(self.bytes as usize, count as usize);
-        let mut batch = self.sender.try_reserve_batch(lens).unwrap().expect("there is room");
+        let mut batch = self.sender.try_reserve_batch(lens).unwrap().expect("there is free space");
         for number in self.next..self.next + count {
             payload(number, self.bytes as usize, &mut message);
             assert!(batch.push(&message));
@@ -241,7 +241,7 @@ impl Sending {
         }
         match self.sender.drain_until(deadline()) {
             Ok(drained) => {
-                assert!(drained, "neither room nor an end came");
+                assert!(drained, "neither free space nor an end was reported");
                 None
             }
             Err(error) => Some(error),

@@ -63,7 +63,7 @@ pub fn receiver_attaches(run: &Run, before: u64) {
     });
     sending.send(1);
     received_by_another(run, &mut sending, 0);
-    assert!(sending.ends.len() <= 1, "told once: {:?}", sending.ends);
+    assert!(sending.ends.len() <= 1, "reported once: {:?}", sending.ends);
 }
 
 /// One that arms, is woken by a message, takes it, and arms again.
@@ -72,7 +72,7 @@ pub fn receiver_arms(run: &Run) {
     let mut sending = Sending::new(with_capacity(SMALL).create_sender(&path).unwrap(), 100);
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = opened().open_receiver(&path).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         while !receiver.arm().unwrap() {}
         readable(receiver.as_fd());
@@ -82,7 +82,7 @@ pub fn receiver_arms(run: &Run) {
         take(&mut receiver);
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     for _ in 0..2 {
         victim.watch(true, &mut || {
@@ -176,12 +176,12 @@ pub fn receiver_releases(run: &Run, how: Take) {
     }
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = opened().open_receiver(&path).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         take_as(how, &mut receiver);
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     assert!(sending.sender.resume_until(deadline()).unwrap());
     if how == Take::Wake {
         assert!(sending.sender.arm(bytes as usize).unwrap());
@@ -286,13 +286,13 @@ pub fn receiver_resumes(run: &Run) {
     let path = run.path();
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = with_capacity(SMALL).create_receiver(&path).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         assert!(receiver.resume_until(deadline()).unwrap());
         take(&mut receiver);
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     victim.watch(true, &mut || is_taken(opened().open_receiver(run.path())));
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
@@ -311,25 +311,25 @@ pub fn receiver_closes(run: &Run) {
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = opened().open_receiver(&path).unwrap();
         (0..2).for_each(|_| take(&mut receiver));
-        inside.meet();
+        inside.synchronize();
         inside.count();
         receiver.close().unwrap();
     });
-    victim.met();
+    victim.wait_for_child();
     assert!(sending.sender.resume_until(deadline()).unwrap());
     victim.go();
     let given_back = || shared().step() == "lock: given back";
-    let mut told = None;
+    let mut error = None;
     run.finish(victim, || {
         match sending.sender.drain_until(Instant::now() + MOMENT) {
             Ok(drained) => assert!(!drained),
-            Err(error) => told = Some(error),
+            Err(found) => error = Some(found),
         }
         if !given_back() {
             is_taken(opened().open_receiver(run.path()));
         }
     });
-    let end = told.or_else(|| sending.until_end()).expect("four are not released");
+    let end = error.or_else(|| sending.until_end()).expect("four are not released");
     match end {
         Error::Closed { unreleased: 4 } => {}
         Error::PeerDied { unreleased: 4 } if !run.stops && !given_back() => {}

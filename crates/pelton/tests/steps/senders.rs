@@ -104,13 +104,13 @@ pub fn two_senders_add_a_lane(run: &Run) {
     let mut receiving = Receiving::new(with_capacity(SMALL).lanes(3).create_receiver(&path).unwrap(), 100);
     let mut other = Sending::new(opened().open_sender(&path).unwrap(), 100);
     let rival = fork(Last::Exit, |inside| {
-        inside.meet();
+        inside.synchronize();
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
         sending.send(2);
-        inside.meet();
+        inside.synchronize();
         sending
     });
-    rival.met();
+    rival.wait_for_child();
     let victim = fork(Last::Killed, |inside| {
         inside.count();
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
@@ -127,7 +127,7 @@ pub fn two_senders_add_a_lane(run: &Run) {
         receiving.nobody_is_dead();
         assert_eq!(receiving.next[0], other.next);
     });
-    rival.met();
+    rival.wait_for_child();
     receiving.for_a_moment();
     // The rival's two, and the victim's.
     all_committed_came(receiving.next[1] + receiving.next[2] - 2, 1);
@@ -198,9 +198,9 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         shared().committed.store(sending.next, SeqCst);
         for (send, _) in before {
             sending.commit(*send);
-            inside.meet();
+            inside.synchronize();
         }
-        inside.meet();
+        inside.synchronize();
         while at == At::Waited && state_of(parent) != 'S' {}
         inside.count();
         match at {
@@ -219,11 +219,11 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         sending
     });
     for (_, read) in before {
-        victim.met();
+        victim.wait_for_child();
         receiving.as_mut().unwrap().read(*read);
         victim.go();
     }
-    victim.met();
+    victim.wait_for_child();
     if at == At::Asleep {
         assert!(receiving.as_mut().unwrap().receiver.arm().unwrap());
     }
@@ -287,7 +287,7 @@ impl Receiving {
         match self.one(deadline()) {
             Ok(read) => assert!(read.is_some(), "neither a message nor an end came"),
             // It was the only one to be told of.
-            Err(error) => self.told = Some(error),
+            Err(error) => self.pending_end = Some(error),
         }
     }
 }
@@ -298,11 +298,11 @@ pub fn sender_closes(run: &Run) {
     let victim = fork(Last::Killed, |inside| {
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
         sending.commit(3);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         sending.sender.close().unwrap();
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     let given_back = || shared().step() == "lock: given back";
     run.finish(victim, || {
@@ -329,13 +329,13 @@ pub fn sender_resumes(run: &Run) {
     let victim = fork(Last::Killed, |inside| {
         let mut sending = Sending::new(with_capacity(SMALL).create_sender(&path).unwrap(), 100);
         sending.commit(1);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         assert!(sending.sender.resume_until(deadline()).unwrap());
         sending.commit(1);
         sending
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     victim.watch(true, &mut || is_taken(opened().open_sender(run.path())));
     let mut receiving = Receiving::new(opened().open_receiver(&path).unwrap(), 100);
@@ -355,11 +355,11 @@ pub fn successors_die(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(LARGE).create_receiver(&path).unwrap(), 8000);
     let target = shared().target.load(SeqCst);
-    for turn in 0..12 {
-        let before = u64::from(turn == 0) * 30;
+    for round in 0..12 {
+        let before = u64::from(round == 0) * 30;
         // Of the last of them the steps count; those before die somewhere, at each n elsewhere.
-        let last = turn == 11;
-        let this = if last { target } else { 1 + (target * 17 + turn * 29) % 60 };
+        let last = round == 11;
+        let this = if last { target } else { 1 + (target * 17 + round * 29) % 60 };
         shared().steps.store(0, SeqCst);
         shared().target.store(this, SeqCst);
         let victim = fork(Last::Killed, |inside| {
@@ -375,7 +375,7 @@ pub fn successors_die(run: &Run) {
         run.finish(victim, || ());
         let committed = shared().committed.load(SeqCst);
         // Now and then everything, else some, so that the lane does not fill up, and jumps.
-        match turn % 4 {
+        match round % 4 {
             3 => receiving.read_to(committed),
             _ => receiving.read_to(receiving.next[0] + (committed - receiving.next[0]) * 2 / 5),
         }

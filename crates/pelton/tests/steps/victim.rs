@@ -69,27 +69,27 @@ pub fn take_step(name: &'static str) {
         shared.claimed.store(true, SeqCst);
     }
     if steps == shared.target.load(SeqCst) {
-        end_oneself(if shared.stops.load(SeqCst) { libc::SIGSTOP } else { libc::SIGKILL });
+        end_this_process(if shared.stops.load(SeqCst) { libc::SIGSTOP } else { libc::SIGKILL });
     }
 }
 
 /// So that nothing runs after it.
-fn end_oneself(signal: libc::c_int) {
+fn end_this_process(signal: libc::c_int) {
     // SAFETY: no pointers.
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
 /// A child's way to its parent.
 pub struct Inside {
-    says: OwnedFd,
-    hears: OwnedFd,
+    to_peer: OwnedFd,
+    from_peer: OwnedFd,
 }
 
 impl Inside {
     /// Waits for the parent to come to the same place.
-    pub fn meet(&self) {
-        rustix::io::write(&self.says, b"x").unwrap();
-        if rustix::io::read(&self.hears, &mut [0]) != Ok(1) {
+    pub fn synchronize(&self) {
+        rustix::io::write(&self.to_peer, b"x").unwrap();
+        if rustix::io::read(&self.from_peer, &mut [0]) != Ok(1) {
             std::process::exit(3);
         }
     }
@@ -108,8 +108,8 @@ impl Inside {
 
 pub struct Child {
     pub pid: libc::pid_t,
-    pub says: OwnedFd,
-    hears: OwnedFd,
+    pub to_peer: OwnedFd,
+    from_peer: OwnedFd,
 }
 
 /// How a child ends that has done everything.
@@ -123,7 +123,7 @@ pub enum Last {
 
 pub fn fork<R>(last: Last, body: impl FnOnce(&Inside) -> R) -> Child {
     let flags = rustix::pipe::PipeFlags::CLOEXEC;
-    let ((hears, says), (of_child, to_parent)) =
+    let ((from_peer, to_peer), (of_child, to_parent)) =
         (rustix::pipe::pipe_with(flags).unwrap(), rustix::pipe::pipe_with(flags).unwrap());
     // What is printed is not to be printed twice.
     std::io::Write::flush(&mut std::io::stdout()).unwrap();
@@ -131,19 +131,19 @@ pub fn fork<R>(last: Last, body: impl FnOnce(&Inside) -> R) -> Child {
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid != 0 {
-        drop((hears, to_parent));
-        return Child { pid, says, hears: of_child };
+        drop((from_peer, to_parent));
+        return Child { pid, to_peer, from_peer: of_child };
     }
-    drop((says, of_child));
+    drop((to_peer, of_child));
     // SAFETY: no pointers. A child does not outlive the parent, nor a hang.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::alarm(DEADLINE.as_secs() as u32);
     }
     let done = catch_unwind(AssertUnwindSafe(|| {
-        let kept = body(&Inside { says: to_parent, hears });
+        let kept = body(&Inside { to_peer: to_parent, from_peer });
         if last == Last::Killed {
-            end_oneself(libc::SIGKILL);
+            end_this_process(libc::SIGKILL);
         }
         drop(kept);
     }));
@@ -157,14 +157,14 @@ pub fn fork<R>(last: Last, body: impl FnOnce(&Inside) -> R) -> Child {
 impl Child {
     /// Waits until the child meets here.
     #[track_caller]
-    pub fn met(&self) {
-        readable(self.hears.as_fd());
-        assert_eq!(rustix::io::read(&self.hears, &mut [0]), Ok(1), "the child ended before it met");
+    pub fn wait_for_child(&self) {
+        readable(self.from_peer.as_fd());
+        assert_eq!(rustix::io::read(&self.from_peer, &mut [0]), Ok(1), "the child ended before it met");
     }
 
     /// Lets it go on.
     pub fn go(&self) {
-        rustix::io::write(&self.says, b"x").unwrap();
+        rustix::io::write(&self.to_peer, b"x").unwrap();
     }
 
     pub fn state(&self) -> char {

@@ -141,7 +141,7 @@ impl Loop {
         Loop { how, epoll }
     }
 
-    pub fn turn(&self, fd: BorrowedFd<'_>) {
+    pub fn tick(&self, fd: BorrowedFd<'_>) {
         match self.how {
             How::Try => std::thread::yield_now(),
             How::Epoll => readable(self.epoll.as_fd()),
@@ -151,17 +151,17 @@ impl Loop {
 }
 
 /// Sends one message.
-pub fn send_one(sender: &mut Sender, bytes: &[u8], how: How, turns: &Loop) -> pelton::Result<()> {
+pub fn send_one(sender: &mut Sender, bytes: &[u8], how: How, event_loop: &Loop) -> pelton::Result<()> {
     if matches!(how, How::Block | How::Spin) {
         return sender.send(bytes);
     }
     loop {
         match sender.try_send(bytes)? {
             Sent::Sent => return Ok(()),
-            Sent::Full if how == How::Try => turns.turn(sender.as_fd()),
+            Sent::Full if how == How::Try => event_loop.tick(sender.as_fd()),
             Sent::Full => {
                 if sender.arm(bytes.len())? {
-                    turns.turn(sender.as_fd());
+                    event_loop.tick(sender.as_fd());
                     sender.disarm();
                 }
             }
@@ -177,11 +177,11 @@ pub fn send_all(
     sizes: Sizes,
     how: How,
 ) -> Result<(), (u64, Error)> {
-    let turns = Loop::new(how, sender.as_fd());
+    let event_loop = Loop::new(how, sender.as_fd());
     let mut bytes = Vec::new();
     for number in numbers {
         payload(number, sizes.of(number), &mut bytes);
-        send_one(sender, &bytes, how, &turns).map_err(|error| (number, error))?;
+        send_one(sender, &bytes, how, &event_loop).map_err(|error| (number, error))?;
     }
     Ok(())
 }
@@ -189,7 +189,7 @@ pub fn send_all(
 /// Receives messages from number `from` on, at most `count`, checking each; answers the number after the last and why
 /// it ended, if not by the count.
 pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes, how: How) -> (u64, Option<Error>) {
-    let turns = Loop::new(how, receiver.as_fd());
+    let event_loop = Loop::new(how, receiver.as_fd());
     let mut wanted = Vec::new();
     let mut number = from;
     while number < from + count {
@@ -208,7 +208,7 @@ pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes,
             continue;
         }
         match receiver.arm() {
-            Ok(true) => turns.turn(receiver.as_fd()),
+            Ok(true) => event_loop.tick(receiver.as_fd()),
             Ok(false) => {}
             Err(error) => return (number, Some(error)),
         }

@@ -154,7 +154,7 @@ pub fn good_data() -> OwnedFd {
     memfd(CAPACITY, &[], size_seals())
 }
 
-pub fn good_bell() -> OwnedFd {
+pub fn good_doorbell() -> OwnedFd {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
 }
 
@@ -221,34 +221,34 @@ impl Drop for Shown {
     }
 }
 
-/// A peer that has done its part of the hand-shake with a listener, and has everything in hand to do it no more.
+/// A peer that has done its part of the handshake with a listener, and has everything in hand to do it no more.
 pub struct RawPeer {
     pub socket: OwnedFd,
     /// What it may write. Of a sender: its page and the data; of a receiver: its two pages and the data.
     pub shown: Vec<Shown>,
     /// Wakes it.
-    pub own_bell: OwnedFd,
+    pub own_doorbell: OwnedFd,
     /// Wakes the other side.
-    pub bell: OwnedFd,
+    pub doorbell: OwnedFd,
 }
 
 impl RawPeer {
     /// Connects as a new sender, or as the successor of one that died.
     pub fn sender(socket: &Path) -> RawPeer {
-        RawPeer::sender_with(socket, good_bell()).expect("it keeps to the protocol")
+        RawPeer::sender_with(socket, good_doorbell()).expect("it keeps to the protocol")
     }
 
     /// With a bell that may be none; `None` if it was refused.
-    pub fn sender_with(socket: &Path, own_bell: OwnedFd) -> Option<RawPeer> {
+    pub fn sender_with(socket: &Path, own_doorbell: OwnedFd) -> Option<RawPeer> {
         let socket = raw_connect(socket);
         raw_send(&socket, &packet(HELLO, SENDER), &[]);
         let holds = raw_receive(&socket).0[20] != 0;
-        let (mut page, mut answer, data, bell);
+        let (mut page, mut answer, data, doorbell);
         if holds {
             let (offered, mut fds) = raw_receive(&socket);
             assert_eq!((kind_of(&offered), fds.len()), (CONSUMER, 4));
             data = Shown::of(fds.remove(3));
-            bell = fds.remove(2);
+            doorbell = fds.remove(2);
             answer = offered;
             answer[..4].copy_from_slice(&PRODUCER.to_le_bytes());
             page = producer_page();
@@ -256,15 +256,15 @@ impl RawPeer {
         } else {
             data = Shown::new(CAPACITY, &[], size_seals());
             (page, answer) = (producer_page(), producer_packet());
-            bell = good_bell();
+            doorbell = good_doorbell();
         }
         page.resize(512, 0);
         page[384..388].copy_from_slice(&1u32.to_le_bytes());
         let page = Shown::new(65536, &page, control_seals());
-        let fds = [page.fd.as_fd(), own_bell.as_fd(), data.fd.as_fd()];
+        let fds = [page.fd.as_fd(), own_doorbell.as_fd(), data.fd.as_fd()];
         raw_send(&socket, &answer, if holds { &fds[..2] } else { &fds });
-        let bell = if holds {
-            bell
+        let doorbell = if holds {
+            doorbell
         } else {
             let (answer, mut fds) = raw_receive(&socket);
             if kind_of(&answer) == REFUSED {
@@ -274,7 +274,7 @@ impl RawPeer {
             fds.remove(2)
         };
         raw_ready(&socket);
-        Some(RawPeer { socket, shown: vec![page, data], own_bell, bell })
+        Some(RawPeer { socket, shown: vec![page, data], own_doorbell, doorbell })
     }
 
     /// Connects as a receiver, the successor of one that died or not.
@@ -291,7 +291,7 @@ impl RawPeer {
         assert_eq!(kind_of(&raw_receive(&socket).0), HELLO);
         let (offered, mut fds) = raw_receive(&socket);
         assert_eq!((kind_of(&offered), fds.len()), (PRODUCER, 3));
-        let (data, bell, page_of_sender) = (Shown::of(fds.remove(2)), fds.remove(1), fds.remove(0));
+        let (data, doorbell, page_of_sender) = (Shown::of(fds.remove(2)), fds.remove(1), fds.remove(0));
         let mut page = preamble(pelton_lane::MAGIC_CONSUMER);
         page.resize(384, 0);
         page[128..136].copy_from_slice(&offered[48..56]);
@@ -302,9 +302,9 @@ impl RawPeer {
         page.resize(128, 0);
         page.push(sleep);
         let receiver = Shown::new(65536, &page, control_seals());
-        let own_bell = good_bell();
-        raw_send(&socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_bell.as_fd()]);
-        (RawPeer { socket, shown: vec![consumer, receiver, data], own_bell, bell }, page_of_sender)
+        let own_doorbell = good_doorbell();
+        raw_send(&socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_doorbell.as_fd()]);
+        (RawPeer { socket, shown: vec![consumer, receiver, data], own_doorbell, doorbell }, page_of_sender)
     }
 
     /// Of a sender: has a message, or a mark, stand in the data.
@@ -313,7 +313,7 @@ impl RawPeer {
     }
 
     pub fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &0u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.doorbell, &0u64.to_ne_bytes());
     }
 }
 
@@ -336,9 +336,9 @@ pub fn allowed<T>(answer: pelton::Result<T>, what: &str) -> bool {
 /// Everything that a receiver does, once or some times.
 pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
     let mut buffer = Vec::new();
-    for turn in 0..6 {
+    for round in 0..6 {
         let now = Instant::now();
-        let _ = match turn % 3 {
+        let _ = match round % 3 {
             0 => allowed(receiver.receive_into_until(&mut buffer, now), what),
             1 => match receiver.try_receive() {
                 Ok(Some(mut message)) => {

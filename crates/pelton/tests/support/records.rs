@@ -67,8 +67,8 @@ pub fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
     }
 }
 
-pub fn place() -> (TestDir, PathBuf) {
-    let place = TestDir::unwatched();
-    let path = place.path().join("log");
-    (place, path)
+pub fn dir() -> (TestDir, PathBuf) {
+    let dir = TestDir::unwatched();
+    let path = dir.path().join("log");
+    (dir, path)
 }

@@ -4,29 +4,29 @@ use super::*;
 
 #[test]
 fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
-    let place = TestDir::new("cancel");
-    let (told, telling) = mpsc::channel();
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let dir = TestDir::new("cancel");
+    let (sender, receiver) = mpsc::channel();
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         if *request != *b"slow" {
             return echo(request);
         }
         let (_, mut responder) = request.into_parts();
-        told.send(()).unwrap();
+        sender.send(()).unwrap();
         let until = deadline();
         while !responder.is_cancelled() && Instant::now() < until {
             let _ = responder.try_part(b"part").unwrap();
             std::thread::yield_now();
         }
-        told.send(()).unwrap();
+        sender.send(()).unwrap();
         responder.reply(b"late").unwrap();
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let slow = client.submit(b"slow").unwrap();
-    telling.recv_timeout(DEADLINE).unwrap();
+    receiver.recv_timeout(DEADLINE).unwrap();
     assert_eq!(client.completion_of(slow).unwrap().outcome(), Outcome::Part);
     assert!(client.cancel(slow).unwrap());
     assert!(!client.cancel(slow).unwrap(), "once");
-    telling.recv_timeout(DEADLINE).expect("the service is not told");
+    receiver.recv_timeout(DEADLINE).expect("the service gets no cancel");
     assert!(matches!(client.completion_of(slow), Err(Error::Refused(_))), "nobody can wait for it");
     // Its place comes back once the service has let go of it.
     let until = deadline();
@@ -38,9 +38,9 @@ fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
 
 #[test]
 fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
-    let place = TestDir::new("all stream");
+    let dir = TestDir::new("all stream");
     for threads in [1, 3] {
-        let serving = Serving::start(&tiny(), &place.name(), threads, |request| {
+        let serving = Serving::start(&tiny(), &dir.name(), threads, |request| {
             if *request != *b"stream" {
                 return echo(request);
             }
@@ -50,11 +50,11 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
             while !responder.is_cancelled() && Instant::now() < until {
                 assert_eq!(responder.part_until(b"more", until).unwrap(), Sent::Sent);
             }
-            assert!(Instant::now() < until, "no cancel has come");
+            assert!(Instant::now() < until, "no cancel arrives");
             responder.end().unwrap();
         });
-        let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
-        let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
+        let mut other = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
         let mut silent: Vec<CallId> = (0..threads).map(|_| client.submit(b"stream").unwrap()).collect();
         let streams = silent.clone();
         while !silent.is_empty() {
@@ -85,19 +85,19 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
 
 #[test]
 fn a_call_whose_deadline_passes_is_cancelled() {
-    let place = TestDir::new("deadline");
-    let (told, telling) = mpsc::channel();
-    let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
-        told.send((request.deadline(), request.into_responder())).unwrap();
+    let dir = TestDir::new("deadline");
+    let (sender, receiver) = mpsc::channel();
+    let _serving = Serving::start(&tiny(), &dir.name(), 1, move |request| {
+        sender.send((request.deadline(), request.into_responder())).unwrap();
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let passes = Instant::now() + Duration::from_millis(20);
     assert!(client.call_until(b"anything", passes).unwrap().is_none());
     assert!(Instant::now() >= passes);
-    let (deadline_told, responder) = telling.recv_timeout(DEADLINE).unwrap();
-    let told = deadline_told.expect("the service is told of it");
-    let apart = if told > passes { told - passes } else { passes - told };
-    assert!(apart < Duration::from_millis(1), "told {apart:?} apart");
+    let (deadline_received, responder) = receiver.recv_timeout(DEADLINE).unwrap();
+    let sender = deadline_received.expect("the deadline reaches the service");
+    let apart = if sender > passes { sender - passes } else { passes - sender };
+    assert!(apart < Duration::from_millis(1), "the deadlines differ by {apart:?}");
     let until = deadline();
     while !responder.is_cancelled() {
         assert!(Instant::now() < until);
@@ -105,7 +105,7 @@ fn a_call_whose_deadline_passes_is_cancelled() {
     }
     responder.reply(b"late").unwrap();
     let other = client.submit(b"without").unwrap();
-    let (without, responder) = telling.recv_timeout(DEADLINE).unwrap();
+    let (without, responder) = receiver.recv_timeout(DEADLINE).unwrap();
     assert_eq!(without, None);
     responder.reply(b"in time").unwrap();
     assert_eq!(&*client.completion_of(other).unwrap(), b"in time");
@@ -114,9 +114,9 @@ fn a_call_whose_deadline_passes_is_cancelled() {
 
 #[test]
 fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
-    let place = TestDir::new("a cancel beside parts");
+    let dir = TestDir::new("a cancel beside parts");
     let (service, mut client, mut responders, ids) = {
-        let name = place.name();
+        let name = dir.name();
         let mut service = pelton::Service::listen_with(&name, &tiny()).unwrap();
         let asking = std::thread::spawn(move || {
             let mut client = pelton::Client::connect_with(&name, &tiny().call_bytes_max(30_000)).unwrap();

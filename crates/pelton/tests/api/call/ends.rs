@@ -4,12 +4,12 @@ use super::*;
 
 #[test]
 fn a_services_death_fails_its_pending_calls_at_once() {
-    let place = TestDir::new("dead service");
+    let dir = TestDir::new("dead service");
     for how in ["wait", "loop", "full"] {
         let service =
-            Child::start(Role::new(child, "mute").with("name", place.name()).with("count", 10).with("capacity", TINY));
+            Child::start(Role::new(child, "mute").with("name", dir.name()).with("count", 10).with("capacity", TINY));
         service.expect("listening");
-        let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
         let call = client.submit(b"first").unwrap();
         for _ in 1..10 {
             client.submit(b"more").unwrap();
@@ -65,9 +65,9 @@ fn a_services_death_fails_its_pending_calls_at_once() {
 
 #[test]
 fn a_service_delivers_its_replies_before_its_close() {
-    let place = TestDir::new("closed service");
-    let mut service = Service::listen(&place.name()).unwrap();
-    let name = place.name();
+    let dir = TestDir::new("closed service");
+    let mut service = Service::listen(&dir.name()).unwrap();
+    let name = dir.name();
     let asking = std::thread::spawn(move || {
         let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
         let (one, _) = (client.submit(b"one").unwrap(), client.submit(b"two").unwrap());
@@ -86,11 +86,11 @@ fn a_service_delivers_its_replies_before_its_close() {
 
 #[test]
 fn a_clients_death_does_not_affect_the_others() {
-    let place = TestDir::new("dead clients");
+    let dir = TestDir::new("dead clients");
     let service =
-        Child::start(Role::new(child, "echo").with("name", place.name()).with("capacity", TINY).with("threads", 2));
+        Child::start(Role::new(child, "echo").with("name", dir.name()).with("capacity", TINY).with("threads", 2));
     service.expect("listening");
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let mut check = |numbers: std::ops::Range<u64>| {
         for number in numbers {
             let request = numbered(number, (number % 5000) as usize);
@@ -100,7 +100,7 @@ fn a_clients_death_does_not_affect_the_others() {
         }
     };
     let deaf =
-        || Child::start(Role::new(child, "deaf").with("name", place.name()).with("capacity", TINY).with("count", 1000));
+        || Child::start(Role::new(child, "deaf").with("name", dir.name()).with("capacity", TINY).with("count", 1000));
     for round in 0..5 {
         let dying: Vec<Child> = (0..3).map(|_| deaf()).collect();
         dying.iter().for_each(|child| assert!(child.line().parse::<u64>().unwrap() > 10));

@@ -4,9 +4,9 @@ use super::*;
 
 #[test]
 fn both_sides_work_in_event_loops() {
-    let place = TestDir::new("event loops");
+    let dir = TestDir::new("event loops");
     for how in [How::Poll, How::Epoll] {
-        let mut service = pelton::Service::listen_with(&place.name(), &tiny()).unwrap();
+        let mut service = pelton::Service::listen_with(&dir.name(), &tiny()).unwrap();
         let stopper = service.stopper();
         let serving = std::thread::spawn(move || {
             let turns = Loop::new(how, service.as_fd());
@@ -36,7 +36,7 @@ fn both_sides_work_in_event_loops() {
             }
         });
         for hold in [Duration::ZERO, Duration::from_micros(20)] {
-            let mut client = pelton::Client::connect_with(&place.name(), &tiny().hold(hold)).unwrap();
+            let mut client = pelton::Client::connect_with(&dir.name(), &tiny().hold(hold)).unwrap();
             let turns = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
             let (mut asked, mut answered) = (BTreeMap::new(), 0);
@@ -65,15 +65,15 @@ fn both_sides_work_in_event_loops() {
 
 #[test]
 fn an_event_loop_that_only_notifies_wakes_for_free_space() {
-    let place = TestDir::new("a notifying loop");
-    let (mut service, mut client, _responders, _) = asked(&place, 1);
-    let mut told = 0;
+    let dir = TestDir::new("a notifying loop");
+    let (mut service, mut client, _responders, _) = asked(&dir, 1);
+    let mut notified = 0;
     for _ in 0..20 {
-        let before = told;
+        let before = notified;
         while client.try_notify(&[5; 3000]).unwrap() {
-            told += 1;
+            notified += 1;
         }
-        assert!(told > before && client.arm().unwrap(), "there is no room");
+        assert!(notified > before && client.arm().unwrap(), "there is no free space");
         assert!(!is_readable(client.as_fd()));
         let mut taken = 0;
         while service.try_receive().unwrap().is_some() {
@@ -87,8 +87,8 @@ fn an_event_loop_that_only_notifies_wakes_for_free_space() {
 
 #[test]
 fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
-    let place = TestDir::new("a streaming loop");
-    let (mut service, mut client, mut responders, ids) = asked(&place, 1);
+    let dir = TestDir::new("a streaming loop");
+    let (mut service, mut client, mut responders, ids) = asked(&dir, 1);
     let mut responder = responders.pop().unwrap();
     let (mut given, mut taken) = (0, 0);
     for round in 0..20 {
@@ -103,12 +103,12 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
                 service.disarm();
             }
         });
-        assert!(service.arm().unwrap(), "there is no room");
+        assert!(service.arm().unwrap(), "there is no free space");
         // What was heard of the round before may be told once more.
         for _ in 0..3 {
             if is_readable(service.as_fd()) {
                 service.disarm();
-                assert!(service.arm().unwrap(), "there is no room");
+                assert!(service.arm().unwrap(), "there is no free space");
             }
         }
         assert!(!is_readable(service.as_fd()));
@@ -143,8 +143,8 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
 
 #[test]
 fn an_event_loop_gets_the_end_after_the_last_replies() {
-    let place = TestDir::new("the end comes last");
-    let (service, mut client, mut responders, ids) = asked(&place, 2);
+    let dir = TestDir::new("the end comes last");
+    let (service, mut client, mut responders, ids) = asked(&dir, 2);
     // Something waits to be written.
     while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
     client.try_notify(&[7; 300_000]).unwrap();
@@ -166,12 +166,12 @@ fn an_event_loop_gets_the_end_after_the_last_replies() {
 
 #[test]
 fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
-    let place = TestDir::new("the loop and reserved room");
+    let dir = TestDir::new("the loop and a reservation");
     let other = TestDir::new("another client");
-    let (mut service, mut client, mut responders, ids) = asked(&place, 2);
+    let (mut service, mut client, mut responders, ids) = asked(&dir, 2);
     let (_second, _another, mut theirs, _) = asked(&other, 1);
     let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());
-    let (have, has_room) = mpsc::channel();
+    let (have, has_space) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -180,7 +180,7 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
             may_go_on.recv_timeout(DEADLINE).unwrap();
             room.reply(6).unwrap();
         });
-        has_room.recv_timeout(DEADLINE).unwrap();
+        has_space.recv_timeout(DEADLINE).unwrap();
         scope
             .spawn(move || {
                 // Who has room for one reply leaves another to the loop, when a second thread has that client's.

@@ -12,12 +12,12 @@ struct Modelled {
 
 #[test]
 fn random_calls_and_replies_behave_as_the_model() {
-    let place = TestDir::new("model");
+    let dir = TestDir::new("model");
     let rounds = std::env::var("PELTON_ROUNDS").map_or(20, |text| text.parse().unwrap());
     let first = std::env::var("PELTON_SEED").map_or(1, |text| text.parse().unwrap());
     for seed in first..first + rounds {
         println!("PELTON_SEED={seed}");
-        one_by_the_model(&place.name(), &mut Random::new(seed));
+        one_by_the_model(&dir.name(), &mut Random::new(seed));
     }
 }
 
@@ -38,7 +38,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
     let mut steps = 0u64;
     while steps < 600 || !calls.is_empty() {
         steps += 1;
-        assert!(steps < 100_000, "it does not come to an end");
+        assert!(steps < 100_000, "it does not end");
         let bytes = match random.below(20) {
             0 => random.below(150_000),
             1..4 => random.below(30_000),
@@ -71,8 +71,8 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                 }
             }
             6..8 if !taken.is_empty() => {
-                let place = random.below(taken.len() as u64) as usize;
-                let (call, responder) = &mut taken[place];
+                let dir = random.below(taken.len() as u64) as usize;
+                let (call, responder) = &mut taken[dir];
                 let call = *call;
                 let outcome = match random.below(6) {
                     0 | 1 => match responder.try_part(&payload).unwrap() {
@@ -80,19 +80,19 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                         _ => continue,
                     },
                     2 => {
-                        taken.swap_remove(place).1.end().unwrap();
+                        taken.swap_remove(dir).1.end().unwrap();
                         Outcome::End
                     }
                     3 => {
-                        drop(taken.swap_remove(place));
+                        drop(taken.swap_remove(dir));
                         Outcome::Abandoned
                     }
                     4 => {
-                        taken.swap_remove(place).1.fail(steps as u32, &payload).unwrap();
+                        taken.swap_remove(dir).1.fail(steps as u32, &payload).unwrap();
                         Outcome::Failed(steps as u32)
                     }
                     _ => {
-                        taken.swap_remove(place).1.reply(&payload).unwrap();
+                        taken.swap_remove(dir).1.reply(&payload).unwrap();
                         Outcome::Reply
                     }
                 };
@@ -130,6 +130,6 @@ fn one_by_the_model(name: &str, random: &mut Random) {
         if let Some(request) = service.try_receive().unwrap() {
             drop(request);
         }
-        assert!(Instant::now() < until, "{} places do not come back", client.in_flight());
+        assert!(Instant::now() < until, "{} slots are not freed", client.in_flight());
     }
 }

@@ -4,13 +4,13 @@ use super::*;
 
 #[test]
 fn requests_and_replies_are_written_in_place() {
-    let place = TestDir::new("in place");
-    let mut service = pelton::Service::listen_with(&place.name(), &tiny()).unwrap();
-    let name = place.name();
+    let dir = TestDir::new("in place");
+    let mut service = pelton::Service::listen_with(&dir.name(), &tiny()).unwrap();
+    let name = dir.name();
     let asking = std::thread::spawn(move || {
         let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
         let _ = client.reserve(100).unwrap();
-        assert_eq!(client.in_flight(), 0, "nothing is asked with room given back");
+        assert_eq!(client.in_flight(), 0, "an aborted reservation submits nothing");
         let mut room = client.reserve(100).unwrap();
         room[..7].copy_from_slice(b"request");
         let one = room.submit_bytes(7).unwrap();
@@ -22,7 +22,7 @@ fn requests_and_replies_are_written_in_place() {
     let (bytes, mut one) = service.receive().unwrap().into_parts();
     assert_eq!(bytes, b"request");
     let (_, mut two) = service.receive().unwrap().into_parts();
-    let mut room = one.try_reserve(10).unwrap().expect("an empty lane has room");
+    let mut room = one.try_reserve(10).unwrap().expect("an empty lane has free space");
     room[..6].copy_from_slice(b"a part");
     // Another reply by this thread would wait for itself.
     assert!(matches!(two.try_reserve(1), Err(Error::Refused(_))));
@@ -43,8 +43,8 @@ fn one_too_large(responder: &mut Responder) -> pelton::Result<()> {
 
 #[test]
 fn a_thread_with_a_reserved_reply_answers_other_calls_too() {
-    let place = TestDir::new("an answer beside reserved room arrives");
-    let (_service, mut client, mut responders, ids) = asked(&place, 3);
+    let dir = TestDir::new("an answer during a reservation arrives");
+    let (_service, mut client, mut responders, ids) = asked(&dir, 3);
     let (dropped, replied) = (responders.pop().unwrap(), responders.pop().unwrap());
     let mut reserved = responders.pop().unwrap();
     let room = reserved.try_reserve(4).unwrap().unwrap();
@@ -58,9 +58,9 @@ fn a_thread_with_a_reserved_reply_answers_other_calls_too() {
 
 #[test]
 fn two_threads_with_reserved_replies_answer_each_others_clients() {
-    let place = TestDir::new("two threads with room do not wait for each other");
+    let dir = TestDir::new("two threads with reservations do not wait for each other");
     let other = TestDir::new("the other client's");
-    let (mut first, mut client, mut ours, ids) = asked(&place, 2);
+    let (mut first, mut client, mut ours, ids) = asked(&dir, 2);
     let (mut second, mut another, mut theirs, their_ids) = asked(&other, 2);
     let both = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
@@ -88,8 +88,8 @@ fn two_threads_with_reserved_replies_answer_each_others_clients() {
 
 #[test]
 fn a_thread_with_a_reserved_reply_does_not_wait_to_reserve_another() {
-    let (place, other) = (TestDir::new("room for one reply"), TestDir::new("no room for another"));
-    let (_first, _client, mut ours, _) = asked(&place, 1);
+    let (dir, other) = (TestDir::new("a reservation for one reply"), TestDir::new("no free space for another"));
+    let (_first, _client, mut ours, _) = asked(&dir, 1);
     let (_second, mut another, mut theirs, ids) = asked(&other, 1);
     let (mut reserved, mut streams) = (ours.pop().unwrap(), theirs.pop().unwrap());
     let room = reserved.try_reserve(4).unwrap().unwrap();
@@ -105,8 +105,8 @@ fn a_thread_with_a_reserved_reply_does_not_wait_to_reserve_another() {
 
 #[test]
 fn an_aborted_reservation_wakes_a_thread_that_waits_for_space() {
-    let place = TestDir::new("who waits for room is woken");
-    let (_service, mut client, mut responders, _) = asked(&place, 2);
+    let dir = TestDir::new("an aborted reservation wakes a waiting thread");
+    let (_service, mut client, mut responders, _) = asked(&dir, 2);
     let (mut other, mut streams) = (responders.pop().unwrap(), responders.pop().unwrap());
     let mut parts = 0;
     while streams.try_part(&[0; 9000]).unwrap() == Sent::Sent {

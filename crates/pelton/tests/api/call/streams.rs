@@ -4,10 +4,10 @@ use super::*;
 
 #[test]
 fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
-    let place = TestDir::new("one does not read");
+    let dir = TestDir::new("one does not read");
     let most = std::sync::Arc::new(AtomicUsize::new(0));
     let taken = most.clone();
-    let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 1, move |request| {
         if request.first() == Some(&1) {
             taken.fetch_add(1, Ordering::Relaxed);
         }
@@ -15,8 +15,8 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
         request.reply(&reply).unwrap();
     });
     let (mut deaf, mut polite) = (
-        pelton::Client::connect_with(&place.name(), &tiny()).unwrap(),
-        pelton::Client::connect_with(&place.name(), &tiny()).unwrap(),
+        pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
+        pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
     );
     let mut asked = 0;
     let until = deadline();
@@ -38,7 +38,7 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
         assert!(Instant::now() < until, "its requests are taken without end");
     }
     let taken = most.load(Ordering::Relaxed);
-    assert!(taken < 10, "{taken} were taken, and their replies kept, of one who does not read");
+    assert!(taken < 10, "the service took {taken} calls of a client that does not read");
     for _ in 0..asked {
         let reply = deaf.completion_until(deadline()).unwrap().expect("its replies are lost");
         assert_eq!(*reply, [1; 30_000]);
@@ -47,10 +47,10 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
 
 #[test]
 fn slow_readers_get_streams_in_order_while_others_are_served() {
-    let place = TestDir::new("streams");
+    let dir = TestDir::new("streams");
     let ahead = std::sync::Arc::new(AtomicUsize::new(0));
     let (given, sizes) = (ahead.clone(), Sizes::Random(3, 50_000));
-    let _serving = Serving::start(&tiny(), &place.name(), 3, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 3, move |request| {
         if request.len() != 8 {
             return echo(request);
         }
@@ -72,8 +72,8 @@ fn slow_readers_get_streams_in_order_while_others_are_served() {
         }
         responder.end().unwrap();
     });
-    let mut slow = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
-    let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut slow = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
+    let mut other = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let (count, mut wanted) = (200u64, Vec::new());
     let streams = [(); 2].map(|()| slow.submit(&count.to_le_bytes()).unwrap());
     let mut next: HashMap<CallId, u64> = streams.into_iter().map(|call| (call, 0)).collect();
@@ -99,10 +99,10 @@ fn slow_readers_get_streams_in_order_while_others_are_served() {
 
 #[test]
 fn a_client_stashes_parts_of_other_calls_up_to_a_bound() {
-    let place = TestDir::new("bounded");
+    let dir = TestDir::new("bounded");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         let is_quiet = *request == *b"quiet";
         let mut responder = request.into_responder();
         for number in 0.. {
@@ -120,7 +120,7 @@ fn a_client_stashes_parts_of_other_calls_up_to_a_bound() {
             }
         }
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(200_000)).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(200_000)).unwrap();
     let (loud, quiet) = (client.submit(b"loud").unwrap(), client.submit(b"quiet").unwrap());
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("bytes of parts")), "{error}");
@@ -139,10 +139,10 @@ fn a_client_stashes_parts_of_other_calls_up_to_a_bound() {
 
 #[test]
 fn an_unread_stream_blocks_one_thread_and_the_others_serve_others() {
-    let place = TestDir::new("a stalled stream and the pool");
+    let dir = TestDir::new("a stalled stream and the pool");
     let (waits, is_waiting) = mpsc::channel();
     let waits = Mutex::new(waits);
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         if *request != *b"stream" {
             return echo(request);
         }
@@ -153,12 +153,12 @@ fn an_unread_stream_blocks_one_thread_and_the_others_serve_others() {
         // The client goes in the end.
         while responder.part(&[1; 5000]).is_ok() {}
     });
-    let mut slow = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut slow = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     slow.submit(b"stream").unwrap();
     wait_until_thread_polls(is_waiting.recv_timeout(DEADLINE).unwrap());
     slow.submit(b"stream").unwrap();
     slow.submit(b"stream").unwrap();
-    let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut other = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     for _ in 0..100 {
         assert!(other.call_until(b"here", deadline()).unwrap().is_some(), "the pool is taken");
     }
@@ -171,10 +171,10 @@ fn an_unread_stream_blocks_one_thread_and_the_others_serve_others() {
 
 #[test]
 fn a_client_that_takes_no_reply_gets_an_error_before_replies_fill_the_memory() {
-    let place = TestDir::new("bounded answers");
+    let dir = TestDir::new("bounded answers");
     for bytes in [0, 3000] {
-        let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
-        let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(1 << 20)).unwrap();
+        let _serving = Serving::start(&tiny(), &dir.name(), 1, echo);
+        let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(1 << 20)).unwrap();
         let mut asked = 0u64;
         let error = loop {
             match client.submit(&numbered(asked, bytes)) {
@@ -195,10 +195,10 @@ fn a_client_that_takes_no_reply_gets_an_error_before_replies_fill_the_memory() {
 
 #[test]
 fn empty_parts_count_too() {
-    let place = TestDir::new("empty parts");
+    let dir = TestDir::new("empty parts");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         let is_quiet = *request == *b"quiet";
         let mut responder = request.into_responder();
         while !stopped.load(Ordering::Relaxed) {
@@ -207,7 +207,7 @@ fn empty_parts_count_too() {
             }
         }
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(50_000)).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(50_000)).unwrap();
     let quiet = client.submit(b"quiet").unwrap();
     let loud = client.submit(b"loud").unwrap();
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();

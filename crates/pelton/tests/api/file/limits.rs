@@ -6,10 +6,10 @@ use super::*;
 #[test]
 fn dropped_engines_files_and_operations_leave_nothing() {
     // In a process of its own, where nobody else opens anything.
-    let _hang = Watchdog::new("nothing is left");
+    let _hang = Watchdog::new("dropped engines leave nothing");
     for way in ["ring", "threads"] {
-        let place = tempfile::tempdir_in("/var/tmp").unwrap();
-        let child = Child::start(Role::new(child, "many").with("path", place.path().display()).with("way", way));
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let child = Child::start(Role::new(child, "many").with("path", dir.path().display()).with("way", way));
         child.expect("nothing left");
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn many(path: &Path, way: &str) {
         let to = path.join(format!("f{}", n % 100));
         let open = Operation::open(to, Open::for_both().create(0o600));
         if !engine.try_submit(n as u64, open).unwrap().is_submitted() {
-            panic!("there was room");
+            panic!("the disk had free space");
         }
         if engine.in_flight() == 500 || n + 1 == wanted {
             while engine.in_flight() > 0 {
@@ -172,9 +172,9 @@ unsafe impl std::alloc::GlobalAlloc for Counting {
 #[test]
 fn a_file_size_limit_is_an_error_and_no_signal() {
     let _hang = Watchdog::new("a limit of file sizes is an error");
-    for (way, place) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
-        let place = tempfile::tempdir_in(place).unwrap();
-        let child = Child::start(Role::new(child, "limited").with("path", place.path().display()).with("way", way));
+    for (way, dir) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
+        let dir = tempfile::tempdir_in(dir).unwrap();
+        let child = Child::start(Role::new(child, "limited").with("path", dir.path().display()).with("way", way));
         child.expect("limited");
     }
 }
@@ -218,9 +218,9 @@ fn a_full_disk_is_an_error_that_counts_the_bytes_written() {
     }
     let _hang = Watchdog::new("a full disk is an error");
     for way in ["ring", "threads"] {
-        let place = tempfile::tempdir_in("/tmp").unwrap();
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
         let mut child =
-            Child::start_as(Role::new(child, "full").with("path", place.path().display()).with("way", way), |_| {});
+            Child::start_as(Role::new(child, "full").with("path", dir.path().display()).with("way", way), |_| {});
         match child.line().as_str() {
             "full" => {}
             "no mount" => eprintln!("a file system cannot be mounted here: a full disk is not tried"),

@@ -97,7 +97,7 @@ impl Lent {
 
 #[test]
 fn foreign_memory_is_released_once_whatever_its_operation_does() {
-    everywhere("memory of somebody else's is released once", |case| {
+    everywhere("foreign memory is released once", |case| {
         let lent = Lent::new(10);
         let path = case.path("a");
         std::fs::write(&path, [7; 4096]).unwrap();
@@ -154,7 +154,7 @@ fn foreign_memory_is_released_once_whatever_its_operation_does() {
 
 #[test]
 fn memory_of_the_kernel_is_released_after_completion_even_without_io_uring() {
-    let _hang = Watchdog::new("what the kernel has is released once it has ended");
+    let _hang = Watchdog::new("memory of the kernel is released after completion");
     if !Engine::new().unwrap().uses_io_uring() {
         eprintln!("no io_uring here: it cannot be refused later");
         return;

@@ -115,7 +115,7 @@ fn path_resolution_follows_its_rules() {
 
 #[test]
 fn a_trailing_slash_requires_a_directory_below_a_root_too() {
-    everywhere("a name with a slash behind it is a directory's", |case| {
+    everywhere("a trailing slash requires a directory", |case| {
         let inside = case.path("inside");
         let mut rooted = {
             std::fs::create_dir_all(inside.join("dir")).unwrap();
@@ -138,20 +138,20 @@ fn a_trailing_slash_requires_a_directory_below_a_root_too() {
                 |name, _| Operation::open(name, Open::for_reading()),
             ];
             for (number, make) in operations.iter().enumerate() {
-                let mut told = [true, false].map(|is_rooted| {
+                let mut results = [true, false].map(|is_rooted| {
                     let engine = if is_rooted { &mut rooted } else { &mut plain };
-                    let told = ran(engine, make(at(name, is_rooted), at("other", is_rooted)));
+                    let results = ran(engine, make(at(name, is_rooted), at("other", is_rooted)));
                     // As it was before.
                     if inside.join("other").exists() {
                         std::fs::rename(inside.join("other"), inside.join(name.trim_end_matches('/'))).unwrap();
                     }
-                    told.map(drop).map_err(|error| errno(&error))
+                    results.map(drop).map_err(|error| errno(&error))
                 });
                 // Which of two that are true is said may differ.
-                if told[0] == Err("EEXIST") && told[1] == Err("ENOENT") {
-                    told[0] = told[1];
+                if results[0] == Err("EEXIST") && results[1] == Err("ENOENT") {
+                    results[0] = results[1];
                 }
-                assert_eq!(told[0], told[1], "operation {number} of {name}: below a root, and without");
+                assert_eq!(results[0], results[1], "operation {number} of {name}: below a root, and without");
             }
         }
         // What leads out says nothing of what is there.

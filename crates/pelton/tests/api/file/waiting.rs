@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_cancelled_operation_completes_and_returns_its_memory() {
-    everywhere("what is cancelled completes", |case| {
+    everywhere("a cancelled operation completes", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
         // Not begun; begun; and beside it one that is not cancelled.
@@ -124,7 +124,7 @@ fn a_slow_close_of_a_file_blocks_nobody() {
 
 #[test]
 fn a_cancelled_write_to_a_full_pipe_counts_the_bytes_written() {
-    everywhere("a write to a full pipe is cancelled, and what went is counted", |case| {
+    everywhere("a cancelled write to a full pipe counts the bytes written", |case| {
         let mut engine = case.engine();
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let writer = File::from_fd(writer, "full").unwrap();
@@ -164,7 +164,7 @@ fn each_of_two_readers_of_a_pipe_can_be_cancelled() {
 
 #[test]
 fn submitted_operations_raise_no_sigpipe() {
-    everywhere("what is submitted raises no SIGPIPE", |case| {
+    everywhere("submitted operations raise no SIGPIPE", |case| {
         // Its own thread, so that what is pending there is of this alone. Blocked, a signal is pending even if the process ignores it.
         let pending = || {
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -288,14 +288,14 @@ fn an_operation_that_never_completes_delays_no_other() {
 
 #[test]
 fn operations_that_run_until_gives_up_count_towards_the_bound() {
-    everywhere("what run_until gives up is within the bound", |case| {
+    everywhere("operations that run_until gives up count", |case| {
         let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
         // Long enough for most to have begun; one that has not ends at once, and another is tried.
         let soon = || Instant::now() + Duration::from_millis(30);
         // What a thread is at that closes a file is not to be stopped; what none has begun is. Of the former two have the places that there are, and one more is
         // waited for.
         let mut peers = Vec::new();
-        while engine.try_completion().unwrap().is_none() && engine.has_room(0) {
+        while engine.try_completion().unwrap().is_none() && engine.has_space(0) {
             let (slow, peer) = slow_to_close();
             // A child of another test that has a copy of it for a moment closes it instead: then another is tried.
             let _ = engine.run_until(Operation::close(slow), soon()).unwrap();
@@ -328,10 +328,10 @@ fn operations_that_run_until_gives_up_count_towards_the_bound() {
 
 #[test]
 fn the_number_of_threads_blocked_at_fifos_is_bounded() {
-    let _hang = Watchdog::new("no more threads are left at FIFOs than a bound");
+    let _hang = Watchdog::new("the number of threads blocked at FIFOs is bounded");
     for way in ["ring", "threads"] {
-        let place = tempfile::tempdir_in("/var/tmp").unwrap();
-        Child::start(Role::new(child, "left").with("path", place.path().display()).with("way", way)).expect("left");
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        Child::start(Role::new(child, "left").with("path", dir.path().display()).with("way", way)).expect("left");
     }
 }
 
@@ -422,7 +422,7 @@ impl Silent {
 
 #[test]
 fn a_fifo_ends_when_its_writers_close_it() {
-    everywhere("a FIFO whose writers have gone has ended", |case| {
+    everywhere("a FIFO ends when its writers close it", |case| {
         let path = fifo(case, "fifo");
         let mut engine = case.engine();
         submit(&mut engine, 1, Operation::open(&path, Open::for_reading()));
@@ -456,7 +456,7 @@ fn a_fifo_ends_when_its_writers_close_it() {
 #[test]
 fn a_pump_does_not_block_at_a_fifo_and_can_be_cancelled_while_its_file_blocks() {
     use std::sync::{Arc, Mutex};
-    everywhere("a pump does not wait at a FIFO, and is cancelled where it waits for its file", |case| {
+    everywhere("a pump does not block at a FIFO and can be cancelled", |case| {
         let mut engine = case.engine();
         let (sender, receiver) = pelton::Options::new().threads().unwrap();
         let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
@@ -514,7 +514,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
     let mut engine = case.engine();
     let mut going: Vec<u64> = Vec::new();
     let mut next = 0;
-    let turns = random.below(30);
+    let ticks = random.below(30);
     let most = 1 + random.below(40);
     let mut act = |engine: &mut Engine, going: &mut Vec<u64>, random: &mut Random, is_last: bool| {
         for _ in 0..random.below(most) {
@@ -547,8 +547,8 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
         }
         taken
     };
-    for turn in 0..=turns {
-        let is_last = turn == turns;
+    for tick in 0..=ticks {
+        let is_last = tick == ticks;
         let cancels_all = is_last && random.below(2) == 0;
         act(&mut engine, &mut going, random, cancels_all);
         if random.below(3) == 0 {
