@@ -494,7 +494,7 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
                 }
                 while receiver.try_receive_into(&mut buffer).unwrap().is_none() {
                     if receiver.arm().unwrap() {
-                        turns.turn(receiver.as_fd());
+                        turns.tick(receiver.as_fd());
                     }
                 }
             }

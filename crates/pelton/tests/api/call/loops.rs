@@ -30,7 +30,7 @@ fn both_sides_work_in_event_loops() {
                     let _ = responder.reply(&bytes.repeat(4));
                 }
                 if armed && at_once == 0 {
-                    turns.turn(service.as_fd());
+                    turns.tick(service.as_fd());
                 }
                 service.disarm();
             }
@@ -53,7 +53,7 @@ fn both_sides_work_in_event_loops() {
                     answered += 1;
                 }
                 if !asked.is_empty() && client.arm().unwrap() {
-                    turns.turn(client.as_fd());
+                    turns.tick(client.as_fd());
                     client.disarm();
                 }
             }

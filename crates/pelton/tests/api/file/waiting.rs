@@ -295,7 +295,7 @@ fn operations_that_run_until_gives_up_count_towards_the_bound() {
         // What a thread is at that closes a file is not to be stopped; what none has begun is. Of the former two have the places that there are, and one more is
         // waited for.
         let mut peers = Vec::new();
-        while engine.try_completion().unwrap().is_none() && engine.has_space(0) {
+        while engine.try_completion().unwrap().is_none() && engine.has_room(0) {
             let (slow, peer) = slow_to_close();
             // A child of another test that has a copy of it for a moment closes it instead: then another is tried.
             let _ = engine.run_until(Operation::close(slow), soon()).unwrap();
