@@ -1,5 +1,5 @@
-//! What a fork leaves: a child is not a second owner. A program of its own, because it forks: one case after another, and
-//! no thread but those that a case makes.
+//! After a fork, a child is not a second owner. A separate program, because it forks: it runs one case after another,
+//! and has only the threads that a case creates.
 
 mod support;
 
@@ -55,7 +55,7 @@ fn main() {
     std::process::exit((failed != 0).into());
 }
 
-/// By libc's fork, which runs what pthread_atfork was given, or by the system call alone.
+/// By libc's fork, which runs the handlers of pthread_atfork, or by the system call alone.
 #[derive(Clone, Copy)]
 enum How {
     Fork,
@@ -67,8 +67,8 @@ struct Forked(libc::pid_t);
 
 impl Forked {
     fn new(how: How, does: impl FnOnce()) -> Forked {
-        // SAFETY: the child runs on alone with a copy of everything; no other thread of this program allocates or holds
-        // a lock meanwhile, but for those of the one case that is about it, which libc's fork takes care of.
+        // SAFETY: the child continues alone with a copy of everything. No other thread of this program allocates or
+        // holds a lock meanwhile, except in the one case about threads, where libc's fork handles that.
         let pid = unsafe {
             match how {
                 How::Fork => libc::fork(),
@@ -77,10 +77,10 @@ impl Forked {
         };
         assert!(pid >= 0);
         if pid == 0 {
-            // SAFETY: no pointers. A child that hangs ends itself.
+            // SAFETY: no pointers. The alarm ends a child that hangs.
             unsafe { libc::alarm(30) };
             let well = catch_unwind(AssertUnwindSafe(does)).is_ok();
-            // SAFETY: ends this process at once, with none of the parent's clean-up.
+            // SAFETY: ends this process at once, without the parent's clean-up.
             unsafe { libc::_exit(if well { 0 } else { 1 }) };
         }
         Forked(pid)
@@ -98,7 +98,7 @@ impl Forked {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // SAFETY: a child of this process that has not been waited for.
+        // SAFETY: the child is unreaped.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -106,7 +106,7 @@ impl Drop for Forked {
     }
 }
 
-/// A listener and both ends of a channel that it accepted.
+/// A listener and both endpoints of a channel that it accepted.
 struct Endpoints {
     sender: Sender,
     receiver: Receiver,
@@ -188,7 +188,7 @@ fn inherited_handles_return_forked(how: How) {
     assert_eq!(dir.entries(), Vec::<PathBuf>::new());
 }
 
-/// Both ends of a channel of each kind.
+/// Both endpoints of a channel of each kind.
 fn every_kind(dir: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
     let Endpoints { sender, receiver, listener: _ } = endpoints(dir);
     let path = dir.path().join("channel");
@@ -231,7 +231,7 @@ fn handles_of_every_kind(how: How) {
     }
 }
 
-/// Forked without and with what it then executes.
+/// Forks without exec and with it.
 fn during_a_send_that_waits(how: How) {
     let dir = TestDir::new("during_a_send_that_waits");
     for (kind, mut sender, mut receiver) in every_kind(&dir) {
@@ -333,7 +333,7 @@ fn a_child_creates_channels_of_its_own(how: How) {
     check_channel(inherited.as_mut().unwrap());
 }
 
-/// A service, a client that has asked it, and what answers that call.
+/// A service, a client that has sent a request, and the responder of that call.
 fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
     let mut service = pelton::Service::listen(name).unwrap();
     let (client, responder) = std::thread::scope(|scope| {
@@ -365,7 +365,7 @@ fn a_child_answers_calls_of_its_own(how: How) {
     assert_eq!(client.completion_until(deadline()).unwrap().expect("it was answered").len(), 3);
 }
 
-/// A thread waits for room meanwhile, whom whoever finds some tells by a bell, which is closed in a child.
+/// Meanwhile a thread waits for free space. The thread that finds some rings a doorbell, which is closed in a child.
 fn a_dropped_reservation_writes_nothing_in_a_child() {
     let dir = TestDir::new("a_dropped_reservation_writes_nothing_in_a_child");
     let name = dir.name();
@@ -390,7 +390,7 @@ fn a_dropped_reservation_writes_nothing_in_a_child() {
             (streams.part_until(&[0; 20000], deadline()).unwrap(), streams)
         });
         wait_until_thread_polls(thread_receiver.recv().unwrap());
-        // Too little for what is waited for.
+        // Less than the waiting part needs.
         assert_eq!(client.completion_until(deadline()).unwrap().expect("it was sent").len(), 9000);
         let mut room = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
         Forked::new(How::Fork, || {
@@ -414,7 +414,7 @@ fn dropping_closes_nothing(how: How) {
     let dir = TestDir::new("dropping_closes_nothing");
     let mut inherited = Some(endpoints(&dir));
     Forked::new(how, || {
-        // They take the numbers that the inherited descriptors had, if these were closed.
+        // They take the numbers that the inherited descriptors had, if those were closed.
         let files: Vec<std::fs::File> = (0..64).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         drop(inherited.take());
         for file in &files {
@@ -425,7 +425,7 @@ fn dropping_closes_nothing(how: How) {
     check_channel(inherited.as_mut().unwrap());
 }
 
-/// The open descriptors of this process and what each is, but for the one that lists them.
+/// The open descriptors of this process and their targets, except the one that lists them.
 fn open_now() -> BTreeMap<i32, PathBuf> {
     let listed = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let named = listed.filter_map(|path| Some((path.file_name()?.to_str()?.parse().ok()?, path)));
@@ -460,7 +460,7 @@ fn exec_leaves_no_descriptor() {
     let made = endpoints(&dir);
     let (sender, receiver) = Options::new().threads().unwrap();
     assert_eq!(list(), before);
-    // And by a plain exec, without a fork of ours in between.
+    // And by a plain exec, without a fork of this program in between.
     Forked::new(How::Clone, || {
         let script = "test $(ls -l /proc/$$/fd | grep -v -e ' [012] -> ' \
             | grep -c -e memfd -e eventfd -e eventpoll -e socket -e pidfd) = 0";
@@ -477,9 +477,9 @@ fn a_listener_does_not_stay_alive_in_a_child() {
     let (mut ready, lives) = std::io::pipe().unwrap();
     Forked::new(How::Fork, || {
         let listener = Listener::bind(&dir.name()).unwrap();
-        // The grandchild lives until the test has closed its end.
+        // The grandchild lives until the test has closed its endpoint.
         std::mem::forget(Forked::new(How::Fork, || {
-            // SAFETY: the test's end, of which this process has a copy.
+            // SAFETY: the descriptor is the test's, and this process has a copy of it.
             unsafe { libc::close(writing.as_raw_fd()) };
             (&lives).write_all(b"!").unwrap();
             let _ = (&reading).read(&mut [0]);
@@ -503,7 +503,7 @@ fn a_death_is_detected_though_a_child_lives_on(how: How) {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"the last").unwrap();
         std::mem::forget(Forked::new(how, || {
-            // SAFETY: the test's end, of which this process has a copy.
+            // SAFETY: the descriptor is the test's, and this process has a copy of it.
             unsafe { libc::close(writing.as_raw_fd()) };
             let _ = (&reading).read(&mut [0]);
         }));
@@ -659,7 +659,7 @@ fn an_inherited_engine(how: How) {
         let file = engine.run(Operation::open(&path, how_opened)).unwrap().into_file().unwrap();
         let (read, write) = std::io::pipe().unwrap();
         let pipe = File::from_fd(read.into(), "a pipe").unwrap();
-        // One begun, one not, one done.
+        // One operation started, one not, one finished.
         assert!(engine.try_submit(1, Operation::read(&pipe, vec![0; 5])).unwrap().is_submitted());
         engine.start().unwrap();
         assert!(engine.try_submit(2, Operation::write_at(&file, b"parent", 0)).unwrap().is_submitted());
@@ -678,12 +678,12 @@ fn an_inherited_engine(how: How) {
             forked(inherited.arm().map(drop));
             forked(inherited.start());
             inherited.disarm();
-            // Its own engine works, and takes no file of its parent's.
+            // Its own engine works, and takes no file of its parent's engine.
             let mut own = options.open().unwrap();
             forked(own.run(Operation::write_at(&file, b"child!", 0)).map(drop));
             let mine = own.run(Operation::open(&path, Open::for_reading())).unwrap().into_file().unwrap();
             assert!(own.run(Operation::read_at(&mine, vec![0; 6], 0)).unwrap().bytes() != b"child!");
-            // Numbers that the child has opened itself, and that dropping must leave alone.
+            // Numbers that the child has opened itself, and that dropping must not close.
             let kept: Vec<std::fs::File> = (0..20).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
             drop((inherited, file, pipe));
             for file in &kept {

@@ -1,9 +1,9 @@
-//! What becomes of a channel for which the system has nothing left: no descriptors, no address space, no disk, no file larger
-//! than so much, no permission for some system call, one processor, a signal each millisecond. An error, or slower, and never
-//! wrong: nothing is lost, nothing hangs, nothing is left behind, and a later try with more of it works.
+//! Channels without resources: no descriptors, no address space, no disk space, a file size limit, a refused system
+//! call, one processor, a signal each millisecond. The result is an error or lower speed, and never wrong: nothing is
+//! lost, nothing hangs, nothing is left over, and a later attempt with the resource works.
 //!
-//! Each condition has a process of its own, so that it starves nobody else. Here what they use, one processor, a container, and what is done again
-//! and again; the rest by what there is too little of in `starvation/`.
+//! Each condition has its own process, so that it starves no other test. This file has the shared parts, one
+//! processor, a container and repetition; `starvation/` has a file for each scarce resource.
 
 #[path = "starvation/descriptors.rs"]
 mod descriptors;
@@ -32,7 +32,7 @@ use waiting::*;
 
 const SMALL: u64 = 64 << 10;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -57,7 +57,7 @@ fn child() {
     }
 }
 
-/// Runs one role to its end, which is good.
+/// Runs one role until it reports success.
 #[track_caller]
 fn alone(role: Role) {
     let child = Child::start(role);
@@ -69,7 +69,7 @@ fn rounds(usual: u64) -> u64 {
     std::env::var("PELTON_ROUNDS").map_or(usual, |text| text.parse().unwrap())
 }
 
-/// A channel's place below the role's directory.
+/// The path of a channel below the role's directory.
 fn path_of(role: &Role) -> PathBuf {
     Path::new(role.get("at")).join("channel")
 }
@@ -86,18 +86,18 @@ fn small() -> Options {
     Options::new().capacity(SMALL).connect_deadline(deadline())
 }
 
-/// A path channel's, which is not to wait for the other end.
+/// Options of a path channel, whose endpoint does not wait for the other one.
 fn small_path() -> Options {
     Options::new().capacity(SMALL)
 }
 
-/// What the other end is: it takes, or sends, one message under the name, again and again, until it is killed.
+/// The other endpoint: it takes, or sends, one message under the name, repeatedly, until it is killed.
 fn one_message(role: &Role) {
     let (name, path) = (name_of(role), path_of(role));
     let listener = (role.get("how") == "listen").then(|| small().listen(&name).unwrap());
     report("there");
     loop {
-        // Whoever starves gives up now and then in the middle: what that looks like from here is not to be judged.
+        // The starved endpoint sometimes gives up during an operation, so this child ignores the resulting errors.
         if role.get("end") == "receiver" {
             let receiver = match role.get("how") {
                 "listen" => listener.as_ref().unwrap().accept_receiver_until(deadline()).map(Option::unwrap),
@@ -122,7 +122,7 @@ fn one_message(role: &Role) {
 
 // One processor.
 
-/// One end of a stream, on a processor that both ends have.
+/// One endpoint of a stream, on the processor that both endpoints share.
 fn stream(role: &Role) {
     kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
@@ -158,7 +158,7 @@ fn on_one_processor_streams_complete_with_every_way_to_wait() {
     }
 }
 
-/// One channel there and one back, a message at a time.
+/// One channel each way, one message at a time.
 fn round_trips(role: &Role) {
     kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
@@ -181,7 +181,7 @@ fn round_trips(role: &Role) {
             send_all(&mut sender, number..number + 1, sizes, how).unwrap();
         }
     }
-    // Who has asked last closes first, or the other would be told of a death.
+    // The client closes first; otherwise it would detect the service's exit as a death.
     if !is_client {
         assert!(sender.drain_until(deadline()).unwrap());
     }
@@ -207,13 +207,13 @@ fn on_one_processor_round_trips_complete_with_every_way_to_wait() {
 
 // A container.
 
-/// In a root that cannot be written, with 64 MiB of /dev/shm.
+/// Runs in a read-only root, with 64 MiB of /dev/shm.
 fn contained(_: &Role) {
     assert!(std::fs::write("/tmp/pelton-may-not-be-written", "").is_err(), "the root can be written");
     let shm = Path::new("/dev/shm");
     let space = rustix::fs::statvfs(shm).unwrap();
     assert_eq!(space.f_blocks * space.f_frsize, 64 << 20);
-    // A lane of 64 MiB, full, takes nothing of it.
+    // A full lane of 64 MiB uses nothing of /dev/shm.
     let name = "unix:/dev/shm/s";
     let listener = Listener::bind(name).unwrap();
     let (mut sender, mut receiver) = std::thread::scope(|scope| {
@@ -228,7 +228,7 @@ fn contained(_: &Role) {
     assert_eq!(sent, received);
     drop((sender, receiver, listener));
     assert_eq!(all_below(shm), Vec::<PathBuf>::new());
-    // A path channel of the same size does not fit: it is full a little earlier, which is said, and goes on.
+    // A path channel of the same size does not fit. It is full slightly earlier, with an error, and then continues.
     let path = shm.join("channel");
     let mut sender = Options::new().create_sender(&path).unwrap();
     let mut receiver = Options::new().open_receiver(&path).unwrap();
@@ -241,7 +241,7 @@ fn contained(_: &Role) {
         assert_eq!(sent, received);
     }
     assert!(sent > 2 * 20_000, "{sent} messages fill it twice");
-    // Others find no space for a channel of their own, until it is given back.
+    // Another channel finds no space until this one returns some.
     no_space(Options::new().create_sender(shm.join("another")));
     sender.trim().unwrap();
     drop(Options::new().create_sender(shm.join("another")).unwrap());
@@ -267,7 +267,7 @@ fn channels_work_in_a_container_with_64_mib_and_a_read_only_root() {
     child.wait_for_success();
 }
 
-// Again and again.
+// Repetition.
 
 fn cycles(role: &Role) {
     let (name, path, root) = (name_of(role), path_of(role), Path::new(role.get("at")));
@@ -281,7 +281,7 @@ fn cycles(role: &Role) {
                 let sender = small_path().create_sender(&path).unwrap();
                 (sender, small_path().create_receiver(&path).unwrap())
             }
-            // Now this end listens, now the other.
+            // The two endpoints take turns at listening.
             Some(listener) => std::thread::scope(|scope| {
                 if number.is_multiple_of(2) {
                     let connecting = scope.spawn(|| small().connect_sender(&name).unwrap());
@@ -303,7 +303,7 @@ fn cycles(role: &Role) {
         }
         if number.is_multiple_of(500) {
             report("goes on");
-            // SAFETY: no pointers. A hang is a hang of so many, not of all.
+            // SAFETY: no pointers. The alarm ends a hang within a batch of 500; it does not bound the whole test.
             unsafe { libc::alarm(DEADLINE.as_secs() as u32) };
         }
     };
@@ -330,7 +330,7 @@ fn channels_opened_and_closed_repeatedly_leave_no_descriptor_and_no_mapping() {
     }
 }
 
-/// As above, when the other end is killed each time.
+/// The same repetition, with the other endpoint killed each time.
 #[test]
 fn peers_killed_repeatedly_leave_no_descriptor_and_no_mapping() {
     let dir = TestDir::unwatched();

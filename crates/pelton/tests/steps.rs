@@ -1,12 +1,14 @@
-//! A process is killed at every step (the feature `failpoints`: before and after each store to shared memory, after each
-//! change to a directory, between the packets of a handshake): nothing committed is lost, nothing is torn, nobody hangs,
-//! nothing is left behind. Then it is stopped instead, at a sample of the steps: nobody takes it for dead.
+//! A process is killed at every step (the feature `failpoints`: before and after each store to shared memory, after
+//! each change to a directory, between the packets of a handshake). Nothing committed is lost, nothing is torn,
+//! nothing hangs, nothing is left over. Then the process is stopped instead, at a sample of the steps, and no peer
+//! detects a death.
 //!
-//! A program of its own, because it forks; it has one thread. For each scenario a forked child, the victim, counts its steps
-//! from a place that it names, and ends itself at the n-th, with n from 1 on until it gets through. What it has done by
-//! then it notes in a page that it shares with the parent, which is the survivor, and mostly the successor too.
+//! A separate program, because it forks; it has one thread. In each scenario a forked child, the victim, counts its
+//! steps from a point in its code, and kills itself at the n-th, for n from 1 until it finishes. It notes its
+//! progress in a page shared with the parent, which is the survivor, and usually the successor too.
 //!
-//! Here the list of the scenarios and what runs them; they are in `steps/`, by who is killed, with the victim and both ends as all of them use them.
+//! This file lists the scenarios and runs them. `steps/` has the scenarios by victim, the victim itself, and the two
+//! endpoints that all of them use.
 
 #[path = "steps/calls.rs"]
 mod calls;
@@ -40,15 +42,16 @@ use std::time::{Duration, Instant};
 use support::{Sizes, check, deadline, descriptors, payload, readable};
 use victim::*;
 
-/// How long a victim stays stopped: long enough for a survivor that wrongly believes in a death to report it, short enough for each step.
+/// The duration of a stop: long enough for a survivor to report a wrongly detected death, short enough to repeat it
+/// at each step.
 const MOMENT: Duration = Duration::from_millis(4);
 
-/// Of the steps at which a victim is stopped: every so manieth.
+/// A victim is stopped at one of that many steps.
 const SAMPLE: u64 = 7;
 
 type Scenario = (&'static str, bool, fn(&Run));
 
-/// Name, whether it is for stopping too, and what is done for each step.
+/// The name, whether it also applies to stopping, and the code for each step.
 const SCENARIOS: &[Scenario] = &[
     ("create, by a sender", true, |run| create(run, true)),
     ("create, by a receiver", true, |run| create(run, false)),
@@ -166,12 +169,12 @@ fn main() {
     std::process::exit((failed != 0).into());
 }
 
-/// Runs the scenario with n from 1 on; answers how many steps the victim has, or at which it failed.
+/// Runs the scenario with n from 1 on; returns the victim's number of steps, or the step that failed.
 fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
-    // In memory, if that is to be had: thousands of channels are made.
+    // In memory, if possible: the scenarios create thousands of channels.
     let base = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
     let root = tempfile::Builder::new().prefix("pt").tempdir_in(base).unwrap();
-    // Early enough that a victim of few steps is stopped too.
+    // Early enough to stop a victim of few steps too.
     let mut n = if stops { 2 } else { 1 };
     loop {
         let run = Run { stops, root: root.path().join(n.to_string()), has_short_name: false };
@@ -198,9 +201,9 @@ fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
 /// One pass of a scenario.
 struct Run {
     stops: bool,
-    /// Empty at first, and of this pass alone.
+    /// Empty at first, and for this pass only.
     root: PathBuf,
-    /// Which is then below the root.
+    /// Then it is below the root.
     has_short_name: bool,
 }
 
@@ -216,12 +219,12 @@ impl Run {
         }
     }
 
-    /// What there is in the root.
+    /// The names in the root.
     fn left(&self) -> Vec<String> {
         names(&self.root)
     }
 
-    /// Whether just the channel is left, with the files of so many lanes and no others.
+    /// Whether only the channel is left, with the files of that many lanes and no others.
     #[track_caller]
     fn only_the_channel_is_left(&self, lanes: u32) {
         assert_eq!(self.left(), ["channel"]);
@@ -234,14 +237,15 @@ impl Run {
         assert_eq!(names(&self.path()), wanted);
     }
 
-    /// Of a lane, in this process.
+    /// Mappings of lanes in this process.
     fn mappings(&self) -> Vec<String> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let ours = |line: &&str| line.contains(self.root.to_str().unwrap()) || line.contains("memfd:pelton");
         maps.lines().filter(ours).map(str::to_owned).collect()
     }
 
-    /// Waits for the victim's end, whatever it does until then. Stopped, `look` is called before it goes on.
+    /// Waits for the victim's end, whatever the victim does until then. At a stop it calls `look` before it lets the
+    /// victim continue.
     fn finish(&self, victim: Child, mut look: impl FnMut()) {
         victim.watch(false, &mut look);
         victim.wait();

@@ -409,9 +409,7 @@ fn processes_call_one_service_concurrently() {
     let _serving = Serving::start(&tiny(), &dir.name(), 3, echo);
     let callers: Vec<Child> = (0..4)
         .map(|_| {
-            Child::start(
-                Role::new(child, "caller").with("name", dir.name()).with("count", 3000).with("capacity", TINY),
-            )
+            Child::start(Role::new(child, "caller").with("name", dir.name()).with("count", 3000).with("capacity", TINY))
         })
         .collect();
     callers.into_iter().for_each(Child::wait_for_success);

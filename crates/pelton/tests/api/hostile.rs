@@ -261,7 +261,8 @@ fn try_doorbells() {
     for (what, make, taken) in kinds {
         let listener = Listener::bind(&dir.name()).unwrap();
         let (mut receiver, peer) = std::thread::scope(|scope| {
-            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good doorbell"));
+            let accepting =
+                scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good doorbell"));
             let peer = RawPeer::sender_with(&dir.socket(), make());
             assert_eq!(peer.is_some(), taken, "{what}");
             // The listener goes on after one that it refused.
@@ -429,7 +430,8 @@ fn an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors() {
     let collector = seqpacket();
     rustix::net::bind(&collector, &rustix::net::SocketAddrUnix::new(&collector_path).unwrap()).unwrap();
     rustix::net::listen(&collector, 1).unwrap();
-    let role = Role::new(child, "leave-the-socket").with("name", dir.name()).with("collector", collector_path.display());
+    let role =
+        Role::new(child, "leave-the-socket").with("name", dir.name()).with("collector", collector_path.display());
     let mut child = Child::start(role);
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
     let (_, inherited) = raw_receive(&rustix::net::accept(&collector).unwrap());

@@ -223,11 +223,7 @@ fn a_budget_too_small_for_one_sender_is_an_error_at_once() {
 }
 
 /// A service on a thread of its own that answers with as many bytes as the request says, or fails as the library does.
-fn serving<T: Send>(
-    options: &Options,
-    dir: &TestDir,
-    test: impl FnOnce(&mut Client) -> T + Send,
-) -> (T, Vec<String>) {
+fn serving<T: Send>(options: &Options, dir: &TestDir, test: impl FnOnce(&mut Client) -> T + Send) -> (T, Vec<String>) {
     let mut service: Service = Service::listen_with(&dir.name(), options).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {

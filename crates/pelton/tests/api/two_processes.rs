@@ -477,8 +477,7 @@ fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
     let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, How::Epoll);
     assert_eq!((number, word(&end.unwrap())), (300, "PeerDied 0".to_owned()));
     assert!(!receiver.resume_until(Instant::now()).unwrap(), "nobody is there yet");
-    let successor =
-        Child::start(sending(&dir, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
+    let successor = Child::start(sending(&dir, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
     successor.expect("listening");
     assert!(receiver.resume_until(deadline()).unwrap());
     let (number, end) = receive_all(&mut receiver, 300, u64::MAX / 2, sizes, How::Epoll);
@@ -510,8 +509,7 @@ fn a_surviving_sender_repeats_all_unreleased_messages_and_reports_them() {
 fn a_surviving_sender_that_had_connected_reconnects_to_the_name() {
     let dir = TestDir::new("a_surviving_sender_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Fixed(100);
-    let role =
-        |role: &str| Role::new(child, role).with("name", dir.name()).with("sizes", sizes).with("listen", "yes");
+    let role = |role: &str| Role::new(child, role).with("name", dir.name()).with("sizes", sizes).with("listen", "yes");
     let first = Child::start(role("receive").with("count", 30));
     first.expect("listening");
     let mut sender = Sender::connect(&dir.name()).unwrap();
@@ -580,20 +578,12 @@ fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
 
 #[test]
 fn a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load() {
-    chain_of_receivers(
-        "a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load",
-        How::Block,
-        true,
-    );
+    chain_of_receivers("a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load", How::Block, true);
 }
 
 #[test]
 fn a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load() {
-    chain_of_receivers(
-        "a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load",
-        How::Epoll,
-        false,
-    );
+    chain_of_receivers("a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load", How::Epoll, false);
 }
 
 /// Twenty senders, one after another, killed in mid-stream; each goes on with the number after the last that arrived.
@@ -632,20 +622,12 @@ fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
 
 #[test]
 fn a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load() {
-    chain_of_senders(
-        "a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load",
-        How::Block,
-        true,
-    );
+    chain_of_senders("a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load", How::Block, true);
 }
 
 #[test]
 fn a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load() {
-    chain_of_senders(
-        "a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load",
-        How::Epoll,
-        false,
-    );
+    chain_of_senders("a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load", How::Epoll, false);
 }
 
 // Descriptors.
@@ -820,8 +802,7 @@ fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
 
 #[test]
 fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
-    let dir =
-        TestDir::new("the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors");
+    let dir = TestDir::new("the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors");
     // More than a socket takes at a time, so that sending them again waits.
     let count = 400;
     let holding = Role::new(child, "hold-pipes").with("name", dir.name()).with("count", count);

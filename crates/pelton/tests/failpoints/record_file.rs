@@ -1,5 +1,5 @@
-//! A writer is killed at its every step, again and again until it gets through; after each kill the next writer goes on with
-//! what the files do not have yet, and so does a third. In the files everything is once.
+//! A writer is killed at each step in turn, until it finishes. After each kill the next writer continues with the
+//! missing messages, and so does a third. The files then contain everything once.
 
 use crate::alone;
 use crate::support::records::*;
@@ -30,8 +30,8 @@ fn options(sync: bool) -> RecordFileOptions {
     if sync { options.sync_bytes(0) } else { options }
 }
 
-/// Writes what is not there yet. Lane 1 comes only at last, so that its number is to be kept for long; of lane 9 there are so
-/// many runs that they need several calls.
+/// Writes the missing messages. Lane 1 is written only at the end, so that its number must be kept long; lane 9 has
+/// so many chunks that they need several calls.
 fn go_on(path: &Path, sync: bool) {
     let mut file = options(sync).open(path).unwrap();
     let give = |file: &mut RecordFile, runs: &[Owned]| {
@@ -49,7 +49,7 @@ fn go_on(path: &Path, sync: bool) {
     give(&mut file, &[run(1, 2, 1)]);
 }
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -71,7 +71,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
             let role = Role::new(child, "killed").with("at", path.display()).with("sync", sync);
             let first = Child::start(role.clone().with("step", step));
             through = first.wait().success();
-            // Its successor dies early too, as it puts in order what it finds.
+            // Its successor also dies early, while it repairs the files.
             for step in [1, 2, 3] {
                 Child::start(role.clone().with("step", step)).wait();
             }
@@ -100,7 +100,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
     }
 }
 
-/// What another program does to a file.
+/// Another program's action on a file.
 type Disturb = fn(&Path);
 
 /// Done at a step, once.
@@ -130,7 +130,7 @@ fn a_file_changed_between_check_and_write_loses_no_message() {
             let mut file = RecordFile::open(&path).unwrap();
             write(&mut file, &[run(1, 1, 2)]);
             *DISTURB.lock().unwrap() = Some((step, disturb, path.clone()));
-            // Larger than all that was before, so that the length alone says nothing.
+            // Larger than everything before, so that the length alone reveals nothing.
             write(&mut file, &[run(1, 3, 100)]);
             assert!(DISTURB.lock().unwrap().is_none());
             write(&mut file, &[run(1, 103, 1)]);

@@ -1,8 +1,10 @@
-//! No descriptors left, at each number of them: for who makes, opens, connects and listens, and for those that come along with messages.
+//! No free descriptors, at each number of them: for creation, opening, connecting and listening, and for descriptors
+//! sent with messages.
 
 use super::*;
 
-/// Leaves this process so many descriptors, by filling the holes below its highest; all of them when dropped.
+/// Leaves this process that many free descriptors: it fills the gaps below the highest one. Dropping it frees all of
+/// them.
 pub struct Descriptors {
     _holes: Vec<OwnedFd>,
     pub before: Rlimit,
@@ -30,7 +32,7 @@ impl Drop for Descriptors {
     }
 }
 
-/// Whether an error says that there are no descriptors left, and so what to do.
+/// Whether an error reports the lack of descriptors, and the remedy.
 fn wants_descriptors(error: &Error) -> bool {
     match error {
         Error::System { source, .. } => {
@@ -41,14 +43,14 @@ fn wants_descriptors(error: &Error) -> bool {
     }
 }
 
-/// Tries with each number of descriptors, from none on, until it works; before that each is an error that says why, and leaves
-/// nothing open.
+/// Tries with each number of free descriptors, from none on, until the attempt succeeds. Each failure must report the
+/// cause and leave nothing open.
 #[track_caller]
 fn with_each_number<T>(what: &str, attempt: impl FnMut() -> pelton::Result<T>) -> T {
     with_each_number_and(what, attempt, || ())
 }
 
-/// And `look`s after each that failed.
+/// The same, with a `check` after each failed attempt.
 #[track_caller]
 fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Result<T>, check: impl Fn()) -> T {
     for count in 0..100 {
@@ -60,14 +62,14 @@ fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Resu
             Ok(done) => return done,
             Err(error) => assert!(wants_descriptors(&error), "{what} with {count} descriptors: {error:?}"),
         }
-        // What a peer sent is closed by another thread.
+        // Another thread closes the descriptors that a peer sent.
         eventually_is(before, &format!("open after {what} with {count} descriptors"), descriptors);
         check();
     }
     panic!("{what}: not with a hundred descriptors");
 }
 
-/// Files below a directory, and below those.
+/// All files below a directory, recursively.
 pub fn all_below(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root).unwrap() {
@@ -91,10 +93,11 @@ pub fn few_descriptors(role: &Role) {
             sender.send(b"one").unwrap();
             assert_eq!(&*receiver.receive().unwrap(), b"one");
         }
-        // The other end listens, connects, or has the directory.
+        // The other endpoint listens, connects, or has the directory.
         "connect" | "listen" | "path" => {
             let listener = (role.get("how") == "listen").then(|| small().listen(&name).unwrap());
-            // Who listens learns of nobody but who comes; and nobody comes a second time before it has been told.
+            // A listener learns only of peers that connect, and no peer connects a second time before its error
+            // arrives.
             if role.get("end") == "sender" {
                 let mut sender = with_each_number("a sender", || match (&listener, role.get("how")) {
                     (Some(listener), _) => listener.accept_sender(),
@@ -114,7 +117,7 @@ pub fn few_descriptors(role: &Role) {
         }
         "create" => {
             for sends in [true, false] {
-                // The whole of it, or nothing.
+                // The complete directory, or nothing.
                 let check = || match path.exists() {
                     true => assert_eq!(all_below(root).len(), 10),
                     false => assert_eq!(all_below(root), Vec::<PathBuf>::new()),
@@ -134,13 +137,13 @@ pub fn few_descriptors(role: &Role) {
             }
         }
         "bind" => {
-            // SAFETY: no other thread of this process looks at its environment now.
+            // SAFETY: no other thread of this process reads its environment now.
             unsafe { std::env::set_var("XDG_RUNTIME_DIR", root) };
             for name in [&name, "short"] {
                 let listener = with_each_number("listening", || Listener::bind(name));
                 let found = with_each_number("listing listeners", || inspect::listeners(name));
                 assert_eq!(found.len(), 1);
-                // Nor is it taken for a dead one's by who cannot look.
+                // A process that cannot check the socket must not take it for a dead listener's.
                 let mut tried = 0;
                 let refused = with_each_number("listening beside another", || {
                     tried += 1;
@@ -220,7 +223,7 @@ fn maintenance_calls_without_descriptors_fail_and_leave_no_part() {
     alone(role_at("few descriptors", &dir).with("how", "create"));
 }
 
-/// Parts of a reply, for which there is no room, without a descriptor to wait with.
+/// Sends parts of a reply without free space, and without a descriptor to wait with.
 pub fn few_descriptors_for_parts(role: &Role) {
     let name = name_of(role);
     let mut service = pelton::Service::listen_with(&name, &small()).unwrap();
@@ -271,11 +274,11 @@ fn a_listener_without_descriptors_fails_and_leaves_nothing() {
     alone(role_at("few descriptors", &dir).with("how", "bind"));
 }
 
-/// What comes of descriptors for which this process has no room, and of survivors and receivers that have none left.
+/// Descriptors beyond this process's limit, and survivors and receivers that have no descriptor left.
 pub fn few_descriptors_come(role: &Role) {
     let name = name_of(role);
     match role.get("how") {
-        // Three come with each message.
+        // Three descriptors arrive with each message.
         "received" => {
             let mut receiver = small().listen(&name).unwrap().accept_receiver().unwrap();
             let before = descriptors();
@@ -291,14 +294,14 @@ pub fn few_descriptors_come(role: &Role) {
                 }
                 eventually_is(before, &format!("open of {count}"), descriptors);
             }
-            // And dropped, without a look.
+            // The receiver drops them without reading them.
             let few = Descriptors::left(1);
             drop(receiver.receive().unwrap());
             drop(few);
             assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
             eventually_is(before, "descriptors", descriptors);
         }
-        // Three came with each of two messages; the sender is gone.
+        // Three arrived with each of two messages; the sender has exited.
         "taken in" => {
             let listener = small().listen(&name).unwrap();
             let mut receiver = listener.accept_receiver().unwrap();
@@ -314,12 +317,12 @@ pub fn few_descriptors_come(role: &Role) {
             let error = receiver.receive().unwrap().take_descriptors().unwrap_err();
             assert!(matches!(error, Error::DescriptorsLost { sent: 3, received: 1, .. }), "{error:?}");
         }
-        // A lane more, of a receiver that has no room for it.
+        // One more lane, of a receiver that has no descriptor for it.
         "lane" => {
             let mut receiver = small_path().lanes(2).create_receiver(path_of(role)).unwrap();
             report("have");
             assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"the first lane's");
-            // It watches the first lane's sender by now, which takes a descriptor.
+            // By now the receiver watches the first lane's sender, which needs a descriptor.
             assert!(receiver.resume_until(deadline()).unwrap());
             report("received");
             read_line_from_parent();
@@ -328,7 +331,7 @@ pub fn few_descriptors_come(role: &Role) {
             let found = (0..100).find(|count| {
                 let few = Descriptors::left(*count);
                 let mut tried = || receiver.receive_until(Instant::now() + Duration::from_millis(200)).map(drop_some);
-                // Told, and told again: nothing is forgotten.
+                // The receiver reports it, and reports it again: nothing is forgotten.
                 let tried = [tried(), tried()];
                 drop(few);
                 for tried in &tried {
@@ -346,12 +349,12 @@ pub fn few_descriptors_come(role: &Role) {
             while receiver.receive_until(Instant::now() + Duration::from_millis(50)).unwrap().is_some() {
                 left += 1;
             }
-            // A bell, a life and a page.
+            // A doorbell, a liveness handle and a page.
             eventually_is(before + 3, "descriptors", descriptors);
             report(format!("left {left}"));
             read_line_from_parent();
         }
-        // Its peer is killed; others come after it.
+        // The test kills the peer; others connect after it.
         "survivor" => {
             let listener = small().listen(&name).unwrap();
             // A successor may take one message and close.
@@ -388,7 +391,7 @@ pub fn few_descriptors_come(role: &Role) {
     report("well");
 }
 
-/// Whether there was a message.
+/// Returns whether there was a message.
 pub fn drop_some(message: Option<pelton::Message<'_>>) -> bool {
     message.is_some()
 }
@@ -422,7 +425,7 @@ fn a_survivor_that_cannot_receive_all_descriptors_reports_the_lost_ones() {
     }
     drop(sender);
     child.write_line("gone");
-    // It fails, and is told that the other has no descriptors.
+    // The attempt fails, with the reason that the other side has no descriptors.
     let refused = small().connect_sender(&dir_name(&dir)).map(|_| ());
     assert!(!matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
     child.expect("tried");
@@ -446,7 +449,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
         second.send(b"the second lane's").unwrap();
     }
     child.write_line("go");
-    // It looks all the time who is there, until everything is released.
+    // The child lists the channel's endpoints continuously, until everything is released.
     while second.unreleased() > 0 {
         second.arm(8).unwrap();
         second.disarm();
@@ -454,7 +457,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
     }
     let line = child.line();
     assert!(line.starts_with("left"), "{line}");
-    // Nobody is told that a receiver died which was there all the time.
+    // No endpoint reports the death of a receiver that was alive all the time.
     for sender in [&mut first, &mut second] {
         assert!(sender.drain_until(deadline()).unwrap() && sender.resume_until(deadline()).unwrap());
         assert_eq!(sender.peer().map(|peer| peer.pid), Some(child.pid()));

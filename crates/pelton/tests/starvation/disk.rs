@@ -24,7 +24,8 @@ pub fn small_files(role: &Role) {
     options().threads().unwrap();
     drop(options().create_sender(&path).unwrap());
     let all = all_below(root);
-    // What is there can be used: nothing of it is written but by mappings. A lane more cannot be made, and recovery not noted.
+    // The existing channel remains usable: it is written only by mappings. Creating another lane fails, and so does
+    // recording a recovery.
     for bytes in [0, 4096, 65535, 65536, (1 << 20) - 1] {
         limit(Some(bytes));
         let mut sender = options().open_sender(&path).unwrap();
@@ -54,7 +55,7 @@ fn a_file_size_limit_is_an_error_and_no_signal() {
     alone(role_at("small files", &dir));
 }
 
-/// Eight MiB, of ext4.
+/// An ext4 file system of eight MiB.
 fn disk(dir: &TestDir) -> Option<Mounted> {
     let (point, image) = (dir.path().join("mounted"), dir.path().join("image"));
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
@@ -67,7 +68,7 @@ fn disk(dir: &TestDir) -> Option<Mounted> {
     mounted
 }
 
-/// Takes all the space of a file system.
+/// Fills a file system.
 fn fill(mounted: &Mounted) -> PathBuf {
     use std::io::Write as _;
     let filler = mounted.0.join("filler");
@@ -77,7 +78,7 @@ fn fill(mounted: &Mounted) -> PathBuf {
     filler
 }
 
-/// Gives it back, which the system does in its own time.
+/// Frees the space; the system needs some time for that.
 fn free_space(mounted: &Mounted, filler: &Path) {
     std::fs::remove_file(filler).unwrap();
     eventually("the disk has free space again", || rustix::fs::statvfs(&mounted.0).unwrap().f_bavail >= 1000);
@@ -88,7 +89,7 @@ pub fn no_space<T: std::fmt::Debug>(found: pelton::Result<T>) {
     assert!(matches!(found, Err(Error::NoSpace { .. })), "{found:?}");
 }
 
-/// As many messages as the lane or the file system takes; whether it was the file system that was full.
+/// Sends as many messages as the lane or the file system takes; returns whether the file system was full.
 pub fn send_until_full(sender: &mut Sender, next: &mut u64) -> Option<Error> {
     let mut bytes = Vec::new();
     loop {
@@ -119,7 +120,7 @@ fn on_a_file_system_of_64_kib_creation_fails_and_leaves_nothing() {
         no_space(Options::new().capacity(capacity).create_receiver(&path));
         assert_eq!(all_below(&mounted.0), Vec::<PathBuf>::new());
     }
-    // A channel by a socket has no need of it.
+    // A channel by a socket needs no disk space.
     let name = format!("unix:{}/s", mounted.0.display());
     let listener = Options::new().listen(&name).unwrap();
     std::thread::scope(|scope| {
@@ -128,7 +129,7 @@ fn on_a_file_system_of_64_kib_creation_fails_and_leaves_nothing() {
     });
 }
 
-/// At each size of the file system, page by page, through creation, growth of the lane, and a lane more.
+/// At each size of the file system, page by page, through creation, growth of the lane, and one more lane.
 #[test]
 fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
     let dir = TestDir::new("at each size of a file system no space is an error, and nothing is lost");
@@ -181,7 +182,7 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more_space() {
     let mut sender = small_path().create_sender(&path).unwrap();
     (0..10u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
     drop(sender);
-    // What the disk may have lost, and somebody else taken.
+    // Memory that the disk may have lost, and another file may have taken.
     let data = std::fs::OpenOptions::new().write(true).open(path.join("0.data")).unwrap();
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&data, flags, 0, SMALL).unwrap();
@@ -219,14 +220,14 @@ fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
         receiver.sync().unwrap();
         assert_eq!(sent, received);
         if round == 2 {
-            // Given back, and taken by somebody else: what is to be written is allocated again, or refused.
+            // The lane returns the space and another file takes it: before a write it is allocated again, or refused.
             sender.trim().unwrap();
             fill(&mounted);
         }
     }
 }
 
-/// The system's number for a user of no rights, whom tests become.
+/// The user id of an unprivileged user, which tests switch to.
 const NOBODY: u32 = 65534;
 
 pub fn become_nobody() {
@@ -234,7 +235,8 @@ pub fn become_nobody() {
     assert_eq!(unsafe { libc::setgid(NOBODY) | libc::setuid(NOBODY) }, 0);
 }
 
-/// What a quota says is said by a filter here, as not every system has quotas: of both calls that allocate, on whatever disk.
+/// A seccomp filter stands in for a quota, since not every system has quotas. It refuses both calls that allocate, on
+/// any disk.
 pub fn over_quota(role: &Role) {
     let mut sender = Options::new().capacity(1 << 20).create_sender(path_of(role)).unwrap();
     let mut receiver = Options::new().open_receiver(path_of(role)).unwrap();
@@ -257,7 +259,7 @@ pub fn over_quota(role: &Role) {
         limited.join().unwrap();
     });
     assert_eq!(all_below(Path::new(role.get("at"))), all);
-    // With more it goes on.
+    // With more space the sender continues.
     assert!(send_until_full(&mut sender, &mut sent).is_none());
     receive_what_is_there(&mut receiver, &mut received);
     assert_eq!(sent, received);

@@ -1,8 +1,8 @@
-//! No address space left, and no memory that may be locked.
+//! No free address space, and no lockable memory.
 
 use super::*;
 
-/// Lets this process map so many bytes more; without a limit when dropped.
+/// Limits the address space to that many more bytes; dropping it removes the limit.
 pub struct Space(Rlimit);
 
 impl Space {
@@ -21,7 +21,7 @@ impl Drop for Space {
     }
 }
 
-/// Lines of this process's map that are a lane's.
+/// The lines of this process's memory map that belong to lanes.
 pub fn mapped(root: &Path) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("memfd:pelton") || line.contains(root.to_str().unwrap())).count()
@@ -29,7 +29,8 @@ pub fn mapped(root: &Path) -> usize {
 
 pub fn little_address_space(role: &Role) {
     let (name, path, root) = (name_of(role), path_of(role), Path::new(role.get("at")));
-    // Small things come from the allocator, which ends a Rust program that it has nothing for: it has some here.
+    // Small allocations come from the allocator, which aborts a Rust program when it fails: the test reserves some
+    // memory for it.
     let heap: Vec<Vec<u8>> = (0..4000).map(|_| Vec::with_capacity(1000)).collect();
     drop(heap);
     fn with_each_space<T>(what: &str, root: &Path, mut attempt: impl FnMut() -> pelton::Result<T>) -> T {
@@ -82,7 +83,7 @@ pub fn little_address_space(role: &Role) {
     report("well");
 }
 
-/// What wants no more than a page.
+/// Operations that need at most a page.
 fn with_each_space_or_none<T>(mut attempt: impl FnMut() -> pelton::Result<T>) -> T {
     let none = Space::left(0);
     let first = attempt();
@@ -104,7 +105,7 @@ fn without_address_space_opening_fails_and_leaves_nothing() {
 }
 
 pub fn nothing_locked(role: &Role) {
-    // Who has rights is not limited.
+    // The limit does not apply to a privileged user.
     if is_root() {
         become_nobody();
     }

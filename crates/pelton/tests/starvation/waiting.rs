@@ -1,10 +1,10 @@
-//! What keeps a wait from its end, or ends it early: bells that are full, signals, the clock on the wall.
+//! Obstacles that prolong a wait or end it early: full doorbells, signals, the wall clock.
 
 use super::*;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Duplicates of this process's eventfds, and of FIFOs whose names end so.
+/// Duplicates of this process's eventfds, and of FIFOs with a doorbell's file name.
 pub fn doorbells(root: &Path) -> Vec<OwnedFd> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap());
     let ours = open.filter(|fd| {
@@ -13,13 +13,13 @@ pub fn doorbells(root: &Path) -> Vec<OwnedFd> {
             || (to.starts_with(root) && to.extension().is_some_and(|kind| kind == "bell"))
     });
     let numbers: Vec<i32> = ours.map(|fd| fd.file_name().to_str().unwrap().parse().unwrap()).collect();
-    // SAFETY: this process's own, which nobody closes meanwhile.
+    // SAFETY: the descriptor belongs to this process, and no thread closes it meanwhile.
     numbers.iter().map(|number| unsafe { BorrowedFd::borrow_raw(*number) }.try_clone_to_owned().unwrap()).collect()
 }
 
-/// Rings it as often as it can count.
+/// Rings it up to its maximum count.
 fn fill_doorbell(doorbell: &OwnedFd) {
-    // The most that an eventfd counts to; of a FIFO these are eight bytes.
+    // The maximum of an eventfd; a FIFO takes eight bytes.
     let most = (u64::MAX - 1).to_ne_bytes();
     while rustix::io::write(doorbell, &most).is_ok() {}
     let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
@@ -43,7 +43,7 @@ pub fn full_doorbells(role: &Role) {
                 doorbells.iter().for_each(fill_doorbell);
             }
         });
-        // Both sides go to sleep again and again: the lane takes two of these messages.
+        // Both sides sleep repeatedly: the lane holds two of these messages.
         for round in 0..2 {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -63,7 +63,7 @@ pub fn full_doorbells(role: &Role) {
                     }
                 }
             });
-            // With nobody filling them they ring for what they are for; and not early.
+            // When nothing fills them, the doorbells ring for real events, and not early.
             stop.store(true, SeqCst);
         }
         filling.join().unwrap();
@@ -83,13 +83,13 @@ fn full_doorbells_neither_block_nor_lose_a_wake_up() {
     }
 }
 
-/// Interrupts whatever system call this thread is in, a thousand times a second, as long as it lives.
+/// Interrupts each system call of this thread, a thousand times a second, until dropped.
 pub struct SignalTimer(libc::timer_t);
 
 impl SignalTimer {
     pub fn begin() -> SignalTimer {
         extern "C" fn nothing(_: libc::c_int) {}
-        // SAFETY: a handler that does nothing, without SA_RESTART; the structs live across the calls.
+        // SAFETY: the handler does nothing and has no SA_RESTART; the structs live across the calls.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as *const () as usize;
@@ -110,12 +110,12 @@ impl SignalTimer {
 
 impl Drop for SignalTimer {
     fn drop(&mut self) {
-        // SAFETY: made in `begin`.
+        // SAFETY: `begin` created the timer.
         unsafe { libc::timer_delete(self.0) };
     }
 }
 
-/// A wait that nothing ends but its deadline.
+/// A wait that only its deadline ends.
 #[track_caller]
 fn in_vain<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, wanted: impl FnOnce(&T) -> bool) {
     let until = Instant::now() + Duration::from_millis(25);
@@ -124,7 +124,7 @@ fn in_vain<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, want
     assert!(wanted(&found), "{what}: {found:?}");
 }
 
-/// Every call that waits, at both ends, under signals.
+/// Every call that waits, at both endpoints, under signals.
 pub fn interrupted(role: &Role) {
     let _signals = SignalTimer::begin();
     let (name, path) = (name_of(role), path_of(role));
@@ -178,7 +178,7 @@ pub fn interrupted(role: &Role) {
             }
         }
         report("received");
-        // Nobody reads until the other's waits for room are over.
+        // The receiver reads nothing until the sender's waits for free space have ended.
         read_line_from_parent();
         while !matches!(&*receiver.receive().unwrap(), b"the last") {}
         assert!(receiver.receive().unwrap_err().is_peer_died());
@@ -279,15 +279,15 @@ fn a_signal_each_millisecond_at_both_endpoints_ends_no_wait_and_loses_nothing() 
     }
 }
 
-/// Of a message for which allocating memory takes longer than from one signal to the next. Where the kernel has a signal interrupt
-/// that, as those did that pelton began with: Linux 6.18 does not, and this shows nothing there.
+/// A message whose memory takes longer to allocate than the signal interval. Kernels at the time of pelton's first
+/// version let a signal interrupt that; Linux 6.18 does not, so the test shows nothing there.
 #[test]
 fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
     let dir = TestDir::new("a message of half a gigabyte is sent under signals");
     let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=600m") else { return };
     let mut sender = Options::new().capacity(1 << 30).create_sender(mounted.0.join("channel")).unwrap();
     let signals = SignalTimer::begin();
-    // Not written to: that it is allocated is what takes its time.
+    // The test does not write to it: the allocation alone takes the time.
     sender.reserve((1 << 29) - 100).unwrap().commit().unwrap();
     drop(signals);
     let allocated = inspect::info(mounted.0.join("channel")).unwrap().lanes[0].allocated_bytes;
@@ -297,13 +297,13 @@ fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
 static WALL: AtomicU64 = AtomicU64::new(0);
 static OTHER_CLOCKS: AtomicU64 = AtomicU64::new(0);
 
-/// In place of the C library's, for the whole program, standard library included: it counts who asks which clock, and has the clock
-/// on the wall jump by years, this way and that.
+/// Replaces the C library's function for the whole program, including the standard library. It counts the reads of
+/// each clock, and moves the wall clock by years in both directions.
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
     let wall = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_COARSE, libc::CLOCK_TAI].contains(&clock);
     let count = if wall { &WALL } else { &OTHER_CLOCKS }.fetch_add(1, SeqCst);
-    // SAFETY: the caller's pointer, as the caller has to see to.
+    // SAFETY: the caller guarantees its pointer.
     unsafe {
         let done = libc::syscall(libc::SYS_clock_gettime, clock, time) as libc::c_int;
         if wall && done == 0 {
@@ -313,7 +313,7 @@ extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -
     }
 }
 
-/// Two more ways of asking for it, which nobody takes.
+/// Two more functions that read the clock; nothing calls them.
 #[unsafe(no_mangle)]
 extern "C" fn gettimeofday(_: *mut libc::timeval, _: *mut libc::c_void) -> libc::c_int {
     WALL.fetch_add(1, SeqCst);
@@ -338,8 +338,9 @@ pub fn no_wall_clock(role: &Role) {
     report("well");
 }
 
-/// Which is not to be set on a machine that others use: it is shown that nothing asks for it. The system calls that wait get
-/// spans of time, which the system measures by the monotonic clock; a deadline is an `Instant`, which is of the same.
+/// A test must not set the wall clock of a shared machine, so this one shows that nothing reads it. The system calls
+/// that wait get durations, which the system measures by the monotonic clock; a deadline is an `Instant` of the same
+/// clock.
 #[test]
 fn no_wait_reads_the_wall_clock() {
     let dir = TestDir::new("no wait reads the wall clock");

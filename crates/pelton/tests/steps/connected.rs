@@ -1,4 +1,4 @@
-//! Over a socket: ends that are connected, many senders of one receiver, and the handshake.
+//! Over a socket: connected endpoints, many senders to one receiver, and the handshake.
 
 use super::*;
 use crate::support::Kind;
@@ -8,15 +8,15 @@ fn listening(run: &Run) -> Listener {
     with_capacity(LARGE).listen(&run.name()).unwrap()
 }
 
-/// Ends, for whoever reads the other end, when the process does that keeps it.
+/// A pipe: a reader of one end gets the end of file when the process that holds the other exits.
 pub fn life() -> (OwnedFd, OwnedFd) {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
 }
 
-/// Begins when the victim has ended. `life` is the victim's, and only its.
+/// Starts when the victim has exited. Only the victim holds `life`.
 pub fn successor<R>(gone: OwnedFd, life: &OwnedFd, body: impl FnOnce() -> R) -> Child {
     fork(Last::Exit, |_| {
-        // SAFETY: this process's copy, which nothing uses any more: the child ends without dropping it.
+        // SAFETY: nothing uses this process's copy any more: the child exits without dropping it.
         drop(unsafe { OwnedFd::from_raw_fd(life.as_raw_fd()) });
         assert_eq!(rustix::io::read(&gone, &mut [0]), Ok(0));
         body()
@@ -27,7 +27,7 @@ pub fn connecting() -> Options {
     with_capacity(LARGE).connect_deadline(deadline())
 }
 
-/// Fills the lane, as a successor, and closes when everything has been received.
+/// Fills the lane, as a successor, and closes after the receiver has taken everything.
 pub fn fill(sender: Sender, bytes: u64) {
     let mut sending = Sending::new(sender, bytes);
     shared().first.store(sending.next, SeqCst);
@@ -82,7 +82,7 @@ pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
-/// One of two senders of a receiver that gathers; the other is a thread's, and notices nothing.
+/// One of two senders of a gathering receiver; a thread has the other, which notices nothing.
 pub fn gathered_sender(run: &Run) {
     let name = run.name();
     let mut receiver = connecting().announce(true).gather_at(&name).unwrap();
@@ -132,20 +132,23 @@ pub fn gathered_sender(run: &Run) {
     let (next, _, events) = loop {
         let seen = look(&mut receiver);
         let of_victim: Vec<Kind> = seen.2.iter().filter(|(_, of)| *of == pid).map(|(kind, _)| *kind).collect();
-        // Who has come also goes.
+        // A sender that joined also leaves.
         if seen.1 == 1 && of_victim.len() != 1 {
             break (seen.0, seen.1, of_victim);
         }
         assert!(Instant::now() < until, "{seen:?}");
     };
-    assert!(matches!(events[..], [] | [Kind::Joined, Kind::Left(Departure::PeerDied | Departure::Closed)]), "{events:?}");
+    assert!(
+        matches!(events[..], [] | [Kind::Joined, Kind::Left(Departure::PeerDied | Departure::Closed)]),
+        "{events:?}"
+    );
     all_committed_came(next, 3);
     assert_eq!(receiver.counters().messages, next + 1);
     drop((other, receiver));
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
-/// A receiver of two senders, which are both told of its death.
+/// A receiver of two senders, which both detect its death.
 pub fn gathering_receiver(run: &Run) {
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
@@ -160,7 +163,7 @@ pub fn gathering_receiver(run: &Run) {
     });
     victim.wait_for_child();
     victim.go();
-    // Without a deadline: nobody comes after the victim.
+    // Without a deadline: no successor follows the victim.
     let senders = (0..2).map_while(|_| with_capacity(LARGE).connect_sender(&name).ok());
     let mut sending: Vec<_> = senders.map(|sender| Sending::new(sender, 100)).collect();
     let mut message = Vec::new();
@@ -225,13 +228,13 @@ pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
-/// What there was before a handshake.
+/// The state before a handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     Fresh,
     /// A lane whose other side died.
     Survives,
-    /// The same, with a floor, which the next sender must be told.
+    /// The same, with a floor, which the handshake must pass to the next sender.
     Jumped,
 }
 
@@ -241,7 +244,8 @@ pub fn by_short_name(run: &Run, sends: bool, listens: bool, before: Before) {
     handshake(&Run { root: run.root.clone(), has_short_name: true, ..*run }, sends, listens, before);
 }
 
-/// Has a process go on that was stopped, after a moment, again and again until it ends: whoever waits for it cannot.
+/// Continues a stopped process, after a moment, repeatedly until it exits: a process that waits for it cannot do
+/// that.
 pub fn go_on_when_stopped(victim: &Child) -> Child {
     let pid = victim.pid;
     fork(Last::Exit, |_| {
@@ -250,7 +254,7 @@ pub fn go_on_when_stopped(victim: &Child) -> Child {
                 'Z' => return,
                 'T' => {
                     std::thread::sleep(MOMENT);
-                    // SAFETY: no pointers. It has not been waited for: its parent is stopped in nothing but its handshake.
+                    // SAFETY: no pointers. It is still unreaped: its parent is stopped only within its handshake.
                     unsafe { libc::kill(pid, libc::SIGCONT) };
                 }
                 _ => std::thread::sleep(Duration::from_micros(50)),
@@ -259,8 +263,8 @@ pub fn go_on_when_stopped(victim: &Child) -> Child {
     })
 }
 
-/// The victim, `sends` or receives, and `listens` or connects, while the parent does the other; with a lane that survived
-/// another peer, or a fresh one. The successor of one that sends fills the lane before anything is received.
+/// The victim, which `sends` or receives, and `listens` or connects; the parent does the opposite. The lane is fresh,
+/// or survived another peer. The successor of a sender fills the lane before the receiver takes anything.
 pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
     let name = run.name();
     let survives = before != Before::Fresh;
@@ -284,12 +288,12 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
     let (sent, read): (&[u64], u64) = match before {
         Before::Fresh => (&[], 0),
         Before::Survives => (&[3, 2], 1),
-        // As in `sender_commits`.
+        // The same as in `sender_commits`.
         Before::Jumped => (&[32, 12], 12),
     };
-    // The first peer, where the lane is to have lost one.
+    // The first peer, if the lane must have lost one.
     let first = survives.then(|| {
-        // SAFETY: as in `successor`.
+        // SAFETY: nothing uses this process's copy any more: the child exits without dropping it.
         let close = || drop(unsafe { OwnedFd::from_raw_fd(life.as_raw_fd()) });
         fork(Last::Killed, |inside| -> Box<dyn Any> {
             close();
@@ -347,13 +351,13 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
                 first.wait();
                 let victim = start();
                 waker = run.stops.then(|| go_on_when_stopped(&victim));
-                // Without having read the rest: the successor must find its end.
+                // Closes before it has read the rest: the successor must find its end.
                 assert!(receiving.receiver.resume_until(deadline()).unwrap());
                 (receiving, victim)
             }
         };
         run.finish(victim, || ());
-        // The successor comes next, unless it is already there.
+        // The successor connects next, unless it already has.
         let _ = receiving.receiver.resume_until(deadline());
         let until = deadline();
         while shared().next.load(SeqCst) == 0 {
@@ -364,7 +368,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
         assert!(end.is_closed(), "{end}");
         successor.wait_well();
         assert_eq!(receiving.next[0], shared().next.load(SeqCst));
-        // Of the victim and the one before; the successor's own begin there.
+        // Messages of the victim and of the peer before; those of the successor start there.
         let first = shared().first.load(SeqCst);
         let sent: u64 = sent.iter().sum();
         assert!((sent..=sent + 1).contains(&first), "the successor begins at {first}");
@@ -407,7 +411,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
                 }
             }
         }
-        // The victim takes nothing, so it is told dead if it got so far.
+        // The victim takes nothing, so the sender reports its death if the handshake got that far.
         while let Err(error) = sending.sender.drain_until(deadline()) {
             assert!(error.is_peer_died(), "{error}");
             assert!(sending.sender.resume_until(deadline()).unwrap());

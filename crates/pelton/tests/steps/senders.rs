@@ -1,4 +1,4 @@
-//! Senders that come, commit, close and wait for the other side.
+//! Senders that attach, commit, close and wait for the other side.
 
 use super::*;
 
@@ -17,7 +17,7 @@ pub fn sender_attaches(run: &Run, before: u64, read: u64) {
         sending
     });
     run.finish(victim, || {
-        // The predecessor closed, and that may be told; of the one that is coming nothing is.
+        // The predecessor closed, and the receiver may report that; it reports nothing of the attaching one.
         receiving.nobody_is_dead();
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_sender(run.path()));
@@ -30,7 +30,7 @@ pub fn sender_attaches(run: &Run, before: u64, read: u64) {
     run.only_the_channel_is_left(1);
 }
 
-/// What a floor protects, the successor of whoever dies attaching must not write over.
+/// After a sender dies while it attaches, its successor must not overwrite what a floor protects.
 pub fn sender_attaches_behind_a_jump(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(LARGE).create_receiver(&path).unwrap(), 8000);
@@ -78,7 +78,7 @@ pub fn sender_adds_a_lane(run: &Run, leftovers: bool) {
             is_taken(opened().open_sender(run.path()));
         }
     });
-    // The other lane is not disturbed.
+    // The other lane is unaffected.
     other.send(1);
     while receiving.next[0] < other.next {
         receiving.read(1);
@@ -98,7 +98,7 @@ pub fn sender_adds_a_lane(run: &Run, leftovers: bool) {
     run.only_the_channel_is_left(2);
 }
 
-/// Who dies, or is stopped, in the middle of adding a lane keeps another from it no longer than that.
+/// A process that dies, or is stopped, while it adds a lane blocks another one only for that long.
 pub fn two_senders_add_a_lane(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(SMALL).lanes(3).create_receiver(&path).unwrap(), 100);
@@ -114,7 +114,7 @@ pub fn two_senders_add_a_lane(run: &Run) {
     let victim = fork(Last::Killed, |inside| {
         inside.count();
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
-        // By count: the number that it begins with may be the other's.
+        // By count: its first number may be the other sender's.
         sending.send(1);
         shared().committed.store(1, SeqCst);
         sending.send(1);
@@ -129,7 +129,7 @@ pub fn two_senders_add_a_lane(run: &Run) {
     });
     rival.wait_for_child();
     receiving.for_a_moment();
-    // The rival's two, and the victim's.
+    // The two of the rival, and the victim's.
     all_committed_came(receiving.next[1] + receiving.next[2] - 2, 1);
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     is_taken(if inspect::info(&path).unwrap().lanes.len() == 3 {
@@ -168,9 +168,11 @@ pub enum At {
     Sync,
 }
 
-/// The receiver reads what the victim left before its successor comes, or, `late`, after that has filled the lane.
+/// The receiver reads the victim's messages before the successor connects, or, if `late`, after the successor has
+/// filled the lane.
 pub fn sender_commits(run: &Run, at: At, late: bool) {
-    // What the victim sends, and then is received, before its steps count. 32 messages of 8000 bytes use up the window.
+    // Messages that the victim sends, and the receiver takes, before the steps count. 32 messages of 8000 bytes use
+    // up the window.
     let (capacity, bytes, before): (u64, u64, &[(u64, u64)]) = match at {
         At::NearlyFull => (SMALL, 3000, &[(20, 0)]),
         At::Full => (SMALL, 3000, &[(21, 0)]),
@@ -238,7 +240,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         }
     };
     if at == At::Full {
-        // It waits for room, unless it ends before.
+        // It waits for free space, unless it exits before.
         victim.watch(true, &mut || {
             is_taken(opened().open_sender(run.path()));
             assert!(!receiving.as_mut().unwrap().receiver.arm().unwrap(), "the lane is full");
@@ -282,11 +284,11 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
 }
 
 impl Receiving {
-    /// One message, or one end, in a wait.
+    /// Takes one message, or one end, in a wait.
     fn for_long(&mut self) {
         match self.one(deadline()) {
             Ok(read) => assert!(read.is_some(), "neither a message nor an end came"),
-            // It was the only one to be told of.
+            // There was no other end to report.
             Err(error) => self.pending_end = Some(error),
         }
     }
@@ -323,7 +325,7 @@ pub fn sender_closes(run: &Run) {
     run.only_the_channel_is_left(1);
 }
 
-/// A sender that waits for a receiver to come.
+/// A sender that waits for a receiver to connect.
 pub fn sender_resumes(run: &Run) {
     let path = run.path();
     let victim = fork(Last::Killed, |inside| {
@@ -350,14 +352,15 @@ pub fn sender_resumes(run: &Run) {
     run.only_the_channel_is_left(1);
 }
 
-/// One after the other, each at another step, while a lane stretches, jumps and wraps; the receiver stops and goes on.
+/// Successive senders, each killed at another step, while a lane grows, jumps and wraps; the receiver stops and
+/// continues.
 pub fn successors_die(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(LARGE).create_receiver(&path).unwrap(), 8000);
     let target = shared().target.load(SeqCst);
     for round in 0..12 {
         let before = u64::from(round == 0) * 30;
-        // Of the last of them the steps count; those before die somewhere, at each n elsewhere.
+        // Only the steps of the last one count; the ones before die at a different step for each n.
         let last = round == 11;
         let this = if last { target } else { 1 + (target * 17 + round * 29) % 60 };
         shared().steps.store(0, SeqCst);
@@ -374,7 +377,7 @@ pub fn successors_die(run: &Run) {
         });
         run.finish(victim, || ());
         let committed = shared().committed.load(SeqCst);
-        // Now and then everything, else some, so that the lane does not fill up, and jumps.
+        // Sometimes everything, otherwise some, so that the lane does not fill up, and jumps.
         match round % 4 {
             3 => receiving.read_to(committed),
             _ => receiving.read_to(receiving.next[0] + (committed - receiving.next[0]) * 2 / 5),
