@@ -1,5 +1,5 @@
-//! Calls: asked and answered between threads and processes, in any order and size, by full lanes, slow readers, deaths and ends.
-//! Here what all of them use, sizes, order, notifications, pools; the rest by what it claims in `call/`.
+//! Calls between threads and processes: any order and size, full lanes, slow readers, deaths and ends. This file has
+//! the shared parts, sizes, order, notifications and pools; `call/` has the rest by claim.
 
 mod cancels;
 mod ends;
@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Lanes so small that most of what these tests send does not fit.
+/// Lanes so small that most messages of these tests do not fit.
 const TINY: u64 = 1 << 16;
 
 fn tiny() -> Options {
     Options::new().capacity(TINY).connect_deadline(deadline())
 }
 
-/// Answers with the request's own bytes, in place where there is room.
+/// Replies with the request's own bytes, in place where space is free.
 fn echo(mut request: Request<'_>) {
     if request.is_notification() {
         return;
@@ -36,7 +36,7 @@ fn echo(mut request: Request<'_>) {
         return;
     }
     let (bytes, responder) = request.into_parts();
-    // A client that has gone is not answered.
+    // A client that has exited gets no reply.
     let _ = responder.reply(&bytes);
 }
 
@@ -75,7 +75,7 @@ impl Drop for Serving {
     }
 }
 
-/// A service, and a client of it that has asked so many times.
+/// A service, and a client of it that has sent that many requests.
 fn asked(dir: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
     let name = dir.name();
     let mut service = Service::listen_with(&name, &tiny()).unwrap();
@@ -94,7 +94,7 @@ fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let options = options(&role);
     match role.get("role") {
-        // Echoes, on so many threads.
+        // Echoes, on that many threads.
         "echo" => {
             let mut service = Service::listen_with(role.get("name"), &options).unwrap();
             report("listening");
@@ -111,7 +111,7 @@ fn child() {
             report("taken");
             read_line_from_parent();
         }
-        // Asks so much and reads nothing, until it is killed.
+        // Sends that many requests and reads nothing, until it is killed.
         "deaf" => {
             let mut client = Client::connect_with(role.get("name"), &options).unwrap();
             let mut asked = 0;
@@ -121,7 +121,7 @@ fn child() {
             report(asked);
             read_line_from_parent();
         }
-        // Many clients, kept.
+        // Many clients, all kept open.
         "many" => {
             let clients: Vec<Client> = (0..role.number("count").unwrap())
                 .map(|_| {
@@ -141,7 +141,7 @@ fn child() {
                 assert_eq!(*client.call(&request).unwrap(), *request, "call {number}");
             }
         }
-        // Has no memory for the stacks of so many threads.
+        // Has no memory for that many thread stacks.
         "cramped" => {
             use rustix::process::{Resource, Rlimit, setrlimit};
             let mut service = Service::listen_with(role.get("name"), &options).unwrap();
@@ -221,7 +221,7 @@ fn a_thousand_calls_in_flight_get_replies_in_any_order() {
             let (bytes, responder) = taken.swap_remove(random.below(taken.len() as u64) as usize);
             responder.reply(&bytes).unwrap();
         }
-        // Also what does not fit any more is written as room comes.
+        // Queued requests are also written as space becomes free.
         assert!(service.try_receive().unwrap().is_none());
         while taken.len() < 500
             && let Some(reply) = client.try_completion().unwrap()
@@ -247,7 +247,7 @@ fn full_lanes_never_deadlock() {
         let asked: HashMap<CallId, Vec<u8>> = (0..300)
             .map(|number| {
                 let request = numbered(number, random.below(40_000) as usize);
-                // Never a completion taken between.
+                // The client takes no completion between the calls.
                 (client.submit_until(&request, deadline()).unwrap().expect("deadlock"), request)
             })
             .collect();
@@ -424,7 +424,7 @@ fn a_stopped_pool_ends_after_its_handlers_return() {
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             service.run(4, |request| {
-                // From within.
+                // From within a handler.
                 stopper.stop();
                 *done.lock().unwrap() += 1;
                 request.reply(b"the last").unwrap();

@@ -1,4 +1,5 @@
-//! Flushing: every message comes to the sink once and in order, whoever sends, whatever the sink or its process does meanwhile.
+//! Flushing: every message reaches the sink once and in order, for any sender, whatever the sink or its process does
+//! meanwhile.
 
 use crate::support::*;
 use pelton::{Error, Forward, LaneId, Options, Run, Sender, Sink, Wait};
@@ -7,11 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Where the sleep word of a sender stands in its page.
+/// The offset of the sleep word in a sender's page.
 const SLEEP: usize = 256;
 const LONG: Option<Duration> = Some(Duration::from_secs(3600));
 
-/// What has come to a sink: of each sender, who says in its messages who it is, the numbers in the order in which they came.
+/// The content of a sink: for each sender, which its messages name, the numbers in order of arrival.
 #[derive(Clone, Default)]
 struct Seen {
     numbers: Arc<Mutex<BTreeMap<u32, Vec<u32>>>>,
@@ -62,7 +63,7 @@ impl Seen {
         self.numbers.lock().unwrap().values().map(Vec::len).sum()
     }
 
-    /// Until so many messages have come.
+    /// Waits until that many messages have arrived.
     fn wait_for(&self, count: usize) {
         let until = deadline();
         while self.count() < count {
@@ -90,7 +91,7 @@ fn child() {
 fn messages_of_one_sender_are_flushed_up_to_its_close() {
     let _hang = Watchdog::new("a flush ends with its sender");
     let soon = Some(Duration::from_millis(10));
-    // A sender that spins for room may wait for the interval.
+    // A sender that spins for free space may wait for the interval.
     for (wait, interval) in [(Wait::Block, LONG), (Wait::Block, soon), (Wait::Spin, soon), (Wait::Block, None)] {
         let (mut sender, receiver) = Options::new().capacity(1 << 16).wait(wait).threads().unwrap();
         let seen = Seen::default();
@@ -100,7 +101,7 @@ fn messages_of_one_sender_are_flushed_up_to_its_close() {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for number in 0..20_000 {
-                    // Also some that take a good part of the lane, which holds much less than is to be flushed at a time.
+                    // Some messages take a large part of the lane, which holds much less than one flush writes.
                     let bytes = if number % 1000 == 0 { 30_000 } else { number as usize % 300 };
                     sender.send(&numbered(0, number, bytes)).unwrap();
                 }
@@ -118,7 +119,7 @@ fn a_deadline_ends_a_flush_under_continuous_load() {
     sender.send(b"first").unwrap();
     let writes = Arc::new(AtomicUsize::new(0));
     let counted = writes.clone();
-    // Whenever it has written there is another to be written.
+    // After each write there is another message to write.
     let sink = move |_: &[Run<'_>]| {
         counted.fetch_add(1, SeqCst);
         sender.send(b"another")
@@ -244,7 +245,7 @@ fn a_failed_sink_gets_the_same_chunk_again_and_nothing_is_released_before() {
     assert_eq!(sender.unreleased(), 0);
     sender.send(&numbered(0, 13, 10)).unwrap();
     drop(sender);
-    // The end is told after what came before it is in the sink, also if that fails at first.
+    // The end is reported after the messages before it are in the sink, even if that fails at first.
     fails.store(true, SeqCst);
     assert!(matches!(flush.run(), Err(Error::Sink(_))));
     fails.store(false, SeqCst);
@@ -252,7 +253,7 @@ fn a_failed_sink_gets_the_same_chunk_again_and_nothing_is_released_before() {
     seen.check(1, 14);
 }
 
-/// A sink that outlives its flush, and knows what it has.
+/// A sink that outlives its flush, and knows its content.
 #[derive(Clone, Default)]
 struct Kept {
     seen: Seen,
@@ -274,7 +275,7 @@ impl Sink for Kept {
     }
 }
 
-/// Sends by a path, where the end of a receiver is told once.
+/// Sends by a path, where the end of a receiver is reported once.
 fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
     if let Err(error) = sender.send(message) {
         assert!(error.is_closed(), "{error}");
@@ -292,7 +293,7 @@ fn messages_written_but_not_released_are_not_written_again() {
         for number in 0..10 {
             send_to_the_next(&mut sender, &numbered(0, round * 10 + number, 20));
         }
-        // Writes, and ends before it has released: as if it had been killed there.
+        // Writes, and exits before it has released: as if killed there.
         let mut dying = sink.clone();
         let receiver = Options::new().open_receiver(&path).unwrap();
         let mut flush = pelton::Flush::new(&Options::new(), receiver, move |runs: &[Run<'_>]| {
@@ -300,7 +301,7 @@ fn messages_written_but_not_released_are_not_written_again() {
             Err(Error::Sink("killed".to_owned()))
         })
         .unwrap();
-        // One that writes again what it has would be found by the check.
+        // The check would find messages written again.
         flush.now().unwrap_err();
         drop(flush);
         send_to_the_next(&mut sender, &numbered(0, round * 10 + 10, 20));
@@ -314,7 +315,7 @@ fn messages_written_but_not_released_are_not_written_again() {
         assert_eq!(last.len(), 1, "one lane is one lane for every receiver");
     }
     sink.seen.check(1, 30);
-    // Another channel at the same place is another.
+    // Another channel at the same path is a different one.
     drop(sender);
     pelton::inspect::remove(&path).unwrap();
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
@@ -340,7 +341,8 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
     std::thread::scope(|scope| {
         let (report_result, reported) = mpsc::channel();
         scope.spawn(move || {
-            // Told once that the receiver has gone, in the middle of a run. It is the sink's end, not the channel's.
+            // Reported after the receiver has ended, in the middle of a chunk. It is the sink's end, not the
+            // channel's.
             report_result.send(flush.run()).unwrap();
             flush.run().unwrap();
         });
@@ -350,7 +352,7 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
             got.push(word(&first.receive_until(deadline()).unwrap().unwrap()));
         }
         drop(first);
-        // The rest is more than there is room for.
+        // The rest exceeds the free space.
         let reported = reported.recv_timeout(DEADLINE).unwrap();
         assert!(matches!(reported, Err(Error::Sink(_))), "{reported:?}");
         let mut second = Options::new().open_receiver(&path).unwrap();
@@ -379,7 +381,7 @@ fn messages_of_many_appending_threads_are_in_order_by_thread() {
                         match number % 2000 {
                             0..1000 => own.append(&message).unwrap(),
                             1999 => {
-                                // What came by the one before must be there first.
+                                // Messages of the previous appender must be there first.
                                 own.flush().unwrap();
                                 own = appenders.appender().unwrap();
                                 own.append(&message).unwrap();
@@ -458,7 +460,7 @@ fn appended_messages_are_flushed_after_the_interval_and_the_timer_thread_ends() 
     assert!(of_flushing() >= 1);
     drop(appenders);
     seen.check(1, 5);
-    // Other tests' threads end as well.
+    // Threads of other tests end as well.
     let until = deadline();
     while of_flushing() != 0 {
         assert!(Instant::now() < until, "the thread has not ended");
@@ -567,7 +569,7 @@ fn flushing_closes_the_descriptors_of_its_messages() {
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, seen.sink()).unwrap();
     flush.now().unwrap();
     seen.check(1, 3);
-    // The sender keeps its own until it notices the release.
+    // The sender keeps its own until it detects the release.
     assert_eq!(sender.unreleased(), 0);
     assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "the other endpoint is gone");
 }
@@ -637,7 +639,7 @@ fn each_message_is_forwarded_once_after_the_sink_refused_some() {
         (0..20).for_each(|_| take(&mut onward));
         drop(onward);
         let mut flush = flushing.join().unwrap();
-        // Of the first of the two runs that the sink has a part of.
+        // Of the first of the two chunks, part of which the sink has.
         send(300..350);
         let mut onward = Options::new().open_receiver(&path).unwrap();
         scope.spawn(move || flush.now().unwrap());
@@ -682,7 +684,7 @@ fn a_lane_stays_while_a_chunk_of_it_is_taken_after_a_held_message() {
     assert_eq!(*seen.numbers.lock().unwrap(), BTreeMap::from([(0, vec![1])]));
 }
 
-/// A sink that is due until it has been written to; it counts.
+/// A sink that is due until it is written; it counts the polls.
 struct Due(Arc<AtomicUsize>);
 impl Sink for Due {
     fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
@@ -818,10 +820,10 @@ fn a_sink_that_appends_to_its_own_flush_is_refused() {
             reported.push(own.flush().unwrap_err());
             reported.push(own.sync().unwrap_err());
             let mut appender = own.appender().unwrap();
-            // As long as it has room.
+            // Until its buffer is full.
             let refused = (0..).find_map(|_| appender.append(&[0; 1000]).err());
             reported.push(refused.unwrap());
-            // To others it may.
+            // It may append to others.
             others.appender().unwrap().append(&numbered(0, number, 8)).unwrap();
             others.flush().unwrap();
             number += 1;
@@ -833,7 +835,7 @@ fn a_sink_that_appends_to_its_own_flush_is_refused() {
     appenders.append(b"by the thread's own").unwrap();
     appenders.flush().unwrap();
     other.wait_for(1);
-    // The same in the middle of the thread's own append, when its buffer is full.
+    // The same within the thread's own append, when its buffer is full.
     while other.count() < 2 {
         appenders.append(&[1; 1000]).unwrap();
     }
@@ -862,7 +864,7 @@ fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
     let appenders =
         pelton::Appenders::new(&Options::new().flush_interval(Some(Duration::from_millis(1))), sink).unwrap();
     let mut appender = appenders.appender().unwrap();
-    // Nothing is flushed before the handle is where the sink finds it.
+    // Nothing is flushed before the sink can reach the handle.
     {
         let mut dir = own.lock().unwrap();
         appender.append(b"one").unwrap();
@@ -900,7 +902,7 @@ fn a_sender_that_marks_every_message_as_waiting_does_not_cause_a_write_each() {
     };
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, sink).unwrap();
     let began = Instant::now();
-    // Together less than what is written at once, a quarter of the lane.
+    // Together less than a quarter of the lane, the amount written at once.
     for number in 0..800u32 {
         peer.put(number as usize * 16, number + 1, 8);
         peer.shown[0].word(SLEEP).store(u64::from(number + 1) << 3 | 1, SeqCst);

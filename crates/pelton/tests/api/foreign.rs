@@ -1,4 +1,5 @@
-//! Descriptors that a peer sends to keep this side waiting, and users who are not who they seem to be. Whatever is sent, others are served.
+//! Descriptors that a peer sends to block this side, and users with a false identity. Whatever a peer sends, others
+//! are served.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -49,7 +50,8 @@ fn child() {
     }
 }
 
-/// A TCP socket whose last close waits until all that was written to it is read at the other end, which does so when it is dropped.
+/// A TCP socket whose last close blocks until the other end has read everything written, which it does when it is
+/// dropped.
 struct Lingering {
     far: TcpStream,
 }
@@ -86,10 +88,11 @@ fn send_many(socket: &OwnedFd, bytes: &[u8], fd: OwnedFd, count: usize) -> bool 
     rustix::net::sendmsg(socket, &bytes, &mut ancillary, flags).is_ok()
 }
 
-/// Held by who sends a descriptor, until it has closed its own, and by the receiver while it receives: the last close is to be the receiver's.
+/// Held by the sender of a descriptor, until it has closed its own, and by the receiver while it receives: the last
+/// close must be the receiver's.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Does something while the receiver does nothing.
+/// Runs an action while the receiver does nothing.
 fn unseen<T>(work: impl FnOnce() -> T) -> T {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     work()
@@ -103,7 +106,7 @@ fn attend(receiver: &mut Receiver) -> Option<usize> {
     message.map(|message| message.descriptors())
 }
 
-/// Receives until the other thread has done its part.
+/// Receives until the other thread has finished its part.
 fn attend_while<T>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T
 where
     T: Send,
@@ -117,7 +120,7 @@ where
     })
 }
 
-/// A lane's first message, of no bytes, comes with so many copies of a descriptor.
+/// A lane's first message, of no bytes, arrives with that many copies of a descriptor.
 fn send_with_message(peer: &RawPeer, fd: OwnedFd, count: usize) {
     let mut bytes = packet(DESCRIPTORS, 0);
     bytes[72..76].copy_from_slice(&1u32.to_le_bytes());
@@ -127,7 +130,7 @@ fn send_with_message(peer: &RawPeer, fd: OwnedFd, count: usize) {
     peer.ring();
 }
 
-/// Another sender comes and is served while `hostile` has its way, which `receiver`'s thread must not notice.
+/// Another sender joins and is served while `hostile` runs, which must not affect the thread of `receiver`.
 fn serves_others(what: &str, receiver: &mut Receiver, dir: &TestDir) {
     let name = dir.name();
     let other = std::thread::spawn(move || {
@@ -144,7 +147,7 @@ fn serves_others(what: &str, receiver: &mut Receiver, dir: &TestDir) {
     other.join().unwrap();
 }
 
-/// Those who have gone are noted, and then there is nothing to do.
+/// The departures are recorded, and then there is nothing to do.
 fn falls_asleep(what: &str, receiver: &mut Receiver) {
     eventually(&format!("{what}: the receiver sleeps"), || {
         assert!(receiver.try_receive().unwrap().is_none());
@@ -152,7 +155,7 @@ fn falls_asleep(what: &str, receiver: &mut Receiver) {
     });
 }
 
-/// What a user can do with the far end of a bell that it was given.
+/// A user's options at the far end of a doorbell that it received.
 fn misuse_the_bell(socket: &Path) {
     use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
     assert!(RawPeer::sender_with(socket, good_doorbell()).is_none(), "an eventfd of another user is taken");
@@ -166,7 +169,7 @@ fn misuse_the_bell(socket: &Path) {
             "rings" => (0..10_000).for_each(|_| _ = send(&peer.doorbell, b"x", quietly)),
             "sends-nothing" => _ = send(&peer.doorbell, b"", quietly),
             "sends-descriptors" => {
-                // Where the kernel does not refuse them.
+                // Where the kernel permits them.
                 let _ = send_many(&peer.doorbell, b"x", good_doorbell(), 253);
             }
             "sends-by-its-own" => (0..10_000).for_each(|_| _ = send(&mine, b"x", quietly)),
@@ -178,12 +181,13 @@ fn misuse_the_bell(socket: &Path) {
     read_line_from_parent();
 }
 
-/// Shuts down all sockets of this process that were made as pairs, which are its doorbells and those that it was given: how many.
+/// Shuts down all sockets of this process that were created as pairs, which are its own doorbells and the received
+/// ones; returns their number.
 fn shut_bells_down() -> usize {
     use rustix::net::{SocketType, getpeername, shutdown, sockopt};
     let open: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name()).collect();
     let numbers = open.iter().map(|name| name.to_str().unwrap().parse().unwrap());
-    // SAFETY: this thread alone opens and closes descriptors here; of one that is closed by now the calls are errors.
+    // SAFETY: only this thread opens and closes descriptors here; the calls fail for a descriptor already closed.
     let fds = numbers.map(|number| unsafe { std::os::fd::BorrowedFd::borrow_raw(number) });
     fds.filter(|fd| {
         sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
@@ -206,7 +210,7 @@ fn a_client_that_shuts_its_doorbell_while_a_part_waits_for_space_is_lost() {
     }
 }
 
-/// `waits`: a thread waits in `part`; else an event loop does, by `try_part` and `arm`.
+/// `waits`: a thread waits in `part`; otherwise an event loop does, by `try_part` and `arm`.
 fn is_lost_by_its_doorbell(dir: &TestDir, waits: bool) {
     let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
     let mut service = pelton::Service::listen_with(&dir.name(), &options).unwrap();
@@ -286,7 +290,7 @@ fn another_users_access_to_a_doorbell_disturbs_nobody() {
     }
 }
 
-/// In a process of its own, whose threads and descriptors nobody else changes.
+/// In a separate process, whose threads and descriptors no other test changes.
 #[test]
 fn descriptors_that_block_on_close_delay_only_their_sender() {
     Child::start(Role::new(child, "close slowly")).wait_for_success();
@@ -303,7 +307,7 @@ fn close_slowly() {
         raw_send(socket, &packet(HELLO, SENDER), &[]);
         assert_eq!(kind_of(&raw_receive(socket).0), HELLO);
     };
-    // Who has sent it closes it at once, so that the last close is this side's.
+    // Its sender closes it at once, so that the last close is this side's.
     type Evil<'a> = &'a (dyn Fn(OwnedFd) + Sync);
     let show = |fds: Vec<OwnedFd>| {
         let socket = raw_connect(&dir.socket());
@@ -372,7 +376,7 @@ fn close_slowly() {
         eventually_is(before, what, descriptors);
     }
 
-    // Who has too many of them wait for long is told to stay away, and may come again when they are closed.
+    // A peer with too many blocking descriptors is refused, and may return when they are closed.
     let (fd, far) = Lingering::new();
     for (fd, count) in [(fd, 1), (good_doorbell(), 64)] {
         let peer = attend_while(&mut receiver, || RawPeer::sender(&dir.socket()));
@@ -390,31 +394,33 @@ fn close_slowly() {
     serves_others("at last", &mut receiver, &dir);
 }
 
-/// In a process of its own, with mounts of its own.
+/// In a separate process, with its own mounts.
 #[test]
 fn a_file_on_an_unresponsive_server_gets_no_stat() {
     Child::start(Role::new(child, "silent file server")).wait_for_success();
 }
 
-/// A file of a FUSE server, in this process, that opens it and then answers nothing any more. Its mount goes with this process.
+/// A file of a FUSE server in this process, which opens the file and then stops answering. Its mount ends with this
+/// process.
 fn file_of_a_silent_server(at: &Path) -> OwnedFd {
-    // SAFETY: only the file system's root is shared by what the test harness's threads do.
+    // SAFETY: the threads of the test harness share only the file system's root.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
         .expect("mounts of its own want root");
     let (root, none) = (c"/".as_ptr(), std::ptr::null());
-    // SAFETY: strings that end with 0, and no data.
+    // SAFETY: the strings end with 0, and there is no data.
     assert_eq!(unsafe { libc::mount(none, root, none, libc::MS_PRIVATE | libc::MS_REC, none.cast()) }, 0);
     let mut device = std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
     let [data, target] = [data, at.display().to_string()].map(|text| std::ffi::CString::new(text).unwrap());
-    // SAFETY: strings that end with 0.
+    // SAFETY: the strings end with 0.
     let mounted =
         unsafe { libc::mount(c"silent".as_ptr(), target.as_ptr(), c"fuse".as_ptr(), 0, data.as_ptr().cast()) };
     assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
     let file = at.join("file");
     let opening = std::thread::spawn(move || {
         let file = std::fs::File::open(file)?;
-        // The first close asks whether closes are to be told: they are not, or the end of this process would wait for an answer.
+        // The first close asks whether the server wants flush requests. The answer is no; otherwise the end of this
+        // process would wait for a reply.
         drop(file.try_clone()?);
         std::io::Result::Ok(file)
     });
@@ -440,7 +446,7 @@ fn file_of_a_silent_server(at: &Path) -> OwnedFd {
             LOOKUP => {
                 answer.resize(16 + 128, 0);
                 answer[16..24].copy_from_slice(&2u64.to_ne_bytes());
-                // Of attributes that are not valid for any time: number, mode, links.
+                // Attributes with no validity time: number, mode, links.
                 answer[56..64].copy_from_slice(&2u64.to_ne_bytes());
                 answer[116..120].copy_from_slice(&(libc::S_IFREG | 0o600).to_ne_bytes());
                 answer[120..124].copy_from_slice(&1u32.to_ne_bytes());
@@ -456,8 +462,7 @@ fn file_of_a_silent_server(at: &Path) -> OwnedFd {
             break;
         }
     }
-    // Nobody is to walk into it. It lives as long as this process.
-    // SAFETY: a string that ends with 0.
+    // No test should traverse it. It lives as long as this process. SAFETY: the string ends with 0.
     assert_eq!(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) }, 0);
     std::mem::forget(device);
     opening.join().unwrap().unwrap().into()
@@ -483,14 +488,14 @@ fn open_a_file_of_a_silent_server() {
     }
 }
 
-/// A receiver in a user namespace that maps its own user alone, who is 65534 there as all others are.
+/// A receiver in a user namespace that maps only its own user, who is 65534 there, like all others.
 fn alone_in_its_namespace(role: &Role) {
     // SAFETY: no pointers.
     unsafe {
         assert_eq!(libc::setgid(65_534) | libc::setuid(65_534), 0);
-        // For `/proc/self/uid_map` to be its own.
+        // So that `/proc/self/uid_map` belongs to it.
         assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
-        // The kernel wants a process of one thread for this.
+        // The kernel requires a process of one thread for this.
         let forked = libc::fork();
         assert!(forked >= 0);
         if forked > 0 {
@@ -519,7 +524,7 @@ fn alone_in_its_namespace(role: &Role) {
         drop(listener);
         report("alone");
     }
-    // SAFETY: of a forked child; there is nothing to clean up.
+    // SAFETY: ends a forked child, which needs no clean-up.
     unsafe { libc::_exit(0) }
 }
 
@@ -576,7 +581,7 @@ fn silent_connections_of_a_refused_user_delay_nobody() {
     public(&dir.socket());
     let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()).with("count", 100));
     stranger.expect("connected");
-    // All are there before this one, and each would have half a second to greet.
+    // All connected before this one, and each has half a second for its hello.
     let name = dir.name();
     let innocent = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
@@ -586,7 +591,7 @@ fn silent_connections_of_a_refused_user_delay_nobody() {
     let mut receiver = listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"served");
     innocent.join().unwrap();
-    // They are all refused, and not merely not served yet.
+    // They are all refused, and not just unserved so far.
     stranger.write_line("go");
     stranger.wait_for_success();
 }

@@ -1,4 +1,4 @@
-//! Many senders, one receiver: threads and processes that come and go, served by turns, each lane in order.
+//! Many senders, one receiver: threads and processes that join and leave, served round-robin, each lane in order.
 
 use crate::support::*;
 use pelton::{Departure, Error, Event, Member, Options, Receiver, Sender, Sent};
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A sender's numbered messages: whose they are, and which one.
+/// A sender's numbered message: the sender's id, and the message's number.
 fn numbered(id: u32, number: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[..4].copy_from_slice(&id.to_le_bytes());
@@ -20,7 +20,7 @@ fn read(message: &[u8]) -> (u32, u32) {
     (word(0), word(4))
 }
 
-/// How many messages of each sender have come; each sender's must come in order.
+/// The number of messages received from each sender, which must arrive in order.
 #[derive(Default)]
 struct Seen(BTreeMap<u32, u32>);
 
@@ -37,7 +37,7 @@ impl Seen {
     }
 }
 
-/// Receives until the end is told.
+/// Receives until the end is reported.
 fn receive_to_the_end(receiver: &mut Receiver) -> Seen {
     let mut seen = Seen::default();
     loop {
@@ -53,7 +53,7 @@ fn receive_to_the_end(receiver: &mut Receiver) -> Seen {
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
-        // Sends messages by connecting, and then closes, or waits to be killed.
+        // Connects and sends messages, and then closes, or waits to be killed.
         "sender" => {
             let id = role.number("id").unwrap() as u32;
             let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
@@ -66,22 +66,22 @@ fn child() {
                 read_line_from_parent();
             }
         }
-        // Sends one message, then writes what is no header where the next would stand.
+        // Sends one message, then writes an invalid header at the next position.
         "violator" => {
             let mut sender = Sender::connect(role.get("name")).unwrap();
             sender.send(&numbered(9, 0)).unwrap();
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
             let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
-            // SAFETY: mapped writable as long as the sender lives; 16 bytes are taken by the first message.
+            // SAFETY: mapped writable as long as the sender lives; the first message takes 16 bytes.
             unsafe { ((start + 16) as *mut u64).write_volatile(0xdead_beef_dead_beef) };
             report("violated");
             read_line_from_parent();
-            // Told as soon as it has something to say.
+            // Connects on command, with something to send.
             while let Ok(()) = sender.send(&numbered(9, 1)) {}
             assert!(sender.send(&numbered(9, 1)).unwrap_err().is_closed());
         }
-        // Says of messages that descriptors came with them, which did not: one after another, again and again.
+        // Marks messages as carrying descriptors that were never sent: one after another, continuously.
         "boaster" => {
             for _ in 0..role.number("count").unwrap() {
                 let mut sender = Sender::connect(role.get("name")).unwrap();
@@ -89,7 +89,7 @@ fn child() {
                 let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
                 let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
                 sender.send(&numbered(9, 0)).unwrap();
-                // Two messages of 0 bytes behind it, each after a mark.
+                // Two messages of 0 bytes after it, each after a mark.
                 for (dir, word) in
                     [(40, 3 << 32), (32, 3 << 32 | 0x9000_0001), (24, 2 << 32), (16, 2 << 32 | 0x9000_0001_u64)]
                 {
@@ -99,7 +99,7 @@ fn child() {
                 read_line_from_parent();
             }
         }
-        // Sends, as another user, when it is told to.
+        // Sends, as another user, on command.
         "stranger" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_534) | libc::setuid(65_534) }, 0);
@@ -113,13 +113,13 @@ fn child() {
                 report("sent");
             }
         }
-        // Sends as long as somebody receives.
+        // Sends as long as there is a receiver.
         "flooder" => {
             let mut sender = Options::new().connect_deadline(deadline()).connect_sender(role.get("name")).unwrap();
             report("flooding");
             while sender.send(&numbered(0, 0)).is_ok() {}
         }
-        // Has no descriptor left when somebody comes, and later has some again.
+        // Has no free descriptor when a sender connects, and has some again later.
         "crowded" => {
             let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
             report("listening");
@@ -153,7 +153,7 @@ fn child() {
             assert_eq!(next(), (5, 0));
             relief.join().unwrap();
         }
-        // Receives so many, and then waits.
+        // Receives that many, and then waits.
         "receiver" => {
             let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
             report("listening");
@@ -166,7 +166,7 @@ fn child() {
             report(format_args!("received {} to {}", found[0], found[found.len() - 1] + 1));
             read_line_from_parent();
         }
-        // Takes in many, round after round, and counts what is left of them.
+        // Accepts many, round after round, and counts their remains.
         "host" => {
             let mut receiver = Options::new().announce(true).gather_at(role.get("name")).unwrap();
             let mut left = Vec::new();
@@ -176,18 +176,18 @@ fn child() {
             }
             assert_eq!(left[1], left[2], "each lane has left");
         }
-        // Is the parent of many that send, each a process.
+        // The parent of many senders, each a process.
         "crowd" => many_senders(&role),
-        // Receives from as many as it takes, tells one more that it is too many, and counts what is left of them.
+        // Receives from as many as it accepts, refuses one more, and counts their remains.
         "crowded host" => crowded_host(&role),
         other => panic!("no role {other}"),
     }
 }
 
-/// Forks as many as it may, each of which connects, sends, and stays until it is told to go.
+/// Forks as many as it may. Each connects, sends, and stays until the command to exit.
 fn many_senders(role: &Role) {
     let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap() as u32);
-    // So many connect at a time; and the end of the other pipe says that all may go.
+    // That many connect at a time; the end of the other pipe tells all to exit.
     let (tokens, token) = rustix::pipe::pipe().unwrap();
     let (go, going) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&token, &[0; 16]).unwrap();
@@ -197,7 +197,7 @@ fn many_senders(role: &Role) {
         let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
         let mut sender = loop {
             match options.connect_sender(role.get("name")) {
-                // Who does not get to say the first word in time is hung up on, and comes again.
+                // The receiver hangs up on a process that is late with its hello; that process connects again.
                 Err(Error::HungUp) => {}
                 connected => break connected.unwrap(),
             }
@@ -210,10 +210,11 @@ fn many_senders(role: &Role) {
     };
     let mut children = Vec::new();
     for id in 0..wanted as u32 {
-        // SAFETY: the child goes on with this thread alone, allocates (which the C library sees to), and ends without unwinding.
+        // SAFETY: the child continues with this thread only, allocates (which the C library supports), and exits
+        // without unwinding.
         match unsafe { libc::fork() } {
             0 => {
-                // SAFETY: no pointers. A child does not outlive its parent, nor a hang.
+                // SAFETY: no pointers. A child must outlive neither its parent nor a hang.
                 unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::alarm(2 * DEADLINE.as_secs() as u32);
@@ -223,7 +224,7 @@ fn many_senders(role: &Role) {
                 // SAFETY: ends this process.
                 unsafe { libc::_exit(i32::from(sent.is_err())) };
             }
-            // The system has enough of them.
+            // The system has reached its limit.
             -1 => break,
             child => children.push(child),
         }
@@ -233,7 +234,7 @@ fn many_senders(role: &Role) {
     drop(going);
     for child in children {
         let mut status = 0;
-        // SAFETY: a child of this process, and where its status goes.
+        // SAFETY: the child belongs to this process, and the kernel writes its status to a local integer.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0, "a sender failed");
     }
@@ -343,7 +344,7 @@ fn threads_send_through_a_shared_handle() {
 #[test]
 fn a_thread_that_outlives_its_handles_does_not_keep_the_channel_open() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
-    // This thread's own sender is still there when its last handle goes.
+    // This thread's own sender still exists when its last handle is dropped.
     senders.send(&numbered(0, 0)).unwrap();
     drop(senders);
     assert_eq!(receive_to_the_end(&mut receiver).total(), 1);
@@ -369,7 +370,7 @@ fn every_sender_detects_the_end_of_the_receiver() {
     assert!(senders.sender().unwrap_err().is_closed());
 }
 
-/// Receives from four processes until all have gone.
+/// Receives from four processes until all have exited.
 fn take_in_and_part(receiver: &mut Receiver, round: u32) {
     report(format_args!("round {round}"));
     let (mut seen, mut here, mut left) = (Seen::default(), BTreeMap::new(), 0);
@@ -412,7 +413,7 @@ fn a_death_is_reported_after_the_last_message_and_affects_no_other_sender() {
     let mut lives = Child::start(sending(&dir, 2, 1000).with("then", "wait"));
     let mut seen = Seen::default();
     let mut died = Vec::new();
-    // Both have come: what they send now fits into their lanes.
+    // Both have joined: their next messages fit into their lanes.
     while seen.0.len() < 2 {
         let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
         if let Event::Message(message) = event {
@@ -522,7 +523,7 @@ fn a_flooding_sender_delays_others_by_a_bounded_number_of_quanta() {
     let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     let flooder = Child::start(Role::new(child, "flooder").with("name", dir.name()));
     let senders = receiver.senders().unwrap();
-    // Many who are idle, and one who speaks now and then.
+    // Many idle senders, and one that sends occasionally.
     let _idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
     let mut polite = senders.sender().unwrap();
     while receiver.receive_until(deadline()).unwrap().expect("nothing came").peer().unwrap().pid != flooder.pid() {}
@@ -536,7 +537,8 @@ fn a_flooding_sender_delays_others_by_a_bounded_number_of_quanta() {
                 break;
             }
             before += 1;
-            // A look at the gate each 16 turns, at 32 idle lanes each turn; 64 messages each turn of the flooder's.
+            // The acceptor is polled each 16 quanta, 32 idle lanes are polled per quantum, and the flooder gets 64
+            // messages per quantum.
             assert!(before <= 64 * (16 + 201_u32.div_ceil(32) + 2), "{before} messages of the flooder came first");
         }
     }
@@ -557,7 +559,7 @@ fn a_silent_connection_delays_nobody() {
     drop(silent);
 }
 
-/// A connection that never says a word.
+/// A connection that never sends its hello.
 fn seqpacket(dir: &TestDir) -> std::os::fd::OwnedFd {
     use rustix::net::*;
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -582,7 +584,7 @@ fn a_sleeping_receiver_wakes_for_each_new_sender_and_each_message() {
     let thread = has_thread.recv().unwrap();
     for number in 0..50 {
         wait_until_thread_polls(thread);
-        // A new sender each time: it comes, sends and goes.
+        // A new sender each time: it joins, sends and leaves.
         match number % 2 {
             0 => senders.sender().unwrap().send(&numbered(0, number)).unwrap(),
             _ => Sender::connect(&dir.name()).unwrap().send(&numbered(0, number)).unwrap(),
@@ -736,7 +738,7 @@ fn each_sender_joins_before_its_first_message() {
         let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
         events.push((event.member().lane, Kind::of(&event)));
     }
-    // By turns, but each lane in order.
+    // Round-robin, but each lane in order.
     for lane in 1..=3 {
         let of_lane: Vec<_> = events.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
         assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Left(Departure::Closed)], "{events:?}");
@@ -750,7 +752,7 @@ fn a_thread_sends_again_after_all_handles_were_dropped() {
     let kept = senders.sender().unwrap();
     senders.send(&numbered(0, 0)).unwrap();
     drop(senders);
-    // Before the receiver has noticed, and after.
+    // Before the receiver has detected it, and after.
     receiver.senders().unwrap().send(&numbered(1, 0)).unwrap();
     let mut seen = Seen::default();
     while let Some(message) = receiver.try_receive().unwrap() {
@@ -769,7 +771,7 @@ fn an_edge_triggered_loop_accepts_every_pending_connection() {
     let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&edges, &receiver, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
-    // More than are let in by one call, of whom only the last one says something, which is to be answered.
+    // More than one call accepts; only the last of them sends its hello, which must be answered.
     let _silent: Vec<_> = (0..40).map(|_| seqpacket(&dir)).collect();
     let last = seqpacket(&dir);
     rustix::net::send(&last, b"?", rustix::net::SendFlags::NOSIGNAL).unwrap();
@@ -797,14 +799,14 @@ fn without_descriptors_newcomers_are_refused_and_members_continue() {
         let mut send = |number| before.as_mut().map(|sender| sender.send(&numbered(4, number)).unwrap());
         send(0);
         host.expect("full");
-        // Not before a second has passed, in which some might have come back.
+        // Not before a second has passed, in which some might have become free.
         let refused = Options::new().connect_sender(&dir.name()).unwrap_err();
         let wanted = format!("process {} has no descriptor left for one more peer (RLIMIT_NOFILE is 64)", host.pid());
         assert!(matches!(&refused, Error::Refused(why) if why.contains(&wanted)), "{refused}");
         send(1);
         host.write_line("free them");
         host.expect("free");
-        // Nothing else tells the host, which sleeps, that they are.
+        // No other event notifies the sleeping host of them.
         Sender::connect(&dir.name()).unwrap().send(&numbered(5, 0)).unwrap();
         host.wait_for_success();
     }
@@ -823,7 +825,7 @@ fn a_send_from_an_ending_threads_destructor_fails_with_its_reason() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let (error_sender, events) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // Ends before what is made next.
+        // Dropped before the values created after it.
         LAST.with(|last| _ = last.set(Last(senders.clone(), error_sender)));
         senders.send(b"first").unwrap();
     });
@@ -873,7 +875,7 @@ fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
     assert!(receiver.arm().unwrap());
     stranger.write_line("send");
     stranger.expect("sent");
-    // One message each time that the loop tells of it, and not armed in between.
+    // One message each time that the loop wakes, without arming in between.
     for number in 0..5000 {
         use std::os::fd::AsFd as _;
         assert!(is_readable(receiver.as_fd()), "before message {number}");
@@ -908,7 +910,7 @@ fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
             break assert_eq!(Kind::of(&event), Kind::Joined);
         }
     }
-    // Not armed meanwhile, and nobody rings for what has been there before.
+    // Not armed meanwhile, so no doorbell rings for the earlier messages.
     let _sender = resuming.join().unwrap();
     for number in 1..5 {
         assert!(is_readable(receiver.as_fd()), "before message {number}");
@@ -918,7 +920,8 @@ fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
     assert!(!is_readable(receiver.as_fd()), "idle again");
 }
 
-/// Receives by `take`, which answers how many it took of the first lane, or 0 if the message of the second came.
+/// Receives by `take`, which returns the number of messages taken of the first lane, or 0 for the message of the
+/// second.
 #[track_caller]
 fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();

@@ -1,4 +1,4 @@
-//! Who may connect, what stands under a name, and what a peer that does not keep to the protocol gets.
+//! Permission to connect, other files under a name, and the treatment of a peer that violates the protocol.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -50,7 +50,7 @@ fn child() {
             };
             report(found.err().map_or("well".to_owned(), |error| word(&error)));
         }
-        // Leaves a lane that wrapped at its window, filled the front and went on behind what was there before.
+        // Leaves a lane that wrapped at its window, filled the front and continued after the earlier messages.
         "stretch" => {
             let mut sender = sender(&role);
             let mut bytes = Vec::new();
@@ -133,7 +133,7 @@ fn a_file_under_the_name_is_refused_and_left_alone() {
     assert_eq!(std::fs::read(dir.socket()).unwrap(), b"precious");
 }
 
-/// A short name in a runtime directory of the test's own. Only children have the environment changed.
+/// A short name in the test's own runtime directory. Only children have a changed environment.
 #[track_caller]
 fn refused_under_a_short_name(dir: &TestDir, says: &str) {
     let child = Child::start_as(Role::new(child, "listen").with("name", "short"), |command| {
@@ -203,7 +203,7 @@ fn two_senders_refuse_each_other_and_the_connecting_one_gets_the_reason() {
             Err(Error::Refused(why)) => assert!(why.contains("both sides are the sender"), "{why}"),
             other => panic!("{other:?}"),
         }
-        // And the listener goes on.
+        // And the listener continues.
         let mut receiver = Receiver::connect(&dir.name()).unwrap();
         let mut sender = accepting.join().unwrap().unwrap().unwrap();
         sender.send(b"well").unwrap();
@@ -211,7 +211,7 @@ fn two_senders_refuse_each_other_and_the_connecting_one_gets_the_reason() {
     });
 }
 
-/// A listener that another user may reach, as far as the file system goes.
+/// A listener that another user may reach, as far as the file system is concerned.
 fn open_to_all(dir: &TestDir, options: &Options) -> Listener {
     let listener = options.listen(&dir.name()).unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -231,7 +231,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
             let role = Role::new(child, end).with("name", dir.name()).with("uid", 65534);
             Child::start(if allow { role.with("allow", 0) } else { role })
         };
-        // Refused by its own side, which does not take root.
+        // Refused by its own side, which does not accept root.
         let listener = open_to_all(&dir, &Options::new());
         let child = stranger(false);
         let said = report_of_one_that_is_refused(&dir, &listener, end, &child);
@@ -254,7 +254,8 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
     }
 }
 
-/// What a child reports that connects to the listener. The listener takes nobody until this process connects after it.
+/// The report of a child that connects to the listener. The listener accepts nobody until this process connects after
+/// the child.
 fn report_of_one_that_is_refused(dir: &TestDir, listener: &Listener, end: &str, child: &Child) -> String {
     let options = Options::new().connect_deadline(deadline());
     let (accepted, report) = std::thread::scope(|scope| match end {
@@ -275,10 +276,10 @@ fn report_of_one_that_is_refused(dir: &TestDir, listener: &Listener, end: &str, 
     report
 }
 
-// Peers that do not keep to the protocol.
+// Peers that violate the protocol.
 
-/// A listener for a sender, which gets `hostile` first and a good one next. The hostile peer answers with the words that
-/// it was refused with, if any.
+/// A listener for a sender, which gets `hostile` first and a valid one next. The hostile peer returns the reason of
+/// its refusal, if any.
 #[track_caller]
 fn survives(what: &str, hostile: impl FnOnce(OwnedFd) -> String) -> String {
     let dir = TestDir::new("a listener survives a hostile peer");
@@ -300,7 +301,7 @@ fn survives(what: &str, hostile: impl FnOnce(OwnedFd) -> String) -> String {
     })
 }
 
-/// What a hostile sender gets after a greeting and one packet with descriptors.
+/// The response to a hostile sender that sends a hello and one packet with descriptors.
 fn after_greeting(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> String {
     raw_send(socket, &packet(HELLO, SENDER), &[]);
     let (hello, _) = raw_receive(socket);
@@ -309,7 +310,7 @@ fn after_greeting(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Str
     words(socket)
 }
 
-/// The words of a refusal, or what came instead.
+/// The reason of a refusal, or the packet received instead.
 fn words(socket: &OwnedFd) -> String {
     let (bytes, _) = raw_receive(socket);
     match kind_of(&bytes) {
@@ -425,7 +426,7 @@ fn impossible_sizes_are_refused() {
         let (page, doorbell, data) = (good_page(), good_doorbell(), good_data());
         survives(&format!("position {value:#x} at {at}"), |socket| {
             let what = after_greeting(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
-            // Whether or not it is taken at its word, it goes no further.
+            // The listener may believe it or not; it gets no further.
             drop(socket);
             what
         });
@@ -435,7 +436,7 @@ fn impossible_sizes_are_refused() {
 #[test]
 fn a_silent_peer_does_not_block_the_listener_for_ever() {
     survives("silence", |socket| {
-        // Kept open until the listener has had enough.
+        // Kept open until the listener has refused it.
         words(&socket)
     });
     survives("silence after the hello", |socket| {
@@ -459,7 +460,7 @@ fn a_peer_that_hangs_up_on_the_hello_does_not_end_the_listeners_wait() {
     });
 }
 
-/// What connecting to a hostile listener gives.
+/// The result of connecting to a hostile listener.
 fn connecting(hostile: impl FnOnce(OwnedFd) + Send) -> Error {
     let dir = TestDir::new("connecting to a hostile listener");
     let listener = seqpacket();
@@ -509,7 +510,7 @@ fn a_connector_gets_a_clear_error_from_a_hostile_listener() {
     assert!(matches!(error, Error::HungUp), "{error}");
     let error = connecting(|socket| {
         raw_receive(&socket);
-        // Silent until the connector has had enough.
+        // Silent until the connector has given up.
         raw_receive(&socket);
     });
     assert!(matches!(error, Error::TimedOut(_)), "{error}");
@@ -517,7 +518,7 @@ fn a_connector_gets_a_clear_error_from_a_hostile_listener() {
 
 // Seals.
 
-/// This process's and a peer's segments, as /proc shows them.
+/// The segments of this process and of a peer, from /proc.
 fn segments_of(pid: u32) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
@@ -538,14 +539,14 @@ fn nobody_can_write_anothers_control_pages_or_resize_anything() {
     let child = Child::start(Role::new(child, "send-one").with("name", dir.name()));
     let _receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
     child.line();
-    // The other tests of this binary have segments of their own: the peer's are all of one lane.
+    // Other tests of this binary have their own segments: the peer's all belong to one lane.
     let mut seen: Vec<String> = Vec::new();
     for (name, path) in segments_of(child.pid()) {
         let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
         for bytes in [0, 4096, 1 << 20] {
             assert!(file.set_len(bytes).is_err(), "{name} could be resized to {bytes}");
         }
-        // SAFETY: a mapping of the kernel's choice, which nobody uses and which is undone.
+        // SAFETY: the kernel chooses the address of the mapping, nothing uses it, and it is unmapped here.
         let mapped = unsafe {
             let flags = libc::PROT_READ | libc::PROT_WRITE;
             let at = libc::mmap(std::ptr::null_mut(), 4096, flags, libc::MAP_SHARED, file.as_raw_fd(), 0);
@@ -555,7 +556,8 @@ fn nobody_can_write_anothers_control_pages_or_resize_anything() {
             at != libc::MAP_FAILED
         };
         let written = rustix::io::pwrite(&file, b"x", 4000).is_ok();
-        // SAFETY: as above; read-only first, then made writable.
+        // SAFETY: the kernel chooses the address of the mapping, and nothing uses it; first read-only, then made
+        // writable.
         let upgraded = unsafe {
             let at = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -572,8 +574,8 @@ fn nobody_can_write_anothers_control_pages_or_resize_anything() {
     assert_eq!(seen, ["consumer", "data", "producer", "receiver"]);
 }
 
-/// A receiver whose sender died and left a lane that wraps at its window and goes on behind: 50 messages of 4000 bytes are
-/// received, the number of all that it sent comes with it.
+/// A receiver whose sender died and left a lane that wraps at its window and continues: 50 messages of 4000 bytes are
+/// received. Returned with the number of all sent messages.
 fn stretched(dir: &TestDir) -> (Listener, Receiver, u64) {
     let listener = Listener::bind(&dir.name()).unwrap();
     let child = Child::start(Role::new(child, "stretch").with("name", dir.name()).with("capacity", 1 << 20));
@@ -585,11 +587,11 @@ fn stretched(dir: &TestDir) -> (Listener, Receiver, u64) {
     (listener, receiver, count)
 }
 
-/// A successor comes, and all arrives: what was left, and what it sends.
+/// A successor connects, and everything arrives: the remaining messages, and its own.
 fn goes_on_with_a_successor(dir: &TestDir, mut receiver: Receiver, count: u64) {
     let successor = Child::start(Role::new(child, "send-from").with("name", dir.name()).with("from", count));
     assert!(receiver.resume_until(deadline()).unwrap());
-    // It waits for room now, or has written where it must not.
+    // It now waits for free space, or has written outside its lane.
     successor.wait_until_it_polls();
     let (number, end) = receive_all(&mut receiver, 50, count + 150, Sizes::Fixed(4000), How::Block);
     assert_eq!(number, count + 200, "{end:?}");
@@ -616,7 +618,7 @@ fn peers_that_hang_up_after_their_hello_do_not_end_the_listeners_wait() {
         let (page, doorbell, data) = (good_page(), good_doorbell(), good_data());
         after_greeting(&socket, &producer_packet(), &[page.as_fd(), doorbell.as_fd(), data.as_fd()])
     });
-    // The listener's answer meets a closed socket: EPIPE is the peer's doing, not the system's trouble.
+    // The listener's reply reaches a closed socket: EPIPE is the peer's fault, not a system failure.
     survives("hello, then a close", |socket| {
         raw_send(&socket, &packet(HELLO, SENDER), &[]);
         drop(socket);
@@ -651,19 +653,19 @@ fn a_connector_of_another_user_gets_the_reason_of_its_refusal() {
     let listener = open_to_all(&dir, &Options::new());
     for end in ["connect-sender", "connect-receiver"] {
         let child = Child::start(Role::new(child, end).with("name", dir.name()).with("uid", 65534).with("allow", 0));
-        // Its greeting waits unread when it is refused.
+        // Its hello is unread when it is refused.
         child.wait_until_it_polls();
         let said = report_of_one_that_is_refused(&dir, &listener, end, &child);
         assert!(said.starts_with("Refused") && said.contains("uid 65534"), "{said}");
     }
 }
 
-/// A successor that dies in the handshake must not take with it what the lane's layout is.
+/// The lane's layout must survive a successor that dies in the handshake.
 #[test]
 fn a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane() {
     let dir = TestDir::new("a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane");
     let (_listener, receiver, count) = stretched(&dir);
-    // One that dies when it has shown its page and not taken over yet.
+    // A successor that dies after it has sent its page and before it has taken over.
     let socket = raw_connect(&dir.socket());
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -681,7 +683,7 @@ fn a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane() {
             raw_receive(&socket);
             let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         });
-        // The one that dies connected first, so it is served first.
+        // The dying one connected first, so the listener serves it first.
         goes_on_with_a_successor(&dir, receiver, count);
     });
 }
@@ -693,7 +695,7 @@ fn a_peer_in_another_pid_namespace_is_served_and_its_death_detected() {
         eprintln!("SKIPPED: needs root to make a pid namespace");
         return;
     }
-    // The listener cannot see who connects: the kernel calls it 0.
+    // The listener cannot see the process id of a peer: the kernel reports 0.
     let role = Role::new(child, "receive-one").with("name", dir.name()).with("listen", "yes");
     let child = Child::start_by(role, &["unshare", "--pid", "--fork", "--kill-child"]);
     child.expect("listening");

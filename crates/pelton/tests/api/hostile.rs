@@ -1,6 +1,6 @@
-//! A peer that has shaken hands and then writes what it likes, rings all the time, sends what nobody asked for, or does nothing
-//! any more. Whatever it does, this side answers: with what is right, with *corrupt*, or with the peer's end; and others are served.
-//! What comes in the handshake is in `handshake.rs`, random input for all of it in `fuzz/`.
+//! A peer that finishes its handshake and then writes anything, rings continuously, sends unexpected packets, or
+//! stops. Whatever it does, this side returns the right result, *corrupt*, or the peer's end, and others are served.
+//! `handshake.rs` has violations of the handshake; `fuzz/` has random input for all of it.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where words stand in the pages (spec/layout.md).
+/// Offsets of words in the pages (spec/layout.md).
 const HEAD: usize = 128;
 const GENERATION_OF_PRODUCER: usize = 144;
 const SLEEP_OF_PRODUCER: usize = 256;
@@ -22,7 +22,7 @@ const FENCED_OF_PRODUCER: u64 = 392;
 /// A message of no bytes with one descriptor: the mark before it.
 const WITH_A_DESCRIPTOR: u32 = 1 << 31 | 1 << 28 | 1;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -35,7 +35,7 @@ fn child() {
             sender.drain().unwrap();
             report("taken");
         }
-        // Greets, and gets no further.
+        // Sends its hello, and no further packet.
         "say-hello-and-stop" => {
             let socket = raw_connect(&socket);
             raw_send(&socket, &packet(HELLO, SENDER), &[]);
@@ -44,14 +44,14 @@ fn child() {
             kill_self(Signal::STOP);
             read_line_from_parent();
         }
-        // Shakes hands as a receiver, leaves its socket to somebody else, and dies.
+        // Finishes the handshake as a receiver, passes its socket to another process, and dies.
         "leave-the-socket" => {
             let peer = RawPeer::receiver(&socket);
             raw_send(&raw_connect(std::path::Path::new(role.get("collector"))), b"x", &[peer.socket.as_fd()]);
             read_line_from_parent();
             kill_self(Signal::KILL);
         }
-        // As a user whose descriptors on their way are counted.
+        // As a user whose descriptors in flight are counted.
         "send-too-many" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65534) | libc::setuid(65534) }, 0);
@@ -61,7 +61,7 @@ fn child() {
             )
             .unwrap();
             let mut sender = Options::new().allow_uids(&[0]).connect_sender(role.get("name")).unwrap();
-            // On their way elsewhere, as those of any process of this user count.
+            // In flight elsewhere: the limit counts those of any process of this user.
             let doorbell = good_doorbell();
             let type_ = rustix::net::SocketType::SEQPACKET;
             let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -94,7 +94,7 @@ fn kill_self(signal: Signal) {
     rustix::process::kill_process(rustix::process::getpid(), signal).unwrap();
 }
 
-/// A receiver that listened, and a sender by hand.
+/// A receiver that listened, and a handwritten sender.
 fn with_raw_sender(dir: &TestDir) -> (Receiver, RawPeer) {
     let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
@@ -103,7 +103,7 @@ fn with_raw_sender(dir: &TestDir) -> (Receiver, RawPeer) {
     })
 }
 
-/// A sender that listened, and a receiver by hand.
+/// A sender that listened, and a handwritten receiver.
 fn with_raw_receiver(dir: &TestDir) -> (Sender, RawPeer) {
     let listener = Options::new().capacity(CAPACITY).listen(&dir.name()).unwrap();
     std::thread::scope(|scope| {
@@ -112,7 +112,7 @@ fn with_raw_receiver(dir: &TestDir) -> (Sender, RawPeer) {
     })
 }
 
-/// Does something again and again while `work` runs: on three threads, of which the system hardly ever rests all.
+/// Repeats an action while `work` runs: on three threads, so that the system hardly ever pauses all of them.
 fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -123,7 +123,7 @@ fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
                 }
             });
         }
-        // Also when the work fails, lest the scope wait for ever.
+        // Also when the work fails, so that the scope does not wait for ever.
         struct Over<'a>(&'a AtomicBool);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -135,7 +135,7 @@ fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// What a word may be made: each of its bits turned, and the ends of ranges and a little beside them.
+/// Replacements for a word: each of its bits flipped, and the bounds of ranges and values near them.
 fn lies(truth: u64) -> impl Iterator<Item = u64> {
     let ends = [0, 8, 1 << 31, 1 << 32, 1 << 63, CAPACITY, CAPACITY / 8, CAPACITY / 2 - 32, u32::MAX.into()];
     let beside = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);
@@ -144,11 +144,11 @@ fn lies(truth: u64) -> impl Iterator<Item = u64> {
 
 type State = (&'static str, fn(&RawPeer), &'static [usize]);
 
-/// States of a lane that a sender by hand makes, and the places of its headers then.
+/// Lane states that a handwritten sender creates, and the positions of their headers.
 const STATES: [State; 4] = [
     ("empty", |_| (), &[0]),
     ("full", |peer| (0..15).for_each(|i| peer.put(4096 * i, 1 + i as u32, 4088)), &[0, 4096, 4096 * 14]),
-    // A message, then a jump to where a generation and descriptors are marked.
+    // A message, then a jump to a position with the marks of a generation and of descriptors.
     (
         "at the wrap",
         |peer| {
@@ -191,9 +191,9 @@ fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
 #[test]
 fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
     let dir = TestDir::new("any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt");
-    // Of its own page the head and those around it, of the page of all its lanes the sleep word.
+    // In its own page the head and the words around it; in the page of all its lanes the sleep word.
     let fields = [(0, 0), (0, HEAD), (0, 136), (0, 176), (0, 256), (0, 264), (1, 0), (1, SLEEP_OF_RECEIVER), (2, 0)];
-    // Messages sent before, and how many of them are released.
+    // The number of messages sent before, and of those released.
     for (state, sent, released) in [("empty", 0, 0), ("full", 15, 0), ("at the wrap", 14, 13), ("released", 5, 5)] {
         for (segment, offset) in fields {
             let mut truth = None;
@@ -215,7 +215,7 @@ fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
 
 // Descriptors.
 
-/// In a process of its own, whose descriptors nobody else changes.
+/// In a separate process, whose descriptors no other test changes.
 #[test]
 fn a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks() {
     Child::start(Role::new(child, "try-doorbells")).wait_for_success();
@@ -255,7 +255,7 @@ fn try_doorbells() {
         ("an eventfd that waits", &good_doorbell, true),
         ("an eventfd at its maximum", &filled, true),
     ];
-    // What is made once for the whole process.
+    // Descriptors created once for the whole process.
     drop(with_raw_sender(&dir));
     let before = descriptors();
     for (what, make, taken) in kinds {
@@ -265,11 +265,11 @@ fn try_doorbells() {
                 scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good doorbell"));
             let peer = RawPeer::sender_with(&dir.socket(), make());
             assert_eq!(peer.is_some(), taken, "{what}");
-            // The listener goes on after one that it refused.
+            // The listener continues after one that it refused.
             let peer = peer.or_else(|| RawPeer::sender_with(&dir.socket(), good_doorbell()));
             (accepting.join().unwrap(), peer.expect("a good doorbell"))
         });
-        // It says that it sleeps until something is released.
+        // It announces a sleep until something is released.
         peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
         peer.put(0, 1, 0);
         assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0, "{what}");
@@ -280,7 +280,7 @@ fn try_doorbells() {
     }
 }
 
-/// In a process of its own, which would wait for good.
+/// In a separate process, which would wait for ever.
 #[test]
 fn a_full_blocking_doorbell_blocks_nobody() {
     Child::start(Role::new(child, "ring-a-full-doorbell")).wait_for_success();
@@ -300,7 +300,7 @@ fn ring_a_full_doorbell() {
             _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         }
         let (mut sender, peer) = connecting.join().unwrap();
-        // As a write that adds anything finds no room any more.
+        // Like a write that finds the doorbell full.
         rustix::io::ioctl_fionbio(&peer.own_doorbell, false).unwrap();
         rustix::io::write(&peer.own_doorbell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
@@ -317,7 +317,7 @@ fn ring_a_full_doorbell() {
     });
 }
 
-/// In a process of its own, as above.
+/// In a separate process, whose descriptors no other test changes.
 #[test]
 fn thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks() {
     Child::start(Role::new(child, "receive-thousands")).wait_for_success();
@@ -355,7 +355,7 @@ fn receive_thousands() {
     eventually_is(before, "descriptors", descriptors);
 }
 
-/// Fills a socket; answers with how many packets.
+/// Fills a socket; returns the number of packets.
 fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> usize {
     rustix::io::ioctl_fionbio(socket, true).unwrap();
     let sent = (0..).take_while(|_| raw_try_send(socket, bytes, fds)).count();
@@ -367,7 +367,7 @@ fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) ->
 fn missing_descriptors_cost_one_wait_and_not_one_for_each_message() {
     let dir = TestDir::new("missing_descriptors_cost_one_wait_and_not_one_for_each_message");
     let (mut receiver, peer) = with_raw_sender(&dir);
-    // Were each waited for, the test would take an hour.
+    // If each were waited for, the test would take an hour.
     for i in 0..3000 {
         peer.put(16 * i, 1 + i as u32, WITH_A_DESCRIPTOR);
         peer.put(16 * i + 8, 1 + i as u32, 0);
@@ -436,12 +436,12 @@ fn an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors() {
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
     let (_, inherited) = raw_receive(&rustix::net::accept(&collector).unwrap());
     assert_eq!(inherited.len(), 1);
-    // As many as nearly fill the socket, and more than make the sender look whether it lives.
+    // As many as nearly fill the socket, and enough to make the sender check its peer.
     let doorbell = good_doorbell();
     for _ in 0..260 {
         sender.send_with_descriptors(b"", &[doorbell.as_fd()]).unwrap();
     }
-    // Dead, and not reaped: only its pidfd tells.
+    // Dead, and unreaped: only its pidfd proves the death.
     child.write_line("die");
     child.wait_for_state('Z');
     let error = (0..1000).find_map(|_| sender.send_with_descriptors(b"", &[doorbell.as_fd()]).err()).unwrap();
@@ -468,7 +468,7 @@ fn a_segment_too_large_for_this_process_is_the_peers_fault() {
     child.expect(&format!("{:?}", pelton::Result::Ok(b"well".to_vec())));
 }
 
-// Bells.
+// Doorbells.
 
 #[test]
 fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
@@ -478,7 +478,7 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
         rustix::io::ioctl_fionbio(&peer.doorbell, true).unwrap();
         let most = (u64::MAX - 1).to_ne_bytes();
         let ring = || {
-            // To the brim, and at once.
+            // To its maximum, and at once.
             let _ = rustix::io::write(&peer.doorbell, &most);
             peer.ring();
         };
@@ -486,7 +486,7 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
         let mut buffer = Vec::new();
         meanwhile(ring, || {
             for i in 0..200 {
-                // Nothing there: it looks, however often it is woken, until the deadline.
+                // No message: the receiver polls after each wake-up, until the deadline.
                 let soon = Instant::now() + Duration::from_millis(1);
                 assert_eq!(receiver.receive_into_until(&mut buffer, soon).unwrap(), None);
                 peer.put(8 * i, 1 + i as u32, 0);
@@ -501,7 +501,7 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
                 }
             }
         });
-        // Quiet again: it sleeps, and is woken by a message.
+        // Quiet again: it sleeps, and wakes for a message.
         while !receiver.arm().unwrap() || is_readable(receiver.as_fd()) {}
         receiver.disarm();
         std::thread::scope(|scope| {
@@ -525,13 +525,13 @@ fn a_flooded_doorbell_of_a_path_channel_delays_no_other_sender() {
     let mut receiver = Options::new().capacity(CAPACITY).lanes(3).create_receiver(&directory).unwrap();
     let doorbell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
     rustix::io::ioctl_fionbio(&doorbell, true).unwrap();
-    // Room for more than is drained in one go.
+    // Space for more than one drain reads.
     rustix::pipe::fcntl_setpipe_size(&doorbell, 1 << 20).unwrap();
     let rings = vec![1; 1 << 16];
     let ring = || {
         let _ = rustix::io::write(&doorbell, &rings);
     };
-    // Nobody else is there: it waits for somebody until its deadline, and not longer.
+    // There is no other sender: the receiver waits for one until its deadline, and no longer.
     meanwhile(ring, || assert!(!receiver.resume_until(Instant::now() + Duration::from_millis(50)).unwrap()));
     let name = format!("path:{}", directory.display());
     let children = [0, 1].map(|_| Child::start(Role::new(child, "send").with("name", &name).with("count", 2000)));
@@ -558,7 +558,7 @@ fn a_generation_that_always_changes_blocks_nobody() {
     let page_of = |name: &str| {
         Shown::of(std::fs::File::options().read(true).write(true).open(directory.join(name)).unwrap().into())
     };
-    // A sender that holds its life, and says that it has closed, and is always another.
+    // A sender that holds its liveness handle, marks itself closed, and always changes its identity.
     let sender = options.create_sender(&directory).unwrap();
     let page = page_of("0.producer");
     let change = || {
@@ -597,7 +597,7 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
     let dir = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor");
     let directory = dir.path().join("c");
     let options = Options::new().capacity(CAPACITY);
-    // All fields of the pages that successors go on in.
+    // All fields of the pages in which successors continue.
     let producer = (0..65).map(|i| ("0.producer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 64 && *at < 400);
     let consumer = (0..34).map(|i| ("0.consumer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 128);
     let others = [("receiver", 0), ("receiver", SLEEP_OF_RECEIVER), ("channel", 64), ("channel", 80), ("channel", 128)];
@@ -631,13 +631,14 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
     }
 }
 
-// Others, and those who come after.
+// Others, and later ones.
 
 #[test]
 fn sleep_words_that_always_change_cost_only_rings() {
     let dir = TestDir::new("sleep_words_that_always_change_cost_only_rings");
     let (mut sender, peer) = with_raw_receiver(&dir);
-    // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at once.
+    // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at
+    // once.
     let epoch = std::sync::atomic::AtomicU64::new(8);
     let flags = [1, 3, 0, 2];
     meanwhile(
@@ -651,7 +652,7 @@ fn sleep_words_that_always_change_cost_only_rings() {
         },
     );
     drop((sender, peer));
-    // And a sender's, while it is released by and by.
+    // And a sender's, while messages are released one by one.
     let (mut receiver, peer) = with_raw_sender(&dir);
     let mut buffer = Vec::new();
     meanwhile(
@@ -677,7 +678,7 @@ fn a_half_closed_socket_is_the_peers_end() {
         peer.put(0, 1, 0);
         shutdown(&peer.socket, how).unwrap();
         assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
-        // Who does not want to hear any more may still speak.
+        // A peer that has shut down its reading side may still send.
         if how == Shutdown::Read {
             peer.put(8, 2, 0);
             assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
@@ -707,7 +708,7 @@ fn a_peer_stopped_during_its_handshake_does_not_block_the_next_one() {
 
 #[test]
 fn a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote() {
-    // A head that cannot be, and one that says that all has been taken.
+    // An impossible head, and one that claims that everything has been taken.
     for lie in [u64::MAX, 11 << 32] {
         a_successor_writes_and_goes(lie);
     }
@@ -722,9 +723,9 @@ fn a_successor_writes_and_goes(lie: u64) {
     drop(peer);
     assert!(matches!(sender.drain_until(deadline()), Err(Error::PeerDied { unreleased: 10 })));
     std::thread::scope(|scope| {
-        // One that goes, and then a good one, which is the first that the sender takes for a successor.
+        // One that leaves, and then a valid one, the first that the sender accepts as a successor.
         let receiver = scope.spawn(|| {
-            // It asks for fences; the sender answers when it looks at its page.
+            // It asks for fences; the sender complies when it reads the peer's page.
             let (peer, page) = RawPeer::receiver_but_for_ready(&dir.socket(), 2);
             let (mut fenced, until) = ([0; 4], deadline());
             while fenced == [0; 4] {

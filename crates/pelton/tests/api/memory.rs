@@ -1,4 +1,5 @@
-//! How much memory a peer can make a side use: the limits that each side tells the other, and the budget of those that have many peers.
+//! The memory that a peer can make a side use: the limits that the sides exchange, and the budget of an endpoint with
+//! many peers.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -30,7 +31,7 @@ fn child() {
 /// A sender that connects with these options to a receiver that listens with those.
 fn connected(dir: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
     let listener = receiver.listen(&dir.name()).unwrap();
-    // One that is hung up on tries again.
+    // A sender tries again after a hang-up.
     let sender = sender.clone().connect_deadline(deadline());
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| sender.connect_sender(&dir.name()));
@@ -135,7 +136,7 @@ fn a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit() {
     });
 }
 
-/// Receives until the other thread has done its part.
+/// Receives until the other thread has finished its part.
 fn attend_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let other = scope.spawn(other);
@@ -193,7 +194,7 @@ fn senders_share_a_memory_budget_and_return_their_share_when_they_leave() {
         assert_eq!(sizes[0], MEMORY / 16, "round {round}");
         assert!(sizes.is_sorted_by(|one, next| one >= next) && sizes.iter().all(|size| *size >= 1 << 16), "{sizes:?}");
         assert!(sizes.len() > 16 && sizes.iter().sum::<u64>() <= MEMORY, "{sizes:?}");
-        // Those who are there go on, and all is given back when they have gone.
+        // The members continue, and all memory is returned when they have left.
         senders.iter_mut().for_each(|sender| sender.send(b"x").unwrap());
         let mut left = senders.len();
         drop(senders);
@@ -204,7 +205,7 @@ fn senders_share_a_memory_budget_and_return_their_share_when_they_leave() {
     }
 }
 
-/// Stops a service, whatever becomes of the test.
+/// Stops a service at the end of the test, even if it fails.
 struct Stops(pelton::Stopper);
 
 impl Drop for Stops {
@@ -222,7 +223,8 @@ fn a_budget_too_small_for_one_sender_is_an_error_at_once() {
     assert!(matches!(error, Error::Option { option: "memory", found: 2_097_151, .. }), "{error}");
 }
 
-/// A service on a thread of its own that answers with as many bytes as the request says, or fails as the library does.
+/// A service on a thread of its own that replies with as many bytes as the request wants, or fails with the library's
+/// error.
 fn serving<T: Send>(options: &Options, dir: &TestDir, test: impl FnOnce(&mut Client) -> T + Send) -> (T, Vec<String>) {
     let mut service: Service = Service::listen_with(&dir.name(), options).unwrap();
     let stopper = service.stopper();
@@ -254,7 +256,7 @@ fn unread_replies_are_kept_up_to_the_limit_and_fail_beyond_it() {
     let dir = TestDir::new("unread_replies_are_kept_up_to_the_limit");
     let options = Options::new().capacity(1 << 16).memory(10 << 20);
     let (outcomes, errors) = serving(&options, &dir, |client| {
-        // Each of a mebibyte; none is read before all are asked for.
+        // Each of a mebibyte; the client sends all requests before it reads a reply.
         let calls: Vec<_> = (0..60).map(|_| client.submit(&(1u64 << 20).to_le_bytes()).unwrap()).collect();
         let another = Client::connect_with(&dir.name(), &Options::new());
         let mut outcomes = Vec::new();
@@ -263,7 +265,7 @@ fn unread_replies_are_kept_up_to_the_limit_and_fail_beyond_it() {
             let text = String::from_utf8_lossy(completion.as_ref()).into_owned();
             outcomes.push((completion.outcome(), text.len(), text));
         }
-        // A small one is answered as ever, by that client and another.
+        // A small one is answered as before, for that client and another.
         for client in [client, &mut another.unwrap()] {
             assert_eq!(client.call_until(&100u64.to_le_bytes(), deadline()).unwrap().unwrap().len(), 100);
         }
@@ -277,7 +279,7 @@ fn unread_replies_are_kept_up_to_the_limit_and_fail_beyond_it() {
     assert_eq!(errors.len(), failed.len());
 }
 
-/// Takes requests until the other thread has done its part, and has them answered by `keep`.
+/// Takes requests until the other thread has finished its part, and passes them to `keep`.
 fn serve_while<T: Send>(
     service: &mut Service,
     mut keep: impl FnMut(Vec<u8>, Responder),
@@ -301,7 +303,7 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
     const MIB: usize = 1 << 20;
     const MEMORY: usize = 64 * MIB;
     const CALLS: usize = 70;
-    // Of the clients' lanes and of what fits into them.
+    // The memory of the clients' lanes and of their content.
     const SLACK: usize = 2 * MIB;
     let options = Options::new().capacity(1 << 16).memory(MEMORY as u64);
     let mut service = Service::listen_with(&dir.name(), &options).unwrap();
@@ -319,7 +321,7 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
         let (bytes, responder) = service.receive_until(deadline()).unwrap().expect("a request is missing").into_parts();
         asked[usize::from(bytes[0])].push(responder);
     }
-    // Nobody reads. One client more that has all it may have leaves as much as it has.
+    // No client reads. A further client with its full share leaves as much as it has.
     let mut reply_until_full = |number: usize, bytes: usize| {
         let mut kept = 0;
         loop {
@@ -341,7 +343,7 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
         assert!((left / 2 - SLACK..=left / 2 + SLACK).contains(&kept), "client {number} of {left}: {kept}");
         left -= kept;
     }
-    // All of it comes back when they read.
+    // All of it is returned when they read.
     drop(asked);
     let read = move || {
         clients.map(|mut client| {

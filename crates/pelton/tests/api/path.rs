@@ -1,4 +1,4 @@
-//! Path channels: both sides come and go, die and are succeeded, in a directory that keeps the lane.
+//! Path channels: both sides join, leave, die and get successors, in a directory that keeps the lane.
 
 use crate::support::*;
 use pelton::{Error, Options, Receiver, Sender, Sent, Wait};
@@ -15,19 +15,19 @@ fn options(role: &Role) -> Options {
     options.wait(How::parse(role.get("how")).wait()).lanes(role.number("lanes").unwrap_or(1) as u32)
 }
 
-/// Message `number` of lane `lane`: which lane and number, then the pattern.
+/// Message `number` of lane `lane`: lane and number, then the pattern.
 fn numbered(lane: u64, number: u64, into: &mut Vec<u8>) {
     payload(number, SIZES.of(number) + 16, into);
     into[..8].copy_from_slice(&number.to_le_bytes());
     into[8..16].copy_from_slice(&lane.to_le_bytes());
 }
 
-/// What a receiver knows of each lane: the next number, and how often it saw one again.
+/// A receiver's record of each lane: the next number, and the count of repeated ones.
 #[derive(Default)]
 struct Seen(BTreeMap<u64, (u64, u64)>);
 
 impl Seen {
-    /// Checks a message: in order, whole, and doubled only if it says so.
+    /// Checks a message: in order, whole, and repeated only if marked so.
     fn note(&mut self, message: &pelton::Message<'_>) {
         let word = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().unwrap());
         let (number, lane) = (word(0), word(8));
@@ -45,13 +45,13 @@ impl Seen {
     }
 }
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let path = role.get("path").to_owned();
     match role.get("role") {
-        // Sends the numbers from where its predecessor ended, up to the count or for ever.
+        // Sends the numbers that follow its predecessor's, up to the count or for ever.
         "send" => {
             let mut sender = options(&role).create_sender(&path).unwrap();
             let lane = role.number("lane").unwrap_or(0);
@@ -62,7 +62,7 @@ fn child() {
                 numbered(lane, number, &mut bytes);
                 match sender.send(&bytes) {
                     Ok(()) => number += 1,
-                    // A receiver went; the lane is there for the next.
+                    // A receiver left; the lane stays for the next.
                     Err(Error::PeerDied { .. } | Error::Closed { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -74,7 +74,7 @@ fn child() {
             }
             read_line_from_parent();
         }
-        // Receives so many, keeping the last so many, and says the numbers.
+        // Receives that many, keeps the last ones held, and reports the numbers.
         "receive" => {
             let mut receiver = options(&role).create_receiver(&path).unwrap();
             report("open");
@@ -90,7 +90,7 @@ fn child() {
             report(format!("{:?}", numbers.last()));
             read_line_from_parent();
         }
-        // Receives for ever, telling each time it has more.
+        // Receives for ever, with a report after each message.
         "consume" => {
             let mut receiver = options(&role).create_receiver(&path).unwrap();
             report("open");
@@ -112,7 +112,7 @@ fn child() {
             report("met");
             read_line_from_parent();
         }
-        // As another user, where the mode lets it in.
+        // As another user, where the mode permits it.
         "stranger" => {
             let uid = role.number("uid").unwrap() as u32;
             let gid = role.number("gid").unwrap_or(uid.into()) as u32;
@@ -125,10 +125,10 @@ fn child() {
             };
             report(found.err().map_or("well".to_owned(), |error| format!("{error:?}")));
         }
-        // Receives under a thousand signals a second, which interrupt whatever waits.
+        // Receives under a thousand signals a second, which interrupt each wait.
         "interrupted" => {
             extern "C" fn nothing(_: libc::c_int) {}
-            // SAFETY: the handler does nothing; the pointers are to values of ours.
+            // SAFETY: the handler does nothing; the pointers are to local values.
             unsafe {
                 libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
                 let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
@@ -205,7 +205,7 @@ fn a_sender_fills_the_lane_before_any_receiver_exists() {
     for _ in 0..sent {
         seen.note(&receiver.try_receive().unwrap().expect("it was sent"));
     }
-    // Who sent it had closed: told once, after the last message. Then there is nobody, and somebody may come.
+    // Its sender had closed: reported once, after the last message. Then there is no sender, and one may attach.
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
     assert!(receiver.receive_until(Instant::now() + Duration::from_millis(5)).unwrap().is_none());
     assert_eq!(seen.0[&0], (sent, 0));
@@ -220,7 +220,7 @@ fn a_receiver_waits_for_its_first_sender_and_detects_its_close() {
     let end = receive_to_end(&mut receiver, &mut seen);
     assert!(end.is_closed(), "{end}");
     assert_eq!(seen.0[&0], (1000, 0));
-    // Told once; then there is nobody, and another may come.
+    // Reported once; then there is no sender, and another may attach.
     assert!(receiver.try_receive().unwrap().is_none());
     drop(child);
     let _child = Child::start(here.role("send").with("count", 1500).with("end", "close"));
@@ -287,7 +287,7 @@ fn a_killed_receivers_successor_starts_at_the_oldest_unreleased_message() {
             Err(error) => break error,
         }
     };
-    // 30 were released; the ten it held, and the rest, were not.
+    // 30 were released; the ten held messages, and the rest, were not.
     assert!(matches!(reported, Error::PeerDied { unreleased: 70 }), "{reported}");
     numbered(0, 100, &mut bytes);
     sender.send(&bytes).unwrap();
@@ -316,7 +316,7 @@ fn the_death_of_both_endpoints_loses_nothing_committed() {
     let mut committed = u64::from(last.next_seq()) - 1;
     let mut bytes = Vec::new();
     numbered(0, committed, &mut bytes);
-    // The lane may well be full.
+    // The lane may be full.
     committed += u64::from(last.try_send(&bytes).unwrap() == Sent::Sent);
     last.close().unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
@@ -332,7 +332,7 @@ fn a_hundred_rolling_restarts_of_the_sender_lose_nothing() {
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let mut seen = Seen::default();
     for round in 1..=100u64 {
-        // By turns: closed, and killed when everything is sent.
+        // Alternately closed, and killed when everything is sent.
         let child =
             Child::start(here.role("send").with("count", 200 * round).with("end", ["", "close"][round as usize % 2]));
         while seen.0.get(&0).is_none_or(|(next, _)| *next < 200 * round) {
@@ -362,7 +362,7 @@ fn a_hundred_rolling_restarts_of_the_receiver_lose_nothing() {
         if random.below(2) == 0 {
             receiver.close().unwrap();
         } else {
-            // What is held when the receiver goes is delivered again.
+            // The next receiver gets the held messages again.
             let held = receiver.receive().unwrap().hold();
             drop(receiver);
             let number = u64::from_le_bytes(held[..8].try_into().unwrap());
@@ -395,11 +395,11 @@ fn random_kills_lose_nothing_and_repeat_only_messages_marked_so() {
             receiver.kill();
             sender.kill();
         }
-        // Everything in the lane is whole, in order, and from where the dead one had released to.
+        // Everything in the lane is whole, in order, and starts where the dead receiver's releases ended.
         let mut receiver = Options::new().open_receiver(here.path()).unwrap();
         let mut last: Option<u64> = None;
         let mut bytes = Vec::new();
-        // Of an empty lane nothing is told: who was there before is no news.
+        // An empty lane causes no report: its previous sender is irrelevant.
         let waits = pelton::inspect::info(here.path()).unwrap().lanes[0].depth > 0;
         if waits {
             loop {
@@ -450,7 +450,7 @@ fn one_wait_serves_many_senders_by_path_and_a_dead_ones_lane_is_reused() {
         assert_eq!(u64::from(message.lane()), lane);
         seen.note(&message);
     }
-    // One dies: its lane is the next one's.
+    // One dies: the next one takes its lane.
     children.remove(2).kill();
     let child = start(2, 3000);
     child.expect("open");
@@ -502,7 +502,7 @@ fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
     }
     child.expect("open");
     child.expect("sent 1");
-    // Whatever rang before, nothing is there now.
+    // Whatever rang before, there is nothing now.
     while !receiver.arm().unwrap() {}
     assert!(!is_readable(receiver.as_fd()));
     child.kill();
@@ -514,7 +514,7 @@ fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
         }
     };
     assert!(reported.is_peer_died(), "{reported}");
-    // The descriptor is silent again: no loop turns for one that is gone.
+    // The descriptor is silent again: an event loop does not spin for a dead peer.
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
 }
@@ -576,7 +576,7 @@ fn trimmed_memory_is_allocated_again_before_it_is_written() {
 #[test]
 fn a_thousand_opens_and_closes_leave_only_the_channel() {
     let here = Here::new("a thousand times opened and closed, nothing is left but the channel");
-    // Other tests of this process open and close as well: only what is ours counts.
+    // Other tests of this process open and close descriptors as well: only those of this test count.
     let ours = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mappings = maps.lines().filter(|line| line.contains(here.path().to_str().unwrap())).count();
@@ -596,7 +596,7 @@ fn a_thousand_opens_and_closes_leave_only_the_channel() {
     assert_eq!(here.dir.entries(), [here.path()]);
 }
 
-/// Rewrites words of a file behind everybody's back.
+/// Rewrites words of a file, unnoticed by its users.
 fn poke(path: &std::path::Path, offset: u64, bytes: &[u8]) {
     use std::os::unix::fs::FileExt as _;
     std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
@@ -639,10 +639,10 @@ fn recovery_drops_torn_records_and_reports_them() {
     drop(sender);
     let whole = pelton::inspect::check(here.path(), false).unwrap();
     assert!(whole[0].is_whole() && whole[0].kept == 10, "{whole:?}");
-    // The seventh header is not what it was.
+    // The seventh header is damaged.
     poke(&here.path().join("0.data"), 6 * 16, &[0xff; 8]);
     let torn = Options::new().open_sender(here.path());
-    // A successor of the sender walks on from the stored tail, behind the damage; the receiver's finds it.
+    // A successor of the sender walks from the stored tail, after the damage; the receiver's successor finds it.
     drop(torn);
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     for _ in 0..6 {
@@ -661,7 +661,7 @@ fn recovery_drops_torn_records_and_reports_them() {
     assert_eq!(&*receiver.receive().unwrap(), b"after");
 }
 
-/// Has the channel say that it was made in another boot.
+/// Makes the channel look as if it was created in another boot.
 fn as_of_another_boot(path: &std::path::Path) {
     let mut header = std::fs::read(path.join("channel")).unwrap();
     header[96..112].fill(7);
@@ -732,7 +732,7 @@ fn another_user_is_refused_unless_mode_and_lists_admit_it() {
     pelton::inspect::remove(here.path()).unwrap();
     let open = || small().mode(0o777).allow_uids(&[NOBODY]);
     let mut receiver = open().create_receiver(here.path()).unwrap();
-    // Its mode lets everybody in; the stranger does not trust the directory of just anybody.
+    // Its mode admits everybody; the other user does not trust an arbitrary user's directory.
     let said = Child::start(stranger("sender")).line();
     assert!(said.contains("NotAChannel"), "{said}");
     Child::start(stranger("sender").with("allow", 0)).expect("well");
@@ -753,7 +753,7 @@ fn a_mode_admits_its_group_and_refuses_everybody_else() {
     const NOBODY: u32 = 65534;
     const GROUP: u32 = 4242;
     use std::os::unix::fs::PermissionsExt as _;
-    // What is made there is the group's.
+    // New files in it belong to the group.
     std::os::unix::fs::chown(here.dir.path(), None, Some(GROUP)).unwrap();
     std::fs::set_permissions(here.dir.path(), std::fs::Permissions::from_mode(0o2755)).unwrap();
     let options = || small().mode(0o770).allow_uids(&[NOBODY]);
@@ -804,7 +804,8 @@ fn containers_that_share_only_the_directory_connect_and_detect_deaths() {
     for number in 300..302 {
         let mut bytes = Vec::new();
         numbered(0, number, &mut bytes);
-        // The one before may be told now: a child that another test starts keeps its life a moment longer.
+        // The previous one may be reported now: a child that another test starts holds its liveness handle a moment
+        // longer.
         while let Err(error) = sender.send(&bytes) {
             assert!(error.is_closed() || error.is_peer_died(), "{error}");
         }
@@ -840,7 +841,7 @@ fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
         }
         assert_eq!(seen.0[&0], (sent, 0));
     }
-    // More space, and it goes on where it stood.
+    // With more space, it continues where it stopped.
     mounted.resize("8m");
     for _ in 0..2000 {
         numbered(0, sent, &mut bytes);
@@ -855,7 +856,7 @@ fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
 
 #[test]
 fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
-    // In memory: all of it is allocated, which takes a disk its time.
+    // In memory: all of it is allocated, which takes long on a disk.
     let dir = tempfile::Builder::new().prefix("pt").tempdir_in("/dev/shm");
     let has_space = |dir: &tempfile::TempDir| {
         let space = rustix::fs::statvfs(dir.path()).unwrap();
@@ -872,10 +873,10 @@ fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
     let mut sender = Options::new().capacity(8 << 30).create_sender(&path).unwrap();
     let mut receiver = Options::new().open_receiver(&path).unwrap();
     let bytes = (sender.message_bytes_max() as usize).min(2000 << 20);
-    // The third lies on both sides of it.
+    // The third spans both sides of it.
     let sizes = [bytes, bytes, 300 << 20];
     for (number, bytes) in (0u64..).zip(sizes) {
-        // Allocated, but not written: nobody looks at the zeros between.
+        // Allocated, but not written: nothing reads the zeros between.
         let mut room = sender.reserve(bytes).unwrap();
         room[..8].copy_from_slice(&number.to_le_bytes());
         room[bytes - 8..].copy_from_slice(&number.to_le_bytes());
@@ -945,7 +946,7 @@ fn a_receivers_successor_is_not_mistaken_for_it_by_a_late_sender() {
         } else {
             first.kill();
         }
-        // The sender has looked at nothing since.
+        // The sender has not polled since.
         let second = Child::start(here.role("receive").with("count", 1).with("hold", 1));
         second.expect("open");
         let mut reported = 0;
@@ -973,10 +974,10 @@ fn a_sender_detects_a_close_at_its_next_message() {
     let mut sender = small().open_sender(here.path()).unwrap();
     sender.send(b"one").unwrap();
     receiver.close().unwrap();
-    // This one finds the word, and the next one says so.
+    // This call finds the word, and the next one reports it.
     sender.send(b"two").unwrap();
     assert!(matches!(sender.send(b"three"), Err(Error::Closed { unreleased: 2 })));
-    // Told once.
+    // Reported once.
     sender.send(b"three").unwrap();
     let mut receiver = small().open_receiver(here.path()).unwrap();
     for wanted in [b"one".as_slice(), b"two", b"three"] {
@@ -1001,7 +1002,7 @@ fn a_head_that_is_no_valid_position_cannot_be_repaired() {
         }
         assert!(matches!(small().open_receiver(here.path()), Err(Error::Corrupt(_))));
     }
-    // After a reboot nothing behind what was synced is walked over, and the head is no better a place to write at.
+    // After a reboot nothing beyond the synced messages is walked, and the head is no better position for a write.
     as_of_another_boot(&here.path());
     let done = pelton::inspect::recover(here.path(), false);
     assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
@@ -1042,7 +1043,7 @@ fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
             String::from_utf8(message.to_vec()).unwrap()
         };
         assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
-        // More than the lane holds, so that the sender sees what is released.
+        // More than the lane holds, so that the sender sees the releases.
         for number in 0..3000 {
             let text = format!("{number}{}", " word".repeat(200));
             assert!(sender.send_until(text.as_bytes(), deadline()).unwrap() == Sent::Sent, "free space is detected");
@@ -1050,12 +1051,12 @@ fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
         }
         assert_eq!(sender.try_send(b"last").unwrap(), Sent::Sent);
         drop((sender, receiver));
-        // What was released stays released.
+        // Released messages stay released.
         let mut receiver = options.open_receiver(&path).unwrap();
         assert_eq!(next(&mut receiver), "last");
         drop(receiver);
         drop(merged);
-        // Nothing of it is in the lower layer.
+        // The lower layer has none of it.
         let mut receiver = options.open_receiver(lower.join("channel")).unwrap();
         assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
     }

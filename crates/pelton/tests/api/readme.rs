@@ -1,9 +1,10 @@
-//! The Rust in README.md is what users begin with: it compiles, with no warning but of what it leaves unused.
+//! Users start with the Rust code of README.md: it compiles, without warnings except for unused items.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What a reader adds: a function around it that may fail, what the text before it names, and a receiver of any kind.
+/// A reader's additions: a function around it that may fail, the names of the text before it, and a receiver of any
+/// kind.
 const BEFORE: &str = "use pelton::file::{Engine, Open, Operation};\n\
     fn main() -> Result<(), Box<dyn std::error::Error>> {\n\
     let (_sender, receiver) = pelton::Options::new().threads()?;\n";
@@ -15,7 +16,7 @@ fn the_rust_in_readme_compiles() {
     let text = std::fs::read_to_string(root.join("README.md")).unwrap();
     let blocks: Vec<&str> = text.split("```rust\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
     assert!(blocks.len() >= 6, "README has Rust: {}", blocks.len());
-    // A package of its own, as a user's. Nothing is fetched: its dependencies are this one's.
+    // A separate package, like a user's. Nothing is fetched: its dependencies are this package's.
     let dir = tempfile::tempdir().unwrap();
     let binaries = dir.path().join("src/bin");
     std::fs::create_dir_all(&binaries).unwrap();

@@ -1,4 +1,5 @@
-//! Record files that other programs rotate, truncate, delete and replace while they are open; what others put at the temporary name.
+//! Record files that other programs rotate, truncate, delete and replace while they are open, and foreign files at
+//! the temporary name.
 
 use crate::support::records::*;
 use crate::support::*;
@@ -21,7 +22,7 @@ fn names(dir: &TestDir) -> Vec<String> {
     names
 }
 
-/// Each way to have a file created at the temporary name: at the first opening, and by a rotation.
+/// Each way in which a file is created at the temporary name: at the first opening, and by a rotation.
 fn at_each_creation(prepare: impl Fn(&Path), check: impl Fn(&Path)) {
     for rotates in [false, true] {
         let (dir, path) = dir();
@@ -65,7 +66,7 @@ fn a_file_prepared_at_the_temporary_name_never_becomes_the_log() {
     write(&mut RecordFile::open(&other).unwrap(), &[run(1, 1, 100)]);
     at_each_creation(
         |temporary| {
-            // Whole, with last numbers that would keep messages from being written, and another user's.
+            // Whole, with last numbers that would prevent messages from being written, and owned by another user.
             std::fs::copy(&other, temporary).unwrap();
             std::fs::hard_link(temporary, temporary.with_file_name("prepared")).unwrap();
             std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o666)).unwrap();
@@ -96,7 +97,7 @@ fn a_rotation_killed_between_its_renames_keeps_the_last_numbers() {
     assert_eq!(names(&dir), ["log", "log.000001"]);
 }
 
-/// A file with something in it, what is done to it by another program, and what is written after that.
+/// A file with some content, another program's action on it, and the later writes.
 fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn(&TestDir, &Path)) {
     for options in
         [RecordFileOptions::new(), RecordFileOptions::new().sync_bytes(0), RecordFileOptions::new().sync_bytes(1)]
@@ -113,7 +114,7 @@ fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn
         write(&mut file, &[run(1, 11, 1)]);
         file.sync().unwrap();
         after(&dir, &path);
-        // What was written is known, wherever it is, also to the next writer.
+        // The written messages are known, wherever they are, also to the next writer.
         for reopened in [false, true] {
             if reopened {
                 drop(file);
@@ -222,7 +223,7 @@ fn a_log_continues_in_another_record_file_at_its_path_and_in_nothing_else() {
     expect(&path, &[(1, 1, 2), (3, 1, 4), (1, 6, 1)]);
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(3))), (Some(6), Some(4)));
 
-    // Somebody's own file, which a rotation must not rename either.
+    // Another user's file, which a rotation must not rename either.
     std::fs::rename(&path, dir.path().join("log.2")).unwrap();
     let text = "a diary, of more than sixty-four bytes, which nobody wants to lose at all\n".repeat(40);
     std::fs::write(&path, &text).unwrap();
@@ -236,7 +237,7 @@ fn a_log_continues_in_another_record_file_at_its_path_and_in_nothing_else() {
     std::fs::remove_file(&path).unwrap();
     write(&mut file, &runs);
     expect(&path, &[(1, 7, 1)]);
-    // Overwritten where it stands.
+    // Overwritten in place.
     std::fs::write(&path, &text).unwrap();
     let runs = [run(1, 8, 1)];
     let error = file.write(&[runs[0].run()]).unwrap_err();

@@ -1,5 +1,6 @@
-//! Several services of one name: calls spread over them, fail over, and are handed over, under load. A service writes down each
-//! call that it carries out, before it answers, so that what was done twice, or answered without being done, is found.
+//! Several services of one name: calls are spread over them, fail over, and are handed over, under load. A service
+//! records each call in a journal before it replies. So a call done twice, or answered without being done, is
+//! detected.
 
 use crate::support::*;
 use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service, Stopper};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A short name of a test's own, and where its services write what they do; both removed at the end.
+/// A short name of the test, and the directory of its services' journals; both are removed at the end.
 struct Name {
     name: String,
     dir: TestDir,
@@ -37,7 +38,7 @@ impl Name {
         }
     }
 
-    /// One more service, which listens when this returns.
+    /// Starts one more service, which listens when this returns.
     fn serve(&self, with: impl FnOnce(Role) -> Role) -> Child {
         let role = Role::new(child, "serve").with("name", &self.name).with("journals", self.dir.path().display());
         let service = Child::start(with(role));
@@ -73,8 +74,8 @@ impl Drop for Name {
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
-        // Writes down the number that a request begins with, and answers with its own process and that number. Drains, or
-        // stops, when it is told to.
+        // Records the number at the start of a request, and replies with its process id and that number. Drains, or
+        // stops, on command.
         "serve" => {
             let options = options(&role).capacity(1 << 16);
             let mut service = Service::listen_with(role.get("name"), &options).unwrap();
@@ -94,8 +95,7 @@ fn child() {
             });
             report("listening");
             if role.get("soaks") == "yes" {
-                // Longer than a hang may last.
-                // SAFETY: no pointers.
+                // Longer than a hang may last. SAFETY: no pointers.
                 unsafe { libc::alarm(0) };
             }
             let work = Duration::from_micros(role.number("microseconds").unwrap_or(0));
@@ -113,38 +113,38 @@ fn child() {
                 }
                 if request.ends_with(b"stream") {
                     let mut responder = request.into_responder();
-                    // Until it is cancelled, or its client has gone.
+                    // Until it is cancelled, or its client has exited.
                     while !responder.is_cancelled() && responder.part(&[7; 500]).is_ok() {}
                     return;
                 }
                 let answer = [&u64::from(std::process::id()).to_le_bytes()[..], &bytes].concat();
-                // Who has gone is not answered.
+                // A client that has exited gets no reply.
                 let _ = request.reply(&answer);
             };
             service.run(role.number("threads").unwrap_or(2) as usize, answer).unwrap();
-            // What is dropped now is what clients see.
+            // A drop from here on is visible to clients.
         }
         role => panic!("{role}"),
     }
 }
 
 fn request(number: u64) -> Vec<u8> {
-    // Now and then one that travels in pieces.
+    // Some requests travel in pieces.
     let bytes = if number.is_multiple_of(97) { 70_000 } else { 8 + (number % 300) as usize };
     let mut request = number.to_le_bytes().to_vec();
     request.resize(bytes, number as u8);
     request
 }
 
-/// Which process answered, and what.
+/// The process that replied, and the number.
 fn answer(bytes: &[u8]) -> (u64, u64) {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(bytes.len(), 16);
     (word(0), word(8))
 }
 
-/// Asks again and again, so many at a time, until it is told to stop and all are answered; every other call is idempotent if
-/// that is wanted. Answers what came of each call.
+/// Sends requests continuously, that many at a time, until told to stop, and takes all replies. Every other call is
+/// idempotent if `idempotent` is set. Returns the outcome of each call.
 fn call_continuously(
     client: &mut Client,
     in_flight: usize,
@@ -165,7 +165,7 @@ fn call_continuously(
             outcomes.push(None);
         }
         if asked.is_empty() {
-            // There is no room anywhere, or nobody yet.
+            // There is no free space anywhere, or no service yet.
             std::thread::yield_now();
             continue;
         }
@@ -199,7 +199,7 @@ fn calls_are_spread_over_the_services_of_a_name_including_new_ones() {
             }
         }
         assert_eq!(seen, services.iter().map(|service| u64::from(service.pid())).collect());
-        // With so many in flight each has as many as the others.
+        // With that many in flight each service has as many as the others.
         let calls: Vec<CallId> = (0..60).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
         let mut by = BTreeMap::new();
         for _ in calls {
@@ -222,7 +222,7 @@ fn a_rolling_replacement_under_load_fails_and_repeats_no_call() {
         let outcomes = std::thread::scope(|scope| {
             let asking = scope.spawn(|| call_continuously(&mut name.client(), in_flight, false, &stop, |_| ()));
             let beside = scope.spawn(|| {
-                // One call at a time, and none for a while between.
+                // One call at a time, with pauses between.
                 let (mut client, mut asked) = (name.client(), 1 << 40);
                 while !stop.load(Ordering::Relaxed) {
                     assert_eq!(answer(&client.call(&request(asked)).unwrap()).1, asked);
@@ -286,15 +286,15 @@ fn costs(pid: u32) -> (usize, u64) {
     (descriptors, statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096)
 }
 
-/// Calls, streams, cancels and notifications, while of three services one after the other is drained or killed and replaced, for
-/// seconds, or for as many as PELTON_SECONDS says: the client and the service that stays cost at the end what they cost at the
-/// beginning.
+/// Calls, streams, cancels and notifications, while one of three services after the other is drained or killed and
+/// replaced. It lasts seconds, or as many as PELTON_SECONDS says. At the end the client and the remaining service use
+/// as many resources as at the start.
 #[test]
 fn a_soak_leaks_no_descriptors_and_no_memory() {
     let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
-    // A soak of a day is no hang: each wait in it has a deadline of its own.
+    // A soak of a day is no hang: each of its waits has a deadline.
     let name = Name::at(TestDir::unwatched());
-    // More threads than streams in a round: with all of them in a stream, none is left to read that it was cancelled.
+    // More threads than streams in a round: if all of them streamed, none could read the cancel.
     let without_journals = |role: Role| role.with("journals", "").with("threads", 13).with("soaks", "yes");
     let stays = name.serve(without_journals);
     let mut replaced: Vec<Child> = (0..2).map(|_| name.serve(without_journals)).collect();
@@ -337,14 +337,14 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
             take_one(&mut client, &mut asked);
         }
         calls += 600;
-        // Those cancelled are answered too, and the new one is found.
+        // The cancelled ones are answered too, and the new one is found.
         let settled = deadline();
         while client.in_flight() > 0 || client.services() != 3 {
             assert!(Instant::now() < settled, "{} in flight at {} services", client.in_flight(), client.services());
             let call = client.submit(&request(1)).unwrap();
             let _ = client.completion_of_until(call, deadline()).map(|reply| assert!(reply.is_some()));
         }
-        // Which only a client that reads its replies lets drain.
+        // A client must read its replies to let the service drain.
         old.wait();
         let now = (costs(std::process::id()), costs(stays.pid()));
         match before {
@@ -355,7 +355,7 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
                 let ((own, own_bytes), (its, its_bytes)) = now;
                 let ((own_before, own_bytes_before), (its_before, its_bytes_before)) = before;
                 assert_eq!(its, its_before, "descriptors of the service that stays, after {calls} calls");
-                // Other tests of this process have theirs.
+                // Other tests of this process have descriptors of their own.
                 assert!(own <= own_before + 100, "{own_before} descriptors became {own}");
                 const SLACK: u64 = 48 << 20;
                 assert!(own_bytes < own_bytes_before + SLACK, "{own_bytes_before} resident bytes became {own_bytes}");
@@ -388,7 +388,7 @@ fn a_name_without_a_service_is_an_error_until_one_serves_it_again() {
     let service = name.serve(|role| role.with("microseconds", 1_000_000_000).with("threads", 1));
     let mut client = name.client();
     let (one, two) = (client.submit(&request(1)).unwrap(), client.submit(&request(2)).unwrap());
-    // Repeating it is allowed, but there is nobody to do it.
+    // It may be repeated, but no service is left to do it.
     assert!(client.mark_idempotent(two).unwrap());
     service.kill();
     let error = client.completion_of(one).unwrap_err();
@@ -415,7 +415,7 @@ fn a_name_without_a_service_is_an_error_until_one_serves_it_again() {
 #[test]
 fn open_calls_of_a_stopped_service_are_repeated_only_if_idempotent() {
     let name = Name::new("stopped");
-    // So long that it has not answered all before the other has started and it is stopped, on a busy machine too.
+    // Long enough that some calls are open when the other has started and this one is stopped, on a busy machine too.
     let mut first = name.serve(|role| role.with("microseconds", 1_000_000).with("threads", 1));
     let mut client = name.client();
     let calls: Vec<CallId> = (0..4).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
@@ -456,7 +456,7 @@ fn a_draining_service_answers_its_calls_and_returns_the_rest() {
     let responder = service.receive().unwrap().into_responder();
     stopper.drain();
     assert!(service.try_receive().unwrap().is_none(), "one call is open still");
-    // Nobody can come in any more, and the name is free.
+    // No client can connect any more, and the name is free.
     assert!(matches!(Client::connect(&dir.name()), Err(Error::NoListener { .. })));
     let back = client.submit(b"too late").unwrap();
     client.notify(b"but this is taken").unwrap();
@@ -469,7 +469,7 @@ fn a_draining_service_answers_its_calls_and_returns_the_rest() {
     let call = client.submit(b"too late too").unwrap();
     assert!(service.try_receive().unwrap().is_none());
     assert!(matches!(client.completion_of(call), Err(Error::Refused(_))));
-    // The last answer ends it, also a service that sleeps.
+    // The last reply ends it, also if the service sleeps.
     let waiting = std::thread::scope(|scope| {
         let thread = this_thread();
         scope.spawn(move || {
@@ -485,7 +485,7 @@ fn a_draining_service_answers_its_calls_and_returns_the_rest() {
     assert!(client.submit(b"more").unwrap_err().is_closed());
 }
 
-/// A service of this process, answered by a thread of its own until it is dropped.
+/// A service in this process, run by its own thread until it is dropped.
 struct Serving {
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
@@ -508,7 +508,7 @@ impl Drop for Serving {
 
 fn echo(request: Request<'_>) {
     let bytes = request.to_vec();
-    // Who has gone is not answered.
+    // A client that has exited gets no reply.
     let _ = request.reply(&bytes);
 }
 
@@ -516,7 +516,7 @@ fn small() -> Options {
     Options::new().capacity(1 << 16)
 }
 
-/// Of a service that this thread is to answer: lets in whom that thread connects.
+/// Of a service that this thread runs: accepts the client that another thread connects.
 fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
@@ -597,7 +597,7 @@ fn a_call_returned_without_another_service_fails_in_the_next_poll() {
 #[test]
 fn a_client_connects_to_another_service_if_one_is_silent() {
     let name = Name::new("is silent");
-    // They listen, and look for nobody.
+    // They listen, and discover no other service.
     let silent = [(); 2].map(|_| Service::listen_with(&name.name, &small()).unwrap());
     let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     for _ in 0..8 {
@@ -615,11 +615,11 @@ fn a_silent_service_keeps_no_client_from_a_later_one() {
     assert_eq!(*client.call(b"first").unwrap(), *b"first");
     let silent = Service::listen_with(&name.name, &small()).unwrap();
     drop(first);
-    // It may have gone before, or after, the call was written.
+    // It may have exited before, or after, the call was written.
     let _ = client.call_until(b"lost", Instant::now() + Duration::from_millis(20)).map(|_| ());
     let (own, calling) = (name.name.clone(), this_thread());
     let later = std::thread::spawn(move || {
-        // The client waits for the one that says nothing.
+        // The client waits for the silent service.
         wait_until_thread_polls(calling);
         Serving::new(Service::listen_with(&own, &small()).unwrap(), echo)
     });
@@ -729,7 +729,7 @@ fn a_socket_of_another_kind_under_the_name_is_ignored() {
     assert_eq!(*client.call_until(b"y", until).unwrap().expect("it hangs"), *b"y");
 }
 
-/// A client that has been answered, by the service; and where another may listen.
+/// A client that the service has answered once, and an address for another listener.
 fn answered(name: &Name) -> (Client, Serving, PathBuf) {
     let serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
@@ -756,15 +756,15 @@ fn a_service_that_always_hangs_up_is_retried_with_a_pause() {
             }
         });
         let until = Instant::now() + Duration::from_millis(500);
-        // The first may find that the service has gone.
+        // The first may detect that the service has exited.
         while Instant::now() < until {
             assert!(!matches!(client.call_until(b"anybody?", until), Ok(Some(_))));
         }
-        // One in each ten milliseconds, and those that a look at the directory begins.
+        // One in each ten milliseconds, and those that a scan of the directory starts.
         let most = start.elapsed().as_millis() / 10 + 20;
         let times = greeted.load(Ordering::Relaxed).into();
         assert!((2..=most).contains(&times), "{times} times, wanted at most {most}");
-        // Nor does it keep the client from one that comes.
+        // Nor does it keep the client from a service that starts.
         let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
         assert_eq!(*client.call_until(b"again", deadline()).unwrap().expect("it hangs"), *b"again");
         shutdown(&socket, Shutdown::Both).unwrap();
@@ -795,7 +795,7 @@ fn a_waiting_client_gets_the_reason_of_a_refusal() {
         let until = deadline();
         let error = loop {
             match client.call_until(b"hello", until) {
-                // It may have gone with what the service had.
+                // It may have been lost with the service.
                 Err(error) if error.is_closed() => assert!(Instant::now() < until),
                 Err(error) => break error,
                 Ok(reply) => panic!("{reply:?}"),
@@ -804,7 +804,7 @@ fn a_waiting_client_gets_the_reason_of_a_refusal() {
         assert!(matches!(error, Error::Refused(_)), "{error}");
     }
     over.store(true, Ordering::Relaxed);
-    // As often as it was told, and once or twice more: nobody is asked again before.
+    // As often as it was returned, and once or twice more: no service gets a second request before.
     let times = refusing.join().unwrap();
     assert!(times <= 22, "refused {times} times");
 }
@@ -813,7 +813,7 @@ fn a_waiting_client_gets_the_reason_of_a_refusal() {
 fn a_service_whose_socket_name_is_taken_listens_at_the_next() {
     let name = Name::new("same number");
     let _first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
-    // As if processes of this one's number in other pid namespaces had taken the next numbers.
+    // As if processes with this process id in other pid namespaces had taken the next numbers.
     let own = std::fs::read_dir(name.directory()).unwrap().next().unwrap().unwrap().file_name();
     let own = own.to_str().unwrap().rsplit_once('.').unwrap().1.parse::<u32>().unwrap();
     let _others: Vec<_> = (own + 1..own + 40)
@@ -844,7 +844,7 @@ fn an_idempotent_call_that_ends_each_service_is_lost_after_three_repeats() {
         };
         let responder = request.into_responder();
         begun += 1;
-        // Its successor is there before it ends.
+        // Its successor listens before it exits.
         let next = Service::listen_with(&name.name, &small()).unwrap();
         drop((std::mem::replace(&mut service, next), responder));
     }

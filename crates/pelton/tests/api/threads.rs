@@ -1,4 +1,4 @@
-//! A channel between threads of one process: what a sender and a receiver do, and what they cost.
+//! A channel between threads of one process: the operations of a sender and a receiver, and their cost.
 #![allow(clippy::drop_non_drop, reason = "dropping is what a user does to abort")]
 
 use crate::support::*;
@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Not a test: what must be alone in its process, because it counts what the process has. Without a role it does nothing.
+/// Not a test: work that must be alone in its process, because it counts the process's resources. Without a role it
+/// does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -31,7 +32,7 @@ fn small() -> (Sender, Receiver) {
     Options::new().capacity(65536).threads().unwrap()
 }
 
-/// So many messages of 10,000 bytes fill a small lane.
+/// That many messages of 10,000 bytes fill a small lane.
 fn fill(sender: &mut Sender) -> u64 {
     let mut sent = 0;
     while sender.try_send(&[sent as u8; 10_000]).unwrap() == Sent::Sent {
@@ -210,7 +211,7 @@ fn held_messages_are_released_in_any_order_on_any_thread() {
     }
 }
 
-/// The end of the channel may come at any instant of the wait.
+/// The end of the channel may occur at any instant of the wait.
 #[test]
 fn a_drain_succeeds_if_the_receiver_closes_after_the_last_message() {
     let _hang = Watchdog::new("a_drain_succeeds_if_the_receiver_closes_after_the_last_message");
@@ -237,7 +238,8 @@ fn a_held_message_outlives_its_receiver() {
     assert_eq!(&*held, b"kept");
 }
 
-/// The sender waits for room, the receiver sleeps, and all of the lane is held: dropping the held ones moves both.
+/// The sender waits for free space, the receiver sleeps, and all of the lane is held: dropping the held messages
+/// wakes both.
 #[test]
 fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
     let _hang = Watchdog::new("dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender");
@@ -462,7 +464,7 @@ fn resuming_a_channel_between_threads_is_refused() {
     assert!(matches!(receiver.resume(), Err(Error::Refused(_))));
 }
 
-// What a process has. Each in a child of its own.
+// The resources of a process, each counted in a separate child.
 
 #[test]
 fn a_thousand_channels_leave_no_descriptor_and_no_mapping() {
@@ -477,7 +479,7 @@ fn a_thousand_channels() {
         let held = receiver.receive().unwrap().hold();
         let pipe = std::fs::File::open("/dev/null").unwrap();
         sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
-        // Now this one first, now that.
+        // Alternately this one first, and the other.
         if number.is_multiple_of(2) {
             drop((sender, receiver, held));
         } else {
@@ -518,7 +520,8 @@ fn a_large_lane_whose_reader_keeps_up_takes_less_than_a_mebibyte() {
 fn a_reader_that_keeps_up() {
     let mut random = Random::new(8);
     let bytes = [7; 8192];
-    // The lane empty again each time: not saturated. Then always some messages in it, in the window and up to the limit.
+    // The lane is empty again each time: not saturated. Then it always has some messages, in the window and up to the
+    // limit.
     for (burst, limit, most_kb) in [(1, None, 1024), (8, Some(256 << 10), 1024), (8, None, 17 << 10)] {
         let options = Options::new().capacity(64 << 20);
         let options = limit.map_or(options.clone(), |bytes| options.resident_max(bytes));
@@ -569,7 +572,7 @@ fn a_burst_and_a_trim() {
         sender.trim().unwrap();
     }
     assert!(receiver.try_receive().unwrap().is_none());
-    // The trimmed lane goes on as a new one does.
+    // The trimmed lane continues like a new one.
     let mut again = 0;
     while sender.try_send(&bytes).unwrap() == Sent::Sent {
         again += 1;
@@ -601,7 +604,7 @@ fn signals_while_waiting() {
     let waiter = unsafe { libc::pthread_self() };
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // About 5,000 a second, until told that it is enough.
+            // About 5,000 a second, until the channel closes.
             while signal_receiver.recv_timeout(Duration::from_micros(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 // SAFETY: the waiter is alive: it waits for this thread at the scope's end.
                 unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
@@ -619,7 +622,7 @@ fn signals_while_waiting() {
             }
             assert!(Instant::now() >= until, "a signal ended wait {wait}");
         }
-        // And a wait that is fulfilled under signals.
+        // And a wait that succeeds under signals.
         while receiver.try_receive().unwrap().is_some() {}
         scope.spawn(move || {
             for number in 0..2000u64 {

@@ -1,4 +1,5 @@
-//! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task is woken; operations on files of many tasks.
+//! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task wakes; file operations of
+//! many tasks.
 
 use pelton::file::{EngineOptions, File, Open, Operation};
 use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender};
@@ -52,7 +53,7 @@ fn a_receive_dropped_at_any_await_takes_no_message() {
                 let mut context = Context::from_waker(Waker::noop());
                 assert!(matches!(dropped.as_mut().poll(&mut context), Poll::Pending));
                 sender.send(&n.to_le_bytes()).await.unwrap();
-                // Dropped after its message has come and before it was polled again.
+                // Dropped after its message has arrived and before it was polled again.
             }
             assert_eq!(*receiver.receive().await.unwrap(), n.to_le_bytes());
         }
@@ -247,7 +248,7 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
         for round in 0..50 {
             let mut context = Context::from_waker(Waker::noop());
             let mut forever = Box::pin(client.call(b"forever"));
-            // It is the one that hears the descriptor, or not.
+            // This task has the descriptor's waker, or not.
             let mut before = Box::pin(client.call(b"before"));
             if round % 2 == 0 {
                 let _ = before.as_mut().poll(&mut context);
@@ -264,12 +265,12 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
             if round % 3 != 0 {
                 assert_eq!(before.await.unwrap().bytes, b"before");
             }
-            // The service was told.
+            // The service got the cancel.
             while cancelled.try_recv().is_err() {
                 tokio::task::yield_now().await;
             }
         }
-        // A place comes back when its last answer has come.
+        // A slot becomes free when its last reply has arrived.
         while client.in_flight() > 0 {
             assert_eq!(client.call(b"once more").await.unwrap().bytes, b"once more");
         }
@@ -288,7 +289,8 @@ fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
             loop {
                 let until = std::time::Instant::now() + Duration::from_millis(1);
                 let sent = responder.part_until(&part, until).unwrap();
-                // Whether or not there was room: on one processor the client, which throws away what comes now, always makes some.
+                // Whether or not space was free: on one processor the client, which drops the parts that now arrive,
+                // always frees some.
                 if responder.is_cancelled() {
                     return notifier.lock().unwrap().send(number).unwrap();
                 }
@@ -308,7 +310,7 @@ fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
         }
         assert_eq!(stream.next().await.unwrap().unwrap().outcome, Outcome::End);
         assert_eq!(stream.next().await.unwrap(), None);
-        // Nobody reads it: it keeps the others waiting, until it is dropped.
+        // No task reads it: it blocks the others, until it is dropped.
         let endless = client.submit(b"4000000000").await.unwrap();
         let beside = client.clone();
         let beside = tokio::spawn(async move { beside.call(b"0").await });
@@ -413,7 +415,7 @@ fn dropping_one_operation_still_wakes_the_others() {
                 )
             };
             tokio::task::yield_now().await;
-            // Polled last, so that it is its waker that the reactor has; and another that finds no room.
+            // Polled last, so that the reactor has its waker; and another one that exceeds the bound.
             let mut second_read = pin!(engine.run(Operation::read(&second, vec![0; 9])));
             polled(second_read.as_mut()).await;
             if round % 2 == 1 {
@@ -424,7 +426,7 @@ fn dropping_one_operation_still_wakes_the_others() {
             second_read.set(engine.run(Operation::stat("/")));
             write.write_all(b"for first").unwrap();
             assert_eq!(waits.await.unwrap(), b"for first");
-            // What was cancelled makes room.
+            // The cancelled operations free their slots.
             engine.run(Operation::stat("/")).await.unwrap();
         }
     });

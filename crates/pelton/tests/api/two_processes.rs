@@ -1,4 +1,4 @@
-//! Two processes exchange messages: in every size, by every way to wait, through deaths, successors and restarts.
+//! Two processes exchange messages: every size, every way to wait, deaths, successors and restarts.
 
 use crate::support::*;
 use pelton::{Error, Options, Receiver, Sender};
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -17,7 +17,7 @@ fn child() {
             let mut sender = sender(&role);
             send_until_error(&role, &mut sender, how);
         }
-        // Sends, and goes on with every receiver that comes after one that died.
+        // Sends, and continues with every receiver that follows one that died.
         "send-surviving" => {
             let mut sender = sender(&role);
             let mut bytes = Vec::new();
@@ -50,7 +50,7 @@ fn child() {
             report(format!("{number} {}", end.as_ref().map_or("enough".to_owned(), word)));
             read_line_from_parent();
         }
-        // Receives from whatever number comes first; says which numbers, and what was redelivered.
+        // Receives from the first number that arrives; reports the numbers, and the redelivered ones.
         "receive-succeeding" => {
             let mut receiver = receiver(&role);
             report("connected");
@@ -142,7 +142,7 @@ fn child() {
     }
 }
 
-/// Takes the pipe that comes with each message from number `from` on and reads the message's number from it.
+/// Takes the pipe of each message from number `from` on and reads the message's number from it.
 fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
     for number in from..from + count {
         let mut message = match receiver.receive() {
@@ -167,7 +167,7 @@ fn piping(dir: &TestDir, count: u64) -> Role {
     Role::new(child, "pipes").with("name", dir.name()).with("count", count)
 }
 
-/// Sends the role's messages and then ends as it says.
+/// Sends the role's messages and then ends in the role's way.
 fn send_until_error(role: &Role, sender: &mut Sender, how: How) {
     let from = role.number("from").unwrap_or(0);
     let numbers = from..from + role.number("count").unwrap();
@@ -206,7 +206,7 @@ fn exchange(dir: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, 
         sender.expect("listening");
         (sender, Child::start(receiver))
     } else {
-        // The listener's options do not decide the capacity: the sender's do.
+        // The sender's options determine the capacity, not the listener's.
         let receiver = Child::start(receiver.with("listen", "yes"));
         receiver.expect("listening");
         (Child::start(sender), receiver)
@@ -221,7 +221,7 @@ fn exchange(dir: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, 
 #[test]
 fn every_size_up_to_the_limit_arrives_whole() {
     let dir = TestDir::new("every_size_up_to_the_limit_arrives_whole");
-    // 64 KiB is the smallest capacity there is: the limit is 32736.
+    // 64 KiB is the smallest capacity: the limit is 32736.
     exchange(&dir, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
 }
 
@@ -333,7 +333,7 @@ fn a_sleeping_receiver_detects_the_senders_death() {
     }
 }
 
-/// A child that receives ten of what is sent and then waits to be killed.
+/// A child that receives ten messages and then waits to be killed.
 fn tenth(dir: &TestDir) -> Role {
     receiving(dir, Sizes::Fixed(1000)).with("count", 10)
 }
@@ -359,7 +359,7 @@ fn a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left() {
     }
 }
 
-/// As above, with the receiver killed while the sender is surely waiting.
+/// The same, with the receiver killed while the sender certainly waits.
 #[test]
 fn a_sender_that_waits_for_space_detects_the_receivers_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
@@ -401,7 +401,7 @@ fn a_stopped_sender_is_not_reported_dead() {
         number = receive_all(&mut receiver, number, 1000, sizes, How::Block).0;
         child.signal(Signal::STOP);
         child.wait_for_state('T');
-        // What it had committed, and then nothing: no end.
+        // Its committed messages, and then nothing: no end.
         let mut wanted = Vec::new();
         while let Some(message) = receiver.receive_until(Instant::now() + Duration::from_millis(20)).unwrap() {
             check(number, sizes, &message, &mut wanted);
@@ -453,7 +453,7 @@ fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
     let (mut receiver, child) = receiver_of(&dir, sending(&dir, 300, sizes));
     child.expect("sent 300");
     child.kill();
-    // Some are received, and the rest left for after.
+    // Some are received, and the rest left for later.
     assert_eq!(receive_all(&mut receiver, 0, 100, sizes, How::Block).0, 100);
     assert_eq!(receiver.generation(), 1);
     let successor = Child::start(sending(&dir, 400, sizes).with("from", 300).with("end", "close"));
@@ -586,7 +586,8 @@ fn a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load() {
     chain_of_receivers("a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load", How::Epoll, false);
 }
 
-/// Twenty senders, one after another, killed in mid-stream; each goes on with the number after the last that arrived.
+/// Twenty senders, one after another, killed in mid-stream; each continues with the number after the last that
+/// arrived.
 fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
     let dir = TestDir::new(claim);
     let sizes = Sizes::Random(99, 2000);
@@ -680,7 +681,7 @@ fn descriptors_of_a_killed_sender_arrive_with_its_committed_messages() {
     child.expect("sent");
     child.kill();
     assert!(take_pipes(&mut receiver, 0, 5).is_none());
-    // The rest are offered to nobody new: they are this side's, before and after the successor has come.
+    // No new receiver gets the rest: they are this side's, before and after the successor connects.
     let successor = Child::start(sending(&dir, 1, Sizes::Fixed(8)).with("from", 20));
     assert!(receiver.resume_until(deadline()).unwrap_or_else(|error| {
         // A sender whose receiver has not read to the end is not lost yet.
@@ -725,11 +726,12 @@ fn a_successor_that_arms_first_still_marks_its_first_message() {
     successor.expect("sent 2");
 }
 
-/// Runs `first` and then `second` on one processor, where `second` runs only when what `first` started has nothing to do.
+/// Runs `first` and then `second` on one processor, where `second` runs only while the process that `first` started
+/// is idle.
 fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) -> T {
     let policy = |policy| {
         let priority = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the struct lives across the call; it is about this thread only.
+        // SAFETY: the struct lives across the call, which affects this thread only.
         assert_eq!(unsafe { libc::sched_setscheduler(0, policy, &priority) }, 0);
     };
     let everywhere = kernel::pin(0);
@@ -763,7 +765,7 @@ fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
         .with("from", taken)
         .with("count", count - taken + 1)
         .with("at", "once");
-    // On one processor with it, the successor goes first whenever it can go.
+    // On one processor with it, the successor runs first whenever it can.
     let successor = last_on_one_processor(|| Child::start(rest), || assert!(sender.resume_until(deadline()).unwrap()));
     send(&mut sender, count).unwrap();
     successor.expect("enough");
@@ -776,7 +778,7 @@ fn unreleased_descriptors_are_sent_again_to_a_successor() {
 
 #[test]
 fn many_unreleased_descriptors_are_sent_again_to_a_successor() {
-    // They race with the successor, who has the messages at once.
+    // They race with the successor, which gets the messages at once.
     for _ in 0..10 {
         descriptors_again("many_unreleased_descriptors_are_sent_again_to_a_successor", 240, 5);
     }
@@ -784,7 +786,7 @@ fn many_unreleased_descriptors_are_sent_again_to_a_successor() {
 
 #[test]
 fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
-    // The system resets the socket, rather than only closing it, when there is something in it that was not read.
+    // The system resets the socket, rather than just closing it, if it contains unread data.
     for unread in [0, 1] {
         let dir = TestDir::new("sending_descriptors_to_a_dead_receiver_detects_its_death");
         let role = Role::new(child, "take-pipes").with("name", dir.name()).with("count", 0);
@@ -803,7 +805,7 @@ fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
 #[test]
 fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
     let dir = TestDir::new("the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors");
-    // More than a socket takes at a time, so that sending them again waits.
+    // More than a socket takes at a time, so that sending them again blocks.
     let count = 400;
     let holding = Role::new(child, "hold-pipes").with("name", dir.name()).with("count", count);
     let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, holding);

@@ -1,4 +1,4 @@
-//! Calls given up: by their clients, by deadlines, and what of it is heard by handlers that stream.
+//! Cancelled calls: by clients, by deadlines, and the cancels that streaming handlers detect.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
     assert!(!client.cancel(slow).unwrap(), "once");
     receiver.recv_timeout(DEADLINE).expect("the service gets no cancel");
     assert!(matches!(client.completion_of(slow), Err(Error::Refused(_))), "nobody can wait for it");
-    // Its place comes back once the service has let go of it.
+    // Its slot becomes free once the service has released it.
     let until = deadline();
     while client.in_flight() > 0 {
         assert_eq!(&*client.call_until(b"other", until).unwrap().expect("no answer"), b"other");
@@ -46,7 +46,7 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
             }
             let mut responder = request.into_responder();
             let until = deadline();
-            // Also when it never hears of it, lest the test hang.
+            // Also if the cancel never arrives, so that the test does not hang.
             while !responder.is_cancelled() && Instant::now() < until {
                 assert_eq!(responder.part_until(b"more", until).unwrap(), Sent::Sent);
             }
@@ -62,7 +62,7 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
             assert_eq!((part.outcome(), &*part), (Outcome::Part, &b"more"[..]));
             silent.retain(|call| *call != part.call());
         }
-        // All threads are in streams, and nobody waits for requests.
+        // All threads stream, and none waits for requests.
         let mut asked: HashMap<CallId, Vec<u8>> = HashMap::new();
         for number in 0..200 {
             let request = numbered(number, 100);
@@ -131,7 +131,7 @@ fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
     for _ in 0..5 {
         assert_eq!(responders[0].try_part(&[3; 8000]).unwrap(), Sent::Sent);
     }
-    // Nobody answers it: before it could be, the parts are too many.
+    // It gets no reply: the parts exceed the limit before it could.
     let error = client.call(b"one more").unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
     assert!(client.cancel(ids[1]).unwrap());
@@ -139,7 +139,7 @@ fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
     let request = service.receive_until(deadline()).unwrap().expect("it was asked");
     assert_eq!(&*request, b"one more");
     let responder = request.into_responder();
-    // It was given up: the service hears of it as it looks on.
+    // It was abandoned: the service detects that when it continues.
     assert!(service.try_receive().unwrap().is_none());
     assert!(responder.is_cancelled());
     assert!(client.cancel(ids[0]).unwrap());

@@ -1,4 +1,4 @@
-//! Deaths and ends: of a service, what it had answered and what it had not; of a client, what others notice.
+//! Deaths and ends: of a service, its sent and unsent replies; of a client, the effects on others.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn a_services_death_fails_its_pending_calls_at_once() {
                     }
                 }
             }
-            // While it waits for room.
+            // While it waits for free space.
             _ => {
                 while client.try_submit(&[1; 1000]).unwrap().is_some() {}
                 let killing = std::thread::spawn({
@@ -110,7 +110,7 @@ fn a_clients_death_does_not_affect_the_others() {
     }
     let descriptors = || kernel::descriptors_of(service.pid());
     let until = deadline();
-    // Nothing of the dead is kept, once it has looked.
+    // The service keeps nothing of the dead client, after its next poll.
     let few = 40;
     while descriptors() > few {
         check(0..10);

@@ -1,4 +1,4 @@
-//! Event loops: arming for requests, answers, room and the end.
+//! Event loops: arming for requests, replies, free space and the end.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn both_sides_work_in_event_loops() {
                     Err(error) if error.is_closed() => return,
                     armed => armed.unwrap(),
                 };
-                // Some later, when nothing else is to be done; and more than the lane has room for.
+                // Some later, when the loop is otherwise idle; and more than the lane holds.
                 let at_once = if armed { kept.len() } else { kept.len().saturating_sub(3) };
                 for (bytes, responder) in kept.drain(..at_once) {
                     let _ = responder.reply(&bytes.repeat(4));
@@ -93,7 +93,7 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
     let (mut given, mut taken) = (0, 0);
     for round in 0..20 {
         let before = given;
-        // Also on another thread than the loop's, and while that sleeps.
+        // Also on a thread other than the loop's, and while that sleeps.
         std::thread::scope(|scope| {
             let armed = round % 2 == 0 && service.arm().unwrap();
             let fill = || while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {};
@@ -104,7 +104,7 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
             }
         });
         assert!(service.arm().unwrap(), "there is no free space");
-        // What was heard of the round before may be told once more.
+        // Events of the round before may be reported once more.
         for _ in 0..3 {
             if is_readable(service.as_fd()) {
                 service.disarm();
@@ -121,7 +121,7 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
         given = taken;
         assert!(given > before, "round {round}");
     }
-    // There is no room, and requests, and what is said of the call, are taken.
+    // There is no free space, and the loop takes requests and other messages about the call.
     while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {}
     assert!(service.arm().unwrap());
     let another = client.submit(b"another").unwrap();
@@ -136,7 +136,7 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
     answer.reply(b"this too").unwrap();
     let serving = std::thread::spawn(move || service.receive_until(deadline()).unwrap().is_some());
     assert_eq!(&*client.completion_of_until(another, deadline()).unwrap().unwrap(), b"this too");
-    // Room that nobody wants any more keeps no service awake for long.
+    // A wait for space that nobody needs any more keeps no service awake for long.
     client.submit(b"the last").unwrap();
     assert!(serving.join().unwrap());
 }
@@ -183,7 +183,8 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
         has_space.recv_timeout(DEADLINE).unwrap();
         scope
             .spawn(move || {
-                // Who has room for one reply leaves another to the loop, when a second thread has that client's.
+                // A thread with a reserved reply leaves another reply to the loop, when a second thread has that
+                // client.
                 let mut theirs = theirs.pop().unwrap();
                 let held = theirs.try_reserve(1).unwrap().unwrap();
                 late.reply(b"later").unwrap();

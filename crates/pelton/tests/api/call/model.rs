@@ -1,11 +1,11 @@
-//! Random calls, answers, cancels and ends against a model that knows no lanes.
+//! Random calls, replies, cancels and ends, compared with a model without lanes.
 
 use super::*;
 
-/// What a call is to bring, by a model that knows no lanes.
+/// The expected result of a call, by a model without lanes.
 #[derive(Default)]
 struct Modelled {
-    /// Answers given and not received yet.
+    /// Replies sent and not received yet.
     due: VecDeque<(Outcome, Vec<u8>)>,
     is_cancelled: bool,
 }
@@ -59,7 +59,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                 assert_eq!(client.cancel(call).unwrap(), is_open, "{call:?}");
                 if let Some(modelled) = calls.get_mut(&call) {
                     modelled.is_cancelled = true;
-                    // Nothing of it is received any more; that it has ended is not told.
+                    // The client receives nothing more of it, and no report of its end.
                     modelled.due.clear();
                 }
             }
@@ -114,7 +114,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                         calls.remove(&call);
                     }
                 }
-                // Cancelled after its last answer was given: nothing comes of it.
+                // Cancelled after its last reply was sent: nothing of it arrives.
                 calls.retain(|call, modelled| {
                     !(modelled.is_cancelled
                         && !taken.iter().any(|(of, _)| of == call)
@@ -123,7 +123,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
             }
         }
     }
-    // What is still on its way is of calls that were given up.
+    // The messages still in flight belong to abandoned calls.
     let until = deadline();
     while client.in_flight() > 0 {
         assert!(client.try_completion().unwrap().is_none());

@@ -1,4 +1,4 @@
-//! Requests and replies written in place, and threads that have room for one while others want some.
+//! Requests and replies written in place, and threads with a reserved reply while others wait for space.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn two_threads_with_reserved_replies_answer_each_others_clients() {
             });
         }
     });
-    // What was left to the services' loops.
+    // Replies that were left to the services' loops.
     assert!(first.try_receive().unwrap().is_none() && second.try_receive().unwrap().is_none());
     for id in ids {
         assert!(client.completion_of_until(id, deadline()).unwrap().is_some());
@@ -93,7 +93,7 @@ fn a_thread_with_a_reserved_reply_does_not_wait_to_reserve_another() {
     let (_second, mut another, mut theirs, ids) = asked(&other, 1);
     let (mut reserved, mut streams) = (ours.pop().unwrap(), theirs.pop().unwrap());
     let room = reserved.try_reserve(4).unwrap().unwrap();
-    // What need not wait is taken.
+    // Calls that need not wait are taken.
     while streams.try_part(&[0; 9000]).unwrap() == Sent::Sent {}
     let soon = Instant::now() + Duration::from_millis(1);
     assert!(matches!(streams.part_until(&[0; 9000], soon), Err(Error::Refused(_))));
@@ -114,7 +114,7 @@ fn an_aborted_reservation_wakes_a_thread_that_waits_for_space() {
     }
     std::thread::scope(|scope| {
         let waiting = scope.spawn(move || (streams.part_until(&[1; 20000], deadline()).unwrap(), streams));
-        // Whenever there is some room, it is had for a moment, and given back.
+        // Whenever space is free, it is reserved for a moment, and the reservation aborted.
         while !waiting.is_finished() {
             drop(other.try_reserve(100).unwrap());
             parts -= u64::from(client.try_completion().unwrap().is_some());
@@ -123,7 +123,7 @@ fn an_aborted_reservation_wakes_a_thread_that_waits_for_space() {
                 break;
             }
         }
-        // An empty lane has room.
+        // An empty lane has free space.
         assert_eq!(waiting.join().unwrap().0, Sent::Sent);
     });
 }

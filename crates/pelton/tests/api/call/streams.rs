@@ -1,4 +1,4 @@
-//! Answers in parts, and clients that do not read: who waits for them, and how much is kept.
+//! Replies in parts, and clients that do not read: the threads that wait for them, and the amount of stashed data.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
     );
     let mut asked = 0;
     let until = deadline();
-    // Until nothing is taken of it any more, though it has asked.
+    // Until the service takes nothing more of it, despite its requests.
     let mut before = usize::MAX;
     loop {
         while deaf.try_submit(&[1; 300]).unwrap().is_some() {
@@ -129,7 +129,7 @@ fn a_client_stashes_parts_of_other_calls_up_to_a_bound() {
     for number in 0.. {
         let answer = client.completion_of_until(loud, deadline()).unwrap().expect("parts are lost");
         if answer.outcome() == Outcome::Abandoned {
-            // What a part costs besides its bytes is counted too.
+            // The overhead of a part counts, too.
             assert!(number > 18, "{number}");
             break;
         }
@@ -150,7 +150,7 @@ fn an_unread_stream_blocks_one_thread_and_the_others_serve_others() {
         while responder.try_part(&[1; 5000]).unwrap() == Sent::Sent {}
         let thread = this_thread();
         waits.lock().unwrap().send(thread).unwrap();
-        // The client goes in the end.
+        // The client exits in the end.
         while responder.part(&[1; 5000]).is_ok() {}
     });
     let mut slow = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
@@ -185,7 +185,7 @@ fn a_client_that_takes_no_reply_gets_an_error_before_replies_fill_the_memory() {
         };
         assert!(matches!(&error, Error::Refused(why) if why.contains("answers")), "{error}");
         assert!(client.try_submit(b"one more").unwrap().is_none());
-        // All that was asked is answered, and then it goes on.
+        // Every request is answered, and then the client continues.
         for _ in 0..asked {
             assert_eq!(client.completion_until(deadline()).unwrap().expect("an answer is lost").len(), bytes);
         }
@@ -212,9 +212,9 @@ fn empty_parts_count_too() {
     let loud = client.submit(b"loud").unwrap();
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
-    // What is to end that is not refused itself.
+    // The message that ends it must not be refused itself.
     assert!(client.cancel(loud).unwrap());
-    // Nor is what comes next, which nobody knows if it is not answered.
+    // Nor is the next one, whose outcome is unknown without a reply.
     stop.store(true, Ordering::Relaxed);
     assert_eq!(
         client.completion_of_until(quiet, deadline()).unwrap().expect("no answer").outcome(),

@@ -1,11 +1,11 @@
-//! Many of everything, and the ends of things: descriptors, memory, sizes of files, disks. `PELTON_ROUNDS` makes what counts descriptors and memory long
-//! (10000: of a million operations).
+//! Large numbers, and resource limits: descriptors, memory, file sizes, disks. `PELTON_ROUNDS` prolongs the tests
+//! that count descriptors and memory (10000: of a million operations).
 
 use super::*;
 
 #[test]
 fn dropped_engines_files_and_operations_leave_nothing() {
-    // In a process of its own, where nobody else opens anything.
+    // In a separate process, where no other test opens anything.
     let _hang = Watchdog::new("dropped engines leave nothing");
     for way in ["ring", "threads"] {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -38,7 +38,7 @@ pub(super) fn many(path: &Path, way: &str) {
         }
     };
     let found = || (kernel::descriptors(), kernel::threads());
-    // Threads end in their own time.
+    // Threads end asynchronously.
     let settle = |wanted| eventually_is(wanted, "descriptors and threads", found);
     let before = found();
     (0..rounds).for_each(round);
@@ -66,7 +66,7 @@ pub(super) fn many(path: &Path, way: &str) {
     for file in &files {
         assert_eq!(ran(&mut engine, Operation::write_at(file, b"x", 0)).unwrap().count(), 1);
     }
-    // And one more than there may be is an error by name.
+    // One more than the limit is an error by name.
     let few = rustix::process::Rlimit { current: Some(kernel::descriptors() as u64), ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
     assert_eq!(errno(&ran(&mut engine, Operation::open(path.join("a"), Open::for_reading())).unwrap_err()), "EMFILE");
@@ -81,7 +81,7 @@ pub(super) fn many(path: &Path, way: &str) {
     report("nothing left");
 }
 
-/// Operations of every kind, one engine: descriptors and memory stay as they are after the first of them.
+/// Operations of every kind, one engine: descriptors and memory stay constant after the first round.
 fn flat(path: &Path, way: &str, operations: u64) {
     let mut engine = options(way).open().unwrap();
     let file = open(&mut engine, &path.join("flat"));
@@ -119,7 +119,7 @@ fn flat(path: &Path, way: &str, operations: u64) {
             let is_last = n + 1 == operations;
             while engine.in_flight() > 40 || (is_last && engine.in_flight() > 0) {
                 if is_last {
-                    // What was cancelled may have taken another's.
+                    // The cancelled one may have consumed another's data.
                     write.write_all(b"x").unwrap();
                 }
                 drop(done(&mut engine));
@@ -127,7 +127,7 @@ fn flat(path: &Path, way: &str, operations: u64) {
         }
         while engine.cancel(u64::MAX).unwrap() || !settled(&mut engine) {}
     };
-    // What was given up ends in its own time: its thread goes, and the others have nothing more to close.
+    // Abandoned operations end asynchronously: their thread exits, and the others have nothing more to close.
     let is_idle = |thread| kernel::system_call_of(thread) == Some(libc::SYS_futex);
     let at_rest =
         || kernel::threads_named(ALONE).is_empty() && kernel::threads_named("pelton-file").into_iter().all(is_idle);
@@ -154,17 +154,17 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: it is the system's.
+// SAFETY: the system's allocator has the same contract.
 unsafe impl std::alloc::GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as i64, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the contract of `GlobalAlloc`.
         unsafe { std::alloc::System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: std::alloc::Layout) {
         LIVE.fetch_sub(layout.size() as i64, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the contract of `GlobalAlloc`.
         unsafe { std::alloc::System.dealloc(memory, layout) }
     }
 }
@@ -181,7 +181,7 @@ fn a_file_size_limit_is_an_error_and_no_signal() {
 
 pub(super) fn limited(path: &Path, way: &str) {
     let file = open(&mut options(way).open().unwrap(), &path.join("a"));
-    // Its buffers are a file's too, as the system counts.
+    // For the system its buffers are part of a file, too.
     let appenders = pelton::Appenders::new(&pelton::Options::new(), Tail::of(file.clone()).unwrap()).unwrap();
     appenders.append(b"x").and_then(|()| appenders.sync()).unwrap();
     let limit = rustix::process::Rlimit { current: Some(10_000), maximum: Some(10_000) };
@@ -195,7 +195,7 @@ pub(super) fn limited(path: &Path, way: &str) {
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 10_001)).unwrap_err()), "EFBIG");
     let end = ran(&mut engine, Operation::read_at(&file, vec![0; 4096], 9000)).unwrap();
     assert_eq!((end.count(), end.cut_short_by.is_none()), (1000, true));
-    // A copy that is cut short ends its chain: what was to be removed after it is kept.
+    // A truncated copy ends its chain: the later removal is not done.
     let source = path.join("source");
     std::fs::write(&source, vec![4; 9000]).unwrap();
     let (from, to) = (open(&mut engine, &source), open(&mut engine, &path.join("to")));
@@ -231,7 +231,7 @@ fn a_full_disk_is_an_error_that_counts_the_bytes_written() {
 }
 
 pub(super) fn full(path: &Path, way: &str) {
-    // SAFETY: no pointers but to texts that live as long as the calls.
+    // SAFETY: the only pointers are to strings that live as long as the calls.
     let mounted = unsafe {
         let target = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         libc::unshare(libc::CLONE_NEWNS) == 0
@@ -255,7 +255,7 @@ pub(super) fn full(path: &Path, way: &str) {
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 2 << 20)).unwrap_err()), "ENOSPC");
     let pieces = vec![vec![2; 10].into(), vec![2; 5 << 20].into()];
     assert_eq!(errno(&ran(&mut engine, Operation::write_vectored_at(&file, pieces, 1 << 20)).unwrap_err()), "ENOSPC");
-    // A chain ends at a write that was cut short.
+    // A chain ends at a truncated write.
     ran(&mut engine, Operation::truncate(&file, 1 << 19)).unwrap();
     let chain =
         [(1, Operation::append(&file, vec![3; 1 << 20])), (2, Operation::rename(path.join("a"), path.join("b")))];

@@ -1,11 +1,12 @@
-//! Memory: that of an operation is nobody else's until that has ended, whatever is dropped, refused or given up.
+//! Memory: only an operation uses its memory until it has ended, even if the engine is dropped, the operation refused
+//! or abandoned.
 
 use super::*;
 
-/// The thread that waits for the kernel to end what a dropped engine had begun.
+/// The thread that waits until the kernel has finished the operations of a dropped engine.
 const END: &str = "pelton-file-end";
 
-/// Until no thread of this process keeps what a dropped engine left to the kernel.
+/// Waits until no thread of this process keeps the remains of a dropped engine.
 fn kernel_is_done() {
     eventually("the kernel ends what a dropped engine had begun", || kernel::threads_named(END).is_empty());
 }
@@ -28,7 +29,7 @@ fn an_engine_dropped_at_any_stage_frees_no_memory_the_kernel_may_write() {
             }
             let chain = (0..3).map(|token| (200 + token, Operation::read(&read, vec![0; BYTES])));
             assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
-            // Nothing begun; begun; so many taken; cancelled.
+            // Nothing started; started; that many taken; cancelled.
             if stage > 0 {
                 engine.start().unwrap();
             }
@@ -44,7 +45,7 @@ fn an_engine_dropped_at_any_stage_frees_no_memory_the_kernel_may_write() {
                 engine.start().unwrap();
             }
             drop(engine);
-            // Whoever gets memory now, that the kernel was to write, would find it changed.
+            // A new allocation of memory that the kernel still writes would change.
             let mine: Vec<(Vec<u8>, Buffer)> = (0..20).map(|_| (vec![0x11; BYTES], Buffer::aligned(BYTES))).collect();
             let _ = write.write_all(&[0xee; 5000]);
             kernel_is_done();
@@ -59,7 +60,7 @@ fn an_engine_dropped_at_any_stage_frees_no_memory_the_kernel_may_write() {
     });
 }
 
-/// Memory that is not Rust's, and how often each was released.
+/// Memory that Rust does not own, and the number of releases of each.
 pub(super) struct Lent {
     memory: Vec<std::cell::UnsafeCell<[u8; 4096]>>,
     released: std::sync::Arc<Vec<std::sync::atomic::AtomicUsize>>,
@@ -73,20 +74,20 @@ impl Lent {
 
     pub(super) fn buffer(&self, number: usize) -> Buffer {
         unsafe extern "C" fn release(context: *mut std::ffi::c_void) {
-            // SAFETY: it is what was made of a box below, and comes once.
+            // SAFETY: the pointer comes from a box below, and is passed once.
             let (released, number) = *unsafe {
                 Box::from_raw(context.cast::<(std::sync::Arc<Vec<std::sync::atomic::AtomicUsize>>, usize)>())
             };
             released[number].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
         let context = Box::into_raw(Box::new((self.released.clone(), number)));
-        // SAFETY: the memory is looked at when it has been released, and by nobody else, and outlives that.
+        // SAFETY: the test reads the memory after its release, when nothing else does, and the memory outlives that.
         unsafe { Buffer::foreign(self.memory[number].get().cast(), 4096, Some(release), context.cast()) }
     }
 
-    /// What is there. Only of what nobody else has.
+    /// The content, only if nothing else uses the memory.
     pub(super) fn bytes(&self, number: usize) -> &[u8] {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that nothing else uses the memory.
         unsafe { &*self.memory[number].get() }
     }
 
@@ -104,22 +105,23 @@ fn foreign_memory_is_released_once_whatever_its_operation_does() {
         let mut engine = case.options.clone().in_flight_max(8).open().unwrap();
         let file = open(&mut engine, &path);
         let (idle, mut writer) = pipe("idle");
-        // Done, and the memory is there as long as the completion.
+        // Done, and the memory is valid as long as the completion.
         let done_ = ran(&mut engine, Operation::read_at(&file, lent.buffer(0), 0)).unwrap();
         assert_eq!((done_.bytes().as_ptr(), lent.times()[0]), (lent.bytes(0).as_ptr(), 0));
         drop(done_);
         assert_eq!((lent.times()[0], lent.bytes(0)), (1, &[7; 4096][..]));
-        // Failed, by whom it is given back or not.
+        // Failed, with the memory returned by the operation or not.
         let refused = Operation::write_at(&open_to_read(&mut engine, &path), lent.buffer(1), 0);
         assert_eq!(errno(&ran(&mut engine, refused).unwrap_err()), "EBADF");
         assert_eq!(lent.times()[1], 1);
-        // Made a vector.
+        // Converted to a vector.
         assert_eq!(
             ran(&mut engine, Operation::read_at(&file, lent.buffer(2), 0)).unwrap().buffer.into_vec(),
             [7; 4096]
         );
         assert_eq!(lent.times()[2], 1);
-        // Several pieces, cancelled before and after they have begun, undone in a chain, not taken, given up, and left in flight.
+        // Several pieces: cancelled before and after they have begun, undone in a chain, not taken, abandoned, and
+        // left in flight.
         for (token, number) in [(1, 3), (2, 4), (3, 5)] {
             submit(&mut engine, token, Operation::read(&idle, lent.buffer(number)));
         }
@@ -145,7 +147,7 @@ fn foreign_memory_is_released_once_whatever_its_operation_does() {
             assert!(Instant::now() < deadline, "released {:?}, wanted each once", lent.times());
             std::thread::yield_now();
         }
-        // Nothing is read into what was released.
+        // Nothing is read into released memory.
         let _ = writer.write_all(&[9; 5000]);
         kernel_is_done();
         assert!([5, 7].iter().all(|number| lent.bytes(*number).iter().all(|byte| *byte == 0)));
@@ -168,9 +170,9 @@ fn memory_of_the_kernel_is_released_after_completion_even_without_io_uring() {
         submit(&mut engine, 2, Operation::read(&idle, lent.buffer(1)));
         seccomp::refuse(libc::SYS_io_uring_enter, libc::EPERM);
         drop(engine);
-        // The kernel may write to the one that it has.
+        // The kernel may write to the piece that it has.
         assert_eq!(lent.times(), [0, 1]);
-        // Nor is it forgotten by the thread that waits for its end. (Any other such thread waits in io_uring_enter.)
+        // Nor does the thread that waits for its end forget it. (Any other such thread waits in io_uring_enter.)
         eventually("a thread waits for its end in poll", || {
             kernel::threads_named(END).into_iter().any(kernel::thread_polls)
         });

@@ -1,4 +1,4 @@
-//! Paths: roots, rules of resolving, names with a slash behind them.
+//! Paths: roots, rules of resolution, trailing slashes.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn no_path_escapes_a_rooted_engine() {
                 assert!(["EXDEV", "ELOOP"].contains(&errno(&error)), "{text}: {error}");
             }
         }
-        // What the last name itself leads to is not followed out either.
+        // A symbolic link as the last name does not escape either.
         for operation in [
             Operation::open("secret-link", Open::for_reading()),
             Operation::stat("secret-link"),
@@ -67,7 +67,7 @@ fn no_path_escapes_a_rooted_engine() {
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
         assert_eq!(std::fs::read(inside.join("dir/file")).unwrap(), b"file");
 
-        // Inside, everything works, links too.
+        // Inside the root everything works, including links.
         let file = ran(&mut engine, Operation::open("good/file", Open::for_both())).unwrap().into_file().unwrap();
         assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 9], 0)).unwrap().bytes(), b"file");
         let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link("absolute")).unwrap().outcome else {
@@ -83,7 +83,7 @@ fn no_path_escapes_a_rooted_engine() {
         assert_eq!((found.links, found.modified), (2, SystemTime::UNIX_EPOCH));
         ran(&mut engine, Operation::unlink("up")).unwrap();
         assert!(outside.exists());
-        // A link made inside can say anything, and leads nowhere.
+        // A link created inside may contain any path, and leads nowhere outside.
         ran(&mut engine, Operation::symlink("/etc", "etc")).unwrap();
         assert_eq!(errno(&ran(&mut engine, Operation::open("etc/passwd", Open::for_reading())).unwrap_err()), "EXDEV");
     });
@@ -141,20 +141,20 @@ fn a_trailing_slash_requires_a_directory_below_a_root_too() {
                 let mut results = [true, false].map(|is_rooted| {
                     let engine = if is_rooted { &mut rooted } else { &mut plain };
                     let results = ran(engine, make(at(name, is_rooted), at("other", is_rooted)));
-                    // As it was before.
+                    // Restores the previous state.
                     if inside.join("other").exists() {
                         std::fs::rename(inside.join("other"), inside.join(name.trim_end_matches('/'))).unwrap();
                     }
                     results.map(drop).map_err(|error| errno(&error))
                 });
-                // Which of two that are true is said may differ.
+                // If two errors apply, either may be reported.
                 if results[0] == Err("EEXIST") && results[1] == Err("ENOENT") {
                     results[0] = results[1];
                 }
                 assert_eq!(results[0], results[1], "operation {number} of {name}: below a root, and without");
             }
         }
-        // What leads out says nothing of what is there.
+        // An escaping path reveals nothing about its target.
         for operation in [Operation::read_link("out/"), Operation::link("out/", "x")] {
             assert_eq!(errno(&ran(&mut rooted, operation).unwrap_err()), "EXDEV");
         }

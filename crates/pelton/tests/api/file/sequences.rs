@@ -1,9 +1,10 @@
-//! Random sequences of operations beside `std::fs`; also at a limit of file sizes, in a process of its own. `PROPTEST_CASES`: how many.
+//! Random sequences of operations compared with `std::fs`; also at a file size limit, in a separate process.
+//! `PROPTEST_CASES` is their number.
 
 use super::*;
 use proptest::prelude::*;
 
-/// What a random sequence is made of. Names are numbers below 6, handles below 3.
+/// The elements of a random sequence. Names are numbers below 6, handles below 3.
 #[derive(Clone, Debug)]
 enum Step {
     Open { handle: usize, name: usize, create: bool, truncate: bool, append: bool },
@@ -53,12 +54,12 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What came of a step, as either side tells it.
+/// The outcome of a step, comparable between both sides.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Nothing,
     Count(usize),
-    /// So many bytes, and what came then.
+    /// That many bytes, and then this error.
     Cut(usize, i32),
     Bytes(Vec<u8>),
     Is(Kind, u64, u64),
@@ -67,13 +68,13 @@ enum Outcome {
 }
 
 fn name(name: usize) -> String {
-    // The last two are in a directory that may be there or not.
+    // The last two are in a directory that may be missing.
     if name < 4 { format!("n{name}") } else { format!("n3/m{name}") }
 }
 
 type Handles<T> = [Option<T>; 3];
 
-/// The step as `std::fs` does it.
+/// The step by `std::fs`.
 fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: u64) -> Option<Outcome> {
     let at = |number: &usize| root.join(name(*number));
     let nothing = |result: std::io::Result<()>| result.map(|()| Outcome::Nothing);
@@ -137,7 +138,7 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
             while let Ok(more @ 1..) = from.read_at(&mut buffer[done..], from_offset + done as u64) {
                 done += more;
             }
-            // Of nothing the kernel says that it is too far, and `std::fs` does not ask.
+            // The kernel reports no excessive offset for zero bytes, and `std::fs` does not call it.
             let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
             if done == 0 && limit.is_some_and(|limit| *to_offset >= limit) {
                 return None;
@@ -149,7 +150,7 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
     Some(outcome.unwrap_or_else(|error| Outcome::Errno(error.raw_os_error().expect("of the system"))))
 }
 
-/// As `write_all_at`, and counts what went before an error.
+/// Like `write_all_at`, and counts the bytes before an error.
 fn put(file: &std::fs::File, bytes: &[u8], offset: u64) -> std::io::Result<Outcome> {
     let mut done = 0;
     while done < bytes.len() {
@@ -227,7 +228,7 @@ fn outcome(step: &Step, handles: &mut Handles<File>, completion: Completion) -> 
     }
 }
 
-/// All names below a directory, and what is there.
+/// All names below a directory, and their content.
 fn tree(root: &Path) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
     let mut found = std::collections::BTreeMap::new();
     let mut left = vec![root.to_owned()];
@@ -265,7 +266,7 @@ fn any_sequence_does_what_std_fs_does_also_at_a_limit_of_file_sizes() {
     }
 }
 
-/// The signals of a passed limit that came.
+/// The number of signals for an exceeded limit.
 static PASSED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 pub(super) fn limited_sequences(path: &Path, way: &str) {
@@ -284,7 +285,7 @@ pub(super) fn limited_sequences(path: &Path, way: &str) {
     RUNS.set(way == "run");
     let way = if way == "threads" { "threads" } else { "ring" };
     let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
-    // Each comes to the limit, first of all. `std::fs` raises the signal, the engine never does.
+    // Each sequence reaches the limit first. `std::fs` raises the signal, the engine never does.
     let first = [
         Step::Open { handle: 0, name: 0, create: true, truncate: false, append: false },
         Step::Write { handle: 0, offset: 59_000, bytes: 5000 },
@@ -294,7 +295,8 @@ pub(super) fn limited_sequences(path: &Path, way: &str) {
     report("limited");
 }
 
-/// Random sequences, as many as `PROPTEST_CASES` says, each after the `first` steps. During an operation the count of `signals` stays as it is.
+/// Random sequences, as many as `PROPTEST_CASES` says, each after the `first` steps. The count of `signals` stays
+/// constant during an operation.
 fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usize) {
     let cases = std::env::var("PROPTEST_CASES").map_or(cases, |text| text.parse().unwrap());
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
@@ -308,7 +310,7 @@ fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usiz
             let Some(wanted) = by_std(wanted_root.path(), &mut theirs, step, number as u64) else { continue };
             let operation = operation(found_root.path(), &mut ours, step, number as u64);
             let signals_before = signals();
-            // Run; submitted and polled for; submitted and waited for; or in a chain with one before it.
+            // Run; submitted and polled; submitted and waited for; or in a chain after another one.
             let completion = match way {
                 1 if RUNS.get() => {
                     let found = match engine.run(operation) {

@@ -1,4 +1,4 @@
-//! What waits for somebody else: pipes, FIFOs, files that are closed slowly; cancelling.
+//! Operations that wait for another party: pipes, FIFOs, files with a slow close; cancelling.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn a_cancelled_operation_completes_and_returns_its_memory() {
     everywhere("a cancelled operation completes", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
-        // Not begun; begun; and beside it one that is not cancelled.
+        // Not started; started; and beside it one that is not cancelled.
         submit(&mut engine, 1, Operation::read(&read, vec![1; 10]));
         assert!(engine.cancel(1).unwrap());
         let ended = done(&mut engine);
@@ -23,7 +23,7 @@ fn a_cancelled_operation_completes_and_returns_its_memory() {
         let ended = done(&mut engine);
         assert_eq!((ended.token, ended.bytes()), (3, &b"three"[..]));
         assert!(!engine.cancel(3).unwrap());
-        // A run that is given up at its deadline takes nothing of what comes later.
+        // A `run` that ends at its deadline consumes nothing that arrives later.
         let soon = Instant::now() + Duration::from_millis(5);
         assert!(engine.run_until(Operation::read(&read, vec![0; 10]), soon).unwrap().is_none());
         while engine.cancel(9).unwrap() || !settled(&mut engine) {}
@@ -41,7 +41,7 @@ fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
         submit(&mut engine, 1, Operation::close(slow));
         engine.start().unwrap();
         is_closing();
-        // The one thread is at that; this waits for it, alone and as the first of a chain.
+        // The only thread is busy with that; this operation waits for it, alone and as the first of a chain.
         let lent = Lent::new(1);
         let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let writer = File::from_fd(writer, "a pipe").unwrap();
@@ -58,7 +58,7 @@ fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
         drop(ended);
         assert_eq!(lent.times(), [1]);
         assert!(engine.try_completion().unwrap().is_none());
-        // Nor does what is left behind it by a drop wait for the thread.
+        // Nor do operations behind it, abandoned by a drop, wait for the thread.
         let lent = Lent::new(1);
         submit(&mut engine, 4, Operation::write(&writer, lent.buffer(0)));
         engine.start().unwrap();
@@ -69,7 +69,7 @@ fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
     });
 }
 
-/// A file that takes seconds to close, and the other end of it.
+/// A file that takes seconds to close, and its other end.
 fn slow_to_close() -> (File, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -77,12 +77,13 @@ fn slow_to_close() -> (File, std::net::TcpStream) {
     slow.set_nonblocking(true).unwrap();
     while slow.write(&[0; 1 << 16]).is_ok() {}
     slow.set_nonblocking(false).unwrap();
-    // Until the peer has taken all that, or for as long as this says.
+    // Until the peer has taken everything, or for at most this time.
     rustix::net::sockopt::set_socket_linger(&slow, Some(2 * DEADLINE)).unwrap();
     (File::from_fd(slow.into(), "slow to close").unwrap(), peer)
 }
 
-/// Waits until it is being closed: it has no number any more then. A child that had a copy of it would close it slowly, too.
+/// Waits until its close is in progress: its number is free then. A child with a copy of it would also close it
+/// slowly.
 fn closing(slow: &File) -> impl FnOnce() + use<> {
     let number = PathBuf::from(format!("/proc/self/fd/{}", slow.as_fd().as_raw_fd()));
     let socket = std::fs::read_link(&number).unwrap();
@@ -98,7 +99,8 @@ fn a_slow_close_of_a_file_blocks_nobody() {
     everywhere("a slow close of a file blocks nobody", |case| {
         let mut engine = case.engine();
         let (slow, peer) = slow_to_close();
-        // The operation has the last handle: the loop does not close it, nor keeps others from opening, closing and forking.
+        // The operation has the last handle: the loop does not close it, and does not block opening, closing and
+        // forking elsewhere.
         submit(&mut engine, 1, Operation::stat_file(&slow));
         let is_closing = closing(&slow);
         drop(slow);
@@ -130,7 +132,7 @@ fn a_cancelled_write_to_a_full_pipe_counts_the_bytes_written() {
         let writer = File::from_fd(writer, "full").unwrap();
         submit(&mut engine, 1, Operation::write(&writer, vec![7; 300 << 10]));
         engine.start().unwrap();
-        // Something has gone, and there is no room for the rest.
+        // Some bytes are written, and the pipe has no space for the rest.
         let deadline = deadline();
         let went = || rustix::io::ioctl_fionread(&reader).unwrap();
         while went() == 0 || poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0
@@ -165,7 +167,8 @@ fn each_of_two_readers_of_a_pipe_can_be_cancelled() {
 #[test]
 fn submitted_operations_raise_no_sigpipe() {
     everywhere("submitted operations raise no SIGPIPE", |case| {
-        // Its own thread, so that what is pending there is of this alone. Blocked, a signal is pending even if the process ignores it.
+        // A separate thread, so that pending signals are only this test's. A blocked signal is pending even if the
+        // process ignores it.
         let pending = || {
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             let line = status.lines().find_map(|line| line.strip_prefix("SigPnd:")).unwrap().trim();
@@ -196,13 +199,13 @@ fn fifo(case: &Case, name: &str) -> PathBuf {
     path
 }
 
-/// Threads that wait for somebody else.
+/// Threads that wait for another party.
 fn threads_alone() -> Vec<i32> {
     kernel::threads_named(ALONE)
 }
 
-/// Opens these FIFOs until the threads are gone that wait for somebody to do so. Once would not do: who has not begun to wait then does
-/// so for ever.
+/// Opens these FIFOs until the threads that block in opening them are gone. It repeats, since a thread that blocks
+/// later would otherwise block for ever.
 fn nobody_waits_alone(fifos: &[PathBuf]) {
     let deadline = deadline();
     while !threads_alone().is_empty() {
@@ -227,7 +230,7 @@ fn an_operation_that_never_completes_delays_no_other() {
                 let how = if token % 2 == 0 { Open::for_reading() } else { Open::for_writing().create(0o600) };
                 submit(&mut engine, token, Operation::open(path, how));
             }
-            // Also one that says of itself that it would wait, which the ring does not wait for.
+            // Also one with a non-blocking descriptor, which the ring does not wait for.
             let pipes: Vec<_> = (0..32).map(|number| pipe(&format!("pipe {number}"))).collect();
             for (token, (read, _write)) in (32..).zip(&pipes) {
                 if token % 2 == 0 {
@@ -236,7 +239,7 @@ fn an_operation_that_never_completes_delays_no_other() {
                 submit(&mut engine, token, Operation::read(read, vec![0; 10]));
             }
             engine.start().unwrap();
-            // All of them wait; others go on.
+            // All of them wait; others complete.
             let file = open(&mut engine, &case.path("a"));
             for round in 0..20u64 {
                 submit(&mut engine, 100, Operation::write_at(&file, vec![1; 300_000], round * 300_000));
@@ -248,10 +251,10 @@ fn an_operation_that_never_completes_delays_no_other() {
                 }
             }
             assert_eq!(engine.in_flight(), 64);
-            // What they wait for comes, to some of each.
+            // The awaited data arrives, for some of each.
             let partner = |token: u64| {
                 if token < 32 {
-                    // It has a thread of its own, so that no opening waits here for ever if that one has not begun.
+                    // It has a separate thread, so that no opening blocks here for ever if that one has not begun.
                     let path = fifos[token as usize].clone();
                     std::thread::spawn(move || {
                         std::fs::OpenOptions::new()
@@ -280,7 +283,7 @@ fn an_operation_that_never_completes_delays_no_other() {
             } else {
                 assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
             }
-            // Who waits for a FIFO does so until somebody opens it: that is not undone.
+            // A thread that opens a FIFO blocks until somebody opens the other end: it cannot be cancelled.
             nobody_waits_alone(&fifos);
         }
     }
@@ -290,14 +293,15 @@ fn an_operation_that_never_completes_delays_no_other() {
 fn operations_that_run_until_gives_up_count_towards_the_bound() {
     everywhere("operations that run_until gives up count", |case| {
         let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
-        // Long enough for most to have begun; one that has not ends at once, and another is tried.
+        // Long enough for most to have begun; one that has not ends at once, and the test tries another.
         let soon = || Instant::now() + Duration::from_millis(30);
-        // What a thread is at that closes a file is not to be stopped; what none has begun is. Of the former two have the places that there are, and one more is
-        // waited for.
+        // A close in progress cannot be cancelled; one that no thread has begun can. The former occupy all slots, and
+        // the test waits for one more.
         let mut peers = Vec::new();
         while engine.try_completion().unwrap().is_none() && engine.has_room(0) {
             let (slow, peer) = slow_to_close();
-            // A child of another test that has a copy of it for a moment closes it instead: then another is tried.
+            // A child of another test that has a copy of it for a moment closes it instead: then the test tries
+            // another.
             let _ = engine.run_until(Operation::close(slow), soon()).unwrap();
             peers.push(peer);
             if peers.len() > 60 {
@@ -307,7 +311,7 @@ fn operations_that_run_until_gives_up_count_towards_the_bound() {
         let is_bounded = peers.len() <= 60;
         let made = engine.run_until(Operation::make_directory(case.path("made"), 0o700), soon()).unwrap().is_some();
         let is_taken = engine.try_submit(1, Operation::stat(case.root.path())).unwrap().is_submitted();
-        // A reset ends them, and there is room again.
+        // A reset ends them, and slots are free again.
         for peer in peers {
             rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
         }
@@ -340,7 +344,7 @@ pub(super) fn left(path: &Path, way: &str) {
     let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
     let mut engine = case.engine();
     let path = fifo(&case, "fifo");
-    // Opens one, and gives it up soon.
+    // Opens one, and abandons it soon.
     let mut begin = || {
         let soon = Instant::now() + Duration::from_millis(2);
         engine.run_until(Operation::open(&path, Open::for_reading()), soon)
@@ -353,7 +357,7 @@ pub(super) fn left(path: &Path, way: &str) {
     };
     assert_eq!(errno(&refused), "EMFILE");
     assert!(threads_alone().len() <= 256);
-    // When they have gone it goes on. One may not have begun to wait when another is woken.
+    // When they have ended it continues. One may not have begun to wait when another wakes.
     let until_they_are_gone = || {
         while !threads_alone().is_empty() {
             drop(std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
@@ -367,7 +371,7 @@ pub(super) fn left(path: &Path, way: &str) {
     report("left");
 }
 
-/// A moment that is never the same: nothing, a turn of others, some instructions, some microseconds.
+/// A varying delay: none, a yield, some instructions, some microseconds.
 fn some_moment(random: &mut Random) {
     match random.below(8) {
         0..4 => {}
@@ -377,9 +381,9 @@ fn some_moment(random: &mut Random) {
     }
 }
 
-/// What is read, or opened, by those that are to be cancelled.
+/// The target that the operations to be cancelled read or open.
 struct Silent {
-    /// With its own other end, and one that says of itself that it would wait.
+    /// With its own other end, and one with a non-blocking descriptor.
     fifos: [File; 2],
     idle: [(File, std::fs::File); 2],
     path: PathBuf,
@@ -409,7 +413,7 @@ impl Silent {
         }
     }
 
-    /// All that read it are woken, and one gets what there is.
+    /// All readers wake, and one gets the data.
     fn speak(&self, random: &mut Random) {
         let which = random.below(2) as usize;
         let written = match random.below(2) {
@@ -435,7 +439,7 @@ fn a_fifo_ends_when_its_writers_close_it() {
             submit(&mut engine, 2, Operation::read(&reader, vec![0; 300_000]));
             assert_eq!(done(&mut engine).bytes(), wanted);
         }
-        // Also of one that waits for it when they go.
+        // Also of one that waits for it when they end.
         let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         for (said, wanted) in [(&b"more"[..], &b"more"[..]), (b"", b"")] {
             let others = threads_alone();
@@ -460,7 +464,7 @@ fn a_pump_does_not_block_at_a_fifo_and_can_be_cancelled_while_its_file_blocks() 
         let mut engine = case.engine();
         let (sender, receiver) = pelton::Options::new().threads().unwrap();
         let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
-        // What has no places cannot be read or written at one, whether there is something or not.
+        // A file without positions cannot be read or written at one, whether it has data or not.
         let path = fifo(case, "fifo");
         let mut ends = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let both = ran(&mut engine, Operation::open(&path, Open::for_both())).unwrap().into_file().unwrap();
@@ -471,7 +475,7 @@ fn a_pump_does_not_block_at_a_fifo_and_can_be_cancelled_while_its_file_blocks() 
             assert_eq!(&*receiver.try_lock().unwrap().receive().unwrap(), b"kept");
             ends.write_all(b"something").unwrap();
         }
-        // The kernel's log can, and who has come to its end waits there.
+        // The kernel's log can, and a reader at its end waits there.
         let Ok(log) = std::fs::File::open("/dev/kmsg") else {
             eprintln!("the kernel's log may not be read here: that a pump waits for its file is not tried");
             return;
@@ -484,7 +488,7 @@ fn a_pump_does_not_block_at_a_fifo_and_can_be_cancelled_while_its_file_blocks() 
             engine.start().unwrap();
             std::thread::sleep(Duration::from_micros(random.below(2000)));
             assert!(engine.cancel(1).unwrap());
-            // Something may have been said meanwhile.
+            // A message may have been logged meanwhile.
             let ended = done(&mut engine);
             let error = ended.cut_short_by.as_deref().or(ended.outcome.as_ref().err()).unwrap();
             assert_eq!(errno(error), "ECANCELED");
@@ -509,7 +513,8 @@ fn an_operation_cancelled_at_any_moment_completes() {
     }
 }
 
-/// Some turns of a loop, in each of which some begin, some are cancelled, and something may come; in the end all are cancelled.
+/// Some ticks of a loop. In each some operations begin, some are cancelled, and data may arrive; in the end all are
+/// cancelled.
 fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, random: &mut Random) {
     let mut engine = case.engine();
     let mut going: Vec<u64> = Vec::new();
@@ -557,7 +562,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
         if waits_by_loop {
             let is_waiting = engine.arm().unwrap();
             some_moment(random);
-            // From elsewhere in the loop: what is begun or cancelled now is heard of by the descriptor.
+            // From elsewhere in the loop: the descriptor reports operations that begin or are cancelled now.
             act(&mut engine, &mut going, random, is_last);
             if !is_last && is_waiting {
                 let _ = poll(&mut [PollFd::new(&engine, PollFlags::IN)], Some(&Timespec::default())).unwrap();
