@@ -32,7 +32,7 @@ fn child() {
         "stranger with a doorbell" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
-            misuse_the_bell(Path::new(role.get("socket")));
+            misuse_the_doorbell(Path::new(role.get("socket")));
         }
         "client that shuts doorbells down" => {
             // SAFETY: no pointers.
@@ -42,7 +42,7 @@ fn child() {
             client.submit(b"a stream").unwrap();
             report("asked");
             read_line_from_parent();
-            assert!(shut_bells_down() > 0);
+            assert!(shut_doorbells_down() > 0);
             report("done");
             read_line_from_parent();
         }
@@ -156,7 +156,7 @@ fn falls_asleep(what: &str, receiver: &mut Receiver) {
 }
 
 /// A user's options at the far end of a doorbell that it received.
-fn misuse_the_bell(socket: &Path) {
+fn misuse_the_doorbell(socket: &Path) {
     use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
     assert!(RawPeer::sender_with(socket, good_doorbell()).is_none(), "an eventfd of another user is taken");
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -183,7 +183,7 @@ fn misuse_the_bell(socket: &Path) {
 
 /// Shuts down all sockets of this process that were created as pairs, which are its own doorbells and the received
 /// ones; returns their number.
-fn shut_bells_down() -> usize {
+fn shut_doorbells_down() -> usize {
     use rustix::net::{SocketType, getpeername, shutdown, sockopt};
     let open: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name()).collect();
     let numbers = open.iter().map(|name| name.to_str().unwrap().parse().unwrap());
@@ -488,7 +488,7 @@ fn open_a_file_of_a_silent_server() {
     }
 }
 
-/// A receiver in a user namespace that maps only its own user, who is 65534 there, like all others.
+/// A receiver in a user namespace that maps only its own user, and sees it as 65534, like all others.
 fn alone_in_its_namespace(role: &Role) {
     // SAFETY: no pointers.
     unsafe {

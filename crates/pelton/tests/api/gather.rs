@@ -177,7 +177,7 @@ fn child() {
             assert_eq!(left[1], left[2], "each lane has left");
         }
         // The parent of many senders, each a process.
-        "crowd" => many_senders(&role),
+        "many senders" => many_senders(&role),
         // Receives from as many as it accepts, refuses one more, and counts their remains.
         "crowded host" => crowded_host(&role),
         other => panic!("no role {other}"),
@@ -187,7 +187,7 @@ fn child() {
 /// Forks as many as it may. Each connects, sends, and stays until the command to exit.
 fn many_senders(role: &Role) {
     let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap() as u32);
-    // That many connect at a time; the end of the other pipe tells all to exit.
+    // That many connect at a time; the end of the other pipe is the command to exit.
     let (tokens, token) = rustix::pipe::pipe().unwrap();
     let (go, going) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&token, &[0; 16]).unwrap();
@@ -286,7 +286,7 @@ fn one_receiver_accepts_a_thousand_processes_and_refuses_one_more() {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let wanted = (most.saturating_sub(100) / 3).min(1024);
     let with = |role: &str| Role::new(child, role).with("name", dir.name()).with("count", 20);
-    let mut many_senders = Child::start(with("crowd").with("senders", wanted));
+    let mut many_senders = Child::start(with("many senders").with("senders", wanted));
     let senders = many_senders.line();
     if senders != "1024" {
         eprintln!("with {senders} processes: this system allows no more descriptors, or processes");

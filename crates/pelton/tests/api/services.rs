@@ -143,7 +143,7 @@ fn answer(bytes: &[u8]) -> (u64, u64) {
     (word(0), word(8))
 }
 
-/// Sends requests continuously, that many at a time, until told to stop, and takes all replies. Every other call is
+/// Sends requests continuously, that many at a time, until stopped, and takes all replies. Every other call is
 /// idempotent if `idempotent` is set. Returns the outcome of each call.
 fn call_continuously(
     client: &mut Client,
