@@ -334,7 +334,7 @@ fn a_child_creates_channels_of_its_own(how: How) {
 }
 
 /// A service, a client that has sent a request, and the responder of that call.
-fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
+fn service_with_call(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
     let mut service = pelton::Service::listen(name).unwrap();
     let (client, responder) = std::thread::scope(|scope| {
         let connecting = scope.spawn(|| {
@@ -342,7 +342,7 @@ fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
             client.submit(b"ask").unwrap();
             client
         });
-        let responder = service.receive_until(deadline()).unwrap().expect("it was asked").into_responder();
+        let responder = service.receive_until(deadline()).unwrap().expect("a request arrived").into_responder();
         (connecting.join().unwrap(), responder)
     });
     (service, client, responder)
@@ -350,18 +350,18 @@ fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
 
 fn a_child_answers_calls_of_its_own(how: How) {
     let dir = TestDir::new("a_child_answers_calls_of_its_own");
-    let (_service, mut client, mut responder) = asked(&dir.name());
-    let room = responder.try_reserve(3).unwrap().expect("the lane is empty");
+    let (_service, mut client, mut responder) = service_with_call(&dir.name());
+    let reservation = responder.try_reserve(3).unwrap().expect("the lane is empty");
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
-        let (_service, mut client, mut responder) = asked(&format!("unix:{}/s", own.path().display()));
-        let mut room = responder.try_reserve(3).unwrap().expect("the lane is empty");
-        room.copy_from_slice(b"own");
-        room.reply(3).unwrap();
+        let (_service, mut client, mut responder) = service_with_call(&format!("unix:{}/s", own.path().display()));
+        let mut reservation = responder.try_reserve(3).unwrap().expect("the lane is empty");
+        reservation.copy_from_slice(b"own");
+        reservation.reply(3).unwrap();
         assert_eq!(*client.completion_until(deadline()).unwrap().expect("it was answered"), *b"own");
     })
     .wait();
-    room.reply(3).unwrap();
+    reservation.reply(3).unwrap();
     assert_eq!(client.completion_until(deadline()).unwrap().expect("it was answered").len(), 3);
 }
 
@@ -376,7 +376,7 @@ fn a_dropped_reservation_writes_nothing_in_a_child() {
         client.submit(b"two").unwrap();
         client
     });
-    let mut next = || service.receive_until(deadline()).unwrap().expect("it was asked").into_responder();
+    let mut next = || service.receive_until(deadline()).unwrap().expect("a request arrived").into_responder();
     let (mut streams, mut reserved) = (next(), next());
     let mut client = asking.join().unwrap();
     let mut parts = 0;
@@ -392,17 +392,17 @@ fn a_dropped_reservation_writes_nothing_in_a_child() {
         wait_until_thread_polls(thread_receiver.recv().unwrap());
         // Less than the waiting part needs.
         assert_eq!(client.completion_until(deadline()).unwrap().expect("it was sent").len(), 9000);
-        let mut room = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
+        let mut reservation = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
         Forked::new(How::Fork, || {
             // They take the numbers that the inherited descriptors had.
             let files: Vec<std::fs::File> = (0..64).map(|_| tempfile::tempfile().unwrap()).collect();
-            drop(room.take());
+            drop(reservation.take());
             for file in &files {
                 assert_eq!(file.metadata().unwrap().len(), 0, "the bytes for a doorbell are in a file");
             }
         })
         .wait();
-        drop(room.take());
+        drop(reservation.take());
         for _ in 0..parts {
             assert!(client.completion_until(deadline()).unwrap().is_some());
         }

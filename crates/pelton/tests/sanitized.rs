@@ -96,9 +96,9 @@ fn calls(rounds: u64) {
 
 fn reply_by_reservation(request: &mut Request<'_>) {
     let (bytes, responder) = request.split();
-    let mut room = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
-    room.copy_from_slice(bytes);
-    room.reply(bytes.len()).unwrap();
+    let mut reservation = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
+    reservation.copy_from_slice(bytes);
+    reservation.reply(bytes.len()).unwrap();
 }
 
 /// Each number returns once.

@@ -39,7 +39,7 @@ fn child() {
     match role.get("role") {
         "few descriptors" => few_descriptors(&role),
         "few descriptors for parts" => few_descriptors_for_parts(&role),
-        "few descriptors arrive" => few_descriptors_come(&role),
+        "few descriptors arrive" => few_descriptors_on_receive(&role),
         "little address space" => little_address_space(&role),
         "small files" => small_files(&role),
         "quota" => over_quota(&role),
@@ -224,7 +224,7 @@ fn contained(_: &Role) {
     let (mut sent, mut received) = (0, 0);
     assert!(send_until_full(&mut sender, &mut sent).is_none());
     assert!(sent > 20_000, "{sent} messages fill 64 MiB");
-    receive_what_is_there(&mut receiver, &mut received);
+    receive_available(&mut receiver, &mut received);
     assert_eq!(sent, received);
     drop((sender, receiver, listener));
     assert_eq!(all_below(shm), Vec::<PathBuf>::new());
@@ -237,7 +237,7 @@ fn contained(_: &Role) {
         let error = send_until_full(&mut sender, &mut sent).expect("there is not so much space");
         assert!(error.to_string().contains("/dev/shm/channel: free some"), "{error}");
         no_space(Err::<(), _>(error));
-        receive_what_is_there(&mut receiver, &mut received);
+        receive_available(&mut receiver, &mut received);
         assert_eq!(sent, received);
     }
     assert!(sent > 2 * 20_000, "{sent} messages fill it twice");
@@ -302,7 +302,7 @@ fn cycles(role: &Role) {
             drop((receiver, sender));
         }
         if number.is_multiple_of(500) {
-            report("goes on");
+            report("continues");
             // SAFETY: no pointers. The alarm ends a hang within a batch of 500; it does not bound the whole test.
             unsafe { libc::alarm(DEADLINE.as_secs() as u32) };
         }
@@ -323,7 +323,7 @@ fn channels_opened_and_closed_repeatedly_leave_no_descriptor_and_no_mapping() {
         let dir = TestDir::unwatched();
         let role = role_at("cycles", &dir).with("how", how).with("count", rounds(count));
         let child = Child::start(role);
-        while child.line() == "goes on" {}
+        while child.line() == "continues" {}
         child.wait_for_success();
         let left = if how == "path" { 10 } else { 0 };
         assert_eq!(all_below(dir.path()).len(), left);

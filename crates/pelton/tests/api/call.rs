@@ -30,9 +30,9 @@ fn echo(mut request: Request<'_>) {
         return;
     }
     let (bytes, responder) = request.split();
-    if let Ok(Some(mut room)) = responder.try_reserve(bytes.len()) {
-        room.copy_from_slice(bytes);
-        room.reply(bytes.len()).unwrap();
+    if let Ok(Some(mut reservation)) = responder.try_reserve(bytes.len()) {
+        reservation.copy_from_slice(bytes);
+        reservation.reply(bytes.len()).unwrap();
         return;
     }
     let (bytes, responder) = request.into_parts();
@@ -76,7 +76,10 @@ impl Drop for Serving {
 }
 
 /// A service, and a client of it that has sent that many requests.
-fn asked(dir: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
+fn service_with_calls(
+    dir: &TestDir,
+    calls: usize,
+) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
     let name = dir.name();
     let mut service = Service::listen_with(&name, &tiny()).unwrap();
     let asking = std::thread::spawn(move || {
@@ -114,11 +117,11 @@ fn child() {
         // Sends that many requests and reads nothing, until it is killed.
         "deaf" => {
             let mut client = Client::connect_with(role.get("name"), &options).unwrap();
-            let mut asked = 0;
-            while asked < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
-                asked += 1;
+            let mut requested = 0;
+            while requested < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
+                requested += 1;
             }
-            report(asked);
+            report(requested);
             read_line_from_parent();
         }
         // Many clients, all kept open.
@@ -195,13 +198,13 @@ fn a_thousand_calls_in_flight_get_replies_in_any_order() {
         }
         connecting.join().unwrap()
     };
-    let mut asked = HashMap::new();
+    let mut requested = HashMap::new();
     let mut taken: Vec<(Vec<u8>, Responder)> = Vec::new();
-    while asked.len() < 1024 {
-        let number = asked.len() as u64;
+    while requested.len() < 1024 {
+        let number = requested.len() as u64;
         let request = numbered(number, 40);
         match client.try_submit(&request).unwrap() {
-            Some(call) => assert!(asked.insert(call, request).is_none(), "{call:?} twice"),
+            Some(call) => assert!(requested.insert(call, request).is_none(), "{call:?} twice"),
             None => {
                 while let Some(request) = service.try_receive().unwrap() {
                     taken.push(request.into_parts());
@@ -226,7 +229,7 @@ fn a_thousand_calls_in_flight_get_replies_in_any_order() {
         while taken.len() < 500
             && let Some(reply) = client.try_completion().unwrap()
         {
-            assert_eq!(*reply, *asked.remove(&reply.call()).expect("answered once"));
+            assert_eq!(*reply, *requested.remove(&reply.call()).expect("one reply for each"));
             answered += 1;
         }
     }
@@ -244,16 +247,16 @@ fn full_lanes_never_deadlock() {
         });
         let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
         let mut random = Random::new(threads as u64);
-        let asked: HashMap<CallId, Vec<u8>> = (0..300)
+        let requested: HashMap<CallId, Vec<u8>> = (0..300)
             .map(|number| {
                 let request = numbered(number, random.below(40_000) as usize);
                 // The client takes no completion between the calls.
                 (client.submit_until(&request, deadline()).unwrap().expect("deadlock"), request)
             })
             .collect();
-        for _ in 0..asked.len() {
+        for _ in 0..requested.len() {
             let reply = client.completion_until(deadline()).unwrap().expect("deadlock");
-            assert!(*reply == *asked[&reply.call()].repeat(5));
+            assert!(*reply == *requested[&reply.call()].repeat(5));
         }
     }
 }
@@ -286,7 +289,7 @@ fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
         b"panic while it writes" => {
             let mut responder = request.into_responder();
             let _room = responder.try_reserve(10).unwrap().expect("an empty lane has free space");
-            panic!("of a handler that has room, on purpose");
+            panic!("a deliberate panic in a handler");
         }
         b"end" => request.into_responder().end().unwrap(),
         b"large" => request.fail(u32::MAX, &[3; 100_000]).unwrap(),
@@ -467,7 +470,7 @@ fn a_pool_that_cannot_start_all_its_threads_takes_no_call_and_fails() {
 #[test]
 fn the_error_of_a_call_too_large_names_more_than_the_capacity() {
     let dir = TestDir::new("words about size");
-    let (_service, mut client, _responders, _) = asked(&dir, 1);
+    let (_service, mut client, _responders, _) = service_with_calls(&dir, 1);
     let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
     assert!(error.to_string().contains("call_bytes_max"), "{error}");
 }
@@ -475,7 +478,7 @@ fn the_error_of_a_call_too_large_names_more_than_the_capacity() {
 #[test]
 fn a_client_counts_its_rings_of_a_sleeping_service() {
     let dir = TestDir::new("rings");
-    let (mut service, mut client, _responders, _) = asked(&dir, 1);
+    let (mut service, mut client, _responders, _) = service_with_calls(&dir, 1);
     for rung in 1..4 {
         let before = client.wakes_sent();
         assert!(service.arm().unwrap());

@@ -153,10 +153,10 @@ fn every_operation_does_what_its_system_call_does() {
         let wrote = ran(&mut engine, Operation::write_vectored_at(&file, split, 100)).unwrap();
         assert_eq!((wrote.count(), wrote.buffers.len()), (70_000, 4));
         let read = ran(&mut engine, Operation::read_vectored_at(&file, pieces(&[1, 50_000, 0, 19_999]), 100)).unwrap();
-        assert_eq!((read.count(), joined(&read.buffers) == text), (70_000, true));
+        assert_eq!((read.count(), concatenated(&read.buffers) == text), (70_000, true));
         let many = pieces(&[3; 2500]);
         let read = ran(&mut engine, Operation::read_vectored_at(&file, many, 100)).unwrap();
-        assert_eq!((read.count(), joined(&read.buffers) == text[..7500]), (7500, true), "more than IOV_MAX");
+        assert_eq!((read.count(), concatenated(&read.buffers) == text[..7500]), (7500, true), "more than IOV_MAX");
 
         // At the file's position, and at its end.
         ran(&mut engine, Operation::truncate(&file, 3)).unwrap();
@@ -182,8 +182,8 @@ fn every_operation_does_what_its_system_call_does() {
         let early = SystemTime::UNIX_EPOCH - Duration::new(3, 500_000_000);
         ran(&mut engine, Operation::set_times(&path, Some(early), Some(now))).unwrap();
         let wanted = std::fs::metadata(&path).unwrap();
-        for asked in [Operation::stat(&path), Operation::stat_link(&path), Operation::stat_file(&file)] {
-            let Ok(Output::Stat(found)) = ran(&mut engine, asked).unwrap().outcome else { panic!("no stat") };
+        for requested in [Operation::stat(&path), Operation::stat_link(&path), Operation::stat_file(&file)] {
+            let Ok(Output::Stat(found)) = ran(&mut engine, requested).unwrap().outcome else { panic!("no stat") };
             assert_eq!((found.kind, found.bytes, found.inode), (Kind::File, 65_536, wanted.ino()));
             assert_eq!((found.modified, found.accessed), (now, early));
             assert_eq!((found.mode, found.links, found.uid), (wanted.mode() & 0o7777, 1, wanted.uid()));
@@ -223,7 +223,7 @@ fn every_operation_does_what_its_system_call_does() {
     });
 }
 
-fn joined(buffers: &[Buffer]) -> Vec<u8> {
+fn concatenated(buffers: &[Buffer]) -> Vec<u8> {
     buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect()
 }
 
@@ -305,7 +305,7 @@ fn reads_from_the_page_cache_complete_in_the_submitting_call() {
         let mut engine = case.engine();
         let file = open(&mut engine, &path);
         if !returns_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
-            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+            eprintln!("this file system has no non-blocking reads: nothing completes at once");
             return;
         }
         // Whether the kernel supports it is determined per file, once.
@@ -773,7 +773,7 @@ fn one_tick_completes_a_bounded_number_of_operations() {
         let mut engine = case.engine();
         let file = open_to_read(&mut engine, &path);
         if !returns_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
-            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+            eprintln!("this file system has no non-blocking reads: nothing completes at once");
             return;
         }
         let lent = Lent::new(40 * EACH);
@@ -1022,7 +1022,7 @@ fn a_pump_moves_a_file_into_a_channel_and_out_of_one() {
         let sender = Arc::new(Mutex::new(sender));
         // The error may come after some messages that nobody will read.
         let error = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
-            Ok(sent) => *sent.cut_short_by.expect("nobody reads it"),
+            Ok(sent) => *sent.cut_short_by.expect("nothing reads it"),
             Err(error) => error,
         };
         assert!(error.is_closed(), "{error}");

@@ -387,9 +387,9 @@ fn messages_of_many_appending_threads_are_in_order_by_thread() {
                                 own.append(&message).unwrap();
                             }
                             _ => {
-                                let mut room = own.reserve(message.len() + 3).unwrap();
-                                room[..message.len()].copy_from_slice(&message);
-                                room.commit_bytes(message.len()).unwrap();
+                                let mut reservation = own.reserve(message.len() + 3).unwrap();
+                                reservation[..message.len()].copy_from_slice(&message);
+                                reservation.commit_bytes(message.len()).unwrap();
                             }
                         }
                     }

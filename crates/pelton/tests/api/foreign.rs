@@ -18,7 +18,7 @@ fn child() {
     match role.get("role") {
         "close slowly" => close_slowly(),
         "silent file server" => open_a_file_of_a_silent_server(),
-        "alone in its namespace" => alone_in_its_namespace(&role),
+        "alone in its namespace" => receiver_in_own_namespace(&role),
         "stranger" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
@@ -93,13 +93,13 @@ fn send_many(socket: &OwnedFd, bytes: &[u8], fd: OwnedFd, count: usize) -> bool 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Runs an action while the receiver does nothing.
-fn unseen<T>(work: impl FnOnce() -> T) -> T {
+fn while_receiver_is_idle<T>(work: impl FnOnce() -> T) -> T {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     work()
 }
 
 /// Receives for a moment.
-fn attend(receiver: &mut Receiver) -> Option<usize> {
+fn receive_for_a_moment(receiver: &mut Receiver) -> Option<usize> {
     std::thread::yield_now();
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let message = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
@@ -107,14 +107,14 @@ fn attend(receiver: &mut Receiver) -> Option<usize> {
 }
 
 /// Receives until the other thread has finished its part.
-fn attend_while<T>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T
+fn receive_while<T>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T
 where
     T: Send,
 {
     std::thread::scope(|scope| {
         let other = scope.spawn(other);
         while !other.is_finished() {
-            attend(receiver);
+            receive_for_a_moment(receiver);
         }
         other.join().unwrap()
     })
@@ -124,14 +124,14 @@ where
 fn send_with_message(peer: &RawPeer, fd: OwnedFd, count: usize) {
     let mut bytes = packet(DESCRIPTORS, 0);
     bytes[72..76].copy_from_slice(&1u32.to_le_bytes());
-    unseen(|| assert!(send_many(&peer.socket, &bytes, fd, count)));
+    while_receiver_is_idle(|| assert!(send_many(&peer.socket, &bytes, fd, count)));
     peer.put(8, 1, 0);
     peer.put(0, 1, 1 << 31 | 1 << 28 | count as u32);
     peer.ring();
 }
 
 /// Another sender joins and is served while `hostile` runs, which must not affect the thread of `receiver`.
-fn serves_others(what: &str, receiver: &mut Receiver, dir: &TestDir) {
+fn others_are_served(what: &str, receiver: &mut Receiver, dir: &TestDir) {
     let name = dir.name();
     let other = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
@@ -206,12 +206,12 @@ fn a_client_that_shuts_its_doorbell_while_a_part_waits_for_space_is_lost() {
     }
     let _watchdog = Watchdog::new("a thread waits for space without a notification");
     for waits in [true, false] {
-        is_lost_by_its_doorbell(&dir, waits);
+        shutting_its_doorbell_loses_the_client(&dir, waits);
     }
 }
 
 /// `waits`: a thread waits in `part`; otherwise an event loop does, by `try_part` and `arm`.
-fn is_lost_by_its_doorbell(dir: &TestDir, waits: bool) {
+fn shutting_its_doorbell_loses_the_client(dir: &TestDir, waits: bool) {
     let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
     let mut service = pelton::Service::listen_with(&dir.name(), &options).unwrap();
     for path in [dir.path().to_owned(), dir.socket()] {
@@ -219,7 +219,7 @@ fn is_lost_by_its_doorbell(dir: &TestDir, waits: bool) {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
     let mut client = Child::start(Role::new(child, "client that shuts doorbells down").with("name", dir.name()));
-    let request = service.receive_until(deadline()).unwrap().expect("nothing is asked");
+    let request = service.receive_until(deadline()).unwrap().expect("no request arrived");
     let mut responder = request.into_responder();
     client.expect("asked");
     while responder.try_part(&[7; 1000]).unwrap() == Sent::Sent {}
@@ -279,14 +279,14 @@ fn another_users_access_to_a_doorbell_disturbs_nobody() {
         let role = Role::new(child, "stranger with a doorbell").with("socket", dir.socket().display());
         let mut stranger = Child::start(role);
         let child = &mut stranger;
-        attend_while(&mut receiver, move || child.expect("connected"));
+        receive_while(&mut receiver, move || child.expect("connected"));
         stranger.write_line(misuse);
         let child = &mut stranger;
-        attend_while(&mut receiver, move || child.expect("done"));
-        serves_others(misuse, &mut receiver, &dir);
+        receive_while(&mut receiver, move || child.expect("done"));
+        others_are_served(misuse, &mut receiver, &dir);
         falls_asleep(misuse, &mut receiver);
         stranger.write_line("end");
-        attend_while(&mut receiver, move || stranger.wait_for_success());
+        receive_while(&mut receiver, move || stranger.wait_for_success());
     }
 }
 
@@ -300,7 +300,7 @@ fn close_slowly() {
     let dir = TestDir::new("descriptors that block on close");
     let _watchdog = Watchdog::new("descriptors that block on close delay the receiver");
     let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
-    serves_others("at first", &mut receiver, &dir);
+    others_are_served("at first", &mut receiver, &dir);
     falls_asleep("at first", &mut receiver);
     let before = descriptors();
     let greets = |socket: &OwnedFd| {
@@ -312,7 +312,7 @@ fn close_slowly() {
     let show = |fds: Vec<OwnedFd>| {
         let socket = raw_connect(&dir.socket());
         greets(&socket);
-        unseen(|| {
+        while_receiver_is_idle(|| {
             raw_send(&socket, &producer_packet(), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             drop(fds);
         });
@@ -322,12 +322,12 @@ fn close_slowly() {
         ("in a silent socket", &|fd| {
             let socket = raw_connect(&dir.socket());
             greets(&socket);
-            unseen(|| assert!(send_many(&socket, b"", fd, 1)));
+            while_receiver_is_idle(|| assert!(send_many(&socket, b"", fd, 1)));
         }),
         ("behind a packet of nothing", &|fd| {
             let socket = raw_connect(&dir.socket());
             greets(&socket);
-            unseen(|| {
+            while_receiver_is_idle(|| {
                 raw_send(&socket, b"", &[]);
                 assert!(send_many(&socket, b"x", fd, 1));
             });
@@ -339,7 +339,7 @@ fn close_slowly() {
         ("too many, and a packet behind them", &|fd| {
             let socket = raw_connect(&dir.socket());
             greets(&socket);
-            unseen(|| {
+            while_receiver_is_idle(|| {
                 assert!(send_many(&socket, &producer_packet(), fd, 4));
                 raw_send(&socket, b"x", &[]);
             });
@@ -348,7 +348,7 @@ fn close_slowly() {
         ("many too many", &|fd| {
             let socket = raw_connect(&dir.socket());
             greets(&socket);
-            unseen(|| assert!(send_many(&socket, &producer_packet(), fd, 253)));
+            while_receiver_is_idle(|| assert!(send_many(&socket, &producer_packet(), fd, 253)));
             assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
         }),
         ("with an unread message", &|fd| send_with_message(&RawPeer::sender(&dir.socket()), fd, 1)),
@@ -358,17 +358,17 @@ fn close_slowly() {
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
             assert!(send_many(&mine, b"x", fd, 1));
             let peer = RawPeer::sender_with(&dir.socket(), given).expect("a socket is a doorbell");
-            unseen(|| drop((mine, peer)));
+            while_receiver_is_idle(|| drop((mine, peer)));
         }),
         ("for a message that never arrives", &|fd| {
             let peer = RawPeer::sender(&dir.socket());
-            unseen(|| assert!(send_many(&peer.socket, &packet(DESCRIPTORS, 0), fd, 1)));
+            while_receiver_is_idle(|| assert!(send_many(&peer.socket, &packet(DESCRIPTORS, 0), fd, 1)));
         }),
     ];
     for (what, evil) in evils {
         let (fd, far) = Lingering::new();
-        attend_while(&mut receiver, || evil(fd));
-        serves_others(what, &mut receiver, &dir);
+        receive_while(&mut receiver, || evil(fd));
+        others_are_served(what, &mut receiver, &dir);
         eventually(&format!("{what}: a thread waits for the close"), || closing() == 1);
         falls_asleep(what, &mut receiver);
         drop(far);
@@ -379,19 +379,19 @@ fn close_slowly() {
     // A peer with too many blocking descriptors is refused, and may return when they are closed.
     let (fd, far) = Lingering::new();
     for (fd, count) in [(fd, 1), (good_doorbell(), 64)] {
-        let peer = attend_while(&mut receiver, || RawPeer::sender(&dir.socket()));
+        let peer = receive_while(&mut receiver, || RawPeer::sender(&dir.socket()));
         send_with_message(&peer, fd, count);
-        eventually("the message arrives", || attend(&mut receiver) == Some(count));
+        eventually("the message arrives", || receive_for_a_moment(&mut receiver) == Some(count));
     }
     let refused = loop {
-        if let Err(error) = attend_while(&mut receiver, || Sender::connect(&dir.name()).map(drop)) {
+        if let Err(error) = receive_while(&mut receiver, || Sender::connect(&dir.name()).map(drop)) {
             break error;
         }
     };
     assert!(matches!(&refused, Error::Refused(why) if why.contains("wait to be closed")), "{refused}");
     drop(far);
     eventually_is(0, "threads that close", closing);
-    serves_others("at last", &mut receiver, &dir);
+    others_are_served("at last", &mut receiver, &dir);
 }
 
 /// In a separate process, with its own mounts.
@@ -483,13 +483,13 @@ fn open_a_file_of_a_silent_server() {
         let _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         assert_eq!(kind_of(&raw_receive(&socket).0), HELLO);
         raw_send(&socket, &producer_packet(), &fds.each_ref().map(AsFd::as_fd));
-        serves_others("a file", &mut receiver, &dir);
+        others_are_served("a file", &mut receiver, &dir);
         assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
     }
 }
 
 /// A receiver in a user namespace that maps only its own user, and sees it as 65534, like all others.
-fn alone_in_its_namespace(role: &Role) {
+fn receiver_in_own_namespace(role: &Role) {
     // SAFETY: no pointers.
     unsafe {
         assert_eq!(libc::setgid(65_534) | libc::setuid(65_534), 0);
@@ -555,7 +555,7 @@ fn the_next_call_serves_a_peer_that_connected_before_a_faster_one() {
     let slow = raw_connect(&dir.socket());
     let name = dir.name();
     let faster = std::thread::spawn(move || Sender::connect(&name).unwrap());
-    let accepted = listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
+    let accepted = listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived");
     drop((accepted, faster.join().unwrap()));
     assert!(!is_readable(listener.as_fd()), "the slow one has said nothing");
     raw_send(&slow, &packet(HELLO, SENDER), &[]);
@@ -566,7 +566,7 @@ fn the_next_call_serves_a_peer_that_connected_before_a_faster_one() {
         drop(slow);
         let name = dir.name();
         drop(Sender::connect(&name).unwrap());
-        drop(accepting.join().unwrap().unwrap().expect("nobody came"));
+        drop(accepting.join().unwrap().unwrap().expect("no connection arrived"));
     });
 }
 
@@ -588,7 +588,7 @@ fn silent_connections_of_a_refused_user_delay_nobody() {
         sender.send(b"served").unwrap();
         sender.drain().unwrap();
     });
-    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
+    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"served");
     innocent.join().unwrap();
     // They are all refused, and not just unserved so far.

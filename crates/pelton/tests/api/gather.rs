@@ -124,7 +124,7 @@ fn child() {
             let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
             report("listening");
             if role.number("before").is_some() {
-                assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nobody came")), (4, 0));
+                assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("no connection arrived")), (4, 0));
             }
             let wanted = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
             rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
@@ -171,7 +171,7 @@ fn child() {
             let mut receiver = Options::new().announce(true).gather_at(role.get("name")).unwrap();
             let mut left = Vec::new();
             for round in 0..3 {
-                take_in_and_part(&mut receiver, round);
+                accept_and_count_remains(&mut receiver, round);
                 left.push((descriptors(), mappings()));
             }
             assert_eq!(left[1], left[2], "each lane has left");
@@ -179,7 +179,7 @@ fn child() {
         // The parent of many senders, each a process.
         "many senders" => many_senders(&role),
         // Receives from as many as it accepts, refuses one more, and counts their remains.
-        "crowded host" => crowded_host(&role),
+        "crowded host" => host_of_many(&role),
         other => panic!("no role {other}"),
     }
 }
@@ -240,7 +240,7 @@ fn many_senders(role: &Role) {
     }
 }
 
-fn crowded_host(role: &Role) {
+fn host_of_many(role: &Role) {
     let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap());
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
@@ -371,7 +371,7 @@ fn every_sender_detects_the_end_of_the_receiver() {
 }
 
 /// Receives from four processes until all have exited.
-fn take_in_and_part(receiver: &mut Receiver, round: u32) {
+fn accept_and_count_remains(receiver: &mut Receiver, round: u32) {
     report(format_args!("round {round}"));
     let (mut seen, mut here, mut left) = (Seen::default(), BTreeMap::new(), 0);
     while left < 4 {
@@ -494,9 +494,9 @@ fn a_sender_of_another_user_wakes_the_receiver_by_its_own_doorbell() {
         return eprintln!("skipped: needs root, to be another user");
     }
     let dir = TestDir::new("another user's doorbell");
-    all_may(dir.path());
+    open_to_all_users(dir.path());
     let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
-    all_may(&dir.socket());
+    open_to_all_users(&dir.socket());
     let (thread, has_thread) = std::sync::mpsc::channel();
     let receiving = std::thread::spawn(move || {
         thread.send(this_thread()).unwrap();
@@ -686,7 +686,10 @@ fn a_stopped_sender_counts_as_alive() {
     let dir = TestDir::new("a stopped sender counts as alive");
     let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
     let mut child = Child::start(sending(&dir, 0, 100).with("then", "wait"));
-    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
+    assert_eq!(
+        Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("no connection arrived")),
+        Kind::Joined
+    );
     child.expect("sent");
     child.signal(Signal::STOP);
     child.wait_for_state('T');
@@ -791,7 +794,7 @@ fn an_edge_triggered_loop_accepts_every_pending_connection() {
 #[test]
 fn without_descriptors_newcomers_are_refused_and_members_continue() {
     for (how, here_before) in [("block", false), ("loop", false), ("block", true), ("loop", true)] {
-        let dir = TestDir::new("descriptors run out and come back");
+        let dir = TestDir::new("descriptors run out and become free");
         let host = Role::new(child, "crowded").with("name", dir.name()).with("how", how);
         let mut host = Child::start(if here_before { host.with("before", 1) } else { host });
         host.expect("listening");
@@ -856,7 +859,7 @@ fn no_sender_joins_after_the_end() {
     assert!(receiver.senders().unwrap_err().is_closed());
 }
 
-fn all_may(path: &std::path::Path) {
+fn open_to_all_users(path: &std::path::Path) {
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
 }
 
@@ -866,11 +869,14 @@ fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
         return eprintln!("skipped: needs root, to be another user");
     }
     let dir = TestDir::new("another user's messages");
-    all_may(dir.path());
+    open_to_all_users(dir.path());
     let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
-    all_may(&dir.socket());
+    open_to_all_users(&dir.socket());
     let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()).with("count", 5000));
-    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
+    assert_eq!(
+        Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("no connection arrived")),
+        Kind::Joined
+    );
     stranger.expect("connected");
     assert!(receiver.arm().unwrap());
     stranger.write_line("send");
@@ -923,7 +929,7 @@ fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
 /// Receives by `take`, which returns the number of messages taken of the first lane, or 0 for the message of the
 /// second.
 #[track_caller]
-fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
+fn second_lane_gets_its_quantum(mut take: impl FnMut(&mut Receiver) -> u32) {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let [mut many, mut few] = std::array::from_fn(|_| senders.sender().unwrap());
     many.send(b"many").unwrap();
@@ -942,7 +948,7 @@ fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
 
 #[test]
 fn a_quantum_ends_though_messages_are_held() {
-    second_lane_gets_its_turn(|receiver| {
+    second_lane_gets_its_quantum(|receiver| {
         let message = receiver.receive().unwrap();
         let lane = message.lane();
         drop(message.hold());
@@ -952,7 +958,7 @@ fn a_quantum_ends_though_messages_are_held() {
 
 #[test]
 fn a_quantum_ends_within_a_batch_of_a_binding() {
-    second_lane_gets_its_turn(|receiver| {
+    second_lane_gets_its_quantum(|receiver| {
         let message = receiver.receive().unwrap();
         let lane = message.lane();
         std::mem::forget(message);
@@ -985,7 +991,7 @@ fn missing_descriptors_are_not_waited_for_and_violate_the_protocol() {
             }
         }
         assert_eq!(events, [Kind::Joined, Kind::Message, Kind::Message, Kind::Left(Departure::Corrupt)]);
-        child.write_line("go on");
+        child.write_line("continue");
     }
     child.wait_for_success();
 }

@@ -86,7 +86,7 @@ fn a_socket_left_by_a_killed_listener_is_recognised_and_replaced() {
     assert!(dir.socket().exists());
     assert!(matches!(Sender::connect(&dir.name()), Err(Error::NoListener { .. })));
     let listener = Listener::bind(&dir.name()).unwrap();
-    assert!(!is_readable(listener.as_fd()), "nobody has come");
+    assert!(!is_readable(listener.as_fd()), "no connection is pending");
     drop(listener);
     assert_eq!(dir.entries(), Vec::<PathBuf>::new());
 }
@@ -234,7 +234,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
         // Refused by its own side, which does not accept root.
         let listener = open_to_all(&dir, &Options::new());
         let child = stranger(false);
-        let said = report_of_one_that_is_refused(&dir, &listener, end, &child);
+        let said = report_of_refused_child(&dir, &listener, end, &child);
         assert!(said.starts_with("Refused") && said.contains("uid"), "{said}");
         drop(listener);
         // Allowed by both.
@@ -256,7 +256,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
 
 /// The report of a child that connects to the listener. The listener accepts nobody until this process connects after
 /// the child.
-fn report_of_one_that_is_refused(dir: &TestDir, listener: &Listener, end: &str, child: &Child) -> String {
+fn report_of_refused_child(dir: &TestDir, listener: &Listener, end: &str, child: &Child) -> String {
     let options = Options::new().connect_deadline(deadline());
     let (accepted, report) = std::thread::scope(|scope| match end {
         "connect-sender" => {
@@ -302,7 +302,7 @@ fn survives(what: &str, hostile: impl FnOnce(OwnedFd) -> String) -> String {
 }
 
 /// The response to a hostile sender that sends a hello and one packet with descriptors.
-fn after_greeting(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> String {
+fn after_hello(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> String {
     raw_send(socket, &packet(HELLO, SENDER), &[]);
     let (hello, _) = raw_receive(socket);
     assert_eq!(kind_of(&hello), HELLO);
@@ -373,7 +373,7 @@ fn too_few_or_too_many_descriptors_are_refused_and_closed() {
     let doorbell = good_doorbell();
     for count in [0, 1, 2, 4, 20, 64] {
         let fds = vec![doorbell.as_fd(); count];
-        let why = survives("count", |socket| after_greeting(&socket, &producer_packet(), &fds));
+        let why = survives("count", |socket| after_hello(&socket, &producer_packet(), &fds));
         assert!(why.contains(&format!("{count} descriptors came")), "{why}");
     }
 }
@@ -397,14 +397,14 @@ fn invalid_segments_are_refused() {
         ("wanted", good_page(), good_doorbell(), memfd(CAPACITY, &[], SealFlags::empty())),
         ("wanted 65536", good_page(), good_doorbell(), memfd(CAPACITY - 4096, &[], size_seals())),
         ("wanted 65536", good_page(), good_doorbell(), memfd(0, &[], size_seals())),
-        ("bell", good_page(), a_file(), data()),
-        ("bell", good_page(), a_pipe(), data()),
-        ("bell", good_page(), stream_socket(), data()),
-        ("bell", good_page(), an_o_path(), data()),
+        ("doorbell", good_page(), a_file(), data()),
+        ("doorbell", good_page(), a_pipe(), data()),
+        ("doorbell", good_page(), stream_socket(), data()),
+        ("doorbell", good_page(), an_o_path(), data()),
     ];
     for (i, (says, page, doorbell, data)) in cases.into_iter().enumerate() {
         let fds = [page.as_fd(), doorbell.as_fd(), data.as_fd()];
-        let why = survives(&format!("case {i}"), |socket| after_greeting(&socket, &producer_packet(), &fds));
+        let why = survives(&format!("case {i}"), |socket| after_hello(&socket, &producer_packet(), &fds));
         assert!(why.contains(says), "case {i}, {says}: {why}");
     }
 }
@@ -417,7 +417,7 @@ fn impossible_sizes_are_refused() {
         bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         let (page, doorbell, data) = (good_page(), good_doorbell(), good_data());
         survives(&format!("{value} at {at}"), |socket| {
-            after_greeting(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()])
+            after_hello(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()])
         });
     }
     for (at, value) in [(48, 0u64), (48, u64::MAX), (48, 1 << 32 | 1 << 20), (56, 0), (56, u64::MAX)] {
@@ -425,7 +425,7 @@ fn impossible_sizes_are_refused() {
         bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         let (page, doorbell, data) = (good_page(), good_doorbell(), good_data());
         survives(&format!("position {value:#x} at {at}"), |socket| {
-            let what = after_greeting(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
+            let what = after_hello(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
             // The listener may believe it or not; it gets no further.
             drop(socket);
             what
@@ -576,7 +576,7 @@ fn nobody_can_write_anothers_control_pages_or_resize_anything() {
 
 /// A receiver whose sender died and left a lane that wraps at its window and continues: 50 messages of 4000 bytes are
 /// received. Returned with the number of all sent messages.
-fn stretched(dir: &TestDir) -> (Listener, Receiver, u64) {
+fn enlarged(dir: &TestDir) -> (Listener, Receiver, u64) {
     let listener = Listener::bind(&dir.name()).unwrap();
     let child = Child::start(Role::new(child, "stretch").with("name", dir.name()).with("capacity", 1 << 20));
     let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
@@ -588,7 +588,7 @@ fn stretched(dir: &TestDir) -> (Listener, Receiver, u64) {
 }
 
 /// A successor connects, and everything arrives: the remaining messages, and its own.
-fn goes_on_with_a_successor(dir: &TestDir, mut receiver: Receiver, count: u64) {
+fn resumes_with_a_successor(dir: &TestDir, mut receiver: Receiver, count: u64) {
     let successor = Child::start(Role::new(child, "send-from").with("name", dir.name()).with("from", count));
     assert!(receiver.resume_until(deadline()).unwrap());
     // It now waits for free space, or has written outside its lane.
@@ -600,8 +600,8 @@ fn goes_on_with_a_successor(dir: &TestDir, mut receiver: Receiver, count: u64) {
 #[test]
 fn a_lane_that_its_sender_enlarged_is_taken_over_whole() {
     let dir = TestDir::new("a_lane_that_its_sender_enlarged_is_taken_over_whole");
-    let (_listener, receiver, count) = stretched(&dir);
-    goes_on_with_a_successor(&dir, receiver, count);
+    let (_listener, receiver, count) = enlarged(&dir);
+    resumes_with_a_successor(&dir, receiver, count);
 }
 
 #[test]
@@ -609,14 +609,14 @@ fn a_capacity_of_zero_is_refused() {
     let mut bytes = producer_packet();
     bytes[24..32].fill(0);
     let (page, doorbell, data) = (good_page(), good_doorbell(), good_data());
-    survives("capacity 0", |socket| after_greeting(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]));
+    survives("capacity 0", |socket| after_hello(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]));
 }
 
 #[test]
 fn peers_that_hang_up_after_their_hello_do_not_end_the_listeners_wait() {
     survives("hang-up before ready", |socket| {
         let (page, doorbell, data) = (good_page(), good_doorbell(), good_data());
-        after_greeting(&socket, &producer_packet(), &[page.as_fd(), doorbell.as_fd(), data.as_fd()])
+        after_hello(&socket, &producer_packet(), &[page.as_fd(), doorbell.as_fd(), data.as_fd()])
     });
     // The listener's reply reaches a closed socket: EPIPE is the peer's fault, not a system failure.
     survives("hello, then a close", |socket| {
@@ -640,7 +640,7 @@ fn a_data_segment_of_unavailable_huge_pages_is_the_peers_fault() {
     let mut page = producer_page();
     page[64..72].copy_from_slice(&(1u64 << 30).to_le_bytes());
     let (page, doorbell) = (memfd(65536, &page, control_seals()), good_doorbell());
-    survives("huge pages", |socket| after_greeting(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]));
+    survives("huge pages", |socket| after_hello(&socket, &bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]));
 }
 
 #[test]
@@ -655,7 +655,7 @@ fn a_connector_of_another_user_gets_the_reason_of_its_refusal() {
         let child = Child::start(Role::new(child, end).with("name", dir.name()).with("uid", 65534).with("allow", 0));
         // Its hello is unread when it is refused.
         child.wait_until_it_polls();
-        let said = report_of_one_that_is_refused(&dir, &listener, end, &child);
+        let said = report_of_refused_child(&dir, &listener, end, &child);
         assert!(said.starts_with("Refused") && said.contains("uid 65534"), "{said}");
     }
 }
@@ -664,7 +664,7 @@ fn a_connector_of_another_user_gets_the_reason_of_its_refusal() {
 #[test]
 fn a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane() {
     let dir = TestDir::new("a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane");
-    let (_listener, receiver, count) = stretched(&dir);
+    let (_listener, receiver, count) = enlarged(&dir);
     // A successor that dies after it has sent its page and before it has taken over.
     let socket = raw_connect(&dir.socket());
     std::thread::scope(|scope| {
@@ -684,7 +684,7 @@ fn a_successor_that_dies_in_the_handshake_loses_nothing_of_the_lane() {
             let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         });
         // The dying one connected first, so the listener serves it first.
-        goes_on_with_a_successor(&dir, receiver, count);
+        resumes_with_a_successor(&dir, receiver, count);
     });
 }
 

@@ -136,10 +136,10 @@ fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
 }
 
 /// Replacements for a word: each of its bits flipped, and the bounds of ranges and values near them.
-fn lies(truth: u64) -> impl Iterator<Item = u64> {
+fn replacements(truth: u64) -> impl Iterator<Item = u64> {
     let ends = [0, 8, 1 << 31, 1 << 32, 1 << 63, CAPACITY, CAPACITY / 8, CAPACITY / 2 - 32, u32::MAX.into()];
-    let beside = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);
-    (0..64).map(move |bit| truth ^ 1 << bit).chain(beside)
+    let concurrent = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);
+    (0..64).map(move |bit| truth ^ 1 << bit).chain(concurrent)
 }
 
 type State = (&'static str, fn(&RawPeer), &'static [usize]);
@@ -178,10 +178,11 @@ fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
                 prepare(&peer);
                 let word = peer.shown[segment].word(offset);
                 let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
-                let Some(lie) = lies(truth).nth(i) else { break };
-                let what = format!("{state}, word {offset} of segment {segment} is {lie:#x}, holding: {holding}");
+                let Some(replacement) = replacements(truth).nth(i) else { break };
+                let what =
+                    format!("{state}, word {offset} of segment {segment} is {replacement:#x}, holding: {holding}");
                 let held = receiver.try_receive().unwrap().filter(|_| holding).map(|message| message.hold());
-                word.store(lie, Ordering::Release);
+                word.store(replacement, Ordering::Release);
                 use_receiver(&mut receiver, held, &what);
             }
         }
@@ -205,9 +206,9 @@ fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
                 peer.shown[0].word(HEAD).store((1 + released) << 32 | (4096 * released / 8), Ordering::Release);
                 let word = peer.shown[segment].word(offset);
                 let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
-                let Some(lie) = lies(truth).nth(i) else { break };
-                word.store(lie, Ordering::Release);
-                use_sender(&mut sender, &format!("{state}, word {offset} of segment {segment} is {lie:#x}"));
+                let Some(replacement) = replacements(truth).nth(i) else { break };
+                word.store(replacement, Ordering::Release);
+                use_sender(&mut sender, &format!("{state}, word {offset} of segment {segment} is {replacement:#x}"));
             }
         }
     }
@@ -602,13 +603,13 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
     let consumer = (0..34).map(|i| ("0.consumer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 128);
     let others = [("receiver", 0), ("receiver", SLEEP_OF_RECEIVER), ("channel", 64), ("channel", 80), ("channel", 128)];
     for (file, at) in producer.chain(consumer).chain(others) {
-        for lie in [0, 1, 7, u32::MAX.into(), 1 << 31, 1 << 63, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
-            let what = format!("word {at} of {file} is {lie:#x}");
+        for replacement in [0, 1, 7, u32::MAX.into(), 1 << 31, 1 << 63, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
+            let what = format!("word {at} of {file} is {replacement:#x}");
             let mut sender = options.create_sender(&directory).unwrap();
             sender.send(&[1; 100]).unwrap();
             drop(sender);
             let page = std::fs::File::options().read(true).write(true).open(directory.join(file)).unwrap();
-            Shown::of(page.into()).word(at).store(lie, Ordering::Release);
+            Shown::of(page.into()).word(at).store(replacement, Ordering::Release);
             let usable = |error: Error| match error {
                 Error::Corrupt(_) | Error::NotAChannel { .. } | Error::Rebooted { .. } => {}
                 error => panic!("{what}: {error}"),
@@ -709,12 +710,12 @@ fn a_peer_stopped_during_its_handshake_does_not_block_the_next_one() {
 #[test]
 fn a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote() {
     // An impossible head, and one that claims that everything has been taken.
-    for lie in [u64::MAX, 11 << 32] {
-        a_successor_writes_and_goes(lie);
+    for replacement in [u64::MAX, 11 << 32] {
+        successor_writes_and_leaves(replacement);
     }
 }
 
-fn a_successor_writes_and_goes(lie: u64) {
+fn successor_writes_and_leaves(replacement: u64) {
     let dir = TestDir::new("a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote");
     let (mut sender, peer) = with_raw_receiver(&dir);
     for number in 0..10 {
@@ -732,7 +733,7 @@ fn a_successor_writes_and_goes(lie: u64) {
                 rustix::io::pread(&page, &mut fenced, FENCED_OF_PRODUCER).unwrap();
                 assert!(Instant::now() < until, "the sender does not poll");
             }
-            peer.shown[0].word(HEAD).store(lie, Ordering::Release);
+            peer.shown[0].word(HEAD).store(replacement, Ordering::Release);
             drop((peer, page));
             Options::new().connect_deadline(deadline()).connect_receiver(&dir.name())
         });

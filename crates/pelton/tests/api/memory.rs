@@ -137,7 +137,7 @@ fn a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit() {
 }
 
 /// Receives until the other thread has finished its part.
-fn attend_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T {
+fn receive_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let other = scope.spawn(other);
         while !other.is_finished() {
@@ -165,9 +165,9 @@ fn another_user_is_offered_less() {
         }
         let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()));
         let of_child = &mut stranger;
-        attend_while(&mut receiver, move || of_child.expect(&wanted));
+        receive_while(&mut receiver, move || of_child.expect(&wanted));
         stranger.write_line("end");
-        attend_while(&mut receiver, move || stranger.wait_for_success());
+        receive_while(&mut receiver, move || stranger.wait_for_success());
     }
 }
 
@@ -187,7 +187,7 @@ fn senders_share_a_memory_budget_and_return_their_share_when_they_leave() {
                 }
             }
         };
-        let (mut senders, error) = attend_while(&mut receiver, connect);
+        let (mut senders, error) = receive_while(&mut receiver, connect);
         let text = error.to_string();
         assert!(matches!(error, Error::Refused(_)) && text.contains("of the 4194304 bytes of memory"), "{text}");
         let sizes: Vec<u64> = senders.iter().map(Sender::capacity).collect();
@@ -307,8 +307,8 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
     const SLACK: usize = 2 * MIB;
     let options = Options::new().capacity(1 << 16).memory(MEMORY as u64);
     let mut service = Service::listen_with(&dir.name(), &options).unwrap();
-    let mut asked: [Vec<Responder>; 3] = Default::default();
-    let keep = |bytes: Vec<u8>, responder| asked[usize::from(bytes[0])].push(responder);
+    let mut requested: [Vec<Responder>; 3] = Default::default();
+    let keep = |bytes: Vec<u8>, responder| requested[usize::from(bytes[0])].push(responder);
     let clients = serve_while(&mut service, keep, || {
         [0u8, 1, 2].map(|number| {
             let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
@@ -317,15 +317,15 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
             client
         })
     });
-    while asked.iter().any(|of_one| of_one.len() < CALLS) {
+    while requested.iter().any(|of_one| of_one.len() < CALLS) {
         let (bytes, responder) = service.receive_until(deadline()).unwrap().expect("a request is missing").into_parts();
-        asked[usize::from(bytes[0])].push(responder);
+        requested[usize::from(bytes[0])].push(responder);
     }
     // No client reads. A further client with its full share leaves as much as it has.
     let mut reply_until_full = |number: usize, bytes: usize| {
         let mut kept = 0;
         loop {
-            match asked[number].pop().expect("no reply failed").reply(&vec![7; bytes]) {
+            match requested[number].pop().expect("no reply failed").reply(&vec![7; bytes]) {
                 Ok(()) => kept += bytes,
                 Err(error @ Error::Memory { left, most, .. }) => {
                     let text = error.to_string();
@@ -344,7 +344,7 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
         left -= kept;
     }
     // All of it is returned when they read.
-    drop(asked);
+    drop(requested);
     let read = move || {
         clients.map(|mut client| {
             let next = |_| client.completion_until(deadline()).unwrap().expect("it hangs").outcome();
@@ -352,7 +352,7 @@ fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
             (client, outcomes.iter().filter(|outcome| **outcome == Outcome::Failed(0xffff_0001)).count())
         })
     };
-    let clients = serve_while(&mut service, |_, _| panic!("nothing was asked"), read);
+    let clients = serve_while(&mut service, |_, _| panic!("no request is expected"), read);
     for (mut client, failed) in clients {
         assert_eq!(failed, 1);
         let again = |bytes: Vec<u8>, responder: Responder| responder.reply(&bytes).unwrap();

@@ -662,7 +662,7 @@ fn recovery_drops_torn_records_and_reports_them() {
 }
 
 /// Makes the channel look as if it was created in another boot.
-fn as_of_another_boot(path: &std::path::Path) {
+fn mark_as_other_boot(path: &std::path::Path) {
     let mut header = std::fs::read(path.join("channel")).unwrap();
     header[96..112].fill(7);
     let checksum = pelton_lane::fnv1a(&header[..112]);
@@ -681,7 +681,7 @@ fn after_a_reboot_opening_is_refused_and_recovery_keeps_synced_messages() {
         sender.sync().unwrap();
         (5..8u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
         drop(sender);
-        as_of_another_boot(&path);
+        mark_as_other_boot(&path);
         for refused in [small().create_sender(&path).err(), Options::new().open_receiver(&path).err()] {
             assert!(matches!(refused, Some(Error::Rebooted { .. })), "{refused:?}");
         }
@@ -877,10 +877,10 @@ fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
     let sizes = [bytes, bytes, 300 << 20];
     for (number, bytes) in (0u64..).zip(sizes) {
         // Allocated, but not written: nothing reads the zeros between.
-        let mut room = sender.reserve(bytes).unwrap();
-        room[..8].copy_from_slice(&number.to_le_bytes());
-        room[bytes - 8..].copy_from_slice(&number.to_le_bytes());
-        room.commit().unwrap();
+        let mut reservation = sender.reserve(bytes).unwrap();
+        reservation[..8].copy_from_slice(&number.to_le_bytes());
+        reservation[bytes - 8..].copy_from_slice(&number.to_le_bytes());
+        reservation.commit().unwrap();
     }
     sender.send(b"behind them").unwrap();
     assert!(pelton::inspect::info(&path).unwrap().lanes[0].allocated_bytes > 4 << 30);
@@ -1003,7 +1003,7 @@ fn a_head_that_is_no_valid_position_cannot_be_repaired() {
         assert!(matches!(small().open_receiver(here.path()), Err(Error::Corrupt(_))));
     }
     // After a reboot nothing beyond the synced messages is walked, and the head is no better position for a write.
-    as_of_another_boot(&here.path());
+    mark_as_other_boot(&here.path());
     let done = pelton::inspect::recover(here.path(), false);
     assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
 }

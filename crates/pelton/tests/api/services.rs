@@ -152,25 +152,25 @@ fn call_continuously(
     stop: &AtomicBool,
     mut answered: impl FnMut(u64),
 ) -> Vec<Outcome> {
-    let mut asked: HashMap<CallId, u64> = HashMap::new();
+    let mut requested: HashMap<CallId, u64> = HashMap::new();
     let mut outcomes: Vec<Option<Outcome>> = Vec::new();
-    while !stop.load(Ordering::Relaxed) || !asked.is_empty() {
-        while asked.len() < in_flight && !stop.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) || !requested.is_empty() {
+        while requested.len() < in_flight && !stop.load(Ordering::Relaxed) {
             let number = outcomes.len() as u64;
             let Some(call) = client.try_submit(&request(number)).unwrap() else { break };
             if idempotent && number.is_multiple_of(2) {
                 assert!(client.mark_idempotent(call).unwrap());
             }
-            assert!(asked.insert(call, number).is_none());
+            assert!(requested.insert(call, number).is_none());
             outcomes.push(None);
         }
-        if asked.is_empty() {
+        if requested.is_empty() {
             // There is no free space anywhere, or no service yet.
             std::thread::yield_now();
             continue;
         }
         let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
-        let number = asked.remove(&completion.call()).expect("answered once");
+        let number = requested.remove(&completion.call()).expect("one reply for each");
         if completion.outcome() == Outcome::Reply {
             assert_eq!(answer(&completion).1, number);
         }
@@ -221,12 +221,12 @@ fn a_rolling_replacement_under_load_fails_and_repeats_no_call() {
         let stop = AtomicBool::new(false);
         let outcomes = std::thread::scope(|scope| {
             let asking = scope.spawn(|| call_continuously(&mut name.client(), in_flight, false, &stop, |_| ()));
-            let beside = scope.spawn(|| {
+            let concurrent = scope.spawn(|| {
                 // One call at a time, with pauses between.
-                let (mut client, mut asked) = (name.client(), 1 << 40);
+                let (mut client, mut requested) = (name.client(), 1 << 40);
                 while !stop.load(Ordering::Relaxed) {
-                    assert_eq!(answer(&client.call(&request(asked)).unwrap()).1, asked);
-                    asked += 1;
+                    assert_eq!(answer(&client.call(&request(requested)).unwrap()).1, requested);
+                    requested += 1;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
@@ -237,7 +237,7 @@ fn a_rolling_replacement_under_load_fails_and_repeats_no_call() {
                 old.wait_for_success();
             }
             stop.store(true, Ordering::Relaxed);
-            beside.join().unwrap();
+            concurrent.join().unwrap();
             asking.join().unwrap()
         });
         let failed: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome != Outcome::Reply).collect();
@@ -280,7 +280,7 @@ fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
 }
 
 /// Descriptors and resident bytes of a process.
-fn costs(pid: u32) -> (usize, u64) {
+fn resources(pid: u32) -> (usize, u64) {
     let descriptors = kernel::descriptors_of(pid);
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
     (descriptors, statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096)
@@ -304,24 +304,24 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
         round += 1;
         replaced.push(name.serve(without_journals));
         let mut old = replaced.remove(0);
-        let mut asked = HashMap::new();
+        let mut requested = HashMap::new();
         for number in 0..600u64 {
             let is_stream = number.is_multiple_of(50);
             let wanted = if is_stream { [&number.to_le_bytes()[..], b"stream"].concat() } else { request(number) };
             let call = loop {
                 match client.try_submit(&wanted).unwrap() {
                     Some(call) => break call,
-                    None if asked.is_empty() => std::thread::yield_now(),
-                    None => take_one(&mut client, &mut asked),
+                    None if requested.is_empty() => std::thread::yield_now(),
+                    None => take_one(&mut client, &mut requested),
                 }
             };
             client.mark_idempotent(call).unwrap();
-            asked.insert(call, is_stream);
+            requested.insert(call, is_stream);
             if number.is_multiple_of(7) {
                 client.notify(&number.to_le_bytes()).unwrap();
             }
             if number.is_multiple_of(11) && client.cancel(call).unwrap() {
-                asked.remove(&call);
+                requested.remove(&call);
             }
             if number == 300 {
                 match round.is_multiple_of(2) {
@@ -329,12 +329,12 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
                     false => old.signal(rustix::process::Signal::KILL),
                 }
             }
-            while asked.len() > 60 {
-                take_one(&mut client, &mut asked);
+            while requested.len() > 60 {
+                take_one(&mut client, &mut requested);
             }
         }
-        while !asked.is_empty() {
-            take_one(&mut client, &mut asked);
+        while !requested.is_empty() {
+            take_one(&mut client, &mut requested);
         }
         calls += 600;
         // The cancelled ones are answered too, and the new one is found.
@@ -346,7 +346,7 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
         }
         // A client must read its replies to let the service drain.
         old.wait();
-        let now = (costs(std::process::id()), costs(stays.pid()));
+        let now = (resources(std::process::id()), resources(stays.pid()));
         match before {
             // The first rounds fill caches and arenas.
             None if round == 5 => before = Some(now),
@@ -365,21 +365,21 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
     }
     println!(
         "{calls} calls in {round} rounds: {before:?} became {:?}",
-        (costs(std::process::id()), costs(stays.pid()))
+        (resources(std::process::id()), resources(stays.pid()))
     );
 }
 
 /// Takes one completion; a stream is cancelled after its first part.
-fn take_one(client: &mut Client, asked: &mut HashMap<CallId, bool>) {
+fn take_one(client: &mut Client, requested: &mut HashMap<CallId, bool>) {
     let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
     let (call, outcome) = (completion.call(), completion.outcome());
     drop(completion);
     match outcome {
         Outcome::Part => assert!(client.cancel(call).unwrap()),
         // A stream whose service was killed after its first part was cancelled by then.
-        outcome => assert!(asked[&call] || outcome == Outcome::Reply, "{outcome:?}"),
+        outcome => assert!(requested[&call] || outcome == Outcome::Reply, "{outcome:?}"),
     }
-    asked.remove(&call);
+    requested.remove(&call);
 }
 
 #[test]
@@ -406,9 +406,9 @@ fn a_name_without_a_service_is_an_error_until_one_serves_it_again() {
     let reply = client.call_until(&request(4), deadline()).unwrap().expect("it hangs");
     assert_eq!(answer(&reply), (u64::from(service.pid()), 4));
     drop(reply);
-    let mut room = client.reserve(8).unwrap();
-    room.copy_from_slice(&5u64.to_le_bytes());
-    let call = room.submit().unwrap();
+    let mut reservation = client.reserve(8).unwrap();
+    reservation.copy_from_slice(&5u64.to_le_bytes());
+    let call = reservation.submit().unwrap();
     assert_eq!(answer(&client.completion_of(call).unwrap()).1, 5);
 }
 
@@ -517,7 +517,7 @@ fn small() -> Options {
 }
 
 /// Of a service that this thread runs: accepts the client that another thread connects.
-fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
+fn accept_connecting<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
     }
@@ -566,9 +566,9 @@ fn a_service_with_a_lower_limit_gets_the_calls_within_it() {
     for _ in 0..20 {
         assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
         assert_eq!(*client.call(b"").unwrap(), *b"");
-        let mut room = client.reserve(3).unwrap();
-        room.copy_from_slice(b"abc");
-        let call = room.submit().unwrap();
+        let mut reservation = client.reserve(3).unwrap();
+        reservation.copy_from_slice(b"abc");
+        let call = reservation.submit().unwrap();
         assert_eq!(*client.completion_of(call).unwrap(), *b"abc");
     }
     assert_eq!((client.request_bytes_max(), client.services()), (most, 2));
@@ -579,7 +579,8 @@ fn a_call_returned_without_another_service_fails_in_the_next_poll() {
     let name = Name::new("given back");
     let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
-    let mut client = let_in(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
+    let mut client =
+        accept_connecting(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
     let taken = client.submit(b"taken").unwrap();
     let responder = service.receive().unwrap().into_responder();
     let back = client.submit(b"back").unwrap();
@@ -656,7 +657,8 @@ fn a_client_without_free_space_discovers_a_new_service() {
         let name = Name::new("no free space");
         let mut full = Service::listen_with(&name.name, &small()).unwrap();
         let own = name.name.clone();
-        let mut client = let_in(&mut full, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
+        let mut client =
+            accept_connecting(&mut full, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
         while client.try_submit(&[0; 10_000]).unwrap().is_some() {}
         let _idle = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
         let until = deadline();
@@ -830,7 +832,8 @@ fn an_idempotent_call_that_ends_each_service_is_lost_after_three_repeats() {
     let name = Name::new("ends each");
     let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
-    let mut client = let_in(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
+    let mut client =
+        accept_connecting(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
     let call = client.submit(b"x").unwrap();
     assert!(client.mark_idempotent(call).unwrap());
     let asking = std::thread::spawn(move || {

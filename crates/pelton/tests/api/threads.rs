@@ -138,16 +138,16 @@ fn a_batch_larger_than_any_message_is_too_large() {
 #[test]
 fn an_aborted_reservation_is_never_seen() {
     let (mut sender, mut receiver) = small();
-    let mut room = sender.try_reserve(100).unwrap().unwrap();
-    room.fill(7);
-    room.abort();
-    let mut room = sender.reserve(100).unwrap();
-    room.fill(8);
-    drop(room);
+    let mut reservation = sender.try_reserve(100).unwrap().unwrap();
+    reservation.fill(7);
+    reservation.abort();
+    let mut reservation = sender.reserve(100).unwrap();
+    reservation.fill(8);
+    drop(reservation);
     assert!(receiver.try_receive().unwrap().is_none());
-    let mut room = sender.reserve_until(100, Instant::now()).unwrap().unwrap();
-    room[..5].copy_from_slice(b"hello");
-    room.commit_bytes(5).unwrap();
+    let mut reservation = sender.reserve_until(100, Instant::now()).unwrap().unwrap();
+    reservation[..5].copy_from_slice(b"hello");
+    reservation.commit_bytes(5).unwrap();
     assert_eq!(&*receiver.receive().unwrap(), b"hello");
 }
 

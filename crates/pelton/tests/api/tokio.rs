@@ -254,14 +254,14 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
                 let _ = before.as_mut().poll(&mut context);
             }
             assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
-            let beside = client.clone();
-            let beside = tokio::spawn(async move { beside.call(b"beside").await });
+            let concurrent = client.clone();
+            let concurrent = tokio::spawn(async move { concurrent.call(b"beside").await });
             for _ in 0..round % 5 {
                 tokio::task::yield_now().await;
                 assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
             }
             drop(forever);
-            assert_eq!(beside.await.unwrap().unwrap().bytes, b"beside");
+            assert_eq!(concurrent.await.unwrap().unwrap().bytes, b"beside");
             if round % 3 != 0 {
                 assert_eq!(before.await.unwrap().bytes, b"before");
             }
@@ -312,13 +312,13 @@ fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
         assert_eq!(stream.next().await.unwrap(), None);
         // No task reads it: it blocks the others, until it is dropped.
         let endless = client.submit(b"4000000000").await.unwrap();
-        let beside = client.clone();
-        let beside = tokio::spawn(async move { beside.call(b"0").await });
+        let concurrent = client.clone();
+        let concurrent = tokio::spawn(async move { concurrent.call(b"0").await });
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         drop(endless);
-        assert_eq!(beside.await.unwrap().unwrap().outcome, Outcome::End);
+        assert_eq!(concurrent.await.unwrap().unwrap().outcome, Outcome::End);
         while ended.try_recv().is_err() {
             assert_eq!(client.call(b"0").await.unwrap().outcome, Outcome::End);
         }

@@ -293,13 +293,13 @@ fn receiver_of(dir: &TestDir, role: Role) -> (Receiver, Child) {
     let how = How::parse(role.get("receiver-how"));
     let listener = Options::new().wait(how.wait()).listen(&dir.name()).unwrap();
     let child = Child::start(role);
-    (listener.accept_receiver_until(deadline()).unwrap().expect("nobody came"), child)
+    (listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived"), child)
 }
 
 fn sender_of(dir: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, Child) {
     let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&dir.name()).unwrap();
     let child = Child::start(role);
-    (listener.accept_sender_until(deadline()).unwrap().expect("nobody came"), child)
+    (listener.accept_sender_until(deadline()).unwrap().expect("no connection arrived"), child)
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
     first.kill();
     let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, How::Epoll);
     assert_eq!((number, word(&end.unwrap())), (300, "PeerDied 0".to_owned()));
-    assert!(!receiver.resume_until(Instant::now()).unwrap(), "nobody is there yet");
+    assert!(!receiver.resume_until(Instant::now()).unwrap(), "no peer is there yet");
     let successor = Child::start(sending(&dir, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
     successor.expect("listening");
     assert!(receiver.resume_until(deadline()).unwrap());

@@ -32,7 +32,7 @@ fn options(sync: bool) -> RecordFileOptions {
 
 /// Writes the missing messages. Lane 1 is written only at the end, so that its number must be kept long; lane 9 has
 /// so many chunks that they need several calls.
-fn go_on(path: &Path, sync: bool) {
+fn write_missing(path: &Path, sync: bool) {
     let mut file = options(sync).open(path).unwrap();
     let give = |file: &mut RecordFile, runs: &[Owned]| {
         let is_new = |run: &Owned| file.last_seq(run.lane).is_none_or(|last| last < run.first_seq);
@@ -56,7 +56,7 @@ fn child() {
     let path = PathBuf::from(role.get("at"));
     LEFT.store(role.number("step").unwrap(), SeqCst);
     pelton::failpoints::set(take_step);
-    go_on(&path, role.number("sync").unwrap() == 1);
+    write_missing(&path, role.number("sync").unwrap() == 1);
     report("through");
 }
 
@@ -75,7 +75,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
             for step in [1, 2, 3] {
                 Child::start(role.clone().with("step", step)).wait();
             }
-            go_on(&path, sync == 1);
+            write_missing(&path, sync == 1);
             let mut files: Vec<PathBuf> = dir.entries();
             files.sort();
             files.rotate_left(1);

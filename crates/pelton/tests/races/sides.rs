@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// State that the two sides share besides the channel under test. It is in memory that both map, and each word has
 /// one writer.
 #[repr(C, align(4096))]
-struct Meeting {
+struct Shared {
     /// The sleeper: it is about to sleep until the waker has finished its part of this race.
     going: Word,
     /// The waker: its calls for this race have returned.
@@ -37,15 +37,15 @@ struct Word(AtomicU64);
 /// In place of a race number: there are no more races.
 const OVER: u64 = u64::MAX;
 
-impl Meeting {
+impl Shared {
     /// In a file that the other process opens too.
-    fn at(path: &Path) -> &'static Meeting {
+    fn at(path: &Path) -> &'static Shared {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let file = std::fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-        file.set_len(size_of::<Meeting>() as u64).unwrap();
+        file.set_len(size_of::<Shared>() as u64).unwrap();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: the mapping is new, whole, aligned to a page and never unmapped; zeros are a valid Meeting.
-        unsafe { &*mmap(std::ptr::null_mut(), size_of::<Meeting>(), protection, flags, &file, 0).unwrap().cast() }
+        unsafe { &*mmap(std::ptr::null_mut(), size_of::<Shared>(), protection, flags, &file, 0).unwrap().cast() }
     }
 
     /// Waits until the sleeper starts a race after `last`.
@@ -142,7 +142,7 @@ fn between(number: u64, span: u64) -> u64 {
 }
 
 /// For a receiver's races: in place of the one of this number.
-fn instead(race: u64) -> u64 {
+fn setup_number(race: u64) -> u64 {
     if race.is_multiple_of(2) { 0 } else { between(race, 64) }
 }
 
@@ -175,7 +175,7 @@ impl Moment {
 static RACE: AtomicU64 = AtomicU64::new(0);
 
 /// Has a thread end this process, and print the role (with the seed), when the races stop.
-fn tell_a_hang(role: &Role) {
+fn end_on_hang(role: &Role) {
     let role = role.text();
     std::thread::spawn(move || {
         let mut seen = u64::MAX;
@@ -214,7 +214,7 @@ trait Sleepy {
     /// The number of its sleeps in a call.
     fn sleeps(&self) -> u64;
     /// Moves to where it will wait; the waker understands the race number.
-    fn begin(&mut self, last: u64, meeting: &Meeting) -> u64;
+    fn begin(&mut self, last: u64, shared: &Shared) -> u64;
 }
 
 /// A receiver that waits for a message with the number of the race.
@@ -238,14 +238,14 @@ impl Sleepy for Receiver {
     fn sleeps(&self) -> u64 {
         self.counters().sleeps
     }
-    fn begin(&mut self, last: u64, meeting: &Meeting) -> u64 {
+    fn begin(&mut self, last: u64, shared: &Shared) -> u64 {
         let race = last + 1;
-        let others = instead(race);
+        let others = setup_number(race);
         if others == 0 {
             return race;
         }
-        meeting.going.0.store(race, Ordering::Release);
-        wait_until(|| meeting.is_done(race));
+        shared.going.0.store(race, Ordering::Release);
+        wait_until(|| shared.is_done(race));
         for _ in 0..others {
             drop(self.try_receive().unwrap().expect("it has been sent"));
         }
@@ -270,15 +270,15 @@ impl Sleepy for Sender {
     fn sleeps(&self) -> u64 {
         self.counters().sleeps
     }
-    fn begin(&mut self, last: u64, _meeting: &Meeting) -> u64 {
+    fn begin(&mut self, last: u64, _meeting: &Shared) -> u64 {
         let mut sent = last;
         for _ in 0..between(last, 1024) {
             self.try_reserve(8).unwrap().expect("the lane is empty").commit().unwrap();
             sent += 1;
         }
-        while let Some(room) = self.try_reserve(LARGE).unwrap() {
+        while let Some(reservation) = self.try_reserve(LARGE).unwrap() {
             // The receiver does not read the content.
-            room.commit().unwrap();
+            reservation.commit().unwrap();
             sent += 1;
         }
         sent
@@ -286,21 +286,21 @@ impl Sleepy for Sender {
 }
 
 /// The sleeper's part of that many races.
-fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) -> Tally {
+fn sleep_repeatedly(side: &mut impl Sleepy, shared: &Shared, races: u64) -> Tally {
     let mut tally = Tally::default();
     let (mut race, mut blocks) = (0, true);
     while tally.races < races && tally.lost < ENOUGH {
-        race = side.begin(race, meeting);
+        race = side.begin(race, shared);
         RACE.store(race, Ordering::Relaxed);
         tally.races += 1;
         let manner = Manner::of(race);
         let slept_before = if manner == Manner::Block { side.sleeps() } else { 0 };
-        meeting.going.0.store(race, Ordering::Release);
+        shared.going.0.store(race, Ordering::Release);
         if manner == Manner::Block && blocks {
             let rescue = Instant::now() + RESCUE;
             let there = side.wait(race, rescue);
             tally.slept += u64::from(side.sleeps() > slept_before);
-            if !there || (Instant::now() >= rescue && meeting.is_done(race)) {
+            if !there || (Instant::now() >= rescue && shared.is_done(race)) {
                 tally.lost += 1;
                 // The other manners prove a loss faster.
                 blocks = false;
@@ -313,7 +313,7 @@ fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) 
                 assert!(side.take(race), "race {race}: `arm` reports it");
                 break;
             }
-            if !is_rung(side.fd(), meeting, race, manner) {
+            if !is_rung(side.fd(), shared, race, manner) {
                 tally.slept += 1;
                 tally.lost += 1;
                 assert!(side.take(race), "race {race}: not even there");
@@ -326,15 +326,15 @@ fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) 
             // A timed wait, because the peer is not known to use fences yet, or a ring from before.
         }
     }
-    meeting.going.0.store(OVER, Ordering::Release);
+    shared.going.0.store(OVER, Ordering::Release);
     tally
 }
 
 /// Sleeps until the descriptor is readable. Returns false if it is not, and no call will make it so.
-fn is_rung(fd: BorrowedFd<'_>, meeting: &Meeting, race: u64, manner: Manner) -> bool {
+fn is_rung(fd: BorrowedFd<'_>, shared: &Shared, race: u64, manner: Manner) -> bool {
     loop {
         // Read before the descriptor: if this reports completion, any ring has already happened.
-        let done = meeting.is_done(race);
+        let done = shared.is_done(race);
         let timeout = if done || manner == Manner::Ask { Duration::ZERO } else { Duration::from_millis(100) };
         if readable_until(fd, Instant::now() + timeout) {
             return true;
@@ -347,12 +347,12 @@ fn is_rung(fd: BorrowedFd<'_>, meeting: &Meeting, race: u64, manner: Manner) -> 
 
 /// The waker's part. `act` performs it for the race of that number, and returns the number of rings so far; `None`
 /// means that it was no race.
-fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &mut Random) -> Option<u64>) -> Tally {
+fn wake_repeatedly(shared: &Shared, seed: u64, mut act: impl FnMut(u64, &mut Random) -> Option<u64>) -> Tally {
     let mut moment = Moment { most: [500.0, 2000.0, 10_000.0], random: Random::new(seed) };
     let mut tally = Tally::default();
     let mut race = 0;
     loop {
-        race = meeting.next(race);
+        race = shared.next(race);
         if race == OVER {
             return tally;
         }
@@ -361,7 +361,7 @@ fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &
         moment.pass(manner);
         let rung = act(race, &mut moment.random);
         // Relaxed would suffice on this processor but not on others: the effects of the calls come first.
-        meeting.done.0.store(race, Ordering::Release);
+        shared.done.0.store(race, Ordering::Release);
         if let Some(rung) = rung {
             moment.steer(manner, rung > tally.rang);
             tally.rang = rung;
@@ -370,15 +370,15 @@ fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &
 }
 
 /// The part of one endpoint. A receiver waits for a message; a sender waits for free space ("room").
-fn play(end: Endpoint, meeting: &'static Meeting, role: &Role) -> Tally {
+fn run_side(end: Endpoint, shared: &'static Shared, role: &Role) -> Tally {
     let (races, seed) = (role.number("races").unwrap(), role.number("seed").unwrap());
     match (role.get("wanted"), end) {
-        ("message", Endpoint::Receiver(mut receiver)) => sleep_again_and_again(&mut receiver, meeting, races),
-        ("room", Endpoint::Sender(mut sender)) => sleep_again_and_again(&mut sender, meeting, races),
+        ("message", Endpoint::Receiver(mut receiver)) => sleep_repeatedly(&mut receiver, shared, races),
+        ("room", Endpoint::Sender(mut sender)) => sleep_repeatedly(&mut sender, shared, races),
         ("message", Endpoint::Sender(mut sender)) => {
             let mut bytes = [0; LARGE];
-            wake_again_and_again(meeting, seed, |race, random| {
-                let others = instead(race);
+            wake_repeatedly(shared, seed, |race, random| {
+                let others = setup_number(race);
                 if others > 0 {
                     (0..others).for_each(|_| assert_eq!(sender.try_send(&[0; 8]).unwrap(), Sent::Sent));
                     return None;
@@ -391,7 +391,7 @@ fn play(end: Endpoint, meeting: &'static Meeting, role: &Role) -> Tally {
         }
         ("room", Endpoint::Receiver(mut receiver)) => {
             let mut released = 0;
-            wake_again_and_again(meeting, seed, |race, random| {
+            wake_repeatedly(shared, seed, |race, random| {
                 while released < race {
                     drop(receiver.try_receive().unwrap().expect("it has been sent"));
                     released += 1;
@@ -416,8 +416,8 @@ enum Endpoint {
 pub fn race(role: &Role) {
     // A long run exceeds the usual life of a child; it detects a hang itself. SAFETY: no pointers.
     unsafe { libc::alarm(0) };
-    tell_a_hang(role);
-    let meeting = Meeting::at(Path::new(role.get("meeting")));
+    end_on_hang(role);
+    let shared = Shared::at(Path::new(role.get("meeting")));
     if role.get("refuse") == "before" {
         refuse_membarrier();
     }
@@ -426,7 +426,7 @@ pub fn race(role: &Role) {
         if role.get("refuse") == "after" {
             refuse_membarrier();
         }
-        play(end, meeting, role)
+        run_side(end, shared, role)
     };
     let tally = match role.get("side") {
         "send" => side(false, Endpoint::Sender(sender(role))),

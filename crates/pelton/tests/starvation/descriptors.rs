@@ -33,7 +33,7 @@ impl Drop for Descriptors {
 }
 
 /// Whether an error reports the lack of descriptors, and the remedy.
-fn wants_descriptors(error: &Error) -> bool {
+fn needs_descriptors(error: &Error) -> bool {
     match error {
         Error::System { source, .. } => {
             source.raw_os_error() == Some(libc::EMFILE) || source.to_string().contains("RLIMIT_NOFILE")
@@ -60,7 +60,7 @@ fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Resu
         drop(few);
         match tried {
             Ok(done) => return done,
-            Err(error) => assert!(wants_descriptors(&error), "{what} with {count} descriptors: {error:?}"),
+            Err(error) => assert!(needs_descriptors(&error), "{what} with {count} descriptors: {error:?}"),
         }
         // Another thread closes the descriptors that a peer sent.
         eventually_is(before, &format!("open after {what} with {count} descriptors"), descriptors);
@@ -145,7 +145,7 @@ pub fn few_descriptors(role: &Role) {
                 assert_eq!(found.len(), 1);
                 // A process that cannot check the socket must not take it for a dead listener's.
                 let mut tried = 0;
-                let refused = with_each_number("listening beside another", || {
+                let refused = with_each_number("listening besides another listener", || {
                     tried += 1;
                     match Listener::bind(name) {
                         Err(error @ Error::InUse { .. }) => Ok(Some(error)),
@@ -236,7 +236,7 @@ pub fn few_descriptors_for_parts(role: &Role) {
         connecting.join().unwrap()
     });
     client.submit(b"a stream").unwrap();
-    let mut responder = service.receive_until(deadline()).unwrap().expect("nothing is asked").into_responder();
+    let mut responder = service.receive_until(deadline()).unwrap().expect("no request arrived").into_responder();
     let mut parts = 0;
     while responder.try_part(&[7; 1000]).unwrap() == Sent::Sent {
         parts += 1;
@@ -275,7 +275,7 @@ fn a_listener_without_descriptors_fails_and_leaves_nothing() {
 }
 
 /// Descriptors beyond this process's limit, and survivors and receivers that have no descriptor left.
-pub fn few_descriptors_come(role: &Role) {
+pub fn few_descriptors_on_receive(role: &Role) {
     let name = name_of(role);
     match role.get("how") {
         // Three descriptors arrive with each message.
@@ -310,7 +310,7 @@ pub fn few_descriptors_come(role: &Role) {
             let few = Descriptors::left(4);
             let error = receiver.resume().unwrap_err();
             drop(few);
-            assert!(wants_descriptors(&error), "{error:?}");
+            assert!(needs_descriptors(&error), "{error:?}");
             report("tried");
             assert!(receiver.resume_until(deadline()).unwrap());
             assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
@@ -338,7 +338,7 @@ pub fn few_descriptors_come(role: &Role) {
                     match tried {
                         Ok(true) => {}
                         Ok(false) => panic!("with {count} descriptors it overlooks the new lane"),
-                        Err(error) => assert!(wants_descriptors(error), "{count}: {error:?}"),
+                        Err(error) => assert!(needs_descriptors(error), "{count}: {error:?}"),
                     }
                 }
                 errors += tried.iter().filter(|tried| tried.is_err()).count();

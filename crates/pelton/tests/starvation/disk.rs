@@ -102,7 +102,7 @@ pub fn send_until_full(sender: &mut Sender, next: &mut u64) -> Option<Error> {
     }
 }
 
-pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
+pub fn receive_available(receiver: &mut Receiver, next: &mut u64) {
     let mut wanted = Vec::new();
     while let Some(message) = receiver.try_receive().unwrap() {
         check(*next, Sizes::Fixed(3000), &message, &mut wanted);
@@ -136,7 +136,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
     let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=4k") else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(1 << 20).lanes(2);
-    let (mut created, mut stretched, mut added) = (0, 0, 0);
+    let (mut created, mut enlarged, mut added) = (0, 0, 0);
     for pages in (1..100).chain((100..900).step_by(13)) {
         mounted.resize(&format!("{}k", 4 * pages));
         let mut sender = match options().create_sender(&path) {
@@ -153,10 +153,10 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
         for _ in 0..3 {
             match send_until_full(&mut sender, &mut sent) {
                 Some(error) => no_space(Err::<(), _>(error)),
-                None => stretched += 1,
+                None => enlarged += 1,
             }
             sender.sync().unwrap();
-            receive_what_is_there(&mut receiver, &mut received);
+            receive_available(&mut receiver, &mut received);
             assert_eq!(sent, received, "{pages} pages");
         }
         match options().open_sender(&path) {
@@ -171,7 +171,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
         inspect::remove(&path).unwrap();
         assert_eq!(all_below(&mounted.0), Vec::<PathBuf>::new());
     }
-    assert!(created > 10 && stretched > 3 && added > 3, "{created} created, {stretched} stretched, {added} added");
+    assert!(created > 10 && enlarged > 3 && added > 3, "{created} created, {enlarged} stretched, {added} added");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
         no_space(Err::<(), _>(send_until_full(&mut sender, &mut sent).expect("the disk is less than the lane")));
         sender.sync().unwrap();
         no_space(options().open_sender(&path));
-        receive_what_is_there(&mut receiver, &mut received);
+        receive_available(&mut receiver, &mut received);
         receiver.sync().unwrap();
         assert_eq!(sent, received);
         if round == 2 {
@@ -251,7 +251,7 @@ pub fn over_quota(role: &Role) {
                 let error = send_until_full(&mut sender, &mut sent).expect("the quota is less than the lane");
                 let Error::NoSpace { source, .. } = &error else { panic!("{error:?}") };
                 assert_eq!(source.raw_os_error(), Some(libc::EDQUOT));
-                receive_what_is_there(&mut receiver, &mut received);
+                receive_available(&mut receiver, &mut received);
                 assert_eq!(sent, received);
             }
             no_space(Options::new().create_sender(path_of(role).with_file_name("another")));
@@ -261,7 +261,7 @@ pub fn over_quota(role: &Role) {
     assert_eq!(all_below(Path::new(role.get("at"))), all);
     // With more space the sender continues.
     assert!(send_until_full(&mut sender, &mut sent).is_none());
-    receive_what_is_there(&mut receiver, &mut received);
+    receive_available(&mut receiver, &mut received);
     assert_eq!(sent, received);
     report("well");
 }

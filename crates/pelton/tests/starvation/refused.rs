@@ -81,7 +81,7 @@ pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
             drop(listener);
             (connecting.join().unwrap(), found)
         });
-        let (mut sender, mut receiver) = (sender?, receiver?.expect("somebody has connected"));
+        let (mut sender, mut receiver) = (sender?, receiver?.expect("a peer has connected"));
         let null = std::fs::File::open("/dev/null").unwrap();
         sender.send_with_descriptors(b"", &[null.as_fd()])?;
         assert_eq!(receiver.receive_until(deadline())?.expect("sent").take_descriptors()?.len(), 1);

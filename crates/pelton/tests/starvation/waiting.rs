@@ -117,7 +117,7 @@ impl Drop for SignalTimer {
 
 /// A wait that only its deadline ends.
 #[track_caller]
-fn in_vain<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, wanted: impl FnOnce(&T) -> bool) {
+fn times_out<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, wanted: impl FnOnce(&T) -> bool) {
     let until = Instant::now() + Duration::from_millis(25);
     let found = wait(until);
     assert!(Instant::now() >= until, "{what} ended before its deadline: {found:?}");
@@ -140,26 +140,26 @@ pub fn interrupted(role: &Role) {
         let mut receiver = match by_path {
             true => {
                 let early = |until| small_path().connect_deadline(until).open_receiver(&path).map(|_| ());
-                in_vain("opening", early, |done| matches!(done, Err(Error::NoChannel { .. })));
+                times_out("opening", early, |done| matches!(done, Err(Error::NoChannel { .. })));
                 let early = |until| small_path().connect_deadline(until).create_receiver(&path).map(|_| ());
-                in_vain("waiting for a sender", early, |done| matches!(done, Err(Error::TimedOut(_))));
+                times_out("waiting for a sender", early, |done| matches!(done, Err(Error::TimedOut(_))));
                 report("listening");
                 small().create_receiver(&path).unwrap()
             }
             false => {
                 let listener = small().listen(&name).unwrap();
                 let accept = |until| listener.accept_receiver_until(until).map(|found| found.is_none());
-                in_vain("accepting a sender", accept, |done| matches!(done, Ok(true)));
+                times_out("accepting a sender", accept, |done| matches!(done, Ok(true)));
                 let accept = |until| listener.accept_sender_until(until).map(|found| found.is_none());
-                in_vain("accepting a receiver", accept, |done| matches!(done, Ok(true)));
+                times_out("accepting a receiver", accept, |done| matches!(done, Ok(true)));
                 report("listening");
                 listener.accept_receiver_until(deadline()).unwrap().unwrap()
             }
         };
         report("open");
         let mut buffer = Vec::new();
-        in_vain("receiving", |until| receiver.receive_until(until).map(drop_some), |done| matches!(done, Ok(false)));
-        in_vain("copying", |until| receiver.receive_into_until(&mut buffer, until), |done| matches!(done, Ok(None)));
+        times_out("receiving", |until| receiver.receive_until(until).map(drop_some), |done| matches!(done, Ok(false)));
+        times_out("copying", |until| receiver.receive_into_until(&mut buffer, until), |done| matches!(done, Ok(None)));
         report("waited");
         for number in 0..count {
             match number % 4 {
@@ -182,7 +182,7 @@ pub fn interrupted(role: &Role) {
         read_line_from_parent();
         while !matches!(&*receiver.receive().unwrap(), b"the last") {}
         assert!(receiver.receive().unwrap_err().is_peer_died());
-        in_vain("resuming", |until| receiver.resume_until(until), |done| matches!(done, Ok(false)));
+        times_out("resuming", |until| receiver.resume_until(until), |done| matches!(done, Ok(false)));
         report("resuming");
         assert!(receiver.resume_until(deadline()).unwrap());
         assert_eq!(&*receiver.receive().unwrap(), b"of a successor");
@@ -193,7 +193,7 @@ pub fn interrupted(role: &Role) {
             false => {
                 if role.get("succeeds") != "yes" {
                     let early = |until| small().connect_deadline(until).connect_sender(&name).map(|_| ());
-                    in_vain("connecting", early, |done| matches!(done, Err(Error::TimedOut(_))));
+                    times_out("connecting", early, |done| matches!(done, Err(Error::TimedOut(_))));
                     report("early");
                     read_line_from_parent();
                 }
@@ -228,14 +228,14 @@ pub fn interrupted(role: &Role) {
         read_line_from_parent();
         while sender.try_send(&message(0)).unwrap() == Sent::Sent {}
         let full = message(0);
-        in_vain("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
+        times_out("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
         let reserve = |until| sender.reserve_until(full.len(), until).map(|space| space.is_none());
-        in_vain("reserving", reserve, |done| matches!(done, Ok(true)));
+        times_out("reserving", reserve, |done| matches!(done, Ok(true)));
         if !by_path {
             let send = |until| sender.send_with_descriptors_until(&full, &[null.as_fd()], until);
-            in_vain("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
+            times_out("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
         }
-        in_vain("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
+        times_out("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
         report("waited");
         sender.send(b"the last").unwrap();
         sender.drain().unwrap();
@@ -334,7 +334,7 @@ pub fn no_wall_clock(role: &Role) {
         done.unwrap_or_else(|error| panic!("{part}: {error}"));
     }
     assert!(OTHER_CLOCKS.load(SeqCst) > before.1 + 50, "deadlines ask for the time");
-    assert_eq!(WALL.load(SeqCst), before.0, "somebody asked for the time on the wall");
+    assert_eq!(WALL.load(SeqCst), before.0, "something read the wall clock");
     report("well");
 }
 

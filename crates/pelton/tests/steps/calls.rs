@@ -136,7 +136,7 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
     let victim = fork(Last::Killed, |inside| {
         let mut service = Service::listen_with(&name, &small()).unwrap();
         // The client connects with it.
-        let first = service.receive_until(deadline()).unwrap().expect("nobody came");
+        let first = service.receive_until(deadline()).unwrap().expect("no connection arrived");
         assert_eq!(&*first, b"first");
         first.reply(b"first").unwrap();
         inside.synchronize();
@@ -148,11 +148,11 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
             next += 1;
             let (bytes, mut responder) = request.into_parts();
             if next.is_multiple_of(2)
-                && let Some(mut room) = responder.try_reserve(bytes.len().min(8_000)).unwrap()
-                && room.len() == bytes.len()
+                && let Some(mut reservation) = responder.try_reserve(bytes.len().min(8_000)).unwrap()
+                && reservation.len() == bytes.len()
             {
-                room.copy_from_slice(&bytes);
-                room.reply(bytes.len()).unwrap();
+                reservation.copy_from_slice(&bytes);
+                reservation.reply(bytes.len()).unwrap();
                 continue;
             }
             responder.reply(&bytes).unwrap();
@@ -166,22 +166,22 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
     let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
     victim.wait_for_child();
-    let waker = run.stops.then(|| go_on_when_stopped(&victim));
+    let waker = run.stops.then(|| continue_when_stopped(&victim));
     victim.go();
-    let mut asked: Vec<CallId> = Vec::new();
+    let mut requested: Vec<CallId> = Vec::new();
     let mut ended = None;
-    while ended.is_none() && (asked.len() as u64) < lanes.calls() {
-        match client.submit_until(&numbered(asked.len() as u64, lanes.bytes()), deadline()) {
-            Ok(call) => asked.push(call.expect("the service hangs")),
+    while ended.is_none() && (requested.len() as u64) < lanes.calls() {
+        match client.submit_until(&numbered(requested.len() as u64, lanes.bytes()), deadline()) {
+            Ok(call) => requested.push(call.expect("the service hangs")),
             Err(error) => ended = Some(error),
         }
     }
     let mut answered = 0;
-    while ended.is_none() || answered < asked.len() {
+    while ended.is_none() || answered < requested.len() {
         match client.completion_until(deadline()) {
             Ok(reply) => {
                 let reply = reply.expect("the service hangs");
-                let number = asked.iter().position(|call| *call == reply.call()).expect("it was asked") as u64;
+                let number = requested.iter().position(|call| *call == reply.call()).expect("a request arrived") as u64;
                 assert_eq!(reply.outcome(), Outcome::Reply);
                 assert!(*reply == *numbered(number, lanes.bytes()), "reply {number} is torn");
                 answered += 1;
@@ -195,7 +195,7 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
         }
     }
     run.finish(victim, || ());
-    waker.into_iter().for_each(|waker| waker.wait_well());
+    waker.into_iter().for_each(|waker| waker.wait_for_success());
     if lanes == Lanes::Empty {
         // One call at a time: the client has every reply from before the death, except possibly the last.
         assert!(answered as u64 + 1 >= shared().committed.load(SeqCst), "{answered} answers");
@@ -227,7 +227,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
         let mut service = Service::listen_with(&name, &small()).unwrap();
-        let first = service.receive_until(deadline()).unwrap().expect("nobody came");
+        let first = service.receive_until(deadline()).unwrap().expect("no connection arrived");
         first.reply(b"first").unwrap();
         // A call that the service has taken, and answers while it drains.
         let (bytes, taken) = service.receive_until(deadline()).unwrap().expect("no request arrives").into_parts();
@@ -244,21 +244,21 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     });
     let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
-    let mut asked: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
+    let mut requested: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
     victim.wait_for_child();
     let mut successor = Service::listen_with(&name, &small()).unwrap();
     victim.go();
     for number in 1..lanes.calls() {
         if let Some(call) = client.try_submit(&numbered(number, lanes.bytes())).unwrap() {
-            asked.push((number, call));
+            requested.push((number, call));
         }
     }
     let (mut outcomes, mut done) = (BTreeMap::new(), Vec::new());
     let until = deadline();
-    while outcomes.len() < asked.len() {
-        assert!(Instant::now() < until, "{} of {} calls are answered", outcomes.len(), asked.len());
+    while outcomes.len() < requested.len() {
+        assert!(Instant::now() < until, "{} of {} calls are answered", outcomes.len(), requested.len());
         if let Some(completion) = client.try_completion().unwrap() {
-            let (number, _) = asked.iter().find(|(_, call)| *call == completion.call()).expect("it was asked");
+            let (number, _) = requested.iter().find(|(_, call)| *call == completion.call()).expect("a request arrived");
             assert!(outcomes.insert(*number, completion.outcome()).is_none());
         }
         // The client continues its handshake when it reserves space, or waits.

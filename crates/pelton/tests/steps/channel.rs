@@ -21,18 +21,18 @@ pub fn create(run: &Run, sends: bool) {
         Err(Error::RoleTaken { .. }) if !sends => {}
         role => panic!("{role:?}"),
     });
-    made_by_another(run);
+    created_by_another(run);
 }
 
 /// Whatever a dead creator left, the next process creates or opens the channel, and it works; nothing else is left.
-fn made_by_another(run: &Run) {
+fn created_by_another(run: &Run) {
     let mut receiving = Receiving::new(with_capacity(SMALL).create_receiver(run.path()).unwrap(), 100);
     run.only_the_channel_is_left(1);
     let sender = with_capacity(SMALL).create_sender(run.path()).unwrap();
     let sent = u64::from(sender.next_seq()) - 1;
     receiving.read_to(sent);
-    all_committed_came(sent, 1);
-    go_on(sender, &mut receiving);
+    all_committed_arrived(sent, 1);
+    resume_both(sender, &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
@@ -88,7 +88,7 @@ pub fn recover(run: &Run) {
     let mut receiving = Receiving::new(opened().open_receiver(&path).unwrap(), 100);
     receiving.read(10);
     assert_eq!(receiving.next, [5, 5, 0]);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(2);
 }
@@ -105,7 +105,7 @@ pub fn remove(run: &Run) {
     if path.exists() {
         shared().committed.store(3, SeqCst);
     }
-    made_by_another(run);
+    created_by_another(run);
     inspect::remove(&path).unwrap();
     assert_eq!(run.left(), Vec::<String>::new());
 }

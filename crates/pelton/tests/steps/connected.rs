@@ -9,15 +9,15 @@ fn listening(run: &Run) -> Listener {
 }
 
 /// A pipe: a reader of one end gets the end of file when the process that holds the other exits.
-pub fn life() -> (OwnedFd, OwnedFd) {
+pub fn liveness_pipe() -> (OwnedFd, OwnedFd) {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
 }
 
 /// Starts when the victim has exited. Only the victim holds `life`.
-pub fn successor<R>(gone: OwnedFd, life: &OwnedFd, body: impl FnOnce() -> R) -> Child {
+pub fn successor<R>(gone: OwnedFd, liveness_pipe: &OwnedFd, body: impl FnOnce() -> R) -> Child {
     fork(Last::Exit, |_| {
         // SAFETY: nothing uses this process's copy any more: the child exits without dropping it.
-        drop(unsafe { OwnedFd::from_raw_fd(life.as_raw_fd()) });
+        drop(unsafe { OwnedFd::from_raw_fd(liveness_pipe.as_raw_fd()) });
         assert_eq!(rustix::io::read(&gone, &mut [0]), Ok(0));
         body()
     })
@@ -49,8 +49,8 @@ fn receive_to_close(receiver: Receiver) {
 
 pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
     let (name, listener) = (run.name(), listening(run));
-    let (gone, life) = life();
-    let successor = successor(gone, &life, || fill(connecting().connect_sender(&name).unwrap(), 100));
+    let (gone, liveness_pipe) = liveness_pipe();
+    let successor = successor(gone, &liveness_pipe, || fill(connecting().connect_sender(&name).unwrap(), 100));
     let victim = fork(Last::Killed, move |inside| {
         let mut sending = Sending::new(connecting().connect_sender(&name).unwrap(), 100);
         sending.commit(2);
@@ -61,22 +61,22 @@ pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
             true => sending.commit_with_descriptors(2),
         }
         sending.commit_batch(3);
-        (sending, life)
+        (sending, liveness_pipe)
     });
     let mut receiving = Receiving::new(listener.accept_receiver_until(deadline()).unwrap().unwrap(), 100);
     victim.wait_for_child();
     receiving.read(2);
     assert!(receiving.receiver.arm().unwrap());
     victim.go();
-    run.finish(victim, || receiving.nobody_is_dead());
+    run.finish(victim, || receiving.expect_no_death());
     readable(receiving.receiver.as_fd());
     let end = receiving.until_end();
     assert!(end.is_peer_died(), "{end}");
-    all_committed_came(receiving.next[0], 3);
+    all_committed_arrived(receiving.next[0], 3);
     assert!(receiving.receiver.resume_until(deadline()).unwrap());
     let end = receiving.until_end();
     assert!(end.is_closed(), "{end}");
-    successor.wait_well();
+    successor.wait_for_success();
     assert_eq!(receiving.next[0], shared().next.load(SeqCst));
     drop((receiving, listener));
     assert_eq!(run.left(), Vec::<String>::new());
@@ -142,7 +142,7 @@ pub fn gathered_sender(run: &Run) {
         matches!(events[..], [] | [Kind::Joined, Kind::Left(Departure::PeerDied | Departure::Closed)]),
         "{events:?}"
     );
-    all_committed_came(next, 3);
+    all_committed_arrived(next, 3);
     assert_eq!(receiver.counters().messages, next + 1);
     drop((other, receiver));
     assert_eq!(run.left(), Vec::<String>::new());
@@ -195,15 +195,15 @@ pub fn gathering_receiver(run: &Run) {
 
 pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     let (name, listener) = (run.name(), listening(run));
-    let (gone, life) = life();
-    let successor = successor(gone, &life, || receive_to_close(connecting().connect_receiver(&name).unwrap()));
+    let (gone, liveness_pipe) = liveness_pipe();
+    let successor = successor(gone, &liveness_pipe, || receive_to_close(connecting().connect_receiver(&name).unwrap()));
     let victim = fork(Last::Killed, move |inside| {
         let mut receiver = connecting().connect_receiver(&name).unwrap();
         inside.synchronize();
         inside.count();
         take_as(Take::Held, &mut receiver);
         take(&mut receiver);
-        (receiver, life)
+        (receiver, liveness_pipe)
     });
     let mut sending = Sending::new(listener.accept_sender_until(deadline()).unwrap().unwrap(), 100);
     match with_descriptors {
@@ -212,7 +212,7 @@ pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     }
     victim.wait_for_child();
     victim.go();
-    run.finish(victim, || sending.nobody_is_dead());
+    run.finish(victim, || sending.expect_no_death());
     let left = match sending.until_end() {
         Some(Error::PeerDied { unreleased }) => unreleased,
         end => panic!("{end:?}"),
@@ -222,7 +222,7 @@ pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     assert!(sending.sender.resume_until(deadline()).unwrap());
     sending.send(3);
     drop(sending);
-    successor.wait_well();
+    successor.wait_for_success();
     assert_eq!((shared().first.load(SeqCst), shared().next.load(SeqCst)), (8 - left, 11));
     drop(listener);
     assert_eq!(run.left(), Vec::<String>::new());
@@ -246,7 +246,7 @@ pub fn by_short_name(run: &Run, sends: bool, listens: bool, before: Before) {
 
 /// Continues a stopped process, after a moment, repeatedly until it exits: a process that waits for it cannot do
 /// that.
-pub fn go_on_when_stopped(victim: &Child) -> Child {
+pub fn continue_when_stopped(victim: &Child) -> Child {
     let pid = victim.pid;
     fork(Last::Exit, |_| {
         while let Some(state) = support::kernel::state_of(pid as u32) {
@@ -271,17 +271,15 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
     let bytes = if before == Before::Jumped { 8000 } else { 100 };
     let as_sender = |name: &str| match listens {
         false => connecting().connect_sender(name).unwrap(),
-        true => connecting().listen(name).unwrap().accept_sender_until(deadline()).unwrap().expect("somebody connects"),
+        true => connecting().listen(name).unwrap().accept_sender_until(deadline()).unwrap().expect("a peer connects"),
     };
     let as_receiver = |name: &str| match listens {
         false => connecting().connect_receiver(name).unwrap(),
-        true => {
-            connecting().listen(name).unwrap().accept_receiver_until(deadline()).unwrap().expect("somebody connects")
-        }
+        true => connecting().listen(name).unwrap().accept_receiver_until(deadline()).unwrap().expect("a peer connects"),
     };
     let listener = (!listens).then(|| listening(run));
-    let (gone, life) = life();
-    let successor = successor(gone, &life, || match sends {
+    let (gone, liveness_pipe) = liveness_pipe();
+    let successor = successor(gone, &liveness_pipe, || match sends {
         true => fill(as_sender(&name), bytes),
         false => receive_to_close(as_receiver(&name)),
     });
@@ -294,7 +292,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
     // The first peer, if the lane must have lost one.
     let first = survives.then(|| {
         // SAFETY: nothing uses this process's copy any more: the child exits without dropping it.
-        let close = || drop(unsafe { OwnedFd::from_raw_fd(life.as_raw_fd()) });
+        let close = || drop(unsafe { OwnedFd::from_raw_fd(liveness_pipe.as_raw_fd()) });
         fork(Last::Killed, |inside| -> Box<dyn Any> {
             close();
             if sends {
@@ -323,22 +321,22 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
             if sends {
                 let mut sending = Sending::new(as_sender(&names), bytes);
                 sending.commit(1);
-                Box::new((sending, life))
+                Box::new((sending, liveness_pipe))
             } else {
-                Box::new((as_receiver(&names), life))
+                Box::new((as_receiver(&names), liveness_pipe))
             }
         })
     };
     let waker;
     if sends {
         let receiver = || match &listener {
-            Some(listener) => listener.accept_receiver_until(deadline()).unwrap().expect("somebody connects"),
+            Some(listener) => listener.accept_receiver_until(deadline()).unwrap().expect("a peer connects"),
             None => connecting().connect_receiver(&name).unwrap(),
         };
         let (mut receiving, victim) = match first {
             None => {
                 let victim = start();
-                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                waker = run.stops.then(|| continue_when_stopped(&victim));
                 (Receiving::new(receiver(), bytes), victim)
             }
             Some(first) => {
@@ -350,7 +348,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
                 first.go();
                 first.wait();
                 let victim = start();
-                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                waker = run.stops.then(|| continue_when_stopped(&victim));
                 // Closes before it has read the rest: the successor must find its end.
                 assert!(receiving.receiver.resume_until(deadline()).unwrap());
                 (receiving, victim)
@@ -366,7 +364,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
         }
         let end = receiving.until_end();
         assert!(end.is_closed(), "{end}");
-        successor.wait_well();
+        successor.wait_for_success();
         assert_eq!(receiving.next[0], shared().next.load(SeqCst));
         // Messages of the victim and of the peer before; those of the successor start there.
         let first = shared().first.load(SeqCst);
@@ -374,13 +372,13 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
         assert!((sent..=sent + 1).contains(&first), "the successor begins at {first}");
     } else {
         let sender = || match &listener {
-            Some(listener) => listener.accept_sender_until(deadline()).unwrap().expect("somebody connects"),
+            Some(listener) => listener.accept_sender_until(deadline()).unwrap().expect("a peer connects"),
             None => connecting().connect_sender(&name).unwrap(),
         };
         let (mut sending, victim) = match first {
             None => {
                 let victim = start();
-                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                waker = run.stops.then(|| continue_when_stopped(&victim));
                 (Sending::new(sender(), 100), victim)
             }
             Some(first) => {
@@ -392,7 +390,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
                 first.go();
                 first.wait();
                 let victim = start();
-                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                waker = run.stops.then(|| continue_when_stopped(&victim));
                 assert!(sending.sender.resume_until(deadline()).unwrap());
                 (sending, victim)
             }
@@ -418,11 +416,11 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
         }
         drop(sending);
         run.finish(victim, || ());
-        successor.wait_well();
+        successor.wait_for_success();
         assert_eq!((shared().first.load(SeqCst), shared().next.load(SeqCst)), (if survives { 2 } else { 0 }, 9));
     }
     if let Some(waker) = waker {
-        waker.wait_well();
+        waker.wait_for_success();
     }
     drop(listener);
     assert_eq!(run.left(), Vec::<String>::new());

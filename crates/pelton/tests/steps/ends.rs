@@ -104,7 +104,7 @@ impl Receiving {
 
     /// No death is reported for a moment.
     #[track_caller]
-    pub fn nobody_is_dead(&mut self) {
+    pub fn expect_no_death(&mut self) {
         let until = Instant::now() + MOMENT;
         loop {
             match self.one(until) {
@@ -185,13 +185,13 @@ impl Sending {
         let mut message = Vec::new();
         for _ in 0..count {
             payload(self.next, self.bytes as usize, &mut message);
-            let mut room = self.sender.reserve(message.len()).unwrap();
+            let mut reservation = self.sender.reserve(message.len()).unwrap();
             let half = message.len() / 2;
-            room[..half].copy_from_slice(&message[..half]);
+            reservation[..half].copy_from_slice(&message[..half]);
             take_step("payload: half");
-            room[half..].copy_from_slice(&message[half..]);
+            reservation[half..].copy_from_slice(&message[half..]);
             take_step("payload: whole");
-            room.commit().unwrap();
+            reservation.commit().unwrap();
             self.next += 1;
             shared().committed.store(self.next, SeqCst);
         }
@@ -251,7 +251,7 @@ impl Sending {
     }
 
     #[track_caller]
-    pub fn nobody_is_dead(&mut self) {
+    pub fn expect_no_death(&mut self) {
         match self.sender.drain_until(Instant::now() + MOMENT) {
             Ok(_) => {}
             Err(error) => assert!(error.is_closed(), "{error}"),
@@ -267,7 +267,7 @@ pub fn is_taken<T: std::fmt::Debug>(role: pelton::Result<T>) {
 
 /// Checks the messages of a victim that sends: each one that it noted, and after them only whole ones.
 #[track_caller]
-pub fn all_committed_came(next: u64, in_flight: u64) {
+pub fn all_committed_arrived(next: u64, in_flight: u64) {
     let committed = shared().committed.load(SeqCst);
     assert!(next >= committed, "{committed} were committed, {next} came");
     assert!(next <= committed + in_flight, "{committed} were committed, {in_flight} were on their way, {next} came");
@@ -275,7 +275,7 @@ pub fn all_committed_came(next: u64, in_flight: u64) {
 
 /// A sender's successor and this receiver continue, through a lap of the lane.
 #[track_caller]
-pub fn go_on(sender: Sender, receiving: &mut Receiving) {
+pub fn resume_both(sender: Sender, receiving: &mut Receiving) {
     let mut sending = Sending::new(sender, receiving.bytes);
     assert_eq!(sending.next, receiving.next[0], "the successor begins behind the last message");
     let lap = receiving.receiver.capacity().min(256 << 10) / receiving.bytes;

@@ -56,7 +56,7 @@ pub fn receiver_attaches(run: &Run, before: u64) {
         opened().open_receiver(&path).unwrap()
     });
     run.finish(victim, || {
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_receiver(run.path()));
         }
@@ -86,13 +86,13 @@ pub fn receiver_arms(run: &Run) {
     victim.go();
     for _ in 0..2 {
         victim.watch(true, &mut || {
-            sending.nobody_is_dead();
+            sending.expect_no_death();
             is_taken(opened().open_receiver(run.path()));
         });
         sending.send(1);
     }
     run.finish(victim, || {
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         is_taken(opened().open_receiver(run.path()));
     });
     received_by_another(run, &mut sending, shared().released.load(SeqCst));
@@ -191,7 +191,7 @@ pub fn receiver_releases(run: &Run, how: Take) {
     run.finish(victim, || {
         is_taken(opened().open_receiver(run.path()));
         if how != Take::Wake {
-            sending.nobody_is_dead();
+            sending.expect_no_death();
         }
     });
     if how == Take::Wake {
@@ -229,7 +229,7 @@ pub fn receiver_releases_alone(run: &Run) {
         is_taken(opened().open_receiver(run.path()));
         // The other, absent sender causes no report.
         let mut sending = Sending::new(opened().open_sender(run.path()).unwrap(), 100);
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         sending.sender.close().unwrap();
     });
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
@@ -299,7 +299,7 @@ pub fn receiver_resumes(run: &Run) {
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     sending.send(1);
     run.finish(victim, || {
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         is_taken(opened().open_receiver(run.path()));
     });
     received_by_another(run, &mut sending, shared().released.load(SeqCst));

@@ -18,14 +18,14 @@ pub fn sender_attaches(run: &Run, before: u64, read: u64) {
     });
     run.finish(victim, || {
         // The predecessor closed, and the receiver may report that; it reports nothing of the attaching one.
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_sender(run.path()));
         }
     });
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 1);
-    go_on(opened().open_sender(run.path()).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 1);
+    resume_both(opened().open_sender(run.path()).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
@@ -49,10 +49,10 @@ pub fn sender_attaches_behind_a_jump(run: &Run) {
     });
     run.finish(victim, || ());
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 8000);
-    all_committed_came(sending.next, 1);
+    all_committed_arrived(sending.next, 1);
     while sending.try_send() {}
     receiving.read_to(sending.next);
-    go_on(sending.sender, &mut receiving);
+    resume_both(sending.sender, &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
@@ -72,7 +72,7 @@ pub fn sender_adds_a_lane(run: &Run, leftovers: bool) {
     });
     run.finish(victim, || {
         other.send(1);
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         assert_eq!(receiving.next[0], other.next);
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_sender(run.path()));
@@ -84,7 +84,7 @@ pub fn sender_adds_a_lane(run: &Run, leftovers: bool) {
         receiving.read(1);
     }
     receiving.for_a_moment();
-    all_committed_came(receiving.next[1], 1);
+    all_committed_arrived(receiving.next[1], 1);
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     assert_eq!(sending.next, receiving.next[1]);
     for _ in 0..3 {
@@ -124,13 +124,13 @@ pub fn two_senders_add_a_lane(run: &Run) {
     rival.go();
     run.finish(victim, || {
         other.send(1);
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         assert_eq!(receiving.next[0], other.next);
     });
     rival.wait_for_child();
     receiving.for_a_moment();
     // The two of the rival, and the victim's.
-    all_committed_came(receiving.next[1] + receiving.next[2] - 2, 1);
+    all_committed_arrived(receiving.next[1] + receiving.next[2] - 2, 1);
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     is_taken(if inspect::info(&path).unwrap().lanes.len() == 3 {
         opened().open_sender(&path)
@@ -143,7 +143,7 @@ pub fn two_senders_add_a_lane(run: &Run) {
     receiving.read(4);
     assert_eq!(receiving.next.iter().sum::<u64>(), before + 4);
     rival.go();
-    rival.wait_well();
+    rival.wait_for_success();
     let lanes = inspect::info(&path).unwrap().lanes.len() as u32;
     drop((sending, other, receiving));
     run.only_the_channel_is_left(lanes);
@@ -236,7 +236,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     let is_there = |receiving: &mut Option<Receiving>| {
         is_taken(opened().open_sender(run.path()));
         if let Some(receiving) = receiving {
-            receiving.nobody_is_dead();
+            receiving.expect_no_death();
         }
     };
     if at == At::Full {
@@ -255,7 +255,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     let sender = match &mut receiving {
         Some(receiving) if late => {
             let mut sending = Sending::new(opened().open_sender(run.path()).unwrap(), bytes);
-            all_committed_came(sending.next, in_flight);
+            all_committed_arrived(sending.next, in_flight);
             while sending.try_send() {}
             receiving.read_to(sending.next);
             sending.sender
@@ -275,9 +275,9 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     };
     let mut receiving = receiving.unwrap();
     if !late {
-        all_committed_came(receiving.next[0], in_flight);
+        all_committed_arrived(receiving.next[0], in_flight);
     }
-    go_on(sender, &mut receiving);
+    resume_both(sender, &mut receiving);
     assert!(receiving.until_end().is_closed());
     drop(receiving);
     run.only_the_channel_is_left(1);
@@ -308,7 +308,7 @@ pub fn sender_closes(run: &Run) {
     victim.go();
     let given_back = || shared().step() == "lock: given back";
     run.finish(victim, || {
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         if !given_back() {
             is_taken(opened().open_sender(run.path()));
         }
@@ -319,8 +319,8 @@ pub fn sender_closes(run: &Run) {
         assert!(if closed { end.is_closed() } else { is_end(&end) }, "{end}");
     }
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 0);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 0);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
@@ -342,12 +342,12 @@ pub fn sender_resumes(run: &Run) {
     victim.watch(true, &mut || is_taken(opened().open_sender(run.path())));
     let mut receiving = Receiving::new(opened().open_receiver(&path).unwrap(), 100);
     run.finish(victim, || {
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         is_taken(opened().open_sender(run.path()));
     });
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 1);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 1);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
@@ -385,8 +385,8 @@ pub fn successors_die(run: &Run) {
     }
     shared().target.store(target, SeqCst);
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 3);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 3);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }

@@ -202,7 +202,7 @@ impl Child {
     }
 
     #[track_caller]
-    pub fn wait_well(self) {
+    pub fn wait_for_success(self) {
         assert_eq!(self.wait(), 0, "a child did not end well");
     }
 }

@@ -248,7 +248,7 @@ fn sender_at(options: &Options, name: &str, listens: bool) -> Sender {
     if listens {
         let listener = options.listen(name).unwrap();
         report("listening");
-        return listener.accept_sender_until(deadline()).unwrap().expect("nobody came");
+        return listener.accept_sender_until(deadline()).unwrap().expect("no connection arrived");
     }
     options.connect_sender(name).unwrap()
 }
@@ -263,7 +263,7 @@ fn receiver_at(options: &Options, name: &str, listens: bool) -> Receiver {
     if listens {
         let listener = options.listen(name).unwrap();
         report("listening");
-        return listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
+        return listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived");
     }
     options.connect_receiver(name).unwrap()
 }

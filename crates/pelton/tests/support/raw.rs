@@ -363,7 +363,7 @@ pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
     let _ = allowed(receiver.try_receive_into(&mut buffer), what);
     assert!(
         buffer.capacity() as u64 <= 2 * receiver.message_bytes_max(),
-        "{what}: more than the largest message was asked of memory"
+        "{what}: it allocated more than the largest message"
     );
     let _ = (receiver.counters(), receiver.generation(), receiver.peer());
 }

@@ -27,7 +27,7 @@ fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
     assert!(client.cancel(slow).unwrap());
     assert!(!client.cancel(slow).unwrap(), "once");
     receiver.recv_timeout(DEADLINE).expect("the service gets no cancel");
-    assert!(matches!(client.completion_of(slow), Err(Error::Refused(_))), "nobody can wait for it");
+    assert!(matches!(client.completion_of(slow), Err(Error::Refused(_))), "no thread can wait for it");
     // Its slot becomes free once the service has released it.
     let until = deadline();
     while client.in_flight() > 0 {
@@ -63,10 +63,10 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
             silent.retain(|call| *call != part.call());
         }
         // All threads stream, and none waits for requests.
-        let mut asked: HashMap<CallId, Vec<u8>> = HashMap::new();
+        let mut requested: HashMap<CallId, Vec<u8>> = HashMap::new();
         for number in 0..200 {
             let request = numbered(number, 100);
-            asked.insert(other.submit(&request).unwrap(), request);
+            requested.insert(other.submit(&request).unwrap(), request);
         }
         let before = client.submit(b"asked before").unwrap();
         for stream in streams {
@@ -75,9 +75,9 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
         let answer = client.completion_of_until(before, deadline()).unwrap().expect("no thread is free");
         assert_eq!((answer.outcome(), &*answer), (Outcome::Reply, &b"asked before"[..]));
         drop(answer);
-        while !asked.is_empty() {
+        while !requested.is_empty() {
             let answer = other.completion_until(deadline()).unwrap().expect("a request that waited is lost");
-            assert_eq!(asked.remove(&answer.call()).as_deref(), Some(&*answer), "once, to its own");
+            assert_eq!(requested.remove(&answer.call()).as_deref(), Some(&*answer), "once, to its own");
         }
         drop(serving);
     }
@@ -136,7 +136,7 @@ fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
     assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
     assert!(client.cancel(ids[1]).unwrap());
     let mut service = service;
-    let request = service.receive_until(deadline()).unwrap().expect("it was asked");
+    let request = service.receive_until(deadline()).unwrap().expect("a request arrived");
     assert_eq!(&*request, b"one more");
     let responder = request.into_responder();
     // It was abandoned: the service detects that when it continues.

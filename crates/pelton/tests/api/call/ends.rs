@@ -81,7 +81,7 @@ fn a_service_delivers_its_replies_before_its_close() {
     drop(service);
     let error = asking.join().unwrap().unwrap_err();
     assert!(error.is_closed(), "{error}");
-    assert!(two.reply(b"2").is_err(), "nobody is there");
+    assert!(two.reply(b"2").is_err(), "no peer is there");
 }
 
 #[test]

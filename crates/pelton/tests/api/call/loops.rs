@@ -39,20 +39,20 @@ fn both_sides_work_in_event_loops() {
             let mut client = pelton::Client::connect_with(&dir.name(), &tiny().hold(hold)).unwrap();
             let turns = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
-            let (mut asked, mut answered) = (BTreeMap::new(), 0);
+            let (mut requested, mut answered) = (BTreeMap::new(), 0);
             let mut number = 0;
             while answered < 2000 {
-                while asked.len() < 50 && number < 2000 {
+                while requested.len() < 50 && number < 2000 {
                     let request = numbered(number, random.below(if number % 100 == 0 { 60_000 } else { 300 }) as usize);
                     let Some(call) = client.try_submit(&request).unwrap() else { break };
-                    asked.insert(call, request);
+                    requested.insert(call, request);
                     number += 1;
                 }
                 while let Some(reply) = client.try_completion().unwrap() {
-                    assert!(*reply == *asked.remove(&reply.call()).unwrap().repeat(4));
+                    assert!(*reply == *requested.remove(&reply.call()).unwrap().repeat(4));
                     answered += 1;
                 }
-                if !asked.is_empty() && client.arm().unwrap() {
+                if !requested.is_empty() && client.arm().unwrap() {
                     turns.tick(client.as_fd());
                     client.disarm();
                 }
@@ -66,7 +66,7 @@ fn both_sides_work_in_event_loops() {
 #[test]
 fn an_event_loop_that_only_notifies_wakes_for_free_space() {
     let dir = TestDir::new("a notifying loop");
-    let (mut service, mut client, _responders, _) = asked(&dir, 1);
+    let (mut service, mut client, _responders, _) = service_with_calls(&dir, 1);
     let mut notified = 0;
     for _ in 0..20 {
         let before = notified;
@@ -88,7 +88,7 @@ fn an_event_loop_that_only_notifies_wakes_for_free_space() {
 #[test]
 fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
     let dir = TestDir::new("a streaming loop");
-    let (mut service, mut client, mut responders, ids) = asked(&dir, 1);
+    let (mut service, mut client, mut responders, ids) = service_with_calls(&dir, 1);
     let mut responder = responders.pop().unwrap();
     let (mut given, mut taken) = (0, 0);
     for round in 0..20 {
@@ -143,8 +143,8 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
 
 #[test]
 fn an_event_loop_gets_the_end_after_the_last_replies() {
-    let dir = TestDir::new("the end comes last");
-    let (service, mut client, mut responders, ids) = asked(&dir, 2);
+    let dir = TestDir::new("the end arrives last");
+    let (service, mut client, mut responders, ids) = service_with_calls(&dir, 2);
     // Something waits to be written.
     while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
     client.try_notify(&[7; 300_000]).unwrap();
@@ -168,17 +168,17 @@ fn an_event_loop_gets_the_end_after_the_last_replies() {
 fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
     let dir = TestDir::new("the loop and a reservation");
     let other = TestDir::new("another client");
-    let (mut service, mut client, mut responders, ids) = asked(&dir, 2);
-    let (_second, _another, mut theirs, _) = asked(&other, 1);
+    let (mut service, mut client, mut responders, ids) = service_with_calls(&dir, 2);
+    let (_second, _another, mut theirs, _) = service_with_calls(&other, 1);
     let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());
     let (have, has_space) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let room = reserved.try_reserve(6).unwrap().unwrap();
+            let reservation = reserved.try_reserve(6).unwrap().unwrap();
             have.send(()).unwrap();
             may_go_on.recv_timeout(DEADLINE).unwrap();
-            room.reply(6).unwrap();
+            reservation.reply(6).unwrap();
         });
         has_space.recv_timeout(DEADLINE).unwrap();
         scope

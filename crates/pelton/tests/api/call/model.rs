@@ -32,7 +32,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
     }
     let mut client = connecting.join().unwrap();
     let mut calls: BTreeMap<CallId, Modelled> = BTreeMap::new();
-    let mut asked: VecDeque<(CallId, Vec<u8>)> = VecDeque::new();
+    let mut requested: VecDeque<(CallId, Vec<u8>)> = VecDeque::new();
     let mut taken: Vec<(CallId, Responder)> = Vec::new();
     let mut ids: Vec<CallId> = Vec::new();
     let mut steps = 0u64;
@@ -49,7 +49,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
             0..3 if steps < 600 => {
                 if let Some(call) = client.try_submit(&payload).unwrap() {
                     assert!(calls.insert(call, Modelled::default()).is_none(), "{call:?} in use");
-                    asked.push_back((call, payload));
+                    requested.push_back((call, payload));
                     ids.push(call);
                 }
             }
@@ -65,7 +65,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
             }
             0..6 => {
                 if let Some(request) = service.try_receive().unwrap() {
-                    let (call, wanted) = asked.pop_front().expect("something was asked");
+                    let (call, wanted) = requested.pop_front().expect("a request is open");
                     assert!(*request == *wanted, "{call:?}");
                     taken.push((call, request.into_responder()));
                 }
@@ -118,7 +118,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                 calls.retain(|call, modelled| {
                     !(modelled.is_cancelled
                         && !taken.iter().any(|(of, _)| of == call)
-                        && !asked.iter().any(|(of, _)| of == call))
+                        && !requested.iter().any(|(of, _)| of == call))
                 });
             }
         }

@@ -18,13 +18,13 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
         pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
         pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
     );
-    let mut asked = 0;
+    let mut requested = 0;
     let until = deadline();
     // Until the service takes nothing more of it, despite its requests.
     let mut before = usize::MAX;
     loop {
         while deaf.try_submit(&[1; 300]).unwrap().is_some() {
-            asked += 1;
+            requested += 1;
         }
         for _ in 0..50 {
             let reply = polite.call_until(&[2; 300], deadline()).unwrap().expect("stalled by another client");
@@ -39,7 +39,7 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
     }
     let taken = most.load(Ordering::Relaxed);
     assert!(taken < 10, "the service took {taken} calls of a client that does not read");
-    for _ in 0..asked {
+    for _ in 0..requested {
         let reply = deaf.completion_until(deadline()).unwrap().expect("its replies are lost");
         assert_eq!(*reply, [1; 30_000]);
     }
@@ -175,18 +175,18 @@ fn a_client_that_takes_no_reply_gets_an_error_before_replies_fill_the_memory() {
     for bytes in [0, 3000] {
         let _serving = Serving::start(&tiny(), &dir.name(), 1, echo);
         let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(1 << 20)).unwrap();
-        let mut asked = 0u64;
+        let mut requested = 0u64;
         let error = loop {
-            match client.submit(&numbered(asked, bytes)) {
-                Ok(_) => asked += 1,
+            match client.submit(&numbered(requested, bytes)) {
+                Ok(_) => requested += 1,
                 Err(error) => break error,
             }
-            assert!(asked < 4000, "{asked} answers of {bytes} bytes are kept");
+            assert!(requested < 4000, "{requested} answers of {bytes} bytes are kept");
         };
         assert!(matches!(&error, Error::Refused(why) if why.contains("answers")), "{error}");
         assert!(client.try_submit(b"one more").unwrap().is_none());
         // Every request is answered, and then the client continues.
-        for _ in 0..asked {
+        for _ in 0..requested {
             assert_eq!(client.completion_until(deadline()).unwrap().expect("an answer is lost").len(), bytes);
         }
         assert!(client.call_until(b"one more", deadline()).unwrap().is_some());

@@ -43,7 +43,7 @@ pub(super) fn many(path: &Path, way: &str) {
     let before = found();
     (0..rounds).for_each(round);
     settle(before);
-    flat(path, way, 100 * rounds);
+    constant_resources(path, way, 100 * rounds);
     settle(before);
 
     // As many open files as the system allows, up to 10,000.
@@ -82,7 +82,7 @@ pub(super) fn many(path: &Path, way: &str) {
 }
 
 /// Operations of every kind, one engine: descriptors and memory stay constant after the first round.
-fn flat(path: &Path, way: &str, operations: u64) {
+fn constant_resources(path: &Path, way: &str, operations: u64) {
     let mut engine = options(way).open().unwrap();
     let file = open(&mut engine, &path.join("flat"));
     let ((read, mut write), (idle, _nobody)) = (pipe("a pipe"), pipe("idle"));

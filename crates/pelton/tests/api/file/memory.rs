@@ -7,7 +7,7 @@ use super::*;
 const END: &str = "pelton-file-end";
 
 /// Waits until no thread of this process keeps the remains of a dropped engine.
-fn kernel_is_done() {
+fn wait_for_kernel() {
     eventually("the kernel ends what a dropped engine had begun", || kernel::threads_named(END).is_empty());
 }
 
@@ -48,7 +48,7 @@ fn an_engine_dropped_at_any_stage_frees_no_memory_the_kernel_may_write() {
             // A new allocation of memory that the kernel still writes would change.
             let mine: Vec<(Vec<u8>, Buffer)> = (0..20).map(|_| (vec![0x11; BYTES], Buffer::aligned(BYTES))).collect();
             let _ = write.write_all(&[0xee; 5000]);
-            kernel_is_done();
+            wait_for_kernel();
             for (vector, aligned) in &mine {
                 assert!(vector.iter().all(|byte| *byte == 0x11), "stage {stage}");
                 assert!(aligned.iter().all(|byte| *byte == 0), "stage {stage}");
@@ -149,7 +149,7 @@ fn foreign_memory_is_released_once_whatever_its_operation_does() {
         }
         // Nothing is read into released memory.
         let _ = writer.write_all(&[9; 5000]);
-        kernel_is_done();
+        wait_for_kernel();
         assert!([5, 7].iter().all(|number| lent.bytes(*number).iter().all(|byte| *byte == 0)));
     });
 }

@@ -291,7 +291,7 @@ pub(super) fn limited_sequences(path: &Path, way: &str) {
         Step::Write { handle: 0, offset: 59_000, bytes: 5000 },
     ];
     sequences(&case, 12, &first, &|| PASSED.load(std::sync::atomic::Ordering::Relaxed));
-    assert!(PASSED.load(std::sync::atomic::Ordering::Relaxed) > 0, "no sequence has come to the limit");
+    assert!(PASSED.load(std::sync::atomic::Ordering::Relaxed) > 0, "no sequence reached the limit");
     report("limited");
 }
 

@@ -184,7 +184,7 @@ fn submitted_operations_raise_no_sigpipe() {
         for bytes in [10, 300 << 10] {
             let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
             drop(reader);
-            let writer = File::from_fd(writer, "nobody reads it").unwrap();
+            let writer = File::from_fd(writer, "nothing reads it").unwrap();
             submit(&mut engine, 1, Operation::write(&writer, vec![0; bytes]));
             assert_eq!(failure(&done(&mut engine)), "EPIPE");
             assert!(!pending(), "a write of {bytes} bytes raised SIGPIPE");
@@ -206,7 +206,7 @@ fn threads_alone() -> Vec<i32> {
 
 /// Opens these FIFOs until the threads that block in opening them are gone. It repeats, since a thread that blocks
 /// later would otherwise block for ever.
-fn nobody_waits_alone(fifos: &[PathBuf]) {
+fn release_blocked_threads(fifos: &[PathBuf]) {
     let deadline = deadline();
     while !threads_alone().is_empty() {
         for path in fifos {
@@ -284,7 +284,7 @@ fn an_operation_that_never_completes_delays_no_other() {
                 assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
             }
             // A thread that opens a FIFO blocks until somebody opens the other end: it cannot be cancelled.
-            nobody_waits_alone(&fifos);
+            release_blocked_threads(&fifos);
         }
     }
 }
@@ -372,7 +372,7 @@ pub(super) fn left(path: &Path, way: &str) {
 }
 
 /// A varying delay: none, a yield, some instructions, some microseconds.
-fn some_moment(random: &mut Random) {
+fn random_delay(random: &mut Random) {
     match random.below(8) {
         0..4 => {}
         4 => std::thread::yield_now(),
@@ -397,8 +397,8 @@ impl Silent {
             File::from_fd(both.into(), path).unwrap()
         });
         let idle = [pipe("idle"), pipe("asked")];
-        for asked in [&fifos[1], &idle[1].0] {
-            rustix::fs::fcntl_setfl(asked, rustix::fs::OFlags::NONBLOCK).unwrap();
+        for requested in [&fifos[1], &idle[1].0] {
+            rustix::fs::fcntl_setfl(requested, rustix::fs::OFlags::NONBLOCK).unwrap();
         }
         Silent { fifos, idle, path: path.clone() }
     }
@@ -414,7 +414,7 @@ impl Silent {
     }
 
     /// All readers wake, and one gets the data.
-    fn speak(&self, random: &mut Random) {
+    fn provide_data(&self, random: &mut Random) {
         let which = random.below(2) as usize;
         let written = match random.below(2) {
             0 => rustix::io::write(&self.fifos[which], b"x"),
@@ -508,7 +508,7 @@ fn an_operation_cancelled_at_any_moment_completes() {
             for _ in 0..30 {
                 cancel_at_any_moment(&case, &Silent::new(&paths), waits_by_loop, &mut random);
             }
-            nobody_waits_alone(&paths[..1]);
+            release_blocked_threads(&paths[..1]);
         }
     }
 }
@@ -523,7 +523,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
     let most = 1 + random.below(40);
     let mut act = |engine: &mut Engine, going: &mut Vec<u64>, random: &mut Random, is_last: bool| {
         for _ in 0..random.below(most) {
-            some_moment(random);
+            random_delay(random);
             match random.below(8) {
                 0..4 if !is_last => {
                     let submitted = engine.try_submit(next, silent.operation(random)).unwrap();
@@ -536,7 +536,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
                     let at = random.below(going.len() as u64) as usize;
                     engine.cancel(going.swap_remove(at)).unwrap();
                 }
-                7 => silent.speak(random),
+                7 => silent.provide_data(random),
                 _ => {}
             }
         }
@@ -561,7 +561,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
         }
         if waits_by_loop {
             let is_waiting = engine.arm().unwrap();
-            some_moment(random);
+            random_delay(random);
             // From elsewhere in the loop: the descriptor reports operations that begin or are cancelled now.
             act(&mut engine, &mut going, random, is_last);
             if !is_last && is_waiting {
