@@ -866,10 +866,10 @@ fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
     let mut appender = appenders.appender().unwrap();
     // Nothing is flushed before the sink can reach the handle.
     {
-        let mut dir = own.lock().unwrap();
+        let mut slot = own.lock().unwrap();
         appender.append(b"one").unwrap();
         drop(appender);
-        *dir = Some(appenders);
+        *slot = Some(appenders);
     }
     drop(own);
     let mut flushed = 0;

@@ -77,7 +77,7 @@ fn child() {
             unsafe { ((start + 16) as *mut u64).write_volatile(0xdead_beef_dead_beef) };
             report("violated");
             read_line_from_parent();
-            // Connects on command, with something to send.
+            // The next send reports the error.
             while let Ok(()) = sender.send(&numbered(9, 1)) {}
             assert!(sender.send(&numbered(9, 1)).unwrap_err().is_closed());
         }
@@ -90,11 +90,11 @@ fn child() {
                 let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
                 sender.send(&numbered(9, 0)).unwrap();
                 // Two messages of 0 bytes after it, each after a mark.
-                for (dir, word) in
+                for (offset, word) in
                     [(40, 3 << 32), (32, 3 << 32 | 0x9000_0001), (24, 2 << 32), (16, 2 << 32 | 0x9000_0001_u64)]
                 {
                     // SAFETY: mapped writable as long as the sender lives.
-                    unsafe { ((start + dir) as *mut u64).write_volatile(word) };
+                    unsafe { ((start + offset) as *mut u64).write_volatile(word) };
                 }
                 read_line_from_parent();
             }

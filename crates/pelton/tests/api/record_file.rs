@@ -58,7 +58,7 @@ fn inverted(path: &Path, at: u64) {
 
 #[test]
 fn a_reader_returns_everything_written() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0, "0640 less the umask");
     let peer = Some(Peer { pid: 7, uid: u32::MAX - 1 });
@@ -84,7 +84,7 @@ fn a_reader_returns_everything_written() {
 
 #[test]
 fn a_reader_at_the_end_reads_later_writes() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     let mut reader = RecordReader::open(&path).unwrap();
     for seq in 1..100 {
@@ -96,7 +96,7 @@ fn a_reader_at_the_end_reads_later_writes() {
 
 #[test]
 fn a_reopened_file_continues_after_the_last_number_of_each_lane() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     // Numbers skip 0.
     write(&mut file, &[run(1, u32::MAX - 2, 5), run(2, 1, 1), run(3, u32::MAX, 1), run(4, 1, 7)]);
@@ -116,7 +116,7 @@ fn a_reopened_file_continues_after_the_last_number_of_each_lane() {
 
 #[test]
 fn a_tail_torn_at_any_byte_is_reported_and_cut() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4), run(2, 1, 4)]);
     let whole = bytes_of(&path);
@@ -142,7 +142,7 @@ fn a_tail_torn_at_any_byte_is_reported_and_cut() {
 
 #[test]
 fn the_last_chunk_with_any_byte_changed_is_cut() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let whole = bytes_of(&path);
@@ -161,7 +161,7 @@ fn the_last_chunk_with_any_byte_changed_is_cut() {
 
 #[test]
 fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let second = bytes_of(&path);
@@ -190,7 +190,7 @@ fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
 
 #[test]
 fn bytes_of_a_payload_that_resemble_a_chunk_are_not_one() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let mut chunk = std::fs::read(&path).unwrap()[64..].to_vec();
@@ -209,7 +209,7 @@ fn bytes_of_a_payload_that_resemble_a_chunk_are_not_one() {
 
 #[test]
 fn a_second_writer_is_refused() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     let file = RecordFile::open(&path).unwrap();
     let error = RecordFile::open(&path).unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, .. } if role == "writer"), "{error:?}");
@@ -227,7 +227,7 @@ fn a_second_writer_is_refused() {
 
 #[test]
 fn another_kind_of_file_is_refused_and_left_alone() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     let refused = |path: &Path, words: &str| {
         for error in [RecordFile::open(path).err().unwrap(), RecordReader::open(path).err().unwrap()] {
             assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
@@ -256,7 +256,7 @@ fn another_kind_of_file_is_refused_and_left_alone() {
 
 #[test]
 fn rotation_by_size_forgets_no_number() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     // One with foreign numbers, and a valid one.
     for name in ["log.1", "log.00000x", "log.000003"] {
         std::fs::write(dir.path().join(name), "").unwrap();
@@ -305,7 +305,7 @@ fn rotation_by_size_forgets_no_number() {
 
 #[test]
 fn an_incomplete_temporary_file_is_emptied_before_its_reuse() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     std::fs::write(dir.path().join("log.pelton-next"), [7; 1000]).unwrap();
     let file = RecordFile::open(&path).unwrap();
     assert_eq!(file.cut_bytes(), 0);
@@ -317,7 +317,7 @@ fn an_incomplete_temporary_file_is_emptied_before_its_reuse() {
 
 #[test]
 fn a_rotation_remembers_the_most_recent_of_very_many_lanes() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();
     for number in 0..20_000 {
         write(&mut file, &[run(number, 1 + number as u32 % 7, 1)]);
@@ -332,7 +332,7 @@ fn a_rotation_remembers_the_most_recent_of_very_many_lanes() {
 
 #[test]
 fn each_sync_option_works_with_and_without_io_uring() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let each = [
         RecordFileOptions::new().sync_bytes(0),
         RecordFileOptions::new().sync_bytes(1),
@@ -380,7 +380,7 @@ fn without_io_uring(path: &Path, call: i64, errno: i32) {
 
 #[test]
 fn the_write_that_promises_a_sync_returns_its_failure_once() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let child = Child::start(Role::new(child, "no fdatasync").with("at", path.display()));
     child.expect("well");
     child.wait_for_success();
@@ -426,7 +426,7 @@ fn sync_fails(path: &Path) {
 
 #[test]
 fn a_file_size_limit_is_an_error_and_nothing_of_the_write_counts() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let child = Child::start(Role::new(child, "limited").with("at", path.display()));
     child.expect("well");
     child.wait_for_success();
@@ -502,7 +502,7 @@ fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_once_space_is_free() {
 
 #[test]
 fn a_forked_child_cannot_use_the_file_and_its_exit_changes_nothing() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     // In a separate process, so that the forked one does not hold descriptors of other tests.
     Child::start(Role::new(child, "forks").with("at", path.display())).wait_for_success();
     expect(&path, &[(1, 1, 5), (1, 6, 2)]);
@@ -533,7 +533,7 @@ fn forks(path: &Path) {
 #[test]
 fn a_concurrent_change_of_the_records_cannot_damage_the_file() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     let bytes = run(1, 1, 2000).bytes;
     let shared: Vec<AtomicU64> =
@@ -578,7 +578,7 @@ fn a_concurrent_change_of_the_records_cannot_damage_the_file() {
 
 /// The bytes of a file of several lanes and chunks, after a rotation.
 fn sample() -> Vec<u8> {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFileOptions::new().rotate_bytes(1500).open(&path).unwrap();
     write(&mut file, &[run(1, 1, 7), run(2, u32::MAX - 1, 3)]);
     write(&mut file, &[run(1, 8, 1)]);
@@ -659,7 +659,7 @@ proptest::proptest! {
     /// Never a panic, always an end; and the repaired file can be read as far as the writer reports.
     #[test]
     fn any_bytes_are_read_or_refused(changes in changes()) {
-        let (_dir, path) = dir();
+        let (_dir, path) = dir_and_path();
         let mut file = sample();
         changes.iter().for_each(|one| change(&mut file, one));
         std::fs::write(&path, &file).unwrap();

@@ -25,7 +25,7 @@ fn names(dir: &TestDir) -> Vec<String> {
 /// Each way in which a file is created at the temporary name: at the first opening, and by a rotation.
 fn at_each_creation(prepare: impl Fn(&Path), check: impl Fn(&Path)) {
     for rotates in [false, true] {
-        let (dir, path) = dir();
+        let (dir, path) = dir_and_path();
         let temporary = dir.path().join("log.pelton-next");
         let options = RecordFileOptions::new().rotate_bytes(1000);
         if rotates {
@@ -62,7 +62,7 @@ fn a_symbolic_link_at_the_temporary_name_is_not_followed() {
 
 #[test]
 fn a_file_prepared_at_the_temporary_name_never_becomes_the_log() {
-    let (_elsewhere, other) = dir();
+    let (_elsewhere, other) = dir_and_path();
     write(&mut RecordFile::open(&other).unwrap(), &[run(1, 1, 100)]);
     at_each_creation(
         |temporary| {
@@ -85,7 +85,7 @@ fn a_file_prepared_at_the_temporary_name_never_becomes_the_log() {
 
 #[test]
 fn a_rotation_killed_between_its_renames_keeps_the_last_numbers() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 7), run(2, 1, 3)]);
     drop(file);
@@ -102,7 +102,7 @@ fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn
     for options in
         [RecordFileOptions::new(), RecordFileOptions::new().sync_bytes(0), RecordFileOptions::new().sync_bytes(1)]
     {
-        let (dir, path) = dir();
+        let (dir, path) = dir_and_path();
         let mut file = options.open(&path).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o604)).unwrap();
         write(&mut file, &[run(1, 1, 5), run(2, 1, 1)]);
@@ -212,7 +212,7 @@ fn bytes_appended_by_another_program_are_cut() {
 
 #[test]
 fn a_log_continues_in_another_record_file_at_its_path_and_in_nothing_else() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     let mut file = RecordFileOptions::new().rotate_bytes(2000).open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
     let other = dir.path().join("other");
@@ -250,7 +250,7 @@ fn a_log_continues_in_another_record_file_at_its_path_and_in_nothing_else() {
 
 #[test]
 fn a_log_whose_directory_has_moved_continues_in_the_open_file() {
-    let (dir, _) = dir();
+    let (dir, _) = dir_and_path();
     let (directory, elsewhere) = (dir.path().join("logs"), dir.path().join("elsewhere"));
     std::fs::create_dir(&directory).unwrap();
     let path = directory.join("log");
@@ -274,7 +274,7 @@ fn a_log_whose_directory_has_moved_continues_in_the_open_file() {
 
 #[test]
 fn a_write_does_not_wait_for_another_writer_at_the_path() {
-    let (dir, path) = dir();
+    let (dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
     std::fs::rename(&path, dir.path().join("log.1")).unwrap();
@@ -295,7 +295,7 @@ fn a_write_does_not_wait_for_another_writer_at_the_path() {
 
 #[test]
 fn opening_waits_briefly_for_a_writer_that_is_closing() {
-    let (_dir, path) = dir();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
     let (thread_sender, thread_receiver) = std::sync::mpsc::channel();

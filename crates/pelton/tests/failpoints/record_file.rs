@@ -67,7 +67,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
         let mut through = false;
         for step in 1.. {
             assert!(step < 1000, "it does not get through");
-            let (dir, path) = dir();
+            let (dir, path) = dir_and_path();
             let role = Role::new(child, "killed").with("at", path.display()).with("sync", sync);
             let first = Child::start(role.clone().with("step", step));
             through = first.wait().success();
@@ -80,8 +80,8 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
             files.sort();
             files.rotate_left(1);
             let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
-            for (dir, file) in files.iter().enumerate() {
-                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + dir as u64, "step {step}: {files:?}");
+            for (i, file) in files.iter().enumerate() {
+                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + i as u64, "step {step}: {files:?}");
                 let (found, error) = read(file);
                 assert!(error.is_none(), "step {step}: {error:?}");
                 for (of, first_seq, messages) in found {
@@ -126,7 +126,7 @@ fn a_file_changed_between_check_and_write_loses_no_message() {
     ];
     for step in ["record file: checked", "record file: a part written"] {
         for (disturb, what) in disturbs {
-            let (dir, path) = dir();
+            let (dir, path) = dir_and_path();
             let mut file = RecordFile::open(&path).unwrap();
             write(&mut file, &[run(1, 1, 2)]);
             *DISTURB.lock().unwrap() = Some((step, disturb, path.clone()));

@@ -13,7 +13,7 @@ pub fn liveness_pipe() -> (OwnedFd, OwnedFd) {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
 }
 
-/// Starts when the victim has exited. Only the victim holds `life`.
+/// Starts when the victim has exited. Only the victim holds `liveness_pipe`.
 pub fn successor<R>(gone: OwnedFd, liveness_pipe: &OwnedFd, body: impl FnOnce() -> R) -> Child {
     fork(Last::Exit, |_| {
         // SAFETY: nothing uses this process's copy any more: the child exits without dropping it.

@@ -68,7 +68,7 @@ pub fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
     }
 }
 
-pub fn dir() -> (TestDir, PathBuf) {
+pub fn dir_and_path() -> (TestDir, PathBuf) {
     let dir = TestDir::unwatched();
     let path = dir.path().join("log");
     (dir, path)

@@ -71,8 +71,8 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                 }
             }
             6..8 if !taken.is_empty() => {
-                let dir = random.below(taken.len() as u64) as usize;
-                let (call, responder) = &mut taken[dir];
+                let slot = random.below(taken.len() as u64) as usize;
+                let (call, responder) = &mut taken[slot];
                 let call = *call;
                 let outcome = match random.below(6) {
                     0 | 1 => match responder.try_part(&payload).unwrap() {
@@ -80,19 +80,19 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                         _ => continue,
                     },
                     2 => {
-                        taken.swap_remove(dir).1.end().unwrap();
+                        taken.swap_remove(slot).1.end().unwrap();
                         Outcome::End
                     }
                     3 => {
-                        drop(taken.swap_remove(dir));
+                        drop(taken.swap_remove(slot));
                         Outcome::Abandoned
                     }
                     4 => {
-                        taken.swap_remove(dir).1.fail(steps as u32, &payload).unwrap();
+                        taken.swap_remove(slot).1.fail(steps as u32, &payload).unwrap();
                         Outcome::Failed(steps as u32)
                     }
                     _ => {
-                        taken.swap_remove(dir).1.reply(&payload).unwrap();
+                        taken.swap_remove(slot).1.reply(&payload).unwrap();
                         Outcome::Reply
                     }
                 };
