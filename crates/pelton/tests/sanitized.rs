@@ -1,5 +1,5 @@
-//! A channel between threads, calls that a service's loop answers alternately with another thread, and a pool whose
-//! threads wait for a client and detect cancels, for sanitizers. It has no test harness, since ThreadSanitizer
+//! For sanitizers: a channel between threads, calls that a service's loop answers alternately with another thread,
+//! and a pool. The pool's threads wait for a client and detect cancels. It has no test harness, since ThreadSanitizer
 //! reports false races in it. `verify/run tools` runs it under sanitizers. `PELTON_ROUNDS` prolongs it.
 //!
 //! ThreadSanitizer does not understand fences. Between threads of a process with membarrier there is none on the fast

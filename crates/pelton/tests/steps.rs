@@ -4,8 +4,8 @@
 //! detects a death.
 //!
 //! A separate program, because it forks; it has one thread. In each scenario a forked child, the victim, counts its
-//! steps from a point in its code, and kills itself at the n-th, for n from 1 until it finishes. It notes its
-//! progress in a page shared with the parent, which is the survivor, and usually the successor too.
+//! steps from a point in its code, and kills itself at the n-th. n grows from 1 until the victim finishes. It notes
+//! its progress in a page shared with the parent, which is the survivor, and usually the successor too.
 //!
 //! This file lists the scenarios and runs them. `steps/` has the scenarios by victim, the victim itself, and the two
 //! endpoints that all of them use.

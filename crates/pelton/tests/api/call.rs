@@ -288,7 +288,7 @@ fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
         b"panic" => panic!("of a handler, on purpose"),
         b"panic while it writes" => {
             let mut responder = request.into_responder();
-            let _room = responder.try_reserve(10).unwrap().expect("an empty lane has free space");
+            let _reservation = responder.try_reserve(10).unwrap().expect("an empty lane has free space");
             panic!("a deliberate panic in a handler");
         }
         b"end" => request.into_responder().end().unwrap(),

@@ -13,7 +13,7 @@ use crate::support::{
     Child, DEADLINE, Random, Role, Watchdog, deadline, eventually, eventually_is, is_readable, is_root, kernel,
     read_line_from_parent, readable, report, seccomp,
 };
-use memory::Lent;
+use memory::ForeignBuffers;
 use pelton::Error;
 use pelton::file::{Buffer, Completion, Engine, EngineOptions, File, Kind, Open, Operation, Output, Submitted, Tail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -274,10 +274,10 @@ fn a_file_is_copied_to_another_also_between_file_systems() {
             assert!(found[..5] == [0; 5] && found[5..] == wanted[1..]);
         }
         // A file whose content is generated on reading has no length.
-        let made_up =
+        let generated =
             ran(&mut engine, Operation::open("/proc/self/status", Open::for_reading())).unwrap().into_file().unwrap();
         let file = open(&mut engine, &case.path("status"));
-        assert!(ran(&mut engine, Operation::copy(&made_up, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
+        assert!(ran(&mut engine, Operation::copy(&generated, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
     });
 }
 
@@ -341,10 +341,10 @@ fn each_of_many_operations_in_flight_returns_its_token_and_its_memory() {
             .unwrap()
             .into_file()
             .unwrap();
-        let mut places = Vec::new();
+        let mut addresses = Vec::new();
         for token in 0..600u64 {
             let buffer = Buffer::aligned(4096);
-            places.push(buffer.as_ptr() as usize);
+            addresses.push(buffer.as_ptr() as usize);
             submit(&mut engine, token, Operation::read_at(&file, buffer, token * 4096));
         }
         assert_eq!(engine.in_flight(), 600);
@@ -353,7 +353,7 @@ fn each_of_many_operations_in_flight_returns_its_token_and_its_memory() {
             let read = done(&mut engine);
             let token = read.token as usize;
             assert!(!std::mem::replace(&mut seen[token], true), "{token} twice");
-            assert_eq!(read.buffer.as_ptr() as usize, places[token]);
+            assert_eq!(read.buffer.as_ptr() as usize, addresses[token]);
             assert_eq!(read.bytes(), &wanted[token * 4096..][..4096]);
         }
         assert!(seen.iter().all(|seen| *seen));
@@ -776,13 +776,13 @@ fn one_tick_completes_a_bounded_number_of_operations() {
             eprintln!("this file system has no non-blocking reads: nothing completes at once");
             return;
         }
-        let lent = Lent::new(40 * EACH);
+        let foreign_memory = ForeignBuffers::new(40 * EACH);
         let submit_all = |engine: &mut Engine, first: usize| {
             for token in first..first + 20 {
-                let pieces = (0..EACH).map(|piece| lent.buffer(token * EACH + piece)).collect();
+                let pieces = (0..EACH).map(|piece| foreign_memory.buffer(token * EACH + piece)).collect();
                 submit(engine, token as u64, Operation::read_vectored_at(&file, pieces, 0));
             }
-            (first..first + 20).filter(|token| lent.bytes(token * EACH).iter().all(|byte| *byte == 7)).count()
+            (first..first + 20).filter(|token| foreign_memory.bytes(token * EACH).iter().all(|byte| *byte == 7)).count()
         };
         // 64 KiB each, of 1 MiB: nothing else was started, so the rest of the memory is unchanged.
         assert_eq!(submit_all(&mut engine, 0), 16);
@@ -803,7 +803,7 @@ fn one_tick_completes_a_bounded_number_of_operations() {
             }
         }
         assert_eq!(seen.len(), 22);
-        assert_eq!(lent.times(), vec![1; 40 * EACH]);
+        assert_eq!(foreign_memory.times(), vec![1; 40 * EACH]);
     });
 }
 

@@ -52,23 +52,23 @@ fn child() {
 
 /// A TCP socket whose last close blocks until the other end has read everything written, which it does when it is
 /// dropped.
-struct Lingering {
+struct SlowSocket {
     far: TcpStream,
 }
 
-impl Lingering {
-    fn new() -> (OwnedFd, Lingering) {
+impl SlowSocket {
+    fn new() -> (OwnedFd, SlowSocket) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
         rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(10_000))).unwrap();
         near.set_nonblocking(true).unwrap();
         while near.write(&[0; 65536]).is_ok() {}
-        (near.into(), Lingering { far })
+        (near.into(), SlowSocket { far })
     }
 }
 
-impl Drop for Lingering {
+impl Drop for SlowSocket {
     fn drop(&mut self) {
         let _ = std::io::copy(&mut self.far, &mut std::io::sink());
     }
@@ -303,30 +303,30 @@ fn close_slowly() {
     others_are_served("at first", &mut receiver, &dir);
     falls_asleep("at first", &mut receiver);
     let before = descriptors();
-    let greets = |socket: &OwnedFd| {
+    let exchange_hellos = |socket: &OwnedFd| {
         raw_send(socket, &packet(HELLO, SENDER), &[]);
         assert_eq!(kind_of(&raw_receive(socket).0), HELLO);
     };
     // Its sender closes it at once, so that the last close is this side's.
-    type Evil<'a> = &'a (dyn Fn(OwnedFd) + Sync);
+    type HostilePeer<'a> = &'a (dyn Fn(OwnedFd) + Sync);
     let show = |fds: Vec<OwnedFd>| {
         let socket = raw_connect(&dir.socket());
-        greets(&socket);
+        exchange_hellos(&socket);
         while_receiver_is_idle(|| {
             raw_send(&socket, &producer_packet(), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             drop(fds);
         });
         assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
     };
-    let evils: [(&str, Evil<'_>); 11] = [
+    let hostile_peers: [(&str, HostilePeer<'_>); 11] = [
         ("in a silent socket", &|fd| {
             let socket = raw_connect(&dir.socket());
-            greets(&socket);
+            exchange_hellos(&socket);
             while_receiver_is_idle(|| assert!(send_many(&socket, b"", fd, 1)));
         }),
         ("behind a packet of nothing", &|fd| {
             let socket = raw_connect(&dir.socket());
-            greets(&socket);
+            exchange_hellos(&socket);
             while_receiver_is_idle(|| {
                 raw_send(&socket, b"", &[]);
                 assert!(send_many(&socket, b"x", fd, 1));
@@ -338,7 +338,7 @@ fn close_slowly() {
         ("one too many", &|fd| show(vec![good_page(), good_doorbell(), good_data(), fd])),
         ("too many, and a packet behind them", &|fd| {
             let socket = raw_connect(&dir.socket());
-            greets(&socket);
+            exchange_hellos(&socket);
             while_receiver_is_idle(|| {
                 assert!(send_many(&socket, &producer_packet(), fd, 4));
                 raw_send(&socket, b"x", &[]);
@@ -347,7 +347,7 @@ fn close_slowly() {
         }),
         ("many too many", &|fd| {
             let socket = raw_connect(&dir.socket());
-            greets(&socket);
+            exchange_hellos(&socket);
             while_receiver_is_idle(|| assert!(send_many(&socket, &producer_packet(), fd, 253)));
             assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
         }),
@@ -365,8 +365,8 @@ fn close_slowly() {
             while_receiver_is_idle(|| assert!(send_many(&peer.socket, &packet(DESCRIPTORS, 0), fd, 1)));
         }),
     ];
-    for (what, evil) in evils {
-        let (fd, far) = Lingering::new();
+    for (what, evil) in hostile_peers {
+        let (fd, far) = SlowSocket::new();
         receive_while(&mut receiver, || evil(fd));
         others_are_served(what, &mut receiver, &dir);
         eventually(&format!("{what}: a thread waits for the close"), || closing() == 1);
@@ -377,7 +377,7 @@ fn close_slowly() {
     }
 
     // A peer with too many blocking descriptors is refused, and may return when they are closed.
-    let (fd, far) = Lingering::new();
+    let (fd, far) = SlowSocket::new();
     for (fd, count) in [(fd, 1), (good_doorbell(), 64)] {
         let peer = receive_while(&mut receiver, || RawPeer::sender(&dir.socket()));
         send_with_message(&peer, fd, count);

@@ -525,10 +525,10 @@ fn a_flooding_sender_delays_others_by_a_bounded_number_of_quanta() {
     let senders = receiver.senders().unwrap();
     // Many idle senders, and one that sends occasionally.
     let _idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
-    let mut polite = senders.sender().unwrap();
+    let mut slow_sender = senders.sender().unwrap();
     while receiver.receive_until(deadline()).unwrap().expect("nothing came").peer().unwrap().pid != flooder.pid() {}
     for number in 0..200 {
-        polite.send(&numbered(1, number)).unwrap();
+        slow_sender.send(&numbered(1, number)).unwrap();
         let mut before = 0;
         loop {
             let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");

@@ -483,7 +483,7 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
             let _ = rustix::io::write(&peer.doorbell, &most);
             peer.ring();
         };
-        let turns = Loop::new(how, receiver.as_fd());
+        let event_loop = Loop::new(how, receiver.as_fd());
         let mut buffer = Vec::new();
         meanwhile(ring, || {
             for i in 0..200 {
@@ -497,7 +497,7 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
                 }
                 while receiver.try_receive_into(&mut buffer).unwrap().is_none() {
                     if receiver.arm().unwrap() {
-                        turns.tick(receiver.as_fd());
+                        event_loop.tick(receiver.as_fd());
                     }
                 }
             }

@@ -840,16 +840,16 @@ fn an_idempotent_call_that_ends_each_service_is_lost_after_three_repeats() {
         let completion = client.completion_until(deadline()).unwrap().expect("it is repeated for ever");
         completion.outcome()
     });
-    let mut begun = 0;
+    let mut started = 0;
     while !asking.is_finished() {
         let Some(request) = service.receive_until(Instant::now() + Duration::from_millis(10)).unwrap() else {
             continue;
         };
         let responder = request.into_responder();
-        begun += 1;
+        started += 1;
         // Its successor listens before it exits.
         let next = Service::listen_with(&name.name, &small()).unwrap();
         drop((std::mem::replace(&mut service, next), responder));
     }
-    assert_eq!((asking.join().unwrap(), begun), (Outcome::Lost(Loss::Closed), 4));
+    assert_eq!((asking.join().unwrap(), started), (Outcome::Lost(Loss::Closed), 4));
 }

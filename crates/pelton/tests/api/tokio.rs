@@ -196,14 +196,14 @@ fn queued_requests_are_written_while_no_task_uses_the_client() {
 #[test]
 fn open_calls_of_a_service_that_ends_are_repeated_only_if_idempotent() {
     let name = format!("test-tokio-{}", std::process::id());
-    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (started, has_started) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
-    let (begun, released) = (std::sync::Mutex::new(begun), std::sync::Mutex::new(released));
+    let (started, released) = (std::sync::Mutex::new(started), std::sync::Mutex::new(released));
     let mut first = pelton::Service::listen_with(&name, &small()).unwrap();
     let stopper = first.stopper();
     let serving = std::thread::spawn(move || {
         first.run(1, |request| {
-            begun.lock().unwrap().send(()).unwrap();
+            started.lock().unwrap().send(()).unwrap();
             released.lock().unwrap().recv().unwrap();
             echo(request);
         })
@@ -211,7 +211,7 @@ fn open_calls_of_a_service_that_ends_are_repeated_only_if_idempotent() {
     run(async {
         let client = AsyncClient::new(pelton::Client::connect_with(&name, &small()).unwrap()).unwrap();
         let mut held = client.submit(b"held").await.unwrap();
-        has_begun.recv().unwrap();
+        has_started.recv().unwrap();
         let mut once = client.submit(b"once").await.unwrap();
         let mut again = client.submit_idempotent(b"again").await.unwrap();
         let mut second = pelton::Service::listen_with(&name, &small()).unwrap();

@@ -1,10 +1,11 @@
 //! Races of one side that goes to sleep with the other, which publishes or releases at the same time, and a count of
 //! lost wake-ups.
 //!
-//! In each race one of two threads, the **sleeper**, reports that it is about to sleep, announces it (`arm`),
-//! rechecks, and sleeps if there is nothing. The other, the **waker**, waits for that report, lets a moment pass, and
-//! sends a message, or releases the messages in the lane. The moment is steered: shorter after the waker found the
-//! sleeper announced, longer otherwise. So it converges to where the outcome is open, and some randomness varies it.
+//! In each race one of two threads, the **sleeper**, reports that it is about to sleep. It announces the sleep
+//! (`arm`), rechecks, and sleeps if there is nothing. The other, the **waker**, waits for that report, lets a moment
+//! pass, and sends a message, or releases the messages in the lane. The moment is steered: shorter after the waker
+//! found the sleeper announced, longer otherwise. So it converges to where the outcome is open, and some randomness
+//! varies it.
 //!
 //! Three of the four outcomes are right: both saw each other; only the waker saw the sleeper (the doorbell wakes it);
 //! only the sleeper saw the event (it does not sleep). In the fourth, a **lost wake-up**, neither saw the other. The

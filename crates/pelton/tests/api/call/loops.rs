@@ -9,7 +9,7 @@ fn both_sides_work_in_event_loops() {
         let mut service = pelton::Service::listen_with(&dir.name(), &tiny()).unwrap();
         let stopper = service.stopper();
         let serving = std::thread::spawn(move || {
-            let turns = Loop::new(how, service.as_fd());
+            let event_loop = Loop::new(how, service.as_fd());
             let mut kept = VecDeque::new();
             loop {
                 loop {
@@ -30,14 +30,14 @@ fn both_sides_work_in_event_loops() {
                     let _ = responder.reply(&bytes.repeat(4));
                 }
                 if armed && at_once == 0 {
-                    turns.tick(service.as_fd());
+                    event_loop.tick(service.as_fd());
                 }
                 service.disarm();
             }
         });
         for hold in [Duration::ZERO, Duration::from_micros(20)] {
             let mut client = pelton::Client::connect_with(&dir.name(), &tiny().hold(hold)).unwrap();
-            let turns = Loop::new(how, client.as_fd());
+            let event_loop = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
             let (mut requested, mut answered) = (BTreeMap::new(), 0);
             let mut number = 0;
@@ -53,7 +53,7 @@ fn both_sides_work_in_event_loops() {
                     answered += 1;
                 }
                 if !requested.is_empty() && client.arm().unwrap() {
-                    turns.tick(client.as_fd());
+                    event_loop.tick(client.as_fd());
                     client.disarm();
                 }
             }

@@ -14,7 +14,7 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
         let reply = request.repeat(100);
         request.reply(&reply).unwrap();
     });
-    let (mut deaf, mut polite) = (
+    let (mut deaf, mut slow_sender) = (
         pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
         pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
     );
@@ -27,7 +27,7 @@ fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
             requested += 1;
         }
         for _ in 0..50 {
-            let reply = polite.call_until(&[2; 300], deadline()).unwrap().expect("stalled by another client");
+            let reply = slow_sender.call_until(&[2; 300], deadline()).unwrap().expect("stalled by another client");
             assert_eq!(*reply, [2; 30_000]);
         }
         let now = most.load(Ordering::Relaxed);

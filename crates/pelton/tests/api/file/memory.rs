@@ -61,15 +61,15 @@ fn an_engine_dropped_at_any_stage_frees_no_memory_the_kernel_may_write() {
 }
 
 /// Memory that Rust does not own, and the number of releases of each.
-pub(super) struct Lent {
+pub(super) struct ForeignBuffers {
     memory: Vec<std::cell::UnsafeCell<[u8; 4096]>>,
     released: std::sync::Arc<Vec<std::sync::atomic::AtomicUsize>>,
 }
 
-impl Lent {
-    pub(super) fn new(count: usize) -> Lent {
+impl ForeignBuffers {
+    pub(super) fn new(count: usize) -> ForeignBuffers {
         let memory = (0..count).map(|_| std::cell::UnsafeCell::new([0; 4096])).collect();
-        Lent { memory, released: std::sync::Arc::new((0..count).map(|_| Default::default()).collect()) }
+        ForeignBuffers { memory, released: std::sync::Arc::new((0..count).map(|_| Default::default()).collect()) }
     }
 
     pub(super) fn buffer(&self, number: usize) -> Buffer {
@@ -99,58 +99,61 @@ impl Lent {
 #[test]
 fn foreign_memory_is_released_once_whatever_its_operation_does() {
     everywhere("foreign memory is released once", |case| {
-        let lent = Lent::new(10);
+        let foreign_memory = ForeignBuffers::new(10);
         let path = case.path("a");
         std::fs::write(&path, [7; 4096]).unwrap();
         let mut engine = case.options.clone().in_flight_max(8).open().unwrap();
         let file = open(&mut engine, &path);
         let (idle, mut writer) = pipe("idle");
         // Done, and the memory is valid as long as the completion.
-        let done_ = ran(&mut engine, Operation::read_at(&file, lent.buffer(0), 0)).unwrap();
-        assert_eq!((done_.bytes().as_ptr(), lent.times()[0]), (lent.bytes(0).as_ptr(), 0));
+        let done_ = ran(&mut engine, Operation::read_at(&file, foreign_memory.buffer(0), 0)).unwrap();
+        assert_eq!((done_.bytes().as_ptr(), foreign_memory.times()[0]), (foreign_memory.bytes(0).as_ptr(), 0));
         drop(done_);
-        assert_eq!((lent.times()[0], lent.bytes(0)), (1, &[7; 4096][..]));
+        assert_eq!((foreign_memory.times()[0], foreign_memory.bytes(0)), (1, &[7; 4096][..]));
         // Failed, with the memory returned by the operation or not.
-        let refused = Operation::write_at(&open_to_read(&mut engine, &path), lent.buffer(1), 0);
+        let refused = Operation::write_at(&open_to_read(&mut engine, &path), foreign_memory.buffer(1), 0);
         assert_eq!(errno(&ran(&mut engine, refused).unwrap_err()), "EBADF");
-        assert_eq!(lent.times()[1], 1);
+        assert_eq!(foreign_memory.times()[1], 1);
         // Converted to a vector.
         assert_eq!(
-            ran(&mut engine, Operation::read_at(&file, lent.buffer(2), 0)).unwrap().buffer.into_vec(),
+            ran(&mut engine, Operation::read_at(&file, foreign_memory.buffer(2), 0)).unwrap().buffer.into_vec(),
             [7; 4096]
         );
-        assert_eq!(lent.times()[2], 1);
+        assert_eq!(foreign_memory.times()[2], 1);
         // Several pieces: cancelled before and after they have begun, undone in a chain, not taken, abandoned, and
         // left in flight.
         for (token, number) in [(1, 3), (2, 4), (3, 5)] {
-            submit(&mut engine, token, Operation::read(&idle, lent.buffer(number)));
+            submit(&mut engine, token, Operation::read(&idle, foreign_memory.buffer(number)));
         }
         assert!(engine.cancel(1).unwrap());
         assert_eq!(failure(&done(&mut engine)), "ECANCELED");
-        assert_eq!(lent.times()[3], 1);
+        assert_eq!(foreign_memory.times()[3], 1);
         engine.start().unwrap();
         assert!(engine.cancel(2).unwrap());
         assert_eq!(failure(&done(&mut engine)), "ECANCELED");
-        assert_eq!(lent.times()[4], 1);
-        let chain = [(4, Operation::unlink(case.path("missing"))), (5, Operation::write_at(&file, lent.buffer(6), 0))];
+        assert_eq!(foreign_memory.times()[4], 1);
+        let chain = [
+            (4, Operation::unlink(case.path("missing"))),
+            (5, Operation::write_at(&file, foreign_memory.buffer(6), 0)),
+        ];
         assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
         (0..2).for_each(|_| drop(done(&mut engine)));
-        assert_eq!(lent.times()[6], 1);
+        assert_eq!(foreign_memory.times()[6], 1);
         let soon = Instant::now() + Duration::from_millis(5);
-        assert!(engine.run_until(Operation::read(&idle, lent.buffer(7)), soon).unwrap().is_none());
-        let pieces = vec![lent.buffer(8), lent.buffer(9)];
+        assert!(engine.run_until(Operation::read(&idle, foreign_memory.buffer(7)), soon).unwrap().is_none());
+        let pieces = vec![foreign_memory.buffer(8), foreign_memory.buffer(9)];
         submit(&mut engine, 6, Operation::read_vectored_at(&file, pieces, 0));
         engine.start().unwrap();
         drop(engine);
         let deadline = deadline();
-        while lent.times() != [1; 10] {
-            assert!(Instant::now() < deadline, "released {:?}, wanted each once", lent.times());
+        while foreign_memory.times() != [1; 10] {
+            assert!(Instant::now() < deadline, "released {:?}, wanted each once", foreign_memory.times());
             std::thread::yield_now();
         }
         // Nothing is read into released memory.
         let _ = writer.write_all(&[9; 5000]);
         wait_for_kernel();
-        assert!([5, 7].iter().all(|number| lent.bytes(*number).iter().all(|byte| *byte == 0)));
+        assert!([5, 7].iter().all(|number| foreign_memory.bytes(*number).iter().all(|byte| *byte == 0)));
     });
 }
 
@@ -162,28 +165,28 @@ fn memory_of_the_kernel_is_released_after_completion_even_without_io_uring() {
         return;
     }
     std::thread::spawn(|| {
-        let lent = Lent::new(2);
+        let foreign_memory = ForeignBuffers::new(2);
         let mut engine = Engine::new().unwrap();
         let (idle, mut writer) = pipe("idle");
-        submit(&mut engine, 1, Operation::read(&idle, lent.buffer(0)));
+        submit(&mut engine, 1, Operation::read(&idle, foreign_memory.buffer(0)));
         engine.start().unwrap();
-        submit(&mut engine, 2, Operation::read(&idle, lent.buffer(1)));
+        submit(&mut engine, 2, Operation::read(&idle, foreign_memory.buffer(1)));
         seccomp::refuse(libc::SYS_io_uring_enter, libc::EPERM);
         drop(engine);
         // The kernel may write to the piece that it has.
-        assert_eq!(lent.times(), [0, 1]);
+        assert_eq!(foreign_memory.times(), [0, 1]);
         // Nor does the thread that waits for its end forget it. (Any other such thread waits in io_uring_enter.)
         eventually("a thread waits for its end in poll", || {
             kernel::threads_named(END).into_iter().any(kernel::thread_polls)
         });
-        assert_eq!(lent.times(), [0, 1]);
+        assert_eq!(foreign_memory.times(), [0, 1]);
         writer.write_all(b"bytes").unwrap();
         let deadline = deadline();
-        while lent.times() != [1, 1] {
+        while foreign_memory.times() != [1, 1] {
             assert!(Instant::now() < deadline, "it is never released");
             std::thread::yield_now();
         }
-        assert_eq!(&lent.bytes(0)[..5], b"bytes");
+        assert_eq!(&foreign_memory.bytes(0)[..5], b"bytes");
     })
     .join()
     .unwrap();

@@ -42,10 +42,10 @@ fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
         engine.start().unwrap();
         is_closing();
         // The only thread is busy with that; this operation waits for it, alone and as the first of a chain.
-        let lent = Lent::new(1);
+        let foreign_memory = ForeignBuffers::new(1);
         let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let writer = File::from_fd(writer, "a pipe").unwrap();
-        submit(&mut engine, 2, Operation::write(&writer, lent.buffer(0)));
+        submit(&mut engine, 2, Operation::write(&writer, foreign_memory.buffer(0)));
         let chain = [2, 3].map(|token| (token, Operation::read_link(case.root.path())));
         assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
         engine.start().unwrap();
@@ -56,14 +56,14 @@ fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
         assert_eq!(ended.iter().map(|ended| ended.token).collect::<Vec<_>>(), [2, 2, 3]);
         assert!(ended.iter().all(|ended| failure(ended) == "ECANCELED"));
         drop(ended);
-        assert_eq!(lent.times(), [1]);
+        assert_eq!(foreign_memory.times(), [1]);
         assert!(engine.try_completion().unwrap().is_none());
         // Nor do operations behind it, abandoned by a drop, wait for the thread.
-        let lent = Lent::new(1);
-        submit(&mut engine, 4, Operation::write(&writer, lent.buffer(0)));
+        let foreign_memory = ForeignBuffers::new(1);
+        submit(&mut engine, 4, Operation::write(&writer, foreign_memory.buffer(0)));
         engine.start().unwrap();
         drop(engine);
-        assert_eq!(lent.times(), [1]);
+        assert_eq!(foreign_memory.times(), [1]);
         // A reset ends it.
         rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
     });
@@ -446,8 +446,8 @@ fn a_fifo_ends_when_its_writers_close_it() {
             submit(&mut engine, 3, Operation::read(&reader, vec![0; 300_000]));
             engine.start().unwrap();
             // With io_uring the kernel waits once `start` returns; a pool thread needs a moment.
-            let begun = |thread: &i32| !others.contains(thread) && kernel::thread_polls(*thread);
-            eventually("the read waits", || engine.uses_io_uring() || threads_alone().iter().any(begun));
+            let started = |thread: &i32| !others.contains(thread) && kernel::thread_polls(*thread);
+            eventually("the read waits", || engine.uses_io_uring() || threads_alone().iter().any(started));
             match said {
                 b"" => drop(std::mem::replace(&mut writer, std::fs::File::open("/dev/null").unwrap())),
                 _ => writer.write_all(said).unwrap(),
