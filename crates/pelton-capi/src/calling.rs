@@ -54,7 +54,7 @@ impl Calling {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.free()?.arm().map(|armed| !armed))
+        came(self.free()?.arm().map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {

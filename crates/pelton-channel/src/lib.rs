@@ -43,4 +43,4 @@ pub use options::Options;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Receiver};
 pub use sender::{Reservation, Sender, Sent, SentBatch};
-pub use wait::{Deadline, Wait};
+pub use wait::{Armed, Deadline, Wait};

@@ -217,7 +217,7 @@ impl ServeLoop<'_> {
             if self.has_idle_process() && !self.queue.is_empty() {
                 continue;
             }
-            if !is_paused && !self.arm()? {
+            if !is_paused && !self.arm()?.is_waiting() {
                 continue;
             }
             // Arming detects clients that have left.

@@ -145,7 +145,7 @@ pub use pelton_call::{
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Options, Peer,
+    Armed, Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Options, Peer,
     Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]

@@ -147,7 +147,7 @@ impl<'a> SenderState<'a> {
             sender.send(&self.buffer)?;
         }
         while self.plan.wait_mode == WaitMode::Poll && sender.try_send(&self.buffer)? != Sent::Sent {
-            if sender.arm(self.buffer.len())? {
+            if sender.arm(self.buffer.len())?.is_waiting() {
                 wait_readable(sender);
             }
             if self.random.one_in(2) {
@@ -471,7 +471,7 @@ fn flush_step(plan: &Plan, flush: &mut Flush) -> pelton::Result<()> {
         return flush.run_until(Instant::now() + Duration::from_secs(1)).map(|_| ());
     }
     let due = flush.turn()?;
-    if flush.arm() {
+    if flush.arm().is_waiting() {
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
         let left = left.map(|left| Timespec::try_from(left).expect("it is short"));
         // An interrupted poll has no effect here.

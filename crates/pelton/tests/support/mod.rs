@@ -161,7 +161,7 @@ pub fn send_one(sender: &mut Sender, bytes: &[u8], how: How, event_loop: &Loop) 
             Sent::Sent => return Ok(()),
             Sent::Full if how == How::Try => event_loop.tick(sender.as_fd()),
             Sent::Full => {
-                if sender.arm(bytes.len())? {
+                if sender.arm(bytes.len())?.is_waiting() {
                     event_loop.tick(sender.as_fd());
                     sender.disarm();
                 }
