@@ -180,6 +180,14 @@ pub enum Error {
         /// What it may be.
         wanted: String,
     },
+    /// A message is no value of the type that the program requested, or a value of that type cannot be encoded.
+    #[error("the bytes are no {type_name}: {problem}")]
+    Value {
+        /// The name of the type.
+        type_name: &'static str,
+        /// What was found, what was wanted, and what to do.
+        problem: String,
+    },
     /// What a flush hands its messages to did not take them: nothing of them is released, and they come again.
     #[error("the sink took nothing: {0}")]
     Sink(String),

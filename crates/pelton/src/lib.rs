@@ -132,23 +132,35 @@
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "file")]
+#[cfg_attr(docsrs, doc(cfg(feature = "file")))]
 #[doc(inline)]
 pub use pelton_file as file;
+#[cfg(feature = "postcard")]
+#[cfg_attr(docsrs, doc(cfg(feature = "postcard")))]
+pub mod encoded;
 #[cfg(feature = "tokio")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
 pub mod tokio;
+#[cfg(feature = "zerocopy")]
+#[cfg_attr(docsrs, doc(cfg(feature = "zerocopy")))]
+pub mod values;
 
 #[cfg(feature = "call")]
+#[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 #[doc(inline)]
 pub use pelton_call::{
     Answering, CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Options, Peer,
-    Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect,
+    Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages, Options,
+    Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect,
 };
 #[cfg(feature = "flush")]
+#[cfg_attr(docsrs, doc(cfg(feature = "flush")))]
 #[doc(inline)]
 pub use pelton_flush::{
     Appender, Appenders, Chunk, FileChange, Flush, Forward, Record, RecordFile, RecordFileOptions, RecordReader,

@@ -271,12 +271,7 @@ struct Run {
 }
 
 impl Run {
-    fn poll<H, F>(
-        &mut self,
-        service: &mut AsyncService,
-        context: &mut Context<'_>,
-        handler: &mut H,
-    ) -> Poll<Result<()>>
+    fn poll<H, F>(&mut self, service: &mut AsyncService, context: &mut Context<'_>, handler: &mut H) -> Poll<Result<()>>
     where
         H: FnMut(AsyncRequest) -> F,
         F: Future<Output = ()> + Send + 'static,
