@@ -3,7 +3,11 @@
 //! `fork.rs`, `steps.rs` and `sanitized.rs` have one thread or their own harness, `failpoints/` and `steps.rs` need that feature, `races/`
 //! runs one race at a time, `fast_path.rs` is for release builds.
 
+#[cfg(feature = "tokio")]
+mod async_service;
 mod call;
+#[cfg(feature = "postcard")]
+mod encoded;
 mod file;
 mod flush;
 mod foreign;
@@ -11,14 +15,20 @@ mod gather;
 mod handshake;
 mod hostile;
 mod memory;
+mod messages;
 mod path;
 mod readme;
 mod record_file;
 mod record_file_rotated;
+mod roles;
 mod services;
+#[cfg(feature = "tokio")]
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;
 #[cfg(feature = "tokio")]
 mod tokio;
 mod two_processes;
+#[cfg(feature = "zerocopy")]
+mod values;
