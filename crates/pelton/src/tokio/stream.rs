@@ -7,6 +7,7 @@ use ::tokio::task::coop::consume_budget;
 use futures_core::{FusedStream, Stream};
 use futures_sink::Sink;
 use std::borrow::BorrowMut;
+use std::future::poll_fn;
 use std::os::fd::AsRawFd;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -48,7 +49,7 @@ impl AsyncReceiver {
     /// let mut stream = pelton::tokio::AsyncReceiver::new(receiver)?.into_stream();
     /// sink.send("one").await?;
     /// sink.send("two").await?;
-    /// SinkExt::<&str>::close(&mut sink).await?;
+    /// sink.close().await?;
     /// assert_eq!(stream.next().await.unwrap()?, b"one");
     /// assert_eq!(stream.next().await.unwrap()?, b"two");
     /// assert!(stream.next().await.is_none());
@@ -72,7 +73,7 @@ impl AsyncReceiver {
     /// # Errors
     /// As [`crate::Receiver::receive`].
     pub async fn receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<usize> {
-        std::future::poll_fn(|context| self.poll_receive_into(context, buffer)).await
+        poll_fn(|context| self.poll_receive_into(context, buffer)).await
     }
 
     fn poll_receive_into(&mut self, context: &mut Context<'_>, buffer: &mut Vec<u8>) -> Poll<Result<usize>> {
@@ -162,6 +163,32 @@ impl MessageSink {
         (self.sender, self.is_pending.then_some(self.pending))
     }
 
+    /// As `poll_flush`, without the type of the messages that `SinkExt::flush` needs to know.
+    ///
+    /// # Errors
+    /// As [`AsyncSender::send`].
+    pub async fn flush(&mut self) -> Result<()> {
+        poll_fn(|context| self.poll_written(context)).await
+    }
+
+    /// As `poll_close`, without the type of the messages that `SinkExt::close` needs to know.
+    ///
+    /// # Errors
+    /// As [`AsyncSender::send`].
+    pub async fn close(&mut self) -> Result<()> {
+        poll_fn(|context| self.poll_closed(context)).await
+    }
+
+    fn poll_closed(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.sender.is_some() {
+            ready!(self.poll_written(context))?;
+            if let Some(sender) = self.sender.take() {
+                sender.into_inner().close()?;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Waits until the pending message is in the lane.
     fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
         let AsyncSender(endpoint) = self.sender.as_mut().ok_or_else(closed)?;
@@ -206,13 +233,6 @@ impl<T: AsRef<[u8]>> Sink<T> for MessageSink {
     }
 
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = self.get_mut();
-        if this.sender.is_some() {
-            ready!(this.poll_written(context))?;
-            if let Some(sender) = this.sender.take() {
-                sender.into_inner().close()?;
-            }
-        }
-        Poll::Ready(Ok(()))
+        self.get_mut().poll_closed(context)
     }
 }

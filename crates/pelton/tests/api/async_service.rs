@@ -210,17 +210,15 @@ fn a_stopped_service_ends_the_handlers_that_wait_for_space() {
                 .run(10, |mut request| {
                     let full = full.clone();
                     async move {
-                        let (_, mut responder) = loop {
-                            let mut part = pin!(request.part(&[1; 1000]));
-                            let polled = std::future::poll_fn(|context| Poll::Ready(part.as_mut().poll(context))).await;
-                            if polled.is_pending() {
-                                break request.into_parts();
-                            }
-                        };
+                        while std::future::poll_fn(|context| {
+                            Poll::Ready(pin!(request.part(&[1; 1000])).poll(context).is_ready())
+                        })
+                        .await
+                        {}
                         full.notify_one();
                         // The client reads nothing.
                         let error = loop {
-                            if let Err(error) = responder.part(&[1; 1000]).await {
+                            if let Err(error) = request.part(&[1; 1000]).await {
                                 break error;
                             }
                         };

@@ -26,7 +26,7 @@ fn poll<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
     poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn as_bytes(sink: &mut MessageSink) -> Pin<&mut dyn Sink<&'static [u8], Error = Error>> {
+fn as_bytes(sink: &mut MessageSink) -> Pin<&mut (dyn Sink<&'static [u8], Error = Error> + Unpin)> {
     Pin::new(sink)
 }
 
@@ -37,7 +37,7 @@ fn a_sink_fed_by_a_stream_loses_nothing_and_its_close_ends_the_receivers_stream(
         let sending = async {
             let mut messages = futures_util::stream::iter((0..20_000).map(message).map(Ok));
             sink.send_all(&mut messages).await.unwrap();
-            SinkExt::<Vec<u8>>::close(&mut sink).await.unwrap();
+            sink.close().await.unwrap();
             assert!(matches!(sink.send(vec![1]).await, Err(Error::Refused(_))));
         };
         let receiving = async {
@@ -61,11 +61,11 @@ fn a_sink_accepts_one_message_more_than_the_lane_and_then_waits() {
         assert!(matches!(as_bytes(&mut sink).start_send(&[8; 1000]), Err(Error::Refused(_))));
         assert!(poll(|context| as_bytes(&mut sink).poll_flush(context)).is_pending());
         // A flush that is dropped loses nothing either.
-        drop(SinkExt::<&[u8]>::flush(&mut sink));
+        drop(sink.flush());
         for received in 0..accepted {
             assert_eq!(stream.next().await.unwrap().unwrap(), [7; 1000], "{received}");
             if received == 100.min(accepted - 2) {
-                SinkExt::<&[u8]>::flush(&mut sink).await.unwrap();
+                sink.flush().await.unwrap();
             }
         }
         assert!(poll(|context| Pin::new(&mut stream).poll_next(context)).is_pending());
@@ -129,7 +129,7 @@ fn a_sink_keeps_the_accepted_message_when_the_receiver_goes() {
             as_bytes(&mut sink).start_send(&[7; 1000]).unwrap();
         }
         drop(stream);
-        assert!(SinkExt::<&[u8]>::flush(&mut sink).await.unwrap_err().is_closed());
+        assert!(sink.flush().await.unwrap_err().is_closed());
         assert_eq!(sink.into_inner().1.unwrap(), [7; 1000]);
         let (mut sink, _stream) = pair(64 * 1024);
         assert!(matches!(sink.send(vec![0; 1 << 20]).await, Err(Error::TooLarge { .. })));

@@ -85,5 +85,5 @@ fn sending_a_value_fails_as_sending_its_bytes_does() {
     let soon = Instant::now() + Duration::from_millis(1);
     assert_eq!(sender.send_value_until(&[0u64; 100], soon).unwrap(), Sent::TimedOut);
     drop(receiver);
-    assert!(sender.send_value(&0u64).unwrap_err().is_closed());
+    assert!(sender.send_value(&[0u64; 100]).unwrap_err().is_closed());
 }
