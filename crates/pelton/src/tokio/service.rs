@@ -84,17 +84,28 @@ struct PartWaiters(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
+    /// Of those that have not been woken since they checked for space.
     wakers: BTreeMap<u64, Waker>,
     next: u64,
+    /// Tasks that wait, also those that check at this moment.
+    tasks: usize,
+    /// Of the driver, while it sleeps without detecting space.
+    driver: Option<Waker>,
     /// Nothing will find space any more: the service has ended.
     is_over: bool,
 }
 
 impl PartWaiters {
-    fn number(&self) -> u64 {
+    fn add(&self) -> PartWaiter<'_> {
         let mut waiting = locked(&self.0);
         waiting.next += 1;
-        waiting.next
+        waiting.tasks += 1;
+        let (number, driver) = (waiting.next, waiting.driver.take());
+        drop(waiting);
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+        PartWaiter { waiters: self, number }
     }
 
     fn wake_all(&self) {
@@ -109,8 +120,13 @@ impl PartWaiters {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        locked(&self.0).wakers.is_empty()
+    /// Whether no task waits; then the next one wakes the driver.
+    fn sleeps_without(&self, driver: &Waker) -> bool {
+        let mut waiting = locked(&self.0);
+        if waiting.tasks == 0 {
+            waiting.driver = Some(driver.clone());
+        }
+        waiting.tasks == 0
     }
 }
 
@@ -292,12 +308,16 @@ impl Run {
                 return Poll::Ready(self.end.take().unwrap_or(Ok(())));
             }
             if self.ahead.len() >= AHEAD_MAX || self.ahead_bytes >= AHEAD_BYTES_MAX {
-                if service.waiters.is_empty() {
-                    ready!(poll_rung(&mut service.service, context))?;
-                    continue;
+                if service.waiters.sleeps_without(context.waker()) {
+                    return Poll::Pending;
                 }
-                // With requests in the lanes, arming reports no space alone: the tasks check for themselves.
-                break;
+                // With requests in the lanes, arming does not tell whether there is space, and cannot sleep: the tasks
+                // check for themselves, again and again. It does detect that the service is stopped.
+                match service.service.get_mut().arm() {
+                    Ok(_) => break,
+                    Err(error) => self.stop(service, error),
+                }
+                continue;
             }
             let found = service.try_receive().map(|request| request.map(Request::into_parts));
             match found {
@@ -430,7 +450,7 @@ impl AsyncResponder {
         if self.responder.try_part(part)? == Sent::Sent {
             return Ok(());
         }
-        let waiter = PartWaiter { waiters: &self.waiters, number: self.waiters.number() };
+        let waiter = self.waiters.add();
         let responder = &mut self.responder;
         poll_fn(|context| {
             let is_over = waiter.wait(context.waker());
@@ -489,6 +509,8 @@ impl PartWaiter<'_> {
 
 impl Drop for PartWaiter<'_> {
     fn drop(&mut self) {
-        locked(&self.waiters.0).wakers.remove(&self.number);
+        let mut waiting = locked(&self.waiters.0);
+        waiting.wakers.remove(&self.number);
+        waiting.tasks -= 1;
     }
 }

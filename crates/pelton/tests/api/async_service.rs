@@ -278,11 +278,13 @@ fn a_receive_dropped_at_any_await_takes_no_request() {
                 .for_each(|number| assert_eq!(*client.call(&number.to_le_bytes()).unwrap(), number.to_le_bytes()));
         });
         for number in 0..200u32 {
-            {
-                let mut dropped = pin!(service.receive());
-                let _ = dropped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            // A `ready` that completes takes nothing either.
+            let _ = pin!(service.ready()).poll(&mut Context::from_waker(Waker::noop()));
+            tokio::select! {
+                biased;
+                () = std::future::ready(()) => {}
+                _ = service.receive() => {}
             }
-            service.ready().await.unwrap();
             let request = service.receive().await.unwrap();
             assert_eq!(*request, number.to_le_bytes());
             // In another task.
@@ -365,5 +367,30 @@ fn a_loop_that_receives_wakes_the_tasks_that_stream() {
         }
         stopper.stop();
         serving.await.unwrap();
+    });
+}
+
+#[test]
+fn a_stop_ends_handlers_that_wait_for_space_also_while_more_requests_wait_than_are_taken() {
+    run(async {
+        let place = TestDir::new("async stop under load");
+        let mut service = service(&place);
+        let stopper = service.stopper();
+        let serving = tokio::spawn(async move {
+            service.run(1, async |mut request| while request.part(&[1; 1000]).await.is_ok() {}).await
+        });
+        let name = place.name();
+        tokio::task::spawn_blocking(move || {
+            // Nobody reads. A thousand requests of each are more than are taken, and some fit no lane.
+            let mut clients: Vec<_> = (0..3).map(|_| Client::connect_with(&name, &options()).unwrap()).collect();
+            for client in &mut clients {
+                (0..1000).for_each(|_| _ = client.try_submit(b"endless").unwrap());
+            }
+            stopper.stop();
+            clients
+        })
+        .await
+        .unwrap();
+        serving.await.unwrap().unwrap();
     });
 }
