@@ -129,6 +129,23 @@
 //!
 //! [`Client`], [`Service`] and [`file::Engine`] have the same three.
 //!
+//! # Copies, iterators, values
+//! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]
+//! return copies, which no sender can change. The module `values` (feature `zerocopy`) sends a value's bytes, and reads
+//! them in place; `encoded` (feature `postcard`) sends any value with serde, by messages and by calls.
+//!
+//! # Features
+//! | feature | on by default | content |
+//! |---|---|---|
+//! | `call` | yes | [`Client`], [`Service`] |
+//! | `file` | yes | the module [`mod@file`] |
+//! | `flush` | yes | `Flush`, `Appenders`, record files |
+//! | `tokio` | no | the module `tokio`: endpoints, streams and sinks, clients, services, files; with `call` and `file` |
+//! | `postcard` | no | the module `encoded` |
+//! | `zerocopy` | no | the module `values` |
+//!
+//! `docs/decisions/0035-features.md` has what each costs a build.
+//!
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
