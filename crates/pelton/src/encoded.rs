@@ -1,7 +1,7 @@
 //! Messages that are values of any type with serde, in the encoding of postcard: compact bytes without names of fields.
 //!
-//! Both sides have to agree on the type: the message carries neither a name nor a version. For types that are their
-//! bytes, the module `values` (feature `zerocopy`) costs less.
+//! Both sides have to agree on the type, also on `i32` or `u64`: the message carries neither a name nor a version.
+//! For types that are their bytes, the module `values` (feature `zerocopy`) costs less.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -32,7 +32,7 @@
 //! // Usually another process:
 //! let asking = std::thread::spawn(move || -> pelton::Result<u64> {
 //!     let mut client = pelton::Client::connect(&name)?;
-//!     client.call_encoded(&("add", [40, 2]))?.decode()
+//!     client.call_encoded(&("add", [40u64, 2]))?.decode()
 //! });
 //! let request = service.receive()?;
 //! let (verb, numbers): (String, [u64; 2]) = request.decode()?;
@@ -104,9 +104,9 @@ impl SendEncoded for Sender {
 pub trait Decode {
     /// The value that the bytes encode, all of them. Does not wait. The value may borrow from the bytes (`&str`).
     ///
-    /// Decoding a [`crate::Message`] reads memory that the sender wrote, and trusts the sender not to write after it has
-    /// committed: a text could change after it was checked to be UTF-8. For a sender that is not trusted, decode a copy:
-    /// [`crate::Receiver::receive_into`]. The bytes themselves need not be trusted.
+    /// Decoding a [`crate::Message`] reads memory that the sender wrote, and trusts the sender not to write after it
+    /// has committed: a text could change after it was checked to be UTF-8. For a sender that is not trusted, decode a
+    /// copy: [`crate::Receiver::receive_into`]. The bytes themselves need not be trusted.
     ///
     /// # Errors
     /// [`Error::Value`]: the bytes encode no such value, or more than one.

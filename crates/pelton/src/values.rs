@@ -1,8 +1,8 @@
 //! Messages that are values of a Rust type, without a copy and without an encoding.
 //!
 //! A type qualifies if any bytes are a value of it and it has no padding: `#[repr(C)]` structs of integers and arrays,
-//! which derive the traits of the crate `zerocopy`. The sender copies the value's bytes into the lane. The receiver gets
-//! a reference into the lane.
+//! which derive the traits of the crate `zerocopy`. The sender copies the value's bytes into the lane. The receiver
+//! gets a reference into the lane.
 //!
 //! Both sides have to agree on the type and on its layout: the message carries neither a name nor a version. The byte
 //! order is that of the machine.

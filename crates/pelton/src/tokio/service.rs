@@ -440,9 +440,9 @@ impl AsyncResponder {
         self.responder.end()
     }
 
-    /// Gives a part of the reply. Waits, as a task, until the client has space for it: backpressure. Meanwhile some task
-    /// has to be in [`AsyncService::run`] or [`AsyncService::receive`], because that detects the space. Cancel-safe:
-    /// dropped before it completes, it has given nothing.
+    /// Gives a part of the reply. Waits, as a task, until the client has space for it: backpressure. Meanwhile some
+    /// task has to be in [`AsyncService::run`] or [`AsyncService::receive`], because that detects the space.
+    /// Cancel-safe: dropped before it completes, it has given nothing.
     ///
     /// # Errors
     /// As [`Responder::part`]; [`Error::Closed`] instead of waiting, once the service is stopped.

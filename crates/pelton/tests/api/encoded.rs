@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 enum Order {
-    Buy { who: String, amounts: Vec<u32> },
+    Buy { buyer: String, amounts: Vec<u32> },
     Cancel(u64),
     All(BTreeMap<String, Option<bool>>),
 }
@@ -17,7 +17,7 @@ enum Order {
 fn orders() -> Vec<Order> {
     let all = |count: u32| (0..count).map(|n| (n.to_string(), (n % 3 != 0).then_some(n % 2 == 0))).collect();
     vec![
-        Order::Buy { who: "Ada".to_owned(), amounts: (0..500).collect() },
+        Order::Buy { buyer: "Ada".to_owned(), amounts: (0..500).collect() },
         Order::Cancel(u64::MAX),
         Order::Cancel(0),
         Order::All(all(0)),
