@@ -649,13 +649,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// How long an opener waits for a role without a deadline. A process that was killed keeps its locks until the kernel has
-/// ended it, and its successor may be started before that. A guess: to unmap gigabytes takes tens of milliseconds.
+/// How long an opener waits for a role without a deadline. A process that was killed keeps its locks until the kernel
+/// has ended it, and its successor may be started before that. A guess.
 const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
-/// [`ROLE_TIMEOUT`]. A lock cannot be waited for with a deadline, so this polls, after the first try once a millisecond,
-/// and later every ten.
+/// [`ROLE_TIMEOUT`]. A wait for a lock has no deadline, so this polls, at first once a millisecond and later every ten.
 fn waiting_a_moment<T>(
     deadline: Option<Instant>,
     mut attempt: impl FnMut() -> Result<(Option<T>, bool)>,

@@ -30,8 +30,8 @@ impl Options {
     /// succeeds.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] when as many senders as the channel has lanes are alive after that wait; [`Error::NotAChannel`] for a
-    /// problem of what is there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
+    /// [`Error::RoleTaken`] when as many senders as the channel has lanes are alive after that wait;
+    /// [`Error::NotAChannel`] for a problem of the directory; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
     /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
         sender(directory.as_ref(), self, Make::Create)

@@ -140,7 +140,7 @@
 //! | `call` | yes | [`Client`], [`Service`] |
 //! | `file` | yes | the module [`mod@file`] |
 //! | `flush` | yes | `Flush`, `Appenders`, record files |
-//! | `tokio` | no | the module `tokio`: endpoints, streams and sinks, clients, services, files; with `call` and `file` |
+//! | `tokio` | no | the module `tokio`: endpoints, streams, sinks, clients, services, files; with `call` and `file` |
 //! | `postcard` | no | the module `encoded` |
 //! | `zerocopy` | no | the module `values` |
 //!
