@@ -2,8 +2,8 @@
 #
 #     . "$root/verify/steps.sh"
 #     suite c "$made/step.log"               the suite's name, and a file for the output of its steps
-#     step "it compiles" cc -o out in.c      runs the command; the first step that fails prints its output and ends the script
-#     beside "it runs" ./out                 the same, next to others: as many at a time as there are processors
+#     step "it compiles" cc -o out in.c      runs the command; a failing step prints its output and ends the script
+#     beside "it runs" ./out                 the same, in parallel: as many at a time as there are processors
 #     all_done                               waits for those; if one has failed, the script ends
 #     suite_passed "12 tests, "              the closing line: `c: 12 tests, 3 steps passed in 4.2 s`
 #

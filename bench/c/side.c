@@ -67,7 +67,7 @@ static int fail(struct side *side, const char *what, int code) {
     return -1;
 }
 
-/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/workload.rs have them ----------------------------------- */
+/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/workload.rs have them ----------------------- */
 
 static size_t next_size(struct side *side) {
     if (side->size_min == side->size_max) return side->size_max;
@@ -140,7 +140,7 @@ static void work(struct side *side, const struct pass *pass) {
     if (side->work_steps > 0 && !pass->warms_up) side->work(side->work_steps);
 }
 
-/* ---- Sending and receiving, waiting in the call or in an epoll of our own ---------------------------------------------------- */
+/* ---- Sending and receiving, waiting in the call or in an epoll of our own ---------------------------------------- */
 
 static int watch(int *epoll, int fd) {
     struct epoll_event event = {.events = EPOLLIN};
@@ -226,7 +226,7 @@ static int receive_one(struct side *side, const struct pass *pass, uint64_t n, s
     return side->in_place ? check_in_place(side, pass, n, size) : copy_one(side, pass, n, size);
 }
 
-/* ---- A side's part in a pass ------------------------------------------------------------------------------------------------- */
+/* ---- A side's part in a pass ------------------------------------------------------------------------------------- */
 
 static int send_all(struct side *side, struct pass *pass) {
     uint64_t bytes = 0;
@@ -302,7 +302,7 @@ static int answer_all(struct side *side, struct pass *pass) {
 }
 
 #ifdef SIDE_UV
-/* ---- The same in libuv's loop: a pass is a uv_run, which returns when no handle is active ------------------------------- */
+/* ---- The same in libuv's loop: a pass is a uv_run, which returns when no handle is active ------------------------ */
 
 static struct {
     uv_loop_t loop;
@@ -473,7 +473,7 @@ static void uv_close_all(void) {
 }
 #endif
 
-/* ---- For the bench ------------------------------------------------------------------------------------------------------------ */
+/* ---- For the bench ----------------------------------------------------------------------------------------------- */
 
 static int open_sender(struct side *side, const pelton_options *options, const char *name, int first) {
     if (!first) return pelton_sender_open(name, options, &side->sender);

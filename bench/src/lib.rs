@@ -1,4 +1,4 @@
-//! The benchmark's library. The program is `main.rs`; the systems of `peers/` are programs of their own that link it too.
+//! The benchmark's library. The program is `main.rs`; the systems of `peers/` are separate programs that also link it.
 //!
 //! - `run.rs` makes the runs by the processes of `sides.rs`; `run_figures.rs` computes the figures from their reports.
 //! - `side.rs` starts such a process, `workload.rs` has its part.

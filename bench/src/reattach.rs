@@ -36,7 +36,7 @@ pub fn side(job: &Job) -> Result<()> {
                 (section.end(pass.count * size as u64)?, Box::new(sender))
             }
             Role::Sender => {
-                let mut sender = options.open_sender(&place).context("opening a sender")?;
+                let mut sender = options.cast().open_sender(&place).context("opening a sender")?;
                 let sent = sender.try_send(payloads.prepared(0, size))?;
                 let report = section.end(size as u64)?;
                 ensure!(sent == pelton::Sent::Sent, "there was no room for one more message: raise --capacity");
@@ -45,7 +45,7 @@ pub fn side(job: &Job) -> Result<()> {
                 (report, Box::new(sender))
             }
             _ => {
-                let mut receiver = options.open_receiver(&place).context("opening a receiver")?;
+                let mut receiver = options.cast().open_receiver(&place).context("opening a receiver")?;
                 let message = receiver.try_receive()?.context("the lane was empty")?;
                 let report = section.end(message.len() as u64)?;
                 let right = message.len() == size && number(&message) == expected(0, size) && whole(&message);

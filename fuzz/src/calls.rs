@@ -52,7 +52,7 @@ fn offer_lane(socket: &OwnedFd) -> (Shown, Shown, OwnedFd) {
     page.resize(512, 0);
     page[384..388].copy_from_slice(&1u32.to_le_bytes());
     let page = Shown::new(65536, &page, control_seals());
-    let (data, doorbell) = (Shown::new(CAPACITY, &[], size_seals()), good_bell());
+    let (data, doorbell) = (Shown::new(CAPACITY, &[], size_seals()), good_doorbell());
     raw_send(socket, &producer_packet(), &[page.fd.as_fd(), doorbell.as_fd(), data.fd.as_fd()]);
     (page, data, doorbell)
 }
@@ -73,7 +73,7 @@ fn accept_lane(socket: &OwnedFd) -> ([Shown; 3], OwnedFd, OwnedFd) {
     (page[176], page[256]) = (1, 1);
     let consumer = Shown::new(65536, &page, control_seals());
     let receiver = Shown::new(65536, &preamble(pelton_lane::MAGIC_RECEIVER), control_seals());
-    let own_doorbell = good_bell();
+    let own_doorbell = good_doorbell();
     raw_send(socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_doorbell.as_fd()]);
     ([consumer, receiver, data], own_doorbell, doorbell)
 }
@@ -169,14 +169,15 @@ impl RawLink {
     }
 }
 
-fn options() -> Options {
-    Options::new().capacity(CAPACITY).call_bytes_max(BYTES_MAX)
+fn options<M>() -> Options<M> {
+    <Options>::new().capacity(CAPACITY).call_bytes_max(BYTES_MAX).cast()
 }
 
 fn to_a_service(place: &TestDir, mut program: Program) {
     let mut service = Service::listen_with(&place.name(), &options()).unwrap();
     let (socket, name) = (place.socket(), place.name());
-    let connecting = std::thread::spawn(move || (RawLink::client(&socket), Client::connect_with(&name, &options()).unwrap()));
+    let connecting =
+        std::thread::spawn(move || (RawLink::client(&socket), Client::connect_with(&name, &options()).unwrap()));
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
     }

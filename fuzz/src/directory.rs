@@ -24,7 +24,7 @@ pub fn directory(program: &[u8]) {
                 let _ = sender.try_send(&vec![i as u8; 700 * i]).unwrap();
             });
         }
-        let mut receiver = options.open_receiver(&path).unwrap();
+        let mut receiver = options.cast().open_receiver(&path).unwrap();
         (0..program.below(20)).for_each(|_| drop(receiver.try_receive()));
     }
     for _ in 0..program.below(4) {
@@ -34,8 +34,8 @@ pub fn directory(program: &[u8]) {
     if program.byte() % 4 == 0 {
         let _ = inspect::recover(&path, program.byte() % 2 == 0).map_err(refused);
     }
-    let mut receiver = options.open_receiver(&path).map_err(refused).ok();
-    let mut sender = options.open_sender(&path).map_err(refused).ok();
+    let mut receiver = options.cast().open_receiver(&path).map_err(refused).ok();
+    let mut sender = options.cast().open_sender(&path).map_err(refused).ok();
     let mapped: Vec<Shown> = FILES
         .iter()
         .filter_map(|name| File::options().read(true).write(true).open(path.join(name)).ok())

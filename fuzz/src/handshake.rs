@@ -121,7 +121,7 @@ fn act_as_peer(path: &std::path::Path, role: u32, mut program: Program) {
                 page[64..80].copy_from_slice(&answer[24..40]);
                 let page = Shown::new(65536, &altered(page, &mut program), control_seals());
                 let data = any_descriptor(&mut program, good_data);
-                let mut fds = vec![page.fd.try_clone().unwrap(), any_descriptor(&mut program, good_bell)];
+                let mut fds = vec![page.fd.try_clone().unwrap(), any_descriptor(&mut program, good_doorbell)];
                 fds.extend(offered.is_none().then_some(data));
                 send_packet(&socket, altered(answer, &mut program), fds, &mut program);
                 shown.push(page);
@@ -140,7 +140,7 @@ fn act_as_peer(path: &std::path::Path, role: u32, mut program: Program) {
                 let consumer = Shown::new(65536, &altered(page, &mut program), control_seals());
                 let page = altered(preamble(pelton_lane::MAGIC_RECEIVER), &mut program);
                 let receiver = any_descriptor(&mut program, || memfd(65536, &page, control_seals()));
-                let fds = vec![consumer.fd.try_clone().unwrap(), receiver, any_descriptor(&mut program, good_bell)];
+                let fds = vec![consumer.fd.try_clone().unwrap(), receiver, any_descriptor(&mut program, good_doorbell)];
                 send_packet(&socket, altered(packet(CONSUMER, 0), &mut program), fds, &mut program);
                 shown.push(consumer);
             }
@@ -151,7 +151,7 @@ fn act_as_peer(path: &std::path::Path, role: u32, mut program: Program) {
                 }
             }
             6 => {
-                let doorbell = good_bell();
+                let doorbell = good_doorbell();
                 let kind = program.byte().into();
                 raw_send(
                     &socket,
@@ -196,7 +196,7 @@ fn any_descriptor(program: &mut Program, good: impl FnOnce() -> OwnedFd) -> Owne
         230.. => a_pipe(),
         225.. => seqpacket(),
         220.. => an_o_path(),
-        215.. => good_bell(),
+        215.. => good_doorbell(),
         210.. => good_data(),
         205.. => good_page(),
         _ => good(),
@@ -208,7 +208,7 @@ fn send_packet(socket: &OwnedFd, bytes: Vec<u8>, mut fds: Vec<OwnedFd>, program:
     match program.byte() {
         250.. => fds.clear(),
         245.. => fds.truncate(1),
-        240.. => fds.extend((0..60).map(|_| good_bell())),
+        240.. => fds.extend((0..60).map(|_| good_doorbell())),
         _ => {}
     }
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();

@@ -1,7 +1,7 @@
 //! A hostile peer of a channel, after a correct handshake.
 
 use crate::program::{Over, Program};
-use crate::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
+use crate::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_doorbell, packet, raw_try_send, use_receiver, use_sender};
 use pelton::{Error, Options};
 use pelton_testkit::{TestDir, deadline, descriptors, eventually_is};
 use rustix::net::{Shutdown, shutdown};
@@ -18,7 +18,7 @@ pub fn connected(program: &[u8]) {
     let is_over = AtomicBool::new(false);
     let misbehave = |peer: RawPeer| {
         rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
-        rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
+        rustix::io::ioctl_fionbio(&peer.doorbell, true).unwrap();
         let mut progress = 0;
         loop {
             let mut again = Program(program.0);
@@ -46,7 +46,7 @@ pub fn connected(program: &[u8]) {
             use_receiver(&mut receiver, held, "scribbled");
         } else {
             let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-            let doorbell = good_bell();
+            let doorbell = good_doorbell();
             for _ in 0..turns {
                 use_sender(&mut sender, "scribbled");
                 let sent = sender.send_with_descriptors_until(b"x", &[doorbell.as_fd()], Instant::now());
@@ -85,7 +85,7 @@ fn act(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Program) -
             // A message that will arrive, has arrived, or never will.
             let mut bytes = packet(DESCRIPTORS, 0);
             bytes[72..76].copy_from_slice(&(program.lie((*progress).into()) as u32).to_le_bytes());
-            let fds = vec![peer.own_bell.as_fd(); program.below(65)];
+            let fds = vec![peer.own_doorbell.as_fd(); program.below(65)];
             raw_try_send(&peer.socket, &bytes, &fds);
         }
         10 => {
@@ -98,10 +98,10 @@ fn act(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Program) -
             }
             // Until the socket is full.
             12..32 => {
-                let _ = rustix::io::write(&peer.bell, &(u64::MAX - 1).to_ne_bytes());
+                let _ = rustix::io::write(&peer.doorbell, &(u64::MAX - 1).to_ne_bytes());
             }
             // Its own doorbell.
-            32..48 => rustix::io::ioctl_fionbio(&peer.own_bell, false).unwrap(),
+            32..48 => rustix::io::ioctl_fionbio(&peer.own_doorbell, false).unwrap(),
             _ => {}
         },
     }

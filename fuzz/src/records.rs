@@ -1,7 +1,7 @@
 //! Record files.
 
 use crate::program::Program;
-use pelton::{Error, LaneId, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use pelton::{Chunk, Error, LaneId, RecordFile, RecordFileOptions, RecordReader, Sink};
 use pelton_testkit::{TestDir, descriptors};
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn chunk_of(first_seq: u32, messages: u32, program: &mut Program) -> Vec<u8> {
 fn write(file: &mut RecordFile, lane: u64, first_seq: u32, program: &mut Program) {
     let messages = 1 + program.below(5) as u32;
     let bytes = chunk_of(first_seq, messages, program);
-    file.write(&[Run::new(LaneId([lane, 7]), None, first_seq, messages, &bytes)]).unwrap();
+    file.write(&[Chunk::new(LaneId([lane, 7]), None, first_seq, messages, &bytes)]).unwrap();
 }
 
 /// The file of a writer that also rotates.
@@ -143,8 +143,8 @@ fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
                 });
                 assert_eq!(seqs.next(), Some(chunk.first_seq()));
                 assert_eq!(seqs.last().unwrap_or(chunk.first_seq()), chunk.last_seq());
-                assert_eq!(chunk.run().payloads().count(), chunk.messages() as usize);
-                assert!(chunk.offset() + chunk.run().bytes().len() as u64 <= bytes);
+                assert_eq!(chunk.payloads().count(), chunk.messages() as usize);
+                assert!(chunk.offset() + chunk.bytes().len() as u64 <= bytes);
                 found.push(Some((chunk.lane(), chunk.last_seq())));
             }
             Ok(None) => return found,

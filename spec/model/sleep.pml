@@ -1,20 +1,17 @@
-/* The protocol of sleeping and waking in protocol.md, for Spin: `verify/model` runs it. One lane, one sender, one receiver; each
- * may sleep, the sender for free space and the receiver for a message. The model finds a side that sleeps without end
- * (an invalid
- * end state), and a message that is missing, incomplete, or not released in time (an assertion).
+/* The protocol of sleeping and waking in protocol.md, for Spin: `verify/model` runs it. One lane, one sender, one
+ * receiver; each may sleep, the sender for free space and the receiver for a message. The model finds a side that
+ * sleeps without end (an invalid end state), and a message that is missing, incomplete, or not released in time (an
+ * assertion).
  *
  * The memory is that of x86-64 (TSO): a store goes into a FIFO buffer of its process and reaches memory some time
- * later; a load
- * reads memory. That is a store buffer without forwarding: no process loads its own stores. Rings, which are system
- * calls, and the
- * hang-up go through the buffer too: the kernel's locks make all earlier stores visible before them, and the model
- * relies on no
- * more than that.
+ * later; a load reads memory. That is a store buffer without forwarding: no process loads its own stores. Rings, which
+ * are system calls, and the hang-up go through the buffer too: the kernel's locks make all earlier stores visible
+ * before them, and the model relies on no more than that.
  *
- * MESSAGES  number of messages                        LOSE    membarrier may be refused at any time, for good
+ * MESSAGES  number of messages                        LOSE    membarrier may be refused at any time, permanently
  * CLOSES    the receiver may close at any time        DIES    the sender (1) or the receiver (2) may die at any time
  * LIVES     so many receivers in succession take over the same pages, each with or without membarrier
- * CHOOSES   a side that rings may fence from then on, and may stop at any time; its peer then leaves membarrier out
+ * CHOOSES   a side that rings may fence from then on, and may stop at any time; its peer then omits membarrier
  * The model tries each side with and without membarrier. The other names are mistakes, one each: each must make the
  * model fail. */
 
@@ -84,8 +81,8 @@ end:
     od
 }
 
-/* The sleeper's half: membarrier also makes the other side's earlier stores visible, if its process is registered. It is not needed
- * if the other side announces that it fences, as read after the sleeper's own fence. */
+/* The sleeper's half: membarrier also makes the other side's earlier stores visible, if its process is registered.
+ * It is not needed if the other side declares that it fences, as read after the sleeper's own fence. */
 inline barrier(side) {
 #ifdef CHOOSES
 #ifndef NO_OWN_FENCE

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Python's multiprocessing.Queue in the crash test of `pelton torture --against`: see README.md beside this file."""
+"""Python's multiprocessing.Queue in the randomized crash test: see README.md beside this file."""
 
 import json
 import mmap

@@ -2,14 +2,15 @@
 
 A row is a `Lie`. Its columns:
 
-- `roles`: which roles the raw peer plays when it tells this lie. A victim is attacked by one role: a receiver by senders, a service by clients.
-- `step`: where in the protocol the lie comes.
+- `roles`: the roles that the raw peer plays with this lie. One role attacks a victim: senders attack a receiver,
+  clients a service.
+- `step`: the step of the protocol at which the peer lies.
 - `expected`: one answer, or several joined by `|` where the specification leaves the choice.
 - `lie`: what `peer.Peer` takes: it changes packets and pages of the handshake.
 - `after`: function(peer), once the handshake is done.
-- `alone`: function(connect), in place of a peer: it makes connections by itself.
+- `alone`: function(connect), in place of a peer: it creates its own connections.
 
-Whatever the answer: the victim lives, its bystander works on, and no descriptor of the victim stays behind.
+With any answer, the victim lives, its bystander continues, and the victim keeps no further descriptor.
 """
 
 import os
@@ -75,7 +76,7 @@ def row(name, roles, step, expected, **columns):
     TABLE.append(Lie(name, roles if isinstance(roles, tuple) else (roles,), step, expected, **columns))
 
 
-# --- How packets are changed ------------------------------------------------------------------------------------------------
+# --- How packets are changed ------------------------------------------------------------------------------------------
 
 
 def fields(**changes):
@@ -108,7 +109,7 @@ def page_bytes(offset, form, value):
     return lambda peer, page: struct.pack_into(form, page, offset, value)
 
 
-# --- HELLO ------------------------------------------------------------------------------------------------------------------
+# --- HELLO ------------------------------------------------------------------------------------------------------------
 
 for size in (1, 4, 79):
     row(f"HELLO of {size} bytes", ALL, "HELLO", refused(f"{size} bytes"), lie={"HELLO": raw(lambda data, size=size: data[:size])})
@@ -198,7 +199,7 @@ hello_field("takes lanes of 4096 bytes, and calls of no bytes", OWN_LOSS | refus
 hello_field("takes lanes of 2^64 - 1 bytes", HARMLESS, CONSUMERS, capacity=ALL_BITS, message_bytes_max=ALL_BITS)
 hello_field("of a sender with limits", HARMLESS, Sender, capacity=5, message_bytes_max=ALL_BITS)
 
-# --- PRODUCER ---------------------------------------------------------------------------------------------------------------
+# --- PRODUCER ---------------------------------------------------------------------------------------------------------
 
 
 def packets(step, roles, counts_wanted):
@@ -272,7 +273,8 @@ for name, expected, changes in (
     ("10,000 messages", refused("10000"), {"tail": position(64, 10001)}),
 ):
     row(f"a fresh lane with {name}", PRODUCERS, "PRODUCER", expected, lie={"PRODUCER": fields(**changes)})
-# Words of a fresh producer page that the receiver does not check. Those that the peer stores again when it attaches are lies until then only.
+# Words of a fresh producer page that the receiver does not check. Words that the peer stores again when it attaches are
+# lies only until then.
 for name, offset in (("tail", TAIL), ("floor", FLOOR), ("generation", GENERATION), ("messages", 152), ("synced", 200), ("room_seq", ROOM_SEQ), ("pid", 388)):
     row(f"a fresh producer page with any {name}", PRODUCERS, "PRODUCER", HARMLESS, lie={"producer page": page_bytes(offset, "<I", 0xFFFFFFFE)})
 HOLDS = {"HELLO": fields(holds=1)}
@@ -292,7 +294,7 @@ for what, roles, step, magic in (
     row(f"a {what} page of another layout", roles, step, refused(f"{what} segment"), lie={f"{what} page": page_bytes(16, "<Q", 1)})
     row(f"a {what} page of zeros", roles, step, refused(f"{what} segment"), lie={f"{what} page": lambda peer, page: page.__setitem__(slice(0, 128), bytes(128))})
 
-# --- Descriptors of every kind ----------------------------------------------------------------------------------------------
+# --- Descriptors of every kind ----------------------------------------------------------------------------------------
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -331,7 +333,7 @@ def a_socket_with_itself():
 
 
 def a_lingering_socket():
-    """A TCP socket whose last close blocks: it lingers, and has data that nobody reads. The other end is reset after a while."""
+    """A TCP socket whose last close blocks: its data stays unread until the other endpoint is reset."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
@@ -344,11 +346,11 @@ def a_lingering_socket():
         pass
     one.setblocking(True)
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    threading.Timer(LINGER_SECONDS, other.close).start()
+    threading.Timer(CLOSE_BLOCKS_SECONDS, other.close).start()
     return one.detach()
 
 
-LINGER_SECONDS = 0.1
+CLOSE_BLOCKS_SECONDS = 0.1
 
 
 def a_full_eventfd():
@@ -357,7 +359,7 @@ def a_full_eventfd():
     return fd
 
 
-# No file type in stx_mode: a side cannot tell these from an eventfd, and none of them blocks a writer.
+# No file type in stx_mode: a side cannot distinguish these from an eventfd, and none of them blocks a writer.
 LIKE_EVENTFD = {
     "an epoll": lambda: libc.epoll_create1(0),
     "a timerfd": lambda: libc.timerfd_create(1, 0),
@@ -410,7 +412,7 @@ for step, roles, places in (
             row(f"{name} as {place}", roles, step, expected, lie={step: at(index, make)}, to_another_user=refused("") if name in LIKE_EVENTFD else None)
     row(f"{step} with its descriptors in another order", roles, step, refused(""), lie={step: rights(lambda peer, fds: fds[::-1])})
 
-# --- CONSUMER and READY -----------------------------------------------------------------------------------------------------
+# --- CONSUMER and READY -----------------------------------------------------------------------------------------------
 
 packets("CONSUMER", CONSUMERS, 3)
 row("CONSUMER twice", CONSUMERS, "CONSUMER", refused("kind"), lie={"CONSUMER": twice})
@@ -430,7 +432,7 @@ row("READY with 253 descriptors", ALL, "READY", refused("descriptors"), lie={"RE
 row("hang-up in place of READY", ALL, "READY", OWN_LOSS, lie={"READY": stop})
 row("hang-up right behind READY", ALL, "READY", OWN_LOSS, lie={"READY": lambda peer, packet, fds: (peer.send_raw(packet.encode()), stop(peer, packet, fds))})
 
-# --- Packets behind the handshake -------------------------------------------------------------------------------------------
+# --- Packets behind the handshake -------------------------------------------------------------------------------------
 
 
 def flood(packet, fds=(), count=5000):
@@ -490,7 +492,7 @@ def lingering_with(packet):
 row("a lingering socket with a byte of junk", ALL, "socket", OWN_LOSS, after=lingering_with(b"?"))
 row("a lingering socket for message 1", ALL, "socket", OWN_LOSS, after=lingering_with(Packet(DESCRIPTORS, seq=1).encode()))
 
-# --- Words in the data ------------------------------------------------------------------------------------------------------
+# --- Words in the data ------------------------------------------------------------------------------------------------
 
 D, G, J = MARK | DESCRIPTORS_MARK << 28, MARK | GENERATION_MARK << 28, MARK | JUMP << 28
 
@@ -608,7 +610,7 @@ row("a message of holes, 30 MiB, in a lane of 64 MiB", Sender, "data", HARMLESS,
 row("a message of holes, 1 GiB, in a lane of 16 GiB", Sender, "data", OWN_LOSS | refused(""), after=message_of_holes(1 << 30), settings={"capacity": 1 << 34}, slow=True, to_another_user=refused("bytes"))
 row("a message of holes, 1 MiB and 8 bytes, by a sender of smaller limits", Sender, "data", CORRUPT, after=message_of_holes((1 << 20) + 8), settings={"capacity": 1 << 26, "limit": 1 << 20})
 
-# --- Words in the pages -----------------------------------------------------------------------------------------------------
+# --- Words in the pages -----------------------------------------------------------------------------------------------
 
 ODD_WORDS = (0, 1, 2, 7, ALL_BITS, 1 << 63, 1 << 32, 0xFFFFFFFF, position(1 << 16, 1), position(0, 2))
 
@@ -679,20 +681,20 @@ def scribble_on_data(peer):
 
 row("a consumer that writes over all of the data", CONSUMERS, "pages", OWN_LOSS, after=scribble_on_data)
 
-# --- Doorbells --------------------------------------------------------------------------------------------------------------
+# --- Doorbells --------------------------------------------------------------------------------------------------------
 
 
-def the_bell(peer):
+def the_doorbell(peer):
     return (peer.outgoing or peer.incoming).doorbell
 
 
 def ring_flood(peer):
     for _ in range(20000):
-        ring(the_bell(peer))
+        ring(the_doorbell(peer))
 
 
 def fill(fd):
-    """An eventfd at its maximum, which blocks who adds to it."""
+    """Fills an eventfd to its maximum: adding to it blocks."""
     try:
         os.set_blocking(fd, False)
         os.read(fd, 8)
@@ -736,8 +738,8 @@ def poll_until(peer, is_done):
 
 row("20,000 rings", ALL, "doorbells", OWN_LOSS, after=ring_flood)
 row("an own doorbell that blocks and is full, and asks to be rung", LISTENED_TO, "doorbells", OWN_LOSS, since=2, after=lambda peer: (fill(peer.doorbell.given), act_and_be_served(peer)))
-row("the victim's doorbell made to block, and filled", LISTENED_TO, "doorbells", OWN_LOSS, since=2, after=lambda peer: fill(the_bell(peer)))
-row("the victim's doorbell read dry 10,000 times", LISTENED_TO, "doorbells", OWN_LOSS, after=lambda peer: [drain(the_bell(peer)) for _ in range(10000)])
+row("the victim's doorbell made to block, and filled", LISTENED_TO, "doorbells", OWN_LOSS, since=2, after=lambda peer: fill(the_doorbell(peer)))
+row("the victim's doorbell read dry 10,000 times", LISTENED_TO, "doorbells", OWN_LOSS, after=lambda peer: [drain(the_doorbell(peer)) for _ in range(10000)])
 
 
 def drain(fd):
@@ -770,7 +772,7 @@ def shut(fd):
         doorbell.shutdown(socket.SHUT_RDWR)
 
 
-# --- Calls, as a client -----------------------------------------------------------------------------------------------------
+# --- Calls, as a client -----------------------------------------------------------------------------------------------
 
 
 def records(*made):
@@ -859,15 +861,15 @@ row("a client that reads no reply, 1,024 calls of 1 MiB", Client, "calls", OWN_L
 row("1,024 calls in flight", Client, "calls", HARMLESS, after=lambda peer: [peer.answer(call) for call in [peer.submit(b"x", slot) for slot in range(1024)][-1:]])
 
 
-def cancel_storm(peer):
-    """Requests, each cancelled at once, and 100 cancellations of each."""
+def many_cancels(peer):
+    """Requests, each cancelled immediately, 100 times."""
     for slot in range(100):
         call = peer.submit(b"cancelled", slot)
         for _ in range(100):
             peer.send_record(call_header(CANCEL, call))
 
 
-row("a storm of 10,000 cancellations", Client, "calls", HARMLESS, after=cancel_storm)
+row("10,000 cancellations", Client, "calls", HARMLESS, after=many_cancels)
 row("10,000 notifications", Client, "calls", HARMLESS, after=lambda peer: [peer.send_record(call_header(NOTIFY, 0) + b"x") for _ in range(10000)])
 row("a client that leaves 1,000 calls behind", Client, "calls", OWN_LOSS, after=lambda peer: [peer.submit(b"x" * 100, slot) for slot in range(1000)])
 row("a notification of a million pieces of 1 byte", Client, "calls", OWN_LOSS, after=lambda peer: [peer.send_record(call_header(NOTIFY, 0, flags=MORE | (CONTINUED if i else 0)) + b"x") for i in range(20000)])
@@ -883,7 +885,7 @@ def unending_request(peer):
 
 row("a request that is larger than the service takes", Client, "calls", CORRUPT, after=unending_request, settings={"capacity": 1 << 24}, slow=True)
 
-# --- Calls, as a service ----------------------------------------------------------------------------------------------------
+# --- Calls, as a service ----------------------------------------------------------------------------------------------
 
 
 def replies(name, expected, *made):
@@ -932,7 +934,7 @@ replies("DRAINING, and nothing more", OWN_LOSS, answer(DRAINING))
 replies("a part, and nothing more", OWN_LOSS, answer(PART, b"x"))
 replies("5,000 parts", OWN_LOSS, *[answer(PART, b"x" * 100)] * 5000)
 
-# --- Connections ------------------------------------------------------------------------------------------------------------
+# --- Connections ------------------------------------------------------------------------------------------------------
 
 
 def hang_ups(connect):
@@ -999,8 +1001,8 @@ row("HELLO after 0.7 s", LISTENED_TO, "connections", OWN_LOSS, alone=slow_one)
 row("150 connections that stop behind HELLO", LISTENED_TO, "connections", OWN_LOSS, alone=hellos_alone)
 row("50 peers that vanish", LISTENED_TO, "connections", OWN_LOSS, alone=many_peers)
 
-# What an implementation does otherwise, for a reason that is written down: (the beginning of a victim's name, the lie): the reason. It is printed,
-# and is no failure.
+# Known deviations of an implementation: (the beginning of a victim's name, the lie): the reason. They are printed, and
+# are no failures.
 KNOWN = {
     ("lisp recv", "a message of holes, 1 GiB, in a lane of 16 GiB"): "the heap has no room for it: the message stays, and the receiver says so (README of bindings/lisp)"
 }

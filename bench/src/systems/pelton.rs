@@ -35,9 +35,9 @@ impl Rendezvous for BySocket {
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender> {
         let name = format!("unix:{}", place.display());
         if !first {
-            return options.connect_sender(&name).context("connecting");
+            return options.cast().connect_sender(&name).context("connecting");
         }
-        let listener = options.listen(&name).context("listening")?;
+        let listener = options.cast().listen(&name).context("listening")?;
         let sender = listener.accept_sender_until(Instant::now() + CONNECT).context("accepting")?;
         sender.context("nobody connected")
     }
@@ -45,9 +45,9 @@ impl Rendezvous for BySocket {
     fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver> {
         let name = format!("unix:{}", place.display());
         if !first {
-            return options.connect_receiver(&name).context("connecting");
+            return options.cast().connect_receiver(&name).context("connecting");
         }
-        let listener = options.listen(&name).context("listening")?;
+        let listener = options.cast().listen(&name).context("listening")?;
         let receiver = listener.accept_receiver_until(Instant::now() + CONNECT).context("accepting")?;
         receiver.context("nobody connected")
     }
@@ -58,11 +58,13 @@ pub struct ByDirectory;
 
 impl Rendezvous for ByDirectory {
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender> {
-        if first { options.create_sender(place) } else { options.open_sender(place) }.context("opening a sender")
+        if first { options.cast().create_sender(place) } else { options.cast().open_sender(place) }
+            .context("opening a sender")
     }
 
     fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver> {
-        if first { options.create_receiver(place) } else { options.open_receiver(place) }.context("opening a receiver")
+        if first { options.cast().create_receiver(place) } else { options.cast().open_receiver(place) }
+            .context("opening a receiver")
     }
 }
 
@@ -100,15 +102,16 @@ impl Pelton<BySocket> {
 }
 
 /// Options with which opening waits for the other side, up to a deadline.
-pub fn options(job: &Job) -> Options {
-    lasting(job).connect_deadline(Instant::now() + CONNECT)
+pub fn options<M>(job: &Job) -> Options<M> {
+    let options: Options = lasting(job);
+    options.connect_deadline(Instant::now() + CONNECT).cast()
 }
 
 /// Options with which opening does not wait for the other side.
-pub fn lasting(job: &Job) -> Options {
+pub fn lasting<M>(job: &Job) -> Options<M> {
     // With epoll the benchmark calls only try_*, and the value has no effect.
     let wait = if job.wait == Wait::Spin { pelton::Wait::Spin } else { pelton::Wait::Block };
-    Options::new().capacity(job.capacity).wait(wait)
+    <Options>::new().capacity(job.capacity).wait(wait).cast()
 }
 
 /// The sending endpoint.

@@ -151,7 +151,7 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
 }
 
 #[test]
-fn no_two_systems_look_alike_without_colours() {
+fn any_two_systems_differ_even_without_colours() {
     if !can_draw("how systems are distinguished") {
         return;
     }

@@ -7,11 +7,11 @@ use super::edges::{Away, Stirred};
 use super::frame::{Assembly, CALLS_MAX, Clock, FAILED_MEMORY, Header, Kind, Outgoing, generation_of, slot_of};
 use super::outbox::Outbox;
 use crate::outbox::FrameSender as _;
-use pelton_channel::Options;
 use pelton_channel::Receiver;
 use pelton_channel::raw::Budget;
 use pelton_channel::raw::Doorbells;
 use pelton_channel::raw::ReplyLane;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::Share;
 use pelton_channel::raw::SharedLiveness;
 use pelton_channel::{Error, Result};
@@ -54,7 +54,7 @@ const KEPT_MAX: u64 = 256 << 20;
 /// What all clients of a service have in common.
 #[derive(Debug)]
 pub(crate) struct Desk {
-    pub(crate) options: Options,
+    pub(crate) options: Settings,
     /// For what is kept of all clients; each has a share.
     pub(super) kept: Arc<Budget>,
     /// Of the clients' lanes, whose own doorbells are heard otherwise.
@@ -81,7 +81,7 @@ impl Desk {
         self.stir();
     }
 
-    pub(super) fn new(options: &Options, requests: &Receiver, null_wake: Arc<LocalWake>) -> Result<Desk> {
+    pub(super) fn new(options: &Settings, requests: &Receiver, null_wake: Arc<LocalWake>) -> Result<Desk> {
         let kept_max = KEPT_MAX.max(options.call_bytes_max.saturating_mul(4));
         Ok(Desk {
             options: options.clone(),

@@ -6,12 +6,13 @@ use crate::body::Body;
 use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::outbox::FrameSender as _;
 use pelton_channel::Deadline;
-use pelton_channel::Options;
 use pelton_channel::raw::Doorbells;
 use pelton_channel::raw::Name;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::{Side, Spin};
-use pelton_channel::raw::{connect_duplex, linger, wait};
+use pelton_channel::raw::{busy_poll, connect_duplex, wait};
 use pelton_channel::{Error, Result};
+use pelton_channel::{Options, options::maker};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Owner;
 use pelton_os::Peer;
@@ -219,11 +220,11 @@ impl Client {
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
-    pub fn connect_with(name: &str, options: &Options) -> Result<Client> {
-        Client::with(name, &options.of_link()?)
+    pub fn connect_with(name: &str, options: &Options<maker::Client>) -> Result<Client> {
+        Client::with(name, &options.settings().of_link()?)
     }
 
-    fn with(name: &str, options: &Options) -> Result<Client> {
+    fn with(name: &str, options: &Settings) -> Result<Client> {
         options.checked_sizes()?;
         let (name, doorbells) = (Name::parse(name)?, Doorbells::new()?);
         let (mut links, mut crowd) = (Vec::new(), None);
@@ -668,7 +669,7 @@ impl Client {
     pub fn arm(&mut self) -> Result<bool> {
         let hold = if self.calls.waiting() > 0 { self.hold } else { Duration::ZERO };
         let mut side = Awaiting { client: self, want: Want::Any, wanted: None };
-        linger(&mut side, hold)?;
+        busy_poll(&mut side, hold)?;
         // Of both lanes of all links.
         side.client.doorbells.drain()?;
         side.wanted = side.client.wanted;
@@ -676,7 +677,7 @@ impl Client {
         if armed && side.client.doorbells.is_any_gone()? {
             side.disarm();
             // Told after what was answered.
-            let _ = side.look()? || side.end()?;
+            let _ = side.poll()? || side.end()?;
             armed = false;
         }
         armed &= self.found.is_none() && self.aside.is_empty();

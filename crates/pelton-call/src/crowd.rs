@@ -6,11 +6,11 @@
 use super::frame::Assembly;
 use super::frame::Header;
 use super::outbox::Outbox;
-use pelton_channel::Options;
 use pelton_channel::Receiver;
 use pelton_channel::raw::Doorbells;
 use pelton_channel::raw::HANDSHAKE_TIMEOUT;
 use pelton_channel::raw::Name;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::{Connecting, Duplex, start_duplex, start_duplex_later};
 use pelton_channel::{Error, Result};
 use pelton_os::Peer;
@@ -104,7 +104,7 @@ const SERVICES_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Crowd {
     pub(super) name: Name,
-    options: Options,
+    options: Settings,
     arriving: Vec<Arriving>,
     /// The number of the link, or of the visit, given last.
     number: u32,
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Arriving {
 
 impl Crowd {
     /// Of a name at which nobody has been found yet.
-    pub(super) fn new(name: Name, options: &Options) -> Crowd {
+    pub(super) fn new(name: Name, options: &Settings) -> Crowd {
         Crowd {
             name,
             options: options.clone(),

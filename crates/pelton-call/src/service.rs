@@ -15,12 +15,13 @@ use pelton_channel::{Error, Result};
 
 use pelton_channel::Deadline;
 use pelton_channel::Listener;
-use pelton_channel::Options;
 use pelton_channel::Receiver;
 use pelton_channel::raw::Item;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::wait;
 use pelton_channel::raw::{Replies, gather_with};
 use pelton_channel::raw::{Side, Spin};
+use pelton_channel::{Options, options::maker};
 use pelton_lane::Record;
 use pelton_os::{LocalWake, Ready, locked};
 use std::mem::MaybeUninit;
@@ -107,17 +108,17 @@ impl Service {
     ///
     /// # Errors
     /// As [`Listener::bind`].
-    pub fn listen_with(name: &str, options: &Options) -> Result<Service> {
-        Service::with(name, &options.of_link()?)
+    pub fn listen_with(name: &str, options: &Options<maker::Service>) -> Result<Service> {
+        Service::with(name, &options.settings().of_link()?)
     }
 
-    fn with(name: &str, options: &Options) -> Result<Service> {
+    fn with(name: &str, options: &Settings) -> Result<Service> {
         options.check_memory(2)?;
         let listener = Listener::beside_others(name, options)?;
         let null_wake = Arc::new(LocalWake::new().map_err(Error::system("making an eventfd"))?);
         let replies =
             Replies { options: options.clone(), bytes_max: options.call_bytes_max, null_wake: null_wake.clone() };
-        let requests = gather_with(&options.clone().announce(true), Some(listener), Some(replies))?;
+        let requests = gather_with(&Settings { announces: true, ..options.clone() }, Some(listener), Some(replies))?;
         let desk = Arc::new(Desk::new(options, &requests, null_wake)?);
         Ok(Service {
             requests,
@@ -518,7 +519,7 @@ impl AsFd for Service {
 
 /// A service that waits: for requests as any receiver does, and for room for the replies of clients that are clogged.
 impl Side for Service {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         if self.found.is_none() {
             self.found = self.look_for()?;
         }

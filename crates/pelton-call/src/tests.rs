@@ -90,10 +90,10 @@ struct Link {
 fn link(count: usize) -> Link {
     let place = tempfile::tempdir_in("/tmp").unwrap();
     let name = format!("unix:{}/s", place.path().display());
-    let options = || Options::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
-    let mut service = Service::listen_with(&name, &options()).unwrap();
+    let options = <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
+    let mut service = Service::listen_with(&name, &options.cast()).unwrap();
     let connecting = std::thread::spawn(move || {
-        (0..count).map(|_| Client::connect_with(&name, &options()).unwrap()).collect::<Vec<_>>()
+        (0..count).map(|_| Client::connect_with(&name, &options.cast()).unwrap()).collect::<Vec<_>>()
     });
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
@@ -106,10 +106,11 @@ fn link(count: usize) -> Link {
 fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
     static NAMES: AtomicU32 = AtomicU32::new(0);
     let name = format!("test-calls-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
-    let options = || Options::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
-    let mut services: Vec<Service> = (0..count).map(|_| Service::listen_with(&name, &options()).unwrap()).collect();
+    let options = <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
+    let mut services: Vec<Service> =
+        (0..count).map(|_| Service::listen_with(&name, &options.cast()).unwrap()).collect();
     let connecting = std::thread::spawn(move || {
-        let mut client = Client::connect_with(&name, &options()).unwrap();
+        let mut client = Client::connect_with(&name, &options.cast()).unwrap();
         while client.services() < count {
             client.arm().unwrap();
             client.disarm();

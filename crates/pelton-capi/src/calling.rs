@@ -176,7 +176,7 @@ pub unsafe extern "C" fn pelton_client_open(
         }
         // SAFETY: the caller's promises.
         let (name, (options, _)) = unsafe { (CStr::from_ptr(name), options::of(options)?) };
-        let client = Client::connect_with(text(name)?, &options).map_err(|error| code::of(&error))?;
+        let client = Client::connect_with(text(name)?, &options.cast()).map_err(|error| code::of(&error))?;
         Ok(Calling { client, current: None, room: None })
     };
     // SAFETY: the caller's promises.

@@ -247,7 +247,7 @@ impl Filing {
             let detail = format!("found a chain of {found} operations, wanted at most {most}: raise options.in_flight");
             return Err(code::tell(code::REFUSED, detail));
         }
-        if !self.engine.has_room(chain.len()) {
+        if !self.engine.has_free_slots(chain.len()) {
             return Err(code::AGAIN);
         }
         if let [one] = chain {

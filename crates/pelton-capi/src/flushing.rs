@@ -7,7 +7,7 @@ use crate::options::{self, COptions, deadline, path, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{self, Open, Sends, bytes};
 use pelton::raw::ReservedSpace;
-use pelton::{Appender, Appenders, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Run, Sender, Sink};
+use pelton::{Appender, Appenders, Chunk, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Sender, Sink};
 use std::ffi::{c_char, c_int, c_void};
 
 /// `pelton_run`.
@@ -25,7 +25,7 @@ pub struct CRun {
 const _: () = assert!(size_of::<CRun>() == 48);
 
 impl CRun {
-    fn of(run: &Run<'_>) -> CRun {
+    fn of(run: &Chunk<'_>) -> CRun {
         let (LaneId(lane_id), (pid, uid)) = (run.lane(), numbers(run.peer()));
         let bytes = run.bytes();
         CRun {
@@ -75,7 +75,7 @@ struct Callback {
 unsafe impl Send for Callback {}
 
 impl Sink for Callback {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         self.runs.clear();
         self.runs.extend(runs.iter().map(CRun::of));
         // SAFETY: the caller's function, called as the header says.
@@ -114,15 +114,15 @@ impl Given {
 
     fn flush(self, options: &Options, receiver: pelton::Receiver) -> pelton::Result<Flush> {
         match self {
-            Given::Callback(callback) => Flush::new(options, receiver, callback),
-            Given::File(file) => Flush::new(options, receiver, *file),
+            Given::Callback(callback) => Flush::new(&options.cast(), receiver, callback),
+            Given::File(file) => Flush::new(&options.cast(), receiver, *file),
         }
     }
 
     fn append(self, options: &Options) -> pelton::Result<Appenders> {
         match self {
-            Given::Callback(callback) => Appenders::new(options, callback),
-            Given::File(file) => Appenders::new(options, *file),
+            Given::Callback(callback) => Appenders::new(&options.cast(), callback),
+            Given::File(file) => Appenders::new(&options.cast(), *file),
         }
     }
 }
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn pelton_flush_open(
             receiving.free()?;
             // SAFETY: the caller's promises.
             let (options, _) = unsafe { options::of(options)? };
-            Flush::check_options(&options).map_err(|error| code::of(&error))?;
+            Flush::check_options(&options.cast()).map_err(|error| code::of(&error))?;
             // SAFETY: the caller's promises.
             Ok((options, unsafe { Given::of(sink)? }))
         };

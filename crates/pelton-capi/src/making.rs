@@ -78,9 +78,9 @@ pub unsafe extern "C" fn pelton_sender_open(
     out: *mut *mut Handle<Sending>,
 ) -> c_int {
     let opener = Opener {
-        connect: |options: &Options, name| options.connect_sender(name),
-        open: |options, directory| options.open_sender(directory),
-        create: |options, directory| options.create_sender(directory),
+        connect: |options: &Options, name| options.cast().connect_sender(name),
+        open: |options, directory| options.cast().open_sender(directory),
+        create: |options, directory| options.cast().create_sender(directory),
     };
     // SAFETY: the caller's promises.
     number(catch(|| unsafe { give(out, || opener.at(name, options).map(Sending::new)) }))
@@ -97,9 +97,9 @@ pub unsafe extern "C" fn pelton_receiver_open(
     out: *mut *mut Handle<Receiving>,
 ) -> c_int {
     let opener = Opener {
-        connect: |options: &Options, name| options.connect_receiver(name),
-        open: |options, directory| options.open_receiver(directory),
-        create: |options, directory| options.create_receiver(directory),
+        connect: |options: &Options, name| options.cast().connect_receiver(name),
+        open: |options, directory| options.cast().open_receiver(directory),
+        create: |options, directory| options.cast().create_receiver(directory),
     };
     // SAFETY: the caller's promises.
     number(catch(|| unsafe { give(out, || opener.at(name, options).map(Receiving::new)) }))
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn pelton_threads(
         }
         // SAFETY: the caller's promises.
         let (options, _) = unsafe { options::of(options)? };
-        let (sender, receiver): (Sender, Receiver) = options.threads().map_err(|error| code::of(&error))?;
+        let (sender, receiver): (Sender, Receiver) = options.cast().threads().map_err(|error| code::of(&error))?;
         // SAFETY: the caller's promises.
         unsafe {
             out_sender.write(Handle::boxed(Sending::new(sender)));
@@ -145,9 +145,9 @@ pub unsafe extern "C" fn pelton_gather(
         // SAFETY: the caller's promises.
         let (options, _) = unsafe { options::of(options)? };
         let gathered = match name.is_null() {
-            true => options.gather().map(|(_, receiver)| receiver),
+            true => options.cast().gather().map(|(_, receiver)| receiver),
             // SAFETY: the caller's promise.
-            false => options.gather_at(text(unsafe { CStr::from_ptr(name) })?),
+            false => options.cast().gather_at(text(unsafe { CStr::from_ptr(name) })?),
         };
         gathered.map(Receiving::new).map_err(|error| code::of(&error))
     };
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn pelton_listen(
         }
         // SAFETY: the caller's promises.
         let (name, (options, _)) = unsafe { (CStr::from_ptr(name), options::of(options)?) };
-        options.listen(text(name)?).map(Listening).map_err(|error| code::of(&error))
+        options.cast().listen(text(name)?).map(Listening).map_err(|error| code::of(&error))
     };
     // SAFETY: the caller's promises.
     number(catch(|| unsafe { give(out, listen) }))

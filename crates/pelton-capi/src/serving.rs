@@ -122,7 +122,7 @@ pub unsafe extern "C" fn pelton_service_listen(
         }
         // SAFETY: the caller's promises.
         let (name, (options, _)) = unsafe { (CStr::from_ptr(name), options::of(options)?) };
-        let service = Service::listen_with(text(name)?, &options).map_err(|error| code::of(&error))?;
+        let service = Service::listen_with(text(name)?, &options.cast()).map_err(|error| code::of(&error))?;
         Ok(Serving { stopper: service.stopper(), service, current: None })
     };
     // SAFETY: the caller's promises.

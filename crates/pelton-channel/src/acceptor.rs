@@ -1,4 +1,4 @@
-//! How processes join a receiver of several senders: their handshakes continue side by side. None waits for another.
+//! How processes join a receiver of several senders. Their handshakes run concurrently; none waits for another.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -21,16 +21,16 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: Listener,
-    /// The oldest first.
+    /// In the order of their connection, the oldest first.
     pending: VecDeque<PendingHandshake>,
     /// The last number given to a handshake; 0 is the listener itself.
     number: u32,
-    /// Since when no connection can be accepted. The listener is not polled meanwhile; the timer triggers the next
-    /// attempt.
+    /// The time since which no connection could be accepted. Until one is, the receiver does not poll the listener, and
+    /// the timer triggers the next attempt.
     paused_since: Option<Instant>,
-    /// Created in advance: when it is needed, no descriptor may be left.
+    /// Created in advance: the process needs it when it has no descriptors left.
     timer: Timer,
-    /// Closed when no descriptor is left, so that a connection can be accepted and refused with the reason.
+    /// Without a free descriptor it is closed: then a connection can be accepted, and refused with the reason.
     reserve: Option<Descriptor>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Acceptor {
 struct PendingHandshake {
     number: u32,
     lane: u32,
-    shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>>,
+    future: Pin<Box<dyn Future<Output = Result<Lane>> + Send>>,
 }
 
 impl std::fmt::Debug for PendingHandshake {
@@ -47,18 +47,18 @@ impl std::fmt::Debug for PendingHandshake {
     }
 }
 
-/// Limit of the pending handshakes. For one more, or for one that the limit of senders would refuse, the oldest is
-/// given up: a peer that follows the protocol finishes long before.
+/// Limit of the pending handshakes. At this limit, or at the limit of senders, a new connection ends the oldest pending
+/// handshake: a peer that follows the protocol finishes long before.
 const PENDING_MAX: usize = 64;
-/// Connections accepted in one call: a process that connects again and again must not keep the receiver from receiving.
+/// Connections accepted in one call. A process that connects repeatedly must not prevent the receiver from receiving.
 const ACCEPTS: usize = 16;
-/// Descriptors of one more peer, those of its handshake included.
+/// Descriptors that one more peer needs, including those of its handshake.
 const OF_ONE_PEER: u64 = 8;
-/// Limit of the eighth of all descriptors that is left to the program itself.
+/// An eighth of all descriptors is left to the program itself, but at most this number.
 const OWN_MAX: u64 = 64;
 /// Interval of the attempts to accept while descriptors or memory are missing.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-/// After this time, a process that waits for its connection to be accepted is refused with the reason.
+/// After this time without a free descriptor, waiting connections are refused with the reason.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 impl Acceptor {
@@ -70,7 +70,7 @@ impl Acceptor {
         Ok(Acceptor { listener, pending: VecDeque::new(), number: 0, paused_since: None, timer, reserve })
     }
 
-    /// Polls the listener again: a lane has left, or a connection was accepted.
+    /// Polls the listener again, after a lane has left or a connection was accepted.
     pub(crate) fn listen_again(&mut self, doorbells: &Doorbells) -> Result<()> {
         if self.paused_since.is_some() {
             doorbells
@@ -81,20 +81,19 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Whether descriptors are left for one more peer, and for the program's own work, which the present peers wait
-    /// for. A new descriptor gets the lowest free number.
-    fn has_room(&self) -> bool {
+    /// Whether enough descriptors are left for one more peer, and for the program's own work for the present peers.
+    /// Checks the number of a new descriptor, which is the lowest free one.
+    fn has_descriptors(&self) -> bool {
         let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current else { return true };
         let lowest = self.reserve.as_ref().and_then(|reserve| rustix::io::fcntl_dupfd_cloexec(reserve, 0).ok());
         lowest.is_some_and(|fd| fd.as_raw_fd() as u64 + OF_ONE_PEER + (most / 8).min(OWN_MAX) <= most)
     }
 
-    /// A connection cannot be accepted, because descriptors or memory are missing. Pauses the listener, and retries
-    /// after a timeout: the present peers are not affected, and the waiting one is not forgotten.
-    fn wait_for_room(&mut self, doorbells: &Doorbells) -> Result<()> {
+    /// Pauses the listener while descriptors or memory are missing, and retries after a timeout. The present peers are
+    /// not affected, and the waiting connection stays in the backlog.
+    fn pause_listening(&mut self, doorbells: &Doorbells) -> Result<()> {
         let listener = [self.listener.inner.bound.as_fd()];
-        let waiting =
-            first_readable(&listener, Some(Instant::now())).map_err(Error::system("looking at the listener"))?;
+        let waiting = first_readable(&listener, Some(Instant::now())).map_err(Error::system("polling the listener"))?;
         if waiting.is_none() {
             return self.listen_again(doorbells);
         }
@@ -106,8 +105,8 @@ impl Acceptor {
         self.timer.set(TRY_AGAIN).map_err(Error::system("setting a timer"))
     }
 
-    /// Continues handshake `number`, or accepts connections. `admit` returns a number for one more lane, or why there
-    /// is none. `done` gets the lane of a finished handshake, or the number of a failed one.
+    /// Continues handshake `number`, or accepts connections. `admit` returns a number for one more lane, or the reason
+    /// for a refusal. `done` gets the lane of a finished handshake, or the number of a failed one.
     pub(crate) fn attend(
         &mut self,
         number: u32,
@@ -117,8 +116,8 @@ impl Acceptor {
         mut done: impl FnMut(std::result::Result<Lane, u32>),
     ) -> Result<()> {
         if number != 0 {
-            if let Some(place) = self.pending.iter().position(|handshake| handshake.number == number) {
-                self.go_on(place, doorbells, &mut done);
+            if let Some(index) = self.pending.iter().position(|handshake| handshake.number == number) {
+                self.continue_handshake(index, doorbells, &mut done);
             }
             return Ok(());
         }
@@ -126,12 +125,12 @@ impl Acceptor {
         if self.reserve.is_none() {
             self.reserve = spare().ok();
         }
-        // Older than this call: it has had time to continue.
+        // Handshakes from before this call: only those may be ended for a new one.
         let mut before = self.pending.len();
         for _ in 0..ACCEPTS {
-            let mut is_short = !self.has_room();
+            let mut is_short = !self.has_descriptors();
             if is_short && self.paused_since.is_none_or(|since| since.elapsed() < PAUSE_MAX) {
-                return self.wait_for_room(doorbells);
+                return self.pause_listening(doorbells);
             }
             if is_short {
                 self.reserve = None;
@@ -139,18 +138,18 @@ impl Acceptor {
             let accepted = accept_at(self.listener.inner.bound.socket());
             if is_short {
                 self.reserve = spare().ok();
-                // Other descriptors may be free again by now.
-                is_short = !self.has_room();
+                // Other descriptors may have become free.
+                is_short = !self.has_descriptors();
             }
             let socket = match accepted {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return self.listen_again(doorbells),
-                Err(error) if is_shortage(&error) => return self.wait_for_room(doorbells),
+                Err(error) if is_shortage(&error) => return self.pause_listening(doorbells),
                 Err(error) => {
-                    // Reported once, and retried.
-                    let was_deaf = self.paused_since.is_some();
-                    self.wait_for_room(doorbells)?;
-                    return if was_deaf { Ok(()) } else { Err(Error::system("accepting a connection")(error)) };
+                    // Returns the error only once, and retries.
+                    let was_paused = self.paused_since.is_some();
+                    self.pause_listening(doorbells)?;
+                    return if was_paused { Ok(()) } else { Err(Error::system("accepting a connection")(error)) };
                 }
             };
             if is_short {
@@ -182,22 +181,22 @@ impl Acceptor {
                 self.give_up_oldest(&mut done);
             }
             self.number = self.number.checked_add(1).unwrap_or(1);
-            match self.welcome(handshake, lane, doorbells, receiver_side) {
+            match self.begin_handshake(handshake, lane, doorbells, receiver_side) {
                 Ok(handshake) => {
                     self.pending.push_back(handshake);
-                    self.go_on(self.pending.len() - 1, doorbells, &mut done);
+                    self.continue_handshake(self.pending.len() - 1, doorbells, &mut done);
                 }
                 Err(_) => done(Err(lane)),
             }
         }
         match self.paused_since {
             None => doorbells.keep_readable(),
-            Some(_) => self.wait_for_room(doorbells)?,
+            Some(_) => self.pause_listening(doorbells)?,
         }
         Ok(())
     }
 
-    /// Stops listening; returns the numbers of the pending handshakes.
+    /// Stops listening. Calls `give_back` with the number of each pending handshake.
     pub(crate) fn leave(mut self, doorbells: &Doorbells, mut give_back: impl FnMut(u32)) {
         doorbells.forget(self.listener.inner.bound.as_fd());
         doorbells.forget(self.timer.as_fd());
@@ -216,7 +215,7 @@ impl Acceptor {
         }
     }
 
-    fn welcome(
+    fn begin_handshake(
         &self,
         handshake: Handshake,
         lane: u32,
@@ -226,32 +225,37 @@ impl Acceptor {
         let doorbell = doorbells.doorbell_for(handshake.peer()).map_err(handshake.refused_by("making a doorbell"))?;
         handshake.add_to(doorbells, self.number)?;
         let receiver_side = ReceiverSide { doorbell, lane, ..receiver_side.clone() };
-        let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match receiver_side.replies.clone() {
+        let future: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match receiver_side.replies.clone() {
             Some(replies) => Box::pin(new_caller(handshake, receiver_side, replies)),
             None => Box::pin(new_receiver(handshake, receiver_side, true)),
         };
-        Ok(PendingHandshake { number: self.number, lane, shaking })
+        Ok(PendingHandshake { number: self.number, lane, future })
     }
 
-    /// Continues the pending handshake at index `place`.
-    fn go_on(&mut self, place: usize, doorbells: &Doorbells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
-        let handshake = &mut self.pending[place];
-        let Poll::Ready(shaken) = handshake.shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+    /// Continues the pending handshake at `index`.
+    fn continue_handshake(
+        &mut self,
+        index: usize,
+        doorbells: &Doorbells,
+        done: &mut impl FnMut(std::result::Result<Lane, u32>),
+    ) {
+        let handshake = &mut self.pending[index];
+        let Poll::Ready(shaken) = handshake.future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             return;
         };
         let number = handshake.lane;
-        self.pending.remove(place);
-        // The peer has received the reason of a failure.
+        self.pending.remove(index);
+        // After a failure, the peer has received the reason already.
         done(shaken.and_then(|lane| admitted(lane, doorbells)).map_err(|_| number));
     }
 }
 
-/// A descriptor to close when another is needed.
+/// Creates a descriptor to close when another one is needed.
 fn spare() -> std::io::Result<Descriptor> {
     Descriptor::opened(|| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC))?.map_err(Into::into)
 }
 
-/// Whether the system has too few resources for now.
+/// Whether the error is a temporary lack of resources.
 fn is_shortage(error: &std::io::Error) -> bool {
     lacks_descriptors(error) || matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
 }

@@ -1,5 +1,5 @@
-//! Connecting: endpoints by a name, by a listener, and between threads; and how a survivor reaches the successor of its
-//! peer. `handshake.rs` has what the two sides send each other.
+//! Connecting: endpoints by a name, by a listener, and between threads; and how a survivor reaches its peer's
+//! successor. `handshake.rs` has the packets that the two sides exchange.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -11,9 +11,10 @@ use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::name::Name;
-use crate::options::Options;
+use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
+use crate::settings::Settings;
 use crate::transport::{Queue, ThreadTransport};
 use pelton_lane::{Position, failpoint};
 use pelton_os::{Timer, membarrier};
@@ -26,45 +27,51 @@ use std::time::{Duration, Instant};
 /// Interval of attempts to connect.
 pub const RETRY: Duration = Duration::from_millis(10);
 
-/// Makes endpoints.
-impl Options {
+/// Creates endpoints.
+impl Options<maker::ConnectSender> {
     /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
     ///
     /// # Errors
     /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's reason, [`Error::Name`],
     /// [`Error::Option`], [`Error::Corrupt`] when the other side violates the protocol, [`Error::System`].
     pub fn connect_sender(&self, name: &str) -> Result<Sender> {
-        connect_sender(name, self)
+        connect_sender(name, self.settings())
     }
+}
 
+impl Options<maker::ConnectReceiver> {
     /// Connects to a sender that listens under `name`.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_receiver(&self, name: &str) -> Result<Receiver> {
-        connect_receiver(name, self)
+        connect_receiver(name, self.settings())
     }
+}
 
-    /// Listens under `name`; does not wait. Each accepted peer gets a lane made with these options.
+impl Options<maker::Listen> {
+    /// Listens under `name`. Does not wait. Each accepted peer gets a lane with these options.
     ///
     /// # Errors
     /// As [`Listener::bind`].
     pub fn listen(&self, name: &str) -> Result<Listener> {
-        Listener::with_options(name, self)
+        Listener::with_settings(name, self.settings())
     }
+}
 
-    /// Both endpoints of a channel between threads of this process.
+impl Options<maker::Threads> {
+    /// Creates both endpoints of a channel between threads of this process.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
     pub fn threads(&self) -> Result<(Sender, Receiver)> {
-        threads(self)
+        threads(self.settings())
     }
 }
 
 impl Sender {
     /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails
-    /// at once when no receiver listens; waits at most some seconds for a listener to accept.
+    /// immediately when no receiver listens. Waits at most some seconds for a listener to accept.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -74,8 +81,8 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
-    /// once when no sender listens; waits at most some seconds for a listener to accept.
+    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails
+    /// immediately when no sender listens. Waits at most some seconds for a listener to accept.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -85,8 +92,8 @@ impl Receiver {
 }
 
 impl Listener {
-    /// Waits until a receiver connects, and returns its sender. Peers that are refused (another uid, another version,
-    /// the wrong role) receive the reason, and do not end the wait.
+    /// Waits until a receiver connects, and returns the sender to it. A refused peer (another uid, another version, the
+    /// wrong role) receives the reason, and does not end the wait.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
@@ -102,7 +109,7 @@ impl Listener {
         self.sender(Some(deadline))
     }
 
-    /// Waits until a sender connects, and returns its receiver. Otherwise as [`Listener::accept_sender`].
+    /// Waits until a sender connects, and returns the receiver from it. Otherwise as [`Listener::accept_sender`].
     ///
     /// # Errors
     /// As [`Listener::accept_sender`].
@@ -145,7 +152,7 @@ impl Listener {
 #[derive(Debug)]
 struct ByName {
     name: Name,
-    options: Options,
+    options: Settings,
 }
 
 impl ByName {
@@ -171,7 +178,7 @@ impl receiver::Reconnect for ByName {
     }
 }
 
-/// A listener that had accepted the peer accepts its successor.
+/// Reconnects by the listener that had accepted the peer: it accepts the successor.
 impl sender::Reconnect for Listener {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
         let offer = |handshake| in_call(surviving_sender(handshake, parts, doorbells, true));
@@ -186,7 +193,7 @@ impl receiver::Reconnect for Listener {
     }
 }
 
-fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
+fn connect_sender(name: &str, options: &Settings) -> Result<Sender> {
     options.checked_sizes()?;
     let name = Name::parse(name)?;
     let (parts, doorbells) =
@@ -196,7 +203,7 @@ fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
     Ok(sender)
 }
 
-fn connect_receiver(name: &str, options: &Options) -> Result<Receiver> {
+fn connect_receiver(name: &str, options: &Settings) -> Result<Receiver> {
     let name = Name::parse(name)?;
     let parts = reach(&name, options, Reach::of(options), |handshake| receiver_of_one(handshake, false))?;
     let mut receiver = Receiver::new(parts, options)?;
@@ -211,34 +218,35 @@ pub struct Duplex {
     pub sender: Sender,
     /// Receives replies.
     pub receiver: Receiver,
-    /// The largest request that the service takes.
+    /// The largest request that the service accepts.
     pub bytes_max: u64,
 }
 
 impl Duplex {
-    fn new(parts: LinkParts, options: &Options) -> Result<Duplex> {
+    fn new(parts: LinkParts, options: &Settings) -> Result<Duplex> {
         let LinkParts { requests, replies, bytes_max } = parts;
         let sender = Sender::new(requests, replies.doorbells.clone(), options)?;
         Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max })
     }
 }
 
-/// A handshake that continues when it is polled, after its descriptor was readable. `None`: nobody listens there.
+/// A pending handshake: poll the future after the handshake's descriptor was readable. It returns `None` if no service
+/// listens there.
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
 
-/// Connects to the service that listens under `name`, whose doorbells are `doorbells`.
-pub fn connect_duplex(name: &Name, options: &Options, doorbells: &Doorbells) -> Result<Duplex> {
+/// Connects a client with the given `doorbells` to the service that listens under `name`.
+pub fn connect_duplex(name: &Name, options: &Settings, doorbells: &Doorbells) -> Result<Duplex> {
     let parts =
         reach(name, options, Reach::of(options), |handshake| in_call(new_client(handshake, options, doorbells)))?;
     Duplex::new(parts, options)
 }
 
-/// Starts to connect to the service at `path`: `doorbells` report `Event::Connecting` with `number` when there is
-/// something to do. `None`: nobody listens there.
+/// Starts to connect to the service at `path`. `doorbells` report `Event::Connecting` with `number` when the handshake
+/// can continue. Returns `None` if no service listens there.
 pub fn start_duplex(
     name: &Name,
     path: &Path,
-    options: &Options,
+    options: &Settings,
     doorbells: &Doorbells,
     number: u32,
 ) -> Result<Option<Connecting>> {
@@ -253,7 +261,7 @@ pub fn start_duplex(
 pub fn start_duplex_later(
     name: &Name,
     path: &Path,
-    options: &Options,
+    options: &Settings,
     doorbells: &Doorbells,
     number: u32,
 ) -> Result<Connecting> {
@@ -272,7 +280,7 @@ pub fn start_duplex_later(
     }))
 }
 
-async fn finish_duplex(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<Duplex> {
+async fn finish_duplex(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<Duplex> {
     let duplex = Duplex::new(new_client(handshake, options, doorbells).await?, options)?;
     if let [Some(socket), _] = duplex.receiver.liveness() {
         doorbells.finish_connecting(socket, 0)?;
@@ -283,14 +291,14 @@ async fn finish_duplex(handshake: Handshake, options: &Options, doorbells: &Door
 /// How long to wait for a listener.
 #[derive(Clone, Copy)]
 enum Reach {
-    /// Once.
+    /// Not at all: try once.
     Now,
     /// Until a process listens, or the deadline.
     Until(Option<Instant>),
 }
 
 impl Reach {
-    fn of(options: &Options) -> Reach {
+    fn of(options: &Settings) -> Reach {
         options.connect_deadline.map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
     }
 }
@@ -298,7 +306,7 @@ impl Reach {
 /// Connects to the process that listens under the name.
 fn reach<T>(
     name: &Name,
-    options: &Options,
+    options: &Settings,
     reach: Reach,
     mut handshake: impl FnMut(Handshake) -> Result<T>,
 ) -> Result<T> {
@@ -314,8 +322,8 @@ fn reach<T>(
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
             };
             match Handshake::new(socket, Pace::Until(deadline), options).and_then(&mut handshake) {
-                // The peer closed during the handshake: another may listen. Without a deadline, a slow peer is not an
-                // error either.
+                // The peer closed during the handshake: another process may listen. Without a deadline, a slow peer is
+                // not an error either.
                 Err(Error::HungUp) if !last => {}
                 Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
                 done => return done,
@@ -331,8 +339,8 @@ fn reach<T>(
     }
 }
 
-/// Both endpoints of a channel between threads.
-fn threads(options: &Options) -> Result<(Sender, Receiver)> {
+/// Creates both endpoints of a channel between threads.
+fn threads(options: &Settings) -> Result<(Sender, Receiver)> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;
     let make = || -> std::io::Result<_> {

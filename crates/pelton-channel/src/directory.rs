@@ -1,15 +1,19 @@
-//! A path channel's directory: which files it has, who may have made them, who has which role.
+//! A path channel's directory: its files, their permitted owners, and the holders of its roles.
 //!
 //! Invariants:
-//! - What stands at the path is whole: a channel is made aside and renamed into place, a lane exists once it is counted.
-//! - Nothing is used before it has been checked, and of what was checked the copy is used.
-//! - A role is a lock, on a file description of its own: it ends with its holder's process, whatever a forked child keeps.
-//! - What is not a channel's file is never removed.
+//! - A channel at its path is complete: it is created under a temporary name and renamed. A lane exists once the count
+//!   of lanes includes it.
+//! - The code uses no value of a file before it has checked it, and it uses the copy that it checked.
+//! - A role is a lock on an open file description that no other process shares. So the role ends with its holder's
+//!   process, even if a forked child lives on.
+//! - Files that do not belong to the channel are never removed.
 //!
-//! Synchronisation points are the kernel's: the rename publishes the channel, the store of `lanes` under the growth lock a
-//! lane, the locks the roles. A life, a FIFO that its holder has open for reading, tells who watches it of the end.
+//! The kernel synchronises. The rename publishes the channel; the store of `lanes`, under the growth lock, publishes a
+//! lane; a lock claims a role. A liveness handle is a FIFO that the role's holder keeps open for reading: its close
+//! notifies every process that polls the other end.
 //!
-//! Here is who has which role; its files are in `directory/files.rs`, what they say in `pages.rs`, how it comes to be in `making.rs`.
+//! This file claims and checks roles. `directory/files.rs` checks the files, `pages.rs` reads their contents,
+//! `making.rs` creates a channel.
 
 mod files;
 mod making;
@@ -17,10 +21,10 @@ mod pages;
 
 use crate::error::{Error, Result};
 use files::{
-    BELL, CONSUMER, DATA, Known, LIFE, PRODUCER, Place, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE, and_so_on, descriptor,
-    known, of_lane, remove_known,
+    CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, RECEIVER, RECEIVER_DOORBELL_FILE,
+    RECEIVER_LIVENESS_FILE, descriptor, first_few, known, of_lane, remove_known,
 };
-use making::{Parent, make};
+use making::{ParentDir, make};
 use pages::{CHANNEL, DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, failpoint};
 use pelton_os::lock::{self, Lock};
@@ -33,39 +37,39 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Where a page says which process its writer is (spec/layout.md), for messages to people.
+/// Offsets of the writer's pid in its page (spec/layout.md). Only error messages use it.
 const PRODUCER_PID_AT: u64 = 388;
 const CONSUMER_PID_AT: u64 = 260;
 
-/// Who may have made the files, and what they may permit.
+/// The owners and the permission bits that this side accepts.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     /// Users besides this process's own.
     pub(crate) uids: Vec<u32>,
-    /// The widest permission bits of the directory; of one that is made, its permission bits.
+    /// The widest permission bits of an existing directory; the permission bits of a new one.
     pub(crate) mode: u32,
 }
 
 /// An open channel.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    place: Place,
+    dir: ChannelDir,
     header: Header,
     page: Segment,
     is_from_this_boot: bool,
 }
 
-/// The receiver, as long as `lock` is kept.
+/// The receiver's role and its files. The role lasts as long as `lock`.
 #[derive(Debug)]
 pub(crate) struct ReceiverRole {
     pub(crate) lock: Lock,
     /// Writable.
     pub(crate) page: Segment,
     pub(crate) doorbell: Doorbell,
-    pub(crate) life: Descriptor,
+    pub(crate) liveness: Descriptor,
 }
 
-/// The sender of a lane, as long as `lock` is kept.
+/// A sender's role and the files of its lane. The role lasts as long as `lock`.
 #[derive(Debug)]
 pub(crate) struct SenderRole {
     pub(crate) number: u32,
@@ -76,83 +80,83 @@ pub(crate) struct SenderRole {
     pub(crate) data: Segment,
     pub(crate) consumer: Segment,
     pub(crate) receiver: Segment,
-    /// Its own.
+    /// Rung by the receiver.
     pub(crate) doorbell: Doorbell,
     pub(crate) receiver_doorbell: Doorbell,
-    pub(crate) life: Descriptor,
+    pub(crate) liveness: Descriptor,
 }
 
-/// What a receiver has of a lane.
+/// The files of a lane as the receiver maps them.
 #[derive(Debug)]
 pub(crate) struct LaneForReceiver {
     pub(crate) producer: Segment,
     pub(crate) data: Segment,
     /// Writable.
     pub(crate) consumer: Segment,
-    /// Of the sender.
+    /// Rung by this receiver; wakes the sender.
     pub(crate) doorbell: Doorbell,
 }
 
-/// A lane of which nothing can be written.
+/// A lane whose files are mapped read-only.
 #[derive(Debug)]
-pub(crate) struct LaneToLookAt {
+pub(crate) struct ReadOnlyLane {
     pub(crate) producer: Segment,
     pub(crate) consumer: Segment,
     pub(crate) data: Segment,
 }
 
 impl Directory {
-    /// Opens the channel at `path` after checking it. `None`: nothing is there.
+    /// Checks the channel at `path` and opens it. Returns `None` if nothing exists at the path.
     pub(crate) fn open(path: &Path, access: &Access) -> Result<Option<Directory>> {
         match Directory::open_any_boot(path, access)? {
             Some(directory) if !directory.is_from_this_boot => {
-                Err(Error::Rebooted { path: directory.place.path.display().to_string() })
+                Err(Error::Rebooted { path: directory.dir.path.display().to_string() })
             }
             found => Ok(found),
         }
     }
 
-    /// Opens it even when it was made before the last reboot: for recovery, and for looking on.
+    /// As [`Directory::open`], but accepts a channel from before the last reboot: for recovery and inspection.
     pub(crate) fn open_any_boot(path: &Path, access: &Access) -> Result<Option<Directory>> {
         let path = absolute(path)?;
         loop {
-            match Directory::open_what_is_there(&path, access) {
-                // Removed while it was opened: there may be another by now, or none.
+            match Directory::open_existing(&path, access) {
+                // Another process removed it meanwhile. There may be a new channel at the path, or none.
                 Err(Error::NoChannel { .. }) => {}
                 opened => return opened,
             }
         }
     }
 
-    fn open_what_is_there(path: &Path, access: &Access) -> Result<Option<Directory>> {
-        let Some(mut place) = Place::open(path, access)? else { return Ok(None) };
-        // What its files may permit is not known before the first of them is read.
-        place.bits = 0o7777;
-        if place.look(CHANNEL, FileType::RegularFile)?.is_none() {
-            return Err(match place.missing(CHANNEL) {
-                Error::NotAChannel { .. } => place.refuse(place.what_else_is_there()),
+    fn open_existing(path: &Path, access: &Access) -> Result<Option<Directory>> {
+        let Some(mut dir) = ChannelDir::open(path, access)? else { return Ok(None) };
+        // The file `channel` states the permitted bits, so it is opened before they are known.
+        dir.bits = 0o7777;
+        if dir.check_named(CHANNEL, FileType::RegularFile)?.is_none() {
+            return Err(match dir.missing(CHANNEL) {
+                Error::NotAChannel { .. } => dir.refuse(dir.problem_without_channel_file()),
                 gone => gone,
             });
         }
-        let page = place.open_mapped(CHANNEL, SEGMENT_BYTES, false)?;
-        let header = place.read(page.as_fd(), CHANNEL)?;
-        let header = Header::decode(&header).map_err(|problem| place.refuse(format!("its file {problem}")))?;
+        let page = dir.open_mapped(CHANNEL, SEGMENT_BYTES, false)?;
+        let header = dir.read(page.as_fd(), CHANNEL)?;
+        let header = Header::decode(&header).map_err(|problem| dir.refuse(format!("its file {problem}")))?;
         if header.mode & !access.mode != 0 {
-            return Err(place.refuse(format!(
+            return Err(dir.refuse(format!(
                 "it was made with mode {:o}, this side permits at most {:o}: allow more in the options",
                 header.mode, access.mode
             )));
         }
-        place.bits = header.mode & 0o666;
-        let found = rustix::fs::fstat(&page).map_err(|errno| place.failed("looking at", CHANNEL, 0, errno))?;
-        place.check(CHANNEL, FileType::RegularFile, &found)?;
+        dir.bits = header.mode & 0o666;
+        let found = rustix::fs::fstat(&page).map_err(|errno| dir.failed("checking", CHANNEL, 0, errno))?;
+        dir.check(CHANNEL, FileType::RegularFile, &found)?;
         let is_from_this_boot = header.boot_id == boot_id()?;
-        let directory = Directory { place, header, page, is_from_this_boot };
+        let directory = Directory { dir, header, page, is_from_this_boot };
         directory.lanes()?;
         Ok(Some(directory))
     }
 
-    /// Makes it; where there is one already, opens that, whatever its sizes.
+    /// Creates the channel. Opens an existing one, whatever its sizes.
     pub(crate) fn create(
         path: &Path,
         access: &Access,
@@ -167,16 +171,16 @@ impl Directory {
             if let Some(directory) = Directory::open(&path, access)? {
                 return Ok(directory);
             }
-            let parent = Parent::open(&path)?;
+            let parent = ParentDir::open(&path)?;
             parent.sweep();
-            // Whether it is this one or another maker's that stands there now, it is opened as anybody would.
+            // The next round opens the channel, and checks it, whether this process or another one has created it.
             make(&parent, &path, access, &header)?;
         }
     }
 
-    /// Where it is, from the root.
+    /// The absolute path of the directory.
     pub(crate) fn path(&self) -> &Path {
-        &self.place.path
+        &self.dir.path
     }
 
     /// Bytes of data of each lane.
@@ -184,7 +188,7 @@ impl Directory {
         self.header.capacity
     }
 
-    /// The boot that it was made, or recovered, in.
+    /// The boot in which it was created or recovered.
     pub(crate) fn boot_id(&self) -> [u8; 16] {
         self.header.boot_id
     }
@@ -199,14 +203,14 @@ impl Directory {
         self.header.lanes_max
     }
 
-    /// Whether the machine has not been started since it was made, or recovered.
+    /// Whether it was created, or recovered, since the machine last started.
     pub(crate) fn is_from_this_boot(&self) -> bool {
         self.is_from_this_boot
     }
 
-    /// Lanes that exist by now.
+    /// The number of lanes at present.
     pub(crate) fn lanes(&self) -> Result<u32> {
-        // Relaxed: what is done with a lane begins with opening its files, which the kernel orders after the count.
+        // Relaxed: every use of a lane opens its files first, and the kernel orders that after the count.
         let lanes = self.page.word(LANES_AT).load(Ordering::Relaxed);
         if lanes == 0 || lanes > self.header.lanes_max {
             let most = self.header.lanes_max;
@@ -215,10 +219,10 @@ impl Directory {
         Ok(lanes)
     }
 
-    /// Becomes the receiver.
+    /// Claims the role of the receiver.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`], and of any check.
+    /// [`Error::RoleTaken`], and the errors of the checks.
     pub(crate) fn claim_receiver(&self) -> Result<ReceiverRole> {
         self.claim_receiver_until(None)
     }
@@ -228,20 +232,21 @@ impl Directory {
     /// # Errors
     /// As [`Directory::claim_receiver`].
     pub(crate) fn claim_receiver_until(&self, deadline: Option<Instant>) -> Result<ReceiverRole> {
-        let lock = waiting_a_moment(deadline, || Ok((self.try_role(RECEIVER)?, true)))?;
+        let lock = retry_until(deadline, || Ok((self.try_role(RECEIVER)?, true)))?;
         let Some(lock) = lock else { return Err(self.receiver_taken()) };
         Ok(ReceiverRole {
             lock,
             page: self.control(RECEIVER, MAGIC_RECEIVER, true)?,
-            doorbell: self.doorbell(RECEIVER_BELL)?,
-            life: self.hold(RECEIVER_LIFE)?,
+            doorbell: self.doorbell(RECEIVER_DOORBELL_FILE)?,
+            liveness: self.open_liveness(RECEIVER_LIVENESS_FILE)?,
         })
     }
 
-    /// Becomes the sender of the first lane that has none, or of a new one.
+    /// Claims the role of a sender: of the first lane without one, otherwise of a new lane.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] when there are no more lanes to be had, [`Error::NoSpace`], and of any check.
+    /// [`Error::RoleTaken`] if every lane has a sender and the channel has its maximum of lanes; [`Error::NoSpace`];
+    /// the errors of the checks.
     #[cfg(test)]
     pub(crate) fn claim_sender(&self) -> Result<SenderRole> {
         self.claim_sender_until(None)
@@ -252,14 +257,13 @@ impl Directory {
     /// # Errors
     /// As [`Directory::claim_sender`].
     pub(crate) fn claim_sender_until(&self, deadline: Option<Instant>) -> Result<SenderRole> {
-        let free =
-            waiting_a_moment(deadline, || Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
+        let free = retry_until(deadline, || Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
         if let Some(role) = free {
             return Ok(role);
         }
         if self.lanes()? < self.header.lanes_max {
             let growth = self.lock_growth()?;
-            // Others may have added lanes while this one waited, and left some.
+            // While this process waited for the lock, others may have added lanes, and released some.
             if let Some(role) = self.claim_free_lane()? {
                 return Ok(role);
             }
@@ -271,7 +275,7 @@ impl Directory {
         Err(self.senders_taken()?)
     }
 
-    /// Becomes the sender of this very lane.
+    /// Claims the role of the sender of lane `number`.
     ///
     /// # Errors
     /// As [`Directory::claim_sender`].
@@ -292,28 +296,28 @@ impl Directory {
         Ok(None)
     }
 
-    /// Makes lane `number`, one more than there are, for this process. Only under the growth lock.
+    /// Creates lane `number`, the next one, for this process. The caller holds the growth lock.
     fn add_lane(&self, growth: &Lock, number: u32) -> Result<SenderRole> {
-        // A predecessor that died here has left files, which nobody can be using: they were never counted.
-        self.place.remove_lane(number)?;
+        // A process that died here has left files. No process can be using them: they were never counted.
+        self.dir.remove_lane(number)?;
         let add = || {
-            self.place.make_lane(number, &self.header)?;
-            // The role before the count, so that nobody else finds the lane free.
+            self.dir.make_lane(number, &self.header)?;
+            // Claims the role before it counts the lane: otherwise another process could claim it first.
             let lock = self.try_role(&of_lane(number, PRODUCER))?;
             let lock =
                 lock.ok_or_else(|| self.refuse(format!("somebody has locked its new lane {number}: see lsof")))?;
             let role = self.sender(number, lock)?;
             write_at(growth.as_fd(), &(number + 1).to_le_bytes(), LANES_AT as u64)
-                .map_err(|errno| self.place.failed("counting lanes in", CHANNEL, 4, errno))?;
+                .map_err(|errno| self.dir.failed("counting lanes in", CHANNEL, 4, errno))?;
             failpoint("growth: counted");
             Ok(role)
         };
         add().inspect_err(|_| {
-            let _ = self.place.remove_lane(number);
+            let _ = self.dir.remove_lane(number);
         })
     }
 
-    /// Everything that a sender has of its lane, whose role is `lock`.
+    /// Maps and opens the files of a sender's lane. `lock` is its role.
     fn sender(&self, number: u32, lock: Lock) -> Result<SenderRole> {
         Ok(SenderRole {
             number,
@@ -322,47 +326,48 @@ impl Directory {
             data: self.data(number, true)?,
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, false)?,
             receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?.without_descriptor(),
-            doorbell: self.doorbell(&of_lane(number, BELL))?,
-            receiver_doorbell: self.doorbell(RECEIVER_BELL)?,
-            life: self.hold(&of_lane(number, LIFE))?,
+            doorbell: self.doorbell(&of_lane(number, DOORBELL_FILE))?,
+            receiver_doorbell: self.doorbell(RECEIVER_DOORBELL_FILE)?,
+            liveness: self.open_liveness(&of_lane(number, LIVENESS_FILE))?,
         })
     }
 
-    /// What the receiver maps of lane `number`. Only for who has that role.
+    /// Maps the files of lane `number` for the receiver. The caller has that role.
     pub(crate) fn lane_for_receiver(&self, number: u32) -> Result<LaneForReceiver> {
         self.check_number(number)?;
         Ok(LaneForReceiver {
-            // Looked at only: a receiver of many lanes does without their descriptors.
+            // Only reads: a receiver of many lanes saves their descriptors.
             producer: self.producer(number, false)?.without_descriptor(),
             data: self.data(number, false)?.without_descriptor(),
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, true)?,
-            doorbell: self.doorbell(&of_lane(number, BELL))?,
+            doorbell: self.doorbell(&of_lane(number, DOORBELL_FILE))?,
         })
     }
 
-    /// Lane `number`, to look at.
-    pub(crate) fn lane_to_look_at(&self, number: u32) -> Result<LaneToLookAt> {
+    /// Maps lane `number` read-only, without a role.
+    pub(crate) fn lane_read_only(&self, number: u32) -> Result<ReadOnlyLane> {
         self.check_number(number)?;
-        Ok(LaneToLookAt {
+        Ok(ReadOnlyLane {
             producer: self.producer(number, false)?,
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, false)?,
             data: self.data(number, false)?,
         })
     }
 
-    /// The receiver's life: poll answers an error on it once that receiver has gone, and as long as no successor holds
-    /// it. `None`: there is no receiver.
+    /// Opens the receiver's liveness handle for polling. `poll` reports an error on it after that receiver has gone,
+    /// until a successor opens it. Returns `None` without a receiver.
     pub(crate) fn watch_receiver(&self) -> Result<Option<Descriptor>> {
-        self.watch(RECEIVER_LIFE)
+        self.watch(RECEIVER_LIVENESS_FILE)
     }
 
-    /// As [`Directory::watch_receiver`], of the sender of lane `number`.
+    /// As [`Directory::watch_receiver`], for the sender of lane `number`.
     pub(crate) fn watch_sender(&self, number: u32) -> Result<Option<Descriptor>> {
         self.check_number(number)?;
-        self.watch(&of_lane(number, LIFE))
+        self.watch(&of_lane(number, LIVENESS_FILE))
     }
 
-    /// Says that the channel is good in this boot: its lanes' pages first, which the caller has the roles of, then its own.
+    /// Marks the channel as valid in this boot: first the pages of its lanes, then its own. The caller has the role of
+    /// every lane.
     pub(crate) fn note_recovered(&self, lanes: &[SenderRole]) -> Result<()> {
         let header = Header { boot_id: boot_id()?, ..self.header.clone() };
         let failed = |errno| self.failed("noting the recovery in", CHANNEL, errno);
@@ -377,26 +382,26 @@ impl Directory {
         rustix::fs::fdatasync(growth.as_fd()).map_err(failed)
     }
 
-    /// Permission bits of its directory.
+    /// The permission bits of the directory.
     pub(crate) fn mode(&self) -> u32 {
         self.header.mode
     }
 
-    /// The user that owns it.
+    /// The uid of the directory's owner.
     pub(crate) fn owner(&self) -> u32 {
-        self.place.uid
+        self.dir.uid
     }
 
-    /// Waits until its files, and that they are there, are on the disk.
+    /// Waits until its files and their directory entries are durable.
     pub(crate) fn sync(&self) -> Result<()> {
         let failed = |name: &'static str| move |errno| self.failed("syncing", name, errno);
         for name in [CHANNEL, RECEIVER] {
-            let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
+            let fd = self.dir.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
             rustix::fs::fsync(&fd).map_err(failed(name))?;
         }
-        let parent = Parent::open(&self.place.path)?;
-        for fd in [self.place.fd.as_fd(), parent.fd.as_fd()] {
-            // What it was opened with is for names only.
+        let parent = ParentDir::open(&self.dir.path)?;
+        for fd in [self.dir.fd.as_fd(), parent.fd.as_fd()] {
+            // Both descriptors were opened for names only, and such a one cannot be synced.
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let readable = rustix::fs::openat(fd, ".", flags, Mode::empty()).map_err(failed(""))?;
             rustix::fs::fsync(readable).map_err(failed(""))?;
@@ -404,45 +409,46 @@ impl Directory {
         Ok(())
     }
 
-    /// Whether there is a receiver. Takes nothing.
+    /// Whether there is a receiver. Claims nothing.
     pub(crate) fn is_receiver_held(&self) -> Result<bool> {
         self.is_held(RECEIVER)
     }
 
-    /// Whether lane `number` has a sender. Takes nothing.
+    /// Whether lane `number` has a sender. Claims nothing.
     pub(crate) fn is_sender_held(&self, number: u32) -> Result<bool> {
         self.check_number(number)?;
         self.is_held(&of_lane(number, PRODUCER))
     }
 
-    /// Removes the channel, if nobody uses it and nothing but its files is in it.
+    /// Removes the channel, if no process uses it and the directory contains only its files.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`], [`Error::NotAChannel`] with the foreign files: nothing has been removed then.
+    /// [`Error::RoleTaken`]; [`Error::NotAChannel`] with the foreign files. Nothing has been removed then.
     pub(crate) fn remove(self) -> Result<()> {
-        let path = &self.place.path;
+        let path = &self.dir.path;
         let _growth = self.lock_growth()?;
         let lanes = self.lanes()?;
-        // Nothing is added to them under the growth lock. To read them later would want a descriptor when it is too late to fail.
-        let names = self.place.names()?;
+        // No process adds a file while this one holds the growth lock. Reads the names now, because that needs a
+        // descriptor: after the rename it is too late to fail.
+        let names = self.dir.names()?;
         let foreign = names.iter().filter(|name| match known(name) {
-            // What cannot be unlinked must not be found only when the rest is gone.
-            _ if self.place.is_directory(name) => true,
+            // A directory cannot be unlinked. Detects it before any file is removed.
+            _ if self.dir.is_directory(name) => true,
             Known::Channel => false,
-            // The first that is not counted may be there, of a sender that died adding it.
+            // A sender that died while it added a lane left files of the first uncounted one.
             Known::Lane(number) => number > lanes,
-            Known::ReceivedFd => true,
+            Known::Foreign => true,
         });
         let foreign: Vec<String> = foreign.map(|name| format!("{name:?}")).collect();
         if !foreign.is_empty() {
-            let problem = format!("{} in it is not of the channel: move that away first", and_so_on(&foreign));
+            let problem = format!("{} in it is not of the channel: move that away first", first_few(&foreign));
             return Err(self.refuse(problem));
         }
         let mut roles = Vec::new();
         let senders = (0..lanes).map(|number| (Some(number), of_lane(number, PRODUCER)));
         for (number, name) in [(None, RECEIVER.to_owned())].into_iter().chain(senders) {
-            // Of a damaged channel it may be missing, and then nobody has the role.
-            if self.place.look(&name, FileType::RegularFile)?.is_none() {
+            // A damaged channel may lack the file; then no process has the role.
+            if self.dir.check_named(&name, FileType::RegularFile)?.is_none() {
                 continue;
             }
             match (self.try_role(&name)?, number) {
@@ -451,46 +457,46 @@ impl Directory {
                 (None, Some(number)) => return Err(self.taken("sender".to_owned(), self.sender_pid(number))),
             }
         }
-        let parent = Parent::open(path)?;
-        if !self.place.is_at(path)? {
+        let parent = ParentDir::open(path)?;
+        if !self.dir.is_at(path)? {
             return Err(Error::NoChannel { path: path.display().to_string() });
         }
-        // Aside first, so that at the path there is always a whole channel or none. It is as if it were being made: a
-        // later creator removes what a remover that dies leaves.
-        let aside = loop {
-            let aside = parent.aside_name();
-            match rustix::fs::renameat_with(&parent.fd, &parent.name, &parent.fd, &aside, RenameFlags::NOREPLACE) {
+        // Renames it first, so that the path always has a complete channel or none. The temporary name is one as for
+        // creation: if this process dies, a later creator removes the rest.
+        let temporary = loop {
+            let temporary = parent.temporary_name();
+            match rustix::fs::renameat_with(&parent.fd, &parent.name, &parent.fd, &temporary, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => {}
-                done => break done.map(|()| aside).map_err(|errno| self.failed("renaming", "", errno))?,
+                done => break done.map(|()| temporary).map_err(|errno| self.failed("renaming", "", errno))?,
             }
         };
         failpoint("removal: renamed");
-        let cleared = remove_known(self.place.fd.as_fd(), names);
+        let cleared = remove_known(self.dir.fd.as_fd(), names);
         cleared.map_err(|errno| self.failed("removing the files of", "", errno))?;
-        let removed = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
+        let removed = rustix::fs::unlinkat(&parent.fd, &temporary, AtFlags::REMOVEDIR);
         failpoint("removal: directory removed");
         match removed {
-            // A creator that swept has just done it.
+            // A creator that removes leftovers has just removed it.
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => {
-                let aside = path.with_file_name(aside);
-                Err(Error::System { what: format!("removing {}", aside.display()), source: errno.into() })
+                let left = path.with_file_name(temporary);
+                Err(Error::System { what: format!("removing {}", left.display()), source: errno.into() })
             }
         }
     }
 
     fn refuse(&self, problem: String) -> Error {
-        self.place.refuse(problem)
+        self.dir.refuse(problem)
     }
 
     fn failed(&self, doing: &str, name: &str, errno: Errno) -> Error {
-        self.place.failed(doing, name, 0, errno)
+        self.dir.failed(doing, name, 0, errno)
     }
 
-    /// There is no space, or no permission, for so many bytes of a lane's data.
+    /// The error for `bytes` of a lane's data that the file system does not allocate.
     pub(crate) fn cannot_allocate(&self, number: u32, bytes: u64, source: std::io::Error) -> Error {
         let errno = Errno::from_io_error(&source).unwrap_or(Errno::IO);
-        self.place.failed("allocating", &of_lane(number, DATA), bytes, errno)
+        self.dir.failed("allocating", &of_lane(number, DATA), bytes, errno)
     }
 
     fn check_number(&self, number: u32) -> Result<()> {
@@ -501,46 +507,49 @@ impl Directory {
         Err(self.refuse(format!("it has {lanes} lanes, wanted number {number}: wait until a sender adds it")))
     }
 
-    /// A file locked through a description of the lock's own; `None` while somebody else has it.
+    /// Opens the file and locks it, through an open file description that nothing else uses. Returns `None` while
+    /// another process has the lock.
     fn try_role(&self, name: &str) -> Result<Option<Lock>> {
-        let fd = self.place.open_alone(name, FileType::RegularFile, OFlags::RDWR)?;
+        let fd = self.dir.open_unshared(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
         failpoint("role: locked, or not");
-        taken.map(|lock| self.still_there(lock, name)).transpose()
+        taken.map(|lock| self.check_not_removed(lock, name)).transpose()
     }
 
-    /// Waits for the lock under which lanes are added, and the channel removed. It is held for as long as five files take.
+    /// Waits for the lock that a process needs to add a lane or to remove the channel. A holder keeps it while it
+    /// creates five files, or removes all.
     fn lock_growth(&self) -> Result<Lock> {
-        let fd = self.place.open_alone(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
+        let fd = self.dir.open_unshared(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
         failpoint("growth: locked");
-        self.still_there(lock, CHANNEL)
+        self.check_not_removed(lock, CHANNEL)
     }
 
     fn cannot_lock(&self, name: &str, source: std::io::Error) -> Error {
-        Error::System { what: format!("locking {}", self.place.file(name).display()), source }
+        Error::System { what: format!("locking {}", self.dir.file(name).display()), source }
     }
 
-    /// Who removes the channel has all locks; what is locked after that is nobody's file.
-    fn still_there(&self, lock: Lock, name: &str) -> Result<Lock> {
-        let found = rustix::fs::fstat(&lock).map_err(|errno| self.failed("looking at", name, errno))?;
+    /// Fails if the locked file was removed. A remover holds all locks, so a later lock is one of a removed file.
+    fn check_not_removed(&self, lock: Lock, name: &str) -> Result<Lock> {
+        let found = rustix::fs::fstat(&lock).map_err(|errno| self.failed("checking", name, errno))?;
         if found.st_nlink == 0 {
-            return Err(Error::NoChannel { path: self.place.path.display().to_string() });
+            return Err(Error::NoChannel { path: self.dir.path.display().to_string() });
         }
         Ok(lock)
     }
 
     fn is_held(&self, name: &str) -> Result<bool> {
-        let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
+        let fd = self.dir.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
         lock::is_locked(fd.as_fd()).map_err(|error| self.cannot_lock(name, error))
     }
 
     fn taken(&self, role: String, pid: u32) -> Error {
-        Error::RoleTaken { role, path: self.place.path.display().to_string(), pid }
+        Error::RoleTaken { role, path: self.dir.path.display().to_string(), pid }
     }
 
     fn receiver_taken(&self) -> Error {
-        // The receiver's own page has no room for it; the page of the first lane is the receiver's, too.
+        // The receiver's own page has no field for the pid. The consumer page of the first lane has one, and the
+        // receiver writes that page too.
         self.taken("receiver".to_owned(), self.pid(&of_lane(0, CONSUMER), CONSUMER_PID_AT))
     }
 
@@ -551,7 +560,7 @@ impl Directory {
             1 => "sender".to_owned(),
             lanes => {
                 let known: Vec<String> = pids.iter().filter(|pid| **pid != 0).map(u32::to_string).collect();
-                format!("sender on all {lanes} lanes (processes {})", and_so_on(&known))
+                format!("sender on all {lanes} lanes (processes {})", first_few(&known))
             }
         };
         Ok(self.taken(role, pids[0]))
@@ -561,47 +570,47 @@ impl Directory {
         self.pid(&of_lane(number, PRODUCER), PRODUCER_PID_AT)
     }
 
-    /// What a page says about its writer's process; 0 where it cannot be read. For people only.
+    /// The pid that the writer of a page has stored; 0 if it cannot be read. Only error messages use it.
     fn pid(&self, name: &str, offset: u64) -> u32 {
         let mut bytes = [0; 4];
-        let file = self.place.open_file(name, FileType::RegularFile, OFlags::RDONLY);
+        let file = self.dir.open_file(name, FileType::RegularFile, OFlags::RDONLY);
         let read = file.map(|fd| rustix::io::pread(fd, &mut bytes, offset));
         if matches!(read, Ok(Ok(4))) { u32::from_le_bytes(bytes) } else { 0 }
     }
 
     fn doorbell(&self, name: &str) -> Result<Doorbell> {
-        let fd = self.place.open_file(name, FileType::Fifo, OFlags::RDWR)?;
+        let fd = self.dir.open_file(name, FileType::Fifo, OFlags::RDWR)?;
         Doorbell::fifo(fd).map_err(Error::system("keeping a doorbell"))
     }
 
-    /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.
-    fn hold(&self, name: &str) -> Result<Descriptor> {
-        let life = self.place.open_alone(name, FileType::Fifo, OFlags::RDONLY);
+    /// Opens the liveness handle of a role: this process proves by it that it lives. The caller has the role's lock.
+    fn open_liveness(&self, name: &str) -> Result<Descriptor> {
+        let liveness = self.dir.open_unshared(name, FileType::Fifo, OFlags::RDONLY);
         failpoint("life: held");
-        life
+        liveness
     }
 
     fn watch(&self, name: &str) -> Result<Option<Descriptor>> {
-        self.place.try_open_file(name, FileType::Fifo, OFlags::WRONLY)?.map(descriptor).transpose()
+        self.dir.try_open_file(name, FileType::Fifo, OFlags::WRONLY)?.map(descriptor).transpose()
     }
 
     fn data(&self, number: u32, writable: bool) -> Result<Segment> {
         self.segment(&of_lane(number, DATA), self.header.capacity, writable)
     }
 
-    /// A page whose beginning is what it must be.
+    /// Maps a control page and checks its preamble.
     fn control(&self, name: &str, magic: u64, writable: bool) -> Result<Segment> {
         let segment = self.segment(name, SEGMENT_BYTES, writable)?;
-        let bytes: [u8; size_of::<Preamble>()] = self.place.read(segment.as_fd(), name)?;
+        let bytes: [u8; size_of::<Preamble>()] = self.dir.read(segment.as_fd(), name)?;
         check_preamble(&bytes, magic).map_err(|problem| self.refuse(format!("its file {name} {problem}")))?;
         Ok(segment)
     }
 
-    /// A producer's page that agrees with the channel's.
+    /// Maps a producer's page and checks that it agrees with the channel's.
     fn producer(&self, number: u32, writable: bool) -> Result<Segment> {
         let name = of_lane(number, PRODUCER);
         let segment = self.control(&name, MAGIC_PRODUCER, writable)?;
-        let bytes: [u8; 128] = self.place.read(segment.as_fd(), &name)?;
+        let bytes: [u8; 128] = self.dir.read(segment.as_fd(), &name)?;
         let found = (
             u64_at(&bytes, offset_of!(ProducerPage, capacity)),
             u64_at(&bytes, offset_of!(ProducerPage, message_bytes_max)),
@@ -615,7 +624,8 @@ impl Directory {
             )));
         }
         let boot: [u8; 16] = array_at(&bytes, offset_of!(ProducerPage, boot_id));
-        // Of another boot anything goes: a recovery writes the lanes' pages before the channel's, and may have been cut off.
+        // A channel of another boot may have pages of any boot: a recovery writes the lanes' pages before the
+        // channel's, and may have been interrupted.
         if self.is_from_this_boot && boot != self.header.boot_id {
             return Err(self.refuse(format!(
                 "its file {name} is of boot {}, the channel of boot {}: {DAMAGED}",
@@ -627,16 +637,17 @@ impl Directory {
     }
 
     fn segment(&self, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
-        self.place.open_mapped(name, bytes, writable)
+        self.dir.open_mapped(name, bytes, writable)
     }
 }
 
-/// The path from the root, with a last component that is a name: the channel stays the same when the process goes elsewhere.
+/// The absolute path, whose last component is a name. So the handle keeps its channel if the process changes its
+/// working directory.
 fn absolute(path: &Path) -> Result<PathBuf> {
     let refuse = |problem: String| Error::NotAChannel { path: path.display().to_string(), problem };
     let absolute = std::path::absolute(path)
         .map_err(|error| refuse(format!("it is no path ({error}): name a directory")))?
-        // Without a slash at the end, which would lead through a symbolic link.
+        // Without a slash at the end: with it the kernel would follow a symbolic link.
         .components()
         .collect::<PathBuf>();
     if absolute.file_name().is_none() {
@@ -655,7 +666,7 @@ const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
 /// [`ROLE_TIMEOUT`]. A wait for a lock has no deadline, so this polls, at first once a millisecond and later every ten.
-fn waiting_a_moment<T>(
+fn retry_until<T>(
     deadline: Option<Instant>,
     mut attempt: impl FnMut() -> Result<(Option<T>, bool)>,
 ) -> Result<Option<T>> {

@@ -9,18 +9,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What wakes an endpoint, whoever its peers are.
+/// Everything that can wake an endpoint, for any kind of peers.
 #[derive(Clone, Debug)]
 pub struct Doorbells {
     /// Rung by threads, and by peers of this process's user.
     doorbell: Arc<Doorbell>,
-    /// Rung by this process only: no peer has a descriptor of it, so none can make ringing it block.
+    /// Rung by this process only. No peer has a descriptor of it, so no peer can make a ring block.
     local_wake: Arc<LocalWake>,
     pollable: Arc<Pollable>,
 }
 
 impl Doorbells {
-    /// Silent ones.
+    /// Creates doorbells that do not ring yet.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -34,8 +34,8 @@ impl Doorbells {
         Ok(Doorbells { doorbell: Arc::new(doorbell), local_wake: Arc::new(local_wake), pollable })
     }
 
-    /// For one lane of many that an endpoint sends by: a doorbell of its own, which the endpoint's descriptor reports
-    /// after [`Doorbells::add_doorbell`]. Nobody polls its local wake, `null`.
+    /// Creates doorbells for one of several lanes by which an endpoint sends. The lane has a doorbell of its own, which
+    /// the endpoint's descriptor reports after [`Doorbells::add_doorbell`]. Nothing polls its local wake, `null`.
     pub fn for_one_lane(&self, null: &Arc<LocalWake>, peer: Peer) -> std::io::Result<Doorbells> {
         let doorbell = if peer.uid == own_uid() { Doorbell::shared()? } else { Doorbell::pair(peer.uid)? };
         Ok(Doorbells { doorbell: Arc::new(doorbell), local_wake: null.clone(), pollable: self.pollable.clone() })
@@ -46,8 +46,8 @@ impl Doorbells {
         &self.doorbell
     }
 
-    /// The doorbell to give to `peer`. A peer of another user gets one that nobody else rings, so that it can neither
-    /// ring for others nor silence them.
+    /// The doorbell to give to `peer`. A peer of another user gets one of its own, so that it can neither ring for
+    /// other peers nor silence them.
     pub fn doorbell_for(&self, peer: Peer) -> std::io::Result<Arc<Doorbell>> {
         if peer.uid == own_uid() {
             return Ok(self.doorbell.clone());
@@ -57,7 +57,7 @@ impl Doorbells {
         Ok(doorbell)
     }
 
-    /// Also polls a doorbell that only one peer has, and for which other threads wait as well.
+    /// Also polls a doorbell that only one peer rings. Other threads may poll it too.
     pub fn add_doorbell(&self, doorbell: &Doorbell) -> Result<()> {
         self.pollable.add_shared_doorbell(doorbell).map_err(Error::system("polling a client's doorbell"))
     }
@@ -67,25 +67,26 @@ impl Doorbells {
         self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Connecting(number))
     }
 
-    /// The same, of a socket that leaves the epoll before its close, which may block.
+    /// As [`Doorbells::watch_connecting`], for a socket. It leaves the epoll before its close, because the close may
+    /// block.
     pub fn watch_connecting_socket(&self, socket: &Socket, number: u32) -> std::io::Result<()> {
         self.pollable.watch_socket(socket, EventFlags::IN, Event::Connecting(number))
     }
 
-    /// Reports such a descriptor, or pauses the reports.
+    /// Pauses, or resumes, the events of such a descriptor.
     pub fn pause_connecting(&self, fd: BorrowedFd<'_>, number: u32, is_paused: bool) -> std::io::Result<()> {
         let events = if is_paused { EventFlags::empty() } else { EventFlags::IN };
         self.pollable.change(fd, events, Event::Connecting(number))
     }
 
-    /// The handshake at `fd` is done: from now on only the peer's end is reported, as that of lane `lane`. Needs no
-    /// resource that could be missing.
+    /// After the handshake at `fd`: from now on only the peer's end is reported, with the number of `lane`. Needs no
+    /// new resource, so it cannot lack one.
     pub fn finish_connecting(&self, fd: BorrowedFd<'_>, lane: u32) -> Result<()> {
         let changed = self.pollable.change(fd, EventFlags::RDHUP, Event::Gone(lane));
         changed.map_err(Error::system("watching the peer"))
     }
 
-    /// Stops polling `fd`. To close a doorbell is not enough: the peer has it too.
+    /// Stops polling `fd`. The close of a doorbell would not suffice, because the peer has it too.
     pub fn forget(&self, fd: BorrowedFd<'_>) {
         self.pollable.forget([Some(fd), None]);
     }
@@ -108,8 +109,8 @@ impl Doorbells {
         Ok(())
     }
 
-    /// Keeps the descriptor readable until [`Doorbells::drain`]: there are more events than were taken, which an
-    /// edge-triggered event loop would not report again.
+    /// Keeps the descriptor readable until [`Doorbells::drain`], because more events are left. An edge-triggered event
+    /// loop would not report them again.
     pub fn keep_readable(&self) {
         self.local_wake.ring();
     }
@@ -126,13 +127,13 @@ impl Doorbells {
         let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
         self.pollable.watch([None, of_process], Event::Gone(lane))?;
         match self.pollable.watch_socket(socket, EventFlags::RDHUP, Event::Gone(lane)) {
-            // A socket of a handshake: `finish_connecting` changes its events.
+            // The socket of a handshake is in the epoll already: `finish_connecting` changes its events.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(process),
             watched => watched.map(|()| process),
         }
     }
 
-    /// Silences the doorbells, before a sleep is announced.
+    /// Drains the doorbells. Call it before you announce a sleep.
     pub fn drain(&self) -> Result<()> {
         self.doorbell.drain();
         self.local_wake.drain();

@@ -1,5 +1,5 @@
-//! What both endpoints of a channel have: the process that owns the handle, how the peer left, how to wait, what wakes
-//! this side, and how to reach a successor of the peer.
+//! The common part of both endpoints of a channel: the process that owns the handle, its doorbells, how it waits, how
+//! the peer left, and how to reach the peer's successor.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -12,11 +12,11 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Departure {
-    /// It closed, on purpose.
+    /// It closed.
     Closed,
     /// Its process died.
     PeerDied,
-    /// It broke the rules of the layout: nothing more of it is received.
+    /// It violated the layout. The receiver takes no more messages from it.
     Corrupt,
 }
 
@@ -33,9 +33,9 @@ impl Departure {
 /// `R` is the trait by which this endpoint reaches a successor of its peer.
 #[derive(Debug)]
 pub(crate) struct Endpoint<R: ?Sized> {
-    /// Its fast path checks one word: the handle is in the process that made it, and usable.
+    /// One word that the fast path checks: whether the handle is usable, and in the process that created it.
     pub(crate) owner: Owner,
-    /// How the peer left, until a successor is there.
+    /// How the peer left; `None` again with a successor.
     pub(crate) departure: Option<Departure>,
     pub(crate) spin: Spin,
     pub(crate) doorbells: Doorbells,
@@ -54,24 +54,24 @@ impl<R: ?Sized> Endpoint<R> {
         self.reconnect = Some(reconnect);
     }
 
-    /// Whether this is a path channel, where peers come and go.
+    /// Whether this is a path channel, whose peers may change.
     pub(crate) fn is_path(&self) -> bool {
         self.role.is_some()
     }
 
-    /// The peer has left: the next call reports it.
+    /// Notes that the peer has left. The next call returns that.
     pub(crate) fn leave(&mut self, departure: Departure) {
         self.departure = Some(departure);
         self.owner.retire();
     }
 
-    /// Usable again, with a successor of the peer, or for one.
+    /// Makes the handle usable again, with a successor of the peer, or in wait for one.
     pub(crate) fn reinstate(&mut self) {
         self.departure = None;
         self.owner.reinstate();
     }
 
-    /// Why the handle is not usable. `unreleased` returns the number of unreleased messages.
+    /// Returns the reason why the handle is not usable. `unreleased` returns the number of unreleased messages.
     #[cold]
     pub(crate) fn error(&mut self, unreleased: impl FnOnce() -> u64) -> Error {
         if self.owner.is_forked() {

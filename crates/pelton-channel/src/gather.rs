@@ -1,4 +1,4 @@
-//! Receivers of several senders, and how threads of their process make senders.
+//! Receivers of several senders, and the handles by which threads of the receiver's process create senders.
 
 use crate::acceptor::Acceptor;
 use crate::counters::Counters;
@@ -9,10 +9,11 @@ use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER, this_process};
 use crate::listener::Listener;
 use crate::memory::Budget;
-use crate::options::Options;
+use crate::options::{Options, maker};
 use crate::receiver::Receiver;
 use crate::registry::{Registry, SharedRegistry, State, ToRegistry};
 use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
+use crate::settings::Settings;
 use crate::transport::{NoTransport, Queue, ThreadTransport};
 use pelton_lane::{CAPACITY_MIN, Position};
 use pelton_os::{Owner, membarrier};
@@ -21,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// Makes receivers of several senders.
-impl Options {
+impl Options<maker::Gather> {
     /// Creates a receiver for threads of this process, and the [`Senders`] by which threads make their senders. Does
     /// not wait. Each sender has a lane with these options. The receiver serves the lanes round-robin, at most 64
     /// messages of one at a time.
@@ -29,10 +30,12 @@ impl Options {
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
     pub fn gather(&self) -> Result<(Senders, Receiver)> {
-        let receiver = gather(self, None)?;
+        let receiver = gather(self.settings(), None)?;
         Ok((receiver.senders()?, receiver))
     }
+}
 
+impl Options<maker::GatherAt> {
     /// Creates a receiver of several senders, which connect under `name`, a short name or `unix:PATH`, or are threads
     /// of this process ([`Receiver::senders`]). Does not wait. Each call that receives also continues the handshakes of
     /// new senders, and waits for none of them. The end of one sender does not affect the others.
@@ -40,8 +43,8 @@ impl Options {
     /// # Errors
     /// As [`Listener::bind`].
     pub fn gather_at(&self, name: &str) -> Result<Receiver> {
-        self.check_memory(1)?;
-        gather(self, Some(self.listen(name)?))
+        self.settings().check_memory(1)?;
+        gather(self.settings(), Some(Listener::with_settings(name, self.settings())?))
     }
 }
 
@@ -57,7 +60,7 @@ impl Receiver {
             return Err(Error::Forked);
         }
         match &self.registry {
-            // Nothing is received any more.
+            // The receiver has ended.
             Some(_) if self.endpoint.departure.is_some() => Err(Error::Closed { unreleased: 0 }),
             Some(registry) => {
                 let mut state = registry.shared.state();
@@ -70,19 +73,19 @@ impl Receiver {
 }
 
 /// Creates a receiver of several senders; without a name, of threads of this process only.
-pub fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
+pub fn gather(options: &Settings, listener: Option<Listener>) -> Result<Receiver> {
     gather_with(options, listener, None)
 }
 
 /// As [`gather`]; with `replies`, each sender gets a lane back.
-pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
+pub fn gather_with(options: &Settings, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
     let budget = options.memory.map(Budget::new);
     let can_barrier = membarrier::register();
     let make = || -> std::io::Result<_> {
         let receiver = Arc::new(make_receiver_page()?);
-        // A lane without a sender, so that the receiver needs no case for having none.
+        // A lane without a sender, so that a receiver always has a current lane.
         let memory = LaneMemory {
             page: Arc::new(make_producer_page(CAPACITY_MIN, 0, 1)?.without_descriptor()),
             data: Arc::new(make_data(CAPACITY_MIN)?.without_descriptor()),
@@ -111,7 +114,7 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
         owner,
     });
     let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
-    let nobody = Lane::new(
+    let empty_lane = Lane::new(
         memory.attach(0, can_barrier)?,
         Link::new(doorbells.doorbell().clone(), NoTransport, UNKNOWN_PEER),
         0,
@@ -120,17 +123,17 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
     );
     let acceptor = listener.map(|listener| Acceptor::new(listener, &doorbells)).transpose()?;
     let registry = Registry { shared, acceptor, parted: Counters::default() };
-    Receiver::gathering(ReceiverParts { lane: nobody, sleeper, doorbells }, options, registry)
+    Receiver::gathering(ReceiverParts { lane: empty_lane, sleeper, doorbells }, options, registry)
 }
 
-/// Makes senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
+/// Creates senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
 ///
-/// [`Senders::sender`] makes one to keep, which costs least. [`Senders::send`] is for code that cannot keep one for
-/// each thread: it uses the calling thread's own sender, made at its first use, and closed when the thread ends. Either
-/// way each thread has a lane of its own, and none waits for another.
+/// [`Senders::sender`] returns a sender to keep, which costs least. [`Senders::send`] is for code that cannot keep one
+/// for each thread: it uses the calling thread's own sender, created at its first use and closed when the thread ends.
+/// Either way each thread has a lane of its own, and never waits for another thread.
 ///
-/// The receiver returns [`Error::Closed`] once all of these, and all senders, are dropped. A receiver with a name goes
-/// on listening.
+/// After all these handles and all senders are dropped, the receiver returns [`Error::Closed`]. A receiver with a name
+/// continues to listen.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -157,13 +160,13 @@ pub fn gather_with(options: &Options, listener: Option<Listener>, replies: Optio
 #[derive(Debug)]
 pub struct Senders {
     shared: Arc<SharedRegistry>,
-    /// Threads' own senders belong to the handles of one round: they end with the last of these.
+    /// A thread's own sender belongs to the handles of one round. It ends with the last of these handles.
     round: u64,
 }
 
 impl Clone for Senders {
     fn clone(&self) -> Senders {
-        // A forked child's clone is not counted: a thread that the child does not have may hold the lock.
+        // A forked child does not count its clone: a thread that exists only in the parent may hold the lock.
         if !self.shared.owner.is_forked() {
             self.shared.state().handles += 1;
         }
@@ -173,7 +176,7 @@ impl Clone for Senders {
 
 impl Drop for Senders {
     fn drop(&mut self) {
-        // In a forked child a thread that it does not have may hold the lock.
+        // In a forked child, a thread that exists only in the parent may hold the lock.
         if self.shared.owner.is_forked() {
             return;
         }
@@ -181,7 +184,7 @@ impl Drop for Senders {
         state.handles -= 1;
         if state.handles == 0 {
             state.round += 1;
-            // No handle is left that could use them.
+            // No handle is left that could use the threads' own senders.
             let State { gone, of_threads, .. } = &mut *state;
             gone.append(of_threads);
             drop(state);
@@ -190,7 +193,7 @@ impl Drop for Senders {
     }
 }
 
-/// A thread's own sender, and its handles.
+/// A thread's own sender, and the handles that it belongs to.
 struct Own {
     shared: Arc<SharedRegistry>,
     round: u64,
@@ -202,13 +205,13 @@ thread_local! {
 }
 
 impl Senders {
-    /// Whether this process is a fork of the one that made the handle. For FFI.
+    /// Whether this process is a fork of the process that created the handle. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.shared.owner.is_forked()
     }
 
-    /// A new sender, with a lane of its own. Does not wait.
+    /// Creates a sender with a lane of its own. Does not wait.
     ///
     /// # Errors
     /// [`Error::Closed`] when the receiver is dropped; [`Error::Refused`] when it has as many senders as
@@ -268,8 +271,8 @@ impl Senders {
         Ok((Sender::new(parts, doorbells, &shared.options)?, lane))
     }
 
-    /// Calls `with` with the calling thread's own sender, which is made at the first call. It is closed when the thread
-    /// ends, or when this and all its clones are dropped. Waits as `with` does.
+    /// Calls `with` with the calling thread's own sender, which the first call creates. The sender closes when the
+    /// thread ends, or when this handle and all its clones are dropped. Waits as `with` does.
     ///
     /// # Errors
     /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender, and from
@@ -281,12 +284,12 @@ impl Senders {
                 return Err(Error::Refused(why.to_owned()));
             };
             let own = &mut *own;
-            let place = own.iter().position(|own| Arc::ptr_eq(&own.shared, &self.shared) && own.round == self.round);
-            let place = match place {
-                Some(place) => place,
+            let index = own.iter().position(|own| Arc::ptr_eq(&own.shared, &self.shared) && own.round == self.round);
+            let index = match index {
+                Some(index) => index,
                 None => self.make_own(own)?,
             };
-            Ok(with(&mut own[place].sender))
+            Ok(with(&mut own[index].sender))
         };
         OWN.try_with(with_own).unwrap_or_else(|_| {
             Err(Error::Refused(
@@ -327,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_begin_anew_after_the_last_and_leave_out_those_in_use() {
+    fn lane_numbers_wrap_and_skip_those_in_use() {
         let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
         let mut kept = vec![senders.sender().unwrap()];
         senders.shared.state().number = u32::MAX - 1;

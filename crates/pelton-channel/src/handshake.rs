@@ -1,20 +1,20 @@
 //! The handshake of two processes with a socket between them: each side creates its segments, sends them to the other,
 //! and checks the other's. `spec/protocol.md` has the packets and their order.
 //!
-//! Everything that arrives over the socket is copied once and checked; only the copy is used. The last READY decides:
-//! the side that sends it has mapped and attached everything, and so has the side that receives it.
+//! Each side copies a packet once, checks the copy, and uses only that. The last READY decides: both sides have mapped
+//! and attached everything when it is sent.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
 use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
-use crate::options::Options;
 use crate::packet::{
     CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
     Role, VERSION_TEXT, entry, refusal,
 };
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::settings::Settings;
 use crate::transport::SocketTransport;
 use pelton_lane::{
     CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
@@ -52,35 +52,37 @@ pub(crate) struct Handshake {
 /// How a handshake waits for the peer's next packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pace {
-    /// In the call, until then: its future is ready when it is polled first, which [`in_call`] does.
+    /// Blocks until this deadline. The first poll of the future completes it: use [`in_call`].
     Until(Instant),
-    /// Not at all: its future is pending until it is polled when the socket is readable.
+    /// Does not wait. Poll the future when the socket is readable.
     Polled,
 }
 
-/// Ready when it is polled again.
+/// A future that is pending once, and ready at the next poll.
 pub(crate) fn again() -> impl Future<Output = ()> {
     let mut is_polled = false;
     poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
 }
 
-/// The result of a handshake that waits in the call.
-pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
-    match pin!(shaking).poll(&mut Context::from_waker(Waker::noop())) {
+/// Runs a blocking handshake.
+pub(crate) fn in_call<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
-        Poll::Pending => unreachable!("a handshake that waits in the call does not come back before it is done"),
+        Poll::Pending => unreachable!("a blocking handshake is never pending"),
     }
 }
 
 impl Handshake {
-    /// Begins with a peer that this side accepts.
-    pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Handshake> {
+    /// Begins a handshake, if this side accepts the peer's user.
+    pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings) -> Result<Handshake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"));
         let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
         let own = own_uid();
         let handshake = Handshake { socket, peer, pace, takes: options.takes(peer.uid == own) };
         if is_ambiguous_uid(peer.uid) {
-            return Err(handshake.refuse(format!("who the peer is is not known: {}", ambiguous_uid_text(peer.uid))));
+            return Err(
+                handshake.refuse(format!("the user of the peer is not known: {}", ambiguous_uid_text(peer.uid)))
+            );
         }
         if let Some(waiting) = overdue(peer.uid) {
             return Err(handshake.refuse(format!(
@@ -115,7 +117,7 @@ impl Handshake {
         if sent { Ok(()) } else { Err(Error::TimedOut("greeting a peer that does not read".to_owned())) }
     }
 
-    /// From now on it waits in the call, until then.
+    /// From now on the handshake blocks, until `deadline`.
     pub(crate) fn wait_until(&mut self, deadline: Instant) {
         self.pace = Pace::Until(deadline);
     }
@@ -126,12 +128,12 @@ impl Handshake {
         Error::Refused(why)
     }
 
-    /// Polls its socket: its packets are reported with this number.
+    /// Polls its socket in `doorbells`, whose events have this number.
     pub(crate) fn add_to(&self, doorbells: &Doorbells, number: u32) -> Result<()> {
         doorbells.watch_connecting_socket(&self.socket, number).map_err(self.refused_by("watching a connection"))
     }
 
-    /// The lanes of a link begin with the handshake, so they are empty.
+    /// Checks that a new lane of a link is empty.
     fn check_new(&self, waiting: u64) -> Result<()> {
         match waiting {
             0 => Ok(()),
@@ -139,19 +141,20 @@ impl Handshake {
         }
     }
 
-    /// Why the peer closed: it may have refused before this side had sent anything.
+    /// The error for a closed connection: the peer's refusal, which may be in the socket before this side's first
+    /// packet.
     fn last_words(&self) -> Error {
         let mut bytes = [0; PACKET_BYTES];
-        let heard = self.socket.try_receive(&mut bytes).ok().flatten();
-        heard.and_then(|(len, ..)| refusal(&bytes[..len])).unwrap_or(Error::HungUp)
+        let received = self.socket.try_receive(&mut bytes).ok().flatten();
+        received.and_then(|(len, ..)| refusal(&bytes[..len])).unwrap_or(Error::HungUp)
     }
 
-    /// The next packet, which must be of `kind`, with `fds` descriptors.
+    /// Receives the next packet, which must be of `kind`, with `N` descriptors.
     async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [ReceivedFd; N])> {
         self.receive_with(kind, &mut [0; PACKET_BYTES]).await.map(|(packet, _, fds)| (packet, fds))
     }
 
-    /// As [`Handshake::receive`], with what follows the packet's fields.
+    /// As [`Handshake::receive`]; also returns the bytes after the packet's fields.
     async fn receive_with<'a, const N: usize>(
         &self,
         kind: u32,
@@ -190,8 +193,8 @@ impl Handshake {
             }
             let found = fds.len();
             if truncated && found < N {
-                // The system's error is lost, but there is only one possible reason. It concerns this side, not the
-                // peer.
+                // The socket does not return the system's error, but only one is possible. It concerns this side, not
+                // the peer.
                 let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
                 return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
             }
@@ -203,8 +206,8 @@ impl Handshake {
         }
     }
 
-    /// Both sides send their role and their limits; returns the peer's HELLO. A listener determines its limits after it
-    /// has received the peer's HELLO: `takes`.
+    /// Exchanges roles and limits, and returns the peer's HELLO. A listener computes its limits by `takes` after it has
+    /// received the peer's HELLO.
     async fn greet(
         &self,
         role: Role,
@@ -277,8 +280,8 @@ impl Handshake {
         Ok(peer)
     }
 
-    /// Both sides have mapped everything. The last READY decides: a survivor sends it, so that a lane never gets two
-    /// successors; else the listener.
+    /// Exchanges READY, after both sides have mapped everything. The last READY decides. A survivor sends it, so that a
+    /// lane never gets two successors; without one, the listener does.
     async fn ready(&self, last: bool) -> Result<()> {
         if last {
             self.receive::<0>(READY).await?;
@@ -290,12 +293,12 @@ impl Handshake {
         Ok(())
     }
 
-    /// Maps a control segment of the peer's and checks its preamble.
+    /// Maps a control segment of the peer and checks its preamble.
     fn open_control(&self, fd: ReceivedFd, what: &str, magic: u64) -> Result<Segment> {
         let opened = Segment::open(fd, what, Kind::Control, SEGMENT_BYTES, false);
         let segment = opened.map_err(Error::system(format!("mapping the peer's {what} segment")));
         let segment = segment.map_err(|error| self.refused_for(error))?;
-        // SAFETY: 64 KiB are mapped, and any bytes are a preamble.
+        // SAFETY: the segment maps 64 KiB, and every value of the bytes is a valid `Preamble`.
         let found = unsafe { segment.base().cast::<Preamble>().read_volatile() };
         let wanted = Preamble::new(magic);
         if found != wanted {
@@ -322,7 +325,7 @@ impl Handshake {
             .map_err(|error| self.refused_for(error))
     }
 
-    /// Whether this side accepts a lane that the peer has created, or holds.
+    /// Checks whether this side accepts a lane that the peer has created, or has survived with.
     fn check_size(&self, packet: &Packet, takes: Limits) -> Result<()> {
         if packet.capacity > takes.lane_bytes {
             return Err(self.refuse(format!(
@@ -363,7 +366,8 @@ impl Handshake {
     /// Maps the producer's segment and checks that it agrees with the packet.
     fn open_producer(&self, fd: ReceivedFd, packet: &Packet) -> Result<Segment> {
         let segment = self.open_control(fd, "producer", MAGIC_PRODUCER)?;
-        // SAFETY: 64 KiB are mapped; these two fields are plain words, written before the segment was shared.
+        // SAFETY: the segment maps 64 KiB. The two fields are plain words, and the peer wrote them before it shared the
+        // segment; every value of them is valid.
         let (capacity, limit, cursors) = unsafe {
             let page = segment.base().cast::<ProducerPage>().as_ptr();
             let read = |field: *const u64| field.read_volatile();
@@ -382,8 +386,8 @@ impl Handshake {
         Ok(segment)
     }
 
-    /// Polls for the peer's end, as that of this lane. Before READY, because nothing may fail after it: what the peer
-    /// sends then would be lost.
+    /// Polls for the peer's end, with the number of this lane. Call it before READY: a failure after READY would lose
+    /// messages that the peer has sent by then.
     fn watch(&self, own: &Doorbells, lane: u32) -> Result<Option<Descriptor>> {
         own.watch(&self.socket, lane).map_err(self.refused_by("watching the peer"))
     }
@@ -408,7 +412,8 @@ impl Handshake {
         Link::new(peer_doorbell, transport, self.peer).with_own_doorbell(own_doorbell)
     }
 
-    /// Of two lanes there and back: one socket carries the descriptors of both, and reports the peer's end to both.
+    /// Splits the connection of a link's two lanes: one socket carries the descriptors of both, and reports the peer's
+    /// end to both.
     fn into_links(
         self,
         process: Option<Descriptor>,
@@ -437,7 +442,7 @@ pub(crate) fn lacks_descriptors(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// The reason for a peer that is refused because of that.
+/// The reason for refusing a peer without a free descriptor.
 pub(crate) fn no_descriptor_left() -> String {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     format!(
@@ -457,7 +462,7 @@ pub(crate) fn turn_away(socket: &Socket, why: &str) {
 /// A producer's segments, fresh or taken over.
 pub(crate) fn make_producer_page(capacity: u64, limit: u64, generation: u64) -> std::io::Result<Segment> {
     Segment::create("pelton-producer", Kind::Control, SEGMENT_BYTES, |base| {
-        // SAFETY: 64 KiB, mapped writable and shared with nobody yet.
+        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
         unsafe { base.cast().write(ProducerPage::new(capacity, limit, generation, std::process::id())) }
     })
 }
@@ -469,7 +474,7 @@ pub(crate) fn make_data(capacity: u64) -> std::io::Result<Segment> {
 /// A consumer's segment.
 pub(crate) fn make_consumer_page(head: Position) -> std::io::Result<Segment> {
     Segment::create("pelton-consumer", Kind::Control, SEGMENT_BYTES, |base| {
-        // SAFETY: as in `make_producer_page`.
+        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
         unsafe { base.cast().write(ConsumerPage::new(head, 1, std::process::id())) }
     })
 }
@@ -477,12 +482,12 @@ pub(crate) fn make_consumer_page(head: Position) -> std::io::Result<Segment> {
 /// A receiver's segment, of all its lanes.
 pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
     Segment::create("pelton-receiver", Kind::Control, SEGMENT_BYTES, |base| {
-        // SAFETY: as in `make_producer_page`.
+        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
         unsafe { base.cast().write(ReceiverPage::new()) }
     })
 }
 
-/// What a sender knows of its peer in the middle of the handshake.
+/// The state of a sender's handshake after it has received the peer's page.
 struct ConsumerSide {
     consumer: Segment,
     receiver: Segment,
@@ -503,7 +508,7 @@ impl ConsumerSide {
         })
     }
 
-    /// The producer of the lane between these segments, from tail, head and floor on; and the peer's doorbell.
+    /// Attaches the producer at tail, head and floor. Returns it with the peer's doorbell.
     fn attach(
         self,
         handshake: &Handshake,
@@ -520,10 +525,10 @@ impl ConsumerSide {
     }
 }
 
-/// The handshake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
+/// The handshake of a new sender: with a new lane, or with the lane of a receiver that survived its sender.
 pub(crate) async fn new_sender(
     handshake: Handshake,
-    options: &Options,
+    options: &Settings,
     listens: bool,
 ) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
@@ -543,7 +548,7 @@ pub(crate) async fn new_sender(
             )));
         }
         let peer = ConsumerSide::open(&handshake, consumer_fd, receiver_fd, doorbell_fd)?;
-        // Above 1: this is not the lane's first producer, and marks its first message so.
+        // A generation above 1: this is not the lane's first producer, and it marks its first message accordingly.
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
         let page = made.map_err(handshake.refused_by("making the producer's segment"))?;
@@ -559,10 +564,10 @@ pub(crate) async fn new_sender(
     Ok((SenderParts { lane, link, memory }, own))
 }
 
-/// A fresh lane within the peer's limits; the peer becomes its consumer.
+/// Creates a lane within the peer's limits. The peer becomes its consumer.
 async fn offer_lane(
     handshake: &Handshake,
-    options: &Options,
+    options: &Settings,
     within: Limits,
     doorbell: &Doorbell,
     can_barrier: bool,
@@ -610,7 +615,7 @@ pub(crate) async fn surviving_sender(
     failpoint("handshake: consumer attached");
     let process = handshake.watch(doorbells, 0)?;
     if let Err(error) = handshake.ready(true).await {
-        // Undoes the attachment: nothing reads the failed peer's page any more.
+        // Detaches the failed peer's page, so that nothing reads it any more.
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
@@ -622,15 +627,15 @@ pub(crate) async fn surviving_sender(
 /// How a service makes the lane back to each of its clients.
 #[derive(Clone, Debug)]
 pub struct Replies {
-    /// Of the lanes.
-    pub options: Options,
-    /// The largest request that the service takes.
+    /// The options of these lanes.
+    pub options: Settings,
+    /// The largest request that the service accepts.
     pub bytes_max: u64,
-    /// Nobody polls it.
+    /// A local wake that nothing polls.
     pub null_wake: Arc<LocalWake>,
 }
 
-/// What a new lane gets of its receiver.
+/// The receiver's part of a new lane.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceiverSide {
     pub(crate) page: Arc<Segment>,
@@ -640,14 +645,14 @@ pub(crate) struct ReceiverSide {
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
-    /// Of a service: how to make the lane back to each client.
+    /// For a service: how to create the lane back to each client.
     pub(crate) replies: Option<Replies>,
     /// Limit of all lanes together, if there is one.
     pub(crate) budget: Option<Arc<Budget>>,
 }
 
 impl ReceiverSide {
-    /// What this side accepts from one more peer, which has so many lanes.
+    /// The limits for one more peer with this number of lanes.
     fn share(&self, handshake: &Handshake, lanes: u64) -> Result<Limits> {
         let takes = handshake.takes;
         let Some(budget) = &self.budget else { return Ok(takes) };
@@ -658,8 +663,8 @@ impl ReceiverSide {
         Ok(Limits { lane_bytes, message_bytes: takes.message_bytes.min(message_bytes_limit(lane_bytes)) })
     }
 
-    /// The peer has created its lanes, of so many bytes in all. A peer that has only begun a handshake takes no part of
-    /// the memory.
+    /// Takes memory for the peer's lanes, of `bytes` in all. Call it after the peer has created them: a handshake that
+    /// only began takes no memory.
     fn take_share(&self, handshake: &Handshake, bytes: u64) -> Result<Option<Part>> {
         let Some(budget) = &self.budget else { return Ok(None) };
         budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(handshake, budget))
@@ -674,7 +679,7 @@ impl ReceiverSide {
     }
 }
 
-/// The handshake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
+/// The handshake of a new receiver: of a new lane, or of the lane of a sender that survived its receiver.
 pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
@@ -687,8 +692,8 @@ pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSi
     Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, receiver_side.lane, memory) })
 }
 
-/// The lane that the peer, its producer, offers; how many of its messages may have been delivered before; and the
-/// peer's doorbell. Its largest message has at least `least` bytes.
+/// Receives the lane that the peer, its producer, offers. Returns it with the number of its messages that may have been
+/// delivered before, and the peer's doorbell. Refuses a lane whose largest message has less than `least` bytes.
 async fn take_lane(
     handshake: &Handshake,
     receiver_side: &ReceiverSide,
@@ -726,7 +731,7 @@ async fn take_lane(
     Ok((consumer, memory, redelivered, peer_doorbell))
 }
 
-/// Everything that a receiver of one sender needs.
+/// The handshake of a receiver of one sender.
 pub(crate) fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<ReceiverParts> {
     let (receiver_side, sleeper) = receiver_side_of_one(&handshake, Doorbells::new()?)?;
     let doorbells = receiver_side.doorbells.clone();
@@ -742,18 +747,18 @@ fn receiver_side_of_one(handshake: &Handshake, doorbells: Doorbells) -> Result<(
     Ok((ReceiverSide { page, doorbells, doorbell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
 }
 
-/// A link of two lanes, as its client has it.
+/// The client's side of a link of two lanes.
 #[derive(Debug)]
 pub(crate) struct LinkParts {
     pub(crate) requests: SenderParts,
     pub(crate) replies: ReceiverParts,
-    /// The largest request that the service takes.
+    /// The largest request that the service accepts.
     pub(crate) bytes_max: u64,
 }
 
-/// The handshake of a client, which connects: it offers the lane of requests and accepts that of replies. One doorbell
-/// and one descriptor for the caller's loop serve both.
-pub(crate) async fn new_client(handshake: Handshake, options: &Options, doorbells: &Doorbells) -> Result<LinkParts> {
+/// The handshake of a client, which connects. It offers the lane of requests and accepts the lane of replies. Both use
+/// one doorbell, and one descriptor for the caller's event loop.
+pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<LinkParts> {
     let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone())?;
     let takes = of_calls(handshake.takes);
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
@@ -772,7 +777,7 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Options, doorbell
     Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, doorbells: doorbells.clone() }, bytes_max })
 }
 
-/// The handshake of a service, which listens: the lane of requests brings the lane back to its client.
+/// The handshake of a service, which listens. Returns the lane of requests, which contains the lane back to its client.
 pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide, replies: Replies) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
@@ -785,7 +790,7 @@ pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide
     let (consumer, memory, waiting, request_doorbell) =
         take_lane(&handshake, &receiver_side, takes, LINK_BYTES_MIN).await?;
     handshake.check_new(waiting)?;
-    // Both lanes have the same part of a budget.
+    // Both lanes together have one part of the budget.
     let most = if receiver_side.budget.is_some() { takes.lane_bytes } else { u64::MAX };
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
     let doorbells = receiver_side
@@ -807,7 +812,7 @@ pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide
     Ok(lane)
 }
 
-/// The handshake of a receiver whose sender died: it offers the lane, and where the dead sender's records end.
+/// The handshake of a receiver whose sender died: it offers the lane, and the end of the dead sender's records.
 pub(crate) async fn surviving_receiver(
     handshake: Handshake,
     survivor: &mut Lane,
@@ -838,20 +843,19 @@ pub(crate) async fn surviving_receiver(
     let page = handshake.open_producer(page_fd, &answer)?;
     let peer_doorbell = handshake.open_doorbell(doorbell_fd)?;
     let process = handshake.watch(doorbells, 0)?;
-    // Only now is the successor's page complete: if the successor had died before, the dead sender's page would still
-    // be needed.
+    // The successor's page is complete only now. Before that, the lane needs the dead sender's page, in case the
+    // successor dies too.
     handshake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     failpoint("handshake: producer attached");
-    // The descriptors of committed messages are here; others belonged to messages that were never committed.
+    // Keeps the descriptors of committed messages. Others belong to messages that were never committed.
     survivor.link.drop_descriptors_from(tail.seq);
     handshake.reconnect(&mut survivor.link, doorbells, process, peer_doorbell, doorbell);
     failpoint("handshake: survivor goes on");
     Ok(())
 }
 
-/// Of calls the limit applies to a whole request or reply, which is sent in pieces where the lane's messages are
-/// smaller.
+/// For calls the limit applies to a whole request or reply. If the lane's messages are smaller, it is sent in pieces.
 fn of_calls(takes: Limits) -> Limits {
     Limits { message_bytes: Limits::ALL.message_bytes, ..takes }
 }

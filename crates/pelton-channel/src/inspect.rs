@@ -1,4 +1,5 @@
-//! Channels seen from outside: who is at a name; what is in a path channel, whether it is whole, making it whole, removing it.
+//! Inspection of channels from outside: the listeners under a name; the state of a path channel, its check, its
+//! recovery, its removal.
 
 use crate::counters::Counters;
 use crate::directory::{Access, Directory, SenderRole};
@@ -8,7 +9,7 @@ use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Scan, failpoint, s
 use pelton_os::{self as os, Segment};
 use std::path::{Path, PathBuf};
 
-/// What can be seen of a path channel without taking part in it; see [`info`].
+/// The state of a path channel as [`info`] reads it, without a role.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ChannelInfo {
@@ -18,15 +19,15 @@ pub struct ChannelInfo {
     pub capacity: u64,
     /// The largest message, in bytes.
     pub message_bytes_max: u64,
-    /// Bytes of a lane that a sender uses at first while its reader keeps up: see [`crate::Options::resident_max`].
+    /// Bytes of a lane that a sender uses at first while its receiver keeps up: see [`crate::Options::resident_max`].
     pub window: u64,
     /// Permission bits of the directory.
     pub mode: u32,
     /// The most lanes that it can have.
     pub lanes_max: u32,
-    /// Whether it was made, or recovered, since the machine was last started.
+    /// Whether it was created, or recovered, since the machine last started.
     pub is_from_this_boot: bool,
-    /// The version of the layout and the protocol that it speaks.
+    /// The version of its layout and its protocol.
     pub wire_version: u32,
     /// The signature of its layout.
     pub layout_signature: u64,
@@ -36,16 +37,17 @@ pub struct ChannelInfo {
     pub lanes: Vec<LaneInfo>,
 }
 
-/// Who has, or had, a role.
+/// The present, or last, holder of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoleInfo {
-    /// Whether somebody has it now: proved by a lock, not guessed.
+    /// Whether a process holds the role now: a lock proves that.
     pub is_alive: bool,
-    /// The process, as it says, of who has it or had it last; 0 if nobody ever did. It may be of another pid namespace.
+    /// The pid of the present or last holder, as that process stored it; 0 if there was none. The process may be in
+    /// another pid namespace.
     pub pid: u32,
-    /// How many have had it.
+    /// The number of its holders so far.
     pub generation: u64,
-    /// Whether the last one closed rather than died. Says nothing while `is_alive`.
+    /// Whether the last holder closed, and did not die. Meaningless while `is_alive`.
     pub is_closed: bool,
 }
 
@@ -53,53 +55,53 @@ pub struct RoleInfo {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LaneInfo {
-    /// Which.
+    /// Its number.
     pub number: u32,
     /// Its sender.
     pub sender: RoleInfo,
-    /// Messages committed and not released. Of a live channel: about.
+    /// Messages committed and not released; approximate while the channel is in use.
     pub depth: u64,
-    /// The number of the oldest message not released.
+    /// The sequence number of the oldest message that is not released.
     pub head_seq: u32,
-    /// The number of the next message.
+    /// The sequence number of the next message.
     pub tail_seq: u32,
-    /// Bytes of memory, or disk, that its data takes.
+    /// Bytes of memory, or of disk, that its data occupies.
     pub allocated_bytes: u64,
-    /// Figures of its senders, summed up.
+    /// The counters of all its senders together.
     pub sent: Counters,
-    /// Figures of its receivers, summed up.
+    /// The counters of all its receivers together.
     pub received: Counters,
 }
 
-/// What [`check`] finds of a lane, and what [`recover`] did with it.
+/// What [`recover`] did with a lane, or would do: the result of [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoveredLane {
-    /// Which.
+    /// The lane's number.
     pub number: u32,
-    /// Messages that are whole, and kept.
+    /// Complete messages; they are kept.
     pub kept: u64,
-    /// Messages that were committed, by the sender's last word, and cannot be kept.
+    /// Messages that the sender's page counts as committed, but that cannot be kept.
     pub dropped: u64,
-    /// What is wrong behind those that are kept.
+    /// The problem behind the last message that is kept.
     pub problem: Option<String>,
 }
 
 impl RecoveredLane {
-    /// Whether there is, or was, nothing to be done.
+    /// Whether the lane needs, or needed, no repair.
     pub fn is_whole(&self) -> bool {
         self.dropped == 0 && self.problem.is_none()
     }
 }
 
-/// Looking takes whatever the mode is: what is not to be seen is kept from view by the system.
+/// Opens a channel of any mode: the kernel checks the permissions of this process.
 fn open(path: &Path) -> Result<Directory> {
     let access = Access { uids: Vec::new(), mode: 0o777 };
     let found = Directory::open_any_boot(path, &access)?;
     found.ok_or_else(|| Error::NoChannel { path: path.display().to_string() })
 }
 
-/// Looks at a path channel, live or not, without touching it. Does not wait.
+/// Returns the state of a path channel, in use or not, and changes nothing. Does not wait.
 ///
 /// # Errors
 /// [`Error::NoChannel`], [`Error::NotAChannel`], [`Error::System`].
@@ -108,14 +110,14 @@ pub fn info(path: impl AsRef<Path>) -> Result<ChannelInfo> {
     let mut receiver = RoleInfo { is_alive: directory.is_receiver_held()?, pid: 0, generation: 0, is_closed: false };
     let mut lanes = Vec::new();
     for number in 0..directory.lanes()? {
-        let files = directory.lane_to_look_at(number)?;
+        let files = directory.lane_read_only(number)?;
         let is_alive = directory.is_sender_held(number)?;
         let (producer, consumer) = (producer_page(&files.producer), consumer_page(&files.consumer));
         if consumer.generation() > receiver.generation {
             let (pid, generation, is_closed) = (consumer.pid(), consumer.generation(), consumer.is_closed());
             receiver = RoleInfo { pid, generation, is_closed, ..receiver };
         }
-        // The tail before the head: the head can only have moved on.
+        // Loads the tail before the head. In between the head can only grow, so the depth is never too large.
         let (tail, head) = (producer.tail_and_floor().0, consumer.head());
         lanes.push(LaneInfo {
             number,
@@ -128,7 +130,10 @@ pub fn info(path: impl AsRef<Path>) -> Result<ChannelInfo> {
             depth: if is_behind(head, tail) { tail.since(head) } else { 0 },
             head_seq: head.seq,
             tail_seq: tail.seq,
-            allocated_bytes: files.data.allocated_bytes().map_err(Error::system("looking at a lane's data"))?,
+            allocated_bytes: files
+                .data
+                .allocated_bytes()
+                .map_err(Error::system("reading the size of a lane's data"))?,
             sent: Counters {
                 messages: producer.messages(),
                 bytes: producer.bytes(),
@@ -162,17 +167,17 @@ pub fn info(path: impl AsRef<Path>) -> Result<ChannelInfo> {
     })
 }
 
-/// One who listens under a name, or did.
+/// A listener under a name, live or dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerInfo {
     /// Its socket.
     pub path: PathBuf,
-    /// Its process; `None` if it died and left the socket, which the next listener replaces; 0 if it is too busy to say.
+    /// Its pid; `None` if it died and left the socket, which the next listener replaces; 0 if it is too busy to accept.
     pub pid: Option<u32>,
 }
 
-/// Who listens under a short name or `unix:PATH`. What goes on between two connected processes is theirs alone, and cannot be
-/// seen from outside. Does not wait, and disturbs nobody.
+/// Returns the listeners under a short name or `unix:PATH`. Connected processes share anonymous memory, which no other
+/// process can inspect. Does not wait, and does not affect the listeners.
 ///
 /// # Errors
 /// [`Error::Name`], [`Error::System`].
@@ -181,7 +186,7 @@ pub fn listeners(name: &str) -> Result<Vec<ListenerInfo>> {
     Ok(found.into_iter().map(|(path, pid)| ListenerInfo { path, pid }).collect())
 }
 
-/// Says what [`recover`] would do, lane by lane, and does nothing.
+/// Returns for each lane what [`recover`] would do, and changes nothing.
 ///
 /// # Errors
 /// As [`recover`].
@@ -190,17 +195,20 @@ pub fn check(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recovere
     channel.lanes.iter().map(|lane| Ok(channel.examine(lane, keep_unsynced)?.1)).collect()
 }
 
-/// Makes a path channel whole that nobody uses: after a reboot, which opening refuses, or damage, which it calls corrupt.
-/// Keeps the messages from the oldest unreleased one on as far as they are whole, drops what lies behind the first that is
-/// not, and says of each lane how many. After a reboot only what [`crate::Sender::sync`] had vouched for is kept, unless
-/// `keep_unsynced`: what looks whole may then carry bytes that never reached the disk.
+/// Repairs a path channel that no process uses. It needs that after a reboot, where opening fails with
+/// [`Error::Rebooted`], and after damage, where it fails with [`Error::Corrupt`].
+///
+/// Each lane keeps its messages from the oldest unreleased one up to the first that is incomplete. The rest is dropped,
+/// and the result has both numbers. After a reboot only messages are kept that [`crate::Sender::sync`] made durable,
+/// unless `keep_unsynced`: then a message that seems complete may contain bytes that never reached the disk.
 ///
 /// # Errors
-/// [`Error::RoleTaken`] while somebody uses it; [`Error::NoChannel`]; [`Error::NotAChannel`] for damage that cannot be
-/// repaired, of the files themselves; [`Error::System`]. Nothing is changed then, or can be done again.
+/// [`Error::RoleTaken`] while a process uses it; [`Error::NoChannel`]; [`Error::NotAChannel`] if the files themselves
+/// are damaged, which cannot be repaired; [`Error::System`]. After an error the channel is unchanged, or can be
+/// recovered again.
 pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<RecoveredLane>> {
     let channel = Claimed::new(open(path.as_ref())?)?;
-    // All of them before any is changed.
+    // Examines all lanes before it changes one.
     let found = channel.lanes.iter().map(|lane| channel.examine(lane, keep_unsynced)).collect::<Result<Vec<_>>>()?;
     let mut done = Vec::new();
     for (lane, (found, report)) in channel.lanes.iter().zip(found) {
@@ -208,11 +216,11 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
         let (from, to) = (end / os::PIECE * os::PIECE, (end + 8).next_multiple_of(os::PIECE).min(lane.data.bytes()));
         let allocated = lane.data.allocate(from, to);
         allocated.map_err(|error| channel.directory.cannot_allocate(lane.number, to - from, error))?;
-        // SAFETY: all roles are claimed, so nobody else has the lane; the segments are mapped writable.
+        // SAFETY: this process has every role, so no other one uses the lane; the segments are mapped writable.
         unsafe { truncate(&data_of(lane), producer_page(&lane.page), &found) };
         lane.data.sync().map_err(Error::system("syncing a lane"))?;
         failpoint("recovery: a lane's data");
-        // What is kept is on the disk now, and no more than that is vouched for. The page is synced with the recovery's note.
+        // The kept messages are durable now, and only they count as synced. `note_recovered` syncs the page.
         producer_page(&lane.page).set_synced(found.end);
         done.push(report);
     }
@@ -220,7 +228,7 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
     Ok(done)
 }
 
-/// Removes a path channel with all that is in it, if nobody uses it and nothing else is in its directory.
+/// Removes a path channel with its messages, if no process uses it and its directory contains no other file.
 ///
 /// # Errors
 /// [`Error::RoleTaken`], [`Error::NoChannel`], [`Error::NotAChannel`], [`Error::System`].
@@ -228,7 +236,7 @@ pub fn remove(path: impl AsRef<Path>) -> Result<()> {
     open(path.as_ref())?.remove()
 }
 
-/// A channel of which this process has every role.
+/// A channel in which this process has every role.
 struct Claimed {
     directory: Directory,
     _receiver: crate::directory::ReceiverRole,
@@ -242,22 +250,22 @@ impl Claimed {
         Ok(Claimed { directory, _receiver: receiver, lanes })
     }
 
-    /// What is whole in a lane, and what to say of it.
+    /// Finds the complete messages of a lane, and describes the result.
     fn examine(&self, role: &SenderRole, keep_unsynced: bool) -> Result<(Scan, RecoveredLane)> {
         let page = producer_page(&role.page);
         let (head, (tail, _)) = (consumer_page(&role.consumer).head(), page.tail_and_floor());
         let synced = page.synced();
-        let vouched = self.directory.is_from_this_boot() || keep_unsynced;
-        // No more fits; and whoever writes there all the same is not to keep the walk going.
+        let keeps_all = self.directory.is_from_this_boot() || keep_unsynced;
+        // No more messages fit. The bound ends the scan even if a process writes to the file without a role.
         let all = role.data.bytes() / 8;
-        let most = match vouched {
+        let most = match keeps_all {
             true => all,
             false if is_behind(head, synced) => synced.since(head).min(all),
             false => 0,
         };
         let found = scan(&data_of(role), self.directory.message_bytes_max(), head, most);
         let mut problem = found.problem.map(|problem| problem.to_string());
-        if problem.is_none() && !vouched && is_behind(found.end, tail) {
+        if problem.is_none() && !keeps_all && is_behind(found.end, tail) {
             problem = Some("what was not synced before the reboot is not known to be whole".to_owned());
         } else if problem.is_none() && is_behind(found.end, tail) {
             problem = Some(format!(
@@ -269,14 +277,14 @@ impl Claimed {
         let dropped = if is_behind(found.end, tail) { tail.since(found.end) } else { 0 };
         if found.messages == 0 && found.problem.is_some() && (head.seq == 0 || head.offset + 8 > role.data.bytes()) {
             let path = self.directory.path().display();
-            let problem = format!("lane {} has its head at {head:x?}, which is no place in it", role.number);
+            let problem = format!("lane {} has its head at {head:x?}, which is outside its data", role.number);
             return Err(Error::Corrupt(format!("{path}: {problem}; that cannot be repaired, remove the channel")));
         }
         Ok((found, RecoveredLane { number: role.number, kept: found.messages, dropped, problem }))
     }
 }
 
-/// Whether one place comes before another, as far as numbers can tell that run round.
+/// Whether one position comes before another, by their sequence numbers, which wrap.
 fn is_behind(one: Position, other: Position) -> bool {
     (other.seq.wrapping_sub(one.seq) as i32) > 0
 }
@@ -286,11 +294,11 @@ fn data_of(role: &SenderRole) -> Data {
 }
 
 fn producer_page(segment: &Segment) -> &ProducerPage {
-    // SAFETY: 64 KiB are mapped as long as the segment lives; what others write of a page is atomic.
+    // SAFETY: the segment maps 64 KiB for as long as it lives, and the fields that other processes write are atomics.
     unsafe { segment.base().cast().as_ref() }
 }
 
 fn consumer_page(segment: &Segment) -> &ConsumerPage {
-    // SAFETY: as above.
+    // SAFETY: the segment maps 64 KiB for as long as it lives, and the fields that other processes write are atomics.
     unsafe { segment.base().cast().as_ref() }
 }

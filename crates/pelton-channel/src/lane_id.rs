@@ -5,7 +5,7 @@
 pub struct LaneId(pub [u64; 2]);
 
 impl LaneId {
-    /// Where the system does not state when a file was created: no sink can recognise such a lane.
+    /// For a file system that reports no creation time. No sink can recognise such a lane.
     pub const NONE: LaneId = LaneId([0; 2]);
 
     pub(crate) fn since_boot(self, boot: [u8; 16]) -> LaneId {

@@ -20,25 +20,25 @@ use std::sync::Arc;
 /// now and then.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// The lane that is served.
+    /// The current lane.
     pub(crate) current: Box<Lane>,
-    /// Others that had messages lately, in the order of their quanta.
+    /// Other lanes that had messages lately, in the order of their quanta.
     busy: VecDeque<Box<Lane>>,
-    /// Others that were empty when they were served last.
-    #[expect(clippy::vec_box, reason = "a lane goes from turn to turn as a pointer")]
+    /// Other lanes that were empty at the end of their last quantum.
+    #[expect(clippy::vec_box, reason = "a lane moves between these lists as a pointer")]
     idle: Vec<Box<Lane>>,
-    /// Index of the idle lane that is polled next.
+    /// Index of the next idle lane to poll.
     next_idle: usize,
-    /// Whether a lane leaves with its sender: where senders join and leave.
+    /// Whether a lane leaves with its sender: in a receiver of several senders.
     leave: bool,
-    /// Served when there is no other lane: it has no sender, ever.
-    nobody: Option<Box<Lane>>,
+    /// The lane that never has a sender, while another lane is current. It is current itself if there is no other lane.
+    placeholder: Option<Box<Lane>>,
 }
 
-/// Idle lanes that are polled at the end of a quantum: few, so that a thousand of them cost busy lanes next to nothing.
-const IDLE_LOOKS: usize = 32;
+/// Idle lanes to poll at the end of a quantum: few, so that a thousand idle lanes cost the busy ones almost nothing.
+const IDLE_POLLS: usize = 32;
 
-/// What is next, of all lanes. What is not a message stays next until [`Lanes::pass`].
+/// The next item of all lanes. An item that is not a message stays the next one until [`Lanes::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Nothing,
@@ -46,7 +46,7 @@ pub(crate) enum Next {
     Record(Record),
     /// The current lane's sender has joined.
     Joined,
-    /// The current lane's sender has left, and all its messages were received; or it broke the rules.
+    /// The current lane's sender has left and all its messages were received; or it violated the protocol.
     Left(Departure),
 }
 
@@ -58,28 +58,28 @@ impl Lanes {
             idle: Vec::new(),
             next_idle: 0,
             leave: false,
-            nobody: None,
+            placeholder: None,
         }
     }
 
-    /// From now on lanes join and leave with their senders; the present lane has no sender.
+    /// From now on, lanes join and leave with their senders. The present lane has no sender.
     pub(crate) fn let_leave(&mut self) {
         self.leave = true;
     }
 
-    /// Whether there is no lane but the current one.
+    /// Whether the current lane is the only one.
     pub(crate) fn is_one(&self) -> bool {
         self.busy.is_empty() && self.idle.is_empty()
     }
 
     /// The number of lanes with a sender.
     pub(crate) fn count(&self) -> usize {
-        1 + self.busy.len() + self.idle.len() - usize::from(self.has_nobody())
+        1 + self.busy.len() + self.idle.len() - usize::from(self.is_empty())
     }
 
-    /// Whether the lane without a sender is served.
-    fn has_nobody(&self) -> bool {
-        self.leave && self.nobody.is_none()
+    /// Whether there is no lane with a sender: the placeholder is current.
+    fn is_empty(&self) -> bool {
+        self.leave && self.placeholder.is_none()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lane> {
@@ -90,32 +90,32 @@ impl Lanes {
         std::iter::once(&mut self.current).chain(&mut self.busy).chain(&mut self.idle).map(|lane| &mut **lane)
     }
 
-    /// The lane of that number, unless its sender has left.
+    /// Finds the lane of that number. Returns `None` after its sender has left.
     pub(crate) fn find(&mut self, number: u32) -> Option<&mut Lane> {
         self.iter_mut().find(|lane| lane.number == number)
     }
 
     /// Adds a lane.
     pub(crate) fn add(&mut self, lane: Box<Lane>) {
-        if self.has_nobody() {
-            self.nobody = Some(std::mem::replace(&mut self.current, lane));
+        if self.is_empty() {
+            self.placeholder = Some(std::mem::replace(&mut self.current, lane));
         } else {
             self.busy.push_back(lane);
         }
     }
 
-    /// Whether a message waits: a hint.
+    /// Whether a lane may have a message: a hint.
     pub(crate) fn may_be_ready(&self) -> bool {
         self.iter().any(|lane| lane.consumer.may_be_ready())
     }
 
-    /// What is next: of the current lane, or of the next one that has anything.
+    /// Returns the next record or event of the current lane, or of the next lane that has one.
     pub(crate) fn peek(&mut self) -> std::result::Result<Next, LaneError> {
-        // A hostile sender may withdraw what made its lane ready.
+        // Bounded, because a hostile sender may clear the header that made its lane ready.
         for _ in 0..=self.count() {
             match self.current.peek(self.leave) {
-                Ok(Next::Nothing) if self.go_on() => {}
-                // It concerns only that sender.
+                Ok(Next::Nothing) if self.switch() => {}
+                // Ends only that sender's lane.
                 Err(_) if self.leave => self.current.end = Some(Departure::Corrupt),
                 found => return found,
             }
@@ -123,8 +123,8 @@ impl Lanes {
         Ok(Next::Nothing)
     }
 
-    /// The current lane is empty: switches to another that may be ready. Returns false if there is none.
-    fn go_on(&mut self) -> bool {
+    /// Switches from the empty current lane to another that may be ready. Returns false if there is none.
+    fn switch(&mut self) -> bool {
         if let Some(next) = self.busy.pop_front() {
             let empty = std::mem::replace(&mut self.current, next);
             self.idle.push(empty);
@@ -139,7 +139,7 @@ impl Lanes {
         }
     }
 
-    /// Switches to that lane. Returns false if there is none.
+    /// Switches to lane `number`. Returns false if it does not exist.
     pub(crate) fn turn_to(&mut self, number: u32) -> bool {
         if self.current.number == number {
             return true;
@@ -149,9 +149,9 @@ impl Lanes {
         found.map(|lane| std::mem::swap(&mut self.current, lane)).is_some()
     }
 
-    /// The current lane's quantum is over.
-    pub(crate) fn end_turn(&mut self) {
-        for _ in 0..IDLE_LOOKS.min(self.idle.len()) {
+    /// Ends the current lane's quantum: polls some idle lanes, and switches to the next busy one.
+    pub(crate) fn end_quantum(&mut self) {
+        for _ in 0..IDLE_POLLS.min(self.idle.len()) {
             if self.next_idle >= self.idle.len() {
                 self.next_idle = 0;
             }
@@ -165,17 +165,17 @@ impl Lanes {
         }
     }
 
-    /// The event that [`Lanes::peek`] returned is delivered. Returns the lane, if it has left.
+    /// Ends the event that [`Lanes::peek`] returned. Returns the lane, if the event was its sender's departure.
     pub(crate) fn pass(&mut self) -> Option<Box<Lane>> {
         if !std::mem::replace(&mut self.current.is_announced, true) {
             return None;
         }
-        let next = self.busy.pop_front().or_else(|| self.idle.pop()).or_else(|| self.nobody.take());
+        let next = self.busy.pop_front().or_else(|| self.idle.pop()).or_else(|| self.placeholder.take());
         next.map(|next| std::mem::replace(&mut self.current, next))
     }
 }
 
-/// What a handshake makes for a receiver.
+/// The result of a receiver's handshake.
 #[derive(Debug)]
 pub(crate) struct ReceiverParts {
     pub(crate) lane: Lane,
@@ -183,12 +183,12 @@ pub(crate) struct ReceiverParts {
     pub(crate) doorbells: Doorbells,
 }
 
-/// Of a link of two lanes: the lane back to the sender, and the largest message that the sender takes.
+/// For a link of two lanes: the lane back to the peer, and the largest message that the peer accepts.
 #[derive(Debug)]
 pub struct ReplyLane {
-    /// The lane back.
+    /// The sender of the lane back.
     pub sender: Sender,
-    /// The largest message that the peer takes.
+    /// The largest message that the peer accepts.
     pub bytes_max: u64,
 }
 
@@ -197,25 +197,25 @@ pub struct ReplyLane {
 pub(crate) struct Lane {
     pub(crate) consumer: Consumer,
     pub(crate) link: Link,
-    /// Messages up to this one, in the count of the consumer's page, may have been delivered to a predecessor.
+    /// A predecessor may have received messages up to this one, in the count of the consumer's page.
     pub(crate) redelivered: u64,
     /// The lane's number in its channel.
     pub(crate) number: u32,
-    /// How its sender left, until that is reported.
+    /// How its sender left; `None` again after that is reported.
     pub(crate) end: Option<Departure>,
     /// Whether the arrival of its sender is reported.
     pub(crate) is_announced: bool,
-    /// Distinguishes it from every other lane, also after a restart of either side.
+    /// The lane's identity, the same after a restart of either side.
     pub(crate) id: LaneId,
-    /// Whether a flush has compared the lane with what its sink has.
+    /// Whether a flush has compared the lane with the contents of its sink.
     pub(crate) is_compared: bool,
-    /// Nothing of this lane is served for now, because the receiver's user applies backpressure to its sender.
+    /// The receiver's user applies backpressure to the sender: the receiver does not serve this lane now.
     pub(crate) is_paused: bool,
-    /// What the receiver's user keeps of this lane: an index of its own.
+    /// An index that the receiver's user assigns to this lane.
     pub(crate) user: usize,
     /// The lane back, until the receiver's user takes it.
     pub(crate) reply: Option<Box<ReplyLane>>,
-    /// Its part of the receiver's memory for its peers.
+    /// Its part of the memory that the receiver's peers may use.
     pub(crate) _part: Option<Part>,
     /// Dropped after the consumer, which points into it.
     pub(crate) memory: LaneMemory,
@@ -242,7 +242,7 @@ impl Lane {
         }
     }
 
-    /// The receiver's part of a path channel's lane: it continues where its predecessor had released to.
+    /// Opens a path channel's lane for its receiver, which continues after the messages that its predecessor released.
     pub(crate) fn open(directory: &Arc<Directory>, number: u32, receiver: Arc<Segment>) -> Result<Lane> {
         let files = directory.lane_for_receiver(number)?;
         let [page, data, consumer] = [files.producer, files.data, files.consumer].map(Arc::new);
@@ -251,12 +251,13 @@ impl Lane {
         let transport = PathTransport::new(directory.clone(), PeerRole::SenderOf(number));
         let link = Link::new(files.doorbell, transport, UNKNOWN_PEER);
         let mut lane = Lane::new(consumer, link, redelivered, number, memory);
-        // After a reboot, numbers may come again, of messages that were not on the disk.
+        // After a reboot, sequence numbers repeat: those of messages that were not durable.
         lane.id = lane.id.since_boot(directory.boot_id());
         Ok(lane)
     }
 
-    /// What is next in this lane. If it `leaves` with its sender, that includes the sender's arrival and departure.
+    /// Returns the next record of this lane. If the lane `leaves` with its sender, also the sender's arrival and
+    /// departure.
     fn peek(&mut self, leaves: bool) -> std::result::Result<Next, LaneError> {
         if !leaves {
             return Ok(self.consumer.peek()?.map_or(Next::Nothing, Next::Record));
@@ -264,7 +265,7 @@ impl Lane {
         if !self.is_announced {
             return Ok(Next::Joined);
         }
-        // The flush releases its chunks first.
+        // Not before a flush has released its chunks.
         let left = |consumer: &Consumer, end| if consumer.has_taken() { Next::Nothing } else { Next::Left(end) };
         if self.end == Some(Departure::Corrupt) {
             return Ok(left(&self.consumer, Departure::Corrupt));
@@ -272,7 +273,7 @@ impl Lane {
         if self.is_stalled() {
             return Ok(Next::Nothing);
         }
-        // What was committed before the departure was noted is visible. [close]
+        // All messages that were committed before the departure was noted are visible. [close]
         Ok(match (self.consumer.peek()?, self.end) {
             (Some(record), _) => Next::Record(record),
             (None, Some(end)) => left(&self.consumer, end),
@@ -282,44 +283,44 @@ impl Lane {
 
     /// Whether [`Lane::peek`] may return something.
     fn may_be_ready(&self, leaves: bool) -> bool {
-        let goes = self.end.is_some() && !self.consumer.has_taken();
-        (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
+        let has_left = self.end.is_some() && !self.consumer.has_taken();
+        (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (has_left || !self.is_announced))
     }
 
-    /// Whether nothing is served of this lane now. After its sender has left, what remains is served.
+    /// Whether the receiver does not serve this lane now. After the sender has left, it serves the remaining messages.
     #[inline(always)]
     pub(crate) fn is_stalled(&self) -> bool {
         self.is_paused && self.end.is_none()
     }
 
-    /// Closes the lane for its sender.
+    /// Closes the lane. Its sender detects that.
     pub(crate) fn close(&mut self) {
         self.consumer.close();
         self.hang_up();
     }
 
-    /// After the closed flags are stored.
+    /// Rings the sender and hangs up. Call it after the closed flags are stored.
     pub(crate) fn hang_up(&self) {
         self.link.ring_peer();
         self.link.shutdown();
     }
 
-    /// Whether a predecessor may have seen the message at the cursor.
+    /// Whether a predecessor may have received the message at the cursor.
     pub(crate) fn is_redelivering(&self) -> bool {
         self.consumer.taken() < self.redelivered
     }
 
-    /// The descriptors of the message at the cursor.
+    /// Receives the descriptors of the message at the cursor.
     pub(crate) fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
         let may_be_late = self.is_redelivering();
         self.link.receive_descriptors(seq, count, may_be_late)
     }
 
-    /// Adds the lane's counters, and publishes them.
+    /// Publishes the lane's counters, and adds them to `sum`.
     pub(crate) fn add_to(&self, sum: &mut Counters) {
         self.consumer.store_counters();
         let page = self.consumer.consumer_page();
-        // On a path channel other processes have written them: they may have any value.
+        // On a path channel other processes have written the counters, so they may have any value.
         sum.messages = sum.messages.wrapping_add(page.messages());
         sum.bytes = sum.bytes.wrapping_add(page.bytes());
         sum.waits = sum.waits.wrapping_add(page.waits());
@@ -327,21 +328,22 @@ impl Lane {
         sum.wakes_sent = sum.wakes_sent.wrapping_add(page.wakes_sent());
     }
 
-    pub(crate) fn is_sender_here(&self) -> bool {
+    /// Whether the lane has a live sender, as far as this side knows.
+    pub(crate) fn has_sender(&self) -> bool {
         self.end.is_none() && self.link.peer().is_some()
     }
 
-    /// Finds the sender of a lane that was just opened, and rings it. A sender that left before, and left no message,
-    /// is not reported.
-    pub(crate) fn meet(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
-        let looked = self.find_sender(doorbells, spin);
+    /// Finds the sender of a lane that this side has just opened, and rings it. Does not report a sender that left
+    /// before and left no message.
+    pub(crate) fn find_and_ring_sender(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
+        let found = self.find_sender(doorbells, spin);
         if !self.consumer.may_be_ready() {
             self.end = None;
         }
         failpoint("receiver meets: looked");
-        // Also if the check failed.
+        // Rings even if the check failed.
         self.link.ring_peer();
-        looked
+        found
     }
 
     /// Finds the sender of a path channel's lane that has none.
@@ -350,25 +352,26 @@ impl Lane {
             let page = self.consumer.producer_page();
             match self.link.find_peer(doorbells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
-                // Its liveness handle may outlive it for a moment, for instance in a child before exec.
+                // It has closed, but its liveness handle is still open for a moment, for instance in a child before
+                // exec.
                 Found::Peer(_) if self.consumer.has_producer_closed() => self.note_end(doorbells),
                 Found::Peer(_) => {
                     self.end = None;
-                    spin.meet(self.link.peer());
+                    spin.set_peer(self.link.peer());
                     return Ok(());
                 }
-                // Its successor may be here already.
+                // Its successor may have opened the channel already.
                 Found::Passed => self.note_end(doorbells),
             }
         }
-        // To be checked again, after the other lanes.
+        // Checks again after the other lanes.
         doorbells.local_wake().ring();
         Ok(())
     }
 
     /// Checks whether the sender has left. Returns true if it just has.
-    pub(crate) fn look_for_end(&mut self, doorbells: &Doorbells) -> Result<bool> {
-        let gone = self.is_sender_here() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
+    pub(crate) fn check_end(&mut self, doorbells: &Doorbells) -> Result<bool> {
+        let gone = self.has_sender() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
         if gone {
             self.note_end(doorbells);
         }
@@ -400,24 +403,25 @@ impl LaneMemory {
     }
 
     /// Continues in the page of the previous consumer, whose role this process has, after the messages that it had
-    /// released. Also returns up to which message, in the count of the page, that consumer may have received some.
+    /// released. Also returns the last message, in the count of the page, that the previous consumer may have received.
     pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, u64)> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the page is mapped.
+        // SAFETY: the segment maps the page, for as long as `self` lives.
         let page = unsafe { memory.consumer.as_ref() };
         let consumer = self.attach(message_bytes_max, can_barrier)?;
-        // A predecessor may have received everything that was committed before now. The stored tail is no bound: while
-        // the sender lives, it is in no order with the messages.
+        // A predecessor may have received every message that was committed before now. The stored tail is no bound:
+        // while the sender lives, its stores are not ordered with those of the messages.
         let redelivered = match page.generation() {
             0 => 0,
             _ => consumer.taken().wrapping_add(consumer.end_of_committed()?.1),
         };
-        // Last: a process that fails to attach has received nothing.
+        // The last step, because a process that fails to attach has received nothing.
         page.start_generation(std::process::id());
         Ok((consumer, redelivered))
     }
 
-    /// Keeps only the mappings, of a lane that is offered to no successor: a thousand lanes have many descriptors.
+    /// Closes the descriptors and keeps the mappings: a thousand lanes have many descriptors. For a lane that is
+    /// offered to no successor.
     pub(crate) fn forget_descriptors(&mut self) {
         for segment in [&mut self.page, &mut self.data, &mut self.consumer] {
             if let Some(segment) = Arc::get_mut(segment) {
@@ -428,14 +432,14 @@ impl LaneMemory {
 
     pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
         let memory = os::lane_memory(&page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the size of the new segment was checked; it replaces the old one right after, which is kept until
-        // then.
+        // SAFETY: the handshake checked the size of the new segment. The old one lives until the assignment below
+        // replaces it.
         unsafe { lane.attach_producer(memory.producer, can_barrier) };
         self.page = page;
     }
 }
 
-/// Takes over a receiver's page, which is kept as long as any of its lanes.
+/// Takes over a receiver's page. Each of its lanes keeps the page alive.
 pub(crate) fn receiver_sleeper(page: &Segment, can_barrier: bool) -> Sleeper {
     // SAFETY: a receiver's page is mapped and writable. This process created it, or has the lock on its role; the lanes
     // keep it.

@@ -1,9 +1,9 @@
-//! Channels: endpoints, how they find each other, path channels, several senders, inspection. An internal crate: use the
-//! crate `pelton`, which has the documentation. What is here besides its public types is not stable.
+//! Channels: endpoints, their connection, path channels, several senders, inspection. An internal crate: use the crate
+//! `pelton`, which has the documentation. Only the types that `pelton` exports are stable.
 //!
-//! From below: `error`, `memory`, `options` and `wait` know no peer; `doorbells`, `transport` and `link` connect one lane
-//! to its peer; `lanes` has those of a receiver; `handshake` makes them; `sender` and `receiver` are the endpoints;
-//! `connect`, `path` and `gather` make endpoints. [`raw`] is the interface of the crates above.
+//! From below: `error`, `memory`, `options` and `wait` know no peer. `doorbells`, `transport` and `link` connect one
+//! lane to its peer. `lanes` has the lanes of a receiver; `handshake` creates them. `sender` and `receiver` are the
+//! endpoints; `connect`, `path` and `gather` create them. [`raw`] is the interface of the crates above.
 
 mod acceptor;
 mod connect;
@@ -21,7 +21,7 @@ mod link;
 mod listener;
 mod memory;
 mod name;
-mod options;
+pub mod options;
 mod packet;
 mod path;
 pub mod raw;
@@ -29,6 +29,7 @@ mod receiver;
 mod registry;
 mod role;
 mod sender;
+mod settings;
 mod transport;
 mod wait;
 

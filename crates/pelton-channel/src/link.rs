@@ -1,4 +1,5 @@
-//! One lane's connection to its peer: the peer's doorbell, the transport, and when the peer's liveness was last checked.
+//! One lane's connection to its peer: the peer's doorbell, the transport, and when the peer's liveness was last
+//! checked.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -13,14 +14,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Link {
     peer_doorbell: Arc<Doorbell>,
-    /// The doorbell that only this peer rings, if it has one: it is closed with the link.
+    /// The doorbell that only this peer rings, if there is one. It is closed with the link.
     _own_doorbell: Option<Arc<Doorbell>>,
     transport: Box<dyn Transport>,
     peer: Peer,
     last_check: Instant,
-    /// Descriptors received ahead of the message that they belong to.
+    /// Descriptors received before their message.
     arrived: VecDeque<Arrived>,
-    /// Descriptors that this side waited for did not come, and none have since.
+    /// Whether a wait for descriptors was without effect, and none have arrived since.
     is_silent: bool,
 }
 
@@ -31,8 +32,8 @@ const CHECK_INTERVAL_LONG: Duration = Duration::from_millis(10);
 /// How long a receiver waits for descriptors that a surviving sender sends again.
 const LATE_MAX: Duration = Duration::from_secs(1);
 
-/// Limit of the peers of a path channel that have come and gone and that one check passes over. There is hardly ever
-/// more than one; a page whose generation always changes must not keep the check from returning.
+/// One check skips at most this number of peers that have opened a path channel and left. There is hardly ever more
+/// than one. The limit ends the check even if a peer's page shows a new generation each time.
 pub(crate) const PASSED_MAX: u32 = 8;
 
 /// The peer of a path channel's link, until one is found.
@@ -71,12 +72,12 @@ impl Link {
         self.transport.shared_liveness()
     }
 
-    /// The number of the lane among those of a receiver in this process; else 0.
+    /// The number of the lane in a receiver of several senders in this process; otherwise 0.
     pub(crate) fn lane_number(&self) -> u32 {
         self.transport.lane_number()
     }
 
-    /// The peer, if one is there.
+    /// The peer, if there is one.
     pub(crate) fn peer(&self) -> Option<Peer> {
         self.transport.has_peer().then_some(self.peer)
     }
@@ -105,7 +106,7 @@ impl Link {
         Ok(found)
     }
 
-    /// The peer is gone: its liveness is not polled any more. A path channel's endpoint may get another peer.
+    /// After the peer has gone: stops polling its liveness. A path channel's endpoint may get another peer.
     pub(crate) fn lose_peer(&mut self, doorbells: &Doorbells) {
         doorbells.forget_liveness(self.liveness());
         self.transport.forget_peer();
@@ -117,7 +118,7 @@ impl Link {
         Error::NoSpace { path, bytes, source }
     }
 
-    /// Not inlined, so that a message that wakes nobody passes no system call.
+    /// Not inlined, so that the path of a message that needs no ring contains no system call.
     #[cold]
     #[inline(never)]
     pub(crate) fn ring_peer(&self) {
@@ -131,7 +132,7 @@ impl Link {
         self.transport.liveness()
     }
 
-    /// Whether the peer is gone, by one system call. False for a path channel whose peer has not come.
+    /// Checks by one system call whether the peer has gone. Returns false for a path channel that has had no peer yet.
     pub(crate) fn is_peer_gone(&mut self) -> Result<bool> {
         self.last_check = Instant::now();
         if self.liveness()[0].is_none() {
@@ -141,7 +142,7 @@ impl Link {
         Ok(ready.map_err(Error::system("polling the peer's liveness"))? == Ready::Gone)
     }
 
-    /// The caller has checked the peer by other means.
+    /// Notes that the caller has checked the peer by other means.
     pub(crate) fn note_check(&mut self) {
         self.last_check = Instant::now();
     }
@@ -171,8 +172,9 @@ impl Link {
         self.transport.wait_for_descriptor_space(deadline)
     }
 
-    /// The descriptors of message `seq`, which were sent before the message was committed. If they `may_be_late`, a
-    /// surviving sender sends them again: this waits a second at most, and not again after they did not come.
+    /// Receives the descriptors of message `seq`, which the sender sent before it committed the message. If they
+    /// `may_be_late`, a surviving sender sends them again: this waits for at most a second, and after one failure not
+    /// again.
     pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<ReceivedFd>> {
         let waits = may_be_late && !self.is_silent;
         let deadline = waits.then(|| Instant::now() + LATE_MAX);
@@ -192,7 +194,7 @@ impl Link {
                     (fds, is_truncated, self.is_silent) = (next.fds, next.is_truncated, false);
                     break;
                 }
-                // Of a message that a predecessor released, with its descriptors.
+                // Descriptors of a message that a predecessor has released.
                 ..0 if passed < PACKETS_MAX => {}
                 ..0 => return Err(Error::Corrupt(format!("descriptors of messages before {seq} come without end"))),
                 _ => {
@@ -210,7 +212,7 @@ impl Link {
         }
     }
 
-    /// Receives all descriptors that a dead sender has sent: its successor does not send them again.
+    /// Receives all descriptors that a dead sender has sent, because its successor does not send them again.
     pub(crate) fn drain_descriptors(&mut self) -> Result<()> {
         self.transport.drain_descriptors(&mut self.arrived)
     }

@@ -1,9 +1,11 @@
-//! Listening under a name: connections are accepted, and each has some time to say its first word.
+//! Listening under a name. Each accepted connection has some time to send its first packet.
 
 use crate::error::{Error, Result};
 use crate::handshake::{HANDSHAKE_TIMEOUT, Handshake, Pace};
 use crate::name::{Bound, Name};
+#[cfg(doc)]
 use crate::options::Options;
+use crate::settings::Settings;
 use pelton_lane::failpoint;
 use pelton_os::socket::{accept_at, first_readable};
 use pelton_os::{Descriptor, locked};
@@ -13,17 +15,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a peer that has connected may take to send its first packet.
+/// Time limit for the first packet of a peer that has connected.
 const GREETING: Duration = Duration::from_millis(500);
-/// Limit of the peers that this side waits for at a time.
-const GREETED_MAX: usize = 64;
+/// Limit of the peers whose first packet this side waits for at a time.
+const CONNECTED_MAX: usize = 64;
 
 /// Waits for connections under a name. Either endpoint may listen. One listener accepts many peers, one after another,
 /// as senders or receivers.
 ///
-/// Its socket is in the file system while the listener, or an endpoint that it accepted, lives, so that a successor of
-/// a peer finds it. Dropping the last of them removes the socket. The next listener recognises and replaces a socket
-/// that a dead process left.
+/// Its socket exists in the file system while the listener, or an endpoint that it accepted, lives. So a peer's
+/// successor can connect to it. Dropping the last of them removes the socket. The next listener replaces a socket that
+/// a dead process left.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -43,37 +45,37 @@ pub struct Listener {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) bound: Bound,
-    pub(crate) options: Options,
+    pub(crate) options: Settings,
     /// Peers that have connected and have not sent their first packet when a call returned.
     connected: Mutex<VecDeque<Connected>>,
-    /// Readable while a peer waits to be accepted, or one of these has sent its first packet.
+    /// Readable while a connection waits in the backlog, or one of these peers has sent its first packet.
     readable: Descriptor,
 }
 
-/// A peer that has connected, and until when it may send its first packet.
+/// A connected peer, and the deadline for its first packet.
 type Connected = (Handshake, Instant);
 
 impl Listener {
-    /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait.
+    /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Does not wait.
     ///
     /// # Errors
     /// [`Error::InUse`] while another process listens there: stop it, or choose another name. [`Error::Name`] for a
-    /// name that is not possible. [`Error::System`].
+    /// invalid name. [`Error::System`].
     pub fn bind(name: &str) -> Result<Listener> {
-        Listener::with_options(name, &Options::new())
+        Listener::with_settings(name, &Settings::default())
     }
 
-    pub(crate) fn with_options(name: &str, options: &Options) -> Result<Listener> {
+    pub(crate) fn with_settings(name: &str, options: &Settings) -> Result<Listener> {
         Listener::bound(name, options, false)
     }
 
-    /// As one of several processes that listen under a short name.
+    /// As [`Listener::with_options`], beside other processes that listen under the same short name.
     #[doc(hidden)]
-    pub fn beside_others(name: &str, options: &Options) -> Result<Listener> {
+    pub fn beside_others(name: &str, options: &Settings) -> Result<Listener> {
         Listener::bound(name, options, true)
     }
 
-    fn bound(name: &str, options: &Options, is_shared: bool) -> Result<Listener> {
+    fn bound(name: &str, options: &Settings, is_shared: bool) -> Result<Listener> {
         options.checked_sizes()?;
         let readable =
             Descriptor::opened(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map(|made| made.map_err(Into::into));
@@ -85,7 +87,7 @@ impl Listener {
         Ok(Listener { inner: Arc::new(inner) })
     }
 
-    /// Whether this process is a fork of the one that made the handle. For FFI.
+    /// Whether this process is a fork of the one that created the handle. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.inner.bound.is_forked()
@@ -104,15 +106,15 @@ impl Listener {
         let mut waiting = std::mem::take(&mut *locked(connected));
         waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket()));
         let accepted = self.accept_of(&mut waiting, deadline, handshake);
-        // The next call continues with them.
+        // The next call continues with the waiting peers.
         let event = epoll::EventData::new_u64(0);
         waiting.retain(|(handshake, _)| epoll::add(readable, handshake.socket(), event, EventFlags::IN).is_ok());
         locked(connected).append(&mut waiting);
         accepted
     }
 
-    /// Accepts a peer that is `connected`, or connects. Waits for the first packets of several at once, so that a
-    /// silent peer delays no other.
+    /// Accepts one of the `connected` peers, or a new one. Waits for the first packets of several peers concurrently,
+    /// so that a silent peer delays no other.
     fn accept_of<T>(
         &self,
         connected: &mut VecDeque<Connected>,
@@ -125,28 +127,28 @@ impl Listener {
                 return Err(Error::Forked);
             }
             let now = Instant::now();
-            // Before a peer is accepted, which would then have to be hung up on.
+            // Checks the deadline before it accepts a peer: afterwards it would have to disconnect that peer.
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(None);
             }
-            let listener = (connected.len() < GREETED_MAX).then(|| bound.as_fd());
+            let listener = (connected.len() < CONNECTED_MAX).then(|| bound.as_fd());
             let first_silent = connected.front().map(|(_, until)| *until);
             let until = [deadline, first_silent].into_iter().flatten().min();
             let fds: Vec<_> = connected.iter().map(|(handshake, _)| handshake.socket()).chain(listener).collect();
             let ready = first_readable(&fds, until).map_err(Error::system("waiting for a connection"))?;
-            let Some(place) = ready else {
+            let Some(index) = ready else {
                 let now = Instant::now();
                 connected.retain(|(_, until)| now < *until);
                 continue;
             };
-            if let Some((mut greeting, _)) = connected.remove(place) {
+            if let Some((mut greeting, _)) = connected.remove(index) {
                 let deadline =
                     deadline.map_or(now + HANDSHAKE_TIMEOUT, |deadline| deadline.min(now + HANDSHAKE_TIMEOUT));
                 greeting.wait_until(deadline);
                 match handshake(greeting) {
                     Ok(done) => return Ok(Some(done)),
-                    // An error of the system is reported; any other was the peer's fault, and the peer has received the
-                    // reason.
+                    // Returns an error of the system. Any other error is the peer's fault, and the peer has received
+                    // the reason.
                     Err(error @ Error::System { .. }) => return Err(error),
                     Err(_) => continue,
                 }
@@ -156,7 +158,7 @@ impl Listener {
             failpoint("connect: accepted");
             match Handshake::new(socket, Pace::Polled, &self.inner.options) {
                 Ok(handshake) => connected.push_back((handshake, Instant::now() + GREETING)),
-                // As above.
+                // Returns an error of the system, and no fault of the peer.
                 Err(error @ Error::System { .. }) => return Err(error),
                 Err(_) => {}
             }

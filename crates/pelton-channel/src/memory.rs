@@ -1,16 +1,16 @@
-//! How much memory peers can make a handle use: the lanes that they write, and what a service keeps of its clients.
+//! Limits of the memory that peers can make a handle use: lanes that they write, and messages that a service keeps.
 
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, message_bytes_limit};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What a side takes from its peer, as its HELLO says.
+/// The sizes that a side accepts from its peer; its HELLO contains them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Of a lane that the peer writes.
+    /// The largest lane that the peer may write.
     pub(crate) lane_bytes: u64,
-    /// Of a message in it.
+    /// The largest message in that lane.
     pub(crate) message_bytes: u64,
 }
 
@@ -18,34 +18,37 @@ impl Limits {
     /// The largest that the formats allow.
     pub(crate) const ALL: Limits =
         Limits { lane_bytes: CAPACITY_MAX, message_bytes: message_bytes_limit(CAPACITY_MAX) };
-    /// The default for a peer of another user. Guess: enough for whoever did not think about it, and little next to a machine's memory.
+    /// The default for a peer of another user. Guess: enough for a program that sets no limit, and little compared with
+    /// a machine's memory.
     pub(crate) const OF_ANOTHER_USER: Limits = Limits { lane_bytes: 64 << 20, message_bytes: 1 << 20 };
 }
 
-/// Lanes are made in multiples of this. A budget of which less is left takes nobody any more.
+/// Lane sizes are multiples of this. A budget with less left accepts no more peers.
 pub(crate) const GRANULE: u64 = 64 * 1024;
-/// The least that the largest message of a link's lane may be: room for a header and some bytes. In pieces of less nothing large would ever arrive.
+/// The minimum for `message_bytes` of a link's lane: space for a header and some bytes. A large
+/// message travels in pieces of at most that size; in smaller pieces it would take too long.
 pub(crate) const LINK_BYTES_MIN: u64 = 1024;
 
-/// Each new peer may have this part of what is left: so the first ones get most, and there is some for very many.
+/// Each new peer may have this part (1/16) of the remaining budget. So the first peers get most, and many peers get
+/// some.
 pub(crate) const SHARES: u64 = 16;
 
-/// The largest lane that a side may make for a peer that takes so many bytes.
+/// The largest lane that a side may create for a peer that accepts `bytes`.
 pub(crate) fn lane_within(bytes: u64) -> u64 {
     let unit = if bytes < GRANULE { CAPACITY_MIN } else { GRANULE };
     bytes / unit * unit
 }
 
-/// A number of bytes, of which parts are taken and given back by any thread.
+/// A number of bytes. Any thread may take parts of it and give them back.
 #[derive(Debug)]
 pub struct Budget {
     most: u64,
-    // Relaxed throughout: a count; nothing is read through it.
+    // Relaxed throughout: a count that publishes nothing.
     taken: AtomicU64,
 }
 
 impl Budget {
-    /// A limit of `most` bytes, of which nothing is taken.
+    /// Creates a budget of `most` bytes.
     pub fn new(most: u64) -> Arc<Budget> {
         Arc::new(Budget { most, taken: AtomicU64::new(0) })
     }
@@ -60,12 +63,12 @@ impl Budget {
         self.most.saturating_sub(self.taken.load(Relaxed))
     }
 
-    /// Takes a part, until it is dropped; `None` if less is left.
+    /// Takes a part; dropping it gives it back. Returns `None` if less is left.
     pub(crate) fn take(self: &Arc<Budget>, bytes: u64) -> Option<Part> {
         self.take_leaving(bytes, || 0).then(|| Part { budget: self.clone(), bytes })
     }
 
-    /// Takes so many bytes if as many as `others` says are left after that.
+    /// Takes `bytes`, if at least `others()` bytes are left after that.
     fn take_leaving(&self, bytes: u64, others: impl Fn() -> u64) -> bool {
         let within = |taken: u64| {
             let left = self.most.checked_sub(taken)?.checked_sub(bytes)?;
@@ -79,7 +82,7 @@ impl Budget {
     }
 }
 
-/// Of a [`Budget`]; dropped, it is given back.
+/// A part of a [`Budget`]. Dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct Part {
     budget: Arc<Budget>,
@@ -94,34 +97,34 @@ impl Drop for Part {
 
 /// One client's share of a [`Budget`]: it grows only while the budget has at least as much left as the share has then.
 ///
-/// So one client alone has at most half, two that hold all they can have a third each, and one more client always finds as much as the
-/// largest share has. No number has to be chosen, and a client that is alone does not pay for many that may come. A fixed fraction
-/// that protects the others of a thousand clients would be too small for one large reply.
+/// So a single client has at most half. Two clients at their limits have a third each. A further client always finds as
+/// much left as the largest share has. The rule needs no number, and a single client need not leave space for many. A
+/// fixed fraction that is safe with a thousand clients would be too small for one large reply.
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
-    /// Relaxed: a count. Threads that answer one client at the same time may exceed its share by what they add in that moment; the
-    /// budget is never exceeded.
+    /// Relaxed: a count. Threads that reply to one client concurrently may exceed its share, by the bytes that they add
+    /// at that moment. They never exceed the budget.
     taken: AtomicU64,
 }
 
 impl Share {
-    /// A client's share of `budget`, of which nothing is taken.
+    /// Creates a client's share of `budget`.
     pub fn new(budget: &Arc<Budget>) -> Arc<Share> {
         Arc::new(Share { budget: budget.clone(), taken: AtomicU64::new(0) })
     }
 
-    /// Of the budget in all.
+    /// The limit of the whole budget.
     pub fn most(&self) -> u64 {
         self.budget.most()
     }
 
-    /// By how much it may grow now.
+    /// The number of bytes by which it may grow now.
     pub fn left(&self) -> u64 {
         self.budget.left().saturating_sub(self.taken.load(Relaxed)) / 2
     }
 
-    /// Takes a part, until it is dropped; `None` if the share may not grow so far.
+    /// Takes a part; dropping it gives it back. Returns `None` if the share may not grow by `bytes`.
     pub fn take(self: &Arc<Share>, bytes: u64) -> Option<Kept> {
         let mut kept = Kept { share: self.clone(), bytes: 0 };
         kept.grow(bytes).then_some(kept)
@@ -129,11 +132,11 @@ impl Share {
 
     fn grow(&self, bytes: u64) -> bool {
         if bytes == 0 {
-            // Also while newcomers' lanes have left less than the share has.
+            // Succeeds even if lanes of new peers have left less than the share has.
             return true;
         }
         let count = |taken: u64| taken.checked_add(bytes);
-        // First, so that a take that fails is in nobody else's way.
+        // Counts in the share first: a failed attempt then never reduces what other clients find in the budget.
         let is_counted = self.taken.fetch_update(Relaxed, Relaxed, count).is_ok();
         let grown = is_counted && self.budget.take_leaving(bytes, || self.taken.load(Relaxed));
         if is_counted && !grown {
@@ -143,7 +146,7 @@ impl Share {
     }
 }
 
-/// Bytes that are kept for one client; dropped, they are given back to its [`Share`].
+/// Bytes kept for one client. Dropping them gives them back to its [`Share`].
 #[derive(Debug)]
 pub struct Kept {
     share: Arc<Share>,
@@ -151,7 +154,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Takes more; false if the share may not grow so far.
+    /// Takes more. Returns false if the share may not grow by `bytes`.
     pub fn grow(&mut self, bytes: u64) -> bool {
         let grown = self.share.grow(bytes);
         self.bytes += if grown { bytes } else { 0 };
@@ -161,7 +164,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // The share last: until then it counts too much, never too little.
+        // The share last: until then it counts too many bytes, never too few.
         self.share.budget.give_back(self.bytes);
         self.share.taken.fetch_sub(self.bytes, Relaxed);
     }
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_is_given_back_and_never_more_than_there_is() {
+    fn a_budget_never_lends_more_than_its_limit_and_gets_all_back() {
         let budget = Budget::new(100);
         let part = budget.take(60).unwrap();
         assert!(budget.take(41).is_none() && budget.take(u64::MAX).is_none());
@@ -189,7 +192,7 @@ mod tests {
         let budget = Budget::new(120);
         let shares = [(); 3].map(|()| Share::new(&budget));
         let mut kept: Vec<Kept> = Vec::new();
-        // Each finds half of what the ones before have left.
+        // Each share may take half of the remaining bytes.
         for (share, bytes) in shares.iter().zip([60, 30, 15]) {
             assert_eq!(share.left(), bytes);
             assert!(share.take(bytes + 1).is_none() && share.take(u64::MAX).is_none());

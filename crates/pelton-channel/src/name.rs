@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     text: String,
-    place: Place,
+    location: Location,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum Location {
     /// A directory with a socket per listening process, inside a directory of this user.
     Directory {
         base: PathBuf,
@@ -35,11 +35,11 @@ impl Name {
     /// [`Error::Name`].
     pub fn parse(text: &str) -> Result<Name> {
         let wrong = |problem: &str| Error::Name { name: text.to_owned(), problem: problem.to_owned() };
-        let place = if let Some(path) = text.strip_prefix("unix:") {
+        let location = if let Some(path) = text.strip_prefix("unix:") {
             if path.is_empty() || path.contains('\0') {
                 return Err(wrong("names no socket: write unix:PATH"));
             }
-            Place::Socket(PathBuf::from(path))
+            Location::Socket(PathBuf::from(path))
         } else if let Some((scheme, _)) = text.split_once(':') {
             let instead = match scheme {
                 "path" => {
@@ -60,16 +60,16 @@ impl Name {
                 Some(dir) => Path::new(&dir).join("pelton"),
                 None => std::env::temp_dir().join(format!("pelton-{}", own_uid())),
             };
-            Place::Directory { directory: base.join(text), base }
+            Location::Directory { directory: base.join(text), base }
         };
-        Ok(Name { text: text.to_owned(), place })
+        Ok(Name { text: text.to_owned(), location })
     }
 
-    /// The name, and the directory of a short one, which differs for another user, or in a service's environment.
+    /// The name; for a short one also its directory, which differs for another user or in a service's environment.
     pub fn with_place(&self) -> String {
-        match &self.place {
-            Place::Socket(_) => self.text.clone(),
-            Place::Directory { directory, .. } => format!("{} (a socket in {})", self.text, directory.display()),
+        match &self.location {
+            Location::Socket(_) => self.text.clone(),
+            Location::Directory { directory, .. } => format!("{} (a socket in {})", self.text, directory.display()),
         }
     }
 
@@ -101,9 +101,9 @@ impl Name {
 
     /// Paths at which a process may listen.
     pub fn sockets(&self) -> Result<Vec<PathBuf>> {
-        match &self.place {
-            Place::Socket(path) => Ok(vec![path.clone()]),
-            Place::Directory { base, directory } => match own_directory(base) {
+        match &self.location {
+            Location::Socket(path) => Ok(vec![path.clone()]),
+            Location::Directory { base, directory } => match own_directory(base) {
                 Ok(true) => self.sockets_in(directory),
                 Ok(false) => Ok(Vec::new()),
                 Err(problem) => Err(self.wrong(problem)),
@@ -111,7 +111,7 @@ impl Name {
         }
     }
 
-    /// The sockets in a directory, none where there is no directory.
+    /// The sockets in a directory; none if the directory does not exist.
     fn sockets_in(&self, directory: &Path) -> Result<Vec<PathBuf>> {
         let entries = match std::fs::read_dir(directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -126,7 +126,7 @@ impl Name {
         Ok(paths)
     }
 
-    /// The sockets under the name, and the process that listens at each; none for a socket that a dead process left.
+    /// The sockets under the name with the pid of each listener; `None` for a socket that a dead process left.
     pub fn listeners(&self) -> Result<Vec<(PathBuf, Option<u32>)>> {
         let mut found = Vec::new();
         for path in self.sockets()? {
@@ -139,7 +139,7 @@ impl Name {
                 Err(error) => match error.kind() {
                     ErrorKind::NotFound => {}
                     ErrorKind::ConnectionRefused => found.push((path, None)),
-                    // Its backlog is full: it listens, and does not reveal its process.
+                    // Its backlog is full: it listens, but only a connection would return its pid.
                     ErrorKind::WouldBlock => found.push((path, Some(0))),
                     _ => return Err(self.failed("connecting to", &path, error)),
                 },
@@ -150,7 +150,7 @@ impl Name {
 
     /// Whether several processes may listen under the name.
     pub fn is_of_many(&self) -> bool {
-        matches!(self.place, Place::Directory { .. })
+        matches!(self.location, Location::Directory { .. })
     }
 
     /// Connects to a live listener; `None` when there is none.
@@ -160,18 +160,18 @@ impl Name {
             match self.connect_to(&path) {
                 Ok(None) => {}
                 Ok(socket) => return Ok(socket),
-                // Another kind of socket is there. There may be others.
+                // This path has another kind of socket. Another path may have a listener.
                 Err(error) => why = Some(error),
             }
         }
         why.map_or(Ok(None), Err)
     }
 
-    /// Connects to the listener there, if there is one.
+    /// Connects to the listener at `path`; `None` when there is none.
     pub fn connect_to(&self, path: &Path) -> Result<Option<Socket>> {
         match Socket::connect(path) {
             Ok(socket) => Ok(Some(socket)),
-            // Gone, never there, or left by a dead process; a full backlog is a listener that is too busy.
+            // The socket does not exist, or a dead process left it. A listener with a full backlog is too busy.
             Err(error) => match error.kind() {
                 ErrorKind::ConnectionRefused if !is_socket(path) => Err(self.no_socket(path)),
                 ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => Ok(None),
@@ -180,11 +180,11 @@ impl Name {
         }
     }
 
-    /// Listens under the name, and replaces what dead listeners left; if it `is_shared`, beside others that listen
+    /// Listens under the name, and replaces sockets of dead listeners. If it `is_shared`, several processes may listen
     /// under a short name.
     pub(crate) fn listen(&self, is_shared: bool) -> Result<Bound> {
-        match &self.place {
-            Place::Socket(path) => {
+        match &self.location {
+            Location::Socket(path) => {
                 let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 let _lock = lock(parent).map_err(|e| self.failed("opening", parent, e))?;
                 self.clear(path)?;
@@ -192,8 +192,8 @@ impl Name {
                 failpoint("name: listening");
                 Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
-            Place::Directory { base, directory } => loop {
-                // A listener that closes removes the directories, perhaps just now: then they are created again.
+            Location::Directory { base, directory } => loop {
+                // A listener that closes removes the directories. If that happens now, the loop creates them again.
                 let again = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
                 make_directory(base).map_err(|error| self.not_made(base, error))?;
                 own_directory(base).map_err(|problem| self.wrong(problem))?;
@@ -207,15 +207,15 @@ impl Name {
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
                 let sockets = self.sockets_in(directory)?;
-                // Another process may have the lock of a directory that was just recreated: a socket without a listener
-                // looks like one that a dead process left.
+                // Another process may have the lock of a recreated directory. It has bound a socket and does not listen
+                // yet, so that socket seems to be of a dead process.
                 if !is_at(&lock, directory).map_err(|e| self.failed("looking at", directory, e))? {
                     continue;
                 }
                 for path in sockets {
                     match self.clear(&path) {
                         Err(Error::InUse { .. }) if is_shared => {}
-                        // Another kind of socket: not to be removed.
+                        // Another kind of socket: it is not pelton's to remove.
                         Err(Error::System { .. }) => {}
                         cleared => cleared?,
                     }
@@ -229,7 +229,8 @@ impl Name {
                     Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                     Err(error) => return Err(self.failed("listening at", &path, error)),
                     Ok(socket) => {
-                        // The directory may be removed in between. While a socket is in it, it stays.
+                        // Another process may have removed the directory meanwhile. While it contains a socket, it
+                        // stays.
                         let stands = is_at(&lock, directory);
                         if let Ok(true) = stands {
                             let directories = vec![directory.clone(), base.clone()];
@@ -244,7 +245,7 @@ impl Name {
         }
     }
 
-    /// Removes a socket without a listener; a live one is refused.
+    /// Removes a socket without a listener. Fails for a live one.
     fn clear(&self, path: &Path) -> Result<()> {
         match std::fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -277,7 +278,7 @@ impl Name {
 /// Excludes other listeners of a directory until it is dropped.
 fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     let fd = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // A process that can open the directory can hold the lock: the wait is limited.
+    // Any process that can open the directory can hold the lock, so the wait is bounded.
     for _ in 0..200 {
         match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
@@ -290,8 +291,8 @@ fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     Err(std::io::Error::new(ErrorKind::ResourceBusy, text))
 }
 
-/// Whether it is the directory at that path now. Fails where the system does not report that: otherwise the retries
-/// would not end.
+/// Whether the path still leads to this directory. Returns an error if that cannot be read: otherwise the retries would
+/// not end.
 fn is_at(fd: &OwnedFd, directory: &Path) -> std::io::Result<bool> {
     let own = fstat(fd)?;
     match std::fs::symlink_metadata(directory) {
@@ -300,7 +301,7 @@ fn is_at(fd: &OwnedFd, directory: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Unless it is there.
+/// Creates a directory of mode 700, unless it exists.
 fn make_directory(path: &Path) -> std::io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -312,7 +313,7 @@ fn make_directory(path: &Path) -> std::io::Result<()> {
 fn own_directory(path: &Path) -> std::result::Result<bool, String> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(format!("needs the directory {}, which cannot be looked at: {error}", path.display())),
+        Err(error) => Err(format!("needs the directory {}, which cannot be checked: {error}", path.display())),
         Ok(found) => {
             let (uid, mode) = (own_uid(), found.mode() & 0o7777);
             if !found.is_dir() || found.uid() != uid || mode & 0o077 != 0 {
@@ -328,12 +329,12 @@ fn own_directory(path: &Path) -> std::result::Result<bool, String> {
     }
 }
 
-/// Whether it is one, or does not exist any more.
+/// Whether `path` is a socket, or does not exist any more.
 fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).map_or(true, |found| found.file_type().is_socket())
 }
 
-/// A listening socket and what to remove with it.
+/// A listening socket, and the files to remove with it.
 #[derive(Debug)]
 pub(crate) struct Bound {
     socket: Descriptor,
@@ -370,7 +371,7 @@ impl Drop for Bound {
         if self.is_forked() {
             return;
         }
-        // Only if it is still this one.
+        // Only if the path still leads to this socket.
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode);
         if ours {
             let _ = std::fs::remove_file(&self.path);
@@ -380,7 +381,7 @@ impl Drop for Bound {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         while let Ok(Some(_)) = accept_at(&self.socket) {}
         for directory in &self.directories {
-            // Refused while other sockets are in it, as it should be.
+            // Fails while the directory contains other sockets, as intended.
             let _ = std::fs::remove_dir(directory);
         }
     }
@@ -391,17 +392,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_that_come_and_go_do_not_hinder_each_other() {
+    fn concurrent_listeners_of_a_directory_do_not_disturb_each_other() {
         let base = std::env::temp_dir().join(format!("pelton-listeners-{}", std::process::id()));
         std::thread::scope(|scope| {
-            // Two of one name, and two of others, in a directory that is empty now and then, and is removed.
+            // Two threads use one name, two use others. Their directory is sometimes empty, and is then removed.
             for text in ["one", "one", "two", "three"] {
-                let place = Place::Directory { base: base.clone(), directory: base.join(text) };
+                let location = Location::Directory { base: base.clone(), directory: base.join(text) };
                 scope.spawn(move || {
-                    let name = Name { text: text.to_owned(), place };
+                    let name = Name { text: text.to_owned(), location };
                     for _ in 0..500 {
                         let bound = name.listen(true).unwrap();
-                        assert!(Socket::connect(&bound.path).is_ok(), "nobody is at {}", bound.path.display());
+                        assert!(Socket::connect(&bound.path).is_ok(), "no listener at {}", bound.path.display());
                     }
                 });
             }
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_name_is_refused_with_what_would_be_right() {
+    fn a_bad_name_is_refused_with_advice() {
         for (name, says) in [
             ("", "1 to 64"),
             (".hidden", "not beginning with '.'"),

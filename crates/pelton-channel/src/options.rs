@@ -1,16 +1,34 @@
-//! How a channel is created: its sizes, a way to wait, and which users may connect.
+//! The options of each maker: [`Options`], and which of them a maker takes.
 
-use crate::error::{Error, Result};
-use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::settings::Settings;
 use crate::wait::Wait;
-use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-/// Default of [`Options::resident_max`].
-pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
-
-/// How a channel is created. A sender creates its lane; each side limits the capacity and the messages, and the lower
-/// limit applies. The creator of a path channel decides both. Each side decides how it waits.
+/// How a maker makes endpoints: sizes, a way to wait, and which users may connect. `M` is the maker. The compiler
+/// infers it from the method that ends the chain, and refuses an option that this maker would ignore.
+///
+/// | option | taken by |
+/// |---|---|
+/// | [`capacity`](Options::capacity) | `threads`, `gather`, `gather_at`, `connect_*`, `listen`, `create_*`, calls |
+/// | [`message_bytes_max`](Options::message_bytes_max) | the same, and appenders |
+/// | [`resident_max`](Options::resident_max) | makers of senders |
+/// | [`memory`](Options::memory) | `gather_at`, `connect_receiver`, `listen`, `create_*`, `open_receiver`, calls |
+/// | [`wait`](Options::wait) | all but flushes |
+/// | [`allow_uids`](Options::allow_uids) | all between processes |
+/// | [`connect_deadline`](Options::connect_deadline) | `connect_*`, `create_*`, `open_*`, clients |
+/// | [`lanes`](Options::lanes) | `gather`, `gather_at`, `create_*`, services, appenders |
+/// | [`announce`](Options::announce) | `gather`, `gather_at` |
+/// | [`mode`](Options::mode) | `create_*`, `open_*` |
+/// | [`call_bytes_max`](Options::call_bytes_max) | calls |
+/// | [`hold`](Options::hold) | clients |
+/// | [`flush_bytes`](Options::flush_bytes), [`flush_interval`](Options::flush_interval) | flushes, appenders |
+///
+/// A sender creates its lane; each side limits the capacity and the messages, and the lower limit applies. The creator
+/// of a path channel decides both. Each side decides how it waits.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -21,66 +39,51 @@ pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Threads have no users:
+/// ```compile_fail,E0277
+/// let _ = pelton::Options::new().allow_uids(&[1000]).threads();
+/// ```
 #[derive(Clone, Debug)]
-pub struct Options {
-    capacity: Option<u64>,
-    /// The capacity, if none is set.
-    usual_capacity: u64,
-    message_bytes_max: Option<u64>,
-    pub(crate) memory: Option<u64>,
-    #[doc(hidden)]
-    pub wait: Wait,
-    pub(crate) uids: Vec<u32>,
-    #[doc(hidden)]
-    pub connect_deadline: Option<Instant>,
-    /// How long a handshake may take if connecting has no deadline.
-    pub(crate) handshake: Duration,
-    pub(crate) mode: u32,
-    lanes: Option<u32>,
-    pub(crate) announces: bool,
-    #[doc(hidden)]
-    pub flush_bytes: u64,
-    #[doc(hidden)]
-    pub flush_interval: Option<Duration>,
-    /// The part of a lane that is used while its receiver keeps up, if not the default.
-    #[doc(hidden)]
-    pub window: Option<u64>,
-    pub(crate) resident_max: u64,
-    #[doc(hidden)]
-    pub call_bytes_max: u64,
-    #[doc(hidden)]
-    pub hold: Duration,
+pub struct Options<M = maker::Any> {
+    settings: Settings,
+    maker: PhantomData<fn() -> M>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
+impl<M> Default for Options<M> {
+    fn default() -> Options<M> {
         Options::new()
     }
 }
 
-impl Options {
-    /// 64 MiB (calls: 4 MiB each way), messages up to half of that less 32 bytes, [`Wait::Block`], the same user only; a path
-    /// channel of mode 0o700 with one lane.
-    pub fn new() -> Options {
-        Options {
-            capacity: None,
-            usual_capacity: 64 << 20,
-            call_bytes_max: 64 << 20,
-            hold: Duration::from_micros(20),
-            message_bytes_max: None,
-            memory: None,
-            wait: Wait::default(),
-            uids: Vec::new(),
-            connect_deadline: None,
-            handshake: Duration::from_secs(5),
-            mode: 0o700,
-            lanes: None,
-            announces: false,
-            flush_bytes: 1 << 20,
-            flush_interval: Some(Duration::from_millis(100)),
-            window: None,
-            resident_max: RESIDENT_MAX,
-        }
+impl<M> Options<M> {
+    /// The defaults: 64 MiB (calls: 4 MiB each way), messages up to half of that less 32 bytes, [`Wait::Block`], the
+    /// same user only; a path channel of mode 0o700 with one lane.
+    pub fn new() -> Options<M> {
+        Options { settings: Settings::default(), maker: PhantomData }
+    }
+
+    /// These options for another maker, which ignores those that it does not take. For a program that decides at run
+    /// time how it makes an endpoint: `Options` without a parameter takes all options.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// use pelton::Options;
+    /// let directory = std::env::temp_dir().join(format!("pelton-options-doc-{}", std::process::id()));
+    /// let options: Options = Options::new().capacity(1 << 20);
+    /// let sender = options.cast().create_sender(&directory)?;
+    /// let receiver = options.cast().open_receiver(&directory)?;
+    /// # drop((sender, receiver));
+    /// # pelton::inspect::remove(&directory)
+    /// # }
+    /// ```
+    pub fn cast<N>(&self) -> Options<N> {
+        Options { settings: self.settings.clone(), maker: PhantomData }
+    }
+
+    #[doc(hidden)]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most 16
@@ -89,8 +92,11 @@ impl Options {
     ///
     /// For a receiver, or either side of calls, it is also the largest lane that this side accepts: the peer creates no
     /// larger one. The default is 16 GiB for a peer of the same user and 64 MiB for another user.
-    pub fn capacity(mut self, bytes: u64) -> Options {
-        self.capacity = Some(bytes);
+    pub fn capacity(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::Capacity>,
+    {
+        self.settings.capacity = Some(bytes);
         self
     }
 
@@ -102,16 +108,22 @@ impl Options {
     /// some time after a trial that failed, when the stream slows down, within 256 messages after a pause, and by
     /// `Sender::trim`. A sender that sends nothing more keeps it. All senders of a process together use at most 64 MiB
     /// more than their 256 KiB each. Appenders are not affected.
-    pub fn resident_max(mut self, bytes: u64) -> Options {
-        self.resident_max = bytes;
+    pub fn resident_max(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::ResidentMax>,
+    {
+        self.settings.resident_max = bytes;
         self
     }
 
     /// The largest message in bytes, if less than the capacity permits: half of it less 32, and below 2 GiB. For a
     /// receiver it is the largest that it accepts; the default is 1 MiB for a peer of another user. A sender whose
     /// limit is above that of its receiver fails to connect with [`Error::Option`].
-    pub fn message_bytes_max(mut self, bytes: u64) -> Options {
-        self.message_bytes_max = Some(bytes);
+    pub fn message_bytes_max(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::MessageBytesMax>,
+    {
+        self.settings.message_bytes_max = Some(bytes);
         self
     }
 
@@ -124,20 +136,29 @@ impl Options {
     /// as is then left for the others: alone it has half. Without this option all clients together may have 256 MiB, or
     /// four times [`Options::call_bytes_max`] if that is more. With one peer, and of a path channel, it limits the
     /// lanes. What the program keeps itself, for instance copies of messages, does not count.
-    pub fn memory(mut self, bytes: u64) -> Options {
-        self.memory = Some(bytes);
+    pub fn memory(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::Memory>,
+    {
+        self.settings.memory = Some(bytes);
         self
     }
 
     /// How this side waits.
-    pub fn wait(mut self, wait: Wait) -> Options {
-        self.wait = wait;
+    pub fn wait(mut self, wait: Wait) -> Options<M>
+    where
+        M: Accepts<setting::Waits>,
+    {
+        self.settings.wait = wait;
         self
     }
 
     /// Users that may be the peer, besides this process's own user.
-    pub fn allow_uids(mut self, uids: &[u32]) -> Options {
-        self.uids = uids.to_vec();
+    pub fn allow_uids(mut self, uids: &[u32]) -> Options<M>
+    where
+        M: Accepts<setting::AllowUids>,
+    {
+        self.settings.uids = uids.to_vec();
         self
     }
 
@@ -145,31 +166,43 @@ impl Options {
     /// the other side to open it too. Without a deadline, connecting fails at once with [`Error::NoListener`] when no
     /// process listens. Opening then fails with [`Error::NoChannel`] when there is no channel, but does not wait for
     /// the other side.
-    pub fn connect_deadline(mut self, deadline: Instant) -> Options {
-        self.connect_deadline = Some(deadline);
+    pub fn connect_deadline(mut self, deadline: Instant) -> Options<M>
+    where
+        M: Accepts<setting::ConnectDeadline>,
+    {
+        self.settings.connect_deadline = Some(deadline);
         self
     }
 
     /// Limit of a handshake, if connecting has no deadline. For the `pelton` command, which checks for signals while no
     /// process listens.
     #[doc(hidden)]
-    pub fn handshake(mut self, limit: Duration) -> Options {
-        self.handshake = limit;
+    pub fn handshake(mut self, limit: Duration) -> Options<M>
+    where
+        M: Accepts<setting::Handshake>,
+    {
+        self.settings.handshake = limit;
         self
     }
 
     /// A receiver of several senders also reports membership:
     /// [`Receiver::receive_event`](crate::Receiver::receive_event) returns that a sender has joined, before its first
     /// message, and that it has left, after its last. Other methods skip these events.
-    pub fn announce(mut self, announce: bool) -> Options {
-        self.announces = announce;
+    pub fn announce(mut self, announce: bool) -> Options<M>
+    where
+        M: Accepts<setting::Announce>,
+    {
+        self.settings.announces = announce;
         self
     }
 
     /// Messages are handed to the sink at this number of bytes, by default 1 MiB: with their headers of 8 bytes, each
     /// padded to a multiple of 8.
-    pub fn flush_bytes(mut self, bytes: u64) -> Options {
-        self.flush_bytes = bytes;
+    pub fn flush_bytes(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::FlushBytes>,
+    {
+        self.settings.flush_bytes = bytes;
         self
     }
 
@@ -177,15 +210,21 @@ impl Options {
     /// enough, or a quarter of a lane's capacity. A sender that does not sleep while it waits for space may have to
     /// wait this long, if its messages are about as large as that. `None`: a `Flush` hands over as soon as no more
     /// messages are there; `Appenders` only when a buffer is full, or on request.
-    pub fn flush_interval(mut self, interval: Option<Duration>) -> Options {
-        self.flush_interval = interval;
+    pub fn flush_interval(mut self, interval: Option<Duration>) -> Options<M>
+    where
+        M: Accepts<setting::FlushInterval>,
+    {
+        self.settings.flush_interval = interval;
         self
     }
 
     /// Permission bits of a path channel's directory, by default 0o700: which other users may open it. Its files have
     /// the same without the execute bits, whatever the umask. A directory that permits more than this is refused.
-    pub fn mode(mut self, bits: u32) -> Options {
-        self.mode = bits;
+    pub fn mode(mut self, bits: u32) -> Options<M>
+    where
+        M: Accepts<setting::Mode>,
+    {
+        self.settings.mode = bits;
         self
     }
 
@@ -194,139 +233,142 @@ impl Options {
     /// created when it is first needed. For it the receiver needs three descriptors, or four for another user; a
     /// service needs five for a client; a thread's sender has four. A new peer is refused where less than an eighth of
     /// all descriptors (at most 64) would be left, after up to a second in which others may become free.
-    pub fn lanes(mut self, lanes: u32) -> Options {
-        self.lanes = Some(lanes);
+    pub fn lanes(mut self, lanes: u32) -> Options<M>
+    where
+        M: Accepts<setting::Lanes>,
+    {
+        self.settings.lanes = Some(lanes);
         self
     }
 
     /// The largest request, or reply, or part of one, that this side accepts, in bytes; by default 64 MiB. What is
     /// larger than the lane's largest message is assembled in this side's memory, one from each peer at a time.
-    pub fn call_bytes_max(mut self, bytes: u64) -> Options {
-        self.call_bytes_max = bytes;
+    pub fn call_bytes_max(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::CallBytesMax>,
+    {
+        self.settings.call_bytes_max = bytes;
         self
     }
 
-    /// How long `Client::arm` may busy-poll for replies that have lately come within that time; by default 20 µs. Zero:
-    /// not at all.
-    pub fn hold(mut self, most: Duration) -> Options {
-        self.hold = most;
+    /// How long `Client::arm` may busy-poll for replies that have lately come within that time; by default 20 µs.
+    /// Zero: not at all.
+    pub fn hold(mut self, most: Duration) -> Options<M>
+    where
+        M: Accepts<setting::Hold>,
+    {
+        self.settings.hold = most;
         self
     }
+}
 
-    /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane by default.
-    #[doc(hidden)]
-    pub fn of_link(&self) -> Result<Options> {
-        // Membership events are no requests.
-        let options = Options { usual_capacity: 4 << 20, announces: false, ..self.clone() };
-        match options.checked_sizes()? {
-            (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
-                option: "message_bytes_max",
-                found: limit,
-                wanted: format!("at least {LINK_BYTES_MIN} bytes for calls"),
-            }),
-            _ => Ok(options),
-        }
-    }
+/// That a maker takes an option: see the table of [`Options`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not take the option `{S}`",
+    note = "an option that the maker would ignore is refused: the table of `pelton::Options` has which maker takes which"
+)]
+pub trait Accepts<S> {}
 
-    /// That the memory has space for the first peer, with this number of lanes.
-    #[doc(hidden)]
-    pub fn check_memory(&self, lanes: u64) -> Result<()> {
-        let least = GRANULE * SHARES * lanes;
-        match self.memory {
-            Some(found) if found < least => {
-                Err(Error::Option { option: "memory", found, wanted: format!("at least {least} bytes") })
-            }
-            _ => Ok(()),
-        }
-    }
+macro_rules! kinds {
+    ($(#[doc = $doc:literal] $name:ident,)*) => {
+        $(#[doc = $doc] #[derive(Clone, Copy, Debug)] pub enum $name {})*
+    };
+}
 
-    /// The number of lanes of a path channel.
-    pub(crate) fn checked_lanes(&self) -> Result<u32> {
-        self.lanes_or(1)
+/// What options are for: the `M` of [`Options<M>`](super::Options).
+pub mod maker {
+    kinds! {
+        /// [`Options::threads`](crate::Options::threads).
+        Threads,
+        /// [`Options::gather`](crate::Options::gather).
+        Gather,
+        /// [`Options::gather_at`](crate::Options::gather_at).
+        GatherAt,
+        /// [`Options::connect_sender`](crate::Options::connect_sender).
+        ConnectSender,
+        /// [`Options::connect_receiver`](crate::Options::connect_receiver).
+        ConnectReceiver,
+        /// [`Options::listen`](crate::Options::listen).
+        Listen,
+        /// [`Options::create_sender`](crate::Options::create_sender).
+        CreateSender,
+        /// [`Options::create_receiver`](crate::Options::create_receiver).
+        CreateReceiver,
+        /// [`Options::open_sender`](crate::Options::open_sender).
+        OpenSender,
+        /// [`Options::open_receiver`](crate::Options::open_receiver).
+        OpenReceiver,
+        /// `Client::connect_with`.
+        Client,
+        /// `Service::listen_with`.
+        Service,
+        /// `Flush::new`.
+        Flush,
+        /// `Appenders::new`.
+        Appenders,
+        /// Any of these, by [`Options::cast`](crate::Options::cast).
+        Any,
     }
+}
 
-    /// Limit of the senders of a receiver that has several.
-    pub(crate) fn checked_senders(&self) -> Result<u32> {
-        self.lanes_or(LANES_MAX)
+/// The options, for [`Accepts`].
+#[doc(hidden)]
+pub mod setting {
+    kinds! {
+        /// `capacity`.
+        Capacity,
+        /// `message_bytes_max`.
+        MessageBytesMax,
+        /// `resident_max`.
+        ResidentMax,
+        /// `memory`.
+        Memory,
+        /// `wait`.
+        Waits,
+        /// `allow_uids`.
+        AllowUids,
+        /// `connect_deadline`.
+        ConnectDeadline,
+        /// `handshake`.
+        Handshake,
+        /// `lanes`.
+        Lanes,
+        /// `announce`.
+        Announce,
+        /// `mode`.
+        Mode,
+        /// `call_bytes_max`.
+        CallBytesMax,
+        /// `hold`.
+        Hold,
+        /// `flush_bytes`.
+        FlushBytes,
+        /// `flush_interval`.
+        FlushInterval,
     }
+}
 
-    fn lanes_or(&self, usual: u32) -> Result<u32> {
-        let lanes = self.lanes.unwrap_or(usual);
-        if (1..=LANES_MAX).contains(&lanes) {
-            return Ok(lanes);
-        }
-        Err(Error::Option { option: "lanes", found: lanes.into(), wanted: format!("1 to {LANES_MAX}") })
-    }
+macro_rules! accepts {
+    ($($setting:ident: $($maker:ident)*;)*) => {
+        $($(impl Accepts<setting::$setting> for maker::$maker {})*)*
+        $(impl Accepts<setting::$setting> for maker::Any {})*
+    };
+}
 
-    /// The largest message: as it was set, but at most `bytes`.
-    #[doc(hidden)]
-    pub fn message_bytes_max_or(&self, bytes: u64) -> u64 {
-        self.message_bytes_max.map_or(bytes, |most| most.min(bytes))
-    }
-
-    /// What this side accepts from a peer of its own user, or of another.
-    pub(crate) fn takes(&self, is_own_user: bool) -> Limits {
-        let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
-        let of_memory = self.memory.map_or(u64::MAX, lane_within).max(CAPACITY_MIN);
-        // The handle's maker has reported impossible values.
-        let lane_bytes = self
-            .capacity
-            .map_or(usual.lane_bytes, |bytes| bytes.clamp(CAPACITY_MIN, CAPACITY_MAX).next_multiple_of(GRANULE));
-        let lane_bytes = lane_bytes.min(of_memory);
-        let message_bytes = self.message_bytes_max.unwrap_or(usual.message_bytes);
-        Limits { lane_bytes, message_bytes: message_bytes.min(message_bytes_limit(lane_bytes)) }
-    }
-
-    /// The largest lane that this side accepts from a path channel. Its own capacity is for a channel that it creates.
-    pub(crate) fn path_lane_bytes_max(&self, is_own_user: bool) -> u64 {
-        let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
-        self.memory.unwrap_or(usual.lane_bytes)
-    }
-
-    /// The capacity and the message limit of the lanes of a path channel that this side creates, within its memory.
-    pub(crate) fn path_sizes(&self) -> Result<(u64, u64)> {
-        let (capacity, limit) = self.checked_sizes()?;
-        let most =
-            self.memory.map_or(u64::MAX, |memory| lane_within(memory / u64::from(self.checked_lanes().unwrap_or(1))));
-        let capacity = capacity.min(most.max(CAPACITY_MIN));
-        Ok((capacity, limit.min(message_bytes_limit(capacity))))
-    }
-
-    /// The capacity and the message limit of a lane that the peer accepts.
-    pub(crate) fn sizes_within(&self, within: Limits) -> Result<(u64, u64)> {
-        let (capacity, limit) = self.checked_sizes()?;
-        let capacity = capacity.min(lane_within(within.lane_bytes));
-        let most = message_bytes_limit(capacity).min(within.message_bytes);
-        match self.message_bytes_max {
-            // Requests and replies go in pieces where the lane takes no larger ones.
-            Some(found) if found > most && within.message_bytes != Limits::ALL.message_bytes => {
-                let wanted = format!(
-                    "at most {most}, as the peer takes lanes of {} bytes and messages of {}: lower it, or raise the peer's capacity, message_bytes_max or memory",
-                    within.lane_bytes, within.message_bytes
-                );
-                Err(Error::Option { option: "message_bytes_max", found, wanted })
-            }
-            _ => Ok((capacity, limit.min(most))),
-        }
-    }
-
-    /// The capacity and the message limit that result from these options.
-    #[doc(hidden)]
-    pub fn checked_sizes(&self) -> Result<(u64, u64)> {
-        let capacity = self.capacity.unwrap_or(self.usual_capacity);
-        if !(CAPACITY_MIN..=CAPACITY_MAX).contains(&capacity) {
-            let wanted = format!("{CAPACITY_MIN} to {CAPACITY_MAX} bytes");
-            return Err(Error::Option { option: "capacity", found: capacity, wanted });
-        }
-        let capacity = capacity.next_multiple_of(GRANULE);
-        let limit = message_bytes_limit(capacity);
-        match self.message_bytes_max {
-            Some(bytes) if bytes > limit => Err(Error::Option {
-                option: "message_bytes_max",
-                found: bytes,
-                wanted: format!("at most {limit} bytes with a capacity of {capacity}: raise the capacity"),
-            }),
-            bytes => Ok((capacity, bytes.unwrap_or(limit))),
-        }
-    }
+accepts! {
+    Capacity: Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
+    MessageBytesMax: Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
+    ResidentMax: Threads Gather GatherAt ConnectSender Listen CreateSender OpenSender Client Service;
+    Memory: GatherAt ConnectReceiver Listen CreateSender CreateReceiver OpenReceiver Client Service;
+    Waits: Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service Appenders;
+    AllowUids: GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service;
+    ConnectDeadline: ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client;
+    Handshake: ConnectSender ConnectReceiver;
+    Lanes: Gather GatherAt CreateSender CreateReceiver Service Appenders;
+    Announce: Gather GatherAt;
+    Mode: CreateSender CreateReceiver OpenSender OpenReceiver;
+    CallBytesMax: Client Service;
+    Hold: Client;
+    FlushBytes: Flush Appenders;
+    FlushInterval: Flush Appenders;
 }

@@ -20,7 +20,7 @@ pub(crate) const DESCRIPTORS: u32 = 6;
 pub(crate) enum Role {
     Sender = 1,
     Receiver = 2,
-    /// Of a link of two lanes: sends requests, receives replies.
+    /// The client of a link of two lanes: sends requests, receives replies.
     Client = 3,
     Service = 4,
 }
@@ -87,22 +87,22 @@ impl Packet {
         Packet { role: role as u32, holds: holds.into(), capacity, message_bytes_max, ..Packet::new(HELLO) }
     }
 
-    /// Of HELLO: bits of the features that the side requires.
+    /// In HELLO: the features that the side requires, as bits.
     pub(crate) fn required(&self) -> u64 {
         self.floor
     }
 
-    /// Of HELLO: bits of the features that the side has.
+    /// In HELLO: the features that the side has, as bits.
     pub(crate) fn offered(&self) -> u64 {
         self.tail
     }
 
-    /// Of HELLO: the limits of what the side accepts from the other.
+    /// In HELLO: the side's limits for the other.
     pub(crate) fn takes(&self) -> Limits {
         Limits { lane_bytes: self.capacity, message_bytes: self.message_bytes_max }
     }
 
-    /// The same about the lane, as another kind.
+    /// The same fields about the lane, in a packet of another kind.
     pub(crate) fn as_kind(&self, kind: u32) -> Packet {
         Packet { kind, ..*self }
     }
@@ -162,7 +162,7 @@ pub(crate) fn entry(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What the entries of a HELLO say, as far as this version knows them.
+/// The entries of a HELLO that this version knows.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     version: Option<String>,
@@ -170,7 +170,7 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// All are read before the first problem counts, because the peer's version belongs to its text.
+    /// Reads all entries before it returns the first problem, because the text of the problem has the peer's version.
     pub(crate) fn read(mut bytes: &[u8]) -> Entries {
         let mut found = Entries::default();
         while !bytes.is_empty() {
@@ -204,7 +204,7 @@ impl Entries {
     }
 }
 
-/// The packet that descriptors of message `seq` travel with.
+/// The packet that carries the descriptors of message `seq`.
 pub(crate) fn descriptors_packet(seq: u32) -> [u8; FIXED_BYTES] {
     Packet { seq, ..Packet::new(DESCRIPTORS) }.encode()
 }
@@ -214,13 +214,13 @@ pub(crate) fn descriptors_of(packet: &[u8]) -> Option<u32> {
     Packet::decode(packet).filter(|packet| packet.kind == DESCRIPTORS).map(|packet| packet.seq)
 }
 
-/// The reason in a packet that refuses.
+/// The reason in a refusal.
 pub(crate) fn refusal(bytes: &[u8]) -> Option<Error> {
     let packet = Packet::decode(bytes).filter(|packet| packet.kind == REFUSED);
     packet.map(|_| Error::Refused(printable(&bytes[FIXED_BYTES..])))
 }
 
-/// A peer's text, which may be printed on a terminal.
+/// A peer's text, made safe for a terminal.
 pub(crate) fn printable(text: &[u8]) -> String {
     String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect()
 }

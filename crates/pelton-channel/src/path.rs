@@ -1,15 +1,16 @@
-//! The endpoints of a path channel: they claim a role in a directory, and find everything else there. `directory.rs`
-//! has what the directory contains, and every check of it.
+//! Makers of a path channel's endpoints: they claim a role in a directory and open its files. `directory.rs` has the
+//! files and every check of them.
 
 use crate::directory::{Access, Directory, SenderRole};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER};
-use crate::options::Options;
+use crate::options::{Options, maker};
 use crate::receiver::Receiver;
 use crate::role::RoleClaim;
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::settings::Settings;
 use crate::transport::{PathTransport, PeerRole};
 use pelton_lane::failpoint;
 use pelton_os::{membarrier, own_uid};
@@ -21,32 +22,36 @@ use std::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Makes endpoints of path channels.
-impl Options {
+impl Options<maker::CreateSender> {
     /// Creates the path channel `directory`, or opens an existing one with the sizes that it was created with, as a
-    /// sender. Continues after the last message that its predecessor committed. A receiver need not be there.
+    /// sender. Continues after the last message that its predecessor committed. Needs no receiver.
     ///
     /// Waits while the channel has as many senders as lanes: until [`Options::connect_deadline`], and without one for
     /// 200 ms, because a killed process keeps its role until the kernel has ended it. So a restart right after a kill
     /// succeeds.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] when as many senders as the channel has lanes are alive after that wait;
-    /// [`Error::NotAChannel`] for a problem of the directory; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
-    /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
+    /// [`Error::RoleTaken`] if the channel has as many senders as lanes after that wait; [`Error::NotAChannel`] if
+    /// something else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`];
+    /// [`Error::Corrupt`]: `pelton recover`; [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        sender(directory.as_ref(), self, Make::Create)
+        sender(directory.as_ref(), self.settings(), Make::Create)
     }
+}
 
+impl Options<maker::OpenSender> {
     /// As [`Options::create_sender`], but does not create a channel.
     ///
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::NoChannel`].
     pub fn open_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        sender(directory.as_ref(), self, Make::Open)
+        sender(directory.as_ref(), self.settings(), Make::Open)
     }
+}
 
+impl Options<maker::CreateReceiver> {
     /// Creates the path channel `directory`, or opens an existing one, as its receiver. Begins with the oldest message
-    /// that its predecessor had not released. No sender need be there. Waits while another receiver is alive, as
+    /// that its predecessor had not released. Needs no sender. Waits while another receiver is alive, as
     /// [`Options::create_sender`] does.
     ///
     /// ```
@@ -70,15 +75,17 @@ impl Options {
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::RoleTaken`] when another receiver is alive after that wait.
     pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        receiver(directory.as_ref(), self, Make::Create)
+        receiver(directory.as_ref(), self.settings(), Make::Create)
     }
+}
 
+impl Options<maker::OpenReceiver> {
     /// As [`Options::create_receiver`], but does not create a channel.
     ///
     /// # Errors
     /// As [`Options::create_receiver`]; [`Error::NoChannel`].
     pub fn open_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        receiver(directory.as_ref(), self, Make::Open)
+        receiver(directory.as_ref(), self.settings(), Make::Open)
     }
 }
 
@@ -89,7 +96,7 @@ enum Make {
     Open,
 }
 
-fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory>> {
+fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Directory>> {
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
         let (capacity, limit) = options.path_sizes()?;
@@ -106,36 +113,36 @@ fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory
     }
 }
 
-fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
+fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
-    let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, life } =
+    let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
         directory.claim_sender_until(options.connect_deadline)?;
     failpoint("sender: claimed");
-    let role = Arc::new(RoleClaim::new(directory.clone(), life, lock));
+    let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::new(receiver_doorbell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
-    // The last receiver may have closed; and it is not known which memory is backed.
+    // The last receiver may have closed. How much of the memory is allocated is unknown.
     lane.continue_without_consumer();
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, options)?;
     sender.endpoint.role = Some(role);
-    sender.meet()?;
+    sender.find_and_ring_peer()?;
     failpoint("sender: met");
     if let Some(deadline) = options.connect_deadline
         && !sender.wait_for_peer(Some(deadline))?
     {
-        return Err(nobody("a receiver", path));
+        return Err(timed_out("a receiver", path));
     }
     Ok(sender)
 }
 
-/// There is no handshake by which the creator would learn what the receiver accepts.
-fn check_size(directory: &Directory, options: &Options) -> Result<()> {
+/// Checks the channel's size: without a handshake, its creator does not know the receiver's limits.
+fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
     let (bytes, lanes) = (directory.capacity(), u64::from(directory.lanes_max()));
     let most = options.path_lane_bytes_max(directory.owner() == own_uid());
     if bytes <= most && options.memory.is_none_or(|memory| bytes * lanes <= memory) {
@@ -148,33 +155,33 @@ fn check_size(directory: &Directory, options: &Options) -> Result<()> {
     Err(Error::NotAChannel { path: directory.path().display().to_string(), problem })
 }
 
-fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
+fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
     let directory = directory(path, options, make)?;
     check_size(&directory, options)?;
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver_until(options.connect_deadline)?;
     failpoint("receiver: claimed");
-    let claim = Arc::new(RoleClaim::new(directory, role.life, role.lock));
+    let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
-    // Before any lane is open: a predecessor that closed stored that here as well.
+    // Before it opens a lane: a predecessor that closed has marked this page as closed.
     let sleeper = receiver_sleeper(&page, can_barrier);
     let lane = Lane::open(&claim.directory, 0, page)?;
     failpoint("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, doorbells };
     let mut receiver = Receiver::new(parts, options)?.with_role(claim);
-    receiver.meet()?;
+    receiver.find_and_ring_senders()?;
     failpoint("receiver: met");
-    // Messages that wait are as good as their sender.
+    // With messages in the channel, the receiver needs no sender.
     if let Some(deadline) = options.connect_deadline
         && !receiver.has_messages()
         && !receiver.wait_for_peer(Some(deadline))?
     {
-        return Err(nobody("a sender", path));
+        return Err(timed_out("a sender", path));
     }
     Ok(receiver)
 }
 
-fn nobody(whom: &str, path: &Path) -> Error {
-    Error::TimedOut(format!("waiting for {whom} to open {}", path.display()))
+fn timed_out(peer: &str, path: &Path) -> Error {
+    Error::TimedOut(format!("waiting for {peer} to open {}", path.display()))
 }

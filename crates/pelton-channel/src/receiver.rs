@@ -1,6 +1,6 @@
-//! The receiving endpoint of a channel. `receiver/message.rs` has what it returns.
+//! The receiving endpoint of a channel. `receiver/message.rs` has the messages and events that it returns.
 
-mod distance;
+mod backoff;
 mod message;
 mod messages;
 
@@ -12,12 +12,14 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+#[cfg(doc)]
 use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
+use crate::settings::Settings;
 use crate::wait::{self, Deadline, Side, Spin};
+use backoff::Backoff;
 use crossbeam_queue::SegQueue;
-use distance::Distance;
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;
@@ -30,7 +32,7 @@ use std::time::Instant;
 /// The receiving endpoint of a channel. `Send`, not `Sync`: one thread at a time.
 ///
 /// Messages are received in place ([`Receiver::receive`]: no copy, the space is released when the [`Message`] is
-/// dropped), copied out ([`Receiver::receive_into`]: safe against a sender that goes on writing), by the batch
+/// dropped), copied out ([`Receiver::receive_into`]: safe against a sender that still writes), in batches
 /// ([`Receiver::try_receive_batch`]), or held ([`Message::hold`]).
 ///
 /// The short name, [`Receiver::receive`], is that of receiving in place, because not copying is what a lane is for, and
@@ -41,34 +43,34 @@ use std::time::Instant;
 /// [`Receiver::receive_vec`] or [`Receiver::messages`] into a new one. After the copy, nothing reads the shared bytes
 /// again.
 ///
-/// Dropping it closes: the sender returns [`Error::Closed`] with the number of unreleased messages.
+/// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages.
 #[derive(Debug)]
 pub struct Receiver {
     pub(crate) lanes: Lanes,
     pub(crate) sleeper: Sleeper,
     pub(crate) endpoint: Endpoint<dyn Reconnect>,
-    /// Reasons not to take the fast path: held messages, whose tickets may come back; the end of a quantum; a pending
-    /// membership event.
+    /// The number of reasons for the slow path: held messages, which the program may return; the end of a quantum; a
+    /// pending membership event.
     pub(crate) slow_path_reasons: usize,
     pub(crate) is_quantum_over: bool,
-    /// Whether there are several lanes, or may be.
+    /// Whether there are, or may be, several lanes.
     pub(crate) many: bool,
-    /// How senders join and leave, of a receiver that has several; and whether it reports that.
+    /// For a receiver of several senders: how they join and leave, and whether the receiver reports that.
     pub(crate) registry: Option<Box<Registry>>,
     reports_events: bool,
-    /// Whether it has returned an event that is not passed yet.
+    /// Whether it has returned an event and has not passed it yet.
     is_event_pending: bool,
-    /// Quanta so far, to check the registry at intervals.
+    /// The number of quanta so far: the registry is checked at intervals of it.
     quanta: u32,
     returned: Arc<Returned>,
-    distance: Distance,
+    backoff: Backoff,
     empties: u32,
 }
 
-/// Where there are several lanes, a lane's quantum ends at multiples of this number of messages. A guess: the cost of a
-/// switch is low against so many messages.
+/// With several lanes, a lane's quantum ends at multiples of this number of messages. A guess: compared with the cost
+/// of so many messages, a switch is cheap.
 const QUANTUM: u32 = 64;
-/// Quanta between two checks of the registry, by a receiver that always has messages.
+/// Quanta between two checks of the registry, while the receiver always has messages.
 const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
@@ -77,7 +79,7 @@ pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
-/// Space for `bytes`, outside of the fast path. The old contents are not needed.
+/// Enlarges the buffer to `bytes` and discards its contents; outside of the fast path.
 #[cold]
 #[inline(never)]
 fn grow(buffer: &mut Vec<u8>, bytes: usize) {
@@ -86,7 +88,7 @@ fn grow(buffer: &mut Vec<u8>, bytes: usize) {
 }
 
 impl Receiver {
-    pub(crate) fn new(parts: ReceiverParts, options: &Options) -> Result<Receiver> {
+    pub(crate) fn new(parts: ReceiverParts, options: &Settings) -> Result<Receiver> {
         let ReceiverParts { lane, sleeper, doorbells } = parts;
         let endpoint = Endpoint::new(doorbells, options.wait, lane.link.peer())?;
         let local_wake = endpoint.doorbells.local_wake().clone();
@@ -103,20 +105,20 @@ impl Receiver {
             is_quantum_over: false,
             many: false,
             returned,
-            distance: Distance::new(),
+            backoff: Backoff::new(),
             empties: 0,
         })
     }
 
-    /// A receiver in that role of a path channel.
+    /// Gives the receiver its role in a path channel.
     pub(crate) fn with_role(mut self, role: Arc<RoleClaim>) -> Receiver {
         self.many = role.directory.lanes_max() > 1;
         self.endpoint.role = Some(role);
         self
     }
 
-    /// A receiver of several senders, which join by `registry`. `parts` belong to the lane without a sender.
-    pub(crate) fn gathering(parts: ReceiverParts, options: &Options, registry: Registry) -> Result<Receiver> {
+    /// Creates a receiver of several senders, which join by `registry`. `parts` are those of the lane without a sender.
+    pub(crate) fn gathering(parts: ReceiverParts, options: &Settings, registry: Registry) -> Result<Receiver> {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
         receiver.registry = Some(Box::new(registry));
@@ -125,7 +127,7 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// The next message, in place; `None` when the lane is empty. Never waits.
+    /// Returns the next message in place, or `None` when the lane is empty. Never waits.
     ///
     /// # Errors
     /// After the last message: [`Error::Closed`] when the sender has closed, [`Error::PeerDied`] when it died; then
@@ -139,10 +141,10 @@ impl Receiver {
         }
     }
 
-    /// The next message, in place. Waits as [`crate::Wait`] of the options determines, without a limit.
+    /// Returns the next message in place. Waits as [`crate::Wait`] of the options determines, without a limit.
     ///
     /// # Errors
-    /// As [`Receiver::try_receive`]; a wait ends at once when the sender leaves.
+    /// As [`Receiver::try_receive`]. A wait ends immediately when the sender leaves.
     #[inline]
     pub fn receive(&mut self) -> Result<Message<'_>> {
         match self.peek_fast() {
@@ -166,7 +168,7 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::try_receive`]; if [`Options::announce`] requests it, reports also which senders join and leave.
+    /// As [`Receiver::try_receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -174,7 +176,7 @@ impl Receiver {
         Ok(self.find(Deadline::Now)?.map(|item| self.event(item)))
     }
 
-    /// As [`Receiver::receive`]; if [`Options::announce`] requests it, reports also which senders join and leave.
+    /// As [`Receiver::receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
@@ -247,8 +249,8 @@ impl Receiver {
         }
     }
 
-    /// All messages that are there, or as many as the caller takes. One store releases their space when the batch is
-    /// dropped. `None` when the lane is empty. Never waits.
+    /// Returns a batch of the messages in the lane; the caller takes as many as it needs. Dropping the batch releases
+    /// their space by one store. Returns `None` when the lane is empty. Never waits.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -267,8 +269,8 @@ impl Receiver {
     /// As [`Receiver::try_receive`].
     #[inline(always)]
     pub fn try_receive_batch(&mut self) -> Result<Option<Batch<'_>>> {
-        let is_there = self.peek_fast().is_some() || self.find_record(Deadline::Now)?.is_some();
-        Ok(is_there.then(|| Batch::new(self)))
+        let has_message = self.peek_fast().is_some() || self.find_record(Deadline::Now)?.is_some();
+        Ok(has_message.then(|| Batch::new(self)))
     }
 
     /// As [`Receiver::try_receive_batch`], but waits until there is a message.
@@ -283,17 +285,17 @@ impl Receiver {
         Ok(Batch::new(self))
     }
 
-    /// The common wait: the next message comes soon. Polls for it some times before any call that costs more than the
-    /// message. Not inlined, so that the loop is not unrolled into every caller.
+    /// Polls several times for the next message, before any call that costs more than a message: most waits end here.
+    /// Not inlined, so that the compiler does not unroll the loop into every caller.
     #[inline(never)]
     #[doc(hidden)]
     pub fn comes_soon(&mut self) -> bool {
-        if self.endpoint.spin.first_looks() > 0 && !self.many {
-            for _ in 0..self.distance.found_nothing(self.lanes.current.consumer.head().seq) {
+        if self.endpoint.spin.first_polls() > 0 && !self.many {
+            for _ in 0..self.backoff.next_pauses(self.lanes.current.consumer.head().seq) {
                 os::relax();
             }
         }
-        for _ in 0..self.endpoint.spin.first_looks() {
+        for _ in 0..self.endpoint.spin.first_polls() {
             os::relax();
             if self.lanes.current.consumer.may_be_ready() {
                 return true;
@@ -314,7 +316,7 @@ impl Receiver {
         Ok(self.find_record(deadline)?.map(|record| self.copy_out(record, buffer)))
     }
 
-    /// The next message, waiting for it as long as `deadline` states. Membership events are skipped.
+    /// Returns the next message. Waits until `deadline`. Skips membership events.
     pub(crate) fn find_record(&mut self, deadline: Deadline) -> Result<Option<Record>> {
         loop {
             match self.find_slow(deadline)? {
@@ -325,11 +327,11 @@ impl Receiver {
         }
     }
 
-    /// The next message or membership event, waiting for it as long as `deadline` states.
+    /// Returns the next message or membership event. Waits until `deadline`.
     pub(crate) fn find_slow(&mut self, deadline: Deadline) -> Result<Option<Item>> {
         let Some(deadline) = deadline.until() else { return self.peek() };
-        // The header was polled just now. Each poll takes the ownership of its cache line from the sender, which may be
-        // about to write there.
+        // The fast path has just polled the header. Another poll would take the ownership of its cache line from the
+        // sender, which may be about to write there.
         let is_usual = self.endpoint.owner.is_current()
             && self.slow_path_reasons == 0
             && !self.sleeper.is_armed()
@@ -339,7 +341,7 @@ impl Receiver {
         }
         self.lanes.current.consumer.count_wait();
         while wait::wait(self, deadline)? {
-            // A hostile sender may have withdrawn what the wait found.
+            // A hostile sender may have cleared the header that ended the wait.
             if let Some(item) = self.peek()? {
                 return Ok(Some(item));
             }
@@ -349,14 +351,14 @@ impl Receiver {
 
     pub(crate) fn peek(&mut self) -> Result<Option<Item>> {
         if self.slow_path_reasons != 0 && !self.endpoint.owner.is_forked() {
-            self.take_back();
+            self.release_returned();
             if std::mem::take(&mut self.is_quantum_over) {
                 self.slow_path_reasons -= 1;
                 self.quanta = self.quanta.wrapping_add(1);
                 if self.registry.is_none() || self.quanta.is_multiple_of(QUANTA_PER_CHECK) {
                     self.find_lanes()?;
                 }
-                self.lanes.end_turn();
+                self.lanes.end_quantum();
             }
         }
         if !self.endpoint.owner.is_current() {
@@ -364,7 +366,7 @@ impl Receiver {
         }
         match self.peek_in_turn()? {
             Some(item) => {
-                // Awake: the senders need not check further. The descriptor stays readable until the next `arm`.
+                // This side is awake, so the senders need not ring. The descriptor stays readable until the next `arm`.
                 self.sleeper.disarm();
                 Ok(Some(item))
             }
@@ -372,7 +374,7 @@ impl Receiver {
         }
     }
 
-    /// The next record of the lane that is served, or of the next one that has any; or a membership event.
+    /// Returns the next record of the current lane, or of the next lane that has one; or a membership event.
     fn peek_in_turn(&mut self) -> Result<Option<Item>> {
         loop {
             let event = match self.lanes.peek() {
@@ -383,7 +385,7 @@ impl Receiver {
                 Err(error) => return Err(self.failed(error)),
             };
             if self.reports_events {
-                // Also for the next call, before anything else of that lane.
+                // The next call returns it too, until `pass`: before anything else of that lane.
                 if !std::mem::replace(&mut self.is_event_pending, true) {
                     self.slow_path_reasons += 1;
                 }
@@ -393,7 +395,7 @@ impl Receiver {
         }
     }
 
-    /// A membership event is delivered, or skipped.
+    /// Ends a membership event that was delivered or skipped.
     #[cold]
     pub(crate) fn pass(&mut self) {
         if std::mem::take(&mut self.is_event_pending) {
@@ -404,61 +406,60 @@ impl Receiver {
         {
             // An error concerns the pending handshakes: the next check reports it.
             let _ = registry.part_with(*lane, &self.endpoint.doorbells);
-            self.check_newcomer();
+            self.check_unannounced();
         }
     }
 
-    /// The fast path sees only messages: the arrival of a lane's sender is reported before them.
-    fn check_newcomer(&mut self) {
+    /// Ends the quantum if the arrival of the lane's sender is not reported yet: the fast path returns only messages.
+    fn check_unannounced(&mut self) {
         if !self.lanes.current.is_announced {
             self.end_quantum();
         }
     }
 
-    /// All lanes are empty: the channel may have ended.
+    /// Checks for the end of the channel, after all lanes were found empty.
     fn peek_when_empty(&mut self) -> Result<Option<Item>> {
-        // A caller may poll again and again without waiting: whether the senders are alive is checked at intervals.
+        // A caller may poll for ever without waiting. So this checks at intervals whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
         if let Some(registry) = &self.registry {
             let due =
                 registry.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_due());
-            return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
+            return if due { self.check_registry_and_peek() } else { self.none_or_end() };
         }
-        let closed = self.lanes.is_one()
-            && self.lanes.current.is_sender_here()
-            && self.lanes.current.consumer.has_producer_closed();
-        // A departure that was noted while messages were still there is reported now.
+        let closed =
+            self.lanes.is_one() && self.lanes.current.has_sender() && self.lanes.current.consumer.has_producer_closed();
+        // A departure that was noted before the last message was received is reported now.
         let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_overdue();
-        let perhaps = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
-        if !perhaps || self.look_for_ends()?.is_none() {
+        let may_have_ended = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
+        if !may_have_ended || self.check_ends()?.is_none() {
             return Ok(None);
         }
-        // What was committed before the end is visible now. [close]
+        // All messages that were committed before the end are visible now. [close]
         match self.peek_in_turn()? {
             Some(record) => Ok(Some(record)),
-            None => self.nothing_or_end(),
+            None => self.none_or_end(),
         }
     }
 
-    /// As [`Receiver::peek_in_turn`], after a check of the registry.
-    fn peek_at_the_gate(&mut self) -> Result<Option<Item>> {
+    /// As [`Receiver::peek_in_turn`], but first checks the registry.
+    fn check_registry_and_peek(&mut self) -> Result<Option<Item>> {
         self.lanes.current.link.note_check();
         self.find_lanes()?;
         match self.peek_in_turn()? {
             Some(record) => {
-                // A sender that joins or leaves may not have rung, and the descriptor stays readable until the next
-                // `arm`.
+                // A sender that joins or leaves may not have rung. The ring keeps the descriptor readable until the
+                // next `arm`.
                 if self.sleeper.is_armed() {
                     self.endpoint.doorbells.local_wake().ring();
                 }
                 Ok(Some(record))
             }
-            None => self.nothing_or_end(),
+            None => self.none_or_end(),
         }
     }
 
-    /// No message waits: the channel may have ended.
-    fn nothing_or_end(&mut self) -> Result<Option<Item>> {
+    /// Returns nothing, or the error if the channel has ended.
+    fn none_or_end(&mut self) -> Result<Option<Item>> {
         if self.found_end().is_none() {
             return Ok(None);
         }
@@ -466,66 +467,66 @@ impl Receiver {
         Err(self.not_usable())
     }
 
-    /// Notes which senders have left; returns how the channel ended, if that was the last of them.
-    fn look_for_ends(&mut self) -> Result<Option<Departure>> {
+    /// Notes which senders have left. Returns how the channel ended, if the last one has left.
+    fn check_ends(&mut self) -> Result<Option<Departure>> {
         if self.registry.is_some() {
             self.find_lanes()?;
             return Ok(self.found_end());
         }
         for lane in self.lanes.iter_mut() {
-            lane.look_for_end(&self.endpoint.doorbells)?;
+            lane.check_end(&self.endpoint.doorbells)?;
         }
         Ok(self.found_end())
     }
 
-    /// As [`Receiver::look_for_ends`], by one system call for any number of lanes.
+    /// As [`Receiver::check_ends`], by one system call for any number of lanes.
     fn ends_now(&mut self) -> Result<Option<Departure>> {
         if self.registry.is_some() {
-            // Checked a moment ago; later departures ring.
+            // `find_senders` has just checked it. Senders that leave later ring.
             return Ok(self.found_end());
         }
         let one = self.lanes.is_one();
-        if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.has_producer_closed()) {
-            return self.look_for_ends();
+        if one || self.lanes.iter().any(|lane| lane.has_sender() && lane.consumer.has_producer_closed()) {
+            return self.check_ends();
         }
         match self.endpoint.doorbells.is_any_gone()? {
-            true => self.look_for_ends(),
+            true => self.check_ends(),
             false => Ok(self.found_end()),
         }
     }
 
-    /// How the channel ended: no sender is here, and the departure of one is not reported yet.
+    /// How the channel ended: it has no sender, and the departure of the last one is not reported yet.
     fn found_end(&self) -> Option<Departure> {
         if let Some(registry) = &self.registry {
             return (self.lanes.count() == 0 && registry.is_shut()).then_some(Departure::Closed);
         }
-        if self.lanes.iter().any(Lane::is_sender_here) {
+        if self.lanes.iter().any(Lane::has_sender) {
             return None;
         }
         let ends = || self.lanes.iter().filter_map(|lane| lane.end);
         ends().find(|end| *end == Departure::PeerDied).or_else(|| ends().next())
     }
 
-    /// Finds new lanes, for which a busy receiver is not rung; with a registry, also which senders have left.
+    /// Finds new lanes: their senders do not ring a busy receiver. With a registry, also notes which senders have left.
     pub(crate) fn find_lanes(&mut self) -> Result<()> {
         if let Some(registry) = &mut self.registry {
             let attended = registry.attend(&mut self.lanes, &self.endpoint.doorbells, &mut self.endpoint.spin);
             // Also if a sender joined before an error.
-            self.check_newcomer();
+            self.check_unannounced();
             return attended;
         }
         let Some(role) = &self.endpoint.role else { return Ok(()) };
         for number in self.lanes.count() as u32..role.directory.lanes()? {
             let mut lane = Lane::open(&role.directory, number, self.lanes.current.memory.receiver.clone())?;
-            let met = lane.meet(&self.endpoint.doorbells, &mut self.endpoint.spin);
-            // Kept even if its sender cannot be checked now: to open it again would look like another receiver.
+            let found = lane.find_and_ring_sender(&self.endpoint.doorbells, &mut self.endpoint.spin);
+            // Keeps the lane even if the check of its sender fails: to open it again would begin another generation.
             self.lanes.add(Box::new(lane));
-            met?;
+            found?;
         }
         Ok(())
     }
 
-    /// As [`Receiver::find_lanes`], and for new senders of old lanes.
+    /// As [`Receiver::find_lanes`]; also finds new senders of old lanes.
     fn find_senders(&mut self) -> Result<()> {
         if self.registry.is_some() {
             return self.find_lanes();
@@ -534,8 +535,8 @@ impl Receiver {
         for lane in self.lanes.iter_mut() {
             done = done.and(lane.find_sender(&self.endpoint.doorbells, &mut self.endpoint.spin));
         }
-        // What could not be checked, for instance because descriptors are missing, is checked again: the ring that
-        // announced it may be drained already.
+        // A check may fail, for instance without a free descriptor. Then the local wake causes another one, because the
+        // sender's ring may be drained already.
         done.and_then(|()| self.find_lanes()).inspect_err(|_| self.endpoint.doorbells.local_wake().ring())
     }
 
@@ -545,9 +546,9 @@ impl Receiver {
         if buffer.capacity() < bytes {
             grow(buffer, bytes);
         }
-        // SAFETY: the lane checked that the record lies in the data; the vector has the space. The two do not overlap,
-        // because no safe code has a vector over a lane. A peer that writes meanwhile changes bytes, for which any
-        // value is valid.
+        // SAFETY: the lane checked that the record lies in the data, and the vector has enough capacity. The two do not
+        // overlap, because no safe code has a vector over a lane. If the peer writes meanwhile, it changes only bytes,
+        // and every value of a byte is valid.
         unsafe {
             self.lanes.current.consumer.copy_out(&record, buffer.as_mut_ptr());
             buffer.set_len(bytes);
@@ -574,7 +575,7 @@ impl Receiver {
         }
     }
 
-    /// The next message is searched in the next lane first.
+    /// Ends the current lane's quantum: the next call continues with the next lane.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_quantum(&mut self) {
@@ -584,18 +585,18 @@ impl Receiver {
         }
     }
 
-    /// Closes the descriptors of a message that the program did not take.
+    /// Closes the descriptors of a message, which the program did not take.
     #[cold]
     fn drop_descriptors(&mut self, record: &Record) {
         let _ = self.receive_descriptors(record.seq, record.descriptors);
     }
 
-    /// The descriptors of the current lane's next message, which is not released yet.
+    /// Receives the descriptors of the current lane's next message, which is not released yet.
     pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
         let lane = &mut *self.lanes.current;
         let received = lane.take_descriptors(seq, count);
         if self.registry.is_some() && matches!(received, Err(Error::Corrupt(_))) {
-            // It concerns only that sender, and must not delay others again.
+            // Ends only that sender's lane, so that it cannot delay the others again.
             lane.end = Some(Departure::Corrupt);
         }
         received
@@ -603,10 +604,10 @@ impl Receiver {
 
     /// Releases held messages that have been dropped.
     #[cold]
-    fn take_back(&mut self) {
+    fn release_returned(&mut self) {
         while let Some((number, ticket)) = self.returned.tickets.pop() {
             self.slow_path_reasons -= 1;
-            // A lane that has left needs nothing back.
+            // A lane whose sender has left is closed: its space needs no release.
             if let Some(lane) = self.lanes.find(number)
                 && lane.consumer.release_held(ticket) == Wake::Ring
             {
@@ -615,13 +616,13 @@ impl Receiver {
         }
     }
 
-    /// Why the handle is not usable. A path channel's receiver is usable again after that.
+    /// Returns the reason why the handle is not usable. A path channel's receiver is usable again after that.
     #[cold]
     pub(crate) fn not_usable(&mut self) -> Error {
         let held = || self.lanes.iter().map(|lane| lane.consumer.held() as u64).sum();
         let error = self.endpoint.error(held);
         if self.endpoint.departure.is_some() && self.endpoint.is_path() && !self.endpoint.owner.is_forked() {
-            self.go_on_alone();
+            self.continue_without_peer();
         }
         error
     }
@@ -632,7 +633,7 @@ impl Receiver {
         error.into()
     }
 
-    /// One of several senders has broken the rules: the lane's next quantum reports that.
+    /// Notes that one of several senders has violated the protocol: the next quantum of its lane reports that.
     #[cold]
     pub(crate) fn failed_in_batch(&mut self, error: LaneError) -> Result<()> {
         if self.registry.is_none() {
@@ -642,22 +643,22 @@ impl Receiver {
         Ok(())
     }
 
-    /// The senders have left and their last message is received: the next call returns that, and, except for a path
-    /// channel, each later one.
+    /// Notes that the senders have left and that their last message was received. The next call returns that; later
+    /// calls too, except on a path channel.
     fn note_end(&mut self) {
         self.endpoint.departure = self.found_end();
         self.endpoint.owner.retire();
     }
 
-    /// The departure of a path channel's senders is reported: the lanes wait for the next ones.
-    fn go_on_alone(&mut self) {
+    /// Prepares the lanes of a path channel for new senders, after the departure of the last ones was reported.
+    fn continue_without_peer(&mut self) {
         for lane in self.lanes.iter_mut() {
             lane.end = None;
         }
         self.endpoint.reinstate();
     }
 
-    /// For an event loop: makes the descriptor readable when a message comes, or the sender leaves. Returns true if
+    /// For an event loop: makes the descriptor readable when a message arrives, or the sender leaves. Returns true if
     /// there is no message now: return to the loop. Returns false if there is one: receive it. Does not wait.
     ///
     /// # Errors
@@ -673,11 +674,11 @@ impl Receiver {
         let armed = Side::arm(self)?;
         if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
-            return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
+            return if self.poll()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
         if !armed || Side::needs_timed_wait(self) {
-            // Readable exactly while a message waits, also for a caller that returns to the loop regardless; and as
-            // long as the sender is not known to fence, so that its ring is not missed.
+            // The descriptor is readable while the lane has a message, even if the caller returns to the loop
+            // regardless. It is also readable until the sender is known to fence, because its ring may be missed.
             self.endpoint.doorbells.local_wake().ring();
             failpoint("receiver arms: nudged");
         }
@@ -692,9 +693,9 @@ impl Receiver {
     }
 
     /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to continue after the last
-    /// committed message. A receiver that had connected connects under the name again; one that a [`crate::Listener`]
-    /// accepted accepts the successor there. On a path channel it waits until a sender is there, which receiving does
-    /// not need.
+    /// committed message. A receiver that had connected connects under the same name again; one that a
+    /// [`crate::Listener`] had accepted accepts the successor there. On a path channel it waits until there is a
+    /// sender; to receive does not need one.
     ///
     /// # Errors
     /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads;
@@ -726,9 +727,9 @@ impl Receiver {
         }
         let reconnect = self.endpoint.reconnect()?;
         let lane = &mut *self.lanes.current;
-        // What the dead sender sent is still in its socket.
+        // The dead sender's descriptors are still in its socket.
         lane.link.drain_descriptors()?;
-        // A broken lane is no fault of a successor.
+        // Fails here if the lane is corrupt, so that no successor is blamed for it.
         lane.consumer.end_of_committed()?;
         if !reconnect.resume(lane, &self.endpoint.doorbells, deadline)? {
             return Ok(false);
@@ -738,17 +739,17 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Finds the senders of a path channel that was just opened, and rings them.
-    pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lanes.current.meet(&self.endpoint.doorbells, &mut self.endpoint.spin)?;
+    /// Finds the senders of a path channel that this side has just opened, and rings them.
+    pub(crate) fn find_and_ring_senders(&mut self) -> Result<()> {
+        self.lanes.current.find_and_ring_sender(&self.endpoint.doorbells, &mut self.endpoint.spin)?;
         self.find_lanes()
     }
 
     /// Waits until a path channel has a sender. Returns false at the deadline.
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
-            if self.endpoint.departure.is_some() || self.look_for_ends()?.is_some() {
-                self.go_on_alone();
+            if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
+                self.continue_without_peer();
             } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
             }
@@ -756,10 +757,11 @@ impl Receiver {
             failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
             failpoint("receiver waits for its peer: looked");
-            if self.lanes.iter().any(Lane::is_sender_here) {
+            if self.lanes.iter().any(Lane::has_sender) {
                 return Ok(true);
             }
-            // Not determined by what ended the sleep: a doorbell that always rings must not keep this from returning.
+            // Checks the clock after each sleep: otherwise a doorbell that always rings would delay the return for
+            // ever.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -767,8 +769,8 @@ impl Receiver {
         }
     }
 
-    /// Writes what was released so far to the disk under a path channel, and waits for that, so that it is not
-    /// delivered again even after a reboot. Takes as long as the disk does: milliseconds and more.
+    /// Makes all releases so far durable, on a path channel: the messages are not delivered again even after a reboot.
+    /// Waits for the disk: milliseconds and more.
     ///
     /// # Errors
     /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
@@ -792,13 +794,13 @@ impl Receiver {
         sum
     }
 
-    /// The generation of the lane's producer that sent the last received message: 1 for the first, one more for each
-    /// successor.
+    /// The generation of the producer that sent the last received message: 1 for the lane's first producer, one more
+    /// for each successor.
     pub fn generation(&self) -> u32 {
         self.lanes.current.consumer.generation()
     }
 
-    /// Bytes of the lane.
+    /// Bytes of the lane's data.
     pub fn capacity(&self) -> u64 {
         self.lanes.current.consumer.capacity()
     }
@@ -808,14 +810,14 @@ impl Receiver {
         self.lanes.current.consumer.message_bytes_max()
     }
 
-    /// The sender's process; of several senders, that of the last received message. `None` while a path channel has no
-    /// sender that this side knows of.
+    /// The sender's process; with several senders, that of the last received message. `None` while this side knows of
+    /// no sender, on a path channel.
     pub fn peer(&self) -> Option<Peer> {
         self.lanes.current.link.peer()
     }
 
-    /// Closes: the sender returns [`Error::Closed`] with the number of unreleased messages. Does not wait. Dropping
-    /// does the same.
+    /// Closes the channel. The sender returns [`Error::Closed`] with the number of unreleased messages. Does not wait.
+    /// Dropping the receiver does the same.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -830,15 +832,14 @@ impl Drop for Receiver {
             return;
         }
         if self.slow_path_reasons != 0 {
-            self.take_back();
+            self.release_returned();
         }
         if let Some(registry) = &mut self.registry {
             registry.shut(&mut self.lanes);
         }
         self.lanes.iter_mut().for_each(|lane| lane.consumer.close());
         self.sleeper.close();
-        // First the closed flags, then the ring, last the hang-up: a sender that detects one of the later finds the
-        // earlier.
+        // The order: the closed flags, the ring, the hang-up. A sender that detects one finds the earlier ones done.
         for lane in self.lanes.iter() {
             lane.hang_up();
             failpoint("receiver closes: hung up");
@@ -861,7 +862,7 @@ impl AsFd for Receiver {
 }
 
 impl Side for Receiver {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         Ok(self.peek()?.is_some())
     }
 
@@ -871,19 +872,19 @@ impl Side for Receiver {
 
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
-        // A sender that joins later rings first.
-        let do_fence = || self.lanes.iter().all(|lane| !lane.is_sender_here() || lane.consumer.is_producer_fencing());
+        // A sender that joins later rings the doorbell.
+        let do_fence = || self.lanes.iter().all(|lane| !lane.has_sender() || lane.consumer.is_producer_fencing());
         self.sleeper.arm(|| everywhere = do_fence() || os::membarrier::barrier());
         if !everywhere {
             self.sleeper.request_fencing();
         }
-        let there = self.look();
-        if !matches!(there, Ok(false)) {
+        let found = self.poll();
+        if !matches!(found, Ok(false)) {
             self.sleeper.disarm();
         } else {
             self.lanes.current.consumer.count_sleep();
         }
-        Ok(!there?)
+        Ok(!found?)
     }
 
     fn disarm(&mut self) {
@@ -891,10 +892,10 @@ impl Side for Receiver {
     }
 
     fn end(&mut self) -> Result<bool> {
-        if self.look_for_ends()?.is_none() {
+        if self.check_ends()?.is_none() {
             return Ok(false);
         }
-        // What the last of them committed before it left. [close]
+        // The last sender may have committed messages before it left. [close]
         if self.peek_in_turn()?.is_some() {
             return Ok(true);
         }
@@ -903,7 +904,7 @@ impl Side for Receiver {
     }
 
     fn needs_timed_wait(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.needs_timed_wait(&self.sleeper))
+        self.lanes.iter().any(|lane| lane.has_sender() && lane.consumer.needs_timed_wait(&self.sleeper))
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
@@ -913,13 +914,13 @@ impl Side for Receiver {
     fn rung(&mut self, alone: bool) -> Result<bool> {
         self.endpoint.doorbells.drain()?;
         failpoint("receiver rung: drained");
-        // A sender that joins or leaves reports that itself, until it is processed.
+        // A sender that joins or leaves sets a flag and has an event of its own, so an event-free ring needs no check.
         if alone && self.registry.as_ref().is_some_and(|registry| !registry.may_be_ready()) {
             return Ok(false);
         }
         self.find_senders()?;
         failpoint("receiver rung: looked");
-        // A sender may have come, sent everything, and left since the last check.
+        // Since the last check, a sender may have opened the channel, sent its messages, and left.
         if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }
 
@@ -932,7 +933,7 @@ impl Side for Receiver {
             self.lanes.current.link.note_check();
             return Ok(self.found_end().is_some());
         }
-        // One system call for any number of lanes.
+        // Needs one system call for any number of lanes.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
         Ok(gone || (!self.lanes.is_one() && self.endpoint.doorbells.is_any_gone()?))
     }

@@ -1,4 +1,4 @@
-//! The senders of a receiver that has several: how they join and leave, as threads of its process or by a name.
+//! The senders of a receiver of several: how they join and leave, as threads of its process or by a name.
 
 use crate::acceptor::Acceptor;
 use crate::counters::Counters;
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::handshake::ReceiverSide;
 use crate::lanes::{Lane, Lanes};
 use crate::memory::Budget;
-use crate::options::Options;
+use crate::settings::Settings;
 use crate::transport::{Queue, Transport};
 use crate::wait::Spin;
 use pelton_os::{Doorbell, Event, LocalWake, Owner, locked};
@@ -17,7 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// From a sender in the receiver's process to its receiver.
+/// The transport from a sender in the receiver's process to its receiver.
 #[derive(Debug)]
 pub(crate) struct ToRegistry {
     pub(crate) queue: Queue,
@@ -43,13 +43,13 @@ impl Transport for ToRegistry {
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) shared: Arc<SharedRegistry>,
-    /// Accepts processes.
+    /// Accepts other processes; `None` without a name.
     pub(crate) acceptor: Option<Acceptor>,
     /// Counters of the lanes that have left.
     pub(crate) parted: Counters,
 }
 
-/// What the receiver shares with the threads that make senders: they leave their lanes here, and note their ends.
+/// The state that the receiver shares with threads that create senders. They add their lanes here, and note their ends.
 #[derive(Debug)]
 pub(crate) struct SharedRegistry {
     pub(crate) state: Mutex<State>,
@@ -57,7 +57,7 @@ pub(crate) struct SharedRegistry {
     pub(crate) is_notified: AtomicBool,
     pub(crate) receiver_side: ReceiverSide,
     pub(crate) local_wake: Arc<LocalWake>,
-    pub(crate) options: Options,
+    pub(crate) options: Settings,
     pub(crate) owner: Owner,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct State {
     pub(crate) of_threads: Vec<u32>,
     /// The number of [`Senders`].
     pub(crate) handles: usize,
-    /// How often the last [`Senders`] was dropped. Others may follow.
+    /// How often the last [`Senders`] was dropped. [`Receiver::senders`](crate::Receiver::senders) can create another.
     pub(crate) round: u64,
     /// The last number given to a lane.
     pub(crate) number: u32,
@@ -95,7 +95,7 @@ impl SharedRegistry {
         self.local_wake.ring();
     }
 
-    /// The sender of that lane has closed, or failed to join.
+    /// Notes that the sender of lane `number` has closed, or failed to join.
     pub(crate) fn note_gone(&self, number: u32) {
         let mut state = self.state();
         state.of_threads.retain(|of| *of != number);
@@ -104,7 +104,7 @@ impl SharedRegistry {
         self.notify();
     }
 
-    /// A number for one more sender, if the limit permits it.
+    /// Returns a number for one more sender, if the limit permits one.
     pub(crate) fn take_number(&self) -> Result<u32> {
         let most = self.options.checked_senders()?;
         let mut state = self.state();
@@ -143,7 +143,8 @@ impl Registry {
         self.acceptor.is_none() && state.handles == 0 && state.arrived.is_empty()
     }
 
-    /// Whether a thread has joined or left, which a receiver that polls without waiting does not detect otherwise.
+    /// Whether a thread has joined or left. Without this flag, a receiver that polls without waiting would not detect
+    /// it.
     pub(crate) fn may_be_ready(&self) -> bool {
         self.shared.is_notified.load(Ordering::Relaxed)
     }
@@ -153,23 +154,23 @@ impl Registry {
         self.parted
     }
 
-    /// A lane has left, and all its messages were received.
+    /// Closes a lane whose sender has left and whose messages were all received.
     pub(crate) fn part_with(&mut self, mut lane: Lane, doorbells: &Doorbells) -> Result<()> {
         lane.add_to(&mut self.parted);
-        // A sender that broke the rules may still be there.
+        // A sender that violated the protocol may still be alive.
         lane.close();
         self.shared.give_back_number(lane.number);
         self.acceptor.as_mut().map_or(Ok(()), |acceptor| acceptor.listen_again(doorbells))
     }
 
-    /// Adds the lanes of new senders, and marks the lanes of those that have left. Does not wait.
+    /// Adds the lanes of new senders, and marks the lanes of senders that have left. Does not wait.
     pub(crate) fn attend(&mut self, lanes: &mut Lanes, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
         if self.shared.is_notified.swap(false, Ordering::Acquire) {
             self.attend_threads(lanes, doorbells);
         }
         let mut events = Vec::new();
         doorbells.take_events(&mut events)?;
-        // The ends of present senders come first: they free numbers for new ones.
+        // Handles the ends of present senders first: they free numbers for new ones.
         events.sort_by_key(|event| *event == Event::Connecting(0));
         for event in events {
             match event {
@@ -183,7 +184,7 @@ impl Registry {
                     let shared = &self.shared;
                     let done = |lane: std::result::Result<Lane, u32>| match lane {
                         Ok(lane) => {
-                            spin.meet(lane.link.peer());
+                            spin.set_peer(lane.link.peer());
                             lanes.add(Box::new(lane));
                         }
                         Err(number) => shared.give_back_number(number),
@@ -215,7 +216,7 @@ impl Registry {
         }
     }
 
-    /// The receiver closes: senders that have just joined detect it, too.
+    /// Closes the registry. Takes in the lanes of senders that have just joined, so that those detect the close too.
     pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
         let mut state = self.shared.state();
         state.is_closed = true;

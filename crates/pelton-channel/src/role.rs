@@ -23,11 +23,11 @@ impl RoleClaim {
         RoleClaim { directory, is_synced: AtomicBool::new(false), _liveness: liveness, _lock: lock }
     }
 
-    /// Syncs the directory and its names, once: without them, what is in its files is of no use.
+    /// Syncs the directory and its entries, once: without them the contents of its files are lost.
     pub(crate) fn sync_directory(&self) -> Result<()> {
         if !self.is_synced.load(Relaxed) {
             self.directory.sync()?;
-            // Relaxed: at worst it is done twice.
+            // Relaxed: at worst two threads sync it.
             self.is_synced.store(true, Relaxed);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The sending endpoint of a channel. `sender/reservation.rs` has what it lends out.
+//! The sending endpoint of a channel. `sender/reservation.rs` has the reservations that it returns.
 
 mod memory;
 mod reservation;
@@ -11,7 +11,9 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
+#[cfg(doc)]
 use crate::options::Options;
+use crate::settings::Settings;
 use crate::transport::Found;
 use crate::wait::{self, Deadline, Side, Spin};
 use pelton_lane::{
@@ -32,9 +34,9 @@ use window::Window;
 #[must_use = "a message that was not sent is still yours"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is in the lane.
+    /// The message is in the lane.
     Sent,
-    /// There was no space; nothing was sent.
+    /// The lane had no space; nothing was sent.
     Full,
     /// The deadline passed before there was space; nothing was sent.
     TimedOut,
@@ -45,15 +47,15 @@ pub enum Sent {
 /// The method determines what happens when the lane is full: [`Sender::send`] waits, [`Sender::send_until`] waits with
 /// a deadline, [`Sender::try_send`] returns [`Sent::Full`]. Nothing is ever dropped.
 ///
-/// Dropping it closes: the receiver receives everything sent, and then returns [`Error::Closed`].
+/// Dropping it closes the channel: the receiver receives all messages, and then returns [`Error::Closed`].
 #[derive(Debug)]
 pub struct Sender {
-    /// First, for the cache: each message uses its first words.
+    /// The first field, because each message uses its first words: they share cache lines.
     pub(crate) parts: SenderParts,
     pub(crate) endpoint: Endpoint<dyn Reconnect>,
-    /// Descriptors sent with messages not yet released, to be sent again to a successor of the receiver.
+    /// Descriptors of messages that are not released yet. A successor of the receiver gets them again.
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
-    /// The last ones of these, which are still to be sent again.
+    /// The number of these, counted from the back, that the successor has not got yet.
     unsent: usize,
     window: Window,
 }
@@ -64,7 +66,7 @@ pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
 }
 
-/// A producer with its memory and its link: what a handshake makes for a sender.
+/// A producer with its memory and its link: the result of a sender's handshake.
 #[derive(Debug)]
 pub(crate) struct SenderParts {
     pub(crate) lane: Producer,
@@ -73,18 +75,18 @@ pub(crate) struct SenderParts {
     pub(crate) memory: SenderMemory,
 }
 
-/// The data of a path lane is backed by memory, or disk, in steps of this size: a system call each.
+/// A path channel allocates memory, or disk blocks, for a lane's data in steps of this size, by one system call each.
 const STEP: u64 = 1 << 20;
 
 /// After this number of messages without a wait, the sender reads the clock: a liveness check may be overdue.
 pub(crate) const CHECK_AFTER: u32 = 256;
 
 impl SenderParts {
-    /// Backs the first `bytes` of the data with memory, so that writing there cannot fail.
+    /// Allocates memory for the first `bytes` of the data, so that a write there cannot fail.
     fn back(&mut self, bytes: u64) -> Result<()> {
         let (from, most) = (self.lane.backed(), self.lane.capacity());
         let data = &self.memory.data;
-        // Less than a step is better than nothing.
+        // If a whole step fails, tries to allocate only the required bytes.
         let mut refused = None;
         for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(os::PIECE).min(most)] {
             match data.allocate(from, to) {
@@ -123,8 +125,8 @@ impl SenderMemory {
         can_barrier: bool,
     ) -> std::result::Result<Producer, Error> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the segments were checked for size and sealed, and are kept beside the lane until it is dropped. This
-        // process created the page, and the handshake made it the lane's only producer.
+        // SAFETY: the handshake checked the sizes of the segments and sealed them; `SenderParts` drops them after the
+        // lane. This process created the page, and the handshake made it the lane's only producer.
         Ok(unsafe { Producer::attach(memory, tail, head, floor, can_barrier)? })
     }
 
@@ -132,7 +134,7 @@ impl SenderMemory {
     /// committed.
     pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Producer> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the pages are mapped, and as long as their segments state.
+        // SAFETY: both segments map a whole page, for as long as `self` lives.
         let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
         let (stored, floor) = page.tail_and_floor();
         let (tail, _) = find_end(&memory.data, message_bytes_max, stored)?;
@@ -140,7 +142,7 @@ impl SenderMemory {
         self.attach(tail, consumer.head(), floor, can_barrier)
     }
 
-    /// Keeps only the mappings, of a lane that is offered to no successor.
+    /// Closes the descriptors and keeps the mappings. For a lane that is offered to no successor.
     pub(crate) fn forget_descriptors(&mut self) {
         for segment in [&mut self.page, &mut self.data, &mut self.consumer, &mut self.receiver] {
             if let Some(segment) = Arc::get_mut(segment) {
@@ -157,8 +159,8 @@ impl SenderMemory {
         can_barrier: bool,
     ) -> Result<()> {
         let memory: Memory = os::lane_memory(&self.page, &consumer, &receiver, &self.data);
-        // SAFETY: the sizes of the new segments were checked; they replace the old ones right after, which are kept
-        // until then.
+        // SAFETY: the handshake checked the sizes of the new segments. The old ones live until the assignment below
+        // replaces them.
         unsafe { lane.attach_consumer(memory.consumer, memory.receiver, can_barrier)? };
         (self.consumer, self.receiver) = (consumer, receiver);
         Ok(())
@@ -166,7 +168,7 @@ impl SenderMemory {
 }
 
 impl Sender {
-    pub(crate) fn new(mut parts: SenderParts, doorbells: Doorbells, options: &Options) -> Result<Sender> {
+    pub(crate) fn new(mut parts: SenderParts, doorbells: Doorbells, options: &Settings) -> Result<Sender> {
         let endpoint = Endpoint::new(doorbells, options.wait, parts.link.peer())?;
         let (least, most) = options.window.map_or((WINDOW, options.resident_max), |bytes| (bytes, bytes));
         let most = most.clamp(CAPACITY_MIN, parts.lane.capacity());
@@ -178,11 +180,11 @@ impl Sender {
     /// Copies a message into the lane, if there is space now. Never waits.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], in any state of the lane. [`Error::Closed`] and [`Error::PeerDied`] once the receiver has
-    /// left, with the number of messages that it has not released; this call may still succeed for some messages after
-    /// that, which then count as unreleased. With any error, this call sent nothing. A path channel returns the end of
-    /// a receiver once: send the message again, it goes to the next receiver. [`Error::NoSpace`] when its file system
-    /// is full: it can be tried again. [`Error::Corrupt`], [`Error::Forked`].
+    /// [`Error::TooLarge`], in any state of the lane. [`Error::Closed`] and [`Error::PeerDied`] after the receiver has
+    /// left, with the number of messages that it has not released; some calls may still succeed after it has left, and
+    /// their messages count as unreleased. After any error, this call has sent nothing. A path channel returns the end
+    /// of a receiver once: send the message again, to the next receiver. [`Error::NoSpace`] when its file system is
+    /// full: the call can be repeated. [`Error::Corrupt`], [`Error::Forked`].
     #[inline(always)]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
         match self.send_fast(payload) {
@@ -194,7 +196,7 @@ impl Sender {
     /// Copies a message into the lane. Waits for space as [`crate::Wait`] of the options determines, without a limit.
     ///
     /// # Errors
-    /// As [`Sender::try_send`]; a wait ends at once when the receiver leaves.
+    /// As [`Sender::try_send`]. A wait ends immediately when the receiver leaves.
     #[inline(always)]
     pub fn send(&mut self, payload: &[u8]) -> Result<()> {
         match self.send_fast(payload) {
@@ -229,7 +231,7 @@ impl Sender {
         }
     }
 
-    /// Space for a message of `bytes`, waiting for it as long as `deadline` states.
+    /// Reserves space for a message of `bytes`. Waits until `deadline`.
     pub(crate) fn find_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
@@ -249,12 +251,15 @@ impl Sender {
         }
     }
 
-    /// Requests space of the lane, and backs it with memory where that is missing.
-    fn with_memory<T>(&mut self, mut ask: impl FnMut(&mut Producer) -> std::result::Result<T, LaneError>) -> Result<T> {
+    /// Calls `reserve`. If the lane lacks memory there, allocates it and repeats the call.
+    fn with_memory<T>(
+        &mut self,
+        mut reserve: impl FnMut(&mut Producer) -> std::result::Result<T, LaneError>,
+    ) -> Result<T> {
         loop {
-            match ask(&mut self.parts.lane) {
+            match reserve(&mut self.parts.lane) {
                 Err(LaneError::Unbacked { bytes }) => self.parts.back(bytes)?,
-                answer => return answer.map_err(|error| self.failed(error)),
+                result => return result.map_err(|error| self.failed(error)),
             }
         }
     }
@@ -282,7 +287,8 @@ impl Sender {
         }
     }
 
-    /// Rings a sleeping receiver; at intervals, where no wait detects its end, checks whether it is alive.
+    /// Rings a sleeping receiver. At intervals it also checks whether the receiver is alive: a sender that never waits
+    /// would not detect its end.
     #[cold]
     #[inline(never)]
     pub(crate) fn after_publishing(&mut self, wake: Wake) {
@@ -292,7 +298,7 @@ impl Sender {
         if self.window.is_pause_overdue(os::monotonic_ns) {
             self.sample_window(self.parts.lane.sent_bytes());
         }
-        // An error would concern a message that is sent: the next call reports it.
+        // This message is sent, so the next call reports an error.
         if self.parts.link.is_check_overdue()
             && let Ok(true) = self.is_peer_gone()
         {
@@ -300,59 +306,61 @@ impl Sender {
         }
     }
 
-    /// Finds the receiver of a path channel that has none. Returns true if one has come and left meanwhile.
+    /// On a path channel without a known receiver, finds one. Returns true if a receiver has opened it and left
+    /// meanwhile.
     fn find_peer(&mut self) -> Result<bool> {
         let SenderParts { lane, link, .. } = &mut self.parts;
         let doorbells = &self.endpoint.doorbells;
         let page = lane.consumer_page();
         let found = link.find_peer(doorbells, || (page.generation(), page.pid()))?;
-        let has_come = matches!(found, Found::Peer(_));
-        if has_come && lane.has_consumer_closed() {
-            // Its liveness handle may outlive it for a moment, for instance in a child before exec.
+        let is_found = matches!(found, Found::Peer(_));
+        if is_found && lane.has_consumer_closed() {
+            // It has closed, but its liveness handle is still open for a moment, for instance in a child before exec.
             link.lose_peer(doorbells);
             return Ok(true);
         }
-        if has_come {
-            // From now on its close is to be reported.
+        if is_found {
+            // From now on, a close is one of this receiver.
             lane.continue_without_consumer();
-            self.endpoint.spin.meet(link.peer());
+            self.endpoint.spin.set_peer(link.peer());
         }
         Ok(found == Found::Passed)
     }
 
-    /// Whether the receiver is gone, by one or two system calls.
+    /// Checks by one or two system calls whether the receiver has gone.
     fn is_peer_gone(&mut self) -> Result<bool> {
         Ok(self.find_peer()? || self.parts.link.is_peer_gone()?)
     }
 
-    /// As [`Sender::is_peer_gone`], checked at intervals.
+    /// As [`Sender::is_peer_gone`], but makes the system calls only at intervals.
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         Ok(self.parts.link.is_check_due() && self.is_peer_gone()?)
     }
 
-    /// Why the handle is not usable. A path channel's sender is usable again after that.
+    /// Returns the reason why the handle is not usable. A path channel's sender is usable again after that.
     #[cold]
     pub(crate) fn not_usable(&mut self) -> Error {
         let unreleased = self.unreleased();
         let error = self.endpoint.error(|| unreleased);
         if self.endpoint.departure.is_some() && self.endpoint.is_path() && !self.endpoint.owner.is_forked() {
-            self.go_on_alone();
+            self.continue_without_peer();
         }
         error
     }
 
-    /// The end of a path channel's receiver is reported: the lane waits for the next one, which may have come already.
-    fn go_on_alone(&mut self) {
+    /// Prepares a path channel for its next receiver, after the end of the last one was reported. The next one may have
+    /// opened the channel already.
+    fn continue_without_peer(&mut self) {
         self.parts.link.lose_peer(&self.endpoint.doorbells);
         self.parts.lane.continue_without_consumer();
         self.endpoint.reinstate();
         if self.find_next_peer().is_err() {
-            // To be checked again by the next wait.
+            // The next wait checks again.
             self.endpoint.doorbells.local_wake().ring();
         }
     }
 
-    /// Finds the receiver after those that have come and left.
+    /// Finds the present receiver, and skips those that have opened the channel and left.
     fn find_next_peer(&mut self) -> Result<()> {
         for _ in 0..=PASSED_MAX {
             if !self.find_peer()? {
@@ -378,7 +386,7 @@ impl Sender {
         }
     }
 
-    /// The receiver has left: the next call returns that, and, except for a path channel, each later one.
+    /// Notes that the receiver has left. The next call returns that; later calls too, except on a path channel.
     fn note_end(&mut self) {
         let closed = self.parts.lane.has_consumer_closed();
         self.endpoint.leave(if closed { Departure::Closed } else { Departure::PeerDied });
@@ -390,9 +398,9 @@ impl Sender {
     /// ```
     /// # fn main() -> pelton::Result<()> {
     /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
-    /// if let Some(mut room) = sender.try_reserve(100)? {
-    ///     room[..5].copy_from_slice(b"hello");
-    ///     room.commit_bytes(5)?;
+    /// if let Some(mut space) = sender.try_reserve(100)? {
+    ///     space[..5].copy_from_slice(b"hello");
+    ///     space.commit_bytes(5)?;
     /// }
     /// assert_eq!(&*receiver.receive()?, b"hello");
     /// # Ok(())
@@ -424,14 +432,14 @@ impl Sender {
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
-    /// Begins a batch: one reservation for several messages, which appear to the receiver all at once or not at all.
+    /// Begins a batch: one reservation for several messages. The receiver gets all of them or none.
     /// `lens` are upper limits of the messages' bytes. Never waits; returns `None` when the lane has no space for all
     /// of them.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
     /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
-    /// let mut batch = sender.try_reserve_batch([3, 3])?.expect("an empty lane has room");
+    /// let mut batch = sender.try_reserve_batch([3, 3])?.expect("an empty lane has space");
     /// assert!(batch.push(b"one") && batch.push(b"two"));
     /// batch.commit()?;
     /// assert_eq!(&*receiver.receive()?, b"one");
@@ -445,8 +453,8 @@ impl Sender {
     /// message.
     #[inline(always)]
     pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
-        // Limited to more than any message may have, so that the sum wraps only for 2^33 of them; and a batch never
-        // returns more space than it has. For messages of one size the compiler makes no loop of this sum.
+        // The limit is above the largest message, so the sum wraps only for 2^33 messages. Even then a batch never
+        // returns more space than it has. For messages of one size the compiler computes this sum without a loop.
         let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
         if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
@@ -482,7 +490,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`]; [`Error::TooManyDescriptors`] above 64; [`Error::System`] when they cannot be duplicated.
     pub fn send_with_descriptors(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        self.send_along(payload, fds, None).map(|_| ())
+        self.send_and_pass(payload, fds, None).map(|_| ())
     }
 
     /// As [`Sender::send_with_descriptors`], until `deadline`.
@@ -495,10 +503,10 @@ impl Sender {
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Sent> {
-        self.send_along(payload, fds, Some(deadline))
+        self.send_and_pass(payload, fds, Some(deadline))
     }
 
-    fn send_along(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<Sent> {
+    fn send_and_pass(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<Sent> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -529,20 +537,21 @@ impl Sender {
                 }
                 continue;
             };
-            // Before the message, so that they are there when it is; after those that a successor still has to get.
+            // Sends the descriptors before the message, so that the receiver has them when it gets the message. First
+            // those that a successor has not got yet.
             if self.send_owed_descriptors()? && self.parts.link.try_send_descriptors(seq, fds)? {
                 self.fill(space, payload);
                 self.descriptors.push_back((seq, kept));
                 return Ok(Sent::Sent);
             }
-            if !self.wait_for_descriptor_room(deadline)? {
+            if !self.wait_for_descriptor_space(deadline)? {
                 return Ok(Sent::TimedOut);
             }
         }
     }
 
-    /// Sends again, to a successor of the receiver, the descriptors that it has not got yet. Returns false if there is
-    /// no space for all of them now.
+    /// Sends descriptors again that a successor of the receiver has not got yet. Returns false if the socket has no
+    /// space for all of them now.
     fn send_owed_descriptors(&mut self) -> Result<bool> {
         while self.unsent > 0 {
             let (seq, fds) = &self.descriptors[self.descriptors.len() - self.unsent];
@@ -555,15 +564,15 @@ impl Sender {
         Ok(true)
     }
 
-    /// Returns false at the deadline.
-    fn wait_for_descriptor_room(&mut self, deadline: Option<Instant>) -> Result<bool> {
-        let room = self.parts.link.wait_for_descriptor_space(deadline)?;
+    /// Waits until the socket may have space for descriptors. Returns false at the deadline.
+    fn wait_for_descriptor_space(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let has_space = self.parts.link.wait_for_descriptor_space(deadline)?;
         if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
         }
-        // The socket may have space all the time, while too many of this user's descriptors are in flight.
-        Ok(room && deadline.is_none_or(|deadline| Instant::now() < deadline))
+        // The socket may have had space all the time, but too many of this user's descriptors were in flight.
+        Ok(has_space && deadline.is_none_or(|deadline| Instant::now() < deadline))
     }
 
     /// Messages sent and not yet released by the receiver. Reads the receiver's page; does not wait.
@@ -572,7 +581,7 @@ impl Sender {
             return 0;
         }
         let lane = &mut self.parts.lane;
-        // The next send reports an invalid head; here the last valid one is the best there is.
+        // The next send reports an invalid head. Until then the last valid one counts.
         let _ = lane.refresh_head();
         let head = lane.head().seq;
         while self.descriptors.front().is_some_and(|(seq, _)| (seq.wrapping_sub(head) as i32) < 0) {
@@ -613,7 +622,7 @@ impl Sender {
     }
 
     /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`, or the receiver
-    /// leaves. Returns true if there is no space now: return to the loop. Returns false if there is: go on sending.
+    /// leaves. Returns true if there is no space now: return to the loop. Returns false if there is: continue to send.
     /// Does not wait.
     ///
     /// # Errors
@@ -622,7 +631,7 @@ impl Sender {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
-        // There will never be space, and waiting for it would never end.
+        // There will never be space for it, so a wait would never end.
         if bytes as u64 > self.message_bytes_max() {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
         }
@@ -634,8 +643,8 @@ impl Sender {
             return Err(self.not_usable());
         }
         if !armed || self.parts.lane.needs_timed_wait() {
-            // Readable exactly while there is space, also for a caller that returns to the loop regardless; and as long
-            // as the receiver is not known to fence, so that its ring is not missed.
+            // The descriptor is readable while there is space, even if the caller returns to the loop regardless. It is
+            // also readable until the receiver is known to fence, because its ring may be missed.
             self.endpoint.doorbells.local_wake().ring();
             failpoint("sender arms: nudged");
         }
@@ -643,12 +652,12 @@ impl Sender {
     }
 
     /// For an event loop that has nothing to send: makes the descriptor readable only when the receiver leaves, except
-    /// for one or two spurious times. Undoes [`Sender::arm`]. Does not wait.
+    /// for one or two spurious wake-ups. Undoes [`Sender::arm`]. Does not wait.
     ///
     /// # Errors
     /// As [`Sender::try_send`]: here such a loop detects that the receiver has left.
     pub fn arm_for_end(&mut self) -> Result<()> {
-        // This checks for the end. A later ring stays readable: only this side's own wake is drained.
+        // `arm` checks for the end. Drains only this side's own wake: a later ring stays readable.
         self.arm(0)?;
         self.disarm();
         self.endpoint.doorbells.local_wake().drain();
@@ -662,10 +671,12 @@ impl Sender {
         }
     }
 
-    /// After [`Error::PeerDied`]: waits for the receiver's successor and offers it the lane with everything unreleased.
-    /// A sender that had connected connects under the name again; one that a [`crate::Listener`] accepted accepts the
-    /// successor there. Then sending continues; messages from the oldest unreleased one on are delivered again. On a
-    /// path channel it waits until a receiver is there, which sending does not need.
+    /// After [`Error::PeerDied`]: waits for the receiver's successor and offers it the lane with all unreleased
+    /// messages. A sender that had connected connects under the same name again; one that a [`crate::Listener`] had
+    /// accepted accepts the successor there. Then it can send again, and the successor receives all unreleased messages
+    /// again.
+    ///
+    /// On a path channel it waits until there is a receiver; a send does not need one.
     ///
     /// # Errors
     /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads;
@@ -693,7 +704,7 @@ impl Sender {
         if self.endpoint.departure.is_none() {
             return Err(Error::Refused("the receiver is alive: there is nobody to succeed it".to_owned()));
         }
-        // A broken lane is no fault of a successor.
+        // Fails here if the lane is corrupt, so that no successor is blamed for it.
         self.parts.lane.refresh_head()?;
         if !self.endpoint.reconnect()?.resume(&mut self.parts, &self.endpoint.doorbells, deadline)? {
             return Ok(false);
@@ -701,10 +712,10 @@ impl Sender {
         self.endpoint.reinstate();
         self.unreleased();
         self.unsent = self.descriptors.len();
-        // Descriptors that are not sent by the deadline are sent before the next ones. A successor that dies meanwhile
-        // has come all the same: the next call reports its end.
+        // Descriptors that are not sent by the deadline go before those of the next message. Even if the successor dies
+        // meanwhile, the lane has been resumed: the next call reports its end.
         while !self.send_owed_descriptors()? {
-            match self.wait_for_descriptor_room(deadline) {
+            match self.wait_for_descriptor_space(deadline) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(_) if self.endpoint.departure.is_some() => break,
@@ -714,9 +725,9 @@ impl Sender {
         Ok(true)
     }
 
-    /// Finds the receiver of a path channel that was just opened, and rings it. A receiver that left before is not
-    /// reported.
-    pub(crate) fn meet(&mut self) -> Result<()> {
+    /// Finds the receiver of a path channel that this side has just opened, and rings it. Does not report a receiver
+    /// that left before.
+    pub(crate) fn find_and_ring_peer(&mut self) -> Result<()> {
         self.find_peer()?;
         failpoint("sender meets: looked");
         self.parts.link.ring_peer();
@@ -728,19 +739,20 @@ impl Sender {
         loop {
             let closed = self.parts.link.peer().is_some() && self.parts.lane.has_consumer_closed();
             if self.endpoint.departure.is_some() || closed || self.parts.link.is_peer_gone()? {
-                self.go_on_alone();
+                self.continue_without_peer();
             } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
             }
             self.endpoint.doorbells.drain()?;
             failpoint("sender waits for its peer: drained");
-            // A receiver that has passed may have a successor here already.
+            // A receiver that has left may have a successor already.
             self.find_next_peer()?;
             failpoint("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
-            // Not determined by what ended the sleep: a doorbell that always rings must not keep this from returning.
+            // Checks the clock after each sleep: otherwise a doorbell that always rings would delay the return for
+            // ever.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -748,10 +760,9 @@ impl Sender {
         }
     }
 
-    /// Writes everything sent so far to the disk under a path channel, and waits for that: it survives a crash of the
-    /// machine. `pelton recover` finds it after a reboot, as long as the receiver had not released it. A crash of
-    /// processes needs no sync. Takes as long as the disk does: milliseconds and more; on a tmpfs no time, and promises
-    /// nothing.
+    /// Makes all messages sent so far durable, on a path channel: they survive a crash of the machine, and `pelton
+    /// recover` keeps those that the receiver had not released. A crash of processes needs no sync. Waits for the disk:
+    /// milliseconds and more. On a tmpfs it takes no time, and promises nothing.
     ///
     /// # Errors
     /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
@@ -759,7 +770,7 @@ impl Sender {
         let role = self.endpoint.role_to_sync()?;
         let (lane, memory) = (&self.parts.lane, &self.parts.memory);
         let tail = lane.tail();
-        // First the directory, once; then the messages; then the tail, and what was released.
+        // The order: the directory, once; then the messages; then the tail and the head.
         role.sync_directory()?;
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
         failpoint("sync: data");
@@ -784,13 +795,13 @@ impl Sender {
         }
     }
 
-    /// The number of the next message, as [`crate::Message::seq`] has it: 1 in a fresh lane, one more for each, modulo
-    /// 2^32, never 0. From it a sender that succeeds another on a path channel knows how much is in the lane.
+    /// The number of the next message, as [`crate::Message::seq`] returns it: 1 in a new lane, then one more for each
+    /// message, modulo 2^32, never 0. On a path channel it shows a successor how many messages the lane has had.
     pub fn next_seq(&self) -> u32 {
         self.parts.lane.tail().seq
     }
 
-    /// Bytes of the lane.
+    /// Bytes of the lane's data.
     pub fn capacity(&self) -> u64 {
         self.parts.lane.capacity()
     }
@@ -800,13 +811,13 @@ impl Sender {
         self.parts.lane.message_bytes_max()
     }
 
-    /// The receiver's process; `None` while a path channel has no receiver that this side knows of.
+    /// The receiver's process; `None` while this side knows of no receiver, on a path channel.
     pub fn peer(&self) -> Option<Peer> {
         self.parts.link.peer()
     }
 
-    /// Closes: the receiver receives everything sent, and then returns [`Error::Closed`]. Does not wait; see
-    /// [`Sender::drain`]. Dropping does the same.
+    /// Closes the channel. The receiver receives all messages and then returns [`Error::Closed`]. Does not wait; see
+    /// [`Sender::drain`]. Dropping the sender does the same.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -821,8 +832,7 @@ impl Drop for Sender {
             return;
         }
         self.parts.lane.close();
-        // First the closed flag, then the ring, last the hang-up: a receiver that detects one of the later finds the
-        // earlier.
+        // The order: the closed flag, the ring, the hang-up. A receiver that detects one finds the earlier ones done.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
         failpoint("sender closes: hung up");
@@ -843,23 +853,23 @@ impl AsFd for Sender {
     }
 }
 
-/// A sender that waits.
+/// A waiting sender: for space, or until the lane is empty.
 pub(crate) struct FreeSpace<'a> {
     pub(crate) sender: &'a mut Sender,
     pub(crate) want: WaitCondition,
 }
 
-/// Its condition.
+/// The condition that a sender waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitCondition {
     /// Space for a message of this number of bytes and descriptors.
     Message(u64, u32),
-    /// That the lane is empty.
+    /// The receiver has released every message.
     Empty,
 }
 
 impl Side for FreeSpace<'_> {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
         }
@@ -889,7 +899,7 @@ impl Side for FreeSpace<'_> {
             lane.request_fencing();
         }
         match armed {
-            // Closed, but perhaps not before everything was released.
+            // The receiver has closed, and may have released every message before.
             Err(LaneError::Closed) => self.end().map(|_| false),
             armed => armed.map_err(|error| self.sender.failed(error)),
         }
@@ -916,7 +926,8 @@ impl Side for FreeSpace<'_> {
     fn rung(&mut self, _alone: bool) -> Result<bool> {
         self.sender.endpoint.doorbells.drain()?;
         failpoint("sender rung: drained");
-        // A receiver may have come and left since the last check. If the check fails, it is repeated.
+        // A receiver may have opened the channel and left since the last check. If the check fails, the next wait
+        // repeats it.
         let passed = self.sender.find_peer().inspect_err(|_| self.sender.endpoint.doorbells.local_wake().ring())?;
         if passed { self.end() } else { Ok(false) }
     }
@@ -924,8 +935,8 @@ impl Side for FreeSpace<'_> {
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         let gone = self.sender.is_peer_known_gone()?;
         if gone {
-            // Noted now: a receiver that has come and left is found only once, and there may be space now, which ends
-            // the wait.
+            // Notes it now: `find_peer` returns only once that a receiver has left meanwhile, and the wait may end with
+            // new space instead.
             self.sender.note_end();
         }
         Ok(gone)
@@ -939,10 +950,11 @@ impl Side for FreeSpace<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Options;
     use crate::wait::Wait;
     use std::time::Duration;
 
-    /// Not a test: the receiver process of the next one. It ends without closing.
+    /// Not a test: the receiver process of the next test. It ends without closing.
     #[test]
     fn child() {
         let Some(directory) = std::env::var_os("PELTON_DIRECTORY") else { return };
@@ -954,23 +966,23 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_came_made_room_and_died_between_two_looks_is_told() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = place.path().join("c");
+    fn a_receiver_that_drains_the_lane_and_dies_between_two_checks_is_reported() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("c");
         let mut sender = Options::new().capacity(1 << 16).wait(Wait::Spin).create_sender(&directory).unwrap();
         while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
-        // The steps of a sender that spins for space, with everything else after the first step.
-        let mut room = FreeSpace { sender: &mut sender, want: WaitCondition::Message(1000, 0) };
-        assert!(!room.look().unwrap());
+        // The steps of a sender that spins for space. The receiver runs after the first step.
+        let mut waiting = FreeSpace { sender: &mut sender, want: WaitCondition::Message(1000, 0) };
+        assert!(!waiting.poll().unwrap());
         let mut receiver = std::process::Command::new(std::env::current_exe().unwrap());
         receiver.args(["--exact", "sender::tests::child"]).env("PELTON_DIRECTORY", &directory);
         assert!(receiver.output().unwrap().status.success());
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !room.is_peer_known_gone().unwrap() {
-            assert!(Instant::now() < deadline, "the look is never due");
+        while !waiting.is_peer_known_gone().unwrap() {
+            assert!(Instant::now() < deadline, "the check is never due");
         }
-        assert!(room.look().unwrap(), "it has made room");
-        let told = sender.try_send(&[0; 1000]).and_then(|_| sender.try_send(&[0; 1000]));
-        assert!(matches!(told, Err(Error::PeerDied { .. })), "{told:?}");
+        assert!(waiting.poll().unwrap(), "the receiver has released messages");
+        let result = sender.try_send(&[0; 1000]).and_then(|_| sender.try_send(&[0; 1000]));
+        assert!(matches!(result, Err(Error::PeerDied { .. })), "{result:?}");
     }
 }

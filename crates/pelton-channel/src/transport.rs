@@ -26,26 +26,26 @@ pub(crate) struct Arrived {
     pub(crate) is_truncated: bool,
 }
 
-/// The result of checking for the peer of a path channel's endpoint.
+/// The result of a check for the peer of a path channel's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// No new peer: the known one is still there, or none has come.
+    /// No new peer: the known one is still alive, or there is none.
     Nothing,
-    /// A peer has come.
+    /// A new peer is alive.
     Peer(Peer),
-    /// A peer has come and gone since the last check.
+    /// A peer has opened the channel and left since the last check.
     Passed,
 }
 
 /// The connection to one peer.
 pub(crate) trait Transport: std::fmt::Debug + Send {
-    /// Descriptors that report the peer's end when they are polled: a socket, and a pidfd. Nothing where the peer's own
-    /// handle reports it.
+    /// Descriptors that report the peer's end when they are polled: a socket, and a pidfd. None between threads, where
+    /// the peer's own handle reports it.
     fn liveness(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [None, None]
     }
 
-    /// The same, for a thread that waits while another uses the link.
+    /// As [`Transport::liveness`], for a thread that waits while another one uses the link.
     fn shared_liveness(&self) -> Option<SharedLiveness> {
         None
     }
@@ -61,42 +61,42 @@ pub(crate) trait Transport: std::fmt::Debug + Send {
         Ok(true)
     }
 
-    /// The next descriptors that arrived; with a deadline, waits for them.
+    /// Receives the next descriptors. Waits for them until `deadline`, if there is one.
     fn next_descriptors(&mut self, _deadline: Option<Instant>) -> Result<Option<Arrived>> {
         Ok(None)
     }
 
-    /// Appends all descriptors that a dead sender has sent: its successor does not send them again.
+    /// Appends all descriptors that a dead sender has sent, because its successor does not send them again.
     fn drain_descriptors(&mut self, _arrived: &mut VecDeque<Arrived>) -> Result<()> {
         Ok(())
     }
 
-    /// Whether a peer is there, as far as is known.
+    /// Whether there is a peer, as far as this side knows.
     fn has_peer(&self) -> bool {
         true
     }
 
-    /// Checks whether the peer of a path channel's endpoint has come, and watches it from then on. `stated` returns the
-    /// generation and the process ID in the peer's page.
+    /// Checks for a new peer of a path channel's endpoint, and polls its liveness from then on. `stated` returns the
+    /// generation and the pid in the peer's page.
     fn find_peer(&mut self, _doorbells: &Doorbells, _stated: &dyn Fn() -> (u64, u32)) -> Result<Found> {
         Ok(Found::Nothing)
     }
 
-    /// The peer is gone.
+    /// Forgets the peer, after it has gone.
     fn forget_peer(&mut self) {}
 
-    /// The directory of a path channel, where peers come and go.
+    /// The directory of a path channel.
     fn directory(&self) -> Option<&Directory> {
         None
     }
 
-    /// The number of the lane among those of a receiver in this process; else 0.
+    /// The number of the lane in a receiver of several senders in this process; otherwise 0.
     fn lane_number(&self) -> u32 {
         0
     }
 }
 
-/// To a peer that never comes.
+/// The transport of a lane that never has a peer.
 #[derive(Debug)]
 pub(crate) struct NoTransport;
 

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 /// How an operation waits. For the third way, the caller's own event loop, use the `try_` methods and `arm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Wait {
-    /// Polls without sleeping. The lowest latency, for a whole processor; with one processor only, use `Block`. A
-    /// receiver that keeps up with its sender's stream polls up to some 15 µs later while that brings more messages,
-    /// with `Block` too.
+    /// Polls without sleeping. Has the lowest latency and occupies a whole processor; on a machine with one processor
+    /// use `Block`. A receiver that keeps up with its sender may back off by up to some 15 µs while that raises the
+    /// throughput, with `Block` too.
     Spin,
-    /// Spins for some microseconds, less when that was useless lately, then sleeps. With one processor it yields once
-    /// instead.
+    /// Spins for some microseconds, then sleeps. Spins less if spinning was useless lately. With one processor it
+    /// yields once instead.
     #[default]
     Block,
 }
@@ -30,7 +30,7 @@ pub enum Deadline {
 }
 
 impl Deadline {
-    /// For functions that take an instant or none: now, for one that does not wait.
+    /// The deadline for a function that takes an instant or `None`. For [`Deadline::Now`] it is the present instant.
     pub fn instant(self) -> Option<Instant> {
         match self {
             Deadline::Now => Some(Instant::now()),
@@ -39,7 +39,7 @@ impl Deadline {
         }
     }
 
-    /// `None`: not to wait. Else the instant, if there is one.
+    /// Returns `None` for a call that does not wait, otherwise the instant, if there is one.
     #[doc(hidden)]
     pub fn until(self) -> Option<Option<Instant>> {
         match self {
@@ -52,75 +52,75 @@ impl Deadline {
 
 /// One side of a channel and the condition that it waits for.
 pub trait Side {
-    /// Whether the condition holds. An error, the end of the channel too, ends the wait.
-    fn look(&mut self) -> Result<bool>;
-    /// Whether it may hold: a hint, by one load.
+    /// Returns whether the condition holds. An error ends the wait; so the end of the channel does.
+    fn poll(&mut self) -> Result<bool>;
+    /// Whether the condition may hold: a cheap hint, by one load.
     fn may_be_ready(&self) -> bool;
     /// Announces a sleep. Returns false if the condition holds after all, and withdraws the announcement.
     fn arm(&mut self) -> Result<bool>;
     /// Withdraws the announcement.
     fn disarm(&mut self);
-    /// A peer is gone, and [`Side::look`] was called since: an error if that is the end, true if the condition holds
-    /// after all, false to go on waiting.
+    /// Call this after a peer has gone and [`Side::poll`] has returned false since. Returns an error if the channel has
+    /// ended, true if the condition holds after all, and false to continue the wait.
     fn end(&mut self) -> Result<bool>;
-    /// Whether a sleep needs a bound of a millisecond.
+    /// Whether a sleep must end after a millisecond, because a wake-up may be missed.
     fn needs_timed_wait(&self) -> bool;
     /// Sleeps until a doorbell rings, a peer is gone, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
-    /// A doorbell rang, for whatever reason: returns as [`Side::end`] does. `alone`: nothing else that is polled had an
-    /// event.
+    /// Handles a ring of the doorbell. Returns as [`Side::end`] does. `alone`: no other polled descriptor had an event.
     fn rung(&mut self, alone: bool) -> Result<bool>;
-    /// Whether a peer is gone, checked at intervals.
+    /// Whether a peer has gone; checks that at intervals.
     fn is_peer_known_gone(&mut self) -> Result<bool>;
-    /// How long to spin before a sleep.
+    /// The adaptive spin before a sleep.
     fn spin(&mut self) -> &mut Spin;
 }
 
-/// A sleep costs some microseconds and a wake about as many: to spin for longer cannot pay.
+/// A sleep costs some microseconds, and a wake-up costs about as much. A longer spin cannot pay.
 const SPIN_MAX: Duration = Duration::from_micros(10);
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
 /// After this number of failed spins, the spins are shorter by this power of two: down to 1/16.
 const SHORTEST: u32 = 4;
-/// After this number of failed spins, one is long enough for a sleeping peer to wake and to reply: otherwise two sides
-/// that wait for each other would go on sleeping once both slept. Soon after the first failure; later so rarely that it
-/// costs 0.2 µs a sleep.
+/// After these numbers of failed spins, one spin is long enough for a sleeping peer to wake up and reply. Otherwise two
+/// sides that wait for each other would never spin again after both have slept. The first long spin follows the first
+/// failure; later ones are so rare that they cost 0.2 µs per sleep.
 const LONG_AFTER: [u32; 2] = [1, 256];
-/// After this number of failed spins, there is only one poll until the next long spin: the peer is slower than any
+/// After this number of failed spins, a wait polls only once, until the next long spin: the peer is slower than any
 /// spin.
 const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
 
-/// On one processor, a thread that yields before it sleeps lets its peer finish what it has, while a wake-up would
-/// interrupt the peer at each message. But an unrelated thread then gets a time slice of milliseconds, where a woken
-/// sleeper would run first. The clock shows that: after a yield that took longer, this number of waits do not yield,
-/// doubled each time, up to this number of times.
+/// On one processor, a thread that yields before it sleeps lets its peer finish its work; a wake-up would interrupt the
+/// peer at each message. But a yield may give an unrelated thread a time slice of milliseconds, where a woken sleeper
+/// would run first. The clock shows that: the yield took longer than this.
 const YIELD_MAX: Duration = Duration::from_micros(500);
+/// After such a yield, this number of waits do not yield. Each further one doubles the number.
 const YIELD_REST: u32 = 1024;
-const YIELD_PATIENCE_MAX: u32 = 6;
+/// The most doublings of it.
+const YIELD_DOUBLINGS_MAX: u32 = 6;
 
-/// How long to spin before a sleep, by how useful spinning was lately.
+/// Adaptive spinning before a sleep: it is longer if spinning was useful lately.
 #[derive(Debug)]
 pub struct Spin {
     wait: Wait,
     one_processor: bool,
-    /// Failed spins since one was useful, or was long.
+    /// Failed spins since the last useful or long one.
     failed: u32,
-    /// Waits that do not yield, and how often that was doubled.
+    /// The waits left that do not yield, and the doublings of their number.
     rest: u32,
-    patience: u32,
+    doublings: u32,
 }
 
 impl Spin {
-    /// For a side that waits so, with that peer.
+    /// For a side that waits by `wait` for `peer`.
     pub fn new(wait: Wait, peer: Option<pelton_os::Peer>) -> Spin {
-        let mut spin = Spin { wait, one_processor: false, failed: 0, rest: 0, patience: 0 };
-        spin.meet(peer);
+        let mut spin = Spin { wait, one_processor: false, failed: 0, rest: 0, doublings: 0 };
+        spin.set_peer(peer);
         spin
     }
 
-    /// The peer's processors matter too. Without a peer there is nothing to spin for.
-    pub fn meet(&mut self, peer: Option<pelton_os::Peer>) {
+    /// Counts the processors that this process and the peer may use: with only one, spinning is useless.
+    pub fn set_peer(&mut self, peer: Option<pelton_os::Peer>) {
         if let Some(peer) = peer {
             self.one_processor = !os::has_two_processors(peer.pid);
         }
@@ -155,16 +155,16 @@ impl Spin {
 
     fn has_yielded(&mut self, took: Duration) {
         if took > YIELD_MAX {
-            self.rest = YIELD_REST << self.patience;
-            self.patience = (self.patience + 1).min(YIELD_PATIENCE_MAX);
+            self.rest = YIELD_REST << self.doublings;
+            self.doublings = (self.doublings + 1).min(YIELD_DOUBLINGS_MAX);
         } else {
-            self.patience = self.patience.saturating_sub(1);
+            self.doublings = self.doublings.saturating_sub(1);
         }
     }
 
     /// Polls before the actual wait.
     #[inline(always)]
-    pub fn first_looks(&self) -> u32 {
+    pub fn first_polls(&self) -> u32 {
         if self.one_processor { 0 } else { LOADS_PER_CLOCK }
     }
 }
@@ -177,16 +177,16 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     if spins_only || !one_processor {
         let mut until = None;
         loop {
-            if look_often(side)? {
+            if poll_repeatedly(side)? {
                 return Ok(true);
             }
-            // The clock is read late: most waits are over before.
+            // Reads the clock late: most waits end before.
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
             }
             if spins_only {
-                if side.is_peer_known_gone()? && (side.look()? || side.end()?) {
+                if side.is_peer_known_gone()? && (side.poll()? || side.end()?) {
                     return Ok(true);
                 }
                 if one_processor {
@@ -200,9 +200,9 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     } else if side.spin().may_yield() {
         let begun = Instant::now();
         std::thread::yield_now();
-        let there = side.look()?;
+        let holds = side.poll()?;
         side.spin().has_yielded(begun.elapsed());
-        if there {
+        if holds {
             return Ok(true);
         }
     }
@@ -211,10 +211,10 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             return Ok(true);
         }
         failpoint("wait: armed");
-        let nap = side.needs_timed_wait().then(|| Instant::now() + Duration::from_millis(1));
-        let until = match (deadline, nap) {
-            (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
-            (deadline, nap) => deadline.or(nap),
+        let limit = side.needs_timed_wait().then(|| Instant::now() + Duration::from_millis(1));
+        let until = match (deadline, limit) {
+            (Some(deadline), Some(limit)) => Some(deadline.min(limit)),
+            (deadline, limit) => deadline.or(limit),
         };
         let ready = side.sleep(until);
         failpoint("wait: woken");
@@ -223,7 +223,7 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
         if matches!(ready, Ready::Rung | Ready::RungAlone) && side.rung(ready == Ready::RungAlone)? {
             return Ok(true);
         }
-        if side.look()? || (ready == Ready::Gone && side.end()?) {
+        if side.poll()? || (ready == Ready::Gone && side.end()?) {
             return Ok(true);
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -232,26 +232,26 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     }
 }
 
-/// Some loads, and a check.
+/// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition.
 #[inline(always)]
-fn look_often(side: &mut impl Side) -> Result<bool> {
+fn poll_repeatedly(side: &mut impl Side) -> Result<bool> {
     for _ in 0..LOADS_PER_CLOCK {
         os::relax();
         if side.may_be_ready() {
             break;
         }
     }
-    let there = side.look()?;
-    if there {
+    let holds = side.poll()?;
+    if holds {
         side.spin().has_paid();
     }
-    Ok(there)
+    Ok(holds)
 }
 
-/// Whether the condition holds, or will so soon that the caller's loop may be delayed: at most for `most`, for less
-/// when that was useless lately, and not at all with one processor.
-pub fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
-    if side.look()? {
+/// Busy-polls for at most `most`. Returns whether the condition holds. Polls for less if that was useless lately, and
+/// only once with one processor.
+pub fn busy_poll(side: &mut impl Side, most: Duration) -> Result<bool> {
+    if side.poll()? {
         return Ok(true);
     }
     if most.is_zero() || side.spin().one_processor {
@@ -259,7 +259,7 @@ pub fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
     }
     let until = Instant::now() + side.spin().shortened(most);
     loop {
-        if look_often(side)? {
+        if poll_repeatedly(side)? {
             return Ok(true);
         }
         if Instant::now() >= until {
@@ -274,14 +274,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_slower_than_any_spin_is_hardly_spun_for_and_found_again_when_it_is_quick() {
+    fn for_a_slow_peer_only_rare_long_spins_remain_until_one_succeeds() {
         let mut spin = Spin::new(Wait::Block, None);
         let mut spins = Vec::new();
         for _ in 0..10_000 {
             spins.push(spin.longest());
             spin.has_failed();
         }
-        // Less than a percent of a sleep and a wake, which take some 25 µs; but the long ones never end.
+        // Less than a percent of a sleep and a wake-up, which take some 25 µs. The long spins never cease.
         let spent: Duration = spins.iter().sum();
         assert!(spent < Duration::from_nanos(250) * 10_000, "{spent:?}");
         assert!(spins[9_000..].contains(&SPIN_LONG));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_while_nobody_spins_brings_spinning_back_by_and_by() {
+    fn each_success_without_a_spin_makes_the_next_spins_longer() {
         let mut spin = Spin::new(Wait::Block, None);
         (0..40).for_each(|_| spin.has_failed());
         assert_eq!(spin.longest(), Duration::ZERO);
@@ -304,14 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_lost_a_time_slice_by_yielding_does_so_ever_more_seldom() {
+    fn each_yield_that_costs_a_time_slice_makes_yields_rarer() {
         let mut spin = Spin::new(Wait::Block, None);
         let mut rests = Vec::new();
         for _ in 0..9 {
             assert!(spin.may_yield());
             spin.has_yielded(YIELD_MAX * 8);
             rests.push((1..).find(|_| spin.may_yield()).unwrap() - 1);
-            // That yield was not made.
+            // This yield only searched for the end of the rest: it did not happen.
             spin.rest = 0;
         }
         assert_eq!(rests, [1024, 2048, 4096, 8192, 16384, 32768, 65536, 65536, 65536]);
@@ -319,6 +319,6 @@ mod tests {
             assert!(spin.may_yield());
             spin.has_yielded(YIELD_MAX / 100);
         }
-        assert_eq!((spin.rest, spin.patience), (0, 0));
+        assert_eq!((spin.rest, spin.doublings), (0, 0));
     }
 }

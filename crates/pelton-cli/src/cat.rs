@@ -6,7 +6,7 @@ use crate::{
     inspect::{json, print},
 };
 use clap::Args;
-use pelton::{Chunk, Error, RecordReader};
+use pelton::{Error, FileChunk, RecordReader};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -131,7 +131,7 @@ struct Object<'a> {
     hex: Option<String>,
 }
 
-fn write_objects(chunk: &Chunk<'_>, out: &mut Vec<u8>) {
+fn write_objects(chunk: &FileChunk<'_>, out: &mut Vec<u8>) {
     let written = chunk.written_at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     for record in chunk.records() {
         let text = std::str::from_utf8(record.payload()).ok();
@@ -191,7 +191,7 @@ struct Gap {
 }
 
 impl Summary {
-    fn count(&mut self, file: &Path, chunk: &Chunk<'_>) {
+    fn count(&mut self, file: &Path, chunk: &FileChunk<'_>) {
         self.chunks += 1;
         self.messages += u64::from(chunk.messages());
         self.bytes += chunk.records().map(|record| record.payload().len() as u64).sum::<u64>();

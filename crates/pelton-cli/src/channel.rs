@@ -98,16 +98,16 @@ impl ReceiveArgs {
         let channel = &self.channel;
         let options = self.memory.into_iter().fold(options, Options::memory);
         match transport {
-            Transport::Path(directory) => channel.claim(signals, || options.create_receiver(directory)),
+            Transport::Path(directory) => channel.claim(signals, || options.cast().create_receiver(directory)),
             Transport::Connect if self.connect => channel.connect("listening sender", signals, |limit| {
-                options.clone().handshake(limit).connect_receiver(&channel.name)
+                options.cast().handshake(limit).connect_receiver(&channel.name)
             }),
             Transport::Connect if self.follow => {
                 descriptors::raise("senders", 3);
-                Ok(options.gather_at(&channel.name)?)
+                Ok(options.cast().gather_at(&channel.name)?)
             }
             Transport::Connect => {
-                let listener = options.listen(&channel.name)?;
+                let listener = options.cast().listen(&channel.name)?;
                 channel.accept("sender", signals, &listener, |deadline| listener.accept_receiver_until(deadline))
             }
         }

@@ -14,7 +14,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Error, Flush, LaneId, RecordFile, RecordFileOptions, Run, Sink};
+use pelton::{Chunk, Error, Flush, LaneId, RecordFile, RecordFileOptions, Sink};
 use rustix::event::PollFlags;
 use std::{
     io::ErrorKind,
@@ -62,7 +62,7 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
     let receiver = args.receive.open_receiver(&transport, &signals, args.receive.channel.options())?;
     let started = Instant::now();
     let options = args.receive.channel.options().flush_bytes(args.buffer).flush_interval(Some(args.interval));
-    let mut flush = Flush::new(&options, receiver, sink)?;
+    let mut flush = Flush::new(&options.cast(), receiver, sink)?;
     let done = flush_all(args, &mut flush, args.receive.peer_deadline(&transport), &signals);
     // Whatever the reason for the end: received messages are in the file and synced before the sender detects it.
     let done = match (done, flush.sync()) {
@@ -129,7 +129,7 @@ impl FlushArgs {
 struct Log(RecordFile);
 
 impl Sink for Log {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         let written = self.0.write(runs);
         if let Some(change) = self.0.take_change() {
             print_stderr(format!("{} {change}", self.0.path().display()));
@@ -158,10 +158,10 @@ struct Stdout {
 }
 
 impl Sink for Stdout {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         if self.written == 0 {
             self.buffer.clear();
-            runs.iter().flat_map(Run::payloads).for_each(|payload| self.frame.write(payload, &mut self.buffer));
+            runs.iter().flat_map(Chunk::payloads).for_each(|payload| self.frame.write(payload, &mut self.buffer));
         }
         while self.written < self.buffer.len() {
             let left = &self.buffer[self.written..];

@@ -118,19 +118,19 @@ fn open_sender(args: &SendArgs, transport: &Transport, signals: &Signals) -> Res
     let (channel, options) = (&args.channel, args.channel.options());
     match transport {
         Transport::Path(directory) => {
-            let mut sender = channel.claim(signals, || options.create_sender(directory))?;
+            let mut sender = channel.claim(signals, || options.cast().create_sender(directory))?;
             if channel.peer_deadline().is_some() {
                 channel.wait_for_peer("receiver", signals, |slice| Ok(sender.resume_until(slice)?.then_some(())))?;
             }
             Ok(sender)
         }
         Transport::Connect if args.listen => {
-            let listener = options.listen(&channel.name)?;
+            let listener = options.cast().listen(&channel.name)?;
             channel.accept("receiver", signals, &listener, |deadline| listener.accept_sender_until(deadline))
         }
         Transport::Connect => {
             let peer_name = "receiver that listens and has no sender yet (`recv --follow` takes many)";
-            channel.connect(peer_name, signals, |limit| options.clone().handshake(limit).connect_sender(&channel.name))
+            channel.connect(peer_name, signals, |limit| options.cast().handshake(limit).connect_sender(&channel.name))
         }
     }
 }

@@ -1,10 +1,12 @@
-//! The engine: what is asked of it is answered at once, or goes to the ring or to the threads, and comes back as a completion.
+//! The engine: it performs an operation in the call, or hands it to the ring or to the threads, and returns a
+//! completion.
 //!
-//! - **What is in flight has an entry**, whose index is its key in the ring and at the threads. An operation is with one of these, or here.
-//! - **The ring's ends stay in the ring until they are taken**, and the threads' in their queue, so that each one's descriptor says by itself
-//!   whether there is more. Only what is in `ready` has to be announced, by the nudge.
+//! - **Each operation in flight has an entry**, whose index is its key in the ring and for the threads. The ring, the
+//!   threads or the engine own the operation itself.
+//! - **Ended operations stay in the ring, or in the threads' queue, until the engine takes them.** So each one's
+//!   descriptor shows whether more are available. Only `ready` needs the local wake.
 
-use crate::file::{File, INLINE_BYTES_OF_A_TURN, Opened, Root};
+use crate::file::{File, INLINE_BYTES_PER_TICK, Opened, Root};
 use crate::operation::{Operation, Output, Pieces, Transfer, Work};
 use crate::perform;
 use crate::pool::{Cancel, Pool};
@@ -19,16 +21,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// As many as calls in flight of a client. A guess.
+/// As many as a client's calls in flight. A guess.
 const IN_FLIGHT_MAX: usize = 1024;
 /// A thread costs little while it waits; more of them keep no disk busier. A guess.
 const THREADS: usize = 8;
-/// How often an operation is given to the ring again that was stopped there: more threads that begin something and end at once are not likely.
+/// How often an operation returns to the ring that the kernel stopped there. So many submitting threads in a row are
+/// unlikely to exit at that moment.
 const TRIES: u32 = 100;
-/// What an operation costs that is answered at once, at least, as if it had moved so many bytes.
-const BYTES_OF_A_CALL: usize = 4096;
+/// The least cost of an inline operation, as a number of copied bytes.
+const CALL_COST_BYTES: usize = 4096;
 
-/// How an [`Engine`] is made.
+/// Options of an [`Engine`].
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -49,76 +52,76 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// 1,024 operations in flight, io_uring where it is to be had, up to 8 threads, all paths as they are.
+    /// 1,024 operations in flight, io_uring if the system permits it, up to 8 threads, no root.
     pub fn new() -> EngineOptions {
         EngineOptions { in_flight_max: IN_FLIGHT_MAX, threads: THREADS, root: None, io_uring: true }
     }
 
-    /// How many operations may have been submitted whose completions have not been taken. What [`Engine::run_until`] has given up, and has not ended,
-    /// is one of them; what it waits for is one more.
+    /// The most submitted operations whose completions were not taken. An operation that [`Engine::run_until`] gave up
+    /// counts until it has ended. The one that it waits for is in addition.
     #[must_use]
     pub fn in_flight_max(mut self, operations: usize) -> EngineOptions {
         self.in_flight_max = operations;
         self
     }
 
-    /// How many threads there may be, for what io_uring does not do. They are started when they are needed first.
+    /// The most threads, for what io_uring does not do. The engine starts them on demand.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> EngineOptions {
         self.threads = threads;
         self
     }
 
-    /// Without io_uring, as where it is refused: the same, by the threads alone.
+    /// Uses threads only, as where the system refuses io_uring.
     #[must_use]
     pub fn without_io_uring(mut self) -> EngineOptions {
         self.io_uring = false;
         self
     }
 
-    /// All paths are below this directory: nothing outside it is opened, removed or asked about, whatever `..`, absolute paths and symbolic links
-    /// say (EXDEV, or ELOOP of links of /proc). What a symbolic link made here says is not looked at: it cannot be followed out of
-    /// the directory by this engine, but by others.
+    /// Confines all paths to this directory. The engine opens, removes and examines nothing outside it, whatever `..`,
+    /// absolute paths and symbolic links say (EXDEV, or ELOOP for links of /proc). The target of a new symbolic link is
+    /// not checked: this engine cannot follow it out of the directory, but others can.
     #[must_use]
     pub fn root(mut self, directory: impl Into<PathBuf>) -> EngineOptions {
         self.root = Some(directory.into());
         self
     }
 
-    /// Makes the engine: four descriptors, and memory for the ring.
+    /// Creates the engine: four descriptors, and memory for the ring.
     ///
     /// # Errors
-    /// [`Error::Option`] for nothing in flight or no threads, or more than 16,384 or 1,024 of them; [`Error::File`] when the root cannot be opened;
-    /// [`Error::System`] when there are no descriptors or no memory left.
+    /// [`Error::Option`] unless 1 to 16,384 operations and 1 to 1,024 threads are allowed; [`Error::File`] when the
+    /// root cannot be opened; [`Error::System`] when descriptors or memory are exhausted.
     pub fn open(&self) -> Result<Engine> {
         for (option, found, most) in [("in_flight_max", self.in_flight_max, 16_384), ("threads", self.threads, 1024)] {
             if !(1..=most).contains(&found) {
                 return Err(Error::Option { option, found: found as u64, wanted: format!("1 to {most}") });
             }
         }
-        let made = || Error::system("making an engine for files");
+        let creating = || Error::system("creating an engine for files");
         let root = self.root.as_deref().map(Root::open).transpose()?.map(Arc::new);
-        let pool = Pool::new(self.threads, root.clone()).map_err(made())?;
-        let nudge = LocalWake::new().map_err(made())?;
+        let pool = Pool::new(self.threads, root.clone()).map_err(creating())?;
+        let local_wake = LocalWake::new().map_err(creating())?;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
         Ok(Engine {
-            owner: Owner::current().map_err(made())?,
-            pollable: Pollable::new(pool.doorbell(), &nudge).map_err(made())?,
-            // Refused, or no memory for it: the threads do everything.
+            owner: Owner::current().map_err(creating())?,
+            pollable: Pollable::new(pool.doorbell(), &local_wake).map_err(creating())?,
+            // If io_uring is refused, or its memory is lacking, the threads do everything.
             ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
             pool,
-            nudge,
-            is_nudged: false,
+            local_wake,
+            is_woken: false,
             is_ring_watched: false,
             is_armed: false,
             has_begun_one: false,
             entries: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
-            answer: None,
+            run_completion: None,
             in_flight: 0,
             in_flight_max: self.in_flight_max,
-            inline_bytes: INLINE_BYTES_OF_A_TURN,
+            inline_bytes: INLINE_BYTES_PER_TICK,
             has_size_limit: limit.current.is_some(),
             all_begun: true,
             root,
@@ -133,12 +136,16 @@ impl Default for EngineOptions {
     }
 }
 
-/// Does operations on files: see the [module](super).
+/// Performs operations on files: see the [module](super).
 ///
-/// The limit of file sizes (RLIMIT_FSIZE) is looked at when the engine is made; with one, writing is left to the threads, where passing it is
-/// EFBIG and no signal.
+/// The engine reads the limit of file sizes (RLIMIT_FSIZE) when it is created. If there is one, threads do all writes:
+/// beyond the limit they get EFBIG and no signal.
 ///
-/// Threads: one at a time; it may go from one to another. Each thread that does much has an engine of its own best.
+/// **Dropping** an engine cancels what is in flight, and does not wait for it. The dropping thread closes files whose
+/// last handle belongs to an operation that has not begun, and a file server can delay that. [`Engine::close`] waits
+/// instead.
+///
+/// Threads: one at a time; it may move between threads. Give each busy thread an engine of its own.
 #[derive(Debug)]
 pub struct Engine {
     owner: Owner,
@@ -146,74 +153,74 @@ pub struct Engine {
     ring: Option<Ring>,
     pool: Pool,
     pollable: Pollable,
-    /// Rung while `ready` has something, or something is to be begun, for who has armed.
-    nudge: LocalWake,
-    /// Whether it was rung since the engine was armed: the loop comes back in any case.
-    is_nudged: bool,
+    /// Wakes an armed loop: `ready` has a completion, or an operation is to be begun.
+    local_wake: LocalWake,
+    /// Whether it was rung since the engine was armed: the loop wakes in any case.
+    is_woken: bool,
     is_ring_watched: bool,
     is_armed: bool,
-    /// Since it was armed.
+    /// Whether an operation was begun since the engine was armed.
     has_begun_one: bool,
     /// By key.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     ready: VecDeque<Completion>,
-    /// To who runs an operation.
-    answer: Option<Completion>,
-    /// Submitted, whose completions have not been taken.
+    /// The completion for `run`.
+    run_completion: Option<Completion>,
+    /// Submitted operations whose completions were not taken.
     in_flight: usize,
     in_flight_max: usize,
-    /// What may still be copied in the caller's calls, until it goes back to its loop, or waits.
+    /// How many bytes may still be copied inside the caller's calls, before it returns to its loop, or waits.
     inline_bytes: usize,
     has_size_limit: bool,
-    /// Whether nothing waits for [`Engine::start`].
+    /// Whether no operation waits for [`Engine::start`].
     all_begun: bool,
     root: Option<Arc<Root>>,
-    /// What is never cancelled.
+    /// For operations that are never cancelled.
     never: Cancel,
 }
 
 /// An operation in flight.
 #[derive(Debug)]
 struct Entry {
-    whose: Whose,
-    /// What follows it in a chain, the next one last.
+    waiter: Waiter,
+    /// The rest of its chain, in reverse order.
     rest: Vec<(u64, Operation)>,
     is_cancelled: bool,
-    /// How often it was stopped without being asked to.
+    /// How often the kernel stopped it without a cancel.
     tries: u32,
-    /// At the threads, what cancels it; `None` in the ring.
+    /// Cancels it if the threads have it; `None` in the ring.
     thread: Option<Arc<Cancel>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
+enum Waiter {
     Token(u64),
-    /// Who waits in `run`.
+    /// `run` waits for it.
     Run,
-    /// Who waited in `run` until its deadline.
-    Nobody,
+    /// `run` waited for it until its deadline.
+    Abandoned,
 }
 
-/// What became of an operation that was submitted, and the memory that went into it.
+/// The outcome of a submitted operation, and its memory.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion {
-    /// As it was submitted; 0 of [`Engine::run`].
+    /// The token of its submission; 0 from [`Engine::run`].
     pub token: u64,
-    /// What came of it. [`Error::File`] with `ECANCELED` for what was cancelled, also as part of a chain that failed before it.
+    /// The outcome. [`Error::File`] with `ECANCELED` if it was cancelled, or an earlier operation of its chain failed.
     pub outcome: Result<Output>,
-    /// The memory that went in; empty for an operation without any.
+    /// The operation's memory; empty if it has none.
     pub buffer: Buffer,
     /// The memory of a vectored operation.
     pub buffers: Vec<Buffer>,
-    /// Of a count that is less than what was asked for: the error, or the cancel, that came after so many bytes. `None`: a read or a copy came to the
-    /// end of its file.
+    /// If the count is less than requested: the error or the cancel after so many bytes. `None`: a read or a copy
+    /// reached the end of its file.
     pub cut_short_by: Option<Box<Error>>,
 }
 
 impl Completion {
-    /// And what the operation had of files.
+    /// Also returns the operation's handles of files.
     fn of(token: u64, mut work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
         let outcome = result.map_err(|errno| work.error(errno));
         let cut_short_by = work.cut_short_by().map(|errno| Box::new(work.error(errno)));
@@ -225,12 +232,12 @@ impl Completion {
         (Completion { token, outcome, buffer, buffers, cut_short_by }, files)
     }
 
-    /// How many bytes were read, written or copied: 0 for anything else, and for what failed.
+    /// How many bytes were read, written or copied; 0 for other operations and after a failure.
     pub fn count(&self) -> usize {
         if let Ok(Output::Count(bytes)) = self.outcome { bytes } else { 0 }
     }
 
-    /// Of a read with one buffer: what was read.
+    /// The bytes that a read with one buffer read.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[..self.count().min(self.buffer.len())]
     }
@@ -238,34 +245,34 @@ impl Completion {
     /// The file that was opened.
     ///
     /// # Errors
-    /// What failed; [`Error::Refused`] when it was no opening.
+    /// The operation's error; [`Error::Refused`] if it was not [`Operation::open`].
     pub fn into_file(self) -> Result<File> {
         match self.outcome? {
             Output::File(file) => Ok(file),
-            other => Err(Error::Refused(format!("found {other:?}, wanted a file: it comes of `Operation::open`"))),
+            other => Err(Error::Refused(format!("found {other:?}, wanted a file: only `Operation::open` returns one"))),
         }
     }
 }
 
-/// Whether what was submitted was taken.
+/// Whether the engine accepted a submission.
 #[derive(Debug)]
-#[must_use = "an operation that was not taken is not done"]
+#[must_use = "an operation that was not accepted is not performed"]
 pub enum Submitted<T> {
-    /// It was: its completion will come.
+    /// Accepted: a completion will follow.
     Submitted,
-    /// So many are in flight already. Take completions, then submit it again: here it is.
+    /// Too many are in flight. Take completions, then submit this again.
     Full(T),
 }
 
 impl<T> Submitted<T> {
-    /// Whether it was taken.
+    /// Whether it was accepted.
     pub fn is_submitted(&self) -> bool {
         matches!(self, Submitted::Submitted)
     }
 }
 
 impl Engine {
-    /// An engine with the usual options.
+    /// An engine with the default options.
     ///
     /// # Errors
     /// As of [`EngineOptions::open`].
@@ -273,106 +280,107 @@ impl Engine {
         EngineOptions::new().open()
     }
 
-    /// Whether it uses io_uring: false where the system refuses that, also if it does so later.
+    /// Whether it uses io_uring: false if the system refuses it, also if it does so later.
     pub fn uses_io_uring(&self) -> bool {
         self.ring.as_ref().is_some_and(|ring| !ring.is_refused())
     }
 
-    /// Does an operation, and waits for it: the calling thread does it itself, as with the plain system call. What comes is a success; what it failed
-    /// by is the error, and its memory is gone then.
+    /// Performs an operation in the calling thread and waits for it, like a plain system call. Returns only successes;
+    /// after an error the operation's memory is freed.
     ///
     /// # Errors
-    /// [`Error::File`]: what the system said; [`Error::Forked`]; [`Error::System`] when it cannot be begun, for lack of memory or threads.
+    /// [`Error::File`]: the system's error; [`Error::Forked`]; [`Error::System`] when memory or threads are lacking.
     #[inline]
     pub fn run(&mut self, mut operation: Operation) -> Result<Completion> {
         self.check(&operation)?;
         if !self.all_begun {
-            // It may be what this one waits for.
+            // This operation may wait for one of those.
             self.start()?;
         }
-        // Where it is: moving it costs more than looking at it.
+        // In place: moving the operation costs more than checking it.
         if let Work::Transfer(transfer) = &mut operation.0
-            && let Some(result) = perform::plainly(transfer)
+            && let Some(result) = perform::read_fast(transfer)
         {
-            return run_plainly(operation.0, result);
+            return run_fast(operation.0, result);
         }
-        self.run_otherwise(operation.0)
+        self.run_slow(operation.0)
     }
 
     #[inline(never)]
-    fn run_otherwise(&mut self, mut work: Work) -> Result<Completion> {
+    fn run_slow(&mut self, mut work: Work) -> Result<Completion> {
         if self.has_size_limit && work.grows() {
-            return Ok(self.wait_for(work, None)?.expect("without a deadline there is an answer"));
+            return Ok(self.wait_for(work, None)?.expect("without a deadline it has ended"));
         }
         let result = perform::perform(&mut work, self.root.as_deref(), &self.never, true);
-        let result = result.map(|output| output.expect("it has waited"));
-        // Who waits for it waits for the last handle to be closed, too.
+        let result = result.map(|output| output.expect("it was allowed to wait"));
+        // The caller waits for the close of a last handle, too.
         succeeded(Completion::of(0, work, result).0)
     }
 
-    /// As [`Engine::run`], until `deadline`; `None` when it passes: the operation is cancelled then, and what it is at, it may still do. Done by io_uring
-    /// or a thread, unless it can be done at once. Completions of others that come meanwhile are kept for later.
+    /// As [`Engine::run`], until `deadline`. `None` when it passes: the operation is cancelled, and may still finish
+    /// what it is doing. io_uring or a thread performs it, unless it can be done inline. Completions of other
+    /// operations stay available.
     ///
     /// # Errors
     /// As of [`Engine::run`].
     pub fn run_until(&mut self, operation: Operation, deadline: Instant) -> Result<Option<Completion>> {
         self.check(&operation)?;
-        self.inline_bytes = INLINE_BYTES_OF_A_TURN;
+        self.inline_bytes = INLINE_BYTES_PER_TICK;
         let mut work = operation.0;
-        match self.at_once(&mut work) {
+        match self.try_inline(&mut work) {
             Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
             None => self.wait_for(work, Some(deadline)),
         }
     }
 
     fn wait_for(&mut self, work: Work, deadline: Option<Instant>) -> Result<Option<Completion>> {
-        // What was given up before may be in its place.
+        // An operation that was given up before may still occupy its slot.
         if !self.wait(deadline, |engine| engine.under_way() <= engine.in_flight_max)? {
             self.give_back(work.into_parts().1);
             return Ok(None);
         }
-        let key = self.enqueue(Whose::Run, work, Vec::new());
-        let waited = self.wait(deadline, |engine| engine.answer.is_some());
+        let key = self.enqueue(Waiter::Run, work, Vec::new());
+        let waited = self.wait(deadline, |engine| engine.run_completion.is_some());
         if !matches!(waited, Ok(true)) {
             self.give_up(key);
         }
-        // It may have come at the last moment.
-        match (self.answer.take(), waited) {
-            (Some(answer), _) => succeeded(answer).map(Some),
+        // It may have ended at the last moment.
+        match (self.run_completion.take(), waited) {
+            (Some(completion), _) => succeeded(completion).map(Some),
             (None, waited) => waited.map(|_| None),
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Its caller waits no longer.
     fn give_up(&mut self, key: u32) {
-        // Once it has ended, its place may be another's.
-        if let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.whose == Whose::Run) {
-            entry.whose = Whose::Nobody;
+        // Once it has ended, another operation may have its slot.
+        if let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.waiter == Waiter::Run) {
+            entry.waiter = Waiter::Abandoned;
             self.cancel_entry(key);
             let _ = self.start();
         }
     }
 
-    /// As [`Engine::try_submit`], and begins nothing, also where it is armed: [`Engine::start_submitted`] does. For bindings.
+    /// As [`Engine::try_submit`], but begins nothing, even if armed: [`Engine::start_submitted`] does. For FFI.
     #[doc(hidden)]
     #[inline]
     pub fn try_submit_unbegun(&mut self, token: u64, mut operation: Operation) -> Result<Submitted<Operation>> {
         self.check(&operation)?;
-        if !self.has_room(1) {
+        if !self.has_free_slots(1) {
             return Ok(Submitted::Full(operation));
         }
         self.in_flight += 1;
-        // Where it is: moving it costs more than looking at it.
-        match self.at_once(&mut operation.0) {
-            Some(result) => self.end_at_once(token, operation.0, result),
-            None => _ = self.enqueue(Whose::Token(token), operation.0, Vec::new()),
+        // In place: moving the operation costs more than checking it.
+        match self.try_inline(&mut operation.0) {
+            Some(result) => self.complete_fast(token, operation.0, result),
+            None => _ = self.enqueue(Waiter::Token(token), operation.0, Vec::new()),
         }
         Ok(Submitted::Submitted)
     }
 
-    /// The usual end, by the short way: some 40 ns of moving things about are a tenth of a read of the page cache.
+    /// The usual end, on the fast path: some 40 ns of moves would be a tenth of a read from the page cache.
     #[inline]
-    fn end_at_once(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
+    fn complete_fast(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
         match (result, work) {
             (
                 Ok(Output::Count(count)),
@@ -381,7 +389,7 @@ impl Engine {
                 let outcome = Ok(Output::Count(count));
                 self.ready.push_back(Completion { token, outcome, buffer, buffers: Vec::new(), cut_short_by: None });
                 if let Some(last) = file.into_last() {
-                    self.close_apart(last);
+                    self.close_in_thread(last);
                 }
                 if self.is_armed {
                     self.keep_readable();
@@ -391,13 +399,14 @@ impl Engine {
         }
     }
 
-    /// Submits an operation, if fewer than [`EngineOptions::in_flight_max`] are in flight. Its completion brings back `token`, which is for the caller: two
-    /// may be the same. Never waits: what needs no waiting is done in the call, and its completion is there; the rest is begun by
-    /// [`Engine::start`], [`Engine::arm`], or when completions are taken and none is there, all that was submitted meanwhile with one
-    /// system call.
+    /// Submits an operation, if fewer than [`EngineOptions::in_flight_max`] are in flight. Its completion returns
+    /// `token`, which need not be unique. Never waits. If the operation needs no waiting, the call performs it, and its
+    /// completion is available. [`Engine::start`] and [`Engine::arm`] begin the others, and so does a call that finds
+    /// no completion: with one system call for all of them.
     ///
     /// # Errors
-    /// [`Error::Forked`]: it was not taken. Where it cannot be begun for lack of memory or threads, it is in flight, and whoever begins or takes is told.
+    /// [`Error::Forked`]: it was not accepted. If memory or threads are lacking, it is in flight, and the next call
+    /// that begins or takes operations returns the error.
     #[inline]
     pub fn try_submit(&mut self, token: u64, operation: Operation) -> Result<Submitted<Operation>> {
         let submitted = self.try_submit_unbegun(token, operation)?;
@@ -405,11 +414,12 @@ impl Engine {
         Ok(submitted)
     }
 
-    /// Submits operations of which each begins when the one before it has succeeded; if there is room for all of them. When one fails, is cancelled,
-    /// or writes less than it was to, those behind it complete with ECANCELED, undone. Otherwise as [`Engine::try_submit`].
+    /// Submits operations that run one after another, each after the success of the one before; if there is space for
+    /// all. When one fails, is cancelled, or writes less than requested, the rest complete with ECANCELED, undone.
+    /// Otherwise as [`Engine::try_submit`].
     ///
     /// # Errors
-    /// As of [`Engine::try_submit`]; [`Error::Refused`] for more than can ever be in flight.
+    /// As of [`Engine::try_submit`]; [`Error::Refused`] for a chain longer than `in_flight_max`.
     pub fn try_submit_chain(
         &mut self,
         chain: impl IntoIterator<Item = (u64, Operation)>,
@@ -421,7 +431,7 @@ impl Engine {
             let text = format!("found a chain of {found} operations, wanted at most {most}: raise `in_flight_max`");
             return Err(Error::Refused(text));
         }
-        if !self.has_room(chain.len()) {
+        if !self.has_free_slots(chain.len()) {
             return Ok(Submitted::Full(chain));
         }
         self.in_flight += chain.len();
@@ -433,8 +443,8 @@ impl Engine {
         Ok(Submitted::Submitted)
     }
 
-    /// Begins what was submitted and could not be done at once. [`Engine::arm`] does so too, and who waits for completions; only who does neither
-    /// for a while needs this. Does not wait.
+    /// Begins the submitted operations that could not be done inline. [`Engine::arm`] and waiting for completions do so
+    /// too. Only a caller that does neither for a while needs this. Does not wait.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::System`] for lack of memory or threads: the next call tries again.
@@ -447,7 +457,7 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`Engine::start`]; in an engine that is armed as what is submitted begins by itself. For bindings.
+    /// As [`Engine::start`]; if the engine is armed, as for an operation submitted then. For FFI.
     #[doc(hidden)]
     pub fn start_submitted(&mut self) -> Result<()> {
         if !self.is_armed {
@@ -457,7 +467,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the ring begin what it has. Where that is refused by now, the threads get what the kernel has not taken.
+    /// Begins the ring's operations. If the system refuses them by now, the threads get those that the kernel has not
+    /// taken.
     fn start_ring(&mut self, start: impl Fn(&mut Ring) -> std::io::Result<()>) -> std::io::Result<()> {
         let Some(ring) = &mut self.ring else { return Ok(()) };
         let begun = start(ring);
@@ -467,7 +478,7 @@ impl Engine {
         begun
     }
 
-    /// The next completion, if there is one now. Never waits.
+    /// The next completion, if one is available. Never waits.
     ///
     /// # Errors
     /// As of [`Engine::start`].
@@ -476,15 +487,15 @@ impl Engine {
         self.check_owner()?;
         match self.take() {
             Some(ready) => Ok(Some(ready)),
-            None => self.look_and_take(),
+            None => self.poll_and_take(),
         }
     }
 
-    fn look_and_take(&mut self) -> Result<Option<Completion>> {
-        self.look()?;
+    fn poll_and_take(&mut self) -> Result<Option<Completion>> {
+        self.poll_ends()?;
         let taken = self.take();
         if taken.is_none() {
-            self.inline_bytes = INLINE_BYTES_OF_A_TURN;
+            self.inline_bytes = INLINE_BYTES_PER_TICK;
         }
         Ok(taken)
     }
@@ -495,14 +506,14 @@ impl Engine {
     /// As of [`Engine::start`]; [`Error::Refused`] when nothing is in flight.
     #[inline]
     pub fn completion(&mut self) -> Result<Completion> {
-        // What was answered at once is moved once: a completion is some 180 bytes.
+        // An inline completion is moved once: it has some 180 bytes.
         if self.owner.is_current()
             && let Some(ready) = self.take()
         {
-            self.inline_bytes = INLINE_BYTES_OF_A_TURN;
+            self.inline_bytes = INLINE_BYTES_PER_TICK;
             return Ok(ready);
         }
-        Ok(self.completion_by(None)?.expect("without a deadline there is one"))
+        Ok(self.completion_by(None)?.expect("without a deadline a completion came"))
     }
 
     /// As [`Engine::completion`], until `deadline`; `None` when it passes, and the operations stay in flight.
@@ -520,7 +531,7 @@ impl Engine {
                 "nothing is in flight, so nothing completes: submit something first".to_owned(),
             ));
         }
-        self.inline_bytes = INLINE_BYTES_OF_A_TURN;
+        self.inline_bytes = INLINE_BYTES_PER_TICK;
         self.wait(deadline, |engine| !engine.ready.is_empty())?;
         Ok(self.take())
     }
@@ -532,13 +543,14 @@ impl Engine {
         Some(completion)
     }
 
-    /// Operations that were submitted, whose completions have not been taken.
+    /// The submitted operations whose completions were not taken.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Gives up what was submitted with `token`, and in chains what comes after it. Each completes all the same: with ECANCELED; or, where it could not be
-    /// stopped any more, as if nothing had been said. Does not wait. False: nothing with that token has yet to complete.
+    /// Cancels the operations submitted with `token`, and in chains those after them. Each still completes: with
+    /// ECANCELED, or, if it was too late to stop it, with its usual outcome. Does not wait. False: no
+    /// operation with that token is still to complete.
     ///
     /// # Errors
     /// As of [`Engine::start`].
@@ -547,13 +559,13 @@ impl Engine {
         let mut found = false;
         for key in 0..self.entries.len() {
             let Some(entry) = &mut self.entries[key] else { continue };
-            // A chain's last is the first here.
+            // The rest of a chain is in reverse order.
             if let Some(last) = entry.rest.iter().rposition(|(next, _)| *next == token) {
                 let undone: Vec<_> = entry.rest.drain(..=last).rev().collect();
                 self.complete_undone(undone);
                 found = true;
             }
-            if self.entries[key].as_ref().is_some_and(|entry| entry.whose == Whose::Token(token)) {
+            if self.entries[key].as_ref().is_some_and(|entry| entry.waiter == Waiter::Token(token)) {
                 self.cancel_entry(key as u32);
                 found = true;
             }
@@ -574,30 +586,32 @@ impl Engine {
                 }
                 None => self.all_begun = false,
             },
-            (None, None) => unreachable!("without a ring everything is at the threads"),
+            (None, None) => unreachable!("without a ring the threads have everything"),
         }
     }
 
-    /// For an event loop: asks that the descriptor become readable when an operation completes, and begins what was submitted. True: there is no
-    /// completion now, go back to the loop. False: there is one, take it. What is submitted while the engine is armed begins by itself: the first at
-    /// once; where there are more, the descriptor becomes readable, and the rest begins when the loop looks for completions or arms again, with
-    /// one system call for all of it. Does not wait.
+    /// For an event loop: the descriptor becomes readable when an operation completes. Also begins the submitted
+    /// operations. True: no completion is available, so the loop may sleep. False: take the available one.
+    ///
+    /// Operations submitted while the engine is armed begin by themselves, the first immediately. If there are more,
+    /// the descriptor becomes readable, and the rest begins when the loop takes completions or arms again: one system
+    /// call for all. Does not wait.
     ///
     /// # Errors
     /// As of [`Engine::start`].
     pub fn arm(&mut self) -> Result<bool> {
         self.check_owner()?;
-        self.inline_bytes = INLINE_BYTES_OF_A_TURN;
-        self.nudge.drain();
-        self.is_nudged = false;
+        self.inline_bytes = INLINE_BYTES_PER_TICK;
+        self.local_wake.drain();
+        self.is_woken = false;
         self.pool.doorbell().drain();
         if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
             self.is_ring_watched = true;
         }
         self.is_armed = true;
-        if let Err(error) = self.look() {
-            // The loop comes again, and tries again.
+        if let Err(error) = self.poll_ends() {
+            // The loop wakes, and retries.
             self.keep_readable();
             return Err(error);
         }
@@ -607,28 +621,28 @@ impl Engine {
             return Ok(false);
         }
         if self.is_stuck() {
-            // Nothing would ever wake the loop: it comes again, and tries again.
+            // Nothing else would wake the loop: it wakes and retries.
             self.keep_readable();
         }
         Ok(true)
     }
 
-    /// Takes [`Engine::arm`] back.
+    /// Withdraws [`Engine::arm`].
     pub fn disarm(&mut self) {
         self.is_armed = false;
     }
 
-    /// Waits until all that was submitted has ended, and its threads too, and closes. Completions that were not taken are dropped: take them first where they matter. To
-    /// cancel what is in flight instead, and not to wait, drop the engine.
+    /// Waits until all submitted operations and the threads have ended, and closes the engine. Take the completions
+    /// that matter first: it drops them. To cancel operations instead of waiting, drop the engine.
     ///
     /// # Errors
-    /// As of [`Engine::start`]; it is closed then as if it had been dropped.
+    /// As of [`Engine::start`]; after an error the engine is closed as if dropped.
     pub fn close(self) -> Result<()> {
         self.closed(None).map(drop)
     }
 
-    /// As [`Engine::close`], until `deadline`; false when it passes: what is left is cancelled. A thread that still closes a file that an operation had the
-    /// last handle of is not waited for.
+    /// As [`Engine::close`], until `deadline`; false when it passes: then it cancels the rest. It does not wait for a
+    /// thread that is still closing the file of a last handle.
     ///
     /// # Errors
     /// As of [`Engine::close`].
@@ -652,7 +666,7 @@ impl Engine {
         if self.owner.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Whether this process made the engine, and the files.
+    /// Whether this process created the engine and the files.
     #[inline]
     fn check(&self, operation: &Operation) -> Result<()> {
         self.check_owner()?;
@@ -662,7 +676,7 @@ impl Engine {
         }
     }
 
-    /// Cancels all that is in flight. For bindings.
+    /// Cancels everything in flight. For FFI.
     #[doc(hidden)]
     pub fn cancel_all(&mut self) -> Result<()> {
         self.check_owner()?;
@@ -676,34 +690,36 @@ impl Engine {
         self.start()
     }
 
-    /// Waits until all that was submitted has ended, and all that was given up; completions stay to be taken. False at the deadline. For bindings.
+    /// Waits until all operations have ended, also those given up; their completions stay available. False at the
+    /// deadline. For FFI.
     #[doc(hidden)]
     pub fn settle(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.check_owner()?;
         self.wait(deadline, |engine| engine.under_way() == 0)
     }
 
-    /// Waits until all that was given up has ended. For bindings.
+    /// Waits until all given-up operations have ended. For FFI.
     #[doc(hidden)]
     pub fn settle_given_up(&mut self) -> Result<bool> {
-        self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.whose != Whose::Nobody))
+        self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.waiter != Waiter::Abandoned))
     }
 
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the handle's creator. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.owner.is_forked()
     }
 
-    /// How many operations can be in flight. For bindings.
+    /// The most operations in flight. For FFI.
     #[doc(hidden)]
     pub fn in_flight_max(&self) -> usize {
         self.in_flight_max
     }
 
-    /// An operation given up by `run_until` has a place too, until it has ended. For bindings.
+    /// Whether so many operations can be submitted. A given-up operation of `run_until` occupies a slot until it has
+    /// ended. For FFI.
     #[doc(hidden)]
-    pub fn has_room(&self, operations: usize) -> bool {
+    pub fn has_free_slots(&self, operations: usize) -> bool {
         self.in_flight + operations <= self.in_flight_max && self.under_way() + operations <= self.in_flight_max
     }
 
@@ -712,25 +728,25 @@ impl Engine {
     }
 
     #[inline]
-    fn at_once(&mut self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
+    fn try_inline(&mut self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
         match work {
             Work::Transfer(transfer)
                 if !(transfer.writes && self.has_size_limit) && transfer.bytes() <= self.inline_bytes =>
             {
-                let answer = perform::at_once(transfer);
-                self.inline_bytes = self.inline_bytes.saturating_sub(transfer.done.max(BYTES_OF_A_CALL));
-                answer
+                let result = perform::try_inline(transfer);
+                self.inline_bytes = self.inline_bytes.saturating_sub(transfer.done.max(CALL_COST_BYTES));
+                result
             }
             _ => None,
         }
     }
 
-    /// Begins an operation, and what comes after it in a chain, as far as that is done at once.
+    /// Begins an operation and the rest of its chain, as far as they are done inline.
     fn begin(&mut self, mut token: u64, mut work: Work, mut rest: Vec<(u64, Operation)>) {
-        while let Some(result) = self.at_once(&mut work) {
-            let goes_on = is_whole(&work, &result);
+        while let Some(result) = self.try_inline(&mut work) {
+            let continues = is_whole(&work, &result);
             self.complete(token, work, result);
-            if !goes_on {
+            if !continues {
                 return self.complete_undone(rest.into_iter().rev());
             }
             match rest.pop() {
@@ -738,33 +754,33 @@ impl Engine {
                 None => return,
             }
         }
-        self.enqueue(Whose::Token(token), work, rest);
+        self.enqueue(Waiter::Token(token), work, rest);
     }
 
-    /// Has the ring do it, or a thread, once it is started.
-    fn enqueue(&mut self, whose: Whose, work: Work, rest: Vec<(u64, Operation)>) -> u32 {
+    /// Hands it to the ring or a thread, which begins it at the next start.
+    fn enqueue(&mut self, waiter: Waiter, work: Work, rest: Vec<(u64, Operation)>) -> u32 {
         let key = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
-        self.entries[key as usize] = Some(Entry { whose, rest, is_cancelled: false, tries: 0, thread: None });
+        self.entries[key as usize] = Some(Entry { waiter, rest, is_cancelled: false, tries: 0, thread: None });
         self.assign(key, work);
         key
     }
 
-    /// To the ring, or to the threads.
+    /// Chooses the ring or the threads.
     fn assign(&mut self, key: u32, mut work: Work) {
         self.all_begun = false;
-        // What the call that begins it may copy is of the same measure as what is answered at once.
+        // Copies in the beginning call count towards the same budget as inline operations.
         if let Work::Transfer(transfer) = &mut work
             && !transfer.file.is_direct()
         {
             let left = transfer.bytes() - transfer.done;
-            transfer.is_apart = left > self.inline_bytes;
+            transfer.is_async = left > self.inline_bytes;
             self.inline_bytes = self.inline_bytes.saturating_sub(left);
         }
         match &mut self.ring {
-            // The signal of a passed limit would end the process: the threads do not hear it.
+            // A passed limit raises a signal that ends the process; threads block that signal.
             Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.grows()) => ring.push(key, work),
             _ => self.leave_to_threads(key, work),
         }
@@ -780,16 +796,16 @@ impl Engine {
         entry.thread = Some(cancel);
     }
 
-    /// In an engine that is armed what was submitted begins by itself: see [`Engine::arm`]. Where it cannot be begun for now, the loop comes again and
-    /// tries, and is told what is wrong.
+    /// Begins submitted operations of an armed engine: see [`Engine::arm`]. If they cannot begin at the moment, the
+    /// loop wakes, retries, and gets the error.
     #[inline]
     fn start_if_armed(&mut self) {
-        if self.is_armed && !self.all_begun && !self.is_nudged {
-            self.start_or_nudge();
+        if self.is_armed && !self.all_begun && !self.is_woken {
+            self.start_or_wake();
         }
     }
 
-    fn start_or_nudge(&mut self) {
+    fn start_or_wake(&mut self) {
         if !std::mem::replace(&mut self.has_begun_one, true) {
             match self.start() {
                 Ok(()) if !self.is_stuck() => return,
@@ -800,23 +816,24 @@ impl Engine {
     }
 
     fn keep_readable(&mut self) {
-        if !std::mem::replace(&mut self.is_nudged, true) {
-            self.nudge.ring();
+        if !std::mem::replace(&mut self.is_woken, true) {
+            self.local_wake.ring();
         }
     }
 
-    /// Whether something is still to be begun, after it has been tried: what is under way may never end, and be no occasion to try again.
+    /// Whether an operation could not be begun. Those in flight may never end, so their ends are no reliable occasion
+    /// to retry.
     fn is_stuck(&self) -> bool {
         !self.all_begun
     }
 
-    /// Sees to it that there is a completion in `ready`, if there is any. Begins what waits, if there is none.
-    fn look(&mut self) -> Result<()> {
+    /// Moves completions to `ready`, if there are any. Otherwise begins the waiting operations.
+    fn poll_ends(&mut self) -> Result<()> {
         self.reap_and_start(&|engine: &mut Engine| !engine.ready.is_empty())
     }
 
-    /// Takes what has ended, and begins what is to be begun, until there is enough, or nothing of both. What has ended may ask for more to be begun,
-    /// and that may have ended by then.
+    /// Takes ended operations and begins waiting ones, until there is enough, or nothing of either is left. An ended
+    /// operation may cause another to begin, which may end immediately.
     fn reap_and_start(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> Result<()> {
         loop {
             let has_ended = self.reap(is_enough);
@@ -825,19 +842,19 @@ impl Engine {
                 return Ok(());
             }
             self.start()?;
-            // The system takes nothing for now, and nothing has ended that makes room.
+            // The system accepts nothing at the moment, and no operation has ended that would free a slot.
             if !self.all_begun && !self.reap(is_enough) {
                 return Ok(());
             }
         }
     }
 
-    /// Takes what has ended, until there is enough of it. Whether there was anything.
+    /// Takes ended operations until there is enough. Returns whether there was any.
     fn reap(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> bool {
         let mut any = false;
         while !is_enough(self) {
             if let Some((key, work, result)) = self.ring.as_mut().and_then(Ring::ended) {
-                self.judge(key, work, result);
+                self.on_ring_end(key, work, result);
             } else if let Some(ended) = self.pool.ended() {
                 self.end(ended.key, ended.work, ended.result);
             } else {
@@ -848,21 +865,21 @@ impl Engine {
         any
     }
 
-    /// What the ring says of an operation is its end, or not.
-    fn judge(&mut self, key: u32, mut work: Work, result: std::result::Result<Option<Output>, Errno>) {
+    /// Decides whether the ring's result ends an operation.
+    fn on_ring_end(&mut self, key: u32, mut work: Work, result: std::result::Result<Option<Output>, Errno>) {
         let is_cancelled = self.entries[key as usize].as_ref().is_some_and(|entry| entry.is_cancelled);
         match result {
             Ok(Some(output)) => self.end(key, work, Ok(output)),
-            // Cut short, or the thread that began it has ended, which the kernel takes for a reason to stop.
+            // A partial transfer; or the thread that began it has exited, which makes the kernel stop it.
             Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if is_cancelled => {
                 let result = work.failed(Errno::CANCELED);
                 self.end(key, work, result);
             }
             Ok(None) => self.assign(key, work),
-            Err(Errno::CANCELED | Errno::INTR) if self.is_tried_again(key) => self.assign(key, work),
-            // A file system that says so itself says so to a thread, too: then it is the answer.
+            Err(Errno::CANCELED | Errno::INTR) if self.may_retry(key) => self.assign(key, work),
+            // If the file system itself returns this, a thread gets it too: then it is the outcome.
             Err(Errno::CANCELED | Errno::INTR) => self.leave_to_threads(key, work),
-            // It would have to wait in a way that the ring does not.
+            // It has to wait in a way that the ring does not support.
             Err(Errno::AGAIN) => self.leave_to_threads(key, work),
             Err(error) => {
                 let result = work.failed(error);
@@ -871,28 +888,28 @@ impl Engine {
         }
     }
 
-    /// Counts how often an operation was stopped in the ring, as it is when the thread that began it has ended.
-    fn is_tried_again(&mut self, key: u32) -> bool {
+    /// Counts how often the kernel stopped an operation, as it does when the thread that began it exits.
+    fn may_retry(&mut self, key: u32) -> bool {
         let entry = self.entries[key as usize].as_mut().expect("it is in flight");
         entry.tries += 1;
         entry.tries < TRIES
     }
 
-    /// An operation has ended.
+    /// Handles the end of an operation.
     fn end(&mut self, key: u32, work: Work, result: std::result::Result<Output, Errno>) {
-        let Entry { whose, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
+        let Entry { waiter, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
         self.free.push(key);
-        match whose {
-            Whose::Run => self.answer = Some(self.completion_of(0, work, result)),
-            Whose::Nobody => {
+        match waiter {
+            Waiter::Run => self.run_completion = Some(self.completion_of(0, work, result)),
+            Waiter::Abandoned => {
                 if let Ok(Output::File(file)) = self.completion_of(0, work, result).outcome {
                     self.give_back([Some(file), None]);
                 }
             }
-            Whose::Token(token) => {
-                let goes_on = is_whole(&work, &result) && !is_cancelled;
+            Waiter::Token(token) => {
+                let continues = is_whole(&work, &result) && !is_cancelled;
                 self.complete(token, work, result);
-                match (goes_on, rest.pop()) {
+                match (continues, rest.pop()) {
                     (true, Some((next, operation))) => self.begin(next, operation.0, rest),
                     (false, Some(next)) => self.complete_undone(std::iter::once(next).chain(rest.into_iter().rev())),
                     (_, None) => {}
@@ -915,19 +932,19 @@ impl Engine {
         completion
     }
 
-    /// Gives handles of files up.
+    /// Drops handles of files.
     fn give_back(&mut self, files: [Option<File>; 2]) {
         for last in files.into_iter().flatten().filter_map(File::into_last) {
-            self.close_apart(last);
+            self.close_in_thread(last);
         }
     }
 
-    /// A last handle's file is closed by a thread: that may wait, as for a file server's answer.
+    /// A thread closes the file of a last handle, because that may wait, for instance for a file server.
     #[cold]
-    fn close_apart(&mut self, last: Opened) {
+    fn close_in_thread(&mut self, last: Opened) {
         self.pool.push_close(last);
         if self.pool.start().is_err() {
-            // There is no thread to be had for now.
+            // No thread can be started at the moment.
             self.all_begun = false;
         }
     }
@@ -938,12 +955,12 @@ impl Engine {
         }
     }
 
-    /// Waits until it is there; false at the deadline.
-    fn wait(&mut self, deadline: Option<Instant>, is_there: impl Fn(&mut Engine) -> bool) -> Result<bool> {
+    /// Waits until the condition holds; false at the deadline.
+    fn wait(&mut self, deadline: Option<Instant>, is_done: impl Fn(&mut Engine) -> bool) -> Result<bool> {
         let failed = || Error::system("waiting for operations on files");
         loop {
-            self.reap(&is_there);
-            if is_there(self) {
+            self.reap(&is_done);
+            if is_done(self) {
                 return Ok(true);
             }
             self.pool.start().map_err(Error::system("beginning operations on files"))?;
@@ -951,15 +968,15 @@ impl Engine {
                 && !ring.is_empty()
                 && !ring.is_refused()
             {
-                // With one system call, what is to begin and the wait.
+                // One system call begins operations and waits.
                 self.start_ring(Ring::wait).map_err(failed())?;
                 continue;
             }
             failpoint("engine waits: looked");
             self.pool.doorbell().drain();
-            self.reap_and_start(&is_there)?;
-            if is_there(self) {
-                // Of what is left a loop is to hear.
+            self.reap_and_start(&is_done)?;
+            if is_done(self) {
+                // A loop must be woken for the rest.
                 self.pool.ring_again();
                 return Ok(true);
             }
@@ -970,22 +987,27 @@ impl Engine {
                 std::thread::yield_now();
                 continue;
             }
-            let mut bells = vec![self.pool.as_fd()];
-            bells.extend(self.ring.as_ref().map(|ring| ring.as_fd()));
-            poll_until(&bells, [None, None], deadline).map_err(failed())?;
+            let mut descriptors = vec![self.pool.doorbell().as_fd()];
+            descriptors.extend(self.ring.as_ref().map(|ring| ring.as_fd()));
+            poll_until(&descriptors, [None, None], deadline).map_err(failed())?;
         }
     }
 }
 
 impl Drop for Engine {
-    /// Cancels what is in flight, and does not wait for it.
+    /// Cancels what is in flight, and does not wait for it. May close files: see [`Engine`].
     fn drop(&mut self) {
-        // A child's descriptors of these numbers are somebody else's, and so is the memory of what was in flight.
+        // In a forked child these descriptor numbers may belong to other files. The memory of operations in flight is
+        // the parent's.
         if !self.owner.is_current() {
-            std::mem::forget((std::mem::take(&mut self.entries), std::mem::take(&mut self.ready), self.answer.take()));
+            std::mem::forget((
+                std::mem::take(&mut self.entries),
+                std::mem::take(&mut self.ready),
+                self.run_completion.take(),
+            ));
             return;
         }
-        // The ring sees to what it has.
+        // The ring's own drop cancels its operations.
         for cancel in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
             self.pool.cancel(cancel);
         }
@@ -1000,15 +1022,15 @@ impl AsFd for Engine {
 }
 
 impl AsRawFd for Engine {
-    /// As [`AsFd`], for runtimes that ask for the number.
+    /// As [`AsFd`], for runtimes that need the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
 }
 
-/// The usual end of what was run, by the short way: as [`Engine::end_at_once`].
+/// The fast path of `run`'s usual end: as [`Engine::complete_fast`].
 #[inline]
-fn run_plainly(work: Work, result: std::result::Result<Output, Errno>) -> Result<Completion> {
+fn run_fast(work: Work, result: std::result::Result<Output, Errno>) -> Result<Completion> {
     match (result, work) {
         (
             Ok(Output::Count(count)),
@@ -1031,7 +1053,7 @@ fn succeeded(completion: Completion) -> Result<Completion> {
     }
 }
 
-/// Whether a chain goes on after it.
+/// Whether its chain continues.
 fn is_whole(work: &Work, result: &std::result::Result<Output, Errno>) -> bool {
     let is_written = match work {
         Work::Transfer(transfer) => !transfer.writes || transfer.done == transfer.bytes(),

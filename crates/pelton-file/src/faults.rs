@@ -1,33 +1,34 @@
-//! Faults that tests have the system make, in builds with `failpoints`: each system call of a transfer or a copy, each entry of the ring, and the beginning of
-//! whatever else a thread does, asks here whether it is to fail, or to move less. Without that feature nothing does.
+//! Fault injection for tests, in builds with `failpoints`. Three kinds of steps ask here whether to fail, or to move
+//! less: each system call of a transfer or a copy; each entry of the ring; the start of each other operation in a
+//! thread. Other builds never inject a fault.
 
 use rustix::io::Errno;
 
-/// What becomes of a call instead.
+/// The fault of a call.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "failpoints"), expect(dead_code, reason = "made by tests"))]
+#[cfg_attr(not(feature = "failpoints"), expect(dead_code, reason = "injected by tests"))]
 pub enum Fault {
-    /// It fails.
+    /// The call fails.
     Error(Errno),
-    /// It moves at most so many bytes.
+    /// The call moves at most so many bytes.
     Short(usize),
 }
 
-/// Asked at each step.
+/// Called at each step.
 #[cfg(feature = "failpoints")]
 pub type Hook = fn() -> Option<Fault>;
 
 #[cfg(feature = "failpoints")]
 static HOOK: std::sync::RwLock<Option<Hook>> = std::sync::RwLock::new(None);
 
-/// Has `hook` asked from now on, by whichever thread makes a call.
+/// Installs `hook` for all threads.
 #[cfg(feature = "failpoints")]
 pub fn set(hook: Hook) {
     *HOOK.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hook);
 }
 
 impl Fault {
-    /// Of what is not asked again: an error, of those that no system call is asked again for.
+    /// For calls without a retry: an error other than EINTR and EAGAIN.
     #[inline(always)]
     pub(crate) fn error() -> Option<Errno> {
         match Fault::next() {

@@ -1,10 +1,10 @@
-//! What may end an operation before it is done, for the code that performs it.
+//! Cancellation, for the code that performs an operation.
 
 use rustix::event::PollFlags;
 use rustix::io::{Errno, Result};
 use std::os::fd::BorrowedFd;
 
-/// Whether an operation is cancelled, and a wait that ends when it is.
+/// The cancelled state of an operation, and a wait that a cancel ends.
 pub(crate) trait Interrupt {
     /// Whether it can be cancelled at all.
     fn can_cancel(&self) -> bool;
@@ -13,7 +13,7 @@ pub(crate) trait Interrupt {
     fn is_cancelled(&self) -> bool;
 
     /// # Errors
-    /// ECANCELED once it is cancelled.
+    /// ECANCELED after a cancel.
     fn check(&self) -> Result<()> {
         if self.is_cancelled() { Err(Errno::CANCELED) } else { Ok(()) }
     }

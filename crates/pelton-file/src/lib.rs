@@ -1,11 +1,12 @@
-//! Files, without ever keeping an event loop waiting: the third verb.
+//! Files for event loops: an engine whose calls do not block.
 //!
-//! An [`Engine`] does [`Operation`]s. What the page cache has is answered within the call that asks; everything else goes to io_uring, or, where
-//! that is refused, to some threads. Each operation can be done in two ways:
-//! - [`Engine::run`] waits for it, [`Engine::run_until`] not beyond a deadline;
-//! - [`Engine::try_submit`] asks, with a token of the caller's; [`Engine::completion`] brings the token back, with what came of it and the memory that
-//!   went in. The engine has one descriptor for an event loop, and [`Engine::arm`] and [`Engine::disarm`] mean what they mean for a
-//!   [`Receiver`](pelton_channel::Receiver), so one loop serves channels and files.
+//! An [`Engine`] performs [`Operation`]s. It serves what the page cache has inside the call. Everything else goes to
+//! io_uring, or, where the system refuses that, to threads. A caller has two ways:
+//! - [`Engine::run`] performs an operation and waits for it, [`Engine::run_until`] up to a deadline;
+//! - [`Engine::try_submit`] submits one with a token of the caller's choice. [`Engine::completion`] returns the token,
+//!   the outcome, and the operation's memory. The engine has one descriptor for an event loop. [`Engine::arm`] and
+//!   [`Engine::disarm`] work as those of a [`Receiver`](pelton_channel::Receiver), so one loop serves channels and
+//!   files.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -42,22 +43,26 @@
 //!
 //! # What is promised
 //! - Operations are independent, and end in any order, unless they are a chain.
-//! - A read is filled up to the end of the file, and a write is written whole; if an error comes after some bytes, the count says so, and the
-//!   next operation tells the error. EINTR and EAGAIN are never seen.
-//! - An error is an [`Error::File`](pelton_channel::Error::File): what was done, its path, the name of the errno.
-//! - A buffer belongs to its operation until that has ended: it comes back with the completion, also of one that failed or was cancelled. Dropping
-//!   an engine cancels what is in flight, does not wait, and frees each buffer only when the kernel is done with it.
-//! - An [`Error::System`](pelton_channel::Error::System) of a call that begins or takes operations ([`Engine::start`], [`Engine::arm`], [`Engine::try_completion`] and others: the
-//!   kernel has no memory, or no threads, for now) concerns no operation. Each one that was submitted stays in flight, and completes once, with its
-//!   token, by a later call; the engine's descriptor is readable until a call succeeds. So a caller that goes on after such an error
-//!   has a token of its own for each operation, and compares it. To give an operation up: [`Engine::cancel`], and take its completion.
-//! - At most [`EngineOptions::in_flight_max`] operations are in flight; what is beyond comes back to the caller.
-//! - The rooted engine ([`EngineOptions::root`]) opens nothing outside its directory, whatever the paths and the links there say.
-//! - A forked child owns nothing of an engine's: [`Error::Forked`](pelton_channel::Error::Forked).
+//! - A read fills its buffer unless the file ends, and a write writes everything. If an error comes after some bytes,
+//!   the count shows that, and the next operation reports the error. No caller sees EINTR or EAGAIN.
+//! - An error is an [`Error::File`](pelton_channel::Error::File): the action, the path, the name of the errno.
+//! - A buffer belongs to its operation until that has ended. Each completion returns it, also of an operation that
+//!   failed or was cancelled.
+//! - Dropping an engine cancels operations in flight, does not wait for them, and frees each buffer only when the
+//!   kernel no longer uses it. It may close files, and a file server can delay that: see [`Engine`].
+//! - An [`Error::System`](pelton_channel::Error::System) of a call that begins or takes operations ([`Engine::start`],
+//!   [`Engine::arm`], [`Engine::try_completion`] and others) concerns no operation: the kernel lacks memory or threads
+//!   at the moment. Each submitted operation stays in flight, and completes once, with its token, in a later call. The
+//!   engine's descriptor is readable until a call succeeds. A caller that continues after such an error therefore uses
+//!   a unique token per operation. To give an operation up, call [`Engine::cancel`] and take its completion.
+//! - At most [`EngineOptions::in_flight_max`] operations are in flight; the engine returns further ones to the caller.
+//! - An engine with a root ([`EngineOptions::root`]) opens nothing outside that directory, whatever paths and links
+//!   contain.
+//! - A forked child owns nothing of an engine: [`Error::Forked`](pelton_channel::Error::Forked).
 //!
 //! # Invariant
-//! - Memory that the kernel may write belongs to the ring: an operation enters `os/ring.rs` whole, and leaves it only with
-//!   its completion.
+//! - Memory that the kernel may write belongs to the ring: an operation moves into `ring.rs` completely, and leaves it
+//!   only with its completion.
 
 mod engine;
 #[cfg(feature = "failpoints")]

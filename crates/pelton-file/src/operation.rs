@@ -1,4 +1,4 @@
-//! What can be asked of an [`Engine`](super::Engine), and what comes of it.
+//! The operations of an [`Engine`](super::Engine), and their outputs.
 
 use crate::file::{File, Root};
 use crate::pump::{Channel, Pump};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-/// How a file is opened. Descriptors are closed on exec.
+/// How a file is opened. Its descriptor closes on exec.
 ///
 /// ```
 /// use pelton::file::Open;
@@ -27,48 +27,48 @@ pub struct Open {
 }
 
 impl Open {
-    /// To read what is there. Also for directories, to list them.
+    /// For reading; also for directories, to list them.
     pub fn for_reading() -> Open {
         Open { flags: OFlags::RDONLY | OFlags::CLOEXEC, mode: Mode::empty(), resolve: ResolveFlags::empty() }
     }
 
-    /// To write.
+    /// For writing.
     pub fn for_writing() -> Open {
         Open { flags: OFlags::WRONLY | OFlags::CLOEXEC, ..Open::for_reading() }
     }
 
-    /// To read and to write.
+    /// For reading and writing.
     pub fn for_both() -> Open {
         Open { flags: OFlags::RDWR | OFlags::CLOEXEC, ..Open::for_reading() }
     }
 
-    /// Makes the file, with these bits of permission less the umask, if it is not there.
+    /// Creates the file if it does not exist, with these permission bits, less the umask.
     #[must_use]
     pub fn create(mut self, mode: u32) -> Open {
         self.mode = Mode::from_raw_mode(mode);
         self.with(OFlags::CREATE)
     }
 
-    /// As [`Open::create`], but the file must not be there: EEXIST.
+    /// As [`Open::create`], but fails with EEXIST if the file exists.
     #[must_use]
     pub fn create_new(self, mode: u32) -> Open {
         self.create(mode).with(OFlags::EXCL)
     }
 
-    /// Cuts it to nothing.
+    /// Truncates it to 0 bytes.
     #[must_use]
     pub fn truncate(self) -> Open {
         self.with(OFlags::TRUNC)
     }
 
-    /// All writes go to its end.
+    /// Each write goes to its end.
     #[must_use]
     pub fn append(self) -> Open {
         self.with(OFlags::APPEND)
     }
 
-    /// Past the page cache (O_DIRECT): buffers, offsets and lengths have to be multiples of what the disk wants, often 512 or 4,096
-    /// ([`Buffer::aligned`]).
+    /// Bypasses the page cache (O_DIRECT): buffers, offsets and lengths must be multiples of the disk's block size,
+    /// often 512 or 4,096 ([`Buffer::aligned`]).
     #[must_use]
     pub fn direct(self) -> Open {
         self.with(OFlags::DIRECT)
@@ -80,43 +80,43 @@ impl Open {
         self.with(OFlags::DSYNC)
     }
 
-    /// It must be a directory: ENOTDIR.
+    /// Fails with ENOTDIR unless it is a directory.
     #[must_use]
     pub fn directory(self) -> Open {
         self.with(OFlags::DIRECTORY)
     }
 
-    /// The last part of the path must not be a symbolic link: ELOOP.
+    /// Fails with ELOOP if the last part of the path is a symbolic link.
     #[must_use]
     pub fn no_follow(self) -> Open {
         self.with(OFlags::NOFOLLOW)
     }
 
-    /// No part of the path may be a symbolic link: ELOOP.
+    /// Fails with ELOOP if any part of the path is a symbolic link.
     #[must_use]
     pub fn no_symlinks(mut self) -> Open {
         self.resolve |= ResolveFlags::NO_SYMLINKS;
         self
     }
 
-    /// The path may not lead into another mount: EXDEV.
+    /// Fails with EXDEV if the path leads into another mount.
     #[must_use]
     pub fn one_mount(mut self) -> Open {
         self.resolve |= ResolveFlags::NO_XDEV;
         self
     }
 
-    /// By the words of open(2) and openat2(2). For bindings.
+    /// With the flags of open(2) and openat2(2). For FFI.
     #[doc(hidden)]
     pub fn from_raw(flags: u32, mode: u32, resolve: u64) -> Open {
         let flags = OFlags::from_bits_retain(flags) | OFlags::CLOEXEC;
-        // Otherwise it says nothing, and openat2 does not take it.
+        // Without these flags the mode has no meaning, and openat2 refuses it.
         let makes = flags.intersects(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
         let mode = if makes { Mode::from_raw_mode(mode & 0o7777) } else { Mode::empty() };
         Open { flags, mode, resolve: ResolveFlags::from_bits_retain(resolve) }
     }
 
-    /// How a path is to be resolved, also for the sake of a root.
+    /// How a path is resolved, with the restrictions of a root.
     pub(crate) fn resolve(&self, root: Option<&Root>) -> ResolveFlags {
         self.resolve | root.map_or(ResolveFlags::empty(), |_| Root::RESOLVE)
     }
@@ -127,13 +127,13 @@ impl Open {
     }
 }
 
-/// One thing to do with files: made here, given to [`Engine::run`](super::Engine::run), [`Engine::try_submit`](super::Engine::try_submit) or
-/// [`Engine::try_submit_chain`](super::Engine::try_submit_chain). It owns what it needs: paths, memory, and a share of each file, so nothing
-/// of that is closed or freed before it has ended.
+/// One operation on files, for [`Engine::run`](super::Engine::run), [`Engine::try_submit`](super::Engine::try_submit)
+/// or [`Engine::try_submit_chain`](super::Engine::try_submit_chain). It owns its paths, its memory, and a handle of
+/// each file, so nothing of that is closed or freed before it has ended.
 #[derive(Debug)]
 pub struct Operation(pub(super) Work);
 
-/// The same from the inside: also how far it has come.
+/// An operation with its progress.
 #[derive(Debug)]
 pub(crate) enum Work {
     Open { path: PathBuf, how: Open },
@@ -156,19 +156,19 @@ pub(crate) enum Work {
     Pump(Box<Pump>),
 }
 
-/// Bytes from a file into memory, or the other way.
+/// A read or a write.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) file: File,
     pub(crate) memory: Pieces,
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     pub(crate) writes: bool,
-    /// Bytes that have gone.
+    /// Bytes transferred so far.
     pub(crate) done: usize,
-    /// What was the end, after some bytes.
+    /// The error that ended it after some bytes.
     pub(crate) cut_short_by: Option<Errno>,
-    /// Whether it is not to be copied by the call that begins it.
-    pub(crate) is_apart: bool,
+    /// Whether the kernel must not copy its bytes inside the call that begins it.
+    pub(crate) is_async: bool,
 }
 
 #[derive(Debug)]
@@ -178,9 +178,9 @@ pub(crate) enum Pieces {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Position {
     At(u64),
-    /// The file's own position, which it moves.
+    /// The file's own position, which the transfer advances.
     Current,
     End,
 }
@@ -193,110 +193,112 @@ pub(crate) struct Copy {
     pub(crate) to_offset: u64,
     pub(crate) bytes: u64,
     pub(crate) done: u64,
-    /// As of a transfer.
+    /// As in [`Transfer`].
     pub(crate) cut_short_by: Option<Errno>,
 }
 
 impl Operation {
-    /// Opens a file: [`Output::File`]. Opening a FIFO waits until somebody opens its other end. Cancelled, it completes at once, and a thread is left to
-    /// wait until that happens, and to close it; so is one of a terminal that waits for its line. With 256 threads of the process
-    /// left so, opening what may wait is EMFILE.
+    /// Opens a file: [`Output::File`]. Opening a FIFO waits for a process that opens the other side; opening a terminal
+    /// may wait for its line. A cancelled one completes immediately; a thread remains, waits, and closes the file.
+    /// With 256 such threads in the process, opening a FIFO or a terminal fails with EMFILE.
     pub fn open(path: impl Into<PathBuf>, how: Open) -> Operation {
         Operation(Work::Open { path: path.into(), how })
     }
 
-    /// Closes a file, and tells what the system says of that. EBUSY when there are other handles to it, or operations in flight: it is
-    /// closed with the last of these. Dropping the last handle closes it too, in the dropping thread, without a word; of an operation that has the
-    /// last handle a thread of the engine's closes it, as it does where this is cancelled before it begins.
+    /// Closes a file, and returns the system's error. EBUSY if other handles to it exist, or operations in flight: the
+    /// last of these closes it. Dropping the last handle closes it too, in the dropping thread, and ignores errors. If
+    /// an operation has the last handle, a thread of the engine closes the file, also if the operation is cancelled
+    /// before it begins.
     pub fn close(file: File) -> Operation {
         let path = file.path().to_owned();
         Operation(Work::Close { file: Some(file), path })
     }
 
-    /// Fills `buffer` from the file's own position on, which moves: [`Output::Count`] is less than its length at the end of the file only, or
-    /// of what is no regular file. Two at a time of one file, or of two handles to it, share the position.
+    /// Fills `buffer` from the file's own position, and advances that. [`Output::Count`] is less than its length only
+    /// at the end of the file, or if the file is not regular. Two concurrent reads of one file, or of two handles to
+    /// it, share the position.
     pub fn read(file: &File, buffer: impl Into<Buffer>) -> Operation {
-        Operation::transfer(file, Pieces::One(buffer.into()), Place::Current, false)
+        Operation::transfer(file, Pieces::One(buffer.into()), Position::Current, false)
     }
 
-    /// Fills `buffer` from `offset` on: [`Output::Count`] is less than its length at the end of the file only.
+    /// Fills `buffer` from `offset` on. [`Output::Count`] is less than its length only at the end of the file.
     pub fn read_at(file: &File, buffer: impl Into<Buffer>, offset: u64) -> Operation {
-        Operation::transfer(file, Pieces::One(buffer.into()), Place::At(offset), false)
+        Operation::transfer(file, Pieces::One(buffer.into()), Position::At(offset), false)
     }
 
-    /// As [`Operation::read_at`], into several buffers, one after the other.
+    /// As [`Operation::read_at`], into several buffers in order.
     pub fn read_vectored_at(file: &File, buffers: Vec<Buffer>, offset: u64) -> Operation {
-        Operation::transfer(file, Pieces::Many(buffers), Place::At(offset), false)
+        Operation::transfer(file, Pieces::Many(buffers), Position::At(offset), false)
     }
 
-    /// Writes all of `buffer` at the file's own position, which moves. [`Output::Count`] is less than its length where an error came after some
-    /// bytes had been written: writing the rest tells which.
+    /// Writes all of `buffer` at the file's own position, and advances that. [`Output::Count`] is less than its length
+    /// if an error came after some bytes: writing the rest returns that error.
     pub fn write(file: &File, buffer: impl Into<Buffer>) -> Operation {
-        Operation::transfer(file, Pieces::One(buffer.into()), Place::Current, true)
+        Operation::transfer(file, Pieces::One(buffer.into()), Position::Current, true)
     }
 
     /// Writes all of `buffer` at `offset`; counts as [`Operation::write`] does.
     pub fn write_at(file: &File, buffer: impl Into<Buffer>, offset: u64) -> Operation {
-        Operation::transfer(file, Pieces::One(buffer.into()), Place::At(offset), true)
+        Operation::transfer(file, Pieces::One(buffer.into()), Position::At(offset), true)
     }
 
-    /// As [`Operation::write_at`], from several buffers, one after the other.
+    /// As [`Operation::write_at`], from several buffers in order.
     pub fn write_vectored_at(file: &File, buffers: Vec<Buffer>, offset: u64) -> Operation {
-        Operation::transfer(file, Pieces::Many(buffers), Place::At(offset), true)
+        Operation::transfer(file, Pieces::Many(buffers), Position::At(offset), true)
     }
 
-    /// Writes all of `buffer` at the end of the file, wherever that is by then; counts as [`Operation::write`] does. For many small ones from many
-    /// threads see [`Tail`](super::Tail).
+    /// Writes all of `buffer` at the end that the file has then; counts as [`Operation::write`] does. For many small
+    /// writes from many threads see [`Tail`](super::Tail).
     pub fn append(file: &File, buffer: impl Into<Buffer>) -> Operation {
-        Operation::transfer(file, Pieces::One(buffer.into()), Place::End, true)
+        Operation::transfer(file, Pieces::One(buffer.into()), Position::End, true)
     }
 
-    /// Several buffers at the file's own position, or at its end. For bindings.
+    /// Several buffers at the file's own position, or at its end. For FFI.
     #[doc(hidden)]
     pub fn vectored(file: &File, buffers: Vec<Buffer>, is_end: bool, writes: bool) -> Operation {
-        let place = if is_end { Place::End } else { Place::Current };
-        Operation::transfer(file, Pieces::Many(buffers), place, writes)
+        let position = if is_end { Position::End } else { Position::Current };
+        Operation::transfer(file, Pieces::Many(buffers), position, writes)
     }
 
-    fn transfer(file: &File, memory: Pieces, place: Place, writes: bool) -> Operation {
+    fn transfer(file: &File, memory: Pieces, position: Position, writes: bool) -> Operation {
         let file = file.clone();
         Operation(Work::Transfer(Transfer {
             file,
             memory,
-            place,
+            position,
             writes,
             done: 0,
             cut_short_by: None,
-            is_apart: false,
+            is_async: false,
         }))
     }
 
-    /// Has everything that was written to the file, and all that is known of it, on the disk (fsync).
+    /// Brings everything that was written to the file to the disk, with all its metadata (fsync).
     pub fn sync(file: &File) -> Operation {
         Operation(Work::Sync { file: file.clone(), data_only: false })
     }
 
-    /// Has what was written to the file on the disk, and as much as is needed to read it again (fdatasync).
+    /// Brings everything that was written to the file to the disk, with the metadata that reading it needs (fdatasync).
     pub fn sync_data(file: &File) -> Operation {
         Operation(Work::Sync { file: file.clone(), data_only: true })
     }
 
-    /// Makes the file `bytes` long: cut, or with zeros behind what it has.
+    /// Sets the file's length to `bytes`: it cuts the file, or appends zeros.
     pub fn truncate(file: &File, bytes: u64) -> Operation {
         Operation(Work::Truncate { file: file.clone(), bytes })
     }
 
-    /// Sets disk aside for a range, and makes the file as long as that.
+    /// Allocates disk space for a range, and extends the file to its end.
     pub fn allocate(file: &File, offset: u64, bytes: u64) -> Operation {
         Operation(Work::Allocate { file: file.clone(), offset, bytes })
     }
 
-    /// What is known of what is at `path`: [`Output::Stat`]. Of a symbolic link, what it leads to.
+    /// Reads the properties of the file at `path`: [`Output::Stat`]. Follows a symbolic link.
     pub fn stat(path: impl Into<PathBuf>) -> Operation {
         Operation(Work::Stat { path: path.into(), follows: true })
     }
 
-    /// As [`Operation::stat`], of a symbolic link itself (lstat).
+    /// As [`Operation::stat`], but of a symbolic link itself (lstat).
     pub fn stat_link(path: impl Into<PathBuf>) -> Operation {
         Operation(Work::Stat { path: path.into(), follows: false })
     }
@@ -306,7 +308,7 @@ impl Operation {
         Operation(Work::StatFile(file.clone()))
     }
 
-    /// Sets when it was read and changed last; `None` leaves it (utimensat).
+    /// Sets the times of its last read and its last change; `None` leaves one (utimensat).
     pub fn set_times(
         path: impl Into<PathBuf>,
         accessed: Option<SystemTime>,
@@ -315,7 +317,7 @@ impl Operation {
         Operation(Work::Times { path: path.into(), accessed, modified })
     }
 
-    /// Removes a name of what is no directory.
+    /// Removes a name of a file that is not a directory.
     pub fn unlink(path: impl Into<PathBuf>) -> Operation {
         Operation(Work::Unlink { path: path.into(), directory: false })
     }
@@ -325,50 +327,53 @@ impl Operation {
         Operation(Work::Unlink { path: path.into(), directory: true })
     }
 
-    /// Renames, and replaces what is at `to`.
+    /// Renames a file, and replaces a file at `to`.
     pub fn rename(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Operation {
         Operation(Work::Rename { from: from.into(), to: to.into() })
     }
 
-    /// A second name for a file. Of a symbolic link, for the link itself.
+    /// Creates a second name for a file; for a symbolic link, of the link itself.
     pub fn link(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Operation {
         Operation(Work::Link { from: from.into(), to: to.into() })
     }
 
-    /// A symbolic link at `path` that says `target`.
+    /// Creates a symbolic link to `target` at `path`.
     pub fn symlink(target: impl Into<PathBuf>, path: impl Into<PathBuf>) -> Operation {
         Operation(Work::Symlink { target: target.into(), path: path.into() })
     }
 
-    /// What a symbolic link says: [`Output::Path`].
+    /// Reads the target of a symbolic link: [`Output::Path`].
     pub fn read_link(path: impl Into<PathBuf>) -> Operation {
         Operation(Work::ReadLink { path: path.into() })
     }
 
-    /// Makes a directory, with these bits of permission less the umask.
+    /// Creates a directory, with these permission bits, less the umask.
     pub fn make_directory(path: impl Into<PathBuf>, mode: u32) -> Operation {
         Operation(Work::MakeDirectory { path: path.into(), mode })
     }
 
-    /// The next entries of an open directory, some hundreds: [`Output::Entries`]. None: that was all. The directory's position moves, so
-    /// one at a time of each handle.
+    /// Reads the next entries of an open directory, some hundreds: [`Output::Entries`], empty at the end. It advances
+    /// the directory's position, so list each handle by one operation at a time.
     pub fn list(directory: &File) -> Operation {
         Operation(Work::List { directory: directory.clone() })
     }
 
-    /// Copies `bytes` from one file to another, in the kernel, sharing blocks where the file system can. [`Output::Count`] is less at the end of
-    /// `from`, or where an error or a cancel came after some bytes.
+    /// Copies `bytes` from one file to another in the kernel, which shares blocks if the file system can.
+    /// [`Output::Count`] is less at the end of `from`, or if an error or a cancel came after some bytes.
     pub fn copy(from: &File, from_offset: u64, to: &File, to_offset: u64, bytes: u64) -> Operation {
         let (from, to) = (from.clone(), to.clone());
         Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, cut_short_by: None })))
     }
 
-    /// Sends up to `bytes` of a file from `offset` on, as messages of `message_bytes`, the last of what is left. They are read straight into the channel's
-    /// memory. [`Output::Count`], of bytes sent, is less at the end of the file, or where an error or a cancel came after some. While there is no room it
-    /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already. EINVAL:
-    /// messages of 0 bytes. ESPIPE: a file that has no places, as a pipe or a FIFO; of a device that has, as the kernel's log, each read is a
-    /// message, and it waits for more.
-    /// What the channel says instead, as [`Error::Closed`](pelton_channel::Error::Closed), is told as it is.
+    /// Sends up to `bytes` of a file from `offset` on, as messages of `message_bytes`; the last one has the rest. It
+    /// reads them straight into the channel's memory. [`Output::Count`], the bytes sent, is less at the end of the
+    /// file, or if an error or a cancel came after some. Without free space it waits for the receiver, in a thread of
+    /// its own.
+    ///
+    /// The sender stays the caller's; the operation locks it while it runs. EBUSY: it was locked already. EINVAL:
+    /// messages of 0 bytes. ESPIPE: a file without offsets, such as a pipe or a FIFO. From a device with offsets, such
+    /// as the kernel's log, each read becomes a message, and the operation waits for more.
+    /// An error of the channel, such as [`Error::Closed`](pelton_channel::Error::Closed), is returned unchanged.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -390,18 +395,20 @@ impl Operation {
         Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::To(sender.clone(), message_bytes)))))
     }
 
-    /// Writes what a receiver receives to a file, from `offset` on, a message behind the other, straight from the channel's memory, and releases it. It ends when
-    /// `bytes` have been written, or the next message is larger than what is left of them, which then is still to be received; or when the sender has
-    /// closed. [`Output::Count`]: the bytes written, of whole messages. While there is no message it waits for the sender, in a thread of its
-    /// own. The receiver stays the caller's: see [`Operation::send`]. A message that could not be written is not released. It costs a system
-    /// call for each message: of many small ones see [`Tail`](super::Tail).
+    /// Writes the messages of a receiver to a file, from `offset` on, back to back, straight from the channel's memory,
+    /// and releases them. It ends when `bytes` have been written; before a message that is larger than the rest, which
+    /// stays in the channel; or when the sender has closed. [`Output::Count`]: the bytes written, of complete messages.
+    ///
+    /// Without a message it waits for the sender, in a thread of its own. The receiver stays the caller's: see
+    /// [`Operation::send`]. It does not release a message that it could not write. It costs a system call per message:
+    /// for many small ones see [`Tail`](super::Tail).
     pub fn receive(file: &File, offset: u64, bytes: u64, receiver: &Arc<Mutex<Receiver>>) -> Operation {
         Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::From(receiver.clone())))))
     }
 
-    /// The memory that it has: for one that was not begun.
+    /// Returns its memory, for an operation that was not begun.
     pub fn into_buffers(self) -> Vec<Buffer> {
-        match self.0.into_memory() {
+        match self.0.into_parts().0 {
             Pieces::One(buffer) if buffer.is_empty() => Vec::new(),
             Pieces::One(buffer) => vec![buffer],
             Pieces::Many(buffers) => buffers,
@@ -410,7 +417,7 @@ impl Operation {
 }
 
 impl Work {
-    /// The files that it is about.
+    /// The files that it uses.
     pub(crate) fn files(&self) -> [Option<&File>; 2] {
         match self {
             Work::Close { file, .. } => [file.as_ref(), None],
@@ -431,7 +438,7 @@ impl Work {
         }
     }
 
-    /// The paths that it looks up, in the order that system calls take them.
+    /// The paths that it resolves, in the order of the system calls' arguments.
     pub(crate) fn paths(&self) -> [Option<&Path>; 2] {
         match self {
             Work::Open { path, .. }
@@ -446,7 +453,7 @@ impl Work {
         }
     }
 
-    /// Whether a path has a zero in it, which no call takes.
+    /// Whether a path has a zero byte, which no system call accepts.
     pub(crate) fn has_nul(&self) -> bool {
         self.paths().into_iter().flatten().any(|path| path.as_os_str().as_encoded_bytes().contains(&0))
     }
@@ -461,7 +468,7 @@ impl Work {
         }
     }
 
-    /// What it was about, in words, and where.
+    /// The action and the path, for error texts.
     fn describe(&self) -> (&'static str, String) {
         let at = |path: &Path| path.display().to_string();
         let two = |from: &Path, to: &Path| format!("{} to {}", from.display(), to.display());
@@ -473,36 +480,36 @@ impl Work {
             Work::Sync { file, .. } => ("syncing", at(file.path())),
             Work::Truncate { file, .. } => ("truncating", at(file.path())),
             Work::Allocate { file, .. } => ("allocating", at(file.path())),
-            Work::Stat { path, .. } => ("asking about", at(path)),
-            Work::StatFile(file) => ("asking about", at(file.path())),
+            Work::Stat { path, .. } => ("examining", at(path)),
+            Work::StatFile(file) => ("examining", at(file.path())),
             Work::Times { path, .. } => ("setting the times of", at(path)),
             Work::Unlink { path, .. } => ("removing", at(path)),
             Work::Rename { from, to } => ("renaming", two(from, to)),
             Work::Link { from, to } => ("linking", two(from, to)),
             Work::Symlink { target, path } => ("linking symbolically", two(path, target)),
             Work::ReadLink { path } => ("reading the link", at(path)),
-            Work::MakeDirectory { path, .. } => ("making the directory", at(path)),
+            Work::MakeDirectory { path, .. } => ("creating the directory", at(path)),
             Work::List { directory } => ("listing", at(directory.path())),
             Work::Copy(copy) => ("copying", two(copy.from.path(), copy.to.path())),
             Work::Pump(pump) => match pump.channel {
                 Channel::To(..) => ("sending", at(pump.file.path())),
-                Channel::From(_) => ("writing what is received to", at(pump.file.path())),
+                Channel::From(_) => ("receiving into", at(pump.file.path())),
             },
         }
     }
 
-    /// What the caller is told of an errno.
+    /// The error that the caller gets for an errno.
     pub(crate) fn error(&mut self, errno: Errno) -> Error {
         if let Work::Pump(pump) = self
-            && let Some(told) = pump.told.take()
+            && let Some(channel_error) = pump.channel_error.take()
         {
-            return told;
+            return channel_error;
         }
         let (what, path) = self.describe();
         Error::file(what, path, errno)
     }
 
-    /// How it ends by an error: of what has moved some bytes, with their number.
+    /// The outcome after an error: after some bytes, their count.
     pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
         match self {
             Work::Transfer(transfer) => transfer.failed(error),
@@ -511,7 +518,7 @@ impl Work {
         }
     }
 
-    /// What ended it before all of it was done, after some bytes.
+    /// The error that ended it after some bytes.
     pub(crate) fn cut_short_by(&self) -> Option<Errno> {
         match self {
             Work::Transfer(transfer) => transfer.cut_short_by,
@@ -521,11 +528,7 @@ impl Work {
         }
     }
 
-    pub(crate) fn into_memory(self) -> Pieces {
-        self.into_parts().0
-    }
-
-    /// The memory that it has, and its shares of files.
+    /// Its memory, and its handles of files.
     pub(crate) fn into_parts(self) -> (Pieces, [Option<File>; 2]) {
         let files = match self {
             Work::Transfer(transfer) => return (transfer.memory, [Some(transfer.file), None]),
@@ -541,7 +544,7 @@ impl Work {
 }
 
 impl Transfer {
-    /// The bytes that are to go.
+    /// All bytes of the transfer.
     pub(crate) fn bytes(&self) -> usize {
         match &self.memory {
             Pieces::One(buffer) => buffer.len(),
@@ -549,30 +552,30 @@ impl Transfer {
         }
     }
 
-    /// Where the rest goes, as system calls want it: the current position and the end have no number.
+    /// The offset of the rest, for system calls. The current position and the end have no offset.
     pub(crate) fn offset(&self) -> u64 {
-        match self.place {
-            // What is no offset stays none, and does not become the current position.
-            Place::At(offset) => offset.saturating_add(self.done as u64).min(1 << 63),
-            Place::Current => u64::MAX,
-            Place::End => 0,
+        match self.position {
+            // An invalid offset stays invalid, and does not become the current position.
+            Position::At(offset) => offset.saturating_add(self.done as u64).min(1 << 63),
+            Position::Current => u64::MAX,
+            Position::End => 0,
         }
     }
 
-    /// So many bytes more have gone. Answers what there is to say when that is all: the count.
-    pub(crate) fn went(&mut self, bytes: usize) -> Option<Output> {
+    /// Counts transferred bytes. Returns the count if the transfer is complete.
+    pub(crate) fn advance(&mut self, bytes: usize) -> Option<Output> {
         self.done += bytes;
         let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream());
         all.then_some(Output::Count(self.done))
     }
 
-    /// Whether it is for the ring. What writes to a stream is for a thread, where no signal is raised; so is what has a place there, as only system calls
-    /// refuse that.
+    /// Whether the ring can perform it. A thread writes to streams, since it raises no signal. A thread also gets a
+    /// stream with an offset, since only system calls refuse that.
     pub(crate) fn is_for_ring(&self) -> bool {
-        !self.file.is_stream() || (!self.writes && matches!(self.place, Place::Current))
+        !self.file.is_stream() || (!self.writes && matches!(self.position, Position::Current))
     }
 
-    /// What an error means after some bytes have gone: a count, and who goes on is told.
+    /// The outcome after an error: after some bytes their count, and the next operation gets the error.
     pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
         if self.done == 0 {
             return Err(error);
@@ -582,25 +585,25 @@ impl Transfer {
     }
 }
 
-/// What came of an operation that succeeded.
+/// The output of a successful operation.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Output {
-    /// There is nothing to say.
+    /// No output.
     Done,
     /// So many bytes were read, written or copied.
     Count(usize),
     /// The file is open.
     File(File),
-    /// What is known of it.
+    /// The properties of a file.
     Stat(Box<Stat>),
-    /// Some entries of a directory; none when there are no more.
+    /// Some entries of a directory; none at its end.
     Entries(Vec<Entry>),
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     Path(PathBuf),
 }
 
-/// What something in a file system is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -614,11 +617,11 @@ pub enum Kind {
     Fifo,
     /// A socket.
     Socket,
-    /// A device of characters, as a terminal is.
+    /// A character device, such as a terminal.
     Character,
-    /// A device of blocks.
+    /// A block device.
     Block,
-    /// The file system does not say, or it is something else.
+    /// Another kind, or the file system does not report it.
     Unknown,
 }
 
@@ -637,35 +640,35 @@ impl From<FileType> for Kind {
     }
 }
 
-/// What is known of a file.
+/// The properties of a file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stat {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// The twelve bits of permission.
+    /// The twelve permission bits.
     pub mode: u32,
     /// Its length.
     pub bytes: u64,
-    /// What it takes on its disk.
+    /// The bytes that it occupies on its disk.
     pub allocated_bytes: u64,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u64,
-    /// Whose it is.
+    /// Its owner.
     pub uid: u32,
-    /// Which group's.
+    /// Its group.
     pub gid: u32,
-    /// The device that it is on, and its number there: together, which file it is.
+    /// Device and inode identify the file.
     pub device: (u32, u32),
     /// See `device`.
     pub inode: u64,
-    /// When it was read last, as far as that is noted.
+    /// The time of the last read, as far as the file system records it.
     pub accessed: SystemTime,
-    /// When its bytes were changed last.
+    /// The time of the last change of its bytes.
     pub modified: SystemTime,
-    /// When anything of it was changed last.
+    /// The time of the last change of its bytes or properties.
     pub changed: SystemTime,
-    /// When it was made, where the file system knows.
+    /// The time of its creation, if the file system records it.
     pub created: Option<SystemTime>,
 }
 
@@ -700,13 +703,13 @@ impl Stat {
     }
 }
 
-/// A name in a directory; `.` and `..` are left out.
+/// A name in a directory; never `.` or `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
     /// The name.
     pub name: OsString,
-    /// What it is, as far as the directory says.
+    /// Its kind, as far as the directory records it.
     pub kind: Kind,
     /// Its number in the file system.
     pub inode: u64,

@@ -1,9 +1,10 @@
-//! Doing an operation in the calling thread: at once, if nothing has to be waited for; or to its end, in a thread that may wait.
+//! Performs an operation in the calling thread: inline, if nothing has to wait; or to its end, in a thread that may
+//! wait.
 
 use crate::faults::Fault;
-use crate::file::{Answers, File, INLINE_BYTES_MAX, Root};
+use crate::file::{File, INLINE_BYTES_MAX, InlineMode, Root};
 use crate::interrupt::Interrupt;
-use crate::operation::{Copy, Entry, Open, Output, Pieces, Place, Stat, Transfer, Work};
+use crate::operation::{Copy, Entry, Open, Output, Pieces, Position, Stat, Transfer, Work};
 use rustix::event::PollFlags;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
@@ -18,58 +19,60 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// The most pieces that the system takes with one call.
+/// The most buffers of one vectored system call.
 pub(crate) const IOV_MAX: usize = 1024;
-/// Entries of a directory that are taken at a time: as many bytes of them as the C library takes.
+/// The buffer for entries of a directory, as large as the C library's.
 const LIST_BYTES: usize = 32 << 10;
-/// Between two looks whether a copy was cancelled: some milliseconds.
+/// Bytes that a copy moves between two checks for a cancel: some milliseconds.
 const COPY_BYTES: u64 = 8 << 20;
-/// How often a file that is no stream is asked again that says EAGAIN, which is not for it to say.
+/// How often a file that is not a stream may return EAGAIN, which it should never do.
 const TRIES: usize = 1000;
-/// Tries to resolve a path below a root while others rename its directories; each fails only where one of them did.
+/// How often to resolve a path below a root while others rename its directories: each attempt fails only after such a
+/// rename.
 const RESOLVE_TRIES: usize = 1000;
 
-/// Does as much of a transfer as needs no waiting. `None`: the rest would wait, or may.
+/// Performs as much of a transfer as needs no waiting. `None`: the rest would, or may, wait.
 #[inline]
-pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
-    // To a stream nothing is written here: that may raise a signal.
+pub(crate) fn try_inline(transfer: &mut Transfer) -> Option<Result<Output>> {
+    // Inline writes to a stream could raise a signal.
     if transfer.bytes() > INLINE_BYTES_MAX || (transfer.writes && transfer.file.is_stream()) {
         return None;
     }
     loop {
-        let answer = transfer.file.answers(transfer.writes).get();
-        let flags = match answer {
-            Answers::NOWAIT => ReadWriteFlags::NOWAIT,
-            Answers::MEMORY => ReadWriteFlags::empty(),
+        let mode = transfer.file.inline_mode(transfer.writes).get();
+        let flags = match mode {
+            InlineMode::NOWAIT => ReadWriteFlags::NOWAIT,
+            InlineMode::MEMORY => ReadWriteFlags::empty(),
             _ => return None,
         };
         match step(transfer, flags, usize::MAX) {
-            // Linux 5.9 and 5.10 say so also of what is not in the page cache (preadv2(2), BUGS).
-            Ok(0) if answer == Answers::NOWAIT && transfer.done < transfer.bytes() => return None,
+            // Linux 5.9 and 5.10 also return 0 for bytes outside the page cache (preadv2(2), BUGS).
+            Ok(0) if mode == InlineMode::NOWAIT && transfer.done < transfer.bytes() => return None,
             Ok(bytes) => {
-                if let Some(output) = transfer.went(bytes) {
+                if let Some(output) = transfer.advance(bytes) {
                     return Some(Ok(output));
                 }
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return None,
-            // Asked once of each file.
-            Err(Errno::OPNOTSUPP) if answer == Answers::NOWAIT => {
-                transfer.file.answers(transfer.writes).set(Answers::NEVER);
+            // Tried once per file.
+            Err(Errno::OPNOTSUPP) if mode == InlineMode::NOWAIT => {
+                transfer.file.inline_mode(transfer.writes).set(InlineMode::NEVER);
             }
             Err(error) => return Some(transfer.failed(error)),
         }
     }
 }
 
-/// Does what most are in the calling thread, which waits as in the plain system call: a read of what is no stream. `None`: the rest is for [`perform`].
+/// The fast path for the most frequent operation: a read that waits like the plain system call, from a file that is not
+/// a stream. `None`: the rest is for [`perform`].
 #[inline]
-pub(crate) fn plainly(transfer: &mut Transfer) -> Option<Result<Output>> {
+pub(crate) fn read_fast(transfer: &mut Transfer) -> Option<Result<Output>> {
     if transfer.writes || transfer.file.is_stream() {
         return None;
     }
     match step(transfer, ReadWriteFlags::empty(), usize::MAX) {
-        Ok(bytes) => transfer.went(bytes).map(Ok),
+        Ok(bytes) => transfer.advance(bytes).map(Ok),
         Err(Errno::INTR | Errno::AGAIN) => None,
         Err(error) => Some(transfer.failed(error)),
     }
@@ -85,26 +88,26 @@ fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<u
     };
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
-    let flags = if matches!(transfer.place, Place::End) { flags | ReadWriteFlags::APPEND } else { flags };
-    let is_plain = flags.is_empty() && matches!(transfer.place, Place::At(_));
-    // First, and by itself, what most are.
+    let flags = if matches!(transfer.position, Position::End) { flags | ReadWriteFlags::APPEND } else { flags };
+    let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
+    // The most frequent case first.
     if let (Pieces::One(buffer), false, usize::MAX) = (&mut transfer.memory, transfer.writes, most) {
         let rest = &mut buffer[done..];
-        // The plain calls are some tens of nanoseconds quicker than those with flags.
+        // The plain calls are some tens of nanoseconds faster than those with flags.
         return match is_plain {
             true => rustix::io::pread(fd, rest, offset),
             false => rustix::io::preadv2(fd, &mut [IoSliceMut::new(rest)], offset, flags),
         };
     }
-    step_otherwise(transfer, flags, most)
+    step_slow(transfer, flags, most)
 }
 
-/// A system call of a transfer other than a read to one buffer.
+/// Any other system call of a transfer.
 #[inline(never)]
-fn step_otherwise(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
+fn step_slow(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
-    let is_plain = flags.is_empty() && matches!(transfer.place, Place::At(_));
+    let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
     match (&mut transfer.memory, transfer.writes) {
         (memory, true) if most < usize::MAX => {
             let bytes = match memory {
@@ -119,7 +122,7 @@ fn step_otherwise(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -
             rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut bytes[..most])], offset, flags)
         }
         (Pieces::One(buffer), true) if is_plain => rustix::io::pwrite(fd, &buffer[done..], offset),
-        (Pieces::One(_), false) => unreachable!("it is done above, whole or in part"),
+        (Pieces::One(_), false) => unreachable!("`step` handles it"),
         (Pieces::One(buffer), true) => rustix::io::pwritev2(fd, &[IoSlice::new(&buffer[done..])], offset, flags),
         (Pieces::Many(buffers), false) => {
             let mut skipped = done;
@@ -140,7 +143,7 @@ fn step_otherwise(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -
     }
 }
 
-/// What comes after the first `done` bytes, as much as one call takes.
+/// The bytes after the first `done`, as many buffers as one call takes.
 pub(crate) fn rest_of(buffers: &[pelton_os::Buffer], mut done: usize) -> impl Iterator<Item = &[u8]> {
     (buffers.iter())
         .filter_map(move |buffer| {
@@ -151,8 +154,9 @@ pub(crate) fn rest_of(buffers: &[pelton_os::Buffer], mut done: usize) -> impl It
         .take(IOV_MAX)
 }
 
-/// Does it, and waits as long as the system takes. Where it may have to wait for somebody else, as at a pipe, it does so if it `waits`, else answers
-/// `None`: it can be gone on with. What was cancelled ends early where it can.
+/// Performs an operation, and waits as long as the system takes. If it would wait for another process, for instance at
+/// a pipe, it does so only if `waits`; else it returns `None`, and a later call can continue. A cancelled operation
+/// ends early if it can.
 pub(crate) fn perform(
     work: &mut Work,
     root: Option<&Root>,
@@ -163,7 +167,7 @@ pub(crate) fn perform(
         return work.failed(Errno::CANCELED).map(Some);
     }
     match work {
-        Work::Open { path, how } if !waits && waits_for_others(root, path, *how) => Ok(None),
+        Work::Open { path, how } if !waits && may_wait_for_others(root, path, *how) => Ok(None),
         Work::Transfer(transfer) => transfer_all(transfer, cancel, waits, false),
         Work::Pump(_) if !waits => Ok(None),
         Work::Pump(pump) => pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
@@ -171,7 +175,7 @@ pub(crate) fn perform(
     }
 }
 
-/// What waits for nobody but the system, and what may wait for others if need be.
+/// Operations that wait only for the system, and opening, which may wait for another process.
 fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -> Result<Output> {
     let nothing = |()| Output::Done;
     if let Some(errno) = Fault::error() {
@@ -183,7 +187,7 @@ fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -
             Some(opened) => opened.fd.close().map(nothing),
             None => Err(Errno::BUSY),
         },
-        Work::Transfer(_) | Work::Pump(_) => unreachable!("it may wait for others"),
+        Work::Transfer(_) | Work::Pump(_) => unreachable!("`perform` handles it"),
         Work::Sync { file, data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(&*file)).map(nothing),
         Work::Sync { file, data_only: false } => retry_on_intr(|| rustix::fs::fsync(&*file)).map(nothing),
         Work::Truncate { file, bytes } => retry_on_intr(|| rustix::fs::ftruncate(&*file, *bytes)).map(nothing),
@@ -200,8 +204,8 @@ fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -
             match root {
                 None => retry_on_intr(|| rustix::fs::utimensat(CWD, &*path, &times, AtFlags::empty())).map(nothing),
                 Some(_) => {
-                    let place = open_place(root, path, true)?;
-                    retry_on_intr(|| rustix::fs::utimensat(&place, "", &times, AtFlags::EMPTY_PATH)).map(nothing)
+                    let opened = open_path_only(root, path, true)?;
+                    retry_on_intr(|| rustix::fs::utimensat(&opened, "", &times, AtFlags::EMPTY_PATH)).map(nothing)
                 }
             }
         }
@@ -214,8 +218,8 @@ fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -
             let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
             retry_on_intr(|| rustix::fs::renameat(from.fd(), from.name, to.fd(), to.name)).map(nothing)
         }
-        Work::Link { from, .. } | Work::ReadLink { path: from } if root.is_some() && leads_on(from) => {
-            open_place(root, from, true)?;
+        Work::Link { from, .. } | Work::ReadLink { path: from } if root.is_some() && has_trailing_slash(from) => {
+            open_path_only(root, from, true)?;
             Err(if matches!(work, Work::ReadLink { .. }) { Errno::INVAL } else { Errno::PERM })
         }
         Work::Link { from, to } => {
@@ -247,8 +251,9 @@ pub(crate) fn open_file(root: Option<&Root>, path: &Path, how: Open) -> Result<F
     File::opened(open(root, path, how.flags, how.mode, how.resolve(root))?, path.to_owned(), how.flags)
 }
 
-/// Whether who opens it may wait for somebody else: for a FIFO's other end, a terminal's line. What takes its place at this very moment is not seen.
-fn waits_for_others(root: Option<&Root>, path: &Path, how: Open) -> bool {
+/// Whether opening may wait for another process: at a FIFO for the other side, at a terminal for its line. It cannot
+/// see a file that replaces this one at this moment.
+fn may_wait_for_others(root: Option<&Root>, path: &Path, how: Open) -> bool {
     let never = how.flags.intersects(OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::PATH)
         || how.flags.contains(OFlags::CREATE | OFlags::EXCL);
     let kind = |found: Statx| FileType::from_raw_mode(found.stx_mode.into());
@@ -265,25 +270,31 @@ fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
             retry_on_intr(|| rustix::fs::statx(CWD, path, no_follow, STATX))
         }
         Some(_) => {
-            let place = open_place(root, path, follows)?;
-            retry_on_intr(|| rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, STATX))
+            let opened = open_path_only(root, path, follows)?;
+            retry_on_intr(|| rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, STATX))
         }
     }
 }
 
-/// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free. One that `says_so`
-/// of itself is not asked for each call.
-fn transfer_all(transfer: &mut Transfer, cancel: &dyn Interrupt, waits: bool, says_so: bool) -> Result<Option<Output>> {
+/// Transfers all bytes. A call on a stream does not wait, because a cancel could not interrupt it: other readers or
+/// writers may be faster. The thread waits for the stream and for the cancel together. If `is_nonblocking`, the file's
+/// own flag does that, and calls need no flag.
+fn transfer_all(
+    transfer: &mut Transfer,
+    cancel: &dyn Interrupt,
+    waits: bool,
+    is_nonblocking: bool,
+) -> Result<Option<Output>> {
     let is_stream = transfer.file.is_stream();
     let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
-    let (mut flags, mut most) = match is_stream && !says_so {
+    let (mut flags, mut most) = match is_stream && !is_nonblocking {
         true => (ReadWriteFlags::NOWAIT, usize::MAX),
         false => (ReadWriteFlags::empty(), usize::MAX),
     };
     let mut tries = TRIES;
     loop {
-        // Where it cannot be asked so, it has room for this much, once it says that it has room.
-        if is_stream && flags.is_empty() && !says_so {
+        // Without RWF_NOWAIT: a stream that reports readiness has at least this much space.
+        if is_stream && flags.is_empty() && !is_nonblocking {
             if !waits {
                 return Ok(None);
             }
@@ -295,16 +306,16 @@ fn transfer_all(transfer: &mut Transfer, cancel: &dyn Interrupt, waits: bool, sa
         }
         match step(transfer, flags, most) {
             Ok(bytes) => {
-                if let Some(output) = transfer.went(bytes) {
+                if let Some(output) = transfer.advance(bytes) {
                     return Ok(Some(output));
                 }
             }
             Err(Errno::OPNOTSUPP) if !flags.is_empty() => {
                 if waits
                     && cancel.can_cancel()
-                    && let Some(anew) = opened_anew(transfer)
+                    && let Some(reopened) = reopened_nonblocking(transfer)
                 {
-                    let file = std::mem::replace(&mut transfer.file, anew);
+                    let file = std::mem::replace(&mut transfer.file, reopened);
                     let result = transfer_all(transfer, cancel, waits, true);
                     transfer.file = file;
                     return result;
@@ -314,17 +325,18 @@ fn transfer_all(transfer: &mut Transfer, cancel: &dyn Interrupt, waits: bool, sa
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if is_stream && !waits => return Ok(None),
             Err(Errno::AGAIN) if is_stream => cancel.wait_for(transfer.file.as_fd(), event)?,
-            // Nothing says when to ask it again.
+            // No event says when to retry.
             Err(Errno::AGAIN) if tries > 0 => tries -= 1,
             Err(error) => return transfer.failed(error).map(Some),
         }
     }
 }
 
-/// A FIFO cannot be asked for each call, so it is opened once more, to say of itself when it would wait. Otherwise who takes what it has said that there is
-/// leaves this one waiting in a call, where no cancel is heard. `None`: it is no FIFO, or nobody reads it, or it may not be opened.
+/// A FIFO does not support RWF_NOWAIT, so this opens it once more with O_NONBLOCK. Otherwise a faster reader could
+/// leave this thread blocked in a call, which no cancel interrupts. `None`: it is no FIFO, has no reader, or may not be
+/// opened.
 #[cold]
-fn opened_anew(transfer: &Transfer) -> Option<File> {
+fn reopened_nonblocking(transfer: &Transfer) -> Option<File> {
     let file = &transfer.file;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode);
     if kind != FileType::Fifo {
@@ -340,7 +352,7 @@ fn time(time: Option<SystemTime>) -> Result<Timespec> {
     let Some(time) = time else { return Ok(Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT }) };
     let (seconds, nanoseconds) = match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()), since.subsec_nanos()),
-        // Before 1970 the seconds are negative, and the rest is counted from these upwards.
+        // Before 1970 the seconds are negative, and the nanoseconds count upwards from them.
         Err(before) => {
             let before = before.duration();
             let up = u64::from(before.subsec_nanos() > 0);
@@ -360,7 +372,7 @@ fn open(root: Option<&Root>, path: &Path, flags: OFlags, mode: Mode, resolve: Re
     for _ in 0..RESOLVE_TRIES {
         match rustix::fs::openat2(directory, path, flags, mode, resolve) {
             Err(Errno::INTR) => {}
-            // A directory on the way was renamed meanwhile.
+            // Another process renamed a directory of the path meanwhile.
             Err(Errno::AGAIN) => std::thread::yield_now(),
             opened => return opened,
         }
@@ -368,25 +380,26 @@ fn open(root: Option<&Root>, path: &Path, flags: OFlags, mode: Mode, resolve: Re
     Err(Errno::XDEV)
 }
 
-/// What is at a path below the root, only to be named.
-fn open_place(root: Option<&Root>, path: &Path, follows: bool) -> Result<OwnedFd> {
+/// Opens a path below the root with O_PATH.
+fn open_path_only(root: Option<&Root>, path: &Path, follows: bool) -> Result<OwnedFd> {
     let no_follow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
     open(root, path, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty(), Root::RESOLVE)
 }
 
-/// Whether a path ends with a slash: then what the last name says is followed, by calls that do not follow it otherwise, and has to be a directory.
-fn leads_on(path: &Path) -> bool {
+/// Whether a path ends with a slash. Then even calls that do not follow links follow the last name, which must be a
+/// directory.
+fn has_trailing_slash(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b"/")
 }
 
-/// The directory that a name is in, and the name.
+/// A directory, and a name in it.
 struct Parent<'a> {
     directory: Option<OwnedFd>,
     name: &'a Path,
 }
 
 impl<'a> Parent<'a> {
-    /// Below a root the way to the directory is gone first, so that the name can be nothing but one in that directory.
+    /// Below a root this opens the directory first, so that the name is directly in that directory.
     fn of(root: Option<&Root>, path: &'a Path) -> Result<Parent<'a>> {
         if root.is_none() {
             return Ok(Parent { directory: None, name: path });
@@ -394,17 +407,17 @@ impl<'a> Parent<'a> {
         let bytes = path.as_os_str().as_bytes();
         let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
         let begin = bytes[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-        let way = match begin {
+        let parent = match begin {
             0 => Path::new("."),
             _ => Path::new(OsStr::from_bytes(&bytes[..begin])),
         };
-        // One slash behind it stays: it says that this is a directory's name.
+        // One trailing slash stays: it means that the name is a directory's.
         let name = &bytes[begin..bytes.len().min(end + 1)];
         if end == 0 {
             return Err(if bytes.is_empty() { Errno::NOENT } else { Errno::XDEV });
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = open(root, way, flags, Mode::empty(), Root::RESOLVE)?;
+        let directory = open(root, parent, flags, Mode::empty(), Root::RESOLVE)?;
         Ok(Parent { directory: Some(directory), name: Path::new(OsStr::from_bytes(name)) })
     }
 
@@ -414,8 +427,8 @@ impl<'a> Parent<'a> {
 }
 
 fn list(directory: &File) -> Result<Vec<Entry>> {
-    let mut room = vec![MaybeUninit::uninit(); LIST_BYTES];
-    let mut found = RawDir::new(directory.as_fd(), &mut room);
+    let mut buffer = vec![MaybeUninit::uninit(); LIST_BYTES];
+    let mut found = RawDir::new(directory.as_fd(), &mut buffer);
     let mut entries = Vec::new();
     while let Some(entry) = found.next() {
         match entry {
@@ -428,7 +441,7 @@ fn list(directory: &File) -> Result<Vec<Entry>> {
             Err(Errno::INTR) => continue,
             Err(error) => return Err(error),
         }
-        // Nothing but `.` and `..` is not the end.
+        // A buffer with only `.` and `..` is not the end.
         if found.is_buffer_empty() && !entries.is_empty() {
             break;
         }
@@ -440,19 +453,19 @@ fn copy_all(copy: &mut Copy, cancel: &dyn Interrupt) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {
-        let went = match (cancel.is_cancelled(), Fault::error()) {
+        let moved = match (cancel.is_cancelled(), Fault::error()) {
             (true, _) => Err(Errno::CANCELED),
             (false, Some(errno)) => Err(errno),
             (false, _) if in_kernel => copy_in_kernel(copy),
-            (false, _) => copy_by_hand(copy),
+            (false, _) => copy_in_user_space(copy),
         };
-        match went {
+        match moved {
             Ok(0) => break,
             Ok(bytes) => copy.done += bytes as u64,
             Err(Errno::INTR) => {}
-            // Two file systems that cannot do it between them, or one that cannot at all.
+            // The two file systems do not support it together, or one not at all.
             Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM)
-                if in_kernel && !is_same(copy)? =>
+                if in_kernel && !is_same_file(copy)? =>
             {
                 in_kernel = false;
             }
@@ -466,8 +479,8 @@ fn copy_all(copy: &mut Copy, cancel: &dyn Interrupt) -> Result<Output> {
     count(copy)
 }
 
-/// Whether it is from one place of a file to another, where overlapping is an error.
-fn is_same(copy: &Copy) -> Result<bool> {
+/// Whether both are the same file, in which an overlap is an error.
+fn is_same_file(copy: &Copy) -> Result<bool> {
     let (from, to) = (rustix::fs::fstat(&copy.from)?, rustix::fs::fstat(&copy.to)?);
     Ok((from.st_dev, from.st_ino) == (to.st_dev, to.st_ino))
 }
@@ -475,12 +488,12 @@ fn is_same(copy: &Copy) -> Result<bool> {
 fn copy_in_kernel(copy: &Copy) -> Result<usize> {
     let (mut from, mut to) = (copy.from_offset + copy.done, copy.to_offset + copy.done);
     let bytes = (copy.bytes - copy.done).min(COPY_BYTES) as usize;
-    let went = rustix::fs::copy_file_range(&copy.from, Some(&mut from), &copy.to, Some(&mut to), bytes)?;
-    // Files that are made up while they are read, as below /proc, say that they have no bytes.
-    if went == 0 && copy.done == 0 && !is_same(copy)? { Err(Errno::INVAL) } else { Ok(went) }
+    let moved = rustix::fs::copy_file_range(&copy.from, Some(&mut from), &copy.to, Some(&mut to), bytes)?;
+    // Generated files, as below /proc, report a length of 0.
+    if moved == 0 && copy.done == 0 && !is_same_file(copy)? { Err(Errno::INVAL) } else { Ok(moved) }
 }
 
-fn copy_by_hand(copy: &Copy) -> Result<usize> {
+fn copy_in_user_space(copy: &Copy) -> Result<usize> {
     let mut bytes = vec![0; (copy.bytes - copy.done).min(128 << 10) as usize];
     let read = rustix::io::pread(&copy.from, &mut bytes[..], copy.from_offset + copy.done)?;
     let mut written = 0;

@@ -1,8 +1,9 @@
-//! Threads that wait, for what io_uring does not do, and for everything where it is refused. They are started as they are needed, up to a
-//! bound, and end with the engine. What an engine has asked for is taken from the queue in order, and comes back in any order.
+//! Threads that wait: for operations that io_uring does not support, and for all if it is refused. The engine starts
+//! them on demand, up to a bound, and they end with it. They take jobs from the queue in order; the jobs end in any
+//! order.
 //!
-//! What would have one of them wait for somebody else, at a pipe or a FIFO, goes on in a thread of its own, beyond the bound: so what waits for ever
-//! keeps nothing else waiting. All that the threads share is under locks.
+//! A job that would wait for another process, at a pipe or a FIFO, continues in a thread of its own, beyond the bound.
+//! So a job that waits for ever delays no other. Locks protect everything that the threads share.
 
 use crate::file::{Opened, Root};
 use crate::interrupt::Interrupt;
@@ -13,26 +14,26 @@ use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// How many threads may be left at FIFOs that nobody opens before none is begun for another: whoever makes FIFOs, and knows when somebody gives them
-/// up, shall not have all of the process's threads.
-const LEFT_MAX: usize = 256;
-/// Threads of the process that are left at a FIFO, of which nobody wants to hear. Relaxed: it is a number only.
-static LEFT: AtomicUsize = AtomicUsize::new(0);
+/// The most threads that stay at FIFOs that no process opens. Otherwise a process that creates FIFOs, and can observe
+/// cancels, could exhaust this process's threads.
+const STRANDED_MAX: usize = 256;
+/// Threads of this process that wait to open a FIFO for a cancelled job. Relaxed: only a number.
+static STRANDED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub(super) struct Pool {
     owner: Owner,
     shared: Arc<Shared>,
-    /// Not given to the threads yet: `start` does, all together.
+    /// Jobs that `start` hands to the threads, all together.
     waiting: Vec<Job>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
-    /// Noted, and not taken back.
+    /// Jobs pushed whose ends were not taken.
     in_flight: usize,
 }
 
@@ -40,33 +41,33 @@ pub(super) struct Pool {
 struct Shared {
     root: Option<Arc<Root>>,
     jobs: Mutex<Jobs>,
-    there_is_one: Condvar,
+    job_available: Condvar,
     ended: Mutex<VecDeque<Ended>>,
-    /// Rung when something has ended after nothing had.
-    bell: Doorbell,
+    /// Rung when a job ends and no other ended one is there.
+    doorbell: Doorbell,
 }
 
 #[derive(Debug, Default)]
 struct Jobs {
     queue: VecDeque<Job>,
-    /// Threads that wait for one.
+    /// Threads that wait for a job.
     idle: usize,
-    /// Files that are to be closed, of which nobody hears.
+    /// Files to be closed, without a completion.
     closing: usize,
-    /// Threads with a job of their own, which end with that.
-    apart: Vec<JoinHandle<()>>,
-    is_over: bool,
+    /// Threads with a single job each.
+    own_threads: Vec<JoinHandle<()>>,
+    is_closed: bool,
 }
 
 #[derive(Debug)]
 enum Job {
-    /// What it is to do is kept there, until a thread takes it, or it is given up.
+    /// The operation is in the state until a thread takes it, or a cancel does.
     Do(Arc<Cancel>),
-    /// To close a file to which nobody has a handle any more, and of which nobody wants to hear.
+    /// Closes a file without any other handle. No completion reports it.
     Close(Opened),
 }
 
-/// What a thread has done.
+/// A job that has ended.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) key: u32,
@@ -79,9 +80,9 @@ impl Pool {
         let shared = Shared {
             root,
             jobs: Mutex::default(),
-            there_is_one: Condvar::new(),
+            job_available: Condvar::new(),
             ended: Mutex::default(),
-            bell: Doorbell::own()?,
+            doorbell: Doorbell::own()?,
         };
         let owner = Owner::current()?;
         Ok(Pool {
@@ -94,31 +95,32 @@ impl Pool {
         })
     }
 
-    /// Notes a job, for [`Pool::start`]. Answers what cancels it.
+    /// Adds a job, for [`Pool::start`]. Returns what cancels it.
     pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
-        let given = Given { kept: Some(Kept { key, work, left_to: None }), ..Given::default() };
-        let cancel = Arc::new(Cancel(Some(Mutex::new(given))));
+        let state = JobState { parked: Some(Parked { key, work, shared: None }), ..JobState::default() };
+        let cancel = Arc::new(Cancel(Some(Mutex::new(state))));
         self.waiting.push(Job::Do(cancel.clone()));
         self.in_flight += 1;
         cancel
     }
 
-    /// Notes a file to be closed by a thread, for closing may wait.
+    /// Adds a file for a thread to close, because closing may wait.
     pub(super) fn push_close(&mut self, file: Opened) {
         locked(&self.shared.jobs).closing += 1;
         self.waiting.push(Job::Close(file));
     }
 
-    /// Gives up a job: what has not begun ends here and now, whatever the threads are at; a copy at its next piece, and who waits for a pipe or a socket
-    /// is woken. Who waits for a FIFO to be opened is left to it, and what it was to do ends here. What is at a disk goes on.
+    /// Cancels a job. One that has not begun ends here and now, whatever the threads do. A copy ends at its next piece.
+    /// A thread that waits for a pipe or a socket wakes up. A thread that opens a FIFO remains, and the job ends
+    /// here. Disk I/O continues to its end.
     pub(super) fn cancel(&self, cancel: &Cancel) {
-        if let Some(Kept { key, mut work, .. }) = cancel.say() {
+        if let Some(Parked { key, mut work, .. }) = cancel.set() {
             let result = work.failed(Errno::CANCELED);
             self.shared.end(key, work, result);
         }
     }
 
-    /// Has the threads begin.
+    /// Hands the jobs to the threads.
     pub(super) fn start(&mut self) -> std::io::Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -128,8 +130,8 @@ impl Pool {
         let (queued, idle) = (jobs.queue.len(), jobs.idle);
         drop(jobs);
         match queued {
-            1 => self.shared.there_is_one.notify_one(),
-            _ => self.shared.there_is_one.notify_all(),
+            1 => self.shared.job_available.notify_one(),
+            _ => self.shared.job_available.notify_all(),
         }
         for _ in idle..queued {
             if self.threads.len() == self.threads_max {
@@ -139,7 +141,7 @@ impl Pool {
             let started = std::thread::Builder::new().name("pelton-file".to_owned()).spawn(move || shared.serve());
             match started {
                 Ok(thread) => self.threads.push(thread),
-                // Those that are there will do. If there is none, all is as it was: it can be tried again.
+                // The existing threads suffice. Without any, the jobs go back, and the caller can retry.
                 Err(_) if !self.threads.is_empty() => break,
                 Err(error) => {
                     self.waiting.extend(locked(&self.shared.jobs).queue.drain(..));
@@ -150,22 +152,22 @@ impl Pool {
         Ok(())
     }
 
-    /// Ends the threads when they have done what they were given, and waits for that; not if one of them is still closing a file, unless `waits`.
+    /// Ends the threads after their jobs, and waits for that; but not while one closes a file, unless `waits`.
     pub(super) fn finish(&mut self, waits: bool) {
         let mut jobs = locked(&self.shared.jobs);
         if !waits && jobs.closing > 0 {
             return;
         }
-        jobs.is_over = true;
-        let apart = std::mem::take(&mut jobs.apart);
+        jobs.is_closed = true;
+        let own_threads = std::mem::take(&mut jobs.own_threads);
         drop(jobs);
-        self.shared.there_is_one.notify_all();
-        for thread in self.threads.drain(..).chain(apart) {
+        self.shared.job_available.notify_all();
+        for thread in self.threads.drain(..).chain(own_threads) {
             let _ = thread.join();
         }
     }
 
-    /// Something that has ended, if anything has.
+    /// The next job that has ended, if any.
     pub(super) fn ended(&mut self) -> Option<Ended> {
         if self.in_flight == 0 {
             return None;
@@ -180,25 +182,19 @@ impl Pool {
     }
 
     pub(super) fn doorbell(&self) -> &Doorbell {
-        &self.shared.bell
+        &self.shared.doorbell
     }
 
-    /// Has the bell ring again that was silenced, if something has ended that was not taken.
+    /// Rings the drained doorbell again if ended jobs are left.
     pub(super) fn ring_again(&self) {
         if self.in_flight > 0 && !locked(&self.shared.ended).is_empty() {
-            self.shared.bell.ring();
+            self.shared.doorbell.ring();
         }
     }
 }
 
-impl AsFd for Pool {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.bell.as_fd()
-    }
-}
-
 impl Shared {
-    /// A thread's life.
+    /// The loop of a thread.
     fn serve(self: &Arc<Shared>) {
         block_signals();
         loop {
@@ -206,10 +202,10 @@ impl Shared {
             let job = loop {
                 match jobs.queue.pop_front() {
                     Some(job) => break job,
-                    None if jobs.is_over => return,
+                    None if jobs.is_closed => return,
                     None => {
                         jobs.idle += 1;
-                        jobs = wait_on(&self.there_is_one, &self.jobs, jobs, None);
+                        jobs = wait_on(&self.job_available, &self.jobs, jobs, None);
                         jobs.idle -= 1;
                     }
                 }
@@ -217,11 +213,11 @@ impl Shared {
             drop(jobs);
             match job {
                 Job::Do(cancel) => {
-                    // Given up before it began, it has ended.
-                    let Some(Kept { key, mut work, .. }) = cancel.take() else { continue };
+                    // A job that was cancelled before it began has ended already.
+                    let Some(Parked { key, mut work, .. }) = cancel.take() else { continue };
                     match perform(&mut work, self.root.as_deref(), &*cancel, false).transpose() {
                         Some(result) => self.end(key, work, result),
-                        None => self.leave(key, work, cancel),
+                        None => self.move_to_own_thread(key, work, cancel),
                     }
                 }
                 Job::Close(file) => {
@@ -232,54 +228,54 @@ impl Shared {
         }
     }
 
-    /// Leaves to a thread of its own what waits for somebody else.
-    fn leave(self: &Arc<Shared>, key: u32, work: Work, cancel: Arc<Cancel>) {
+    /// Moves a job that waits for another process to a thread of its own.
+    fn move_to_own_thread(self: &Arc<Shared>, key: u32, work: Work, cancel: Arc<Cancel>) {
         let opens = if let Work::Open { path, how } = &work { Some((path.clone(), *how)) } else { None };
-        if opens.is_some() && LEFT.load(Relaxed) >= LEFT_MAX {
+        if opens.is_some() && STRANDED.load(Relaxed) >= STRANDED_MAX {
             return self.end(key, work, Err(Errno::MFILE));
         }
-        if let Some(Kept { key, mut work, .. }) = cancel.keep(Kept { key, work, left_to: Some(self.clone()) }) {
+        if let Some(Parked { key, mut work, .. }) = cancel.park(Parked { key, work, shared: Some(self.clone()) }) {
             let result = work.failed(Errno::CANCELED);
             return self.end(key, work, result);
         }
         let (ours, root, is_open) = (cancel.clone(), self.root.clone(), opens.is_some());
-        let goes_on = move || {
+        let body = move || {
             block_signals();
             match opens {
-                // Nothing here is the engine's while it waits: it may be left alone with that.
+                // The thread owns nothing of the engine while it waits, so the engine can end without it.
                 Some((path, how)) => {
                     let opened = open_file(root.as_deref(), &path, how).map(Output::File);
                     match ours.take() {
-                        Some(Kept { key, work, left_to }) => left_to.expect("kept so").end(key, work, opened),
-                        None => drop(LEFT.fetch_sub(1, Relaxed)),
+                        Some(Parked { key, work, shared }) => shared.expect("parked with it").end(key, work, opened),
+                        None => drop(STRANDED.fetch_sub(1, Relaxed)),
                     }
                 }
                 None => {
-                    if let Some(Kept { key, work, left_to }) = ours.take() {
-                        left_to.expect("kept so").go_on(key, work, &ours);
+                    if let Some(Parked { key, work, shared }) = ours.take() {
+                        shared.expect("parked with it").perform_waiting(key, work, &ours);
                     }
                 }
             }
         };
-        match std::thread::Builder::new().name("pelton-file-own".to_owned()).spawn(goes_on) {
+        match std::thread::Builder::new().name("pelton-file-own".to_owned()).spawn(body) {
             Ok(_) if is_open => {}
             Ok(thread) => {
                 let mut jobs = locked(&self.jobs);
-                jobs.apart.retain(|thread| !thread.is_finished());
-                jobs.apart.push(thread);
+                jobs.own_threads.retain(|thread| !thread.is_finished());
+                jobs.own_threads.push(thread);
             }
-            // There is none to be had: this one waits.
+            // Without a new thread, this one waits.
             Err(_) => match cancel.take() {
-                Some(Kept { key, work, .. }) => self.go_on(key, work, &cancel),
-                None if is_open => drop(LEFT.fetch_sub(1, Relaxed)),
+                Some(Parked { key, work, .. }) => self.perform_waiting(key, work, &cancel),
+                None if is_open => drop(STRANDED.fetch_sub(1, Relaxed)),
                 None => {}
             },
         }
     }
 
-    fn go_on(&self, key: u32, mut work: Work, cancel: &Cancel) {
+    fn perform_waiting(&self, key: u32, mut work: Work, cancel: &Cancel) {
         let result = perform(&mut work, self.root.as_deref(), cancel, true);
-        self.end(key, work, result.map(|output| output.expect("it has waited")));
+        self.end(key, work, result.map(|output| output.expect("it was allowed to wait")));
     }
 
     fn end(&self, key: u32, work: Work, result: Result<Output, Errno>) {
@@ -288,16 +284,18 @@ impl Shared {
         let first = ended.len() == 1;
         drop(ended);
         if first {
-            self.bell.ring();
+            self.doorbell.ring();
         }
         failpoint("engine's thread: ended one");
     }
 }
 
 impl Drop for Pool {
-    /// What no thread has begun is not done; what one is at, it ends, with all that belongs to it.
+    /// Discards the jobs that no thread has begun. A thread finishes its current job, with all that belongs to it. It
+    /// waits for no thread, but the dropped jobs may close files.
     fn drop(&mut self) {
-        // A child has none of the threads, and perhaps a lock that one of them held; nor is the memory of what was in flight its.
+        // A forked child has none of the threads, and perhaps a lock that one of them held. The memory of jobs in
+        // flight is the parent's.
         if !self.owner.is_current() {
             std::mem::forget((
                 std::mem::take(&mut self.threads),
@@ -307,69 +305,69 @@ impl Drop for Pool {
             return;
         }
         let mut jobs = locked(&self.shared.jobs);
-        jobs.is_over = true;
+        jobs.is_closed = true;
         let left = std::mem::take(&mut jobs.queue);
         drop(jobs);
-        self.shared.there_is_one.notify_all();
-        // What was given up has ended already, and nobody takes that any more; a thread may be at work for long.
+        self.shared.job_available.notify_all();
+        // Cancelled jobs have ended already, and their ends are not taken any more; a thread may work for long.
         let ended = std::mem::take(&mut *locked(&self.shared.ended));
         drop((left, ended));
     }
 }
 
-/// Whether a job was given up: see [`Pool::cancel`]. Without a lock in it, what is never given up.
+/// Cancels a job: see [`Pool::cancel`]. Without a lock for operations that are never cancelled.
 #[derive(Debug)]
-pub(crate) struct Cancel(Option<Mutex<Given>>);
+pub(crate) struct Cancel(Option<Mutex<JobState>>);
 
-/// What is known of a job besides.
+/// The state of a job.
 #[derive(Debug, Default)]
-struct Given {
-    is_given_up: bool,
-    /// Made by who waits for a stream, which may never have anything to say.
-    bell: Option<Arc<Doorbell>>,
-    /// The job itself, while no thread has a use for it.
-    kept: Option<Kept>,
+struct JobState {
+    is_cancelled: bool,
+    /// Created by a thread that waits for a stream, which may never become ready.
+    doorbell: Option<Arc<Doorbell>>,
+    /// The job itself, while no thread uses it.
+    parked: Option<Parked>,
 }
 
-/// A job that waits for its thread; or whose own thread waits for somebody else, and has this to come back to.
+/// A job before its thread takes it; or while its own thread waits for another process, and will take it afterwards.
 #[derive(Debug)]
-struct Kept {
+struct Parked {
     key: u32,
     work: Work,
-    left_to: Option<Arc<Shared>>,
+    shared: Option<Arc<Shared>>,
 }
 
 impl Cancel {
-    /// What is never said.
+    /// For operations that are never cancelled.
     pub(super) fn never() -> Cancel {
         Cancel(None)
     }
 
-    /// Answers a job that no thread has a use for.
-    fn say(&self) -> Option<Kept> {
+    /// Cancels it. Returns the job if no thread uses it.
+    fn set(&self) -> Option<Parked> {
         let mut job = locked(self.0.as_ref()?);
-        job.is_given_up = true;
-        if let Some(bell) = &job.bell {
-            bell.ring();
+        job.is_cancelled = true;
+        if let Some(doorbell) = &job.doorbell {
+            doorbell.ring();
         }
-        let kept = job.kept.take()?;
-        // Its thread finds that nobody wants to hear.
-        LEFT.fetch_add(usize::from(kept.left_to.is_some() && matches!(kept.work, Work::Open { .. })), Relaxed);
-        Some(kept)
+        let parked = job.parked.take()?;
+        // Its thread finds no job, and ends.
+        STRANDED.fetch_add(usize::from(parked.shared.is_some() && matches!(parked.work, Work::Open { .. })), Relaxed);
+        Some(parked)
     }
 
-    /// Keeps a job until somebody takes it; gives it back if it is given up already.
-    fn keep(&self, kept: Kept) -> Option<Kept> {
-        let mut job = locked(self.0.as_ref().expect("of a job"));
-        if job.is_given_up {
-            return Some(kept);
+    /// Parks a job until a thread or a cancel takes it. Returns it if it is cancelled already.
+    fn park(&self, parked: Parked) -> Option<Parked> {
+        let mut job = locked(self.0.as_ref().expect("a job can be cancelled"));
+        if job.is_cancelled {
+            return Some(parked);
         }
-        job.kept = Some(kept);
+        job.parked = Some(parked);
         None
     }
 
-    fn take(&self) -> Option<Kept> {
-        locked(self.0.as_ref()?).kept.take()
+    fn take(&self) -> Option<Parked> {
+        locked(self.0.as_ref()?).parked.take()
     }
 }
 
@@ -379,23 +377,23 @@ impl Interrupt for Cancel {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.0.as_ref().is_some_and(|job| locked(job).is_given_up)
+        self.0.as_ref().is_some_and(|job| locked(job).is_cancelled)
     }
 
     fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
-        let bell = match self.0.as_ref().map(locked) {
-            Some(job) if job.is_given_up => return Ok(()),
+        let doorbell = match self.0.as_ref().map(locked) {
+            Some(job) if job.is_cancelled => return Ok(()),
             Some(mut job) => {
-                if job.bell.is_none() {
-                    // Without a descriptor for it, it cannot be woken: the next bytes do.
-                    job.bell = Doorbell::own().ok().map(Arc::new);
+                if job.doorbell.is_none() {
+                    // If no descriptor is available, a cancel cannot wake the thread: the next bytes do.
+                    job.doorbell = Doorbell::own().ok().map(Arc::new);
                 }
-                job.bell.clone()
+                job.doorbell.clone()
             }
             None => None,
         };
         let mut fds = vec![PollFd::from_borrowed_fd(stream, event)];
-        fds.extend(bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
+        fds.extend(doorbell.iter().map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
         retry_on_intr(|| poll(&mut fds, None)).map(drop)
     }
 }

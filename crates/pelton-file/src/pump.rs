@@ -1,5 +1,5 @@
-//! From a file into a channel, and from a channel into a file: bytes are read into the lane, and written from there. In a thread of its own, for it may
-//! wait for ever for the other side of the channel.
+//! From a file into a channel, and from a channel into a file: it reads into the lane, and writes from there. It runs
+//! in a thread of its own, because it may wait for ever for the channel's peer.
 
 use crate::file::File;
 use crate::interrupt::Interrupt;
@@ -19,60 +19,62 @@ pub(crate) struct Pump {
     pub(super) bytes: u64,
     pub(super) channel: Channel,
     done: u64,
-    /// What was the end, after some bytes.
+    /// The error that ended it after some bytes.
     pub(super) cut_short_by: Option<Errno>,
-    /// What the channel said, for which there is no errno.
-    pub(super) told: Option<Error>,
+    /// The channel's error, for which there is no errno.
+    pub(super) channel_error: Option<Error>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Channel {
-    /// Messages of so many bytes.
+    /// With the bytes of a message.
     To(Arc<Mutex<Sender>>, usize),
     From(Arc<Mutex<Receiver>>),
 }
 
-/// What ended it: an error of the file's, or of the channel's.
-enum End {
+/// The error that ended it: of the file, or of the channel.
+enum Failure {
     File(Errno),
     Channel(Error),
 }
 
-impl From<Errno> for End {
-    fn from(errno: Errno) -> End {
-        End::File(errno)
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Failure {
+        Failure::File(errno)
     }
 }
 
-impl From<Error> for End {
-    fn from(error: Error) -> End {
-        End::Channel(error)
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Channel(error)
     }
 }
 
 impl Pump {
     pub(super) fn new(file: &File, offset: u64, bytes: u64, channel: Channel) -> Pump {
-        Pump { file: file.clone(), offset, bytes, channel, done: 0, cut_short_by: None, told: None }
+        Pump { file: file.clone(), offset, bytes, channel, done: 0, cut_short_by: None, channel_error: None }
     }
 
-    /// Goes on until it is done, and waits as long as it takes.
+    /// Runs to its end, and waits as long as that takes.
     pub(super) fn run(&mut self, cancel: &dyn Interrupt) -> std::result::Result<usize, Errno> {
         let ended = match self.channel.clone() {
-            Channel::To(sender, message_bytes) => with(&sender, |sender| self.send(sender, message_bytes, cancel)),
-            Channel::From(receiver) => with(&receiver, |receiver| self.receive(receiver, cancel)),
+            Channel::To(sender, message_bytes) => {
+                with_endpoint(&sender, |sender| self.send(sender, message_bytes, cancel))
+            }
+            Channel::From(receiver) => with_endpoint(&receiver, |receiver| self.receive(receiver, cancel)),
         };
         let errno = match ended {
             Ok(()) => return Ok(self.done as usize),
-            Err(End::File(errno)) => errno,
-            Err(End::Channel(error)) => {
-                self.told = Some(error);
+            Err(Failure::File(errno)) => errno,
+            Err(Failure::Channel(error)) => {
+                self.channel_error = Some(error);
                 Errno::PIPE
             }
         };
         self.failed(errno)
     }
 
-    /// What an error means after some bytes have gone, as of a transfer.
+    /// The outcome after an error: as of a transfer.
     pub(super) fn failed(&mut self, error: Errno) -> std::result::Result<usize, Errno> {
         if self.done == 0 {
             return Err(error);
@@ -86,27 +88,27 @@ impl Pump {
         sender: &mut Sender,
         message_bytes: usize,
         cancel: &dyn Interrupt,
-    ) -> std::result::Result<(), End> {
+    ) -> std::result::Result<(), Failure> {
         if message_bytes == 0 {
             return Err(Errno::INVAL.into());
         }
         while self.done < self.bytes {
             let wanted = (self.bytes - self.done).min(message_bytes as u64) as usize;
-            if let Some(mut room) = sender.try_reserve(wanted)? {
+            if let Some(mut space) = sender.try_reserve(wanted)? {
                 let mut filled = 0;
                 while filled < wanted {
                     let from = self.offset + self.done + filled as u64;
-                    match self.read(&mut room[filled..], from, cancel)? {
+                    match self.read(&mut space[filled..], from, cancel)? {
                         0 => break,
                         bytes => filled += bytes,
                     }
-                    // What more comes of a stream is for the next message.
+                    // Later bytes of a stream belong to the next message.
                     if self.file.is_stream() {
                         break;
                     }
                 }
                 if filled > 0 {
-                    room.commit_bytes(filled)?;
+                    space.commit_bytes(filled)?;
                 }
                 self.done += filled as u64;
                 if filled == 0 || (filled < wanted && !self.file.is_stream()) {
@@ -121,7 +123,7 @@ impl Pump {
         Ok(())
     }
 
-    fn receive(&mut self, receiver: &mut Receiver, cancel: &dyn Interrupt) -> std::result::Result<(), End> {
+    fn receive(&mut self, receiver: &mut Receiver, cancel: &dyn Interrupt) -> std::result::Result<(), Failure> {
         while self.done < self.bytes {
             let is_empty = match receiver.try_receive() {
                 Ok(Some(message)) => {
@@ -132,9 +134,9 @@ impl Pump {
                     if let Ok(true) = is_written {
                         self.done += message.len() as u64;
                     } else {
-                        // It stays in the channel: whoever receives next has it.
+                        // It stays in the channel, for the next receive.
                         std::mem::forget(message);
-                        return is_written.map(drop).map_err(End::File);
+                        return is_written.map(drop).map_err(Failure::File);
                     }
                     false
                 }
@@ -151,10 +153,10 @@ impl Pump {
         Ok(())
     }
 
-    fn read(&self, room: &mut [u8], from: u64, cancel: &dyn Interrupt) -> rustix::io::Result<usize> {
-        self.without_waiting(PollFlags::IN, cancel, |flags| match flags.is_empty() {
-            true => rustix::io::pread(&self.file, &mut *room, from),
-            false => rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(room)], from, flags),
+    fn read(&self, space: &mut [u8], from: u64, cancel: &dyn Interrupt) -> rustix::io::Result<usize> {
+        self.nonblocking(PollFlags::IN, cancel, |flags| match flags.is_empty() {
+            true => rustix::io::pread(&self.file, &mut *space, from),
+            false => rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(space)], from, flags),
         })
     }
 
@@ -162,7 +164,7 @@ impl Pump {
         let mut written = 0;
         while written < bytes.len() {
             let (to, rest) = (self.offset + self.done + written as u64, &bytes[written..]);
-            written += self.without_waiting(PollFlags::OUT, cancel, |flags| match flags.is_empty() {
+            written += self.nonblocking(PollFlags::OUT, cancel, |flags| match flags.is_empty() {
                 true => rustix::io::pwrite(&self.file, rest, to),
                 false => rustix::io::pwritev2(&self.file, &[IoSlice::new(rest)], to, flags),
             })?;
@@ -170,9 +172,9 @@ impl Pump {
         Ok(())
     }
 
-    /// A system call, which of a stream is made so that nobody waits in it, where no cancel is heard: that is waited for before. One that cannot be
-    /// asked so says that it is ready.
-    fn without_waiting(
+    /// A system call that does not wait on a stream, because a cancel could not interrupt it. The thread waits for the
+    /// stream and the cancel before. A file without RWF_NOWAIT reports readiness.
+    fn nonblocking(
         &self,
         event: PollFlags,
         cancel: &dyn Interrupt,
@@ -195,11 +197,14 @@ impl Pump {
     }
 }
 
-/// With the end of a channel that was lent, if nobody else uses it.
-fn with<T>(lent: &Mutex<T>, work: impl FnOnce(&mut T) -> std::result::Result<(), End>) -> std::result::Result<(), End> {
-    match lent.try_lock() {
-        Ok(mut end) => work(&mut end),
-        Err(TryLockError::Poisoned(end)) => work(&mut end.into_inner()),
-        Err(TryLockError::WouldBlock) => Err(End::File(Errno::BUSY)),
+/// Locks a shared endpoint, unless another thread uses it.
+fn with_endpoint<T>(
+    shared: &Mutex<T>,
+    work: impl FnOnce(&mut T) -> std::result::Result<(), Failure>,
+) -> std::result::Result<(), Failure> {
+    match shared.try_lock() {
+        Ok(mut endpoint) => work(&mut endpoint),
+        Err(TryLockError::Poisoned(endpoint)) => work(&mut endpoint.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Failure::File(Errno::BUSY)),
     }
 }

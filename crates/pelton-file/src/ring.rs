@@ -1,9 +1,9 @@
-//! Operations on files by io_uring. The ring owns each operation from when it is pushed until it is given back: its paths, its memory and its share
-//! of the file stay where they are while the kernel may use them, whatever becomes of the ring.
+//! Operations on files by io_uring. The ring owns each operation from the push until it returns it. Its paths, its
+//! memory and its handle of the file stay in place while the kernel may use them, whatever becomes of the ring.
 
 use crate::faults::Fault;
 use crate::file::{File, Root};
-use crate::operation::{Output, Pieces, Place, Stat, Transfer, Work};
+use crate::operation::{Output, Pieces, Position, Stat, Transfer, Work};
 use crate::perform::{STATX, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pelton_lane::failpoint;
@@ -18,69 +18,73 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// More that begin at a time take more than one system call.
+/// More operations at once need more than one system call.
 const ENTRIES_MAX: u32 = 256;
-/// As much as one operation moves; what is larger goes on after it. A multiple of any block.
+/// The most bytes of one entry; a larger operation continues after it. A multiple of any block size.
 const BYTES_MAX: usize = 1 << 30;
-/// A read or a write larger than this is left to the kernel's threads from the start: otherwise it would be copied in the call that begins it,
-/// if the page cache has it.
+/// A larger read or write goes to the kernel's threads from the start: otherwise the call that begins it would copy the
+/// bytes if the page cache has them.
 const COPIED_MAX: usize = crate::file::INLINE_BYTES_MAX;
-/// With another's key: the cancelling of that.
+/// With the key of an operation: the cancel of that.
 const CANCEL: u64 = 1 << 32;
-/// Names what nobody wants to hear of.
-const NOTHING: u64 = u64::MAX;
+/// The user data of an entry whose end is ignored.
+const IGNORED: u64 = u64::MAX;
 
 pub(crate) struct Ring {
-    /// Taken away only by `drop`.
+    /// Taken only by `drop`.
     ring: ManuallyDrop<IoUring>,
     owner: Owner,
     probe: Probe,
     root: Option<Arc<Root>>,
     /// By key.
     works: Vec<Option<Held>>,
-    /// Keys of those that no entry was made for yet.
+    /// Keys of operations without an entry yet.
     waiting: VecDeque<u32>,
-    /// Keys of those that have begun, and are to be told to stop.
+    /// Keys of begun operations to cancel.
     cancels: VecDeque<u32>,
-    /// Entries made, whose end has not come.
+    /// Entries whose end has not come.
     in_flight: usize,
-    /// What the entries say of themselves that the kernel has not taken, in order.
+    /// The user data of entries that the kernel has not taken, in order.
     queued: VecDeque<u64>,
-    /// Whether the system refuses from now on to take any, as a filter does that came later. Then it is never asked again.
+    /// Whether the system refuses further entries, as a later seccomp filter does. Then the ring never tries again.
     is_refused: bool,
 }
 
-/// An operation, and what its entry points to besides.
+/// An operation, and what else its entry points to.
 struct Held {
     work: Work,
     extra: Option<Box<Extra>>,
     is_begun: bool,
     is_cancelled: bool,
-    /// What it is to end by instead of being done: for tests.
+    /// The injected error, for tests.
     fault: Option<Errno>,
 }
 
-/// Boxed, so that it stays where it is.
+/// Boxed, so that its address stays the same.
 struct Extra {
     paths: [CString; 2],
     found: Option<Statx>,
     pieces: Vec<Piece>,
 }
 
-/// As `struct iovec`, which is not `Send`.
+/// A `struct iovec`, which is not `Send`.
 #[repr(transparent)]
 struct Piece(libc::iovec);
 
-// SAFETY: it points into the buffers of the operation beside it, which are `Send`, and only the kernel follows it.
+// SAFETY: it points into the buffers of the operation in the same `Held`, which are `Send`, and only the kernel
+// dereferences it.
 unsafe impl Send for Piece {}
 
 impl Ring {
-    /// A ring for so many operations at a time; an error where the system refuses it.
+    /// A ring for so many concurrent operations; an error if the system refuses it.
     pub(crate) fn new(operations: usize, root: Option<Arc<Root>>) -> std::io::Result<Ring> {
         let owner = Owner::current()?;
         let entries = u32::try_from(operations).unwrap_or(u32::MAX).clamp(1, ENTRIES_MAX).next_power_of_two();
-        let ends = u32::try_from(2 * operations).unwrap_or(u32::MAX).clamp(2 * entries, 1 << 15).next_power_of_two();
-        let ring = fork::opening(|| IoUring::builder().dontfork().setup_clamp().setup_cqsize(ends).build(entries))?;
+        let completion_entries =
+            u32::try_from(2 * operations).unwrap_or(u32::MAX).clamp(2 * entries, 1 << 15).next_power_of_two();
+        let ring = fork::opening(|| {
+            IoUring::builder().dontfork().setup_clamp().setup_cqsize(completion_entries).build(entries)
+        })?;
         let mut ring = Ring {
             ring: ManuallyDrop::new(ring),
             owner,
@@ -94,8 +98,8 @@ impl Ring {
             is_refused: false,
         };
         ring.ring.submitter().register_probe(&mut ring.probe)?;
-        // A filter may let a ring be made, and not used.
-        let nothing = opcode::Nop::new().build().user_data(NOTHING);
+        // A seccomp filter may permit creating a ring but not using it.
+        let nothing = opcode::Nop::new().build().user_data(IGNORED);
         // SAFETY: the entry names no memory and no descriptor.
         unsafe { ring.ring.submission().push(&nothing) }.map_err(std::io::Error::other)?;
         ring.enter(1)?;
@@ -106,13 +110,14 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Whether it does such operations.
+    /// Whether it supports this operation.
     pub(crate) fn supports(&self, work: &Work) -> bool {
         if self.is_refused || matches!(work, Work::Transfer(transfer) if !transfer.is_for_ring()) {
             return false;
         }
-        // Below a root a name is looked up in two steps, which threads do. They open files, too: the kernel would have the call that begins it wait for
-        // a file server, and not wait for the other end of a FIFO; or have one of its few threads wait for that.
+        // Below a root, threads resolve a name in two steps. They also open files: the call that begins an opening
+        // would wait for a file server, and would not wait for the other side of a FIFO; or one of the kernel's few
+        // threads would wait.
         let code = match work {
             Work::Transfer(Transfer { memory: Pieces::One(_), writes: false, .. }) => opcode::Read::CODE,
             Work::Transfer(Transfer { memory: Pieces::One(_), writes: true, .. }) => opcode::Write::CODE,
@@ -133,7 +138,7 @@ impl Ring {
         self.probe.is_supported(code) && !work.has_nul()
     }
 
-    /// Notes an operation that [`Ring::supports`] says yes to, under a key that none has; [`Ring::start`] begins it.
+    /// Adds an operation that [`Ring::supports`] accepts, under an unused key; [`Ring::start`] begins it.
     pub(crate) fn push(&mut self, key: u32, work: Work) {
         let index = key as usize;
         if self.works.len() <= index {
@@ -144,19 +149,19 @@ impl Ring {
         self.waiting.push_back(key);
     }
 
-    /// Whether it takes nothing any more: see [`Ring::take_back`].
+    /// Whether the system refuses further entries: see [`Ring::take_back`].
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused
     }
 
-    /// Of a ring that the system refuses by now to begin anything by: what the kernel has not taken. What it has taken ends in its own time, and cannot be
-    /// cancelled.
+    /// After a refusal, returns the operations that the kernel has not taken. Those that it has taken end in their own
+    /// time, and cannot be cancelled.
     pub(crate) fn take_back(&mut self) -> Vec<(u32, Work)> {
         if !self.is_refused {
             return Vec::new();
         }
         self.cancels.clear();
-        // The entries stay in the queue, which nobody reads any more.
+        // The entries stay in the submission queue, which the kernel reads no more.
         let queued: Vec<u32> =
             self.queued.drain(..).filter(|entry| entry & CANCEL == 0).map(|key| key as u32).collect();
         self.in_flight -= queued.len();
@@ -164,7 +169,7 @@ impl Ring {
         keys.filter_map(|key| Some((key, self.works[key as usize].take()?.work))).collect()
     }
 
-    /// Begins what was pushed: one system call for up to 256 operations.
+    /// Begins the pushed operations: one system call for up to 256.
     pub(crate) fn start(&mut self) -> std::io::Result<()> {
         if self.is_refused {
             return Ok(());
@@ -174,13 +179,13 @@ impl Ring {
         if has_none { Ok(()) } else { self.enter(0) }
     }
 
-    /// Begins what was pushed, and waits until something ends; with one system call, if it has as many entries.
+    /// Begins the pushed operations, and waits until one ends: with one system call, if the entries suffice.
     pub fn wait(&mut self) -> std::io::Result<()> {
         self.fill()?;
         self.enter(1)
     }
 
-    /// Makes entries of what was pushed, and of what is to be told to stop, whose own entries are made already.
+    /// Creates entries for pushed operations, and for cancels of operations that have one.
     fn fill(&mut self) -> std::io::Result<()> {
         while let Some(&key) = self.cancels.front() {
             let data = CANCEL | u64::from(key);
@@ -197,14 +202,14 @@ impl Ring {
             self.cancels.pop_front();
         }
         while let Some(&key) = self.waiting.front() {
-            let held = self.works[key as usize].as_mut().expect("what waits is there");
+            let held = self.works[key as usize].as_mut().expect("it waits for an entry");
             let entry = held.entry(self.root.as_deref()).user_data(key.into());
-            // SAFETY: what the entry points to is in `held` or owned by it, does not move, and is given up only when its end has
-            // come: in `ended`, also for what is left when the ring is dropped.
+            // SAFETY: the entry points only into `held` and memory that it owns. The ring neither moves nor frees that
+            // before `ended` has taken the operation's end, also for operations in flight when the ring is dropped.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 self.enter(0)?;
                 if self.is_refused || self.ring.submission().is_full() {
-                    // The kernel takes no more for now; who takes what has ended begins the rest.
+                    // The kernel accepts no more at the moment; a caller that takes ended operations begins the rest.
                     return Ok(());
                 }
                 continue;
@@ -217,8 +222,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Has the kernel take what is in the queue, and waits for so many ends. It stops at an entry that it refuses, with which it does not wait either:
-    /// what is behind that is for the next call.
+    /// Submits the queue to the kernel, and waits for so many ends. The kernel stops at an entry that it refuses, and
+    /// does not wait then: the next call submits the entries behind it.
     fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
         if self.is_refused {
             return Ok(());
@@ -232,7 +237,7 @@ impl Ring {
             match entered.map_err(|error| (error.raw_os_error(), error)) {
                 Ok(_) if left == 0 || left == before => return Ok(()),
                 Ok(_) | Err((Some(libc::EINTR), _)) => {}
-                // No memory, or no room for ends. Who waits does not wait here: what has ended is to be taken first.
+                // No memory, or no free space for ends. The caller must take ended operations before it waits.
                 Err((Some(libc::EAGAIN | libc::EBUSY), _)) => return Ok(()),
                 Err((Some(libc::ENOMEM), error)) => return Err(error),
                 Err(_) => {
@@ -243,42 +248,45 @@ impl Ring {
         }
     }
 
-    /// An operation that has ended, and what came of it. No output: it has moved some bytes, and is not at its end.
+    /// An operation that has ended, and its result. `None` as output: it has moved some bytes, and is incomplete.
     pub(crate) fn ended(&mut self) -> Option<(u32, Work, Result<Option<Output>, Errno>)> {
         loop {
             let Some(end) = self.ring.completion().next() else {
-                // Ends that had no room come with the next call.
+                // Ends that overflowed come with the next call.
                 let has_more = self.ring.submission().cq_overflow();
                 if has_more && self.enter(0).is_ok() && !self.ring.completion().is_empty() {
                     continue;
                 }
                 return None;
             };
-            if end.user_data() == NOTHING {
+            if end.user_data() == IGNORED {
                 continue;
             }
             let key = end.user_data() as u32;
             if end.user_data() & CANCEL != 0 {
-                // It was just between trying and waiting, where it is not found, or not to be stopped. What may wait for ever is told again; whatever else
-                // there is ends by itself.
+                // The operation was just between an attempt and a wait, where the kernel does not find it, or cannot
+                // stop it. Only an operation that may wait for ever needs another cancel; others end by themselves.
                 let is_missed = [-libc::EALREADY, -libc::ENOENT].contains(&end.result());
-                let is_left = |held: &Held| held.is_begun && held.is_cancelled && held.may_wait_for_ever();
-                if is_missed && !self.is_refused && self.works[key as usize].as_ref().is_some_and(is_left) {
+                let needs_another_cancel = |held: &Held| held.is_begun && held.is_cancelled && held.may_wait_for_ever();
+                if is_missed && !self.is_refused && self.works[key as usize].as_ref().is_some_and(needs_another_cancel)
+                {
                     self.cancels.push_back(key);
                 }
                 continue;
             }
-            let Held { mut work, extra, fault, .. } = self.works[key as usize].take().expect("what ends was begun");
+            let Held { mut work, extra, fault, .. } =
+                self.works[key as usize].take().expect("only a begun operation ends");
             self.in_flight -= 1;
             let result = match fault.map_or(end.result(), |errno| -errno.raw_os_error()) {
                 error @ ..0 => Err(Errno::from_raw_os_error(-error)),
-                went => judge(&mut work, extra, went),
+                result => output_of(&mut work, extra, result),
             };
             return Some((key, work, result));
         }
     }
 
-    /// Gives an operation up. It is given back here if it had not begun; else [`Ring::start`] says so to the kernel, and it ends in its own time.
+    /// Cancels an operation. Returns it if it had not begun; otherwise [`Ring::start`] submits the cancel, and the
+    /// operation ends in its own time.
     pub(crate) fn cancel(&mut self, key: u32) -> Option<Work> {
         let held = self.works.get_mut(key as usize)?;
         if held.as_ref().is_some_and(|held| !held.is_begun) {
@@ -292,21 +300,21 @@ impl Ring {
         None
     }
 
-    /// What the kernel has not taken yet.
+    /// The number of entries and operations that the kernel has not taken.
     pub(crate) fn unbegun(&self) -> usize {
         self.waiting.len() + self.cancels.len() + self.queued.len()
     }
 
-    /// Whether it has nothing to do.
+    /// Whether it has no operation.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0 && self.waiting.is_empty()
     }
 }
 
-/// What a number that is no error says of an operation.
-fn judge(work: &mut Work, extra: Option<Box<Extra>>, went: i32) -> Result<Option<Output>, Errno> {
+/// The output for a result that is not an error.
+fn output_of(work: &mut Work, extra: Option<Box<Extra>>, result: i32) -> Result<Option<Output>, Errno> {
     match work {
-        Work::Transfer(transfer) => Ok(transfer.went(went as usize)),
+        Work::Transfer(transfer) => Ok(transfer.advance(result as usize)),
         _ => Ok(Some(match extra.and_then(|extra| extra.found) {
             Some(found) => Output::Stat(Box::new(Stat::of(&found))),
             None => Output::Done,
@@ -319,7 +327,7 @@ impl Held {
         matches!(&self.work, Work::Transfer(transfer) if transfer.file.is_stream())
     }
 
-    /// The entry that asks for it, or for the rest of it.
+    /// The entry for the operation, or for the rest of it.
     fn entry(&mut self, root: Option<&Root>) -> squeue::Entry {
         let file = |file: &File| types::Fd(file.as_fd().as_raw_fd());
         let at = types::Fd(root.map_or(CWD, Root::as_fd).as_raw_fd());
@@ -359,7 +367,7 @@ impl Held {
             (Work::MakeDirectory { mode, .. }, Some(extra)) => {
                 opcode::MkDirAt::new(at, path(extra, 0)).mode(*mode).build()
             }
-            (work, _) => unreachable!("{work:?} is not for the ring"),
+            (work, _) => unreachable!("{work:?} is unsupported"),
         }
     }
 }
@@ -367,7 +375,7 @@ impl Held {
 fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>, most: usize) -> squeue::Entry {
     let fd = types::Fd(transfer.file.as_fd().as_raw_fd());
     let (offset, done, left) = (transfer.offset(), transfer.done, transfer.bytes() - transfer.done);
-    let flags = if matches!(transfer.place, Place::End) { libc::RWF_APPEND } else { 0 };
+    let flags = if matches!(transfer.position, Position::End) { libc::RWF_APPEND } else { 0 };
     let bytes = left.min(most) as u32;
     let entry = match (&mut transfer.memory, extra, transfer.writes) {
         (Pieces::One(buffer), _, false) => {
@@ -384,33 +392,33 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>, most: usiz
                 true => opcode::Writev::new(fd, pieces, count).offset(offset).rw_flags(flags).build(),
             }
         }
-        (Pieces::Many(_), None, _) => unreachable!("several pieces have a list"),
+        (Pieces::Many(_), None, _) => unreachable!("several buffers have a list"),
     };
-    // Not of a stream: whoever waits for one in the kernel's threads may not be found there by a cancel.
-    match (left > COPIED_MAX || transfer.is_apart) && !transfer.file.is_direct() && !transfer.file.is_stream() {
+    // Not for a stream: a cancel may not find an operation that one of the kernel's threads waits in.
+    match (left > COPIED_MAX || transfer.is_async) && !transfer.file.is_direct() && !transfer.file.is_stream() {
         true => entry.flags(squeue::Flags::ASYNC),
         false => entry,
     }
 }
 
 impl Extra {
-    /// What the kernel is to be pointed to, if an operation has any such thing.
+    /// The memory to which the entry points, if the operation needs any.
     fn of(work: &Work) -> Option<Box<Extra>> {
         let c_path = |path: Option<&Path>| {
             let bytes = path.map_or(&b""[..], |path| path.as_os_str().as_bytes());
-            CString::new(bytes).expect("`supports` has refused what has a zero in it")
+            CString::new(bytes).expect("`supports` has refused paths with a zero byte")
         };
         let mut extra = Extra { paths: work.paths().map(c_path), found: None, pieces: Vec::new() };
         match work {
             Work::Transfer(Transfer { memory: Pieces::Many(buffers), done, .. }) => {
-                // The kernel writes through these to memory that `work` owns, and that nobody else has.
+                // The kernel writes through these pointers into memory that only `work` owns.
                 let piece = |bytes: &[u8]| {
                     Piece(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() })
                 };
                 extra.pieces.extend(rest_of(buffers, *done).map(piece));
             }
             Work::Stat { .. } | Work::StatFile(_) => {
-                // SAFETY: it is made of integers.
+                // SAFETY: `statx` has only integers, for which zero bytes are valid.
                 extra.found = Some(unsafe { std::mem::zeroed() });
             }
             Work::Unlink { .. }
@@ -424,7 +432,7 @@ impl Extra {
     }
 
     fn stat(&mut self, at: types::Fd, flags: AtFlags) -> squeue::Entry {
-        let found: *mut Statx = self.found.as_mut().expect("made for this");
+        let found: *mut Statx = self.found.as_mut().expect("`Extra::of` provides it");
         opcode::Statx::new(at, self.paths[0].as_ptr(), found.cast())
             .flags(flags.bits() as i32)
             .mask(STATX.bits())
@@ -433,20 +441,23 @@ impl Extra {
 }
 
 impl AsFd for Ring {
-    /// Readable while something has ended.
+    /// Readable while an ended operation is available.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: it is open as long as the ring is.
+        // SAFETY: `self` owns the ring, which keeps the descriptor open for this borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
 impl Drop for Ring {
-    /// Does not wait. What has begun is cancelled, and a thread keeps all that belongs to it until the kernel is done.
+    /// Does not wait for operations. It cancels those that have begun, and a thread keeps all that belongs to them
+    /// until the kernel no longer uses it. The dropping thread frees the others, and closes files of which they have
+    /// the last handle.
     fn drop(&mut self) {
-        // SAFETY: taken once, here.
+        // SAFETY: only `drop` takes it, and `drop` runs once.
         let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
         if !self.owner.is_current() {
-            // A child has neither the descriptor nor the mapping: where that was, there may be something else. Nor is the memory of what was in flight its.
+            // A forked child has neither the descriptor nor the mapping: other things may be at that number and that
+            // address. The memory of operations in flight is the parent's.
             std::mem::forget((ring, std::mem::take(&mut self.works)));
             return;
         }
@@ -473,7 +484,7 @@ impl Drop for Ring {
         }
         let _ = left.start();
         drop(left.take_back());
-        // Where no thread can be had, it is all kept for good.
+        // Without a thread, everything is leaked.
         let left = ManuallyDrop::new(left);
         let _ = std::thread::Builder::new().name("pelton-file-end".to_owned()).spawn(move || {
             pelton_os::block_signals();
@@ -483,10 +494,10 @@ impl Drop for Ring {
                     continue;
                 }
                 match left.wait() {
-                    // There is no memory for now.
+                    // No memory at the moment.
                     Ok(()) if left.unbegun() > 0 => std::thread::yield_now(),
                     Ok(()) if !left.is_refused => {}
-                    // Nothing is asked of it any more, but it says what ends.
+                    // The system refuses further entries, but the ring still reports ends.
                     Ok(())
                         if !left.ring.submission().cq_overflow()
                             && pelton_os::poll_until(&[left.as_fd()], [None, None], None).is_ok() => {}

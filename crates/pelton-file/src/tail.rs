@@ -1,23 +1,24 @@
-//! The end of a plain file, as a sink of messages: what many threads append, with a write for each bufferful.
+//! The end of a plain file as a sink: many threads append, with one write per full buffer.
 
 use crate::faults::Fault;
 use crate::file::File;
 use pelton_channel::{Error, Result};
-use pelton_flush::{Run, Sink};
+use pelton_flush::{Chunk, Sink};
 use pelton_lane::failpoint;
 use rustix::fs::{FileType, Stat, fdatasync, fstat, ftruncate};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 use std::io::IoSlice;
 
-/// The end of a file, to which messages go one after the other, without anything in between.
+/// A sink that appends messages to a file, back to back.
 ///
-/// With `Appenders::new` any number of threads have a buffer each in memory of their own; a full one is written with one
-/// system call, by the thread that filled it. The messages of a thread are in order, and whole. What a process has not flushed when
-/// it is killed is gone; `RecordFile` says what is whole after that, this does not.
+/// With `Appenders::new` any number of threads have a buffer each in their own memory. The thread that fills a buffer
+/// writes it with one system call. The messages of one thread stay complete and in order. A killed process loses what
+/// it has not flushed. After that, a `RecordFile` identifies the complete messages; this file does not.
 ///
-/// Nobody else may write to the file's end meanwhile. After a failed write it is cut back to what it had. A file that another program truncates, as
-/// logrotate's `copytruncate` does, goes on at its new end, without zeros before it. That the file was renamed or deleted is not noticed: a
-/// `RecordFile` notices, and goes on in a new file.
+/// No other process may write to the file's end meanwhile. After a failed write the sink cuts the file back to its
+/// former length. If another program truncates the file, as logrotate's `copytruncate` does, appending continues at the
+/// new end, without zeros before it. The sink does not notice a rename or a deletion: a `RecordFile` does, and
+/// continues in a new file.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -35,39 +36,40 @@ use std::io::IoSlice;
 #[derive(Debug)]
 pub struct Tail {
     file: File,
-    /// Where the next message goes.
+    /// The offset of the next message.
     end: u64,
-    /// How many bytes of a failed write may be behind it; `None` if no write has failed.
+    /// How many bytes of a failed write the file may have behind `end`; `None` if no write has failed.
     torn: Option<u64>,
     bytes: Vec<u8>,
 }
 
 impl Tail {
-    /// The end of `file`, which was opened to be written, and without [`Open::append`](super::Open::append) or
+    /// A sink at the end of `file`, which must be open for writing, without [`Open::append`](super::Open::append) and
     /// [`Open::direct`](super::Open::direct).
     ///
     /// # Errors
-    /// [`Error::File`] when the system does not say how long it is.
+    /// [`Error::File`] when the system does not report its length.
     pub fn of(file: File) -> Result<Tail> {
-        let end = fstat(&file).map_err(|errno| failed("asking about", &file, errno))?.st_size as u64;
+        let end = fstat(&file).map_err(|errno| failed("examining", &file, errno))?.st_size as u64;
         Ok(Tail { file, end, torn: None, bytes: Vec::new() })
     }
 
     fn stat(&self) -> Result<Stat> {
-        fstat(&self.file).map_err(|errno| failed("asking about", &self.file, errno))
+        fstat(&self.file).map_err(|errno| failed("examining", &self.file, errno))
     }
 
-    /// Cuts off what a failed write has left. Never extends the file: another program may have truncated it before or during that write.
+    /// Cuts off the bytes of a failed write. Never extends the file: another program may have truncated it before or
+    /// during that write.
     fn cut(&mut self, torn: u64) -> Result<()> {
         self.torn = Some(torn);
         self.end = self.end.min((self.stat()?.st_size as u64).saturating_sub(torn));
         retry_on_intr(|| ftruncate(&self.file, self.end))
-            .map_err(|errno| failed("cutting off what was not written wholly of", &self.file, errno))?;
+            .map_err(|errno| failed("cutting a partial write off", &self.file, errno))?;
         self.torn = None;
         Ok(())
     }
 
-    /// Writes the bytes. Answers how many were written before it failed, too.
+    /// Writes the bytes. An error comes with the number of bytes written before it.
     fn write_all(&self, flags: ReadWriteFlags) -> std::result::Result<(), (usize, Errno)> {
         pelton_os::check_file_size(self.end + self.bytes.len() as u64).map_err(|errno| (0, errno))?;
         let mut done = 0;
@@ -86,7 +88,7 @@ impl Tail {
 }
 
 impl Sink for Tail {
-    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
+    fn write(&mut self, chunks: &[Chunk<'_>]) -> Result<()> {
         if !self.file.is_own() {
             return Err(Error::Forked);
         }
@@ -94,15 +96,15 @@ impl Sink for Tail {
             self.cut(torn)?;
         }
         self.bytes.clear();
-        for run in runs {
+        for chunk in chunks {
             let mut messages = 0;
-            for payload in run.payloads() {
+            for payload in chunk.payloads() {
                 self.bytes.extend_from_slice(payload);
                 messages += 1;
             }
-            if messages != run.messages() {
-                let (found, wanted) = (messages, run.messages());
-                return Err(Error::Corrupt(format!("a run has {found} whole messages, wanted {wanted}")));
+            if messages != chunk.messages() {
+                let (found, wanted) = (messages, chunk.messages());
+                return Err(Error::Corrupt(format!("a chunk has {found} valid messages, wanted {wanted}")));
             }
         }
         if self.bytes.is_empty() {
@@ -112,12 +114,13 @@ impl Sink for Tail {
         let mut flags = ReadWriteFlags::empty();
         if FileType::from_raw_mode(found.st_mode).is_file() {
             self.end = self.end.min(found.st_size as u64);
-            // The kernel writes at the end that it finds: a truncation from here on leaves no zeros before the bytes either.
+            // The kernel writes at the end that the file has then: after a truncation from here on there are no zeros
+            // before the bytes either.
             flags = ReadWriteFlags::APPEND;
         }
         failpoint("tail: checked");
         if let Err((done, errno)) = self.write_all(flags) {
-            // If this fails too, the next write does it first.
+            // If that fails too, the next write does it first.
             let _ = self.cut(done as u64);
             return Err(failed("writing", &self.file, errno));
         }

@@ -1,15 +1,16 @@
-//! Messages as the bytes they are, handed to a sink a bufferful at a time: what a receiver takes in ([`Flush`]), or what threads
-//! append ([`Appenders`]).
+//! Messages in chunks to a sink, without a copy: from a receiver ([`Flush`]), or from threads that append
+//! ([`Appenders`]).
 
 use pelton_channel::Counters;
 use pelton_channel::Deadline;
 use pelton_channel::LaneId;
-use pelton_channel::Options;
 use pelton_channel::Receiver;
 use pelton_channel::Senders;
+use pelton_channel::raw::Settings;
 use pelton_channel::raw::gather;
 use pelton_channel::raw::{ReservedSpace, TakenChunk};
 use pelton_channel::{Error, Result};
+use pelton_channel::{Options, options::maker};
 use pelton_channel::{Reservation, Sender, Sent};
 use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
 use pelton_os::Peer;
@@ -21,10 +22,31 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of
-/// `seq << 32 | bytes`; the payload; and up to seven bytes, of any value, so that the next begins at a multiple of eight.
+/// Consecutive records of one lane, as a sink receives them. Each record is a header, the payload, and up to seven
+/// padding bytes of any value, so that the next record begins at a multiple of eight. The header is a little-endian
+/// u64, `seq << 32 | bytes`.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use pelton::{Chunk, Options};
+/// let (mut sender, receiver) = Options::new().threads()?;
+/// sender.send(b"one")?;
+/// sender.send(b"two")?;
+/// drop(sender);
+/// let (give, take) = std::sync::mpsc::channel();
+/// let sink = move |chunks: &[Chunk<'_>]| {
+///     for chunk in chunks {
+///         give.send((chunk.first_seq(), chunk.last_seq(), chunk.messages())).unwrap();
+///     }
+///     Ok(())
+/// };
+/// pelton::Flush::new(&Options::new(), receiver, sink)?.run()?;
+/// assert_eq!(take.recv(), Ok((1, 2, 2)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct Chunk<'a> {
     lane: LaneId,
     peer: Option<Peer>,
     first_seq: u32,
@@ -32,69 +54,122 @@ pub struct Run<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Run<'a> {
-    /// For tests of sinks: `bytes` are what they are to be, or the sink is to find out.
+impl<'a> Chunk<'a> {
+    /// For tests of sinks, which check `bytes` themselves.
     #[doc(hidden)]
-    pub fn new(lane: LaneId, peer: Option<Peer>, first_seq: u32, messages: u32, bytes: &'a [u8]) -> Run<'a> {
-        Run { lane, peer, first_seq, messages, bytes }
+    pub fn new(lane: LaneId, peer: Option<Peer>, first_seq: u32, messages: u32, bytes: &'a [u8]) -> Chunk<'a> {
+        Chunk { lane, peer, first_seq, messages, bytes }
     }
 
-    /// Whose messages they are.
+    /// The lane of these messages.
     pub fn lane(&self) -> LaneId {
         self.lane
     }
 
-    /// Who sent them, if that is known: of a path channel's sender that the receiver has not met, as it had gone before, it is not.
+    /// The process that sent them. `None` if the sender of a path channel died before this receiver opened the channel.
     pub fn peer(&self) -> Option<Peer> {
         self.peer
     }
 
-    /// The first message's number. The others follow, modulo 2^32 and leaving out 0.
+    /// The first message's sequence number. The others follow, modulo 2^32, without 0.
     pub fn first_seq(&self) -> u32 {
         self.first_seq
     }
 
-    /// How many messages, at least one.
+    /// The last message's sequence number, as the last of [`Chunk::records`] has it if all are valid. A sink that
+    /// stores it can return it from [`Sink::last_seq`] after a restart.
+    pub fn last_seq(&self) -> u32 {
+        last_seq(self.first_seq, self.messages)
+    }
+
+    /// The number of messages, at least one.
     pub fn messages(&self) -> u32 {
         self.messages
     }
 
-    /// The records. A sender in another process that breaks the rules can change them at any time, also while they are looked
-    /// at: what they say is to be checked where it matters, and [`Run::payloads`] does.
+    /// The records. A hostile sender in another process can change them at any time, even while the sink reads them.
+    /// Check what they contain where it matters, as [`Chunk::records`] does.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The messages' payloads, in order. Ends early where a record is not what it must be, which only a sender's breaking the
-    /// rules can cause: compare the number of them with [`Run::messages`].
+    /// The messages' payloads, in order: [`Chunk::records`] without the numbers.
     pub fn payloads(&self) -> impl Iterator<Item = &'a [u8]> {
-        let (mut rest, mut seq, mut left) = (self.bytes, self.first_seq, self.messages);
-        std::iter::from_fn(move || {
-            left = left.checked_sub(1)?;
-            let (header, behind) = rest.split_first_chunk::<8>()?;
-            let header = u64::from_le_bytes(*header);
-            let bytes = header as u32 as usize;
-            if (header >> 32) as u32 != seq || bytes > behind.len() {
-                return None;
-            }
-            rest = behind.get(bytes.next_multiple_of(8)..).unwrap_or_default();
-            seq = seq_after(seq);
-            Some(&behind[..bytes])
-        })
+        self.records().map(|record| record.payload())
+    }
+
+    /// The messages, in order. It ends early at an invalid record, which only a hostile sender causes: compare the
+    /// number of records with [`Chunk::messages`].
+    pub fn records(&self) -> Records<'a> {
+        Records { rest: self.bytes, seq: self.first_seq, left: self.messages }
     }
 }
 
-/// Where messages are flushed to. A closure that takes runs is one: it is called with some thousand messages at a time, and what
-/// it returned for is released.
+/// Iterates over the records of a [`Chunk`].
+#[derive(Clone, Debug)]
+pub struct Records<'a> {
+    rest: &'a [u8],
+    /// The next record's number.
+    seq: u32,
+    left: u32,
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Record<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Record<'a>> {
+        self.left = self.left.checked_sub(1)?;
+        let (header, behind) = self.rest.split_first_chunk::<8>()?;
+        let header = u64::from_le_bytes(*header);
+        let bytes = header as u32 as usize;
+        if (header >> 32) as u32 != self.seq || bytes > behind.len() {
+            self.left = 0;
+            return None;
+        }
+        self.rest = behind.get(bytes.next_multiple_of(8)..).unwrap_or_default();
+        let record = Record { seq: self.seq, payload: &behind[..bytes] };
+        self.seq = seq_after(self.seq);
+        Some(record)
+    }
+}
+
+/// A message in a [`Chunk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    seq: u32,
+    payload: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// Its sequence number in its lane.
+    pub fn seq(&self) -> u32 {
+        self.seq
+    }
+
+    /// The message's bytes.
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+}
+
+/// The last of `messages` consecutive sequence numbers, at least one: 1 follows 2^32 - 1.
+pub(crate) fn last_seq(first_seq: u32, messages: u32) -> u32 {
+    let last = u64::from(first_seq) + u64::from(messages) - 1;
+    (if last > u64::from(u32::MAX) { last - u64::from(u32::MAX) } else { last }) as u32
+}
+
+/// The destination of a flush. A closure that takes chunks is a sink. A flush calls it with some thousand messages at a
+/// time, and releases them after a success.
 pub trait Sink: Send {
-    /// Takes all of `runs`, in order, or none of them: after an error the same come again, before any others.
-    /// When it returns, they are as safe as the sink makes them.
+    /// Takes all of `chunks`, in order, or none of them. After an error the next call gets the same chunks again,
+    /// before any others. When it returns, the chunks are as durable as the sink makes them.
     ///
     /// # Errors
-    /// Any; [`Error::Sink`] is for one's own. Nothing of `runs` is released then.
-    fn write(&mut self, runs: &[Run<'_>]) -> Result<()>;
+    /// Any; [`Error::Sink`] is for a sink's own. After an error no message of `chunks` is released.
+    fn write(&mut self, chunks: &[Chunk<'_>]) -> Result<()>;
 
-    /// Has everything that was written before on the disk, where there is one. Waits.
+    /// Brings everything that was written before to the disk, if the sink has one. Waits.
     ///
     /// # Errors
     /// As [`Sink::write`].
@@ -102,13 +177,14 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// When it wants to be written to again, if only nothing: one that has the disk sync so long after it was written, for instance.
+    /// When the flush has to call [`Sink::write`] again, even without chunks. A sink that syncs a fixed time after a
+    /// write needs this.
     fn due(&self) -> Option<Instant> {
         None
     }
 
-    /// The number of the last message of a lane that the sink has, if it may have some from before: its process may have been
-    /// killed after writing and before releasing, and what came up to that message is not to be written again.
+    /// The number of the last message of a lane that the sink has. A sink that outlives its process returns it: after a
+    /// kill between write and release, the flush does not write messages up to that number again.
     fn last_seq(&self, lane: LaneId) -> Option<u32> {
         let _ = lane;
         None
@@ -116,8 +192,8 @@ pub trait Sink: Send {
 }
 
 impl Sink for Box<dyn Sink> {
-    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
-        (**self).write(runs)
+    fn write(&mut self, chunks: &[Chunk<'_>]) -> Result<()> {
+        (**self).write(chunks)
     }
 
     fn sync(&mut self) -> Result<()> {
@@ -133,70 +209,75 @@ impl Sink for Box<dyn Sink> {
     }
 }
 
-impl<F: FnMut(&[Run<'_>]) -> Result<()> + Send> Sink for F {
-    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
-        self(runs)
+impl<F: FnMut(&[Chunk<'_>]) -> Result<()> + Send> Sink for F {
+    fn write(&mut self, chunks: &[Chunk<'_>]) -> Result<()> {
+        self(chunks)
     }
 }
 
-/// Another channel as a sink: each message is sent on, by itself. Waits for room there. Of a run that is not what it must be, which is
-/// its sender's doing, what is whole is sent, and that is told once, by [`Error::Corrupt`].
+/// Another channel as a sink: it sends each message on, one by one, and waits for free space there. If a hostile sender
+/// has damaged a chunk, the sink forwards the valid messages and returns [`Error::Corrupt`] once.
 #[derive(Debug)]
 pub struct Forward {
     sender: Sender,
-    /// Of the runs to be written, those that are sent already, since an error; and messages of the next.
+    /// The number of chunks that were sent before an error, and the number of messages of the next one.
     sent: (usize, usize),
-    /// What is to be told of them.
-    broken: Option<String>,
+    /// The damage to report.
+    damage: Option<String>,
 }
 
 impl Forward {
-    /// Sends on by `sender`.
+    /// Sends each message through `sender`.
     pub fn new(sender: Sender) -> Forward {
-        Forward { sender, sent: (0, 0), broken: None }
+        Forward { sender, sent: (0, 0), damage: None }
     }
 }
 
 impl Sink for Forward {
-    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
-        for run in &runs[self.sent.0.min(runs.len())..] {
-            for payload in run.payloads().skip(self.sent.1) {
+    fn write(&mut self, chunks: &[Chunk<'_>]) -> Result<()> {
+        for chunk in &chunks[self.sent.0.min(chunks.len())..] {
+            for payload in chunk.payloads().skip(self.sent.1) {
                 self.sender.send(payload)?;
                 self.sent.1 += 1;
             }
-            if self.sent.1 != run.messages as usize {
-                self.broken = Some(format!(
-                    "{} of {} messages are whole: their sender wrote behind them",
-                    self.sent.1, run.messages
+            if self.sent.1 != chunk.messages as usize {
+                self.damage = Some(format!(
+                    "{} of {} messages are valid: their sender wrote into committed messages",
+                    self.sent.1, chunk.messages
                 ));
             }
             self.sent = (self.sent.0 + 1, 0);
         }
-        if let Some(broken) = self.broken.take() {
-            return Err(Error::Corrupt(broken));
+        if let Some(damage) = self.damage.take() {
+            return Err(Error::Corrupt(damage));
         }
         self.sent = (0, 0);
         Ok(())
     }
 }
 
-/// Takes what a receiver receives to a sink: made by `Flush::new`. `Send`, not `Sync`.
+/// Hands what a receiver receives to a sink. `Send`, not `Sync`.
 ///
-/// Nothing is copied on the way, and a message is released when the sink has it. Everything that was committed comes to the sink
-/// once and in the order of its sender: also what a sender committed before it died, and, if the sink can say what it has
-/// ([`Sink::last_seq`]), also after this process was killed at any point. Descriptors that come with messages are closed.
+/// The flush copies nothing, and releases a message when the sink has it. The sink gets each committed message once, in
+/// its sender's order, also those that a sender committed before it died. If the sink reports what it has
+/// ([`Sink::last_seq`]), that holds even after this process was killed at any point. The flush closes descriptors that
+/// come with messages.
+///
+/// Dropping a flush does not wait, and calls no method of its sink: the sink gets no more messages, and no
+/// [`Sink::sync`]. Messages that were not written stay unreleased, for the next receiver of a path channel.
+/// [`Flush::sync`] first, if they matter.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
-/// use pelton::{Options, Run};
+/// use pelton::{Chunk, Options};
 /// let (senders, receiver) = Options::new().capacity(1 << 20).gather()?;
 /// senders.send(b"one")?;
 /// senders.send(b"two")?;
 /// drop(senders);
 /// let mut lines = Vec::new();
 /// let (give, take) = std::sync::mpsc::channel();
-/// let sink = move |runs: &[Run<'_>]| {
-///     runs.iter().flat_map(Run::payloads).for_each(|payload| give.send(payload.to_vec()).unwrap());
+/// let sink = move |chunks: &[Chunk<'_>]| {
+///     chunks.iter().flat_map(Chunk::payloads).for_each(|payload| give.send(payload.to_vec()).unwrap());
 ///     Ok(())
 /// };
 /// pelton::Flush::new(&Options::new(), receiver, sink)?.run()?;
@@ -210,50 +291,50 @@ pub struct Flush {
     sink: Box<dyn Sink>,
     bytes: u64,
     interval: Option<Duration>,
-    /// What is taken and not released, in the order in which it came.
+    /// Chunks that were taken and not released, in order of arrival.
     taken: Vec<TakenChunk>,
     taken_bytes: u64,
-    /// Since when there is something.
+    /// When the oldest of them was taken.
     since: Option<Instant>,
-    /// Whether the sink has refused what is taken: it gets just that again.
+    /// Whether the sink has refused the taken chunks: it gets exactly those again.
     is_refused: bool,
-    /// How the channel ended, to be told once everything is written.
+    /// The end of the channel, reported once everything is written.
     end: Option<Error>,
-    /// What nobody has been told of yet.
-    untold: Option<Error>,
-    /// When a sender was last believed that it wants room.
-    believed: Option<Instant>,
-    /// Empty: kept for its memory.
-    runs: Vec<Run<'static>>,
+    /// An error of the flushing thread, for the next caller.
+    unreported: Option<Error>,
+    /// When a sender's wait for free space last caused a write.
+    space_wanted_at: Option<Instant>,
+    /// Empty: its allocation is reused.
+    chunks: Vec<Chunk<'static>>,
 }
 
-/// While something is taken that is not due, it is looked so often whether a sender sleeps for want of that room: nothing
-/// tells of it.
-const NAP: Duration = Duration::from_millis(10);
+/// How often a flush that holds chunks which are not due checks whether a sender sleeps for want of free space: no
+/// event reports that.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// So many runs are looked at, newest first, for the one that what comes next follows on. With more senders than that at a time
-/// there are more runs.
-const RUNS_LOOKED_AT: usize = 64;
+/// The number of taken chunks, newest first, that an arriving chunk may continue. With more concurrent senders there
+/// are more chunks.
+const JOINED_MAX: usize = 64;
 
 impl Flush {
-    /// Whether a flush can be made with these options. For bindings, whose receiver stays where it is if not.
+    /// Checks the options of a flush. For FFI, which keeps the receiver if they are wrong.
     #[doc(hidden)]
-    pub fn check_options(options: &Options) -> Result<()> {
-        checked_bytes(options).map(drop)
+    pub fn check_options(options: &Options<maker::Flush>) -> Result<()> {
+        checked_bytes(options.settings()).map(drop)
     }
 
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the handle's creator. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.receiver.is_forked()
     }
 
-    /// Takes what `receiver` receives to `sink`, by [`Flush::run`]. Does not wait.
+    /// Hands what `receiver` receives to `sink`, by [`Flush::run`]. Does not wait.
     ///
     /// # Errors
     /// [`Error::Option`].
-    pub fn new(options: &Options, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
-        let sink = Box::new(sink);
+    pub fn new(options: &Options<maker::Flush>, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
+        let (options, sink) = (options.settings(), Box::new(sink));
         Ok(Flush {
             receiver,
             sink,
@@ -264,24 +345,24 @@ impl Flush {
             since: None,
             is_refused: false,
             end: None,
-            untold: None,
-            believed: None,
-            runs: Vec::new(),
+            unreported: None,
+            space_wanted_at: None,
+            chunks: Vec::new(),
         })
     }
 
-    /// Flushes until there are no more senders, and has the sink sync then. A receiver with a name, which goes on listening,
-    /// has always some to come; on a path channel the end is that of the last sender there is, and it can be called again.
-    /// Waits as the receiver's options say.
+    /// Flushes until no sender is left, and syncs the sink then. A receiver with a name keeps listening, so more
+    /// senders can always come. On a path channel this returns after the last present sender, and the caller can call
+    /// it again. Waits as the receiver's options say.
     ///
     /// # Errors
-    /// Those of the sink, and [`Receiver::receive`]'s, but for [`Error::Closed`]. What came before such an error is in the sink.
-    /// After any it can be called again.
+    /// Those of the sink, and of [`Receiver::receive`] except [`Error::Closed`]. The sink has every message that came
+    /// before such an error. After any error the caller can call again.
     pub fn run(&mut self) -> Result<()> {
         self.run_to(None).map(|_| ())
     }
 
-    /// As [`Flush::run`], until `deadline`; false when it passes. Something may be taken then that is not due yet: see
+    /// As [`Flush::run`], until `deadline`; false when it passes. The flush may then hold chunks that are not due: see
     /// [`Flush::now`].
     ///
     /// # Errors
@@ -298,7 +379,7 @@ impl Flush {
                 Err(error) => return Err(error),
             };
             let now = Instant::now();
-            // Also while there is always more.
+            // Also under a steady stream of messages.
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Ok(false);
             }
@@ -312,9 +393,9 @@ impl Flush {
         }
     }
 
-    /// For an event loop: takes what is there, up to a bufferful, and hands it to the sink if it is due. Answers when to call
-    /// again, if the descriptor does not become readable before; at once, while there is more. Waits for the sink alone. See
-    /// [`Flush::arm`].
+    /// One tick of an event loop: takes the available messages, up to [`Options::flush_bytes`], and hands them to the
+    /// sink if they are due. Returns when to call again if the descriptor does not become readable earlier:
+    /// immediately, while more messages are available. Waits only for the sink. See [`Flush::arm`].
     ///
     /// # Errors
     /// As [`Flush::now`].
@@ -322,13 +403,13 @@ impl Flush {
         if self.is_refused {
             self.write()?;
         }
-        let drained = self.take();
+        let drained = self.take_available();
         let is_due = self.taken_bytes >= self.bytes
             || self.end.is_some()
             || self.sink.due().is_some_and(|due| due <= Instant::now())
             || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
-            || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(TakenChunk::is_large)
-            || (drained && (self.interval.is_none() || self.is_room_wanted() || self.receiver.have_all_gone()));
+            || self.taken.iter().rev().take(JOINED_MAX).any(TakenChunk::is_large)
+            || (drained && (self.interval.is_none() || self.is_space_wanted() || self.receiver.have_all_gone()));
         if is_due || self.taken.is_empty() {
             self.write()?;
         }
@@ -339,35 +420,36 @@ impl Flush {
             return Ok(Some(Instant::now()));
         }
         let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
-        let nap = (!self.taken.is_empty()).then(|| Instant::now() + NAP);
-        Ok(due.into_iter().chain(nap).chain(self.sink_due()).min())
+        let recheck = (!self.taken.is_empty()).then(|| Instant::now() + RECHECK_INTERVAL);
+        Ok(due.into_iter().chain(recheck).chain(self.sink_due()).min())
     }
 
-    /// When the sink is to be written to again. One that was, just now, and is due still, waits for something itself.
+    /// When the sink is due next. A sink that is still due just after a write waits for an event of its own.
     fn sink_due(&self) -> Option<Instant> {
         let due = self.sink.due()?;
         let now = Instant::now();
-        Some(if due <= now { now + NAP } else { due })
+        Some(if due <= now { now + RECHECK_INTERVAL } else { due })
     }
 
-    /// Whether a sender waits for room that is taken. So little as is taken of its lane it needs for a message nearly as large as can
-    /// be, and not often: one that says so with every message is believed once in a while, lest each be a write.
-    fn is_room_wanted(&mut self) -> bool {
+    /// Whether a sender waits for free space that the taken chunks occupy. The chunks are so small that only a message
+    /// near the maximum size needs their space. The result is rate-limited, since a write per message would be too
+    /// many.
+    fn is_space_wanted(&mut self) -> bool {
         let now = Instant::now();
-        if self.believed.is_some_and(|at| now - at < NAP) || !self.receiver.is_space_wanted() {
+        if self.space_wanted_at.is_some_and(|at| now - at < RECHECK_INTERVAL) || !self.receiver.is_space_wanted() {
             return false;
         }
-        self.believed = Some(now);
+        self.space_wanted_at = Some(now);
         true
     }
 
-    /// Figures of the receiver: what it has released, the sink has.
+    /// Counters of the receiver. The sink has everything that the receiver has released.
     pub fn counters(&self) -> Counters {
         self.receiver.counters()
     }
 
-    /// As [`Receiver::arm`], whose descriptor this has: true, go back to the loop. Does not fail: what is wrong is told by the next
-    /// [`Flush::turn`], after what came before.
+    /// As [`Receiver::arm`], with the receiver's descriptor: true means that the loop may sleep. Does not fail: the
+    /// next [`Flush::turn`] reports an error, after the messages that came before it.
     pub fn arm(&mut self) -> bool {
         self.receiver.arm().unwrap_or_else(|error| {
             self.end = Some(error);
@@ -375,25 +457,25 @@ impl Flush {
         })
     }
 
-    /// Hands everything that is there to the sink, now. Does not wait for messages.
+    /// Hands all available messages to the sink, now. Does not wait for messages.
     ///
     /// # Errors
-    /// As [`Flush::run`]; the end of the channel, once everything is in the sink, by [`Error::Closed`] too.
+    /// As [`Flush::run`]. Once everything is in the sink, the channel's end is reported too, by [`Error::Closed`].
     pub fn now(&mut self) -> Result<()> {
         if self.is_refused {
             self.write()?;
         }
         match self.receiver.ends_of_lanes() {
-            // What comes meanwhile is not waited for, lest a sender that never stops keep this from returning.
-            Ok(ends) => ends.into_iter().try_for_each(|end| self.lane_before(end))?,
+            // The ends are read once: otherwise a sender that never stops would keep this from returning.
+            Ok(ends) => ends.into_iter().try_for_each(|end| self.write_lane_before(end))?,
             Err(error) => self.end = Some(error),
         }
         self.write()?;
         self.end.take().map_or_else(|| self.receiver.check_end(), Err)
     }
 
-    /// Takes, and writes, what came by a lane before some message of it.
-    fn lane_before(&mut self, end: (u32, u32)) -> Result<()> {
+    /// Takes and writes a lane's messages up to a given one.
+    fn write_lane_before(&mut self, end: (u32, u32)) -> Result<()> {
         let mut bytes = 0;
         loop {
             let Flush { receiver, sink, .. } = self;
@@ -402,7 +484,7 @@ impl Flush {
                     bytes += taken.chunk.bytes;
                     let is_all = bytes > taken.capacity();
                     self.add(taken);
-                    // No more than a lane can have had, whatever its sender says.
+                    // A lane holds no more than its capacity, whatever its sender writes into the headers.
                     if is_all {
                         return Ok(());
                     }
@@ -419,7 +501,7 @@ impl Flush {
         }
     }
 
-    /// As [`Flush::now`], and has the sink sync.
+    /// As [`Flush::now`], and syncs the sink.
     ///
     /// # Errors
     /// As [`Flush::now`].
@@ -427,17 +509,17 @@ impl Flush {
         let done = self.now();
         match &done {
             Err(error) if !error.is_closed() && !error.is_peer_died() => done,
-            // The end of the channel is told after what came before it is safe.
+            // The end of the channel is reported after the messages before it are durable.
             _ => self.sync_sink().and(done),
         }
     }
 
     fn sync_sink(&mut self) -> Result<()> {
-        self.sink.sync().map_err(of_sink)
+        self.sink.sync().map_err(sink_error)
     }
 
-    /// Takes what is there, up to a bufferful. True: nothing more is.
-    fn take(&mut self) -> bool {
+    /// Takes available messages, up to `bytes`. True: no more are available.
+    fn take_available(&mut self) -> bool {
         while self.taken_bytes < self.bytes && self.end.is_none() {
             let Flush { receiver, sink, .. } = self;
             match receiver.take_chunk(self.bytes - self.taken_bytes, |lane| sink.last_seq(lane)) {
@@ -454,23 +536,23 @@ impl Flush {
         if self.since.is_none() {
             self.since = self.interval.map(|_| Instant::now());
         }
-        if !self.taken.iter_mut().rev().take(RUNS_LOOKED_AT).any(|before| before.join(&taken)) {
+        if !self.taken.iter_mut().rev().take(JOINED_MAX).any(|before| before.join(&taken)) {
             self.taken.push(taken);
         }
         failpoint("flush: taken");
     }
 
-    /// Hands what is taken to the sink, and releases it.
+    /// Hands the taken chunks to the sink, and releases them.
     fn write(&mut self) -> Result<()> {
         if self.receiver.is_forked() {
             return Err(Error::Forked);
         }
         if self.taken.is_empty() {
             let wants = self.sink.due().is_some_and(|due| due <= Instant::now());
-            return if wants { self.sink.write(&[]).map_err(of_sink) } else { Ok(()) };
+            return if wants { self.sink.write(&[]).map_err(sink_error) } else { Ok(()) };
         }
-        let mut runs = emptied(std::mem::take(&mut self.runs));
-        runs.extend(self.taken.iter().map(|taken| Run {
+        let mut chunks = emptied(std::mem::take(&mut self.chunks));
+        chunks.extend(self.taken.iter().map(|taken| Chunk {
             lane: taken.id,
             peer: taken.peer,
             first_seq: taken.chunk.first_seq,
@@ -478,12 +560,12 @@ impl Flush {
             bytes: self.receiver.bytes_of(taken),
         }));
         failpoint("flush: before the sink");
-        // Also of one that panics.
+        // Set before the call, for a sink that panics.
         self.is_refused = true;
-        let written = self.sink.write(&runs);
-        self.runs = emptied(runs);
+        let written = self.sink.write(&chunks);
+        self.chunks = emptied(chunks);
         self.is_refused = written.is_err();
-        written.map_err(of_sink)?;
+        written.map_err(sink_error)?;
         failpoint("flush: written");
         self.receiver.release_chunks();
         failpoint("flush: released");
@@ -492,8 +574,9 @@ impl Flush {
         Ok(())
     }
 
-    /// Hands a sender's messages to the sink, and what was left of others'. All of its buffer is free then.
-    fn lane_of(&mut self, sender: &mut Sender) -> Result<()> {
+    /// Hands a sender's messages to the sink, after what others have left there. The sender's whole buffer is free
+    /// then.
+    fn flush_lane_of(&mut self, sender: &mut Sender) -> Result<()> {
         if self.is_refused {
             self.write()?;
         }
@@ -518,19 +601,19 @@ impl fmt::Debug for Flush {
     }
 }
 
-/// The end of a channel that the sink sends to is not that of the flush's own.
-fn of_sink(error: Error) -> Error {
+/// The end of a channel into which the sink sends is not the end of the flush's own channel.
+fn sink_error(error: Error) -> Error {
     if error.is_closed() || error.is_peer_died() { Error::Sink(error.to_string()) } else { error }
 }
 
-/// The vector without what was in it, for runs that live shorter or longer.
-fn emptied<'b>(mut runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
-    runs.clear();
-    // Collected in place, from nothing.
-    runs.into_iter().map(|run| Run { bytes: &[], ..run }).collect()
+/// The emptied vector, for chunks of another lifetime.
+fn emptied<'b>(mut chunks: Vec<Chunk<'_>>) -> Vec<Chunk<'b>> {
+    chunks.clear();
+    // No element: the conversion reuses the allocation.
+    chunks.into_iter().map(|chunk| Chunk { bytes: &[], ..chunk }).collect()
 }
 
-fn checked_bytes(options: &Options) -> Result<u64> {
+fn checked_bytes(options: &Settings) -> Result<u64> {
     const MOST: u64 = 1 << 30;
     match options.flush_bytes {
         bytes @ 1..=MOST => Ok(bytes),
@@ -538,26 +621,27 @@ fn checked_bytes(options: &Options) -> Result<u64> {
     }
 }
 
-/// Makes what threads of this process append by: made by `Appenders::new`. `Clone`, `Send` and `Sync`.
+/// A handle by which threads of this process append: `Clone`, `Send` and `Sync`.
 ///
-/// Each thread writes into a buffer of its own, and no thread waits for another but to flush: when its buffer is full, a thread hands
-/// that to the sink itself, one thread at a time. [`Appenders::appender`] makes what a thread keeps, which costs least;
-/// [`Appenders::append`] finds the calling thread's own. In the sink the messages of one thread are in order; those of different
-/// threads are in whatever order their buffers were flushed.
+/// Each thread writes into a buffer of its own. Threads wait for each other only to flush: the thread that fills a
+/// buffer hands it to the sink itself, one thread at a time. [`Appenders::appender`] creates a thread's own handle, the
+/// cheapest way; [`Appenders::append`] finds the calling thread's handle. The sink gets one thread's messages in order.
+/// Messages of different threads arrive in the order in which their buffers were flushed.
 ///
-/// A sink that appends to what is flushed to it is refused ([`Error::Refused`]) once that would have to be flushed; to other
-/// `Appenders` it appends by an [`Appender`].
+/// A sink must not append to the `Appenders` that flush to it: that returns [`Error::Refused`] as soon as it needs a
+/// flush. It may append to other `Appenders`, through an [`Appender`].
 ///
-/// When the last of these and of the [`Appender`]s is dropped, everything is flushed; an error would be lost there, so call
-/// [`Appenders::sync`] before.
+/// **Dropping** the last of these handles and their [`Appender`]s flushes everything and syncs the sink. It waits as
+/// long as the sink does: for the disk, or, with [`Forward`], for free space in the next channel. An error is lost
+/// there, so call [`Appenders::sync`] first.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
-/// use pelton::{Options, Run};
+/// use pelton::{Chunk, Options};
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// static MESSAGES: AtomicU64 = AtomicU64::new(0);
-/// let appenders = pelton::Appenders::new(&Options::new(), |runs: &[Run<'_>]| {
-///     MESSAGES.fetch_add(runs.iter().map(|run| u64::from(run.messages())).sum(), Ordering::Relaxed);
+/// let appenders = pelton::Appenders::new(&Options::new(), |chunks: &[Chunk<'_>]| {
+///     MESSAGES.fetch_add(chunks.iter().map(|chunk| u64::from(chunk.messages())).sum(), Ordering::Relaxed);
 ///     Ok(())
 /// })?;
 /// std::thread::scope(|scope| {
@@ -581,38 +665,38 @@ pub struct Appenders {
     shared: Arc<Shared>,
 }
 
-/// What one thread appends by: made by [`Appenders::appender`]. `Send`, not `Sync`.
+/// A thread's own handle, created by [`Appenders::appender`]. `Send`, not `Sync`. Dropping it may flush: see
+/// [`Appenders`].
 #[derive(Debug)]
 pub struct Appender {
     sender: Sender,
     shared: Arc<Shared>,
 }
 
-/// What all who append share. Ends with the last of them.
+/// What all handles share. The last of them drops it.
 #[derive(Debug)]
 struct Shared {
-    /// Until the end, which the thread that flushes at intervals may not have heard of yet.
+    /// `None` from the end on, which the flushing thread may detect later.
     flush: Arc<Mutex<Option<Flush>>>,
-    /// Rung at the end.
-    ends: Arc<Doorbell>,
+    /// Wakes the flushing thread at the end.
+    end_doorbell: Arc<Doorbell>,
     owner: Owner,
 }
 
 thread_local! {
-    /// What the calling thread is flushing, one from within the sink of the other.
+    /// What the calling thread is flushing: a flush, and others inside its sink.
     static FLUSHING: RefCell<Vec<*const Mutex<Option<Flush>>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While it lives, the calling thread is flushing.
+/// A guard: the calling thread is flushing while it exists.
 struct Flushing;
 
 impl Flushing {
-    /// Refused in the sink of this very flush: the thread would wait for itself.
+    /// Refused inside the sink of this very flush: the thread would deadlock.
     fn begin(flush: &Mutex<Option<Flush>>) -> Result<Flushing> {
         FLUSHING.with_borrow_mut(|flushing| {
             if flushing.contains(&std::ptr::from_ref(flush)) {
-                let why =
-                    "a sink cannot append to, or flush, what is being flushed to it: append to something else there";
+                let why = "a sink cannot append to, or flush, what flushes to it: append to something else there";
                 return Err(Error::Refused(why.to_owned()));
             }
             flushing.push(flush);
@@ -628,36 +712,36 @@ impl Drop for Flushing {
 }
 
 impl Shared {
-    fn with<T>(&self, with: impl FnOnce(&mut Flush) -> Result<T>) -> Result<T> {
-        // A forked child does not have the thread that may hold the lock.
+    fn with_flush<T>(&self, work: impl FnOnce(&mut Flush) -> Result<T>) -> Result<T> {
+        // A forked child lacks the thread that may hold the lock.
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
         let _flushing = Flushing::begin(&self.flush)?;
         let mut flush = locked(&self.flush);
-        let flush = flush.as_mut().expect("it is there until this ends");
-        match flush.untold.take() {
+        let flush = flush.as_mut().expect("`Some` until this is dropped");
+        match flush.unreported.take() {
             Some(error) => Err(error),
-            None => with(flush),
+            None => work(flush),
         }
     }
 
-    /// Flushes the sender's buffer, unless a message of `bytes` has room there.
+    /// Flushes the sender's buffer unless it has space for a message of `bytes`.
     #[cold]
     #[inline(never)]
-    fn make_room(&self, sender: &mut Sender, bytes: usize) -> Result<()> {
-        // One that is too large is for the lane to refuse.
+    fn ensure_space(&self, sender: &mut Sender, bytes: usize) -> Result<()> {
+        // The lane refuses a message that is too large.
         match sender.is_past_window(bytes) && bytes as u64 <= sender.message_bytes_max() {
-            true => self.with(|flush| flush.lane_of(sender)),
+            true => self.with_flush(|flush| flush.flush_lane_of(sender)),
             false => Ok(()),
         }
     }
 
-    /// Has a thread of its own flush what has waited for so long. It sleeps while there is nothing.
+    /// Starts the thread that flushes messages older than `interval`. It sleeps while there are none.
     fn flush_at_intervals(&self, interval: Duration) -> Result<()> {
-        let (flush, ends) = (self.flush.clone(), self.ends.clone());
+        let (flush, end_doorbell) = (self.flush.clone(), self.end_doorbell.clone());
         let fd =
-            self.with(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
+            self.with_flush(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
         let work = move || {
             os::block_signals();
             loop {
@@ -667,10 +751,10 @@ impl Shared {
                 }) else {
                     return;
                 };
-                // Without the lock.
+                // Waits without the lock.
                 let due = if idle {
-                    let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], due);
-                    // Until the next sleep nobody need look whether this one does.
+                    let _ = poll_until(&[fd.as_fd(), end_doorbell.as_fd()], [None; 2], due);
+                    // An awake thread needs no wake-up from appending threads.
                     locked(&flush).as_mut().and_then(|flush| {
                         flush.receiver.disarm();
                         flush.sink.due()
@@ -679,8 +763,8 @@ impl Shared {
                     due
                 };
                 let until = due.into_iter().chain([Instant::now() + interval]).min();
-                if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], until) {
-                    // It is there still if the last handle was dropped by the sink, in this thread.
+                if let Ok(Ready::Rung) = poll_until(&[end_doorbell.as_fd()], [None; 2], until) {
+                    // Still present if the sink dropped the last handle, in this thread.
                     let left = locked(&flush).take();
                     let _ = left.map(|mut flush| flush.sync());
                     return;
@@ -689,10 +773,10 @@ impl Shared {
                 let mut flush = locked(&flush);
                 let Some(flush) = flush.as_mut() else { return };
                 let done = catch_unwind(AssertUnwindSafe(|| flush.now()));
-                // Whoever flushes next is told: some errors are told only once.
-                flush.untold = match done.unwrap_or_else(|_| Err(Error::Sink("it panicked".to_owned()))) {
+                // The next caller that flushes gets the error: some errors are reported only once.
+                flush.unreported = match done.unwrap_or_else(|_| Err(Error::Sink("it panicked".to_owned()))) {
                     Err(error) if !error.is_closed() => Some(error),
-                    _ => flush.untold.take(),
+                    _ => flush.unreported.take(),
                 };
             }
         };
@@ -705,16 +789,16 @@ impl Shared {
 
     #[inline(always)]
     fn append(&self, sender: &mut Sender, payload: &[u8]) -> Result<()> {
-        if sender.send_fast(payload) { Ok(()) } else { self.append_slowly(sender, payload) }
+        if sender.send_fast(payload) { Ok(()) } else { self.append_slow(sender, payload) }
     }
 
     #[cold]
     #[inline(never)]
-    fn append_slowly(&self, sender: &mut Sender, payload: &[u8]) -> Result<()> {
-        self.make_room(sender, payload.len())?;
+    fn append_slow(&self, sender: &mut Sender, payload: &[u8]) -> Result<()> {
+        self.ensure_space(sender, payload.len())?;
         match sender.try_send(payload)? {
             Sent::Sent => Ok(()),
-            Sent::Full | Sent::TimedOut => unreachable!("a buffer just flushed has room for any message"),
+            Sent::Full | Sent::TimedOut => unreachable!("a flushed buffer has space for any message"),
         }
     }
 }
@@ -724,50 +808,55 @@ impl Drop for Shared {
         if self.owner.is_forked() {
             return;
         }
-        // In the sink: then the thread that flushes does this, which is the one that is here.
+        // Inside the sink it cannot flush: then the flushing thread, which is this one, does so on its return.
         let flush = Flushing::begin(&self.flush).ok().and_then(|_flushing| locked(&self.flush).take());
-        self.ends.ring();
+        self.end_doorbell.ring();
         let _ = flush.map(|mut flush| flush.sync());
     }
 }
 
 impl Appenders {
-    /// Makes what many threads of this process append to `sink` by, each in a buffer of its own of
+    /// A handle by which threads of this process append to `sink`, each in a buffer of its own of
     /// [`Options::flush_bytes`]. Does not wait.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
-    pub fn new(options: &Options, sink: impl Sink + 'static) -> Result<Appenders> {
+    pub fn new(options: &Options<maker::Appenders>, sink: impl Sink + 'static) -> Result<Appenders> {
+        let (flushing, options) = (options.cast(), options.settings());
         let bytes = checked_bytes(options)?.max(SEGMENT_BYTES);
-        // Up to the window, and behind it, in an empty lane, the largest message.
-        let mut of_lanes = options.clone().capacity(2 * bytes + SEGMENT_BYTES);
-        of_lanes = of_lanes.message_bytes_max(options.message_bytes_max_or(bytes - 16));
-        of_lanes.window = Some(bytes);
-        let receiver = gather(&of_lanes, None)?;
+        // The window, and behind it, in an empty lane, the largest message.
+        let lanes = Settings {
+            capacity: Some(2 * bytes + SEGMENT_BYTES),
+            message_bytes_max: Some(options.message_bytes_max_or(bytes - 16)),
+            window: Some(bytes),
+            ..options.clone()
+        };
+        let receiver = gather(&lanes, None)?;
         let senders = receiver.senders()?;
-        let flush = Arc::new(Mutex::new(Some(Flush::new(options, receiver, sink)?)));
-        let ends = Arc::new(Doorbell::own().map_err(Error::system("making a bell"))?);
-        let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        let shared = Shared { flush, ends, owner };
+        let flush = Arc::new(Mutex::new(Some(Flush::new(&flushing, receiver, sink)?)));
+        let end_doorbell = Arc::new(Doorbell::own().map_err(Error::system("creating a doorbell"))?);
+        let owner = Owner::current().map_err(Error::system("checking which process this is"))?;
+        let shared = Shared { flush, end_doorbell, owner };
         if let Some(interval) = options.flush_interval {
             shared.flush_at_intervals(interval)?;
         }
         Ok(Appenders { senders, shared: Arc::new(shared) })
     }
 
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the handle's creator. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.shared.owner.is_forked()
     }
 
-    /// A new appender, with a buffer of its own. Does not wait.
+    /// A new appender, with a buffer of its own. Does not wait, except for a flush if senders that have left still
+    /// occupy all lanes.
     ///
     /// # Errors
     /// As [`Senders::sender`].
     pub fn appender(&self) -> Result<Appender> {
         let sender = match self.senders.sender() {
-            // Perhaps only those that have gone are too many.
+            // Senders that have left may still occupy lanes: a flush frees these.
             Err(Error::Refused(_)) => {
                 self.flush()?;
                 self.senders.sender()?
@@ -777,7 +866,8 @@ impl Appenders {
         Ok(Appender { sender, shared: self.shared.clone() })
     }
 
-    /// Appends a message to the calling thread's own buffer, which is made at its first use.
+    /// Appends a message to the calling thread's own buffer, which the first use creates. Waits as
+    /// [`Appender::append`].
     ///
     /// # Errors
     /// As [`Appender::append`] and [`Senders::with`].
@@ -792,55 +882,57 @@ impl Appenders {
         }
     }
 
-    /// Hands to the sink what any thread has appended. Everything whose append had returned before is there when this returns.
+    /// Hands the messages of all threads to the sink. When it returns, the sink has every message whose append returned
+    /// before. Waits for the sink, and for other threads that flush.
     ///
     /// # Errors
     /// The sink's; [`Error::Forked`].
     pub fn flush(&self) -> Result<()> {
-        self.shared.with(Flush::now)
+        self.shared.with_flush(Flush::now)
     }
 
-    /// As [`Appenders::flush`], and has the sink sync.
+    /// As [`Appenders::flush`], and syncs the sink.
     ///
     /// # Errors
     /// As [`Appenders::flush`].
     pub fn sync(&self) -> Result<()> {
-        self.shared.with(Flush::sync)
+        self.shared.with_flush(Flush::sync)
     }
 }
 
 impl Appender {
-    /// Whether this process is a fork of the one that made the handle. For bindings.
+    /// Whether this process is a fork of the handle's creator. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
         self.shared.owner.is_forked()
     }
 
-    /// Its sender. For bindings, which send and reserve by it what has room at once, and commit what they reserved.
+    /// Its sender. For FFI: it sends and reserves on the fast path, and commits reservations.
     #[doc(hidden)]
     #[inline(always)]
     pub fn sender(&mut self) -> &mut Sender {
         &mut self.sender
     }
 
-    /// Appends a message. Hands a full buffer to the sink, which takes as long as that takes and as long as other threads do that;
-    /// else it waits for nothing.
+    /// Appends a message. It hands a full buffer to the sink, and waits for that and for other threads that flush;
+    /// otherwise it does not wait.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when the message is larger than the buffer; the sink's, which took nothing: this message is not
-    /// appended, those before it are kept, and it can be tried again. [`Error::Forked`].
+    /// [`Error::TooLarge`] when the message is larger than the buffer. The sink's: this message is not appended, those
+    /// before it are kept, and the caller can retry. [`Error::Forked`].
     #[inline(always)]
     pub fn append(&mut self, payload: &[u8]) -> Result<()> {
         self.shared.append(&mut self.sender, payload)
     }
 
-    /// Room for a message of `bytes`, to be written in place: appended by [`Reservation::commit`]. Waits as [`Appender::append`].
+    /// Reserves space for a message of `bytes`, written in place and appended by [`Reservation::commit`]. Waits as
+    /// [`Appender::append`].
     ///
     /// # Errors
     /// As [`Appender::append`].
     pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
-        self.shared.make_room(&mut self.sender, bytes)?;
-        Ok(self.sender.try_reserve(bytes)?.expect("a buffer just flushed has room for any message"))
+        self.shared.ensure_space(&mut self.sender, bytes)?;
+        Ok(self.sender.try_reserve(bytes)?.expect("a flushed buffer has space for any message"))
     }
 
     /// As [`Appender::reserve`], without a borrow. For FFI.
@@ -849,9 +941,9 @@ impl Appender {
     /// As [`Appender::append`].
     #[doc(hidden)]
     pub fn reserve_space(&mut self, bytes: usize) -> Result<ReservedSpace> {
-        self.shared.make_room(&mut self.sender, bytes)?;
+        self.shared.ensure_space(&mut self.sender, bytes)?;
         let space = self.sender.reserve_space(bytes, Deadline::Now)?;
-        Ok(space.expect("a buffer just flushed has space for any message"))
+        Ok(space.expect("a flushed buffer has space for any message"))
     }
 
     /// As [`Appenders::flush`].
@@ -859,6 +951,31 @@ impl Appender {
     /// # Errors
     /// As [`Appenders::flush`].
     pub fn flush(&mut self) -> Result<()> {
-        self.shared.with(Flush::now)
+        self.shared.with_flush(Flush::now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_number_of_a_chunk_skips_zero_where_numbers_wrap() {
+        let last = |first_seq, messages| Chunk::new(LaneId([1, 2]), None, first_seq, messages, &[]).last_seq();
+        assert_eq!((last(7, 1), last(7, 3)), (7, 9));
+        assert_eq!((last(u32::MAX - 1, 2), last(u32::MAX, 1)), (u32::MAX, u32::MAX));
+        assert_eq!((last(u32::MAX, 2), last(u32::MAX - 1, 4)), (1, 2));
+        assert_eq!(last(u32::MAX, 2), seq_after(u32::MAX), "as the records count");
+    }
+
+    #[test]
+    fn the_records_of_a_chunk_end_early_at_an_invalid_header() {
+        let record = |seq: u64, payload: &[u8; 8]| [&(seq << 32 | 8).to_le_bytes()[..], payload].concat();
+        let bytes = [record(5, b"payload5"), record(6, b"payload6"), record(9, b"payload9")].concat();
+        let chunk = Chunk::new(LaneId([1, 2]), None, 5, 3, &bytes);
+        let found: Vec<_> = chunk.records().map(|record| (record.seq(), record.payload())).collect();
+        assert_eq!(found, [(5, &b"payload5"[..]), (6, b"payload6")]);
+        assert_eq!(chunk.payloads().count(), 2);
+        assert_eq!(chunk.last_seq(), 7, "by the count that the channel gave");
     }
 }

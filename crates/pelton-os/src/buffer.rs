@@ -24,27 +24,27 @@ impl Buffer {
         Buffer(Memory::Aligned(Aligned::new(bytes)))
     }
 
-    /// `bytes` of memory that other code has allocated, such as another language's runtime. `release` is called with
-    /// `context`, once, by any thread, when this is dropped and the kernel and the engine do not use the memory any
-    /// more. Not in a forked child, which has no part in its parent's operations.
+    /// `bytes` of memory that other code has allocated, such as another language's runtime. After this is dropped, and
+    /// the kernel and the engine do not use the memory any more, some thread calls `release` once, with `context`. A
+    /// forked child never calls it, because it has no part in its parent's operations.
     ///
     /// ```
     /// use pelton::file::Buffer;
     /// use std::ffi::c_void;
     /// unsafe extern "C" fn release(context: *mut c_void) {
-    ///     // SAFETY: it is what was leaked below, and comes once.
+    ///     // SAFETY: `context` is the box that was leaked below, and `release` is called once.
     ///     drop(unsafe { Box::from_raw(context.cast::<[u8; 4096]>()) });
     /// }
     /// let memory = Box::into_raw(Box::new([0u8; 4096]));
-    /// // SAFETY: nobody else uses it until it is released.
+    /// // SAFETY: no other code uses the memory until it is released.
     /// let buffer = unsafe { Buffer::foreign(memory.cast(), 4096, Some(release), memory.cast()) };
     /// assert_eq!(buffer.len(), 4096);
     /// ```
     ///
     /// # Safety
-    /// Until `release` is called (without one, for as long as this lives) `base` points to that number of initialised
-    /// bytes, which no other code writes; nor reads, unless this is only written from. It may be null where `bytes` is
-    /// 0. Any thread may call `release`, with this context, and it does not unwind.
+    /// Until the call of `release` (without one, as long as this lives), `base` points to `bytes` initialised bytes. No
+    /// other code writes them meanwhile. Other code may read them only if this buffer is only written from. `base` may
+    /// be null if `bytes` is 0. Any thread may call `release` with `context`, and `release` does not unwind.
     pub unsafe fn foreign(
         base: *mut u8,
         bytes: usize,

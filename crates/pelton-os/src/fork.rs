@@ -2,7 +2,7 @@
 //!
 //! A word in a page that the kernel wipes in a child (MADV_WIPEONFORK) identifies the process, even after a raw
 //! `clone`. Each handle keeps the word's value from its creation. A child of `fork` also closes the descriptors that it
-//! inherited, so that its parent's peers detect the parent's death, and its listeners' sockets do not stay open.
+//! inherited. So its parent's peers detect the parent's death, and its listeners' sockets do not stay open.
 
 use crate::mutex::locked;
 use std::collections::BTreeSet;

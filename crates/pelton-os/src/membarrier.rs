@@ -1,4 +1,5 @@
-//! The heavy half of the asymmetric barrier: a sleeper makes every running thread of registered processes pass a barrier.
+//! The heavy half of the asymmetric barrier: a sleeper makes every running thread of registered processes pass a
+//! barrier.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

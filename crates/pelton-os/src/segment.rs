@@ -25,8 +25,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What the other side must find on it: its size cannot change under a mapping (no SIGBUS), and a control page has
-    /// no writer except the mapping that was made before it was sealed.
+    /// The seals that the other side requires. The size cannot change under a mapping (no SIGBUS). Only the mapping
+    /// from before the seals can write a control page.
     fn seals(self) -> SealFlags {
         let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         match self {
@@ -46,9 +46,10 @@ pub struct Segment {
     identity: [u64; 2],
 }
 
-// SAFETY: an address range and a descriptor; the lane determines which thread reads and writes the range when.
+// SAFETY: a segment is an address range and a descriptor, neither tied to a thread. The lane's protocol determines
+// which thread accesses the range.
 unsafe impl Send for Segment {}
-// SAFETY: shared references give out addresses only; the lane determines who uses them.
+// SAFETY: a shared reference returns only addresses, and the lane's protocol orders the accesses to them.
 unsafe impl Sync for Segment {}
 
 impl Segment {
@@ -306,7 +307,7 @@ pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> rustix
 
 impl AsFd for Segment {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("what is sent, synced or allocated keeps its descriptor").as_fd()
+        self.fd.as_ref().expect("a segment to send, sync or allocate keeps its descriptor").as_fd()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a uid proves about a user.
+//! Whether a uid identifies a user.
 
 use rustix::process::geteuid;
 use std::sync::OnceLock;
@@ -8,8 +8,8 @@ pub fn own_uid() -> u32 {
     geteuid().as_raw()
 }
 
-/// Whether a uid from the kernel may belong to several users: those whom this process's user namespace does not map all
-/// appear as the overflow uid (65534 by default), and so may a user who has that number. Only a namespace that maps all
+/// Whether a uid from the kernel may belong to several users. A user that this process's user namespace does not map
+/// appears as the overflow uid, 65534 by default. So may the user with that number. Only a namespace that maps all
 /// uids, as the first one does, has no such users.
 pub fn is_ambiguous_uid(uid: u32) -> bool {
     static OVERFLOW_UID: OnceLock<u32> = OnceLock::new();
@@ -28,7 +28,7 @@ fn maps_all(map: &str) -> bool {
 /// A text about such a uid.
 pub fn ambiguous_uid_text(uid: u32) -> String {
     format!(
-        "uid {uid} is that of every user whom this process's user namespace does not map (/proc/self/uid_map), so it is not known who that is: \
+        "uid {uid} is that of every user that this process's user namespace does not map (/proc/self/uid_map), so it may be any of them: \
          map that user there, or run both sides in one namespace under another uid"
     )
 }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_map_of_all_uids_proves_who_the_overflow_uid_is() {
+    fn only_a_map_of_all_uids_makes_the_overflow_uid_unambiguous() {
         assert!(maps_all("         0          0 4294967295\n"));
         for part in ["", "0 0 65536\n", "0 1000 1\n1 100000 65536\n", "1 1 4294967294\n", "0 0\n"] {
             assert!(!maps_all(part), "{part}");

@@ -174,14 +174,14 @@ pub use pelton_call::{
 #[doc(inline)]
 pub use pelton_channel::{
     Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages, Options,
-    Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect,
+    Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]
 #[doc(inline)]
 pub use pelton_flush::{
-    Appender, Appenders, Chunk, FileChange, Flush, Forward, Record, RecordFile, RecordFileOptions, RecordReader,
-    Records, Run, Sink,
+    Appender, Appenders, Chunk, FileChange, FileChunk, Flush, Forward, Record, RecordFile, RecordFileOptions,
+    RecordReader, Records, Sink,
 };
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]

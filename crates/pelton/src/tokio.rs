@@ -63,7 +63,7 @@ impl AsyncReceiver {
     /// # Errors
     /// As [`Receiver::receive`].
     pub async fn ready(&mut self) -> Result<()> {
-        while !self.0.get_mut().look()? && self.0.get_mut().arm()? {
+        while !self.0.get_mut().poll()? && self.0.get_mut().arm()? {
             let mut readable = self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
             // The reactor hears of the next ring because `arm` silences the descriptor before it looks.
             readable.clear_ready();
@@ -81,7 +81,7 @@ impl AsyncReceiver {
             self.ready().await?;
             // Looked at twice, since a borrow cannot be given back once it is returned; a hostile sender may take back
             // what `ready` saw, and then this waits on.
-            if self.0.get_mut().look()? {
+            if self.0.get_mut().poll()? {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! What a message costs while both sides are awake, read off the machine code: no lock prefix, no fence, no system call.
+//! The cost of a message while both sides are awake, from the machine code: no lock prefix, no fence, no system call.
 //! Only in an optimised build: `cargo test --release -p pelton --test fast_path`.
 #![cfg(all(not(debug_assertions), target_arch = "x86_64"))]
 
@@ -83,7 +83,7 @@ fn a_message_costs_no_lock_no_fence_and_no_system_call() {
         assert!(instructions.len() > 30, "{function} is inlined nowhere else, so it must be here: {instructions:?}");
         for code in &instructions {
             let mnemonic = code.split_whitespace().next().unwrap_or("");
-            // An exchange with memory locks without saying so.
+            // An exchange with memory locks implicitly.
             let exchanges = mnemonic.starts_with("xchg") && code.contains('(');
             let fences = ["lock", "mfence", "sfence", "lfence", "syscall", "cpuid"].contains(&mnemonic);
             assert!(!exchanges && !fences, "{function}: {code}");

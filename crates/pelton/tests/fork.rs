@@ -1,5 +1,5 @@
-//! What a fork leaves: a child is not a second owner. A program of its own, because it forks: one case after another, and
-//! no thread but those that a case makes.
+//! After a fork, a child is not a second owner. A separate program, because it forks: it runs one case after another,
+//! and has only the threads that a case creates.
 
 mod support;
 
@@ -14,25 +14,25 @@ use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 fn main() {
     type Case<F> = (&'static str, F);
     let cases: [Case<fn(How)>; 9] = [
-        ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
-        ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
-        ("inherited_handles_of_every_kind_answer_forked_and_close_nothing", handles_of_every_kind),
-        ("a_sender_that_waits_in_another_thread_is_not_disturbed", beside_a_waiting_sender),
-        ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
+        ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
+        ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
+        ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
+        ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
+        ("a_child_creates_channels_of_its_own", a_child_creates_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
-        ("an_inherited_engine_for_files_answers_forked_and_its_parents_goes_on", an_inherited_engine),
-        ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
-        ("a_child_of_who_has_room_for_a_reply_answers_calls_of_its_own", a_child_answers_calls_of_its_own),
+        ("an_inherited_file_engine_returns_forked_and_the_parents_works_on", an_inherited_engine),
+        ("a_death_is_detected_though_a_child_lives_on", a_death_is_detected_though_a_child_lives_on),
+        ("a_child_forked_during_a_reply_reservation_answers_its_own_calls", a_child_answers_calls_of_its_own),
     ];
     let fork_cases: [Case<fn()>; 8] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
-        ("forking_beside_threads_that_make_channels_does_not_hang", forking_beside_threads),
-        ("forking_beside_threads_that_share_senders_does_not_hang", forking_beside_threads_that_share_senders),
-        ("forking_beside_threads_that_append_flushes_nothing_twice", forking_beside_threads_that_append),
+        ("forking_while_threads_create_channels_does_not_hang", forking_while_threads_create_channels),
+        ("forking_while_threads_share_senders_does_not_hang", forking_while_threads_share_senders),
+        ("forking_while_threads_append_flushes_nothing_twice", forking_while_threads_append),
         ("an_inherited_flush_writes_and_releases_nothing", an_inherited_flush_writes_nothing),
-        ("a_child_that_drops_room_for_a_reply_writes_nowhere", room_dropped_by_a_child_writes_nowhere),
+        ("a_child_that_drops_a_reply_reservation_writes_nothing", a_dropped_reservation_writes_nothing_in_a_child),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
@@ -55,7 +55,7 @@ fn main() {
     std::process::exit((failed != 0).into());
 }
 
-/// By libc's fork, which runs what pthread_atfork was given, or by the system call alone.
+/// By libc's fork, which runs the handlers of pthread_atfork, or by the system call alone.
 #[derive(Clone, Copy)]
 enum How {
     Fork,
@@ -67,8 +67,8 @@ struct Forked(libc::pid_t);
 
 impl Forked {
     fn new(how: How, does: impl FnOnce()) -> Forked {
-        // SAFETY: the child runs on alone with a copy of everything; no other thread of this program allocates or holds
-        // a lock meanwhile, but for those of the one case that is about it, which libc's fork takes care of.
+        // SAFETY: the child continues alone with a copy of everything. No other thread of this program allocates or
+        // holds a lock meanwhile, except in the one case about threads, where libc's fork handles that.
         let pid = unsafe {
             match how {
                 How::Fork => libc::fork(),
@@ -77,10 +77,10 @@ impl Forked {
         };
         assert!(pid >= 0);
         if pid == 0 {
-            // SAFETY: no pointers. A child that hangs ends itself.
+            // SAFETY: no pointers. The alarm ends a child that hangs.
             unsafe { libc::alarm(30) };
             let well = catch_unwind(AssertUnwindSafe(does)).is_ok();
-            // SAFETY: ends this process at once, with none of the parent's clean-up.
+            // SAFETY: ends this process at once, without the parent's clean-up.
             unsafe { libc::_exit(if well { 0 } else { 1 }) };
         }
         Forked(pid)
@@ -98,7 +98,7 @@ impl Forked {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // SAFETY: a child of this process that has not been waited for.
+        // SAFETY: the child is unreaped.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -106,20 +106,20 @@ impl Drop for Forked {
     }
 }
 
-/// A listener and both ends of a channel that it accepted.
-struct Ends {
+/// A listener and both endpoints of a channel that it accepted.
+struct Endpoints {
     sender: Sender,
     receiver: Receiver,
     listener: Listener,
 }
 
-fn ends(place: &TestDir) -> Ends {
-    let listener = Listener::bind(&place.name()).unwrap();
+fn endpoints(dir: &TestDir) -> Endpoints {
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let name = place.name();
+        let name = dir.name();
         let connecting = scope.spawn(move || Options::new().capacity(65536).connect_sender(&name).unwrap());
         let receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
-        Ends { sender: connecting.join().unwrap(), receiver, listener: listener.clone() }
+        Endpoints { sender: connecting.join().unwrap(), receiver, listener: listener.clone() }
     })
 }
 
@@ -128,21 +128,21 @@ fn is_forked<T: std::fmt::Debug>(result: pelton::Result<T>) {
     assert!(matches!(result, Err(Error::Forked)), "{result:?}");
 }
 
-fn goes_on(ends: &mut Ends) {
+fn check_channel(endpoints: &mut Endpoints) {
     for number in 0..200u64 {
-        ends.sender.send(&[number as u8; 1000]).unwrap();
-        assert_eq!(*ends.receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 1000]);
+        endpoints.sender.send(&[number as u8; 1000]).unwrap();
+        assert_eq!(*endpoints.receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 1000]);
     }
-    assert!(ends.sender.drain_until(deadline()).unwrap());
+    assert!(endpoints.sender.drain_until(deadline()).unwrap());
 }
 
-fn inherited_handles_answer_forked(how: How) {
-    let place = TestDir::new("inherited_handles_answer_forked");
-    let mut made = ends(&place);
+fn inherited_handles_return_forked(how: How) {
+    let dir = TestDir::new("inherited_handles_return_forked");
+    let mut made = endpoints(&dir);
     made.sender.send(b"before").unwrap();
     let mut inherited = Some(made);
     let child = Forked::new(how, || {
-        let Ends { mut sender, mut receiver, listener } = inherited.take().unwrap();
+        let Endpoints { mut sender, mut receiver, listener } = inherited.take().unwrap();
         let pipe = std::fs::File::open("/dev/null").unwrap();
         let mut buffer = Vec::new();
         is_forked(sender.try_send(b"x"));
@@ -178,20 +178,20 @@ fn inherited_handles_answer_forked(how: How) {
     });
     child.wait();
     let mut made = inherited.unwrap();
-    assert!(place.socket().exists(), "the child removed its parent's socket");
+    assert!(dir.socket().exists(), "the child removed its parent's socket");
     assert_eq!(&*made.receiver.try_receive().unwrap().unwrap(), b"before");
-    goes_on(&mut made);
-    let Ends { sender, mut receiver, listener } = made;
+    check_channel(&mut made);
+    let Endpoints { sender, mut receiver, listener } = made;
     sender.close().unwrap();
     assert!(receiver.receive().unwrap_err().is_closed());
     drop((receiver, listener));
-    assert_eq!(place.entries(), Vec::<PathBuf>::new());
+    assert_eq!(dir.entries(), Vec::<PathBuf>::new());
 }
 
-/// Both ends of a channel of each kind.
-fn every_kind(place: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
-    let Ends { sender, receiver, listener: _ } = ends(place);
-    let path = place.path().join("channel");
+/// Both endpoints of a channel of each kind.
+fn every_kind(dir: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
+    let Endpoints { sender, receiver, listener: _ } = endpoints(dir);
+    let path = dir.path().join("channel");
     let by_path = Options::new().capacity(65536).create_sender(&path).unwrap();
     let (first, second) = Options::new().capacity(65536).threads().unwrap();
     [
@@ -202,8 +202,8 @@ fn every_kind(place: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
 }
 
 fn handles_of_every_kind(how: How) {
-    let place = TestDir::new("handles_of_every_kind");
-    for (kind, sender, receiver) in every_kind(&place) {
+    let dir = TestDir::new("handles_of_every_kind");
+    for (kind, sender, receiver) in every_kind(&dir) {
         let mut inherited = Some((sender, receiver));
         inherited.as_mut().unwrap().0.send(b"before").unwrap();
         Forked::new(how, || {
@@ -231,23 +231,23 @@ fn handles_of_every_kind(how: How) {
     }
 }
 
-/// Forked without and with what it then executes.
-fn beside_a_waiting_sender(how: How) {
-    let place = TestDir::new("beside_a_waiting_sender");
-    for (kind, mut sender, mut receiver) in every_kind(&place) {
+/// Forks without exec and with it.
+fn during_a_send_that_waits(how: How) {
+    let dir = TestDir::new("during_a_send_that_waits");
+    for (kind, mut sender, mut receiver) in every_kind(&dir) {
         let mut sent = 0u64;
         while sender.try_send(&[7; 10_000]).unwrap() == Sent::Sent {
             sent += 1;
         }
         std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (thread_sender, thread_receiver) = std::sync::mpsc::channel();
             let waiting = scope.spawn(move || {
-                tell.send(support::this_thread()).unwrap();
+                thread_sender.send(support::this_thread()).unwrap();
                 sender.send(&[8; 10_000]).unwrap();
                 sender.drain().unwrap();
                 sender
             });
-            support::wait_until_thread_polls(told.recv().unwrap());
+            support::wait_until_thread_polls(thread_receiver.recv().unwrap());
             for executes in [false, true] {
                 Forked::new(how, || {
                     is_forked(receiver.try_receive());
@@ -270,8 +270,8 @@ fn beside_a_waiting_sender(how: How) {
 }
 
 fn inherited_parts_do_nothing(how: How) {
-    let place = TestDir::new("inherited_parts_do_nothing");
-    for (_, sender, receiver) in every_kind(&place) {
+    let dir = TestDir::new("inherited_parts_do_nothing");
+    for (_, sender, receiver) in every_kind(&dir) {
         parts_do_nothing(how, sender, receiver);
     }
 }
@@ -303,9 +303,9 @@ fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
     assert!(sender.drain_until(deadline()).unwrap());
 }
 
-fn a_child_makes_channels_of_its_own(how: How) {
-    let place = TestDir::new("a_child_makes_channels_of_its_own");
-    let mut inherited = Some(ends(&place));
+fn a_child_creates_channels_of_its_own(how: How) {
+    let dir = TestDir::new("a_child_creates_channels_of_its_own");
+    let mut inherited = Some(endpoints(&dir));
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
         let name = format!("unix:{}/s", own.path().display());
@@ -330,11 +330,11 @@ fn a_child_makes_channels_of_its_own(how: How) {
         own.close().unwrap();
     })
     .wait();
-    goes_on(inherited.as_mut().unwrap());
+    check_channel(inherited.as_mut().unwrap());
 }
 
-/// A service, a client that has asked it, and what answers that call.
-fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
+/// A service, a client that has sent a request, and the responder of that call.
+fn service_with_call(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
     let mut service = pelton::Service::listen(name).unwrap();
     let (client, responder) = std::thread::scope(|scope| {
         let connecting = scope.spawn(|| {
@@ -342,33 +342,33 @@ fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
             client.submit(b"ask").unwrap();
             client
         });
-        let responder = service.receive_until(deadline()).unwrap().expect("it was asked").into_responder();
+        let responder = service.receive_until(deadline()).unwrap().expect("a request arrived").into_responder();
         (connecting.join().unwrap(), responder)
     });
     (service, client, responder)
 }
 
 fn a_child_answers_calls_of_its_own(how: How) {
-    let place = TestDir::new("a_child_answers_calls_of_its_own");
-    let (_service, mut client, mut responder) = asked(&place.name());
-    let room = responder.try_reserve(3).unwrap().expect("the lane is empty");
+    let dir = TestDir::new("a_child_answers_calls_of_its_own");
+    let (_service, mut client, mut responder) = service_with_call(&dir.name());
+    let reservation = responder.try_reserve(3).unwrap().expect("the lane is empty");
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
-        let (_service, mut client, mut responder) = asked(&format!("unix:{}/s", own.path().display()));
-        let mut room = responder.try_reserve(3).unwrap().expect("the lane is empty");
-        room.copy_from_slice(b"own");
-        room.reply(3).unwrap();
+        let (_service, mut client, mut responder) = service_with_call(&format!("unix:{}/s", own.path().display()));
+        let mut reservation = responder.try_reserve(3).unwrap().expect("the lane is empty");
+        reservation.copy_from_slice(b"own");
+        reservation.reply(3).unwrap();
         assert_eq!(*client.completion_until(deadline()).unwrap().expect("it was answered"), *b"own");
     })
     .wait();
-    room.reply(3).unwrap();
+    reservation.reply(3).unwrap();
     assert_eq!(client.completion_until(deadline()).unwrap().expect("it was answered").len(), 3);
 }
 
-/// A thread waits for room meanwhile, whom whoever finds some tells by a bell, which is closed in a child.
-fn room_dropped_by_a_child_writes_nowhere() {
-    let place = TestDir::new("room_dropped_by_a_child_writes_nowhere");
-    let name = place.name();
+/// Meanwhile a thread waits for free space. The thread that finds some rings a doorbell, which is closed in a child.
+fn a_dropped_reservation_writes_nothing_in_a_child() {
+    let dir = TestDir::new("a_dropped_reservation_writes_nothing_in_a_child");
+    let name = dir.name();
     let mut service = pelton::Service::listen_with(&name, &Options::new().capacity(65536)).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = pelton::Client::connect_with(&name, &Options::new().capacity(65536)).unwrap();
@@ -376,7 +376,7 @@ fn room_dropped_by_a_child_writes_nowhere() {
         client.submit(b"two").unwrap();
         client
     });
-    let mut next = || service.receive_until(deadline()).unwrap().expect("it was asked").into_responder();
+    let mut next = || service.receive_until(deadline()).unwrap().expect("a request arrived").into_responder();
     let (mut streams, mut reserved) = (next(), next());
     let mut client = asking.join().unwrap();
     let mut parts = 0;
@@ -384,25 +384,25 @@ fn room_dropped_by_a_child_writes_nowhere() {
         parts += 1;
     }
     std::thread::scope(|scope| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (thread_sender, thread_receiver) = std::sync::mpsc::channel();
         let waiting = scope.spawn(move || {
-            tell.send(this_thread()).unwrap();
+            thread_sender.send(this_thread()).unwrap();
             (streams.part_until(&[0; 20000], deadline()).unwrap(), streams)
         });
-        wait_until_thread_polls(told.recv().unwrap());
-        // Too little for what is waited for.
+        wait_until_thread_polls(thread_receiver.recv().unwrap());
+        // Less than the waiting part needs.
         assert_eq!(client.completion_until(deadline()).unwrap().expect("it was sent").len(), 9000);
-        let mut room = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
+        let mut reservation = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
         Forked::new(How::Fork, || {
             // They take the numbers that the inherited descriptors had.
             let files: Vec<std::fs::File> = (0..64).map(|_| tempfile::tempfile().unwrap()).collect();
-            drop(room.take());
+            drop(reservation.take());
             for file in &files {
-                assert_eq!(file.metadata().unwrap().len(), 0, "what was meant for a bell is in a file");
+                assert_eq!(file.metadata().unwrap().len(), 0, "the bytes for a doorbell are in a file");
             }
         })
         .wait();
-        drop(room.take());
+        drop(reservation.take());
         for _ in 0..parts {
             assert!(client.completion_until(deadline()).unwrap().is_some());
         }
@@ -411,10 +411,10 @@ fn room_dropped_by_a_child_writes_nowhere() {
 }
 
 fn dropping_closes_nothing(how: How) {
-    let place = TestDir::new("dropping_closes_nothing");
-    let mut inherited = Some(ends(&place));
+    let dir = TestDir::new("dropping_closes_nothing");
+    let mut inherited = Some(endpoints(&dir));
     Forked::new(how, || {
-        // They take the numbers that the inherited descriptors had, if these were closed.
+        // They take the numbers that the inherited descriptors had, if those were closed.
         let files: Vec<std::fs::File> = (0..64).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         drop(inherited.take());
         for file in &files {
@@ -422,10 +422,10 @@ fn dropping_closes_nothing(how: How) {
         }
     })
     .wait();
-    goes_on(inherited.as_mut().unwrap());
+    check_channel(inherited.as_mut().unwrap());
 }
 
-/// The open descriptors of this process and what each is, but for the one that lists them.
+/// The open descriptors of this process and their targets, except the one that lists them.
 fn open_now() -> BTreeMap<i32, PathBuf> {
     let listed = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let named = listed.filter_map(|path| Some((path.file_name()?.to_str()?.parse().ok()?, path)));
@@ -439,13 +439,13 @@ fn open_now() -> BTreeMap<i32, PathBuf> {
 
 fn inherited_descriptors_are_closed() {
     let before = open_now();
-    let place = TestDir::new("inherited_descriptors_are_closed");
-    let mut made = ends(&place);
+    let dir = TestDir::new("inherited_descriptors_are_closed");
+    let mut made = endpoints(&dir);
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
     assert!(open_now().len() > before.len() + 10);
     Forked::new(How::Fork, || assert_eq!(open_now(), before)).wait();
-    goes_on(&mut made);
+    check_channel(&mut made);
     drop((made, sender, receiver));
     assert_eq!(open_now(), before);
 }
@@ -456,11 +456,11 @@ fn exec_leaves_no_descriptor() {
         String::from_utf8(output.stdout).unwrap()
     };
     let before = list();
-    let place = TestDir::new("exec_leaves_no_descriptor");
-    let made = ends(&place);
+    let dir = TestDir::new("exec_leaves_no_descriptor");
+    let made = endpoints(&dir);
     let (sender, receiver) = Options::new().threads().unwrap();
     assert_eq!(list(), before);
-    // And by a plain exec, without a fork of ours in between.
+    // And by a plain exec, without a fork of this program in between.
     Forked::new(How::Clone, || {
         let script = "test $(ls -l /proc/$$/fd | grep -v -e ' [012] -> ' \
             | grep -c -e memfd -e eventfd -e eventpoll -e socket -e pidfd) = 0";
@@ -472,14 +472,14 @@ fn exec_leaves_no_descriptor() {
 }
 
 fn a_listener_does_not_stay_alive_in_a_child() {
-    let place = TestDir::new("a_listener_does_not_stay_alive_in_a_child");
+    let dir = TestDir::new("a_listener_does_not_stay_alive_in_a_child");
     let (reading, writing) = std::io::pipe().unwrap();
     let (mut ready, lives) = std::io::pipe().unwrap();
     Forked::new(How::Fork, || {
-        let listener = Listener::bind(&place.name()).unwrap();
-        // The grandchild lives until the test has closed its end.
+        let listener = Listener::bind(&dir.name()).unwrap();
+        // The grandchild lives until the test has closed its endpoint.
         std::mem::forget(Forked::new(How::Fork, || {
-            // SAFETY: the test's end, of which this process has a copy.
+            // SAFETY: the descriptor is the test's, and this process has a copy of it.
             unsafe { libc::close(writing.as_raw_fd()) };
             (&lives).write_all(b"!").unwrap();
             let _ = (&reading).read(&mut [0]);
@@ -488,22 +488,22 @@ fn a_listener_does_not_stay_alive_in_a_child() {
     })
     .wait();
     ready.read_exact(&mut [0]).unwrap();
-    assert!(place.socket().exists());
-    let listener = Listener::bind(&place.name());
+    assert!(dir.socket().exists());
+    let listener = Listener::bind(&dir.name());
     drop(writing);
-    listener.expect("a socket whose listener died is stale, whoever was forked from it");
+    listener.expect("a socket whose listener died is stale, even if a child lives");
 }
 
-fn a_death_is_told_though_a_child_lives_on(how: How) {
-    let place = TestDir::new("a_death_is_told_though_a_child_lives_on");
-    let listener = Listener::bind(&place.name()).unwrap();
+fn a_death_is_detected_though_a_child_lives_on(how: How) {
+    let dir = TestDir::new("a_death_is_detected_though_a_child_lives_on");
+    let listener = Listener::bind(&dir.name()).unwrap();
     let (reading, writing) = std::io::pipe().unwrap();
-    let name = place.name();
+    let name = dir.name();
     let parent = Forked::new(How::Fork, || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"the last").unwrap();
         std::mem::forget(Forked::new(how, || {
-            // SAFETY: the test's end, of which this process has a copy.
+            // SAFETY: the descriptor is the test's, and this process has a copy of it.
             unsafe { libc::close(writing.as_raw_fd()) };
             let _ = (&reading).read(&mut [0]);
         }));
@@ -519,7 +519,7 @@ fn a_death_is_told_though_a_child_lives_on(how: How) {
     drop(writing);
 }
 
-fn forking_beside_threads() {
+fn forking_while_threads_create_channels() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -546,7 +546,7 @@ fn forking_beside_threads() {
     });
 }
 
-fn forking_beside_threads_that_share_senders() {
+fn forking_while_threads_share_senders() {
     let (senders, mut receiver) = Options::new().capacity(65536).gather().unwrap();
     senders.send(b"own").unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -578,12 +578,12 @@ fn forking_beside_threads_that_share_senders() {
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }
 
-fn forking_beside_threads_that_append() {
+fn forking_while_threads_append() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
     use std::time::Duration;
     let flushed = std::sync::Arc::new(AtomicU64::new(0));
     let count = flushed.clone();
-    let sink = move |runs: &[pelton::Run<'_>]| {
+    let sink = move |runs: &[pelton::Chunk<'_>]| {
         count.fetch_add(runs.iter().map(|run| u64::from(run.messages())).sum(), SeqCst);
         Ok(())
     };
@@ -629,7 +629,7 @@ fn forking_beside_threads_that_append() {
 fn an_inherited_flush_writes_nothing() {
     let (mut sender, receiver) = Options::new().capacity(65536).threads().unwrap();
     let (reads, writes) = rustix::pipe::pipe().unwrap();
-    let sink = move |_: &[pelton::Run<'_>]| {
+    let sink = move |_: &[pelton::Chunk<'_>]| {
         rustix::io::write(&writes, b"x").unwrap();
         Ok(())
     };
@@ -651,15 +651,15 @@ fn an_inherited_flush_writes_nothing() {
 
 fn an_inherited_engine(how: How) {
     use pelton::file::{EngineOptions, File, Open, Operation};
-    let place = TestDir::new("an inherited engine for files answers forked");
-    let path = place.path().join("a");
+    let dir = TestDir::new("an inherited file engine returns forked");
+    let path = dir.path().join("a");
     for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
         let mut engine = options.open().unwrap();
         let how_opened = Open::for_both().create(0o600);
         let file = engine.run(Operation::open(&path, how_opened)).unwrap().into_file().unwrap();
         let (read, write) = std::io::pipe().unwrap();
         let pipe = File::from_fd(read.into(), "a pipe").unwrap();
-        // One begun, one not, one done.
+        // One operation started, one not, one finished.
         assert!(engine.try_submit(1, Operation::read(&pipe, vec![0; 5])).unwrap().is_submitted());
         engine.start().unwrap();
         assert!(engine.try_submit(2, Operation::write_at(&file, b"parent", 0)).unwrap().is_submitted());
@@ -678,12 +678,12 @@ fn an_inherited_engine(how: How) {
             forked(inherited.arm().map(drop));
             forked(inherited.start());
             inherited.disarm();
-            // Its own engine works, and takes no file of its parent's.
+            // Its own engine works, and takes no file of its parent's engine.
             let mut own = options.open().unwrap();
             forked(own.run(Operation::write_at(&file, b"child!", 0)).map(drop));
             let mine = own.run(Operation::open(&path, Open::for_reading())).unwrap().into_file().unwrap();
             assert!(own.run(Operation::read_at(&mine, vec![0; 6], 0)).unwrap().bytes() != b"child!");
-            // Numbers that the child has opened itself, and that dropping must leave alone.
+            // Numbers that the child has opened itself, and that dropping must not close.
             let kept: Vec<std::fs::File> = (0..20).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
             drop((inherited, file, pipe));
             for file in &kept {

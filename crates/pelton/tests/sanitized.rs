@@ -1,8 +1,9 @@
-//! The threads' channel, calls that a service's loop answers by turns with another thread, and a pool whose threads wait for a client
-//! and hear cancels, for sanitizers: no test harness, of which ThreadSanitizer tells races that are none.
-//! `verify/run tools` runs it under them. `PELTON_ROUNDS` makes it long.
+//! For sanitizers: a channel between threads, calls that a service's loop answers alternately with another thread,
+//! and a pool. The pool's threads wait for a client and detect cancels. It has no test harness, since ThreadSanitizer
+//! reports false races in it. `verify/run tools` runs it under sanitizers. `PELTON_ROUNDS` prolongs it.
 //!
-//! ThreadSanitizer does not know what fences do. Between threads of a process with membarrier there is none on the way.
+//! ThreadSanitizer does not understand fences. Between threads of a process with membarrier there is none on the fast
+//! path.
 
 use pelton::{Client, Options, Outcome, Request, Responder, Service};
 use std::sync::Mutex;
@@ -31,7 +32,7 @@ fn messages(rounds: u64) {
         });
         let mut buffer = Vec::new();
         for number in 0..rounds {
-            // By turns in place, copied, and in batches of one.
+            // Alternately in place, copied, and in batches of one.
             if number % 2 == 0 {
                 let message = receiver.receive().unwrap();
                 assert_eq!(message.len(), size(number));
@@ -47,13 +48,13 @@ fn messages(rounds: u64) {
     println!("{rounds} messages");
 }
 
-/// Without the lock while nobody has a responder, with it while the other thread has one.
+/// Without the lock while there is no responder, with it while the other thread has one.
 fn calls(rounds: u64) {
-    let place = tempfile::tempdir().unwrap();
-    let name = format!("unix:{}/calls", place.path().display());
+    let dir = tempfile::tempdir().unwrap();
+    let name = format!("unix:{}/calls", dir.path().display());
     let mut service = Service::listen(&name).unwrap();
     let (given, is_over) = (Mutex::new(None::<(Responder, Vec<u8>)>), AtomicBool::new(false));
-    // Tried, as ThreadSanitizer does not see what a thread waits for inside the standard library.
+    // By `try_recv`, since ThreadSanitizer does not see a thread's waits inside the standard library.
     let given = || loop {
         match given.try_lock() {
             Ok(given) => return given,
@@ -74,12 +75,12 @@ fn calls(rounds: u64) {
         let asking = scope.spawn(|| ask(&name, rounds));
         for number in 0..rounds {
             let mut request = service.receive().unwrap();
-            // Seldom, as this lock tells too what the other thread did.
+            // Rarely, since this lock also synchronises with the other thread.
             if number % 8 == 0 && given().is_none() {
                 let (bytes, responder) = request.into_parts();
                 *given() = Some((responder, bytes));
             } else if number % 2 == 0 {
-                reply_in_place(&mut request);
+                reply_by_reservation(&mut request);
             } else {
                 let bytes = request.to_vec();
                 request.reply(&bytes).unwrap();
@@ -87,20 +88,20 @@ fn calls(rounds: u64) {
         }
         is_over.store(true, Ordering::Release);
         asking.join().unwrap();
-        // Where it is seen, which the end of the scope is not.
+        // Joined visibly; ThreadSanitizer does not see the end of the scope.
         answering.join().unwrap();
     });
     println!("{rounds} calls");
 }
 
-fn reply_in_place(request: &mut Request<'_>) {
+fn reply_by_reservation(request: &mut Request<'_>) {
     let (bytes, responder) = request.split();
-    let mut room = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
-    room.copy_from_slice(bytes);
-    room.reply(bytes.len()).unwrap();
+    let mut reservation = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
+    reservation.copy_from_slice(bytes);
+    reservation.reply(bytes.len()).unwrap();
 }
 
-/// Each number comes back once.
+/// Each number returns once.
 fn ask(name: &str, rounds: u64) {
     let mut client = Client::connect(name).unwrap();
     let mut sum = 0;
@@ -115,11 +116,11 @@ fn ask(name: &str, rounds: u64) {
     assert_eq!(sum, (0..rounds).sum());
 }
 
-/// A pool of which all threads stream to one client, through a lane that is full most of the time: each waits for room, or for its turn to
-/// wait, and hears of its own cancel.
+/// A pool whose threads all stream to one client, through a lane that is full most of the time. Each thread waits for
+/// free space, or for its turn to wait, and detects its own cancel.
 fn streams(rounds: u64) {
-    let place = tempfile::tempdir().unwrap();
-    let name = format!("unix:{}/streams", place.path().display());
+    let dir = tempfile::tempdir().unwrap();
+    let name = format!("unix:{}/streams", dir.path().display());
     let options = Options::new().capacity(1 << 16);
     let mut service = Service::listen_with(&name, &options).unwrap();
     let stopper = service.stopper();
@@ -133,7 +134,7 @@ fn streams(rounds: u64) {
                 responder.end().unwrap();
             })
         });
-        let mut client = Client::connect_with(&name, &options).unwrap();
+        let mut client = Client::connect_with(&name, &options.cast()).unwrap();
         for _ in 0..rounds {
             let streams = [(); 3].map(|()| client.submit(b"stream").unwrap());
             let mut silent = streams.to_vec();
@@ -145,7 +146,7 @@ fn streams(rounds: u64) {
             for stream in streams {
                 assert!(client.cancel(stream).unwrap());
             }
-            // What they have still said is dropped as it comes.
+            // The remaining parts are dropped on arrival.
             while client.in_flight() > 0 {
                 assert!(client.try_completion().unwrap().is_none());
                 std::thread::yield_now();

@@ -1,9 +1,9 @@
-//! What becomes of a channel for which the system has nothing left: no descriptors, no address space, no disk, no file larger
-//! than so much, no permission for some system call, one processor, a signal each millisecond. An error, or slower, and never
-//! wrong: nothing is lost, nothing hangs, nothing is left behind, and a later try with more of it works.
+//! Channels without resources: no descriptors, no address space, no disk space, a file size limit, a refused system
+//! call, one processor, a signal each millisecond. The result is an error or lower speed, and never wrong: nothing is
+//! lost, nothing hangs, nothing is left over, and a later attempt with the resource works.
 //!
-//! Each condition has a process of its own, so that it starves nobody else. Here what they use, one processor, a container, and what is done again
-//! and again; the rest by what there is too little of in `starvation/`.
+//! Each condition has its own process, so that it starves no other test. This file has the shared parts, one
+//! processor, a container and repetition; `starvation/` has a file for each scarce resource.
 
 #[path = "starvation/descriptors.rs"]
 mod descriptors;
@@ -32,19 +32,19 @@ use waiting::*;
 
 const SMALL: u64 = 64 << 10;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
         "few descriptors" => few_descriptors(&role),
         "few descriptors for parts" => few_descriptors_for_parts(&role),
-        "few descriptors come" => few_descriptors_come(&role),
+        "few descriptors arrive" => few_descriptors_on_receive(&role),
         "little address space" => little_address_space(&role),
         "small files" => small_files(&role),
         "quota" => over_quota(&role),
         "nothing locked" => nothing_locked(&role),
-        "full bells" => full_bells(&role),
+        "full doorbells" => full_doorbells(&role),
         "interrupted" => interrupted(&role),
         "no wall clock" => no_wall_clock(&role),
         "refused" => refused_calls(&role),
@@ -57,7 +57,7 @@ fn child() {
     }
 }
 
-/// Runs one role to its end, which is good.
+/// Runs one role until it reports success.
 #[track_caller]
 fn alone(role: Role) {
     let child = Child::start(role);
@@ -69,7 +69,7 @@ fn rounds(usual: u64) -> u64 {
     std::env::var("PELTON_ROUNDS").map_or(usual, |text| text.parse().unwrap())
 }
 
-/// A channel's place below the role's directory.
+/// The path of a channel below the role's directory.
 fn path_of(role: &Role) -> PathBuf {
     Path::new(role.get("at")).join("channel")
 }
@@ -78,26 +78,26 @@ fn name_of(role: &Role) -> String {
     format!("unix:{}", Path::new(role.get("at")).join("s").display())
 }
 
-fn role_at(role: &str, place: &TestDir) -> Role {
-    Role::new(child, role).with("at", place.path().display())
+fn role_at(role: &str, dir: &TestDir) -> Role {
+    Role::new(child, role).with("at", dir.path().display())
 }
 
-fn small() -> Options {
-    Options::new().capacity(SMALL).connect_deadline(deadline())
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(SMALL).connect_deadline(deadline()).cast()
 }
 
-/// A path channel's, which is not to wait for the other end.
-fn small_path() -> Options {
-    Options::new().capacity(SMALL)
+/// Options of a path channel, whose endpoint does not wait for the other one.
+fn small_path<M>() -> Options<M> {
+    <Options>::new().capacity(SMALL).cast()
 }
 
-/// What the other end is: it takes, or sends, one message under the name, again and again, until it is killed.
+/// The other endpoint: it takes, or sends, one message under the name, repeatedly, until it is killed.
 fn one_message(role: &Role) {
     let (name, path) = (name_of(role), path_of(role));
     let listener = (role.get("how") == "listen").then(|| small().listen(&name).unwrap());
     report("there");
     loop {
-        // Whoever starves gives up now and then in the middle: what that looks like from here is not to be judged.
+        // The starved endpoint sometimes gives up during an operation, so this child ignores the resulting errors.
         if role.get("end") == "receiver" {
             let receiver = match role.get("how") {
                 "listen" => listener.as_ref().unwrap().accept_receiver_until(deadline()).map(Option::unwrap),
@@ -122,7 +122,7 @@ fn one_message(role: &Role) {
 
 // One processor.
 
-/// One end of a stream, on a processor that both ends have.
+/// One endpoint of a stream, on the processor that both endpoints share.
 fn stream(role: &Role) {
     kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
@@ -141,11 +141,11 @@ fn stream(role: &Role) {
 }
 
 #[test]
-fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_they_wait() {
+fn on_one_processor_streams_complete_with_every_way_to_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Spin, How::Epoll, How::Try] {
-            let place = TestDir::new("on one processor streams that fill and empty the lane get through");
-            let name = if by_path { place.path_name() } else { place.name() };
+            let dir = TestDir::new("on one processor streams that fill and empty the lane get through");
+            let name = if by_path { dir.path_name() } else { dir.name() };
             let role =
                 Role::new(child, "stream").with("name", name).with("capacity", SMALL).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(2000));
@@ -158,13 +158,13 @@ fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_the
     }
 }
 
-/// One channel there and one back, a message at a time.
+/// One channel each way, one message at a time.
 fn round_trips(role: &Role) {
     kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
     let back = role.clone().with("name", format!("{}-back", role.get("name")));
-    let asks = role.get("end") == "sender";
-    let (mut sender, mut receiver) = match asks {
+    let is_client = role.get("end") == "sender";
+    let (mut sender, mut receiver) = match is_client {
         true => (sender(role), receiver(&back)),
         false => {
             let receiver = receiver(role);
@@ -172,34 +172,34 @@ fn round_trips(role: &Role) {
         }
     };
     for number in 0..count {
-        if asks {
+        if is_client {
             send_all(&mut sender, number..number + 1, sizes, how).unwrap();
         }
         let (next, end) = receive_all(&mut receiver, number, 1, sizes, how);
         assert!(end.is_none() && next == number + 1, "{number}: {end:?}");
-        if !asks {
+        if !is_client {
             send_all(&mut sender, number..number + 1, sizes, how).unwrap();
         }
     }
-    // Who has asked last closes first, or the other would be told of a death.
-    if !asks {
+    // The client closes first; otherwise it would detect the service's exit as a death.
+    if !is_client {
         assert!(sender.drain_until(deadline()).unwrap());
     }
 }
 
 #[test]
-fn on_one_processor_round_trips_come_back_however_they_wait() {
+fn on_one_processor_round_trips_complete_with_every_way_to_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Epoll] {
-            let place = TestDir::new("on one processor round trips come back however they wait");
-            let name = if by_path { place.path_name() } else { place.name() };
+            let dir = TestDir::new("on one processor round trips complete with every way to wait");
+            let name = if by_path { dir.path_name() } else { dir.name() };
             let role = Role::new(child, "round trips").with("name", name).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(1000)).with("listen", "yes");
             let answers = Child::start(role.clone().with("end", "receiver"));
             answers.expect("listening");
-            let asks = Child::start(role.with("end", "sender").with("listen", ""));
+            let is_client = Child::start(role.with("end", "sender").with("listen", ""));
             answers.expect("listening");
-            asks.wait_for_success();
+            is_client.wait_for_success();
             answers.wait_for_success();
         }
     }
@@ -207,13 +207,13 @@ fn on_one_processor_round_trips_come_back_however_they_wait() {
 
 // A container.
 
-/// In a root that cannot be written, with 64 MiB of /dev/shm.
+/// Runs in a read-only root, with 64 MiB of /dev/shm.
 fn contained(_: &Role) {
     assert!(std::fs::write("/tmp/pelton-may-not-be-written", "").is_err(), "the root can be written");
     let shm = Path::new("/dev/shm");
     let space = rustix::fs::statvfs(shm).unwrap();
     assert_eq!(space.f_blocks * space.f_frsize, 64 << 20);
-    // A lane of 64 MiB, full, takes nothing of it.
+    // A full lane of 64 MiB uses nothing of /dev/shm.
     let name = "unix:/dev/shm/s";
     let listener = Listener::bind(name).unwrap();
     let (mut sender, mut receiver) = std::thread::scope(|scope| {
@@ -224,11 +224,11 @@ fn contained(_: &Role) {
     let (mut sent, mut received) = (0, 0);
     assert!(send_until_full(&mut sender, &mut sent).is_none());
     assert!(sent > 20_000, "{sent} messages fill 64 MiB");
-    receive_what_is_there(&mut receiver, &mut received);
+    receive_available(&mut receiver, &mut received);
     assert_eq!(sent, received);
     drop((sender, receiver, listener));
     assert_eq!(all_below(shm), Vec::<PathBuf>::new());
-    // A path channel of the same size does not fit: it is full a little earlier, which is said, and goes on.
+    // A path channel of the same size does not fit. It is full slightly earlier, with an error, and then continues.
     let path = shm.join("channel");
     let mut sender = Options::new().create_sender(&path).unwrap();
     let mut receiver = Options::new().open_receiver(&path).unwrap();
@@ -237,11 +237,11 @@ fn contained(_: &Role) {
         let error = send_until_full(&mut sender, &mut sent).expect("there is not so much space");
         assert!(error.to_string().contains("/dev/shm/channel: free some"), "{error}");
         no_space(Err::<(), _>(error));
-        receive_what_is_there(&mut receiver, &mut received);
+        receive_available(&mut receiver, &mut received);
         assert_eq!(sent, received);
     }
     assert!(sent > 2 * 20_000, "{sent} messages fill it twice");
-    // Others find no space for a channel of their own, until it is given back.
+    // Another channel finds no space until this one returns some.
     no_space(Options::new().create_sender(shm.join("another")));
     sender.trim().unwrap();
     drop(Options::new().create_sender(shm.join("another")).unwrap());
@@ -249,8 +249,8 @@ fn contained(_: &Role) {
 }
 
 #[test]
-fn in_a_container_with_64_mib_and_a_root_that_cannot_be_written_channels_work() {
-    let place = TestDir::new("in a container with 64 MiB and a root that cannot be written channels work");
+fn channels_work_in_a_container_with_64_mib_and_a_read_only_root() {
+    let dir = TestDir::new("channels work in a container with 64 MiB and a read-only root");
     let with_user = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"];
     let unshares = |arguments: &[&str]| {
         let done = Command::new("unshare").args(arguments).arg("true").stderr(std::process::Stdio::null()).status();
@@ -262,12 +262,12 @@ fn in_a_container_with_64_mib_and_a_root_that_cannot_be_written_channels_work() 
     };
     let script = "mount -t tmpfs -o size=64m tmpfs /dev/shm && mount -o remount,bind,ro / && exec \"$0\" \"$@\"";
     let wrapper = [&["unshare"], arguments, &["sh", "-c", script]].concat();
-    let child = Child::start_by(role_at("contained", &place), &wrapper);
+    let child = Child::start_by(role_at("contained", &dir), &wrapper);
     child.expect("well");
     child.wait_for_success();
 }
 
-// Again and again.
+// Repetition.
 
 fn cycles(role: &Role) {
     let (name, path, root) = (name_of(role), path_of(role), Path::new(role.get("at")));
@@ -281,7 +281,7 @@ fn cycles(role: &Role) {
                 let sender = small_path().create_sender(&path).unwrap();
                 (sender, small_path().create_receiver(&path).unwrap())
             }
-            // Now this end listens, now the other.
+            // The two endpoints take turns at listening.
             Some(listener) => std::thread::scope(|scope| {
                 if number.is_multiple_of(2) {
                     let connecting = scope.spawn(|| small().connect_sender(&name).unwrap());
@@ -302,8 +302,8 @@ fn cycles(role: &Role) {
             drop((receiver, sender));
         }
         if number.is_multiple_of(500) {
-            report("goes on");
-            // SAFETY: no pointers. A hang is a hang of so many, not of all.
+            report("continues");
+            // SAFETY: no pointers. The alarm ends a hang within a batch of 500; it does not bound the whole test.
             unsafe { libc::alarm(DEADLINE.as_secs() as u32) };
         }
     };
@@ -318,33 +318,33 @@ fn cycles(role: &Role) {
 }
 
 #[test]
-fn channels_opened_and_closed_again_and_again_leave_no_descriptor_and_no_mapping() {
+fn channels_opened_and_closed_repeatedly_leave_no_descriptor_and_no_mapping() {
     for (how, count) in [("threads", 3000), ("connect", 2000), ("path", 2000)] {
-        let place = TestDir::unwatched();
-        let role = role_at("cycles", &place).with("how", how).with("count", rounds(count));
+        let dir = TestDir::unwatched();
+        let role = role_at("cycles", &dir).with("how", how).with("count", rounds(count));
         let child = Child::start(role);
-        while child.line() == "goes on" {}
+        while child.line() == "continues" {}
         child.wait_for_success();
         let left = if how == "path" { 10 } else { 0 };
-        assert_eq!(all_below(place.path()).len(), left);
+        assert_eq!(all_below(dir.path()).len(), left);
     }
 }
 
-/// As above, when the other end is killed each time.
+/// The same repetition, with the other endpoint killed each time.
 #[test]
-fn peers_killed_again_and_again_leave_no_descriptor_and_no_mapping() {
-    let place = TestDir::unwatched();
-    let listener = small().listen(&place_name(&place)).unwrap();
+fn peers_killed_repeatedly_leave_no_descriptor_and_no_mapping() {
+    let dir = TestDir::unwatched();
+    let listener = small().listen(&dir_name(&dir)).unwrap();
     let ours = || {
         let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let open = links.filter_map(|fd| std::fs::read_link(fd.path()).ok()).filter(|to| to.starts_with(place.path()));
-        (mapped(place.path()), open.count())
+        let open = links.filter_map(|fd| std::fs::read_link(fd.path()).ok()).filter(|to| to.starts_with(dir.path()));
+        (mapped(dir.path()), open.count())
     };
     for number in 0..rounds(100) {
         let (how, end) = [("connect", "sender"), ("connect", "receiver"), ("path", "sender"), ("path", "receiver")]
             [number as usize % 4];
-        let child = Child::start(role_at("one message", &place).with("how", how).with("end", end));
-        let path = place.path().join("channel");
+        let child = Child::start(role_at("one message", &dir).with("how", how).with("end", end));
+        let path = dir.path().join("channel");
         let died = |error: Error| assert!(error.is_peer_died(), "{error}");
         if end == "sender" {
             let mut receiver = match how {

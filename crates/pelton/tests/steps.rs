@@ -1,12 +1,14 @@
-//! A process is killed at every step (the feature `failpoints`: before and after each store to shared memory, after each
-//! change to a directory, between the packets of a hand-shake): nothing committed is lost, nothing is torn, nobody hangs,
-//! nothing is left behind. Then it is stopped instead, at a sample of the steps: nobody takes it for dead.
+//! A process is killed at every step (the feature `failpoints`: before and after each store to shared memory, after
+//! each change to a directory, between the packets of a handshake). Nothing committed is lost, nothing is torn,
+//! nothing hangs, nothing is left over. Then the process is stopped instead, at a sample of the steps, and no peer
+//! detects a death.
 //!
-//! A program of its own, because it forks; it has one thread. For each scenario a forked child, the victim, counts its steps
-//! from a place that it names, and ends itself at the n-th, with n from 1 on until it gets through. What it has done by
-//! then it notes in a page that it shares with the parent, which is the survivor, and mostly the successor too.
+//! A separate program, because it forks; it has one thread. In each scenario a forked child, the victim, counts its
+//! steps from a point in its code, and kills itself at the n-th. n grows from 1 until the victim finishes. It notes
+//! its progress in a page shared with the parent, which is the survivor, and usually the successor too.
 //!
-//! Here the list of the scenarios and what runs them; they are in `steps/`, by who is killed, with the victim and both ends as all of them use them.
+//! This file lists the scenarios and runs them. `steps/` has the scenarios by victim, the victim itself, and the two
+//! endpoints that all of them use.
 
 #[path = "steps/calls.rs"]
 mod calls;
@@ -40,28 +42,29 @@ use std::time::{Duration, Instant};
 use support::{Sizes, check, deadline, descriptors, payload, readable};
 use victim::*;
 
-/// How long a victim stays stopped: long enough for a survivor that wrongly believes in a death to report it, short enough for each step.
+/// The duration of a stop: long enough for a survivor to report a wrongly detected death, short enough to repeat it
+/// at each step.
 const MOMENT: Duration = Duration::from_millis(4);
 
-/// Of the steps at which a victim is stopped: every so manieth.
+/// A victim is stopped at one of that many steps.
 const SAMPLE: u64 = 7;
 
 type Scenario = (&'static str, bool, fn(&Run));
 
-/// Name, whether it is for stopping too, and what is done for each step.
+/// The name, whether it also applies to stopping, and the code for each step.
 const SCENARIOS: &[Scenario] = &[
     ("create, by a sender", true, |run| create(run, true)),
     ("create, by a receiver", true, |run| create(run, false)),
-    ("create, over what a dead maker left", true, create_over_leftovers),
+    ("create, over a dead creator's remains", true, create_over_leftovers),
     ("sender attaches to a fresh lane", true, |run| sender_attaches(run, 0, 0)),
     ("sender attaches to a lane with messages", true, |run| sender_attaches(run, 5, 2)),
     ("sender attaches to a lane that has been read", true, |run| sender_attaches(run, 5, 5)),
     ("sender attaches behind a jump", false, sender_attaches_behind_a_jump),
     ("sender adds a lane", true, |run| sender_adds_a_lane(run, false)),
-    ("sender adds a lane over what a dead one left", false, |run| sender_adds_a_lane(run, true)),
+    ("sender adds a lane over a dead one's remains", false, |run| sender_adds_a_lane(run, true)),
     ("sender adds a lane, and another at the same time", true, two_senders_add_a_lane),
     ("sender commits: empty lane", true, |run| sender_commits(run, At::Empty, false)),
-    ("sender commits: nobody receives", true, |run| sender_commits(run, At::Alone, false)),
+    ("sender commits: without a receiver", true, |run| sender_commits(run, At::Alone, false)),
     ("sender commits: nearly full", true, |run| sender_commits(run, At::NearlyFull, false)),
     ("sender commits: full, and waits", true, |run| sender_commits(run, At::Full, false)),
     ("sender commits: at an early wrap", true, |run| sender_commits(run, At::EarlyWrap, false)),
@@ -94,9 +97,9 @@ const SCENARIOS: &[Scenario] = &[
     ("receiver releases: a batch", true, |run| receiver_releases(run, Take::Batch)),
     ("receiver releases: held, out of order", true, |run| receiver_releases(run, Take::Held)),
     ("receiver releases: wakes a full sender", true, |run| receiver_releases(run, Take::Wake)),
-    ("receiver releases: nobody sends", true, receiver_releases_alone),
+    ("receiver releases: without a sender", true, receiver_releases_alone),
     ("receiver flushes to a file", true, |run| receiver_flushes(run, &RecordFileOptions::new())),
-    ("receiver flushes to files by turns", true, |run| {
+    ("receiver flushes to files incrementally", true, |run| {
         receiver_flushes(run, &RecordFileOptions::new().rotate_bytes(700))
     }),
     ("receiver resumes", true, receiver_resumes),
@@ -109,8 +112,8 @@ const SCENARIOS: &[Scenario] = &[
     ("connect: sender commits, with descriptors", true, |run| connected_sender_commits(run, true)),
     ("connect: receiver releases", true, |run| connected_receiver_releases(run, false)),
     ("connect: receiver releases, with descriptors", true, |run| connected_receiver_releases(run, true)),
-    ("gather: sender comes, commits and closes", true, gathered_sender),
-    ("gather: receiver takes senders in and releases", false, gathering_receiver),
+    ("gather: sender joins, commits and closes", true, gathered_sender),
+    ("gather: receiver accepts senders and releases", false, gathering_receiver),
     ("call: client connects, calls and closes: empty lanes", true, |run| calls::client_calls(run, calls::Lanes::Empty)),
     ("call: client connects, calls and closes: full lanes", false, |run| calls::client_calls(run, calls::Lanes::Full)),
     ("call: client connects, calls and closes: in pieces", false, |run| calls::client_calls(run, calls::Lanes::Pieces)),
@@ -120,22 +123,22 @@ const SCENARIOS: &[Scenario] = &[
     ("call: service drains: empty lanes", true, |run| calls::service_drains(run, calls::Lanes::Empty)),
     ("call: service drains: full lanes", false, |run| calls::service_drains(run, calls::Lanes::Full)),
     ("call: service drains: in pieces", false, |run| calls::service_drains(run, calls::Lanes::Pieces)),
-    ("hand-shake: sender connects", true, |run| hand_shake(run, true, false, Before::Fresh)),
-    ("hand-shake: sender listens", true, |run| hand_shake(run, true, true, Before::Fresh)),
-    ("hand-shake: sender connects to a survivor", true, |run| hand_shake(run, true, false, Before::Survives)),
-    ("hand-shake: sender listens for a survivor", true, |run| hand_shake(run, true, true, Before::Survives)),
-    ("hand-shake: sender connects to the survivor of a jump", true, |run| hand_shake(run, true, false, Before::Jumped)),
-    ("hand-shake: sender listens for the survivor of a jump", true, |run| hand_shake(run, true, true, Before::Jumped)),
-    ("hand-shake: receiver connects", true, |run| hand_shake(run, false, false, Before::Fresh)),
-    ("hand-shake: receiver listens", true, |run| hand_shake(run, false, true, Before::Fresh)),
-    ("hand-shake: receiver connects to a survivor", true, |run| hand_shake(run, false, false, Before::Survives)),
-    ("hand-shake: receiver listens for a survivor", true, |run| hand_shake(run, false, true, Before::Survives)),
-    ("hand-shake by a short name: sender connects", true, |run| by_short_name(run, true, false, Before::Fresh)),
-    ("hand-shake by a short name: sender listens", true, |run| by_short_name(run, true, true, Before::Fresh)),
-    ("hand-shake by a short name: sender listens for a survivor", true, |run| {
+    ("handshake: sender connects", true, |run| handshake(run, true, false, Before::Fresh)),
+    ("handshake: sender listens", true, |run| handshake(run, true, true, Before::Fresh)),
+    ("handshake: sender connects to a survivor", true, |run| handshake(run, true, false, Before::Survives)),
+    ("handshake: sender listens for a survivor", true, |run| handshake(run, true, true, Before::Survives)),
+    ("handshake: sender connects to the survivor of a jump", true, |run| handshake(run, true, false, Before::Jumped)),
+    ("handshake: sender listens for the survivor of a jump", true, |run| handshake(run, true, true, Before::Jumped)),
+    ("handshake: receiver connects", true, |run| handshake(run, false, false, Before::Fresh)),
+    ("handshake: receiver listens", true, |run| handshake(run, false, true, Before::Fresh)),
+    ("handshake: receiver connects to a survivor", true, |run| handshake(run, false, false, Before::Survives)),
+    ("handshake: receiver listens for a survivor", true, |run| handshake(run, false, true, Before::Survives)),
+    ("handshake by a short name: sender connects", true, |run| by_short_name(run, true, false, Before::Fresh)),
+    ("handshake by a short name: sender listens", true, |run| by_short_name(run, true, true, Before::Fresh)),
+    ("handshake by a short name: sender listens for a survivor", true, |run| {
         by_short_name(run, true, true, Before::Survives)
     }),
-    ("hand-shake by a short name: receiver connects to a survivor", true, |run| {
+    ("handshake by a short name: receiver connects to a survivor", true, |run| {
         by_short_name(run, false, false, Before::Survives)
     }),
 ];
@@ -166,12 +169,12 @@ fn main() {
     std::process::exit((failed != 0).into());
 }
 
-/// Runs the scenario with n from 1 on; answers how many steps the victim has, or at which it failed.
+/// Runs the scenario with n from 1 on; returns the victim's number of steps, or the step that failed.
 fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
-    // In memory, if that is to be had: thousands of channels are made.
+    // In memory, if possible: the scenarios create thousands of channels.
     let base = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
     let root = tempfile::Builder::new().prefix("pt").tempdir_in(base).unwrap();
-    // Early enough that a victim of few steps is stopped too.
+    // Early enough to stop a victim of few steps too.
     let mut n = if stops { 2 } else { 1 };
     loop {
         let run = Run { stops, root: root.path().join(n.to_string()), has_short_name: false };
@@ -198,9 +201,9 @@ fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
 /// One pass of a scenario.
 struct Run {
     stops: bool,
-    /// Empty at first, and of this pass alone.
+    /// Empty at first, and for this pass only.
     root: PathBuf,
-    /// Which is then below the root.
+    /// Then it is below the root.
     has_short_name: bool,
 }
 
@@ -216,12 +219,12 @@ impl Run {
         }
     }
 
-    /// What there is in the root.
+    /// The names in the root.
     fn left(&self) -> Vec<String> {
         names(&self.root)
     }
 
-    /// Whether just the channel is left, with the files of so many lanes and no others.
+    /// Whether only the channel is left, with the files of that many lanes and no others.
     #[track_caller]
     fn only_the_channel_is_left(&self, lanes: u32) {
         assert_eq!(self.left(), ["channel"]);
@@ -234,14 +237,15 @@ impl Run {
         assert_eq!(names(&self.path()), wanted);
     }
 
-    /// Of a lane, in this process.
+    /// Mappings of lanes in this process.
     fn mappings(&self) -> Vec<String> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let ours = |line: &&str| line.contains(self.root.to_str().unwrap()) || line.contains("memfd:pelton");
         maps.lines().filter(ours).map(str::to_owned).collect()
     }
 
-    /// Waits for the victim's end, whatever it does until then. Stopped, `look` is called before it goes on.
+    /// Waits for the victim's end, whatever the victim does until then. At a stop it calls `look` before it lets the
+    /// victim continue.
     fn finish(&self, victim: Child, mut look: impl FnMut()) {
         victim.watch(false, &mut look);
         victim.wait();

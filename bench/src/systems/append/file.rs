@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use pelton::{LaneId, RecordFile, RecordReader, Run};
+use pelton::{Chunk, LaneId, RecordFile, RecordReader};
 
 use super::{AppendSystem, BUFFER, MutexVec, Opened, Sink, pelton::open, record_bytes};
 use crate::parameters::Job;
@@ -34,7 +34,7 @@ impl AppendSystem for PeltonFile {
             while let Some(chunk) = reader.next_chunk()? {
                 let found = chunk.records().map(|record| record.payload().len()).find(|bytes| *bytes != size);
                 ensure!(found.is_none(), "a record has {found:?} bytes, wanted {size}");
-                sink.take(chunk.run().bytes(), chunk.messages().into());
+                sink.take(chunk.bytes(), chunk.messages().into());
             }
             remove(&path)
         };
@@ -46,7 +46,7 @@ impl AppendSystem for PeltonFile {
 struct Unsynced(RecordFile);
 
 impl pelton::Sink for Unsynced {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         self.0.write(runs)
     }
 

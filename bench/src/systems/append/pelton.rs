@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use pelton::{Options, Run};
+use pelton::{Chunk, Options};
 
 use super::{AppendSystem, Appender, BUFFER, Opened, Sink};
 use crate::parameters::Job;
@@ -15,7 +15,7 @@ impl AppendSystem for Pelton {
     type Appender = pelton::Appender;
 
     fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
-        let take = move |runs: &[Run<'_>]| {
+        let take = move |runs: &[Chunk<'_>]| {
             runs.iter().for_each(|run| sink.take(run.bytes(), run.messages().into()));
             Ok(())
         };

@@ -281,7 +281,7 @@ impl Client {
 
     fn meet(&mut self) {
         if let Some(link) = self.links.last() {
-            self.spin.meet(link.peer());
+            self.spin.set_peer(link.peer());
         }
     }
 

@@ -59,7 +59,7 @@ impl Awaiting<'_> {
 }
 
 impl Side for Awaiting<'_> {
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         if self.client.found.is_none() {
             self.client.found = self.client.look_for(self.want)?;
         }

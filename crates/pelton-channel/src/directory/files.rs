@@ -1,4 +1,4 @@
-//! The files of a channel in their directory: their names, and what each must be like before it is used.
+//! The files of a channel: their names, and the checks of each before its first use.
 
 use super::Access;
 use super::pages::{CHANNEL, DAMAGED, Header, bytes_of};
@@ -17,26 +17,26 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub(super) const RECEIVER: &str = "receiver";
-pub(super) const RECEIVER_BELL: &str = "receiver.bell";
-pub(super) const RECEIVER_LIFE: &str = "receiver.life";
+pub(super) const RECEIVER_DOORBELL_FILE: &str = "receiver.bell";
+pub(super) const RECEIVER_LIVENESS_FILE: &str = "receiver.life";
 
-/// The files of a lane, each `N.` and this.
+/// The suffixes of a lane's files: lane 0 has `0.producer`, and so on.
 pub(super) const PRODUCER: &str = "producer";
 pub(super) const CONSUMER: &str = "consumer";
 pub(super) const DATA: &str = "data";
-pub(super) const BELL: &str = "bell";
-pub(super) const LIFE: &str = "life";
-const OF_A_LANE: [&str; 5] = [PRODUCER, CONSUMER, DATA, BELL, LIFE];
+pub(super) const DOORBELL_FILE: &str = "bell";
+pub(super) const LIVENESS_FILE: &str = "life";
+const OF_A_LANE: [&str; 5] = [PRODUCER, CONSUMER, DATA, DOORBELL_FILE, LIVENESS_FILE];
 
-/// A directory that is a channel's, or is to be, and what its files must be like.
+/// The directory of a channel, existing or being created, and the requirements on its files.
 #[derive(Debug)]
-pub(super) struct Place {
-    /// Where it is, or will be.
+pub(super) struct ChannelDir {
+    /// Its path, or its later path.
     pub(super) path: PathBuf,
     pub(super) fd: Descriptor,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Who may have made the files.
+    /// The permitted owners of the files.
     owners: Vec<u32>,
     /// The widest permission bits of the files.
     pub(super) bits: u32,
@@ -46,9 +46,9 @@ pub(super) struct Place {
 /// OVERLAYFS_SUPER_MAGIC.
 const OVERLAY: u64 = 0x794c_7630;
 
-impl Place {
-    /// Opens a directory whose files have not been looked at. `None`: nothing is at the path.
-    pub(super) fn open(path: &Path, access: &Access) -> Result<Option<Place>> {
+impl ChannelDir {
+    /// Opens a directory without checking its files. Returns `None` if nothing exists at the path.
+    pub(super) fn open(path: &Path, access: &Access) -> Result<Option<ChannelDir>> {
         use rustix::fs::{CWD, openat, statat};
         let refuse = |problem| Err(Error::NotAChannel { path: path.display().to_string(), problem });
         let failed = |errno: Errno| Error::System { what: format!("opening {}", path.display()), source: errno.into() };
@@ -69,7 +69,7 @@ impl Place {
                 ));
             }
             if mode & !access.mode != 0 {
-                // To change the mode of a directory that is no channel is no advice.
+                // Without a channel in it, the caller should not change the directory's mode.
                 if matches!(statat(CWD, path.join(CHANNEL), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
                     return Err(format!("it is a directory of mode {mode:o} without a channel: choose another path"));
                 }
@@ -82,7 +82,7 @@ impl Place {
             }
             Ok(())
         };
-        // By name first: the kernel has fewer words for what is no directory.
+        // By name first: `openat` has fewer error numbers for a path that is not a directory.
         match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::NOTDIR) => return refuse("a directory above it is none: choose another path".to_owned()),
@@ -107,15 +107,15 @@ impl Place {
         if let Err(problem) = check(&found) {
             return refuse(problem);
         }
-        Place::new(path, fd, &found, access).map(Some)
+        ChannelDir::new(path, fd, &found, access).map(Some)
     }
 
-    pub(super) fn new(path: &Path, fd: OwnedFd, found: &Stat, access: &Access) -> Result<Place> {
+    pub(super) fn new(path: &Path, fd: OwnedFd, found: &Stat, access: &Access) -> Result<ChannelDir> {
         let mut owners = vec![own_uid(), found.st_uid];
         owners.extend(&access.uids);
         let is_overlay = rustix::fs::fstatfs(&fd).is_ok_and(|system| system.f_type as u64 == OVERLAY);
         let (path, fd) = (path.to_owned(), descriptor(fd)?);
-        Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666, is_overlay })
+        Ok(ChannelDir { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666, is_overlay })
     }
 
     pub(super) fn file(&self, name: &str) -> PathBuf {
@@ -126,15 +126,15 @@ impl Place {
         Error::NotAChannel { path: self.path.display().to_string(), problem }
     }
 
-    /// Puts what the system said about a file that wants `bytes` into words.
+    /// The error for a failed system call on a file; `bytes` is the size that it needs.
     pub(super) fn failed(&self, doing: &str, name: &str, bytes: u64, errno: Errno) -> Error {
         let path = self.file(name).display().to_string();
         failure(format!("{doing} {path}"), path, bytes, errno)
     }
 
-    /// Whether this directory still stands at `path`.
+    /// Whether `path` still leads to this directory.
     pub(super) fn is_at(&self, path: &Path) -> Result<bool> {
-        let failed = |errno| self.failed("looking at", "", 0, errno);
+        let failed = |errno| self.failed("checking", "", 0, errno);
         let own = rustix::fs::fstat(&self.fd).map_err(failed)?;
         match rustix::fs::lstat(path) {
             Err(Errno::NOENT) => Ok(false),
@@ -151,22 +151,22 @@ impl Place {
         found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
     }
 
-    /// Of a directory without a channel's file.
-    pub(super) fn what_else_is_there(&self) -> String {
+    /// The problem text for a directory without the file `channel`.
+    pub(super) fn problem_without_channel_file(&self) -> String {
         let names: Vec<String> = self.names().unwrap_or_default().iter().map(|name| format!("{name:?}")).collect();
         match names.len() {
             0 => "it is an empty directory, wanted a channel's: remove it, so that a channel can be made there"
                 .to_owned(),
-            _ => format!("it has no file {CHANNEL} but {}: choose another path", and_so_on(&names)),
+            _ => format!("it has no file {CHANNEL} but {}: choose another path", first_few(&names)),
         }
     }
 
-    /// Checks a file by its name. `None`: it is not there.
-    pub(super) fn look(&self, name: &str, kind: FileType) -> Result<Option<()>> {
+    /// Checks a file by its name. Returns `None` if it does not exist.
+    pub(super) fn check_named(&self, name: &str, kind: FileType) -> Result<Option<()>> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
             found => {
-                let found = found.map_err(|errno| self.failed("looking at", name, 0, errno))?;
+                let found = found.map_err(|errno| self.failed("checking", name, 0, errno))?;
                 self.check(name, kind, &found).map(Some)
             }
         }
@@ -203,25 +203,25 @@ impl Place {
         Ok(())
     }
 
-    /// Opens a file that is of the kind, the owner and the mode that it must be of.
+    /// Opens a file and checks its kind, its owner and its mode.
     pub(super) fn open_file(&self, name: &str, kind: FileType, access: OFlags) -> Result<OwnedFd> {
         let opened = self.try_open_file(name, kind, access)?;
         opened.ok_or_else(|| self.failed("opening", name, 0, Errno::NXIO))
     }
 
-    /// As [`Place::open_file`], with no child forked meanwhile that keeps a copy: what it locks, or lives by, ends with this
-    /// process.
-    pub(super) fn open_alone(&self, name: &str, kind: FileType, access: OFlags) -> Result<Descriptor> {
+    /// As [`ChannelDir::open_file`], but no child that is forked meanwhile gets a copy of the descriptor. So its lock,
+    /// or its proof of liveness, ends with this process.
+    pub(super) fn open_unshared(&self, name: &str, kind: FileType, access: OFlags) -> Result<Descriptor> {
         let opened = Descriptor::opened(|| self.open_file(name, kind, access));
         opened.map_err(Error::system("keeping a descriptor"))?
     }
 
-    /// `None`: a FIFO that nobody has open for reading, and that is to be written.
+    /// As [`ChannelDir::open_file`]. Returns `None` for a FIFO to be written that no process has open for reading.
     pub(super) fn try_open_file(&self, name: &str, kind: FileType, access: OFlags) -> Result<Option<OwnedFd>> {
         let missing = || self.missing(name);
-        // By name first: opening some devices does something.
-        self.look(name, kind)?.ok_or_else(missing)?;
-        // Not waiting, should it be a FIFO all the same.
+        // By name first: to open a device can have an effect.
+        self.check_named(name, kind)?.ok_or_else(missing)?;
+        // `NONBLOCK` for a FIFO that replaced the file after the check.
         let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
             Err(Errno::NXIO) => return Ok(None),
@@ -229,7 +229,7 @@ impl Place {
             Err(Errno::ACCESS) => return Err(self.no_permission(name, access)),
             opened => opened.map_err(|errno| self.failed("opening", name, 0, errno))?,
         };
-        let found = rustix::fs::fstat(&fd).map_err(|errno| self.failed("looking at", name, 0, errno))?;
+        let found = rustix::fs::fstat(&fd).map_err(|errno| self.failed("checking", name, 0, errno))?;
         self.check(name, kind, &found)?;
         Ok(Some(fd))
     }
@@ -237,7 +237,7 @@ impl Place {
     pub(super) fn missing(&self, name: &str) -> Error {
         match self.is_at(&self.path) {
             Ok(true) => self.refuse(format!("it has no file {name}: {DAMAGED}")),
-            // Removed since it was opened: not even the directory is there.
+            // The channel was removed with its directory after this side opened it.
             _ => Error::NoChannel { path: self.path.display().to_string() },
         }
     }
@@ -256,15 +256,16 @@ impl Place {
 
     /// Opens a file and maps it.
     ///
-    /// An overlay file system copies a file of a lower layer when it is first opened for writing. A mapping made before that shows the lower file for
-    /// ever, and nothing that the other side writes. So the file is opened for writing there, also to be read.
+    /// An overlay file system copies a file of a lower layer when a process first opens it for writing. A mapping from
+    /// before that shows the lower file for ever, without the other side's writes. So there the file is always opened
+    /// for writing.
     pub(super) fn open_mapped(&self, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
         let open = |access| self.open_file(name, FileType::RegularFile, access);
         let fd = match (writable, self.is_overlay) {
             (true, _) => open(OFlags::RDWR)?,
             (false, false) => open(OFlags::RDONLY)?,
             (false, true) => match open(OFlags::RDWR) {
-                // Nothing is copied, then, and nobody writes.
+                // A read-only overlay copies nothing, and no process writes.
                 Err(Error::System { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => {
                     open(OFlags::RDONLY)?
                 }
@@ -291,15 +292,15 @@ impl Place {
         }
     }
 
-    /// Makes everything of a channel but its directory and its own file.
+    /// Creates all files of a channel except `channel`.
     pub(super) fn make_receiver_and_first_lane(&self, header: &Header) -> Result<()> {
         self.make_file(RECEIVER, SEGMENT_BYTES, &bytes_of(ReceiverPage::new()))?;
-        self.make_fifo(RECEIVER_BELL)?;
-        self.make_fifo(RECEIVER_LIFE)?;
+        self.make_fifo(RECEIVER_DOORBELL_FILE)?;
+        self.make_fifo(RECEIVER_LIVENESS_FILE)?;
         self.make_lane(0, header)
     }
 
-    /// Makes the files of a lane, none of which is there.
+    /// Creates the files of a lane. None of them exists.
     pub(super) fn make_lane(&self, number: u32, header: &Header) -> Result<()> {
         let mut page = ProducerPage::new(header.capacity, header.message_bytes_max, 0, 0);
         page.boot_id = header.boot_id;
@@ -308,7 +309,8 @@ impl Place {
         self.make_file(&of_lane(number, CONSUMER), SEGMENT_BYTES, &bytes_of(page))?;
         let name = of_lane(number, DATA);
         let data = self.make_file(&name, header.capacity, &[])?;
-        // What a lane whose reader keeps up uses. The rest is for the sender to ask for, before it first goes there.
+        // The part that a sender uses while its receiver keeps up. The sender allocates more before it first writes
+        // there.
         let first = header.capacity.min(WINDOW);
         if !can_allocate(&data) {
             return Err(self.refuse(format!(
@@ -319,8 +321,8 @@ impl Place {
         let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         allocate(&data, 0, first).map_err(|error| self.failed("allocating", &name, first, errno(error)))?;
         failpoint("make a lane: allocated");
-        self.make_fifo(&of_lane(number, BELL))?;
-        self.make_fifo(&of_lane(number, LIFE))
+        self.make_fifo(&of_lane(number, DOORBELL_FILE))?;
+        self.make_fifo(&of_lane(number, LIVENESS_FILE))
     }
 
     pub(super) fn make_file(&self, name: &str, bytes: u64, contents: &[u8]) -> Result<OwnedFd> {
@@ -328,8 +330,8 @@ impl Place {
         let make = || {
             let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))?;
             failpoint("make a file: made");
-            // So that a group that the directory lets in gets at the files of all its members. Not allowed is no harm:
-            // then the files say whom they let in.
+            // The directory's group, so that each member of it can open the files of every other member. A failure is
+            // harmless: the owner and the mode of the files still apply.
             if rustix::fs::fstat(&fd)?.st_gid != self.gid {
                 let _ = rustix::fs::fchown(&fd, None, Some(Gid::from_raw(self.gid)));
             }
@@ -338,7 +340,7 @@ impl Place {
             check_file_size(bytes)?;
             rustix::fs::ftruncate(&fd, bytes)?;
             failpoint("make a file: size");
-            // Written, not mapped: then the page has its place on the disk, and no store to it can fail.
+            // `write` and not a mapping: it allocates the block on the disk, so that no later store can fail.
             write_at(fd.as_fd(), contents, 0)?;
             failpoint("make a file: written");
             Ok(fd)
@@ -362,7 +364,7 @@ impl Place {
         make().map_err(|errno| self.failed("making", name, 0, errno))
     }
 
-    /// Removes what is there of a lane that does not exist.
+    /// Removes the leftover files of a lane that does not exist.
     pub(super) fn remove_lane(&self, number: u32) -> Result<()> {
         for name in OF_A_LANE.map(|kind| of_lane(number, kind)) {
             let removed = rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty());
@@ -376,14 +378,14 @@ impl Place {
     }
 }
 
-/// Removes a channel's files from its directory, `channel` last: its lock says that somebody is at it.
+/// Removes a channel's files from its directory. Removes `channel` last: its lock excludes other processes.
 pub(super) fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
     remove_known(directory, names(directory)?)
 }
 
-/// As [`clear`], of these names.
+/// As [`clear`], for these names only.
 pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> std::result::Result<(), Errno> {
-    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::ReceivedFd)).collect();
+    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
         let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
@@ -396,33 +398,34 @@ pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> s
     Ok(())
 }
 
-/// Which file of a channel a name is.
+/// The kind of a name in a channel's directory.
 pub(super) enum Known {
     Channel,
     Lane(u32),
-    ReceivedFd,
+    /// Not a file of a channel.
+    Foreign,
 }
 
 pub(super) fn known(name: &OsStr) -> Known {
-    let Some(name) = name.to_str() else { return Known::ReceivedFd };
-    if [CHANNEL, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE].contains(&name) {
+    let Some(name) = name.to_str() else { return Known::Foreign };
+    if [CHANNEL, RECEIVER, RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE].contains(&name) {
         return Known::Channel;
     }
-    let Some((number, kind)) = name.split_once('.') else { return Known::ReceivedFd };
+    let Some((number, kind)) = name.split_once('.') else { return Known::Foreign };
     match number.parse::<u32>() {
         Ok(lane) if lane.to_string() == number && lane < LANES_MAX && OF_A_LANE.contains(&kind) => Known::Lane(lane),
-        _ => Known::ReceivedFd,
+        _ => Known::Foreign,
     }
 }
 
-/// The file of lane `number`.
+/// The name of a file of lane `number`.
 pub(super) fn of_lane(number: u32, kind: &str) -> String {
     format!("{number}.{kind}")
 }
 
 pub(super) fn names(directory: BorrowedFd<'_>) -> std::result::Result<Vec<OsString>, Errno> {
     let mut names = Vec::new();
-    // Anew: through a descriptor opened as a mere path nothing can be read.
+    // Opens the directory again: a descriptor opened with `O_PATH` cannot be read.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     for entry in Dir::new(rustix::fs::openat(directory, c".", flags, Mode::empty())?)? {
         let entry = entry?;
@@ -464,8 +467,8 @@ fn uids_in_words(own: u32, others: &[u32]) -> String {
     text
 }
 
-/// The first few of a list.
-pub(super) fn and_so_on(texts: &[String]) -> String {
+/// The first eight texts of a list, and the number of the others.
+pub(super) fn first_few(texts: &[String]) -> String {
     const MOST: usize = 8;
     let more = if texts.len() > MOST { format!(" and {} more", texts.len() - MOST) } else { String::new() };
     texts[..texts.len().min(MOST)].join(", ") + &more

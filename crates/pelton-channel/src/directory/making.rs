@@ -1,7 +1,7 @@
-//! Making a channel aside and putting it into place; removing what makers that died have left.
+//! Creates a channel under a temporary name and renames it. Removes what dead creators and removers have left.
 
 use super::Access;
-use super::files::{Place, clear, descriptor, names};
+use super::files::{ChannelDir, clear, descriptor, names};
 use super::pages::{CHANNEL, Header};
 use crate::error::{Error, Result, failure};
 use pelton_lane::{SEGMENT_BYTES, failpoint};
@@ -16,80 +16,80 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Makes a channel aside and renames it into place, if nothing is there by then.
-pub(super) fn make(parent: &Parent, path: &Path, access: &Access, header: &Header) -> Result<()> {
+/// Creates a channel under a temporary name and renames it to `path`, unless something exists there by then.
+pub(super) fn make(parent: &ParentDir, path: &Path, access: &Access, header: &Header) -> Result<()> {
     let system = |doing: &'static str| {
         move |errno| failure(format!("{doing} {}", path.display()), path.display().to_string(), 0, errno)
     };
-    let aside = loop {
-        let aside = parent.aside_name();
-        match rustix::fs::mkdirat(&parent.fd, &aside, Mode::from_raw_mode(0o700)) {
+    let temporary = loop {
+        let temporary = parent.temporary_name();
+        match rustix::fs::mkdirat(&parent.fd, &temporary, Mode::from_raw_mode(0o700)) {
             Err(Errno::EXIST) => {}
             Err(Errno::NAMETOOLONG) => {
                 let (found, most) = (parent.name.len(), 220);
                 let problem = format!("its name has {found} bytes, wanted at most {most}: choose a shorter one");
                 return Err(Error::NotAChannel { path: path.display().to_string(), problem });
             }
-            made => break made.map(|()| aside).map_err(system("making"))?,
+            made => break made.map(|()| temporary).map_err(system("making"))?,
         }
     };
     failpoint("creation: directory made");
-    let made = make_aside(parent, &aside, path, access, header);
+    let made = make_in_temporary(parent, &temporary, path, access, header);
     match made {
-        Ok(Some((place, _lock))) => {
+        Ok(Some((dir, _lock))) => {
             let flags = RenameFlags::NOREPLACE;
-            let placed = rustix::fs::renameat_with(&parent.fd, &aside, &parent.fd, &parent.name, flags);
+            let placed = rustix::fs::renameat_with(&parent.fd, &temporary, &parent.fd, &parent.name, flags);
             if placed.is_ok() {
                 failpoint("creation: renamed");
                 return Ok(());
             }
-            let _ = clear(place.fd.as_fd());
-            let _ = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
+            let _ = clear(dir.fd.as_fd());
+            let _ = rustix::fs::unlinkat(&parent.fd, &temporary, AtFlags::REMOVEDIR);
             match placed {
-                // Somebody was first.
+                // Another creator was first.
                 Err(Errno::EXIST) => Ok(()),
                 Err(Errno::INVAL | Errno::NOSYS) => Err(Error::NotAChannel {
                     path: path.display().to_string(),
                     problem: "its file system cannot rename without replacing: use tmpfs, ext4 or xfs".to_owned(),
                 }),
-                placed => placed.map_err(system("putting into place")),
+                placed => placed.map_err(system("renaming the new channel to")),
             }
         }
-        // Without a channel: another creator took it for a dead one's and removed it. Then once more.
+        // `None`: another creator removed it as a leftover of a dead process. The caller tries again.
         other => {
-            let _ = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
+            let _ = rustix::fs::unlinkat(&parent.fd, &temporary, AtFlags::REMOVEDIR);
             other.map(|_| ())
         }
     }
 }
 
-/// The whole channel in the directory `aside`, and the lock that says that its maker lives. `None`: swept away meanwhile.
-/// Otherwise the directory is empty again.
-fn make_aside(
-    parent: &Parent,
-    aside: &OsStr,
+/// Creates the complete channel in the directory `temporary`. Returns it with the lock that proves that its creator
+/// lives. Returns `None` if another creator has removed it meanwhile. On a failure the directory is empty again.
+fn make_in_temporary(
+    parent: &ParentDir,
+    temporary: &OsStr,
     path: &Path,
     access: &Access,
     header: &Header,
-) -> Result<Option<(Place, Lock)>> {
+) -> Result<Option<(ChannelDir, Lock)>> {
     let failed = |errno| failure(format!("making {}", path.display()), path.display().to_string(), 0, errno);
     let swept = |found: std::result::Result<OwnedFd, Errno>| match found {
         Err(Errno::NOENT) => Ok(None),
         found => found.map(Some).map_err(failed),
     };
-    // A umask may have left its own maker out.
-    match rustix::fs::chmodat(&parent.fd, aside, Mode::from_raw_mode(0o700), AtFlags::empty()) {
+    // The umask may have removed the permissions of the creator itself.
+    match rustix::fs::chmodat(&parent.fd, temporary, Mode::from_raw_mode(0o700), AtFlags::empty()) {
         Err(Errno::NOENT) => return Ok(None),
         changed => changed.map_err(failed)?,
     }
     failpoint("creation: directory its own");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Some(fd) = swept(rustix::fs::openat(&parent.fd, aside, flags, Mode::empty()))? else { return Ok(None) };
+    let Some(fd) = swept(rustix::fs::openat(&parent.fd, temporary, flags, Mode::empty()))? else { return Ok(None) };
     let found = rustix::fs::fstat(&fd).map_err(failed)?;
-    let place = Place::new(path, fd, &found, access)?;
+    let dir = ChannelDir::new(path, fd, &found, access)?;
     let make = || {
-        // Empty and locked before anything else is there: from now on no creator removes it.
-        let lock = match place.make_file(CHANNEL, SEGMENT_BYTES, &[]) {
+        // The first file, empty and locked: from now on no creator removes the directory.
+        let lock = match dir.make_file(CHANNEL, SEGMENT_BYTES, &[]) {
             Err(Error::System { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
             made => lock::try_lock(descriptor(made?)?)
                 .map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?,
@@ -101,33 +101,33 @@ fn make_aside(
         }
         let contents = header.encode();
         write_at(lock.as_fd(), &contents, 0)
-            .map_err(|errno| place.failed("writing", CHANNEL, contents.len() as u64, errno))?;
+            .map_err(|errno| dir.failed("writing", CHANNEL, contents.len() as u64, errno))?;
         failpoint("creation: channel written");
-        place.make_receiver_and_first_lane(header)?;
-        rustix::fs::fchmod(&place.fd, Mode::from_raw_mode(header.mode)).map_err(failed)?;
+        dir.make_receiver_and_first_lane(header)?;
+        rustix::fs::fchmod(&dir.fd, Mode::from_raw_mode(header.mode)).map_err(failed)?;
         failpoint("creation: mode");
         Ok(Some(lock))
     };
     match make() {
-        Ok(Some(lock)) => Ok(Some((place, lock))),
+        Ok(Some(lock)) => Ok(Some((dir, lock))),
         other => {
-            // Also of what a sweeper is removing at this moment: then both do.
-            let _ = clear(place.fd.as_fd());
+            // Another creator may be removing the same files now. That is harmless.
+            let _ = clear(dir.fd.as_fd());
             other.map(|_| None)
         }
     }
 }
 
-/// The directory in which the channel's stands.
+/// The parent of the channel's directory.
 #[derive(Debug)]
-pub(super) struct Parent {
+pub(super) struct ParentDir {
     pub(super) fd: OwnedFd,
-    /// The channel's name in it.
+    /// The name of the channel's directory in it.
     pub(super) name: OsString,
 }
 
-impl Parent {
-    pub(super) fn open(path: &Path) -> Result<Parent> {
+impl ParentDir {
+    pub(super) fn open(path: &Path) -> Result<ParentDir> {
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default().to_owned());
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(parent, flags, Mode::empty()).map_err(|errno| match errno {
@@ -137,26 +137,26 @@ impl Parent {
             },
             _ => Error::System { what: format!("opening {}", parent.display()), source: errno.into() },
         })?;
-        Ok(Parent { fd, name })
+        Ok(ParentDir { fd, name })
     }
 
-    /// What makes a name one of a channel that is being made, or removed.
-    fn aside_prefix(&self) -> Vec<u8> {
+    /// The prefix of a channel's name while it is being created or removed.
+    fn temporary_prefix(&self) -> Vec<u8> {
         [b".", self.name.as_bytes(), b".pelton-"].concat()
     }
 
-    /// Another one each time.
-    pub(super) fn aside_name(&self) -> OsString {
+    /// A temporary name, a different one at each call.
+    pub(super) fn temporary_name(&self) -> OsString {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let mut name = self.aside_prefix();
+        let mut name = self.temporary_prefix();
         name.extend(format!("{}-{count}", std::process::id()).bytes());
         OsString::from_vec(name)
     }
 
-    /// Removes what makers and removers of this channel that have died left. What cannot be removed does no harm.
+    /// Removes what dead creators and removers of this channel have left. If that fails, the leftovers do no harm.
     pub(super) fn sweep(&self) {
-        let prefix = self.aside_prefix();
+        let prefix = self.temporary_prefix();
         for name in names(self.fd.as_fd()).unwrap_or_default() {
             let rest = name.as_bytes().strip_prefix(&prefix[..]).and_then(|rest| std::str::from_utf8(rest).ok());
             let numbers = rest.and_then(|rest| rest.split_once('-'));
@@ -167,13 +167,14 @@ impl Parent {
         }
     }
 
-    fn sweep_one(&self, aside: &OsStr) -> std::io::Result<()> {
+    fn sweep_one(&self, temporary: &OsStr) -> std::io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(&self.fd, aside, flags, Mode::empty())?;
-        self.sweep_opened(aside, directory.as_fd())
+        let directory = rustix::fs::openat(&self.fd, temporary, flags, Mode::empty())?;
+        self.sweep_opened(temporary, directory.as_fd())
     }
 
-    pub(super) fn sweep_opened(&self, aside: &OsStr, directory: BorrowedFd<'_>) -> std::io::Result<()> {
+    /// Removes the channel in `directory`, if `temporary` is still its name and its creator is dead.
+    pub(super) fn sweep_opened(&self, temporary: &OsStr, directory: BorrowedFd<'_>) -> std::io::Result<()> {
         use rustix::fs::{fstat, openat, statat, unlinkat};
         let found = fstat(directory)?;
         if found.st_uid != own_uid() {
@@ -181,15 +182,15 @@ impl Parent {
         }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let _lock = match openat(directory, CHANNEL, flags, Mode::empty()) {
-            // Empty, then, or not to be removed. A maker that has come no further begins anew.
+            // It is empty, or `unlinkat` below fails. A living creator that has got no further starts again.
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(errno.into()),
             Ok(fd) => match lock::try_lock(Descriptor::new(fd)?)? {
                 None => return Ok(()),
                 Some(lock) => {
                     failpoint("sweep: locked");
-                    // It may have been put into place before it was locked here; then it is the channel.
-                    let now = statat(&self.fd, aside, AtFlags::SYMLINK_NOFOLLOW)?;
+                    // Its creator may have renamed it before this lock; then it is the channel.
+                    let now = statat(&self.fd, temporary, AtFlags::SYMLINK_NOFOLLOW)?;
                     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) {
                         return Ok(());
                     }
@@ -198,7 +199,7 @@ impl Parent {
                 }
             },
         };
-        let removed = unlinkat(&self.fd, aside, AtFlags::REMOVEDIR);
+        let removed = unlinkat(&self.fd, temporary, AtFlags::REMOVEDIR);
         failpoint("sweep: directory removed, or not");
         Ok(removed?)
     }

@@ -1,4 +1,4 @@
-//! What the files of a channel say: the channel's header, and what every page begins with.
+//! The contents of a channel's files: the channel's header, and the preamble of every page.
 
 use crate::error::{Error, Result};
 use pelton_lane::{
@@ -9,16 +9,16 @@ use std::io::ErrorKind;
 use std::mem::offset_of;
 
 pub(super) const CHANNEL: &str = "channel";
-/// Bytes of the channel's file that are read and checked.
+/// The length of the header: the checked part of the file `channel`.
 pub(super) const HEADER_BYTES: usize = 144;
-/// Of them, those that a recovery writes anew: up to the count of lanes.
+/// The part of the header that a recovery writes: everything before the count of lanes.
 pub(super) const RECOVERED_BYTES: usize = 120;
 pub(super) const LANES_AT: usize = offset_of!(ChannelPage, lanes);
 
-/// What to do about a file that cannot be right.
+/// The advice in errors about an invalid file.
 pub(super) const DAMAGED: &str = "it is damaged: restore it, or remove the channel and make it anew";
 
-/// What the channel's file says, once.
+/// The header of the file `channel`, read once.
 #[derive(Clone, Debug)]
 pub(super) struct Header {
     pub(super) capacity: u64,
@@ -29,7 +29,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The file's beginning, of a channel with one lane.
+    /// The bytes of the header for a channel with one lane.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; page_bytes(size_of::<ChannelPage>())];
         let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
@@ -75,7 +75,7 @@ impl Header {
         }
     }
 
-    /// Of options, before anything is made of them.
+    /// Checks a header that comes from options, before a file is created.
     pub(super) fn check_wanted(&self) -> Result<()> {
         match self.problem() {
             Some((option, found, wanted)) => Err(Error::Option { option, found, wanted }),
@@ -101,10 +101,11 @@ impl Header {
     }
 }
 
-/// The number of the machine's last start.
+/// The identifier of the current boot.
 pub(super) fn boot_id() -> Result<[u8; 16]> {
     const FILE: &str = "/proc/sys/kernel/random/boot_id";
-    let text = std::fs::read_to_string(FILE).map_err(Error::system(format!("reading {FILE}, which tells reboots")))?;
+    let text =
+        std::fs::read_to_string(FILE).map_err(Error::system(format!("reading {FILE}, which detects reboots")))?;
     let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let digit = |i: usize| (digits[i] as char).to_digit(16).unwrap_or(0) as u8;
     if digits.len() != 32 {
@@ -115,7 +116,7 @@ pub(super) fn boot_id() -> Result<[u8; 16]> {
     Ok(std::array::from_fn(|i| digit(2 * i) << 4 | digit(2 * i + 1)))
 }
 
-/// Checks that a page is one, of this version.
+/// Checks that a page begins with this magic number, and has this version's layout.
 pub(super) fn check_preamble(bytes: &[u8], magic: u64) -> std::result::Result<(), String> {
     let found = u64_at(bytes, offset_of!(Preamble, magic));
     if found != magic {
@@ -137,7 +138,7 @@ pub(super) fn check_preamble(bytes: &[u8], magic: u64) -> std::result::Result<()
     Ok(())
 }
 
-/// A fresh page as it is in its file.
+/// The bytes of a new page in its file.
 pub(super) fn bytes_of<Page>(page: Page) -> Vec<u8> {
     let mut bytes = vec![0; page_bytes(size_of::<Page>())];
     // SAFETY: the vector is at least as long as the page, which is words without padding between them.
@@ -145,7 +146,7 @@ pub(super) fn bytes_of<Page>(page: Page) -> Vec<u8> {
     bytes
 }
 
-/// Whole pages of the machine's, so that none that is written to later is without its place on the disk.
+/// Rounds up to whole memory pages, so that the disk has a block for each page that is written later.
 fn page_bytes(bytes: usize) -> usize {
     bytes.next_multiple_of(rustix::param::page_size()).min(SEGMENT_BYTES as usize)
 }

@@ -1,7 +1,7 @@
-//! The files of path channels: what is refused (`refused.rs`), what a crash leaves, who has which role, also of several processes
-//! (`processes.rs`).
+//! The files of path channels: refusals (`refused.rs`), leftovers of a crash, roles within one process and between
+//! several (`processes.rs`).
 //!
-//! What needs another user, a device or a mount runs as root and says so where it does not.
+//! A test that needs another user, a device or a mount runs as root; without root it prints that it is skipped.
 
 mod processes;
 mod refused;
@@ -36,14 +36,14 @@ fn remove(path: &Path) -> Result<()> {
     open(path)?.expect("the channel").remove()
 }
 
-/// A directory of a test's own, removed with what is in it, and a path in it.
+/// A temporary directory for one test, and a path in it.
 fn root() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::Builder::new().prefix("pelton-directory-").tempdir_in("/tmp").unwrap();
     let path = root.path().join("ch");
     (root, path)
 }
 
-/// A channel with two lanes, and nobody there.
+/// A channel with two lanes, without a sender or a receiver.
 fn channel() -> (tempfile::TempDir, PathBuf) {
     let (root, path) = root();
     let directory = create(&path, 2).unwrap();
@@ -52,27 +52,27 @@ fn channel() -> (tempfile::TempDir, PathBuf) {
     (root, path)
 }
 
-/// Everything that anybody does with a channel's files.
+/// Uses all files of a channel, in every way.
 fn use_all(path: &Path, access: &Access) -> Result<()> {
     let directory = Directory::open(path, access)?.expect("the channel");
     directory.is_receiver_held()?;
-    let _receiver = soon(|| directory.claim_receiver())?;
+    let _receiver = retry_while_taken(|| directory.claim_receiver())?;
     assert!(directory.watch_receiver()?.is_some());
     let mut senders = Vec::new();
     for number in 0..directory.lanes()? {
-        directory.lane_to_look_at(number)?;
+        directory.lane_read_only(number)?;
         directory.lane_for_receiver(number)?;
         directory.is_sender_held(number)?;
-        let sender = soon(|| directory.claim_sender())?;
+        let sender = retry_while_taken(|| directory.claim_sender())?;
         assert!(directory.watch_sender(sender.number)?.is_some());
         senders.push(sender);
     }
     Ok(())
 }
 
-/// What a role answers once it is free. A child that another test starts has this process's descriptors, and so its locks,
-/// from when it is forked until it runs another program.
-fn soon<T>(mut claim: impl FnMut() -> Result<T>) -> Result<T> {
+/// Repeats `claim` while the role is taken. A child that another test starts has copies of this process's descriptors,
+/// and so its locks, between its fork and its exec.
+fn retry_while_taken<T>(mut claim: impl FnMut() -> Result<T>) -> Result<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         match claim() {
@@ -109,7 +109,7 @@ fn files_of(path: &Path) -> Vec<String> {
 const REGULAR: [&str; 5] = ["channel", "receiver", "0.producer", "1.consumer", "0.data"];
 const FIFOS: [&str; 4] = ["receiver.bell", "receiver.life", "1.bell", "0.life"];
 
-/// Writes into a file; into `channel` with the checksum that fits.
+/// Writes into a file; for `channel` it also stores the new checksum.
 fn patch(path: &Path, name: &str, offset: usize, bytes: &[u8]) {
     let file = path.join(name);
     let mut contents = std::fs::read(&file).unwrap();
@@ -130,8 +130,8 @@ fn flip(path: &Path, name: &str, bit: usize) {
 
 #[test]
 fn a_channel_is_made_opened_used_and_removed() {
-    for place in ["/tmp", "/dev/shm"] {
-        let root = tempfile::tempdir_in(place).unwrap();
+    for parent in ["/tmp", "/dev/shm"] {
+        let root = tempfile::tempdir_in(parent).unwrap();
         let path = root.path().join("channel");
         assert!(open(&path).unwrap().is_none());
         let directory = Directory::create(&path, &mode(0o750), 1 << 20, LIMIT, 2).unwrap();
@@ -167,7 +167,7 @@ fn a_channel_is_made_opened_used_and_removed() {
         assert_eq!(std::fs::metadata(path.join("0.data")).unwrap().len(), 1 << 20);
         sender.data.sync().unwrap();
         let lane = directory.lane_for_receiver(0).unwrap();
-        // SAFETY: a byte of this process's mappings of the same file, which nothing else uses.
+        // SAFETY: the byte lies within both mappings, and only this test uses the file.
         unsafe {
             sender.data.base().as_ptr().add(777_777).write_volatile(42);
             assert_eq!(lane.data.base().as_ptr().add(777_777).read_volatile(), 42);
@@ -177,9 +177,9 @@ fn a_channel_is_made_opened_used_and_removed() {
         assert_eq!(poll(&mut polled, Some(&Timespec::default())).unwrap(), 1);
         drop((receiver, sender, lane));
         let directory = Directory::open(&path, &mode(0o750)).unwrap().unwrap();
-        soon(|| Directory::open(&path, &mode(0o750))?.expect("the channel").remove()).unwrap();
+        retry_while_taken(|| Directory::open(&path, &mode(0o750))?.expect("the channel").remove()).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
-        // One that was opened before the removal is told.
+        // A handle that was opened before the removal reports it.
         for gone in [directory.claim_receiver().err(), directory.claim_sender().err(), directory.remove().err()] {
             assert!(matches!(gone, Some(Error::NoChannel { .. })), "{gone:?}");
         }
@@ -187,15 +187,15 @@ fn a_channel_is_made_opened_used_and_removed() {
 }
 
 #[test]
-fn creating_what_is_there_opens_it_whatever_its_sizes() {
+fn creating_an_existing_channel_opens_it_whatever_its_sizes() {
     let (_root, path) = channel();
     let directory = Directory::create(&path, &mode(0o700), 1 << 20, 1, 7).unwrap();
     assert_eq!((directory.capacity(), directory.message_bytes_max(), directory.lanes_max()), (CAPACITY, LIMIT, 2));
 }
 
-/// A thread holds a role's lock, as a dying process does whose life has ended already, until the claim waits for it.
+/// A thread holds a role's lock until the claim waits for it. So does a dying process whose liveness handle is closed.
 #[test]
-fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
+fn a_claim_waits_for_the_lock_of_a_dying_process() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
     for role in ["receiver", "sender"] {
@@ -203,7 +203,7 @@ fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
         let (held, is_held) = std::sync::mpsc::channel();
         let claiming = kernel::this_thread();
         let file = if role == "receiver" { RECEIVER.to_owned() } else { of_lane(0, PRODUCER) };
-        let passing = std::thread::spawn(move || {
+        let dying = std::thread::spawn(move || {
             let lock = other.try_role(&file).unwrap().expect("nobody has it");
             held.send(()).unwrap();
             eventually("the claim sleeps", || kernel::system_call_of(claiming) == Some(libc::SYS_clock_nanosleep));
@@ -214,13 +214,13 @@ fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
             "receiver" => drop(directory.claim_receiver().unwrap()),
             _ => drop(directory.claim_sender().unwrap()),
         }
-        passing.join().unwrap();
+        dying.join().unwrap();
     }
 }
 
-/// As a process that was killed, and has not ended, has it.
+/// A killed process holds the lock, and its liveness handle, until the kernel has ended it.
 #[test]
-fn a_role_that_is_held_and_alive_is_had_once_its_holder_has_ended() {
+fn a_claim_waits_for_a_killed_process_that_still_lives() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
     for role in ["receiver", "sender"] {
@@ -249,7 +249,7 @@ fn a_role_that_is_held_and_alive_is_had_once_its_holder_has_ended() {
 }
 
 #[test]
-fn each_role_is_had_once() {
+fn each_role_has_one_holder() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
     let other = open(&path).unwrap().unwrap();
@@ -259,50 +259,50 @@ fn each_role_is_had_once() {
     let error = other.claim_receiver().unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, pid: 0, .. } if role == "receiver"), "{error:?}");
     assert!(error.to_string().contains("whose number is not known"), "{error}");
-    // SAFETY: writable mappings of pages that this test has for itself.
+    // SAFETY: the page is mapped writable, and only this test writes it.
     unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().start_generation(4711) };
     let error = other.claim_receiver().unwrap_err().to_string();
     let says = format!("{} has a receiver already, process 4711: stop that process, or wait", path.display());
     assert!(error.contains(&says), "{error}");
     let sender = directory.claim_sender().unwrap();
-    // SAFETY: as above.
+    // SAFETY: the page is mapped writable, and only this test writes it.
     unsafe { sender.page.base().cast::<ProducerPage>().as_ref().start_generation(4712) };
     let error = other.claim_sender().unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, pid: 4712, .. } if role == "sender"), "{error:?}");
     assert!(other.is_receiver_held().unwrap() && other.is_sender_held(0).unwrap());
-    // Looking has taken nothing, and needs no more than to read.
+    // The check claims nothing, and needs only read permission.
     assert!(other.is_receiver_held().unwrap() && directory.is_sender_held(0).unwrap());
-    // The lock alone is the role: what is mapped does not keep it.
-    let (ReceiverRole { lock, page, doorbell, life }, SenderRole { lock: sender_lock, page: sender_page, .. }) =
+    // Only the lock is the role: the mappings do not keep it.
+    let (ReceiverRole { lock, page, doorbell, liveness }, SenderRole { lock: sender_lock, page: sender_page, .. }) =
         (receiver, sender);
     drop((lock, sender_lock));
-    soon(|| other.claim_receiver()).unwrap();
-    soon(|| other.claim_sender()).unwrap();
-    drop((page, doorbell, life, sender_page));
+    retry_while_taken(|| other.claim_receiver()).unwrap();
+    retry_while_taken(|| other.claim_sender()).unwrap();
+    drop((page, doorbell, liveness, sender_page));
 }
 
 #[test]
-fn lanes_are_added_up_to_the_limit_and_free_ones_used_first() {
+fn a_sender_takes_a_free_lane_before_a_new_one_up_to_the_limit() {
     let (_root, path) = root();
     let directory = create(&path, 3).unwrap();
     let mut senders: Vec<SenderRole> = (0..3).map(|_| directory.claim_sender().unwrap()).collect();
     assert_eq!(senders.iter().map(|sender| sender.number).collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!(directory.lanes().unwrap(), 3);
     for (sender, pid) in senders.iter().zip([101, 102, 103]) {
-        // SAFETY: a writable mapping of a page that this test has for itself.
+        // SAFETY: the page is mapped writable, and only this test writes it.
         unsafe { sender.page.base().cast::<ProducerPage>().as_ref().start_generation(pid) };
     }
     let error = open(&path).unwrap().unwrap().claim_sender().unwrap_err();
     assert!(matches!(error, Error::RoleTaken { pid: 101, .. }), "{error:?}");
     assert!(error.to_string().contains("has a sender on all 3 lanes (processes 101, 102, 103) already"), "{error}");
     drop(senders.remove(1));
-    assert_eq!(soon(|| directory.claim_sender()).unwrap().number, 1);
+    assert_eq!(retry_while_taken(|| directory.claim_sender()).unwrap().number, 1);
     assert_refused(directory.lane_for_receiver(3), &["it has 3 lanes, wanted number 3"]);
     assert_refused(directory.watch_sender(3), &["it has 3 lanes, wanted number 3"]);
 }
 
 #[test]
-fn what_a_dead_sender_left_of_a_lane_is_made_anew() {
+fn leftovers_of_a_lane_that_a_dead_sender_began_are_replaced() {
     let (_root, path) = root();
     let directory = create(&path, 4).unwrap();
     let _first = directory.claim_sender().unwrap();
@@ -316,7 +316,7 @@ fn what_a_dead_sender_left_of_a_lane_is_made_anew() {
 }
 
 #[test]
-fn senders_that_come_at_once_get_a_lane_each() {
+fn senders_that_open_at_the_same_time_get_a_lane_each() {
     const SENDERS: u32 = 16;
     let (_root, path) = root();
     create(&path, SENDERS).unwrap();
@@ -331,7 +331,7 @@ fn senders_that_come_at_once_get_a_lane_each() {
 }
 
 #[test]
-fn a_life_tells_every_watcher_of_its_end() {
+fn a_liveness_handle_reports_its_end_to_every_watcher() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
     assert!(directory.watch_receiver().unwrap().is_none());
@@ -351,33 +351,33 @@ fn a_life_tells_every_watcher_of_its_end() {
         let timeout = Timespec::try_from(deadline).unwrap();
         poll(&mut fds, Some(&timeout)).unwrap() == 1 && fds[0].revents() == PollFlags::ERR
     };
-    let tells = |epoll: &OwnedFd, deadline: Duration| {
+    let reports = |epoll: &OwnedFd, deadline: Duration| {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
         let timeout = Timespec::try_from(deadline).unwrap();
         let count = epoll::wait(epoll, &mut events[..], Some(&timeout)).unwrap();
         count == 1 && { events[0].flags } == EventFlags::ERR && { events[0].data }.u64() == 7
     };
     assert!(!watchers.iter().any(|watcher| is_over(watcher, Duration::ZERO)));
-    assert!(!epolls.iter().any(|epoll| tells(epoll, Duration::ZERO)));
+    assert!(!epolls.iter().any(|epoll| reports(epoll, Duration::ZERO)));
     drop(receiver);
     assert!(watchers.iter().all(|watcher| is_over(watcher, DEADLINE)));
-    assert!(epolls.iter().all(|epoll| tells(epoll, DEADLINE)));
-    eventually("nobody is there to watch", || directory.watch_receiver().unwrap().is_none());
-    // A successor ends the telling: who has not polled in between learns of it from the page's generation only.
-    let _successor = soon(|| directory.claim_receiver()).unwrap();
+    assert!(epolls.iter().all(|epoll| reports(epoll, DEADLINE)));
+    eventually("there is no receiver to watch", || directory.watch_receiver().unwrap().is_none());
+    // A successor ends the report: a watcher that has not polled before detects the end by the page's generation only.
+    let _successor = retry_while_taken(|| directory.claim_receiver()).unwrap();
     assert!(!watchers.iter().any(|watcher| is_over(watcher, Duration::ZERO)));
-    assert!(!epolls.iter().any(|epoll| tells(epoll, Duration::ZERO)));
+    assert!(!epolls.iter().any(|epoll| reports(epoll, Duration::ZERO)));
 }
 
 #[test]
-fn a_bell_in_the_file_system_rings_until_it_is_drained() {
+fn a_fifo_doorbell_rings_until_it_is_drained() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
     let receiver = directory.claim_receiver().unwrap();
     let sender = directory.claim_sender().unwrap();
     let rings =
         || poll(&mut [PollFd::new(&receiver.doorbell, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1;
-    // Also more often than the FIFO, or one read of it, takes; nobody waits.
+    // Also more often than the FIFO, or one read of it, has room for; no ring waits.
     for count in [1, 2, 1024, 3000, 100_000] {
         assert!(!rings(), "{count}");
         (0..count).for_each(|_| sender.receiver_doorbell.ring());
@@ -386,30 +386,30 @@ fn a_bell_in_the_file_system_rings_until_it_is_drained() {
     }
     assert!(!rings());
     receiver.doorbell.drain();
-    // What rings while nobody is there rings for the successor.
+    // A ring without a receiver wakes the successor.
     drop(receiver);
     sender.receiver_doorbell.ring();
-    let successor = soon(|| directory.claim_receiver()).unwrap();
+    let successor = retry_while_taken(|| directory.claim_receiver()).unwrap();
     assert_eq!(poll(&mut [PollFd::new(&successor.doorbell, PollFlags::IN)], Some(&Timespec::default())).unwrap(), 1);
 }
 
 #[test]
-fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
+fn leftovers_of_a_dead_creator_are_removed_and_a_live_ones_stay() {
     let (root, path) = root();
     let at = |name: &str| root.path().join(name);
-    // As far as the makers of 77 came: nothing, the first file, everything.
+    // Process 77 died three times: before the first file, after it, and after the last file.
     std::fs::create_dir(at(".ch.pelton-77-0")).unwrap();
     std::fs::create_dir(at(".ch.pelton-77-1")).unwrap();
     std::fs::write(at(".ch.pelton-77-1/channel"), "").unwrap();
     create(&at("whole"), 1).unwrap();
     std::fs::rename(at("whole"), at(".ch.pelton-77-2")).unwrap();
-    // One that is at work, and one that has come no further than its directory, which begins anew.
+    // A live creator that has made all files.
     create(&at("living"), 1).unwrap();
     std::fs::rename(at("living"), at(".ch.pelton-78-0")).unwrap();
-    let lock = |aside: &str| {
-        let channel = at(aside).join(CHANNEL);
+    let lock = |temporary: &str| {
+        let channel = at(temporary).join(CHANNEL);
         let mut lock = None;
-        eventually("its maker has put the lock down", || {
+        eventually("its creator has released the lock", || {
             lock = lock::try_lock(
                 Descriptor::new(std::fs::File::options().write(true).open(&channel).unwrap().into()).unwrap(),
             )
@@ -420,7 +420,7 @@ fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
     };
     drop(lock(".ch.pelton-77-2"));
     let living = lock(".ch.pelton-78-0");
-    // What only looks like it.
+    // Names that only resemble a temporary name, and temporary names of something else.
     for name in [".ch.pelton-77", ".ch.pelton-x-1", ".other.pelton-77-1", "ch.pelton-77-1", ".ch.pelton-80-0"] {
         std::fs::create_dir(at(name)).unwrap();
     }
@@ -436,29 +436,30 @@ fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
     assert_eq!(files_of(&at(".ch.pelton-78-0")).len(), 9);
     use_all(&path, &mode(0o700)).unwrap();
     drop(living);
-    soon(|| remove(&path)).unwrap();
-    eventually("what has no maker any more goes", || {
+    retry_while_taken(|| remove(&path)).unwrap();
+    eventually("the leftovers are removed after their creator has ended", || {
         create(&path, 1).unwrap().remove().unwrap();
         !at(".ch.pelton-78-0").exists()
     });
 }
 
 #[test]
-fn what_is_put_into_place_while_it_is_swept_stays() {
+fn a_channel_renamed_during_a_sweep_stays() {
     let (root, path) = channel();
-    let parent = Parent::open(&path).unwrap();
+    let parent = ParentDir::open(&path).unwrap();
     let opened = std::fs::File::open(&path).unwrap();
-    // A sweeper that has opened the directory by its former name finds nothing by that name any more, or another.
-    let aside = OsStr::new(".ch.pelton-1-1");
-    eventually("no lock keeps it from looking", || parent.sweep_opened(aside, opened.as_fd()).is_err());
-    std::fs::create_dir(root.path().join(aside)).unwrap();
-    parent.sweep_opened(aside, opened.as_fd()).unwrap();
+    // A sweeper has opened the directory by its temporary name. By now that name leads to nothing, or to another
+    // directory.
+    let temporary = OsStr::new(".ch.pelton-1-1");
+    eventually("no lock ends the sweep early", || parent.sweep_opened(temporary, opened.as_fd()).is_err());
+    std::fs::create_dir(root.path().join(temporary)).unwrap();
+    parent.sweep_opened(temporary, opened.as_fd()).unwrap();
     assert_eq!(files_of(&path).len(), 14);
     use_all(&path, &mode(0o700)).unwrap();
 }
 
 #[test]
-fn removing_is_refused_while_a_role_is_had_or_foreign_files_are_there() {
+fn removal_is_refused_while_a_role_is_held_or_foreign_files_exist() {
     let (root, path) = channel();
     let remove = || remove(&path);
     let before = files_of(&path);
@@ -467,8 +468,8 @@ fn removing_is_refused_while_a_role_is_had_or_foreign_files_are_there() {
     let error = remove().unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, .. } if role == "receiver"), "{error:?}");
     drop(receiver);
-    let sender = soon(|| directory.claim_sender()).unwrap();
-    let error = soon(|| match remove() {
+    let sender = retry_while_taken(|| directory.claim_sender()).unwrap();
+    let error = retry_while_taken(|| match remove() {
         Err(Error::RoleTaken { role, .. }) if role == "sender" => Ok("sender"),
         other => other.map(|()| "removed"),
     });
@@ -476,20 +477,24 @@ fn removing_is_refused_while_a_role_is_had_or_foreign_files_are_there() {
     drop(sender);
     for foreign in ["letter.txt", "00.data", "2.data.old", "3.data", "1024.data", "-1.data", "0.letter"] {
         std::fs::write(path.join(foreign), "text").unwrap();
-        assert_refused(soon(remove), &[&format!("{foreign:?} in it is not of the channel: move that away first")]);
+        assert_refused(
+            retry_while_taken(remove),
+            &[&format!("{foreign:?} in it is not of the channel: move that away first")],
+        );
         assert_eq!(std::fs::read_to_string(path.join(foreign)).unwrap(), "text");
         std::fs::remove_file(path.join(foreign)).unwrap();
     }
-    // One of the channel's names, and no file: it would be found only when the others are gone.
+    // A directory with a channel's name: without the check, only the removal itself would detect it.
     std::fs::create_dir(path.join("2.data")).unwrap();
-    assert_refused(soon(remove), &["\"2.data\" in it is not of the channel: move that away first"]);
+    assert_refused(retry_while_taken(remove), &["\"2.data\" in it is not of the channel: move that away first"]);
     std::fs::remove_dir(path.join("2.data")).unwrap();
     assert_eq!(files_of(&path), before);
     use_all(&path, &mode(0o700)).unwrap();
-    // What a sender that died adding a lane left is the channel's, and a damaged channel can be removed too.
+    // Leftovers of a sender that died while it added a lane belong to the channel. A damaged channel can be removed
+    // too.
     std::fs::write(path.join("2.data"), "half").unwrap();
     std::fs::remove_file(path.join("0.producer")).unwrap();
-    soon(remove).unwrap();
+    retry_while_taken(remove).unwrap();
     assert!(files_of(root.path()).is_empty());
 }
 
@@ -504,7 +509,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     let says = format!("no space for 262144 bytes of {}/0.data: free some, or have it", path.display());
     assert!(error.to_string().contains(&says), "{error}");
     assert!(files_of(&mounted.0).is_empty());
-    // The second lane fits, the third does not; then the others are as they were.
+    // The second lane fits, the third does not; the others stay unchanged.
     mounted.resize("640k");
     let directory = make().unwrap();
     let first = directory.claim_sender().unwrap();
@@ -519,7 +524,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     let third = directory.claim_sender().unwrap();
     assert_eq!((third.number, directory.lanes().unwrap()), (2, 3));
     drop((directory, first, second, third));
-    // No names left: each file is one, or its directory.
+    // Out of inodes: each file takes one, and so does the directory.
     let (root, _) = self::root();
     for inodes in 2..11 {
         let Some(mounted) = Mounted::tmpfs(&root.path().join("mounted"), &format!("size=2m,nr_inodes={inodes}")) else {
@@ -542,7 +547,7 @@ fn a_file_system_that_cannot_allocate_ahead_is_refused_and_nothing_is_left() {
 }
 
 #[test]
-fn a_leftover_that_cannot_be_removed_is_said_and_the_other_lanes_stay() {
+fn a_leftover_that_cannot_be_removed_is_reported_and_other_lanes_stay() {
     let (_root, path) = root();
     let directory = create(&path, 2).unwrap();
     let first = directory.claim_sender().unwrap();

@@ -1,4 +1,4 @@
-//! The handshake against `spec/vectors/packets.json`, and against peers that do not do their part.
+//! The handshake against `spec/vectors/packets.json`, and against peers that do not follow the protocol.
 
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
@@ -60,7 +60,7 @@ mod vectors {
     #[test]
     fn greetings_are_accepted_or_refused_as_the_vectors_say() {
         for vector in vectors()["greetings"].as_array().unwrap() {
-            let (handshake, peer) = shake_with_peer();
+            let (handshake, peer) = handshake_with_peer();
             assert!(peer.try_send(&packet_bytes(vector), &[]).unwrap());
             let role = match vector["role"].as_u64().unwrap() {
                 1 => Role::Receiver,
@@ -83,8 +83,8 @@ mod vectors {
         }
     }
 
-    /// A handshake of this side, and a socket for who plays the peer.
-    fn shake_with_peer() -> (Handshake, Socket) {
+    /// A handshake of this side, and the socket of its simulated peer.
+    fn handshake_with_peer() -> (Handshake, Socket) {
         let thread = std::thread::current().id();
         let path = std::env::temp_dir().join(format!("pelton-vectors-{}-{thread:?}", std::process::id()));
         let listener = listen_at(&path).unwrap();
@@ -92,13 +92,13 @@ mod vectors {
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
-        (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap(), peer)
+        (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap(), peer)
     }
 
-    /// Greets this side as a peer that keeps to the rules up to the packet.
+    /// Simulates a peer that follows the protocol up to the vector's packet.
     fn assert_refused(vector: &Value) {
-        let (handshake, peer) = shake_with_peer();
-        let options = Options::new();
+        let (handshake, peer) = handshake_with_peer();
+        let options = Settings::default();
         let (bytes, doorbell) = (packet_bytes(vector), Doorbell::shared().unwrap());
         let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
         let hello = |role, holds: u32| Packet::hello(role, holds != 0, Limits::ALL).encode();
@@ -127,12 +127,12 @@ mod vectors {
             }
         };
         let error = refused.expect_err(&vector.to_string());
-        // Not for want of an answer: the packet alone decides.
+        // The packet alone decides, not a missing reply.
         assert!(!matches!(error, Error::TimedOut(_) | Error::System { .. }), "{vector}: {error}");
     }
 }
 
-/// What spec/protocol.md asks for when a peer does not do its part.
+/// The rules of spec/protocol.md for a peer that does not complete the handshake.
 mod peers {
     use super::super::*;
     use crate::packet::*;
@@ -154,13 +154,13 @@ mod peers {
     }
 
     fn handshake(socket: Socket) -> Handshake {
-        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Options::new()).unwrap()
+        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap()
     }
 
-    /// A new sender on the other end of a handshake that this end makes.
+    /// Runs a new sender's handshake against `this` end.
     fn with_new_sender<T>(name: &str, this: impl FnOnce(Handshake) -> Result<T>) -> (SenderParts, T) {
         let (socket, peer) = pair(name);
-        let options = Options::new().capacity(1 << 20);
+        let options = Settings { capacity: Some(1 << 20), ..Settings::default() };
         let sender = std::thread::spawn(move || in_call(new_sender(handshake(peer), &options, true)).unwrap());
         let this = this(handshake(socket)).unwrap();
         (sender.join().unwrap().0, this)
@@ -176,7 +176,7 @@ mod peers {
         let _ = receiver.lane.consumer.release(&record);
     }
 
-    /// The other end of a handshake in which a successor shows its page and then does not go on.
+    /// A handshake with a successor that sends its page and then stops. Returns the successor's socket.
     fn unfinished_successor(name: &str, receiver: &mut ReceiverParts) -> Socket {
         let (socket, peer) = pair(name);
         let impatient = Handshake { pace: Pace::Until(Instant::now()), ..handshake(socket) };
@@ -192,7 +192,7 @@ mod peers {
     }
 
     #[test]
-    fn a_successor_that_the_survivor_has_given_up_never_hears_that_it_is_ready() {
+    fn a_successor_that_the_survivor_has_given_up_never_receives_ready() {
         let (sender, mut receiver) = with_new_sender("before", |handshake| receiver_of_one(handshake, false));
         drop(sender);
         let peer = unfinished_successor("given-up", &mut receiver);
@@ -204,18 +204,19 @@ mod peers {
     }
 
     #[test]
-    fn a_successor_that_does_not_finish_the_hand_shake_leaves_the_floor_to_the_next() {
+    fn a_successor_that_stops_in_the_handshake_leaves_the_floor_to_the_next() {
         let (mut sender, mut receiver) = with_new_sender("first", |handshake| receiver_of_one(handshake, false));
-        // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds records.
+        // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds
+        // records.
         (0..3).for_each(|_| assert!(send(&mut sender, 65528)));
         (0..3).for_each(|_| receive(&mut receiver));
         while send(&mut sender, 65528) {}
         (0..2).for_each(|_| receive(&mut receiver));
         assert!(!send(&mut sender, 65528), "the head has not come past the floor");
         drop(sender);
-        // One successor shows its page and then does not go on.
+        // One successor sends its page and then stops.
         let _peer = unfinished_successor("second", &mut receiver);
-        // The next must not write over what is not released.
+        // The next one must not overwrite unreleased messages.
         let (lane, doorbells) = (&mut receiver.lane, &receiver.doorbells);
         let (mut sender, ()) =
             with_new_sender("third", |handshake| in_call(surviving_receiver(handshake, lane, doorbells, false)));

@@ -12,14 +12,14 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What a receiver of several senders receives: see [`Receiver::receive_event`].
+/// A message or a membership event: see [`Receiver::receive_event`].
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A message.
     Message(Message<'a>),
     /// A sender has joined. Its messages follow.
     Joined(Member),
-    /// A sender has left, and all that it had committed was received.
+    /// A sender has left, and all its messages were received.
     Left(Member, Departure),
 }
 
@@ -33,7 +33,7 @@ impl Event<'_> {
     }
 }
 
-/// A sender of a receiver that has several.
+/// One sender of a receiver of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Member {
@@ -43,7 +43,7 @@ pub struct Member {
     pub peer: Option<Peer>,
 }
 
-/// What is next in the lane that is served: see [`crate::raw`].
+/// The next item of the current lane: see [`crate::raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
     /// A message.
@@ -73,25 +73,25 @@ impl Message<'_> {
         self.receiver.lanes.current.link.peer()
     }
 
-    /// Whether an earlier receiver may have received this message: true of all unreleased messages in the lane when
-    /// this receiver came, unless it is the lane's first. How far the earlier one had read is not known.
+    /// Whether an earlier receiver may have received this message. True for every message that was unreleased when this
+    /// receiver took over the lane from another one: it is unknown how many of them that one had received.
     pub fn is_redelivered(&self) -> bool {
         self.receiver.lanes.current.is_redelivering()
     }
 
-    /// The number of the lane that it came by: 0, unless there are several senders. Messages of one lane come in order.
-    /// A receiver of several senders gives each that joins the next number, from 1 on.
+    /// The number of the message's lane: 0, unless there are several senders. Messages of one lane arrive in order. A
+    /// receiver of several senders numbers them in the order in which they join, from 1.
     pub fn lane(&self) -> u32 {
         self.receiver.lanes.current.number
     }
 
-    /// How many descriptors came with the message and have not been taken.
+    /// The number of descriptors of the message that were not taken yet.
     pub fn descriptors(&self) -> usize {
         self.record.descriptors as usize
     }
 
-    /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
-    /// taken are closed when the message is released.
+    /// Takes the descriptors of the message; empty if there are none, or if they were taken before. The release of the
+    /// message closes descriptors that were not taken.
     ///
     /// # Errors
     /// [`Error::DescriptorsLost`] when this process had too few free descriptors; [`Error::Corrupt`].
@@ -106,8 +106,8 @@ impl Message<'_> {
         }
     }
 
-    /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread; the receiver continues.
-    /// Space is released in order, so a message that is held long delays the release of everything after it.
+    /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread. The receiver continues.
+    /// Space is released in order, so a message that is held long delays the release of all later ones.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -121,11 +121,11 @@ impl Message<'_> {
     /// # }
     /// ```
     pub fn hold(self) -> Held {
-        // The message is not dropped: its record moves into the ticket.
+        // Its record moves into the ticket, so the message must not be dropped.
         let mut message = std::mem::ManuallyDrop::new(self);
         let record = message.record;
         let receiver = &mut *message.receiver;
-        // A forked child changes nothing shared.
+        // A forked child must not change shared memory.
         let forked = receiver.endpoint.owner.is_forked();
         let lane = &receiver.lanes.current;
         let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
@@ -145,9 +145,9 @@ impl Deref for Message<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let payload = self.receiver.lanes.current.consumer.payload(&self.record);
-        // SAFETY: the lane checked that the record lies in the data. The sender does not write it before it is
-        // released, which the borrow prevents. A sender that writes nevertheless must not be received from in place, as
-        // the crate's documentation says.
+        // SAFETY: the lane checked that the record lies in the data. The sender does not write it before its release,
+        // and the borrow prevents a release. The crate's documentation forbids to receive in place from a sender that
+        // may write nevertheless.
         unsafe { std::slice::from_raw_parts(payload.as_ptr(), self.record.bytes as usize) }
     }
 }
@@ -163,15 +163,15 @@ impl Drop for Message<'_> {
     }
 }
 
-/// Messages taken together. Dropping it releases by one store what [`Batch::next`] returned; if it is forgotten
-/// instead, they may come again.
+/// Several messages of a lane. Dropping it releases, by one store, the messages that [`Batch::next`] returned. If it is
+/// forgotten instead, they may be received again.
 #[derive(Debug)]
 pub struct Batch<'a> {
     receiver: &'a mut Receiver,
-    /// After what was returned, and its bytes: the lane gets both when the batch is dropped.
+    /// The position after the returned messages, and their bytes. The lane gets both when the batch is dropped.
     cursor: Cursor,
     bytes: u64,
-    /// The lane's quantum is over, where there are several.
+    /// Whether the lane's quantum is over, with several lanes.
     is_over: bool,
 }
 
@@ -184,10 +184,10 @@ impl<'a> Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// The next message that is there, in place, valid until the next call; `None` when there is none now.
+    /// Returns the next message in place, valid until the next call, or `None` when there is none now.
     ///
     /// # Errors
-    /// As [`Receiver::try_receive`]; the end of the channel is returned by the receiver's next call, not here.
+    /// As [`Receiver::try_receive`], except the end of the channel: the receiver's next call returns that.
     #[allow(clippy::should_implement_trait)] // an iterator's items would outlive the next call
     #[inline(always)]
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
@@ -203,7 +203,7 @@ impl Batch<'_> {
                 record
             }
             None => {
-                // By value: a variable with an address is in no register.
+                // By value: the compiler keeps no variable in a register whose address is taken.
                 let found = self.receiver.take_slow(self.cursor, self.bytes);
                 (self.cursor, self.bytes) = (self.receiver.lanes.current.consumer.cursor(), 0);
                 match found {
@@ -215,8 +215,8 @@ impl Batch<'_> {
         };
         self.is_over = self.receiver.many && record.seq.is_multiple_of(QUANTUM);
         let payload = self.receiver.lanes.current.consumer.payload(&record);
-        // SAFETY: the lane checked that the record lies in the data. The record is not released before the batch is
-        // dropped, after this borrow of the batch.
+        // SAFETY: the lane checked that the record lies in the data. Dropping the batch releases the record, and this
+        // borrow of the batch ends before that.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
     }
 }
@@ -229,8 +229,8 @@ impl Drop for Batch<'_> {
 }
 
 impl Receiver {
-    /// No message is at a batch's cursor, or one with marks: the lane's own cursor moves there, and behind that
-    /// message.
+    /// The slow path, without a message at the batch's cursor, or with marks before it: moves the lane's own cursor to
+    /// the next message, and past it.
     #[cold]
     #[inline(never)]
     fn take_slow(&mut self, cursor: Cursor, bytes: u64) -> Result<Option<Record>> {
@@ -249,7 +249,7 @@ impl Receiver {
         }
     }
 
-    /// Releases what a batch has returned.
+    /// Releases the messages that a batch has returned.
     #[inline]
     fn release_to(&mut self, cursor: Cursor, bytes: u64) {
         if self.endpoint.owner.is_forked() {
@@ -266,8 +266,9 @@ impl Receiver {
     }
 }
 
-/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is dropped, but its bytes
-/// are then kept only until the sender has found a successor: drop it, or copy it, before closing.
+/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is dropped. But then its
+/// bytes stay unchanged only until the sender has found a successor: drop it, or copy it, before you close the
+/// receiver.
 #[derive(Debug)]
 pub struct Held {
     payload: NonNull<u8>,
@@ -278,7 +279,7 @@ pub struct Held {
     pub(crate) returned: Arc<Returned>,
 }
 
-// SAFETY: the bytes are read-only as long as this lives, and the mapping is kept by `_data`.
+// SAFETY: `_data` keeps the mapping, and no side writes the bytes while this lives.
 unsafe impl Send for Held {}
 // SAFETY: shared references only read the bytes, which `_data` keeps mapped.
 unsafe impl Sync for Held {}
@@ -304,7 +305,7 @@ impl Drop for Held {
             return;
         }
         self.returned.tickets.push(self.ticket);
-        // The receiver may be asleep while the sender waits for this space.
+        // Wakes the receiver: it may sleep while the sender waits for this space.
         self.returned.local_wake.ring();
     }
 }
@@ -312,9 +313,10 @@ impl Drop for Held {
 /// Tickets of held messages that were dropped, on any thread.
 #[derive(Debug)]
 pub(crate) struct Returned {
-    /// Each with its lane's number. No lock: a thread that drops a message never waits for the receiver.
+    /// Tickets with the numbers of their lanes. Without a lock: a thread that drops a message never waits for the
+    /// receiver.
     pub(super) tickets: SegQueue<(u32, Ticket)>,
-    /// The receiver's own: it may sleep with a lane full of held messages.
+    /// The receiver's local wake: the receiver may sleep with a lane full of held messages.
     pub(super) local_wake: Arc<LocalWake>,
     pub(crate) owner: Owner,
 }

@@ -1,5 +1,5 @@
-//! The memory that a sender's lane uses: where a change of the window takes effect, and what is released. `window.rs`
-//! decides how large the window is.
+//! The memory of a sender's lane: it applies a change of the window and releases memory. `window.rs` decides the
+//! window's size.
 
 use super::window::Keeps;
 use super::{STEP, Sender};
@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use pelton_os as os;
 
 impl Sender {
-    /// Adapts the window to the throughput. The slow path calls it, which runs at least once per 256 KiB sent, before it reserves room:
-    /// memory behind the tail may be released here.
+    /// Adapts the window to the throughput. The slow path, which runs at least once per 256 KiB sent, calls it before
+    /// it reserves space: this function may release memory behind the tail.
     #[inline(always)]
     pub(super) fn find_window(&mut self) {
         let sent = self.parts.lane.sent_bytes();
@@ -30,9 +30,9 @@ impl Sender {
         let bytes = self.window.sample(sent, receiver, os::monotonic_ns());
         let current = self.parts.lane.window();
         let backed = self.parts.lane.backed();
-        // Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
+        // A path channel allocates the whole window now. So a full file system ends the trial, and no send fails.
         if bytes > current && bytes > backed && self.parts.back(bytes).is_err() {
-            // A disk's file system keeps what it had allocated before it was full.
+            // The failed allocation may have allocated a part. A disk's file system keeps it, so this releases it.
             let (from, to) = (backed.next_multiple_of(os::PIECE), bytes.next_multiple_of(STEP));
             let _ = self.parts.memory.data.punch(from, to.min(self.parts.lane.capacity()).saturating_sub(from));
             self.window.refuse(current);
@@ -40,8 +40,8 @@ impl Sender {
             self.parts.lane.set_window(bytes);
         }
         if receiver != Keeps::Behind && self.window.take_excess() {
-            // A failure only leaves the memory allocated.
-            let _ = self.give_back();
+            // After a failure the memory only stays allocated.
+            let _ = self.release_outside_window();
         }
     }
 
@@ -57,17 +57,17 @@ impl Sender {
         }
         self.unreleased();
         self.parts.lane.set_window(self.window.shrink());
-        self.give_back_behind(0)
+        self.release_behind(0)
     }
 
     /// Releases memory outside the window that holds no message.
-    fn give_back(&mut self) -> Result<()> {
+    fn release_outside_window(&mut self) -> Result<()> {
         let kept = self.parts.lane.window().next_multiple_of(os::PIECE);
         // A path channel's first step stays allocated, so that few sends can fail.
-        self.give_back_behind(if self.endpoint.is_path() { kept.max(STEP) } else { kept })
+        self.release_behind(if self.endpoint.is_path() { kept.max(STEP) } else { kept })
     }
 
-    fn give_back_behind(&mut self, kept: u64) -> Result<()> {
+    fn release_behind(&mut self, kept: u64) -> Result<()> {
         for (offset, bytes) in self.parts.lane.idle() {
             let end = offset + bytes;
             let offset = offset.max(kept);
@@ -78,7 +78,7 @@ impl Sender {
                 let backed = self.parts.lane.backed().min(offset);
                 self.parts.lane.set_backed(backed);
             }
-            self.parts.memory.data.punch(offset, end - offset).map_err(Error::system("giving memory back"))?;
+            self.parts.memory.data.punch(offset, end - offset).map_err(Error::system("releasing memory"))?;
         }
         Ok(())
     }
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_shrinks_gives_its_memory_back_and_trim_does_at_once() {
-        let place = tempfile::tempdir().unwrap();
+    fn a_shrunk_window_releases_its_memory_later_and_trim_immediately() {
+        let root = tempfile::tempdir().unwrap();
         let options = Options::new().capacity(32 << 20).wait(Wait::Spin);
         let by_path = || {
-            let sender = options.create_sender(place.path().join("c")).unwrap();
-            (sender, options.open_receiver(place.path().join("c")).unwrap())
+            let sender = options.create_sender(root.path().join("c")).unwrap();
+            (sender, options.cast().open_receiver(root.path().join("c")).unwrap())
         };
-        for (mut sender, mut receiver) in [options.threads().unwrap(), by_path()] {
+        for (mut sender, mut receiver) in [options.cast().threads().unwrap(), by_path()] {
             for trims in [false, true] {
                 sender.window.fix(12 << 20);
                 pass(&mut sender, &mut receiver, 40 << 20);
@@ -142,18 +142,18 @@ mod tests {
             assert_eq!(sender.parts.lane.window(), most.min(WINDOW));
             pass(&mut sender, &mut receiver, 200 << 20);
             assert!(sender.parts.lane.window() <= most);
-            // A few messages may lie behind its end.
+            // A few messages may lie beyond the window.
             assert!(used(&sender) <= (most + 250_000).next_multiple_of(4096), "{} of {most}", used(&sender));
         }
     }
 
     #[test]
     fn a_full_file_system_ends_a_trial_and_no_send() {
-        let place = tempfile::tempdir().unwrap();
-        let Some(mounted) = pelton_testkit::Mounted::tmpfs(&place.path().join("mounted"), "size=1500k") else { return };
+        let root = tempfile::tempdir().unwrap();
+        let Some(mounted) = pelton_testkit::Mounted::tmpfs(&root.path().join("mounted"), "size=1500k") else { return };
         let options = Options::new().wait(Wait::Spin);
         let mut sender = options.create_sender(mounted.0.join("c")).unwrap();
-        let mut receiver = options.open_receiver(mounted.0.join("c")).unwrap();
+        let mut receiver = options.cast().open_receiver(mounted.0.join("c")).unwrap();
         pass(&mut sender, &mut receiver, 1 << 20);
         sender.window.fix(4 << 20);
         pass(&mut sender, &mut receiver, 20 << 20);

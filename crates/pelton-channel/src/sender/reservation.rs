@@ -1,4 +1,4 @@
-//! Space in the lane that a sender has reserved, for a message or for a batch of them.
+//! Reserved space in the lane, for one message or for a batch.
 
 use super::Sender;
 use crate::error::{Error, Result};
@@ -13,10 +13,10 @@ pub struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// Publishes the message, all of its space. Does not wait.
+    /// Publishes the whole space as the message. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Forked`]. The next call returns that a channel has ended.
+    /// [`Error::Forked`]. If the channel has ended, the next call returns that.
     pub fn commit(self) -> Result<()> {
         let bytes = self.space.bytes as usize;
         self.commit_bytes(bytes)
@@ -25,8 +25,8 @@ impl Reservation<'_> {
     /// Publishes the first `bytes` of the space as the message.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. The next
-    /// call returns that a channel has ended.
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. If the
+    /// channel has ended, the next call returns that.
     pub fn commit_bytes(self, bytes: usize) -> Result<()> {
         if bytes as u64 > self.space.bytes {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
@@ -46,7 +46,8 @@ impl Deref for Reservation<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         let at = self.sender.parts.lane.payload(self.space);
-        // SAFETY: reserved for this sender, initialised (shared memory is), and kept by the borrow.
+        // SAFETY: the space is reserved for this sender and lies in the data. Shared memory is initialised, and the
+        // borrow keeps the reservation.
         unsafe { std::slice::from_raw_parts(at.as_ptr(), self.space.bytes as usize) }
     }
 }
@@ -54,13 +55,13 @@ impl Deref for Reservation<'_> {
 impl DerefMut for Reservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let at = self.sender.parts.lane.payload(self.space);
-        // SAFETY: reserved for this sender, initialised (shared memory is), and kept by the unique borrow; only this
-        // sender writes there.
+        // SAFETY: the space is reserved for this sender, lies in the data, and only this sender writes there. Shared
+        // memory is initialised, and the unique borrow keeps the reservation.
         unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.space.bytes as usize) }
     }
 }
 
-/// Space in the lane for several messages, which appear at once. Dropping it aborts: nothing is sent.
+/// Space in the lane for several messages. The receiver gets all of them or none. Dropping it aborts: nothing is sent.
 #[derive(Debug)]
 pub struct SentBatch<'a> {
     pub(super) sender: &'a mut Sender,
@@ -68,11 +69,12 @@ pub struct SentBatch<'a> {
 }
 
 impl SentBatch<'_> {
-    /// Space for the batch's next message; `None` when the batch's space is used up.
+    /// Reserves the batch's space for its next message. Returns `None` when the space is used up.
     #[inline(always)]
     pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
         let space = self.next(bytes)?;
-        // SAFETY: reserved for this sender, and initialised, as shared memory is; the next call comes after the borrow.
+        // SAFETY: the space is reserved for this sender, lies in the data, and shared memory is initialised. The
+        // mutable borrow ends before the next call.
         Some(unsafe { std::slice::from_raw_parts_mut(self.sender.parts.lane.payload(space).as_ptr(), bytes) })
     }
 
@@ -84,7 +86,7 @@ impl SentBatch<'_> {
         }
     }
 
-    /// Copies the batch's next message. Returns false when the batch's space is used up; then nothing is copied.
+    /// Copies the batch's next message. Returns false, and copies nothing, when the batch's space is used up.
     #[must_use = "a message that did not fit is still yours"]
     #[inline(always)]
     pub fn push(&mut self, payload: &[u8]) -> bool {
@@ -100,7 +102,7 @@ impl SentBatch<'_> {
     /// Publishes the messages. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Forked`]. The next call returns that a channel has ended.
+    /// [`Error::Forked`]. If the channel has ended, the next call returns that.
     #[inline(always)]
     pub fn commit(self) -> Result<()> {
         let SentBatch { sender, batch } = self;

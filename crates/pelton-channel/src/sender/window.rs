@@ -1,18 +1,20 @@
 //! Adaptive window: how many bytes of its lane a sender uses before it wraps to the front, while the receiver keeps up.
 //!
-//! A small window stays in the caches of the two cores. But a cache line that is modified in the other core's cache is the slowest to
-//! access. With a larger window, lines have been evicted to the shared cache before either side needs them again. On some processors that
-//! is several times as fast, on others slower; it is always slower if the receiver does not read the payload. So the sender measures:
-//! it keeps a larger window only if the throughput is higher (docs/decisions/0031-window-sizes.md).
+//! A small window stays in the caches of the two cores. But a cache line that is modified in the other core's cache is
+//! the slowest to access. With a larger window, lines have been evicted to the shared cache before either side needs
+//! them again. On some processors that is several times as fast, on others it is slower. It is always slower if the
+//! receiver does not read the payload. So the sender measures: it keeps a larger window only if the throughput is
+//! higher (docs/decisions/0031-window-sizes.md).
 
-use crate::options::RESIDENT_MAX;
+use crate::settings::RESIDENT_MAX;
 use pelton_lane::WINDOW;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The window sizes. Far apart: on some processors sizes between two of these gain nothing, and the next one doubles the throughput.
+/// The window sizes. They are far apart: on some processors a size between two of these gains nothing, and the next one
+/// doubles the throughput.
 const LEVELS: [u64; 3] = [WINDOW, 4 << 20, 16 << 20];
 const _: () = assert!(LEVELS[LEVELS.len() - 1] == RESIDENT_MAX);
-/// Limit for all senders of a process together: the sum of what their windows exceed the minimum by.
+/// Limit for all senders of a process together: the bytes of their windows beyond the minimum, summed up.
 const PROCESS_MAX: u64 = 64 << 20;
 /// The part of `PROCESS_MAX` that is in use.
 static IN_USE: AtomicU64 = AtomicU64::new(0);
@@ -21,8 +23,8 @@ static IN_USE: AtomicU64 = AtomicU64::new(0);
 const SAMPLE: u64 = WINDOW;
 /// A measurement is the median of this many samples.
 const SAMPLES: usize = 8;
-/// After a change, the sender completes two laps of the new window (the first one causes page faults) and this many samples before it
-/// measures.
+/// After a change, the sender completes two laps of the new window and this many samples before it measures. The first
+/// lap causes page faults.
 const SETTLE: u32 = 16;
 /// A sample that took longer means that the stream is not saturated.
 const SATURATED_NS: u64 = 1_000_000;
@@ -33,8 +35,9 @@ const PAUSE_NS: u64 = 100_000_000;
 const RESTS: [u32; 5] = [128, 512, 2048, 8192, 32768];
 /// Samples before the first trial, and after a pause.
 const FIRST_REST: u32 = 4;
-/// Samples between a failed trial and the release of the memory outside the window: allocating it again for the next trial takes
-/// milliseconds. After a pause, or if the stream is no longer saturated, `EXCESS_OF_A_PAUSE` samples.
+/// Samples between a failed trial and the release of the memory outside the window. The release is late, because the
+/// next trial would need milliseconds to allocate the memory again. After a pause, or if the stream is no longer
+/// saturated, the release follows `EXCESS_OF_A_PAUSE` samples later.
 const EXCESS: u32 = 8192;
 const EXCESS_OF_A_PAUSE: u32 = 8;
 
@@ -51,8 +54,8 @@ pub(super) struct Window {
     phase: Phase,
     /// Samples left in this phase.
     left: u32,
-    /// Failed trials in a row; an index of `RESTS`.
-    patience: usize,
+    /// Failed trials in a row, as an index of `RESTS`.
+    failed_trials: usize,
     tries_larger: bool,
     unsaturated: u32,
     /// Samples until the memory outside the window is released, plus one; 0: nothing to release.
@@ -105,10 +108,10 @@ impl Window {
             in_use,
             phase: Phase::Rest,
             left: FIRST_REST,
-            patience: 0,
+            failed_trials: 0,
             tries_larger: false,
             unsaturated: 0,
-            // A predecessor of a path channel may have left some.
+            // A predecessor in a path channel may have left memory allocated.
             excess: EXCESS_OF_A_PAUSE,
             sent,
             ns: 0,
@@ -116,7 +119,8 @@ impl Window {
         }
     }
 
-    /// Whether the window is larger than its minimum, or memory outside of it is not released yet, and the last sample is `PAUSE_NS` old.
+    /// Whether a pause has begun that no sample has detected: the last sample is older than `PAUSE_NS`. Only for a
+    /// window above its minimum, or with memory outside of it that is not released yet.
     pub(super) fn is_pause_overdue(&self, now: impl FnOnce() -> u64) -> bool {
         self.taken > 0 && now().saturating_sub(self.ns) > PAUSE_NS
     }
@@ -164,7 +168,7 @@ impl Window {
             self.samples[self.left as usize] = (u128::from(ns) << 20).div_euclid(bytes.into()) as u64;
         }
         if self.left == 0 {
-            self.turn();
+            self.end_phase();
         }
         self.bytes
     }
@@ -182,7 +186,7 @@ impl Window {
         is_due
     }
 
-    /// The system has no memory for the window: it stays at `bytes` for good.
+    /// Limits the window to `bytes` for good: the system has no memory for a larger one.
     pub(super) fn refuse(&mut self, bytes: u64) {
         self.bytes_max = bytes;
         self.use_window(bytes);
@@ -193,7 +197,7 @@ impl Window {
     pub(super) fn shrink(&mut self) -> u64 {
         self.use_window(self.bytes_min);
         self.excess = self.excess.min(EXCESS_OF_A_PAUSE);
-        self.rest(if self.patience == 0 { FIRST_REST } else { RESTS[self.patience] });
+        self.rest(if self.failed_trials == 0 { FIRST_REST } else { RESTS[self.failed_trials] });
         self.bytes
     }
 
@@ -206,7 +210,7 @@ impl Window {
         (self.bytes, self.bytes_min, self.bytes_max) = (bytes, bytes, bytes);
     }
 
-    fn turn(&mut self) {
+    fn end_phase(&mut self) {
         match self.phase {
             Phase::Rest => self.begin(Phase::Measuring, SAMPLES as u32),
             Phase::Measuring => {
@@ -227,7 +231,7 @@ impl Window {
                 if !pays {
                     return self.fail_trial();
                 }
-                self.patience = 0;
+                self.failed_trials = 0;
                 self.rest(RESTS[0]);
             }
         }
@@ -244,11 +248,11 @@ impl Window {
 
     fn fail_trial(&mut self) {
         if let Phase::Trying { from, .. } = self.phase {
-            // If the limit of the process does not permit it any more, the window stays smaller.
+            // If the process's limit does not permit `from` any more, the window stays at the smaller size.
             self.use_window(from);
         }
-        self.patience = (self.patience + 1).min(RESTS.len() - 1);
-        self.rest(RESTS[self.patience]);
+        self.failed_trials = (self.failed_trials + 1).min(RESTS.len() - 1);
+        self.rest(RESTS[self.failed_trials]);
     }
 
     fn median(&mut self) -> u64 {
@@ -274,7 +278,7 @@ impl Window {
     /// Returns false if the process's limit does not permit it.
     fn use_window(&mut self, bytes: u64) -> bool {
         if bytes > self.bytes {
-            // Memory that was not released since counts already.
+            // Memory that is not released yet is counted already.
             let more = (bytes - self.bytes_min).saturating_sub(self.taken);
             // Relaxed: a counter that publishes nothing.
             let taken = self
@@ -322,8 +326,8 @@ mod tests {
             Simulated { window: Window::with(in_use, WINDOW, bytes_max, sent), random, sent, ns: 1 << 40 }
         }
 
-        /// Takes samples of the mean duration in ns that `cost` returns for the window, with a random deviation of a third, and one in ten
-        /// three times as long. Returns bytes per nanosecond.
+        /// Takes samples. `cost` returns the mean duration in ns for a window; each sample deviates randomly by up to a
+        /// third, and one in ten takes three times as long. Returns bytes per nanosecond.
         fn run(&mut self, samples: u64, cost: impl Fn(u64) -> u64) -> f64 {
             let (sent, ns) = (self.sent, self.ns);
             for _ in 0..samples {
@@ -350,13 +354,13 @@ mod tests {
     }
 
     #[test]
-    fn the_window_that_brings_most_is_found_and_kept() {
+    fn the_window_with_the_highest_throughput_is_found_and_kept() {
         for costs in [[90, 30, 60], [60, 50, 30], [40, 60, 90], [50, 50, 50], [60, 40, 30], [300, 100, 100]] {
             for bytes_max in [1 << 20, 4 << 20, 5 << 20, 16 << 20, 1 << 30] {
                 let cost = |bytes: u64| 1000 * costs[if bytes > 5 << 20 { 2 } else { usize::from(bytes > WINDOW) }];
                 let mut sender = Simulated::new(bytes_max);
                 let before = sender.ns;
-                while sender.window.patience == 0 && sender.ns < before + 20_000_000 {
+                while sender.window.failed_trials == 0 && sender.ns < before + 20_000_000 {
                     sender.run(1, cost);
                 }
                 sender.run(5_000, cost);
@@ -384,9 +388,9 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_saturated_keeps_to_the_small_window() {
+    fn a_stream_that_is_not_saturated_keeps_the_small_window() {
         let mut sender = Simulated::new(RESIDENT_MAX);
-        // Too slow, and then a receiver that empties the lane each time.
+        // A slow sample, and then one whose receiver has emptied the lane.
         for _ in 0..10_000 {
             sender.sent += SAMPLE;
             sender.ns += 1_500_000;
@@ -398,14 +402,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_or_a_slower_stream_makes_it_small_again() {
+    fn a_pause_or_a_slower_stream_shrinks_the_window() {
         let larger_is_better = |bytes: u64| if bytes > WINDOW { 30_000 } else { 90_000 };
         let mut sender = Simulated::new(RESIDENT_MAX);
-        for pace in [PAUSE_NS + 1, 5_000_000] {
+        for interval in [PAUSE_NS + 1, 5_000_000] {
             sender.run(1_000, larger_is_better);
             assert!(sender.window.bytes > WINDOW);
-            for _ in 0..if pace > PAUSE_NS { 1 } else { UNSATURATED } {
-                sender.ns += pace;
+            for _ in 0..if interval > PAUSE_NS { 1 } else { UNSATURATED } {
+                sender.ns += interval;
                 sender.sent += SAMPLE;
                 sender.window.sample(sender.sent, Keeps::Up, sender.ns);
             }
@@ -414,9 +418,9 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_back_once_after_each_time_that_it_was_used() {
+    fn memory_outside_the_window_is_released_once_per_use() {
         let mut sender = Simulated::new(RESIDENT_MAX);
-        // What a predecessor may have left.
+        // Memory that a predecessor may have left.
         let first = (0..EXCESS_OF_A_PAUSE).filter(|_| {
             sender.run(1, |_| 50_000);
             sender.window.take_excess()
@@ -432,7 +436,7 @@ mod tests {
             assert!(!sender.window.take_excess() && given_back <= shrunk, "{n}");
         }
         assert!((2..shrunk).contains(&given_back), "{given_back} of {shrunk}");
-        // After a pause, at once.
+        // After a pause, the next sample releases it.
         while sender.window.bytes == WINDOW {
             sender.run(1, |_| 50_000);
         }
@@ -451,7 +455,7 @@ mod tests {
         while sender.window.bytes > WINDOW {
             sender.run(1, larger_is_better);
         }
-        // As good as before, because it is not in effect yet.
+        // As fast as before, because the smaller window is not in effect yet.
         let samples = (1..100).find(|_| {
             sender.sent += SAMPLE;
             sender.ns += 30_000;
@@ -461,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_not_tried_again() {
+    fn a_refused_window_is_not_tried_again() {
         let mut sender = Simulated::new(RESIDENT_MAX);
         while sender.window.bytes == WINDOW {
             sender.run(1, |_| 50_000);
@@ -471,7 +475,7 @@ mod tests {
             assert_eq!(bytes, WINDOW);
             50_000
         });
-        // At a larger window: that one can still shrink.
+        // Refused at a larger window: the window can still shrink.
         let mut sender = Simulated::new(RESIDENT_MAX);
         while sender.window.bytes < RESIDENT_MAX {
             sender.run(1, |bytes| 100_000_000_000 / bytes);

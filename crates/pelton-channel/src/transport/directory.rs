@@ -1,4 +1,4 @@
-//! To a peer that opens the same path channel: it may come and go.
+//! The transport to a peer that opens the same path channel. Peers may change.
 
 use super::{Found, Transport};
 use crate::directory::Directory;
@@ -20,11 +20,11 @@ pub(crate) enum PeerRole {
 pub(crate) struct PathTransport {
     directory: Arc<Directory>,
     role: PeerRole,
-    /// The peer's liveness handle, while the peer is there.
+    /// The peer's liveness handle, while there is a peer.
     liveness: Option<Descriptor>,
     /// The peer's generation.
     present: u64,
-    /// The last generation that is known to be gone.
+    /// The last generation whose process is known to have gone.
     gone: u64,
 }
 
@@ -47,13 +47,13 @@ impl Transport for PathTransport {
         self.liveness.is_some()
     }
 
-    /// The liveness handle is opened before the generation is read: a new generation without a live process means that
-    /// the process is gone.
+    /// Opens the liveness handle before it reads the generation. So a new generation without a live process means that
+    /// the process has gone.
     fn find_peer(&mut self, doorbells: &Doorbells, stated: &dyn Fn() -> (u64, u32)) -> Result<Found> {
         let (generation, _) = stated();
         if self.liveness.is_some() && generation != self.present {
-            // The successor holds the liveness handle now, so the handle proves nothing: the next check finds the
-            // successor.
+            // A successor has opened the liveness handle meanwhile, so the handle proves nothing. The next check finds
+            // the successor.
             doorbells.forget_liveness(self.liveness());
             self.forget_peer();
             return Ok(Found::Passed);

@@ -1,4 +1,4 @@
-//! To another process, over the socket of the handshake.
+//! The transport to another process, over the socket of the handshake.
 
 use super::{Arrived, Transport};
 use crate::error::{Error, Result};
@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Limit of the packets of descriptors that belong to other messages than the one requested: far above what a socket
-/// holds.
+/// Limit of the descriptor packets that belong to other messages than the requested one: far more than fit into a
+/// socket.
 pub(crate) const PACKETS_MAX: usize = 1024;
-/// Pause before a retry where the user has too many descriptors in flight.
+/// Pause before a retry while the user has too many descriptors in flight.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// A socket, and the process at its other end: either reports the peer's end.
@@ -31,7 +31,7 @@ impl SharedLiveness {
     }
 }
 
-/// The transport of one lane, or of both lanes of a link: then each has a clone.
+/// The transport of one lane. The two lanes of a link have clones of one.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketTransport(SharedLiveness);
 
@@ -62,7 +62,7 @@ impl Transport for SocketTransport {
 
     fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
         match self.0.socket.try_send(&descriptors_packet(seq), fds) {
-            // The peer is gone, or closed with unread data: the wait for space reports that.
+            // The peer has gone, or has closed with unread data. The wait for space reports that.
             Err(error) if [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind()) => Ok(false),
             // This user has too many descriptors in flight, in all of its sockets.
             Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
@@ -99,7 +99,8 @@ impl Transport for SocketTransport {
     }
 }
 
-/// The next packet of descriptors. `None`: none is there yet. `Some(None)`: the peer has closed.
+/// Receives the next packet of descriptors. Returns `None` if there is none yet, and `Some(None)` if the peer has
+/// closed.
 fn receive_packet(socket: &Socket) -> Result<Option<Option<Arrived>>> {
     let mut packet = [0; PACKET_BYTES];
     let received = socket.try_receive(&mut packet).map_err(Error::system("receiving descriptors"))?;

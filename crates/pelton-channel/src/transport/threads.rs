@@ -1,4 +1,4 @@
-//! To another thread of this process: its own handle reports its end, and descriptors travel in a queue.
+//! The transport to another thread of this process. Its own handle reports its end, and descriptors travel in a queue.
 
 use super::{Arrived, Transport};
 use crate::error::{Error, Result};

@@ -658,7 +658,7 @@ mod tests {
             let mut bytes = (u64::from(seq) << 32 | payload.len() as u64).to_le_bytes().to_vec();
             bytes.extend(&payload);
             bytes.resize(bytes.len().next_multiple_of(8), 0);
-            file.write(&[pelton::Run::new(pelton::LaneId([1, 2]), None, seq, 1, &bytes)]).unwrap();
+            file.write(&[pelton::Chunk::new(pelton::LaneId([1, 2]), None, seq, 1, &bytes)]).unwrap();
         }
         let file_check = FileCheck::new(path, sizes);
         (directory, file_check)

@@ -6,7 +6,7 @@ use super::journal::{Journal, READY, Word, Words};
 use super::message::{HEADER_BYTES, Pattern, Random, check};
 use super::plan::{Job, ManySendersPlan, Plan, Transport, WaitMode};
 use super::side::{connect_retrying, connecting_options, name, options, pause, record_death, wait_readable};
-use pelton::{Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Run, Sender, Senders, Sent, Sink};
+use pelton::{Chunk, Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Sender, Senders, Sent, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     collections::HashMap,
@@ -379,9 +379,9 @@ struct DelayedFile {
 }
 
 impl Sink for DelayedFile {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         let is_end = |payload: &[u8]| matches!(parse_number(payload), Some((_, 0, _)));
-        if !self.has_ended && runs.iter().flat_map(Run::payloads).any(is_end) {
+        if !self.has_ended && runs.iter().flat_map(Chunk::payloads).any(is_end) {
             self.has_ended = true;
             return Err(Error::Sink("the end message".to_owned()));
         }
@@ -425,9 +425,10 @@ fn open_file(plan: &Plan, part: &ManySendersPlan) -> pelton::Result<DelayedFile>
     })
 }
 
-fn flush_options(plan: &Plan, part: &ManySendersPlan) -> pelton::Options {
+fn flush_options<M>(plan: &Plan, part: &ManySendersPlan) -> pelton::Options<M> {
     let interval = part.flush_interval_us.map(Duration::from_micros);
-    options(plan).flush_bytes(part.flush_bytes).flush_interval(interval)
+    let options: pelton::Options = options(plan);
+    options.flush_bytes(part.flush_bytes).flush_interval(interval).cast()
 }
 
 fn flush(plan: &Plan, part: &ManySendersPlan, journal: &Journal) -> pelton::Result<()> {

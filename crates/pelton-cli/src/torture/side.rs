@@ -34,14 +34,15 @@ pub fn run(plan: &Plan, journal: &Journal) -> pelton::Result<()> {
     }
 }
 
-pub fn options(plan: &Plan) -> Options {
+pub fn options<M>(plan: &Plan) -> Options<M> {
     let wait = if plan.wait_mode == WaitMode::Spin { Wait::Spin } else { Wait::Block };
-    Options::new().capacity(plan.capacity).wait(wait)
+    <Options>::new().capacity(plan.capacity).wait(wait).cast()
 }
 
 /// Options of the connecting side, which waits for the listener.
-pub fn connecting_options(plan: &Plan) -> Options {
-    options(plan).connect_deadline(Instant::now() + CONNECT_TIMEOUT)
+pub fn connecting_options<M>(plan: &Plan) -> Options<M> {
+    let options: Options = options(plan);
+    options.connect_deadline(Instant::now() + CONNECT_TIMEOUT).cast()
 }
 
 /// Connects, and again after each hang-up: the other side may have been killed during the handshake.

@@ -1,7 +1,7 @@
 //! `pelton cat`: the messages of record files, and the report on incomplete or damaged ones.
 
 use crate::test_dirs::{TestDirs, json};
-use pelton::{LaneId, Peer, RecordFile, RecordFileOptions, Run, Sink as _};
+use pelton::{Chunk, LaneId, Peer, RecordFile, RecordFileOptions, Sink as _};
 use pelton_testkit::Process;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn records(first_seq: u32, messages: &[&[u8]]) -> Vec<u8> {
 fn write(file: &mut RecordFile, lane: u64, first_seq: u32, messages: &[&[u8]]) {
     let peer = (lane > 1).then_some(Peer { pid: 4711, uid: 1000 });
     let bytes = records(first_seq, messages);
-    file.write(&[Run::new(LaneId([lane, 0]), peer, first_seq, messages.len() as u32, &bytes)]).unwrap();
+    file.write(&[Chunk::new(LaneId([lane, 0]), peer, first_seq, messages.len() as u32, &bytes)]).unwrap();
 }
 
 const LANES: [&str; 2] = ["00000000000000010000000000000000", "00000000000000020000000000000000"];
@@ -125,8 +125,8 @@ fn verify_reports_the_known_senders() {
     let here = format!("process {} of user {}", std::process::id(), rustix::process::geteuid().as_raw());
 
     options.create_sender(&channel).unwrap().send(b"from a sender that has ended").unwrap();
-    let receiver = options.create_receiver(&channel).unwrap();
-    let mut flush = pelton::Flush::new(&options, receiver, RecordFile::open(&log).unwrap()).unwrap();
+    let receiver = options.cast().create_receiver(&channel).unwrap();
+    let mut flush = pelton::Flush::new(&options.cast(), receiver, RecordFile::open(&log).unwrap()).unwrap();
     flush.run().unwrap();
     assert!(verified().ends_with("in 1 chunks, from an unknown process by path, 0 gaps\n"), "{}", verified());
 
@@ -140,7 +140,7 @@ fn verify_reports_the_known_senders() {
     assert!(verified().ends_with(&format!("in 2 chunks, from {here} and others, 0 gaps\n")), "{}", verified());
 
     std::fs::remove_file(&log).unwrap();
-    let appenders = pelton::Appenders::new(&options, RecordFile::open(&log).unwrap()).unwrap();
+    let appenders = pelton::Appenders::new(&options.cast(), RecordFile::open(&log).unwrap()).unwrap();
     appenders.append(b"by a thread of the writer").unwrap();
     appenders.sync().unwrap();
     assert!(verified().ends_with(&format!("in 1 chunks, from {here}, 0 gaps\n")), "{}", verified());

@@ -1,4 +1,4 @@
-//! The bytes of a record file, as `spec/record-file.md` says them, and finding chunks among bytes that may be anything.
+//! The bytes of a record file, as `spec/record-file.md` defines them, and the search for chunks in arbitrary bytes.
 
 use pelton_channel::LaneId;
 use pelton_channel::{Error, Result};
@@ -13,35 +13,35 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const HEADER: u64 = 64;
 const CHUNK_MAGIC: [u8; 4] = *b"pchk";
 
-/// The records of a run.
-pub(super) const KIND_RUN: u16 = 0;
+/// Records of one lane.
+pub(super) const KIND_RECORDS: u16 = 0;
 /// The last numbers of lanes whose records are in earlier files of the rotation.
 pub(super) const KIND_LAST: u16 = 1;
-/// Kinds from here on say something that a reader who does not know them may pass over.
+/// A reader may skip unknown kinds from here on.
 const KIND_OPTIONAL: u16 = 0x8000;
 /// In a chunk of [`KIND_LAST`]: a lane, its last number, and 4 bytes of zeros.
 pub(super) const LAST_ENTRY: usize = 24;
-/// The most of them: eight times as many lanes as a receiver has.
+/// The most entries: eight times as many lanes as a receiver has.
 pub(super) const LAST_ENTRIES_MAX: usize = 8 * pelton_lane::LANES_MAX as usize;
 const LAST_BYTES_MAX: u64 = (LAST_ENTRY * LAST_ENTRIES_MAX) as u64;
 const FLAG_PEER: u16 = 1;
-/// The most bytes of records in a chunk: what the largest lane holds.
+/// The most bytes of records in a chunk: the largest lane's capacity.
 pub(super) const CHUNK_BYTES_MAX: u64 = pelton_lane::CAPACITY_MAX;
 
-/// Looked at with one read: a chunk's header, and with small chunks several of them. A guess.
+/// Bytes of one read: a chunk's header, and several of them if chunks are small. A guess.
 const WINDOW: usize = 16 << 10;
-/// Checked at a time, where the bytes are not wanted for anything else.
+/// Bytes that one step of a verification reads.
 const PIECE: u64 = 1 << 20;
 
-/// What stands at the beginning of a file.
+/// The header of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileHeader {
     /// Nanoseconds since 1970.
     pub created: u64,
-    /// Its place in the rotation: 1 for the first file.
+    /// Its position in the rotation: 1 for the first file.
     pub number: u64,
-    /// Random. The checksums of chunk headers begin with it, so that nobody who only has payloads written can make such a
-    /// header, and none of another file is taken for one of this.
+    /// Random. The checksums of chunk headers begin with it. So a process that only chooses payloads cannot forge such
+    /// a header, and a chunk of another file is never taken for one of this.
     pub id: u64,
 }
 
@@ -59,7 +59,7 @@ impl FileHeader {
         bytes
     }
 
-    /// Of what is at the beginning of a file; or what is wrong with it.
+    /// Decodes the beginning of a file; or returns what is wrong with it.
     pub fn of(bytes: &[u8]) -> std::result::Result<FileHeader, String> {
         if bytes.len() < HEADER as usize {
             return Err(format!("it has {} bytes, a record file at least {HEADER}: move it away", bytes.len()));
@@ -89,7 +89,7 @@ impl FileHeader {
     }
 }
 
-/// What stands before a chunk's records.
+/// The header before a chunk's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkHeader {
     pub kind: u16,
@@ -127,7 +127,7 @@ impl ChunkHeader {
         bytes
     }
 
-    /// Of what is where a chunk should begin, which reaches to `left` bytes from there at most.
+    /// Decodes a chunk's header; `left` bytes remain in the file from there.
     fn of(bytes: &[u8], left: u64, file: &FileHeader) -> std::result::Result<ChunkHeader, Broken> {
         if bytes.len() < HEADER as usize {
             return Err(Broken::new(format!("{} bytes", bytes.len()), format!("a chunk's header of {HEADER}")));
@@ -151,15 +151,15 @@ impl ChunkHeader {
             written: u64_at(bytes, 48),
             checksum: u32_at(bytes, 56),
         };
-        let room = left - HEADER;
-        if header.bytes > room {
-            return Err(Broken::new(format!("{room} bytes of a chunk's records"), header.bytes.to_string()));
+        let left_bytes = left - HEADER;
+        if header.bytes > left_bytes {
+            return Err(Broken::new(format!("{left_bytes} bytes of a chunk's records"), header.bytes.to_string()));
         }
         if !header.bytes.is_multiple_of(8) || header.bytes > CHUNK_BYTES_MAX {
             let wanted = format!("a multiple of 8, at most {CHUNK_BYTES_MAX}");
             return Err(Broken::new(format!("a chunk of {} bytes", header.bytes), wanted));
         }
-        if header.kind == KIND_RUN && (header.first_seq == 0 || header.messages == 0) {
+        if header.kind == KIND_RECORDS && (header.first_seq == 0 || header.messages == 0) {
             let found = format!("{} messages from number {}", header.messages, header.first_seq);
             return Err(Broken::new(found, "at least one, from 1 on"));
         }
@@ -172,21 +172,15 @@ impl ChunkHeader {
         Ok(header)
     }
 
-    /// With its header.
+    /// The chunk's bytes with its header.
     pub fn all_bytes(&self) -> u64 {
         HEADER + self.bytes
     }
 
     /// The number of its last message.
     pub fn last_seq(&self) -> u32 {
-        last_seq(self.first_seq, self.messages)
+        crate::flush::last_seq(self.first_seq, self.messages)
     }
-}
-
-/// The number of the last of so many messages, at least one: numbers are 1 to 2^32 - 1, and begin again.
-pub(super) fn last_seq(first_seq: u32, messages: u32) -> u32 {
-    let last = u64::from(first_seq) + u64::from(messages) - 1;
-    (if last > u64::from(u32::MAX) { last - u64::from(u32::MAX) } else { last }) as u32
 }
 
 fn header_checksum(file: &FileHeader, bytes: &[u8]) -> u32 {
@@ -208,7 +202,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// What is not as it should be.
+/// What was found, and what is valid there.
 #[derive(Debug)]
 pub(super) struct Broken {
     pub found: String,
@@ -221,12 +215,8 @@ impl Broken {
     }
 }
 
-/// The record at `at`: its payload's place, and where the next one begins.
-pub(super) fn record_at(
-    records: &[u8],
-    at: usize,
-    seq: u32,
-) -> std::result::Result<(std::ops::Range<usize>, usize), Broken> {
+/// Checks the record at `at`. Returns where the next one begins.
+fn check_record(records: &[u8], at: usize, seq: u32) -> std::result::Result<usize, Broken> {
     let left = (records.len() - at) as u64;
     if left < 8 {
         return Err(Broken::new(format!("the end of the chunk at byte {at} of its records"), format!("message {seq}")));
@@ -244,15 +234,14 @@ pub(super) fn record_at(
             format!("at most {}", left - 8),
         ));
     }
-    let payload = at + 8..at + 8 + bytes as usize;
-    Ok((payload, at + record_bytes(bytes) as usize))
+    Ok(at + record_bytes(bytes) as usize)
 }
 
-/// Whether the records are those that the header tells of.
+/// Checks the records against their chunk's header.
 pub(super) fn check_records(header: &ChunkHeader, records: &[u8]) -> std::result::Result<(), Broken> {
     let (mut at, mut seq) = (0, header.first_seq);
     for _ in 0..header.messages {
-        at = record_at(records, at, seq)?.1;
+        at = check_record(records, at, seq)?;
         seq = seq_after(seq);
     }
     match records.len() - at {
@@ -261,34 +250,34 @@ pub(super) fn check_records(header: &ChunkHeader, records: &[u8]) -> std::result
     }
 }
 
-/// An open file whose chunks are looked for.
+/// Reads chunk headers of an open file, through a window of its bytes.
 #[derive(Debug)]
-pub(super) struct Chunks {
+pub(super) struct Scanner {
     pub path: String,
     pub header: FileHeader,
     window: Vec<u8>,
     window_at: u64,
 }
 
-impl Chunks {
-    /// Of a file that says that it is one.
-    pub fn of(fd: BorrowedFd<'_>, path: &Path) -> Result<Chunks> {
+impl Scanner {
+    /// Reads and checks the file's header.
+    pub fn of(fd: BorrowedFd<'_>, path: &Path) -> Result<Scanner> {
         let path = path.display().to_string();
         let header = FileHeader { created: 0, number: 0, id: 0 };
-        let mut chunks = Chunks { path, header, window: Vec::new(), window_at: 0 };
-        let begin = chunks.bytes(fd, 0, HEADER)?;
-        chunks.header = match FileHeader::of(begin) {
+        let mut scanner = Scanner { path, header, window: Vec::new(), window_at: 0 };
+        let begin = scanner.bytes(fd, 0, HEADER)?;
+        scanner.header = match FileHeader::of(begin) {
             Ok(header) => header,
-            Err(problem) => return Err(chunks.refuse(problem)),
+            Err(problem) => return Err(scanner.refuse(problem)),
         };
-        Ok(chunks)
+        Ok(scanner)
     }
 
     pub fn refuse(&self, problem: String) -> Error {
         Error::NotARecordFile { path: self.path.clone(), problem }
     }
 
-    /// The chunk that begins at `at`, before `end`, with its records checked if that is asked for.
+    /// The chunk that begins at `at`, before `end`. Verifies its records if the caller asks for that.
     pub fn chunk(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -324,18 +313,18 @@ impl Chunks {
         Ok(check_checksum(&header, checksum.finalize()).map(|()| header))
     }
 
-    /// The first whole chunk at or after `from`, wherever it begins. Each byte is checked once: the records of a header that is as
-    /// it should be hold no other.
+    /// The first valid chunk at or after `from`, at any multiple of 8. It checks each byte once: the records of a chunk
+    /// with a valid header contain no other chunk.
     pub fn whole_from(&mut self, fd: BorrowedFd<'_>, from: u64, end: u64) -> Result<Option<u64>> {
         let mut at = from.next_multiple_of(8);
         while at + HEADER <= end {
             let bytes = self.bytes(fd, at, PIECE.min(end - at))?;
             let found = bytes.chunks_exact(8).position(|word| word[..4] == CHUNK_MAGIC);
-            let looked = bytes.len() as u64 / 8 * 8;
+            let checked = bytes.len() as u64 / 8 * 8;
             match found {
-                // The file has become shorter.
-                None if looked == 0 => return Ok(None),
-                None => at += looked,
+                // Another program has truncated the file.
+                None if checked == 0 => return Ok(None),
+                None => at += checked,
                 Some(word) => {
                     at += word as u64 * 8;
                     match self.chunk(fd, at, end, false)? {
@@ -351,8 +340,8 @@ impl Chunks {
         Ok(None)
     }
 
-    /// What is broken at `at`, with whether anything whole comes after it. Of a chunk whose header is as it should be nothing is
-    /// looked for in its records.
+    /// The error for damage at `at`, and the next valid chunk. It does not search the records of a chunk whose header
+    /// is valid.
     pub fn damage(&mut self, fd: BorrowedFd<'_>, at: u64, end: u64, broken: Broken) -> Result<(Option<u64>, Error)> {
         let from = match self.chunk(fd, at, end, false)? {
             Ok(header) => at + header.all_bytes(),
@@ -370,8 +359,8 @@ impl Chunks {
     /// Up to `wanted` bytes from `at` on: fewer only at the end of the file.
     pub fn bytes(&mut self, fd: BorrowedFd<'_>, at: u64, wanted: u64) -> Result<&[u8]> {
         let wanted = wanted as usize;
-        let there = self.window_at <= at && at + wanted as u64 <= self.window_at + self.window.len() as u64;
-        if !there {
+        let is_loaded = self.window_at <= at && at + wanted as u64 <= self.window_at + self.window.len() as u64;
+        if !is_loaded {
             self.window_at = at;
             self.window.resize(wanted.max(WINDOW), 0);
             let read = read_at(fd, &mut self.window, at);
@@ -382,7 +371,7 @@ impl Chunks {
         Ok(&self.window[from..self.window.len().min(from + wanted)])
     }
 
-    /// Where a live writer may have written since.
+    /// Empties the window, because a live writer may have changed those bytes.
     pub fn forget(&mut self) {
         self.window.clear();
     }
@@ -395,7 +384,7 @@ pub(super) fn check_checksum(header: &ChunkHeader, found: u32) -> std::result::R
     }
 }
 
-/// Fills `bytes` from `at` on; answers how much of it there was.
+/// Fills `bytes` from `at` on. Returns how many bytes the file had.
 pub(super) fn read_at(fd: impl AsFd, bytes: &mut [u8], at: u64) -> std::io::Result<usize> {
     let mut read = 0;
     while read < bytes.len() {

@@ -1,28 +1,30 @@
-//! The last number of each lane that was written, for as many lanes as a rotation takes along.
+//! The last number of each written lane, for as many lanes as a rotation preserves.
 
-use super::format::{ChunkHeader, Chunks, HEADER, KIND_LAST, KIND_RUN, LAST_ENTRIES_MAX, LAST_ENTRY, u32_at, u64_at};
+use super::format::{
+    ChunkHeader, HEADER, KIND_LAST, KIND_RECORDS, LAST_ENTRIES_MAX, LAST_ENTRY, Scanner, u32_at, u64_at,
+};
 use pelton_channel::LaneId;
 use pelton_channel::Result;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 
-/// How many lanes are remembered over a rotation, the last that were written: four times as many as a receiver has. A lane's
-/// number matters only until its records are released, which is before anything more of it is written.
+/// How many lanes a rotation preserves, those written last: four times as many as a receiver has. A lane's number
+/// matters only until its records are released, which is before the next write of that lane.
 const LANES_REMEMBERED: usize = LAST_ENTRIES_MAX / 2;
 
-/// What is known of the lanes.
+/// The last numbers of lanes.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     last: HashMap<LaneId, Last>,
-    /// Counts what was written, for `Last`.
-    turn: u64,
+    /// Counts the writes, for `Last`.
+    order: u64,
 }
 
-/// What is known of a lane.
+/// A lane's last number, and when it was written.
 #[derive(Clone, Copy, Debug)]
 struct Last {
     seq: u32,
-    turn: u64,
+    order: u64,
 }
 
 impl Lanes {
@@ -36,29 +38,30 @@ impl Lanes {
         self.last.len()
     }
 
-    /// The last number of a lane is this one now.
+    /// Sets the last number of a lane.
     pub(super) fn note(&mut self, lane: LaneId, seq: u32) {
-        self.turn += 1;
-        self.last.insert(lane, Last { seq, turn: self.turn });
+        self.order += 1;
+        self.last.insert(lane, Last { seq, order: self.order });
         if self.last.len() == LAST_ENTRIES_MAX {
-            self.forget_the_oldest();
+            self.forget_oldest();
         }
     }
 
-    /// Notes what a chunk says, which begins at `at`.
+    /// Notes the numbers of the chunk that begins at `at`.
     pub(super) fn note_chunk(
         &mut self,
-        chunks: &mut Chunks,
+        scanner: &mut Scanner,
         fd: BorrowedFd<'_>,
         at: u64,
         header: &ChunkHeader,
     ) -> Result<()> {
         match header.kind {
-            KIND_RUN => self.note(header.lane, header.last_seq()),
+            KIND_RECORDS => self.note(header.lane, header.last_seq()),
             KIND_LAST => {
-                for entry in chunks.bytes(fd, at + HEADER, header.bytes)?.to_vec().chunks_exact(LAST_ENTRY) {
+                for entry in scanner.bytes(fd, at + HEADER, header.bytes)?.to_vec().chunks_exact(LAST_ENTRY) {
                     let lane = LaneId([u64_at(entry, 0), u64_at(entry, 8)]);
-                    // Of the files before: what this one has is later, wherever the chunk stands.
+                    // An entry is from an earlier file: the numbers of this file's chunks are later, wherever the entry
+                    // stands.
                     if !self.last.contains_key(&lane) {
                         self.note(lane, u32_at(entry, 16));
                     }
@@ -69,30 +72,30 @@ impl Lanes {
         Ok(())
     }
 
-    /// What `later` has is later.
+    /// Takes over the numbers of `later`.
     pub(super) fn note_all(&mut self, later: &Lanes) {
         for (lane, last) in later.in_order() {
             self.note(lane, last.seq);
         }
     }
 
-    fn forget_the_oldest(&mut self) {
-        let mut turns: Vec<u64> = self.last.values().map(|last| last.turn).collect();
-        turns.sort_unstable();
-        let first = turns[turns.len().saturating_sub(LANES_REMEMBERED)..].first().copied().unwrap_or(0);
-        self.last.retain(|_, last| last.turn >= first);
+    fn forget_oldest(&mut self) {
+        let mut orders: Vec<u64> = self.last.values().map(|last| last.order).collect();
+        orders.sort_unstable();
+        let first = orders[orders.len().saturating_sub(LANES_REMEMBERED)..].first().copied().unwrap_or(0);
+        self.last.retain(|_, last| last.order >= first);
     }
 
-    /// By when they were written.
+    /// The lanes in the order of their last write.
     fn in_order(&self) -> Vec<(LaneId, Last)> {
         let mut lanes: Vec<(LaneId, Last)> = self.last.iter().map(|(lane, last)| (*lane, *last)).collect();
-        lanes.sort_unstable_by_key(|(_, last)| last.turn);
+        lanes.sort_unstable_by_key(|(_, last)| last.order);
         lanes
     }
 
-    /// As a chunk of last numbers has them: the lanes whose records are in earlier files, by when they were written.
+    /// Encodes a chunk of last numbers: the lanes whose records are in earlier files, in the order of their last write.
     pub(super) fn bytes(&mut self) -> Vec<u8> {
-        self.forget_the_oldest();
+        self.forget_oldest();
         let mut bytes = Vec::with_capacity(self.last.len() * LAST_ENTRY);
         for (lane, last) in self.in_order() {
             bytes.extend(lane.0[0].to_le_bytes());

@@ -25,7 +25,7 @@ fn peer(chunk: &Value) -> Option<Peer> {
     Some(Peer { pid: number(&peer["pid"]) as u32, uid: number(&peer["uid"]) as u32 })
 }
 
-/// The chunk as a writer makes it.
+/// The chunk as a writer encodes it.
 fn chunk_bytes(chunk: &Value, file: &FileHeader) -> Vec<u8> {
     let mut records = Vec::new();
     let empty = Vec::new();
@@ -41,7 +41,7 @@ fn chunk_bytes(chunk: &Value, file: &FileHeader) -> Vec<u8> {
         records.resize(records.len().next_multiple_of(8), number(&chunk["padding"]) as u8);
     }
     let header = ChunkHeader {
-        kind: if chunk.get("last").is_some() { KIND_LAST } else { KIND_RUN },
+        kind: if chunk.get("last").is_some() { KIND_LAST } else { KIND_RECORDS },
         bytes: records.len() as u64,
         lane: chunk.get("lane").map_or(LaneId([0, 0]), lane),
         first_seq: messages.first().map_or(0, |message| number(&message["seq"]) as u32),
@@ -53,7 +53,7 @@ fn chunk_bytes(chunk: &Value, file: &FileHeader) -> Vec<u8> {
     [&header.bytes(file)[..], &records].concat()
 }
 
-/// What a reader finds, in the words of the vectors.
+/// What a reader finds, in the terms of the vectors.
 fn reads(path: &Path, wanted: &Value) -> Value {
     let mut reader = match RecordReader::open(path) {
         Ok(reader) => reader,
@@ -101,7 +101,7 @@ fn reads(path: &Path, wanted: &Value) -> Value {
     Value::Array(found)
 }
 
-/// What a writer finds that opens it.
+/// What a writer finds when it opens the file.
 fn opens(path: &Path, wanted: &Value) -> Value {
     match RecordFile::open(path) {
         Ok(file) => {
@@ -123,7 +123,7 @@ fn opens(path: &Path, wanted: &Value) -> Value {
 fn the_vectors_are_written_and_read() {
     let path = format!("{}/../../spec/vectors/record-file.json", env!("CARGO_MANIFEST_DIR"));
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for vector in vectors["files"].as_array().unwrap() {
         let (name, all) = (vector["name"].as_str().unwrap(), bytes(&vector["hex"]));
         println!("{name}");
@@ -138,7 +138,7 @@ fn the_vectors_are_written_and_read() {
                 assert!(written == all[HEADER as usize..], "{name}");
             }
         }
-        let path = place.path().join("log");
+        let path = directory.path().join("log");
         std::fs::write(&path, &all).unwrap();
         assert_eq!(reads(&path, vector), vector["reads"], "{name}");
         assert_eq!(opens(&path, &vector["opens"]), vector["opens"], "{name}");

@@ -144,7 +144,7 @@ impl Ticket<'_> {
                 Some(Task::Waits(waker) | Task::WaitsForRoom(waker)) => waker.clone_from(context.waker()),
                 None => unreachable!("it is removed by who takes it, and when it is dropped"),
             }
-            if self.operation.is_some() && state.engine.has_room(1) {
+            if self.operation.is_some() && state.engine.has_free_slots(1) {
                 continue;
             }
             if !state.engine.arm()? {

@@ -186,7 +186,7 @@ impl AsyncService {
         loop {
             self.ready().await?;
             // Checked twice, because a returned borrow cannot be given back.
-            if self.service.get_mut().look()? {
+            if self.service.get_mut().poll()? {
                 break;
             }
         }
@@ -258,7 +258,7 @@ impl AsyncService {
         if self.taken.is_multiple_of(REQUESTS_PER_WAKE) {
             self.waiters.wake_all();
         }
-        while !self.service.get_mut().look()? {
+        while !self.service.get_mut().poll()? {
             ready!(self.poll_event(context))?;
         }
         Poll::Ready(Ok(()))

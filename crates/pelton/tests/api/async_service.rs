@@ -16,17 +16,17 @@ fn run<T>(test: impl Future<Output = T>) -> T {
 }
 
 fn options() -> Options {
-    Options::new().capacity(1 << 16).connect_deadline(deadline())
+    <Options>::new().capacity(1 << 16).connect_deadline(deadline())
 }
 
 fn service(place: &TestDir) -> AsyncService {
-    AsyncService::new(Service::listen_with(&place.name(), &options()).unwrap()).unwrap()
+    AsyncService::new(Service::listen_with(&place.name(), &options().cast()).unwrap()).unwrap()
 }
 
 /// Connecting blocks, and the service's task has to run meanwhile.
 async fn client(place: &TestDir) -> AsyncClient {
     let name = place.name();
-    let connecting = tokio::task::spawn_blocking(move || Client::connect_with(&name, &options()).unwrap());
+    let connecting = tokio::task::spawn_blocking(move || Client::connect_with(&name, &options().cast()).unwrap());
     AsyncClient::new(connecting.await.unwrap()).unwrap()
 }
 
@@ -56,7 +56,7 @@ fn requests_of_several_clients_are_answered_by_tasks_of_which_no_more_run_than_a
             .map(|number| {
                 let name = place.name();
                 tokio::task::spawn_blocking(move || {
-                    let mut client = Client::connect_with(&name, &options()).unwrap();
+                    let mut client = Client::connect_with(&name, &options().cast()).unwrap();
                     let mut calls = Vec::new();
                     for call in 0..1000u32 {
                         calls.push((client.submit(&[number, call as u8]).unwrap(), [number, call as u8].repeat(2)));
@@ -137,7 +137,7 @@ fn parts_find_space_while_more_requests_wait_than_are_taken_ahead() {
         let name = place.name();
         let (filled, is_filled) = tokio::sync::oneshot::channel();
         let others = tokio::task::spawn_blocking(move || {
-            let mut clients: Vec<_> = (0..3).map(|_| Client::connect_with(&name, &options()).unwrap()).collect();
+            let mut clients: Vec<_> = (0..3).map(|_| Client::connect_with(&name, &options().cast()).unwrap()).collect();
             let mut calls = Vec::new();
             for client in &mut clients {
                 let submitted = (0..1000).map_while(|_| client.try_submit(b"other").unwrap());
@@ -229,7 +229,7 @@ fn a_stopped_service_ends_the_handlers_that_wait_for_space() {
         });
         let name = place.name();
         let mut client = tokio::task::spawn_blocking(move || {
-            let mut client = Client::connect_with(&name, &options()).unwrap();
+            let mut client = Client::connect_with(&name, &options().cast()).unwrap();
             client.submit(b"endless").unwrap();
             client
         })
@@ -273,7 +273,7 @@ fn a_receive_dropped_at_any_await_takes_no_request() {
         let mut service = service(&place);
         let name = place.name();
         let asking = tokio::task::spawn_blocking(move || {
-            let mut client = Client::connect_with(&name, &options()).unwrap();
+            let mut client = Client::connect_with(&name, &options().cast()).unwrap();
             (0..200u32)
                 .for_each(|number| assert_eq!(*client.call(&number.to_le_bytes()).unwrap(), number.to_le_bytes()));
         });
@@ -304,7 +304,7 @@ fn a_run_that_is_dropped_abandons_its_calls_and_the_service_goes_on() {
         let mut service = service(&place);
         let name = place.name();
         let asking = tokio::task::spawn_blocking(move || {
-            let mut client = Client::connect_with(&name, &options()).unwrap();
+            let mut client = Client::connect_with(&name, &options().cast()).unwrap();
             assert_eq!(client.call(b"first").unwrap().outcome(), Outcome::Abandoned);
             assert_eq!(&*client.call(b"second").unwrap(), b"reply");
         });
@@ -382,7 +382,7 @@ fn a_stop_ends_handlers_that_wait_for_space_also_while_more_requests_wait_than_a
         let name = place.name();
         tokio::task::spawn_blocking(move || {
             // Nobody reads. A thousand requests of each are more than are taken, and some fit no lane.
-            let mut clients: Vec<_> = (0..3).map(|_| Client::connect_with(&name, &options()).unwrap()).collect();
+            let mut clients: Vec<_> = (0..3).map(|_| Client::connect_with(&name, &options().cast()).unwrap()).collect();
             for client in &mut clients {
                 (0..1000).for_each(|_| _ = client.try_submit(b"endless").unwrap());
             }

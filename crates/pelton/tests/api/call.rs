@@ -1,5 +1,5 @@
-//! Calls: asked and answered between threads and processes, in any order and size, by full lanes, slow readers, deaths and ends.
-//! Here what all of them use, sizes, order, notifications, pools; the rest by what it claims in `call/`.
+//! Calls between threads and processes: any order and size, full lanes, slow readers, deaths and ends. This file has
+//! the shared parts, sizes, order, notifications and pools; `call/` has the rest by claim.
 
 mod cancels;
 mod ends;
@@ -17,26 +17,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Lanes so small that most of what these tests send does not fit.
+/// Lanes so small that most messages of these tests do not fit.
 const TINY: u64 = 1 << 16;
 
-fn tiny() -> Options {
-    Options::new().capacity(TINY).connect_deadline(deadline())
+fn tiny<M>() -> Options<M> {
+    <Options>::new().capacity(TINY).connect_deadline(deadline()).cast()
 }
 
-/// Answers with the request's own bytes, in place where there is room.
+/// Replies with the request's own bytes, in place where space is free.
 fn echo(mut request: Request<'_>) {
     if request.is_notification() {
         return;
     }
     let (bytes, responder) = request.split();
-    if let Ok(Some(mut room)) = responder.try_reserve(bytes.len()) {
-        room.copy_from_slice(bytes);
-        room.reply(bytes.len()).unwrap();
+    if let Ok(Some(mut reservation)) = responder.try_reserve(bytes.len()) {
+        reservation.copy_from_slice(bytes);
+        reservation.reply(bytes.len()).unwrap();
         return;
     }
     let (bytes, responder) = request.into_parts();
-    // A client that has gone is not answered.
+    // A client that has exited gets no reply.
     let _ = responder.reply(&bytes);
 }
 
@@ -59,7 +59,7 @@ impl Serving {
         threads: usize,
         handler: impl Fn(Request<'_>) + Sync + Send + 'static,
     ) -> Serving {
-        let mut service = Service::listen_with(name, options).unwrap();
+        let mut service = Service::listen_with(name, &options.cast()).unwrap();
         let stopper = service.stopper();
         Serving { stopper, thread: Some(std::thread::spawn(move || service.run(threads, handler))) }
     }
@@ -75,9 +75,12 @@ impl Drop for Serving {
     }
 }
 
-/// A service, and a client of it that has asked so many times.
-fn asked(place: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
-    let name = place.name();
+/// A service, and a client of it that has sent that many requests.
+fn service_with_calls(
+    dir: &TestDir,
+    calls: usize,
+) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
+    let name = dir.name();
     let mut service = Service::listen_with(&name, &tiny()).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
@@ -94,7 +97,7 @@ fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let options = options(&role);
     match role.get("role") {
-        // Echoes, on so many threads.
+        // Echoes, on that many threads.
         "echo" => {
             let mut service = Service::listen_with(role.get("name"), &options).unwrap();
             report("listening");
@@ -111,21 +114,21 @@ fn child() {
             report("taken");
             read_line_from_parent();
         }
-        // Asks so much and reads nothing, until it is killed.
+        // Sends that many requests and reads nothing, until it is killed.
         "deaf" => {
-            let mut client = Client::connect_with(role.get("name"), &options).unwrap();
-            let mut asked = 0;
-            while asked < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
-                asked += 1;
+            let mut client = Client::connect_with(role.get("name"), &options.cast()).unwrap();
+            let mut requested = 0;
+            while requested < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
+                requested += 1;
             }
-            report(asked);
+            report(requested);
             read_line_from_parent();
         }
-        // Many clients, kept.
+        // Many clients, all kept open.
         "many" => {
             let clients: Vec<Client> = (0..role.number("count").unwrap())
                 .map(|_| {
-                    let mut client = Client::connect_with(role.get("name"), &options).unwrap();
+                    let mut client = Client::connect_with(role.get("name"), &options.cast()).unwrap();
                     assert_eq!(&*client.call_until(b"here", deadline()).unwrap().expect("no answer"), b"here");
                     client
                 })
@@ -135,13 +138,13 @@ fn child() {
             drop(clients);
         }
         "caller" => {
-            let mut client = Client::connect_with(role.get("name"), &options).unwrap();
+            let mut client = Client::connect_with(role.get("name"), &options.cast()).unwrap();
             for number in 0..role.number("count").unwrap() {
                 let request = numbered(number, (number % 3000) as usize);
                 assert_eq!(*client.call(&request).unwrap(), *request, "call {number}");
             }
         }
-        // Has no memory for the stacks of so many threads.
+        // Has no memory for that many thread stacks.
         "cramped" => {
             use rustix::process::{Resource, Rlimit, setrlimit};
             let mut service = Service::listen_with(role.get("name"), &options).unwrap();
@@ -158,15 +161,15 @@ fn child() {
 }
 
 #[test]
-fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_do_not_fit_into() {
-    let place = TestDir::new("echo of every size");
+fn replies_of_every_size_pass_through_lanes_smaller_than_them() {
+    let dir = TestDir::new("echo of every size");
     for threads in [1, 3] {
         for capacity in [TINY, 1 << 22] {
             let service = Child::start(
-                Role::new(child, "echo").with("name", place.name()).with("capacity", capacity).with("threads", threads),
+                Role::new(child, "echo").with("name", dir.name()).with("capacity", capacity).with("threads", threads),
             );
             service.expect("listening");
-            let mut client = Client::connect_with(&place.name(), &Options::new().capacity(capacity)).unwrap();
+            let mut client = Client::connect_with(&dir.name(), &Options::new().capacity(capacity)).unwrap();
             assert_eq!(client.peer().unwrap().pid, service.pid());
             let limit = capacity as usize / 2 - 32;
             let near = |bytes: usize| bytes - 26..bytes + 3;
@@ -184,24 +187,24 @@ fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_
 }
 
 #[test]
-fn a_thousand_calls_in_flight_are_answered_in_any_order() {
-    let place = TestDir::new("a thousand in flight");
-    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
+fn a_thousand_calls_in_flight_get_replies_in_any_order() {
+    let dir = TestDir::new("a thousand in flight");
+    let mut service = Service::listen_with(&dir.name(), &tiny()).unwrap();
     let mut client = {
-        let name = place.name();
+        let name = dir.name();
         let connecting = std::thread::spawn(move || Client::connect_with(&name, &tiny()).unwrap());
         while !connecting.is_finished() {
             let _ = service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         }
         connecting.join().unwrap()
     };
-    let mut asked = HashMap::new();
+    let mut requested = HashMap::new();
     let mut taken: Vec<(Vec<u8>, Responder)> = Vec::new();
-    while asked.len() < 1024 {
-        let number = asked.len() as u64;
+    while requested.len() < 1024 {
+        let number = requested.len() as u64;
         let request = numbered(number, 40);
         match client.try_submit(&request).unwrap() {
-            Some(call) => assert!(asked.insert(call, request).is_none(), "{call:?} twice"),
+            Some(call) => assert!(requested.insert(call, request).is_none(), "{call:?} twice"),
             None => {
                 while let Some(request) = service.try_receive().unwrap() {
                     taken.push(request.into_parts());
@@ -221,12 +224,12 @@ fn a_thousand_calls_in_flight_are_answered_in_any_order() {
             let (bytes, responder) = taken.swap_remove(random.below(taken.len() as u64) as usize);
             responder.reply(&bytes).unwrap();
         }
-        // Also what does not fit any more is written as room comes.
+        // Queued requests are also written as space becomes free.
         assert!(service.try_receive().unwrap().is_none());
         while taken.len() < 500
             && let Some(reply) = client.try_completion().unwrap()
         {
-            assert_eq!(*reply, *asked.remove(&reply.call()).expect("answered once"));
+            assert_eq!(*reply, *requested.remove(&reply.call()).expect("one reply for each"));
             answered += 1;
         }
     }
@@ -234,35 +237,35 @@ fn a_thousand_calls_in_flight_are_answered_in_any_order() {
 }
 
 #[test]
-fn full_lanes_never_wait_for_each_other() {
-    let place = TestDir::new("deadlock");
+fn full_lanes_never_deadlock() {
+    let dir = TestDir::new("deadlock");
     for threads in [1, 3] {
-        let _serving = Serving::start(&tiny(), &place.name(), threads, |request| {
+        let _serving = Serving::start(&tiny(), &dir.name(), threads, |request| {
             // More than the lane holds, for less than a fifth of it.
             let reply = request.repeat(5);
             request.reply(&reply).unwrap();
         });
-        let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
         let mut random = Random::new(threads as u64);
-        let asked: HashMap<CallId, Vec<u8>> = (0..300)
+        let requested: HashMap<CallId, Vec<u8>> = (0..300)
             .map(|number| {
                 let request = numbered(number, random.below(40_000) as usize);
-                // Never a completion taken between.
+                // The client takes no completion between the calls.
                 (client.submit_until(&request, deadline()).unwrap().expect("deadlock"), request)
             })
             .collect();
-        for _ in 0..asked.len() {
+        for _ in 0..requested.len() {
             let reply = client.completion_until(deadline()).unwrap().expect("deadlock");
-            assert!(*reply == *asked[&reply.call()].repeat(5));
+            assert!(*reply == *requested[&reply.call()].repeat(5));
         }
     }
 }
 
 #[test]
-fn who_awaits_one_call_finds_the_answers_to_others_later() {
-    let place = TestDir::new("one of many");
-    let _serving = Serving::start(&tiny(), &place.name(), 2, echo);
-    let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+fn a_thread_that_awaits_one_call_takes_the_replies_to_others_later() {
+    let dir = TestDir::new("one of many");
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, echo);
+    let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
     let calls: Vec<CallId> = (0..200).map(|number| client.submit(&numbered(number, 900)).unwrap()).collect();
     for number in (0..200u64).rev().step_by(2) {
         let reply = client.completion_of_until(calls[number as usize], deadline()).unwrap().expect("no answer");
@@ -277,16 +280,16 @@ fn who_awaits_one_call_finds_the_answers_to_others_later() {
 }
 
 #[test]
-fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
-    let place = TestDir::new("failures");
-    let serving = Serving::start(&tiny(), &place.name(), 2, |request| match &*request {
+fn failures_are_values_and_a_dropped_responder_abandons_its_call() {
+    let dir = TestDir::new("failures");
+    let serving = Serving::start(&tiny(), &dir.name(), 2, |request| match &*request {
         b"fail" => request.fail(42, b"why").unwrap(),
         b"forget" => {}
         b"panic" => panic!("of a handler, on purpose"),
         b"panic while it writes" => {
             let mut responder = request.into_responder();
-            let _room = responder.try_reserve(10).unwrap().expect("an empty lane has room");
-            panic!("of a handler that has room, on purpose");
+            let _reservation = responder.try_reserve(10).unwrap().expect("an empty lane has free space");
+            panic!("a deliberate panic in a handler");
         }
         b"end" => request.into_responder().end().unwrap(),
         b"large" => request.fail(u32::MAX, &[3; 100_000]).unwrap(),
@@ -296,7 +299,7 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
         }
         _ => echo(request),
     });
-    let mut client = Client::connect_with(&place.name(), &tiny().call_bytes_max(200_000)).unwrap();
+    let mut client = Client::connect_with(&dir.name(), &tiny().call_bytes_max(200_000)).unwrap();
     let mut ask = |request: &[u8]| {
         let answer = client.call_until(request, deadline()).unwrap().expect("no answer");
         (answer.outcome(), answer.into_vec())
@@ -313,10 +316,10 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_with_both_numbers() {
-    let place = TestDir::new("too large");
-    let _serving = Serving::start(&tiny().call_bytes_max(100_000), &place.name(), 1, echo);
-    let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+fn a_request_too_large_is_refused_with_its_size_and_the_limit() {
+    let dir = TestDir::new("too large");
+    let _serving = Serving::start(&tiny().call_bytes_max(100_000), &dir.name(), 1, echo);
+    let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
     assert_eq!(client.request_bytes_max(), 100_000);
     for error in [
         client.submit(&[0; 100_001]).unwrap_err(),
@@ -330,12 +333,12 @@ fn what_is_too_large_is_refused_with_both_numbers() {
 }
 
 #[test]
-fn notifications_come_in_order_and_are_not_answered() {
-    let place = TestDir::new("notifications");
-    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
-    let name = place.name();
+fn notifications_arrive_in_order_and_get_no_reply() {
+    let dir = TestDir::new("notifications");
+    let mut service = Service::listen_with(&dir.name(), &tiny()).unwrap();
+    let name = dir.name();
     let sizes = Sizes::Random(11, 100_000);
-    let telling = std::thread::spawn(move || {
+    let notifying = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
         for number in 0..300 {
             client.notify(&numbered(number, sizes.of(number))).unwrap();
@@ -348,20 +351,20 @@ fn notifications_come_in_order_and_are_not_answered() {
         check(number, sizes, &request, &mut wanted);
         assert!(matches!(request.reply(b"no"), Err(Error::Refused(_))));
     }
-    telling.join().unwrap();
+    notifying.join().unwrap();
     assert!(service.try_receive().unwrap().is_none());
 }
 
 #[test]
 fn only_a_client_and_a_service_make_a_link() {
-    let place = TestDir::new("other roles");
-    let mut service = Service::listen(&place.name()).unwrap();
+    let dir = TestDir::new("other roles");
+    let mut service = Service::listen(&dir.name()).unwrap();
     let refused =
         |error: Error| assert!(matches!(&error, Error::Refused(why) if why.contains("that one wants")), "{error}");
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| pelton::Sender::connect(&place.name()).map(|_| ()));
-        let receiving = scope.spawn(|| pelton::Receiver::connect(&place.name()).map(|_| ()));
-        let calling = scope.spawn(|| Client::connect(&place.name()).unwrap().call(b"me").unwrap().into_vec());
+        let sending = scope.spawn(|| pelton::Sender::connect(&dir.name()).map(|_| ()));
+        let receiving = scope.spawn(|| pelton::Receiver::connect(&dir.name()).map(|_| ()));
+        let calling = scope.spawn(|| Client::connect(&dir.name()).unwrap().call(b"me").unwrap().into_vec());
         service.receive_until(deadline()).unwrap().expect("the client came").reply(b"you").unwrap();
         assert_eq!(calling.join().unwrap(), b"you");
         while !sending.is_finished() || !receiving.is_finished() {
@@ -371,9 +374,9 @@ fn only_a_client_and_a_service_make_a_link() {
         refused(receiving.join().unwrap().unwrap_err());
     });
     drop(service);
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let calling = scope.spawn(|| Client::connect(&place.name()).map(|_| ()));
+        let calling = scope.spawn(|| Client::connect(&dir.name()).map(|_| ()));
         while !calling.is_finished() {
             assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
         }
@@ -382,16 +385,16 @@ fn only_a_client_and_a_service_make_a_link() {
 }
 
 #[test]
-fn a_client_costs_a_service_few_descriptors() {
-    let place = TestDir::new("many clients");
-    let service = Child::start(Role::new(child, "echo").with("name", place.name()));
+fn a_service_needs_few_descriptors_for_a_client() {
+    let dir = TestDir::new("many clients");
+    let service = Child::start(Role::new(child, "echo").with("name", dir.name()));
     service.expect("listening");
     let descriptors = || kernel::descriptors_of(service.pid());
-    let mut first = Client::connect(&place.name()).unwrap();
+    let mut first = Client::connect(&dir.name()).unwrap();
     first.call(b"here").unwrap();
     let before = descriptors();
     let count = 60;
-    let clients = Child::start(Role::new(child, "many").with("name", place.name()).with("count", count));
+    let clients = Child::start(Role::new(child, "many").with("name", dir.name()).with("count", count));
     clients.expect("connected");
     let each = (descriptors() - before) / count;
     assert!(each <= 5, "{each} for each client: with 20,000 a thousand clients must be possible");
@@ -404,35 +407,33 @@ fn a_client_costs_a_service_few_descriptors() {
 }
 
 #[test]
-fn processes_call_one_service_side_by_side() {
-    let place = TestDir::new("side by side");
-    let _serving = Serving::start(&tiny(), &place.name(), 3, echo);
+fn processes_call_one_service_concurrently() {
+    let dir = TestDir::new("side by side");
+    let _serving = Serving::start(&tiny(), &dir.name(), 3, echo);
     let callers: Vec<Child> = (0..4)
         .map(|_| {
-            Child::start(
-                Role::new(child, "caller").with("name", place.name()).with("count", 3000).with("capacity", TINY),
-            )
+            Child::start(Role::new(child, "caller").with("name", dir.name()).with("count", 3000).with("capacity", TINY))
         })
         .collect();
     callers.into_iter().for_each(Child::wait_for_success);
 }
 
 #[test]
-fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
-    let place = TestDir::new("stopped");
-    let mut service = Service::listen_with(&place.name(), &tiny()).unwrap();
+fn a_stopped_pool_ends_after_its_handlers_return() {
+    let dir = TestDir::new("stopped");
+    let mut service = Service::listen_with(&dir.name(), &tiny()).unwrap();
     let stopper = service.stopper();
     let done = Mutex::new(0);
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             service.run(4, |request| {
-                // From within.
+                // From within a handler.
                 stopper.stop();
                 *done.lock().unwrap() += 1;
                 request.reply(b"the last").unwrap();
             })
         });
-        let mut client = Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
         assert_eq!(&*client.call_until(b"stop", deadline()).unwrap().expect("no answer"), b"the last");
         serving.join().unwrap().unwrap();
     });
@@ -441,10 +442,10 @@ fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
 }
 
 #[test]
-fn a_call_is_answered_once() {
-    let place = TestDir::new("a call is answered once");
-    let name = place.name();
-    let mut service = Service::listen_with(&name, &tiny().announce(true)).unwrap();
+fn a_call_gets_one_reply() {
+    let dir = TestDir::new("a call gets one reply");
+    let name = dir.name();
+    let mut service = Service::listen_with(&name, &<Options>::new().capacity(TINY).announce(true).cast()).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
         assert!(client.call_until(b"one", deadline()).unwrap().is_some());
@@ -459,25 +460,25 @@ fn a_call_is_answered_once() {
 }
 
 #[test]
-fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
-    let place = TestDir::new("threads that cannot be started");
-    let pool = Child::start(Role::new(child, "cramped").with("name", place.name()));
+fn a_pool_that_cannot_start_all_its_threads_takes_no_call_and_fails() {
+    let dir = TestDir::new("threads that cannot be started");
+    let pool = Child::start(Role::new(child, "cramped").with("name", dir.name()));
     pool.expect("no thread");
     pool.wait_for_success();
 }
 
 #[test]
-fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
-    let place = TestDir::new("words about size");
-    let (_service, mut client, _responders, _) = asked(&place, 1);
+fn the_error_of_a_call_too_large_names_more_than_the_capacity() {
+    let dir = TestDir::new("words about size");
+    let (_service, mut client, _responders, _) = service_with_calls(&dir, 1);
     let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
     assert!(error.to_string().contains("call_bytes_max"), "{error}");
 }
 
 #[test]
-fn a_client_says_how_often_it_has_rung_a_service_that_slept() {
-    let place = TestDir::new("rings");
-    let (mut service, mut client, _responders, _) = asked(&place, 1);
+fn a_client_counts_its_rings_of_a_sleeping_service() {
+    let dir = TestDir::new("rings");
+    let (mut service, mut client, _responders, _) = service_with_calls(&dir, 1);
     for rung in 1..4 {
         let before = client.wakes_sent();
         assert!(service.arm().unwrap());

@@ -83,8 +83,8 @@ fn a_full_lane_and_a_limit_are_those_of_sending() {
 fn calls_take_and_reply_values_small_and_larger_than_the_lane() {
     let place = TestDir::new("encoded calls");
     let name = place.name();
-    let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
-    let mut service = Service::listen_with(&name, &options).unwrap();
+    let options = <Options>::new().capacity(1 << 16).connect_deadline(deadline());
+    let mut service = Service::listen_with(&name, &options.cast()).unwrap();
     let stopper = service.stopper();
     let serving = std::thread::spawn(move || {
         service.run(2, |request| {
@@ -98,7 +98,7 @@ fn calls_take_and_reply_values_small_and_larger_than_the_lane() {
             }
         })
     });
-    let mut client = Client::connect_with(&name, &options).unwrap();
+    let mut client = Client::connect_with(&name, &options.cast()).unwrap();
     for times in (0..30).chain([20_000, 20_001]) {
         let reply = client.call_encoded(&(times, "words ")).unwrap();
         assert_eq!(reply.decode::<String>().unwrap(), "words ".repeat(times));

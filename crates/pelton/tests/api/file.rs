@@ -1,6 +1,7 @@
-//! Files: every operation, by io_uring and by the threads alone, on tmpfs and on a disk; cancelling, dropping at every stage, chains, roots,
-//! bounds, event loops, forks, full disks, errors; and random sequences against `std::fs`. Here what all of them use, operations, completions, chains,
-//! errors, channels, and io_uring refused; the rest by what it claims in `file/`.
+//! Files: every operation, by io_uring and by the threads alone, on tmpfs and on a disk; cancelling, dropping at
+//! every stage, chains, roots, bounds, event loops, forks, full disks, errors; and random sequences compared with
+//! `std::fs`. This file has the shared parts, operations, completions, chains, errors, channels, and refused
+//! io_uring; `file/` has the rest by claim.
 
 mod limits;
 mod memory;
@@ -12,7 +13,7 @@ use crate::support::{
     Child, DEADLINE, Random, Role, Watchdog, deadline, eventually, eventually_is, is_readable, is_root, kernel,
     read_line_from_parent, readable, report, seccomp,
 };
-use memory::Lent;
+use memory::ForeignBuffers;
 use pelton::Error;
 use pelton::file::{Buffer, Completion, Engine, EngineOptions, File, Kind, Open, Operation, Output, Submitted, Tail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,7 +23,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, Per
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// What a child of these tests does.
+/// The entry point of a child of these tests.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -36,7 +37,7 @@ fn child() {
     }
 }
 
-/// A file system to try it on, and how.
+/// A file system under test, and the way to run operations.
 struct Case {
     way: &'static str,
     options: EngineOptions,
@@ -55,14 +56,15 @@ impl Case {
     }
 }
 
-/// The name of the threads that wait for somebody else, each for one operation.
+/// The name of the threads that wait for another party, each for one operation.
 const ALONE: &str = "pelton-file-own";
 
 fn options(way: &str) -> EngineOptions {
     if way == "threads" { EngineOptions::new().without_io_uring() } else { EngineOptions::new() }
 }
 
-/// Tries it on a disk (or what /var/tmp is) and on tmpfs, submitted to io_uring, submitted to the threads, and by `run`.
+/// Runs a test on a disk (or the file system of /var/tmp) and on tmpfs, with io_uring, with the threads, and by
+/// `run`.
 fn everywhere(claim: &'static str, test: impl Fn(&Case)) {
     let _hang = Watchdog::new(claim);
     for way in ["ring", "threads", "run"] {
@@ -71,8 +73,8 @@ fn everywhere(claim: &'static str, test: impl Fn(&Case)) {
             eprintln!("no io_uring here: only the threads are tried");
             continue;
         }
-        for place in ["/var/tmp", "/dev/shm"] {
-            let root = tempfile::Builder::new().prefix("pelton-file").tempdir_in(place).unwrap();
+        for dir in ["/var/tmp", "/dev/shm"] {
+            let root = tempfile::Builder::new().prefix("pelton-file").tempdir_in(dir).unwrap();
             test(&Case { way, options: options(way), root });
         }
     }
@@ -87,7 +89,7 @@ thread_local! {
     static RUNS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// One operation, in the way that is tried.
+/// One operation, in the way under test.
 fn ran(engine: &mut Engine, operation: Operation) -> pelton::Result<Completion> {
     if RUNS.get() {
         return engine.run(operation);
@@ -137,7 +139,7 @@ fn every_operation_does_what_its_system_call_does() {
         let file = open(&mut engine, &path);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640 & !kernel::umask());
 
-        // Positioned, larger than what is answered at once, and vectored.
+        // Positioned, larger than the limit for immediate completion, and vectored.
         for bytes in [0, 1, 4096, 100_000, 3_000_000] {
             let wanted = pattern(bytes as u64, bytes);
             assert_eq!(ran(&mut engine, Operation::write_at(&file, wanted.clone(), 7)).unwrap().count(), bytes);
@@ -151,10 +153,10 @@ fn every_operation_does_what_its_system_call_does() {
         let wrote = ran(&mut engine, Operation::write_vectored_at(&file, split, 100)).unwrap();
         assert_eq!((wrote.count(), wrote.buffers.len()), (70_000, 4));
         let read = ran(&mut engine, Operation::read_vectored_at(&file, pieces(&[1, 50_000, 0, 19_999]), 100)).unwrap();
-        assert_eq!((read.count(), joined(&read.buffers) == text), (70_000, true));
+        assert_eq!((read.count(), concatenated(&read.buffers) == text), (70_000, true));
         let many = pieces(&[3; 2500]);
         let read = ran(&mut engine, Operation::read_vectored_at(&file, many, 100)).unwrap();
-        assert_eq!((read.count(), joined(&read.buffers) == text[..7500]), (7500, true), "more than IOV_MAX");
+        assert_eq!((read.count(), concatenated(&read.buffers) == text[..7500]), (7500, true), "more than IOV_MAX");
 
         // At the file's position, and at its end.
         ran(&mut engine, Operation::truncate(&file, 3)).unwrap();
@@ -166,7 +168,7 @@ fn every_operation_does_what_its_system_call_does() {
         ran(&mut engine, Operation::write(&file, "HERE")).unwrap();
         assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 5], 8)).unwrap().bytes(), b"HEREx");
 
-        // To the end, and beyond.
+        // Up to the end, and beyond.
         ran(&mut engine, Operation::truncate(&file, 10)).unwrap();
         assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 500_000], 4)).unwrap().count(), 6);
         assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10], 10)).unwrap().count(), 0);
@@ -175,13 +177,13 @@ fn every_operation_does_what_its_system_call_does() {
         ran(&mut engine, Operation::sync(&file)).unwrap();
         ran(&mut engine, Operation::sync_data(&file)).unwrap();
 
-        // What is known of it.
+        // Metadata.
         let now = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5_000_000);
         let early = SystemTime::UNIX_EPOCH - Duration::new(3, 500_000_000);
         ran(&mut engine, Operation::set_times(&path, Some(early), Some(now))).unwrap();
         let wanted = std::fs::metadata(&path).unwrap();
-        for asked in [Operation::stat(&path), Operation::stat_link(&path), Operation::stat_file(&file)] {
-            let Ok(Output::Stat(found)) = ran(&mut engine, asked).unwrap().outcome else { panic!("no stat") };
+        for requested in [Operation::stat(&path), Operation::stat_link(&path), Operation::stat_file(&file)] {
+            let Ok(Output::Stat(found)) = ran(&mut engine, requested).unwrap().outcome else { panic!("no stat") };
             assert_eq!((found.kind, found.bytes, found.inode), (Kind::File, 65_536, wanted.ino()));
             assert_eq!((found.modified, found.accessed), (now, early));
             assert_eq!((found.mode, found.links, found.uid), (wanted.mode() & 0o7777, 1, wanted.uid()));
@@ -190,8 +192,8 @@ fn every_operation_does_what_its_system_call_does() {
         assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), early);
 
         // Names.
-        let (b, c, link, dir) = (case.path("b"), case.path("c"), case.path("link"), case.path("dir"));
-        ran(&mut engine, Operation::make_directory(&dir, 0o750)).unwrap();
+        let (b, c, link, directory) = (case.path("b"), case.path("c"), case.path("link"), case.path("dir"));
+        ran(&mut engine, Operation::make_directory(&directory, 0o750)).unwrap();
         ran(&mut engine, Operation::link(&path, &b)).unwrap();
         ran(&mut engine, Operation::symlink("b", &link)).unwrap();
         let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link(&link)).unwrap().outcome else {
@@ -210,10 +212,10 @@ fn every_operation_does_what_its_system_call_does() {
         assert!(!b.exists() && c.exists());
         ran(&mut engine, Operation::unlink(&c)).unwrap();
         ran(&mut engine, Operation::unlink(&link)).unwrap();
-        ran(&mut engine, Operation::remove_directory(&dir)).unwrap();
+        ran(&mut engine, Operation::remove_directory(&directory)).unwrap();
         assert_eq!(std::fs::read_dir(case.root.path()).unwrap().count(), 1);
 
-        // Closing: refused while there is another handle.
+        // Closing is refused while another handle exists.
         let other = file.clone();
         assert_eq!(errno(&ran(&mut engine, Operation::close(other)).unwrap_err()), "EBUSY");
         ran(&mut engine, Operation::close(file)).unwrap();
@@ -221,7 +223,7 @@ fn every_operation_does_what_its_system_call_does() {
     });
 }
 
-fn joined(buffers: &[Buffer]) -> Vec<u8> {
+fn concatenated(buffers: &[Buffer]) -> Vec<u8> {
     buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect()
 }
 
@@ -271,16 +273,17 @@ fn a_file_is_copied_to_another_also_between_file_systems() {
             let found = std::fs::read(&to).unwrap();
             assert!(found[..5] == [0; 5] && found[5..] == wanted[1..]);
         }
-        // A file that is made up while it is read has no length.
-        let made_up =
+        // A file whose content is generated on reading has no length.
+        let generated =
             ran(&mut engine, Operation::open("/proc/self/status", Open::for_reading())).unwrap().into_file().unwrap();
         let file = open(&mut engine, &case.path("status"));
-        assert!(ran(&mut engine, Operation::copy(&made_up, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
+        assert!(ran(&mut engine, Operation::copy(&generated, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
     });
 }
 
-/// Until the system answers so of a file that was just written, whose pages it may be at work on; false where it never does.
-fn answers_without_waiting(path: &Path) -> bool {
+/// Waits until the system returns this of a file that was just written, whose pages may still be under writeback.
+/// Returns false where it never does.
+fn returns_without_waiting(path: &Path) -> bool {
     let (file, deadline) = (std::fs::File::open(path).unwrap(), deadline());
     file.sync_all().unwrap();
     let mut bytes = [0; 8192];
@@ -295,25 +298,25 @@ fn answers_without_waiting(path: &Path) -> bool {
 }
 
 #[test]
-fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
-    everywhere("what the page cache has is answered at once", |case| {
+fn reads_from_the_page_cache_complete_in_the_submitting_call() {
+    everywhere("reads from the page cache complete at once", |case| {
         let path = case.path("a");
         std::fs::write(&path, pattern(1, 8192)).unwrap();
         let mut engine = case.engine();
         let file = open(&mut engine, &path);
-        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
-            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+        if !returns_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+            eprintln!("this file system has no non-blocking reads: nothing completes at once");
             return;
         }
-        // Whether it can be, each file is asked once.
+        // Whether the kernel supports it is determined per file, once.
         submit(&mut engine, 4, Operation::read_at(&file, vec![0; 4096], 0));
         assert_eq!(done(&mut engine).count(), 4096);
-        // An answer after a deadline that has passed was there in the call, without anything having been begun.
+        // A completion after an expired deadline was ready within the call: nothing was started.
         let past = Instant::now() - Duration::from_secs(1);
         let read = engine.run_until(Operation::read_at(&file, vec![0; 4096], 0), past).unwrap();
         let read = read.expect("what was just written is in the page cache");
         assert_eq!(read.bytes(), &pattern(1, 8192)[..4096]);
-        // What has to be waited for is not.
+        // An operation that has to wait does not complete.
         let (nothing_yet, _write) = pipe("a pipe");
         assert!(engine.run_until(Operation::read(&nothing_yet, vec![0; 1]), past).unwrap().is_none());
         submit(&mut engine, 5, Operation::read_at(&file, vec![0; 4096], 4096));
@@ -325,23 +328,23 @@ fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
 }
 
 #[test]
-fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
+fn each_of_many_operations_in_flight_returns_its_token_and_its_memory() {
     everywhere("many are in flight", |case| {
         let path = case.path("a");
         let wanted = pattern(1, 600 * 4096);
         std::fs::write(&path, &wanted).unwrap();
         let mut engine = case.engine();
-        // Past the page cache where the file system can: then all of them wait for the disk.
+        // Direct I/O, where the file system supports it: then every operation waits for the disk.
         let direct = ran(&mut engine, Operation::open(&path, Open::for_reading().direct()));
         let file = direct
             .or_else(|_| ran(&mut engine, Operation::open(&path, Open::for_reading())))
             .unwrap()
             .into_file()
             .unwrap();
-        let mut places = Vec::new();
+        let mut addresses = Vec::new();
         for token in 0..600u64 {
             let buffer = Buffer::aligned(4096);
-            places.push(buffer.as_ptr() as usize);
+            addresses.push(buffer.as_ptr() as usize);
             submit(&mut engine, token, Operation::read_at(&file, buffer, token * 4096));
         }
         assert_eq!(engine.in_flight(), 600);
@@ -350,7 +353,7 @@ fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
             let read = done(&mut engine);
             let token = read.token as usize;
             assert!(!std::mem::replace(&mut seen[token], true), "{token} twice");
-            assert_eq!(read.buffer.as_ptr() as usize, places[token]);
+            assert_eq!(read.buffer.as_ptr() as usize, addresses[token]);
             assert_eq!(read.bytes(), &wanted[token * 4096..][..4096]);
         }
         assert!(seen.iter().all(|seen| *seen));
@@ -358,8 +361,8 @@ fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
 }
 
 #[test]
-fn what_is_beyond_the_bound_comes_back_undone() {
-    everywhere("what is beyond the bound comes back undone", |case| {
+fn an_operation_beyond_the_bound_returns_undone() {
+    everywhere("an operation beyond the bound returns undone", |case| {
         let mut engine = case.options.clone().in_flight_max(2).open().unwrap();
         let (read, mut write) = pipe("a pipe");
         submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
@@ -403,14 +406,14 @@ fn the_descriptor_is_readable_exactly_while_a_completion_waits() {
             assert_eq!(engine.try_completion().unwrap().unwrap().bytes(), b"x");
             assert!(engine.try_completion().unwrap().is_none());
             assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
-            // Submitted while armed: begun at once, or answered at once.
+            // Submitted while armed: it begins at once, or completes at once.
             submit(&mut engine, 2, Operation::sync_data(&file));
             readable(&engine);
             assert_eq!(done(&mut engine).token, 2);
             assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
             submit(&mut engine, 3, Operation::read_at(&file, vec![0; 4], 0));
             readable(&engine);
-            // Two are there and one is taken: still readable, and arming says so.
+            // Two are complete and one is taken: the descriptor stays readable, and arming reports that.
             submit(&mut engine, 4, Operation::read_at(&file, vec![0; 4], 0));
             assert_eq!(done(&mut engine).bytes(), b"text");
             assert!(is_readable(&engine));
@@ -422,7 +425,7 @@ fn the_descriptor_is_readable_exactly_while_a_completion_waits() {
     });
 }
 
-/// Whether what was given up has ended: an engine has room for all again.
+/// Whether the abandoned operations have ended: the engine accepts a full set again.
 fn settled(engine: &mut Engine) -> bool {
     assert!(engine.try_completion().unwrap().is_none());
     let chain = (0..1024).map(|token| (token, Operation::stat("/")));
@@ -439,8 +442,8 @@ fn settled(engine: &mut Engine) -> bool {
 }
 
 #[test]
-fn a_chain_goes_on_until_something_fails_and_the_rest_comes_back_undone() {
-    everywhere("a chain goes on until something fails", |case| {
+fn a_chain_stops_at_a_failure_and_returns_the_rest_undone() {
+    everywhere("a chain continues until a failure", |case| {
         let mut engine = case.engine();
         let file = open(&mut engine, &case.path("a"));
         let (to, missing) = (case.path("b"), case.path("missing"));
@@ -463,7 +466,7 @@ fn a_chain_goes_on_until_something_fails_and_the_rest_comes_back_undone() {
         assert_eq!(&*ended[5].buffer, b"!!!");
         assert_eq!(std::fs::read(&to).unwrap(), b"all of it");
 
-        // Cancelled in the middle: what is behind it is not done, what is before it is.
+        // Cancelled in the middle: the operations before it are done, those after it are not.
         let (read, mut write) = pipe("a pipe");
         let chain = [
             (1, Operation::read(&read, vec![0; 1])),
@@ -484,8 +487,8 @@ fn a_chain_goes_on_until_something_fails_and_the_rest_comes_back_undone() {
 }
 
 #[test]
-fn an_error_says_what_failed_where_and_by_which_name() {
-    everywhere("an error says what failed", |case| {
+fn an_error_names_the_operation_the_file_and_the_code() {
+    everywhere("an error names what failed", |case| {
         let mut engine = case.engine();
         let missing = case.path("missing/file");
         let error = ran(&mut engine, Operation::open(&missing, Open::for_reading())).unwrap_err();
@@ -496,14 +499,14 @@ fn an_error_says_what_failed_where_and_by_which_name() {
         assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
 
         let file = open(&mut engine, &case.path("a"));
-        let dir = case.root.path();
+        let directory = case.root.path();
         ran(&mut engine, Operation::write(&file, "some text")).unwrap();
         let reading =
             ran(&mut engine, Operation::open(case.path("a"), Open::for_reading())).unwrap().into_file().unwrap();
         let cases = [
             (Operation::open(case.path("a"), Open::for_both().create_new(0o600)), "EEXIST"),
             (Operation::open(case.path("a"), Open::for_reading().directory()), "ENOTDIR"),
-            (Operation::open(dir, Open::for_writing()), "EISDIR"),
+            (Operation::open(directory, Open::for_writing()), "EISDIR"),
             (Operation::open("with\0zero", Open::for_reading()), "EINVAL"),
             (Operation::write_at(&reading, b"x", 0), "EBADF"),
             (Operation::write_at(&reading, vec![0; 1 << 20], 0), "EBADF"),
@@ -512,9 +515,9 @@ fn an_error_says_what_failed_where_and_by_which_name() {
             (Operation::write_at(&file, vec![0; 1], u64::MAX), "EINVAL"),
             (Operation::copy(&file, 0, &file, 1, 10), "EINVAL"),
             (Operation::stat(&missing), "ENOENT"),
-            (Operation::unlink(dir), "EISDIR"),
+            (Operation::unlink(directory), "EISDIR"),
             (Operation::remove_directory(case.path("a")), "ENOTDIR"),
-            (Operation::make_directory(dir, 0o700), "EEXIST"),
+            (Operation::make_directory(directory, 0o700), "EEXIST"),
             (Operation::rename(&missing, case.path("b")), "ENOENT"),
             (Operation::link(&missing, case.path("b")), "ENOENT"),
             (Operation::symlink("x", case.path("a")), "EEXIST"),
@@ -533,7 +536,7 @@ fn an_error_says_what_failed_where_and_by_which_name() {
                 other => panic!("{text}: found {other:?}, wanted {wanted}"),
             }
         }
-        // The memory of what fails comes back with its completion.
+        // The memory of a failed operation returns with its completion.
         submit(&mut engine, 1, Operation::write_at(&reading, b"kept", 0));
         let ended = done(&mut engine);
         assert_eq!((failure(&ended), &*ended.buffer), ("EBADF", &b"kept"[..]));
@@ -541,10 +544,10 @@ fn an_error_says_what_failed_where_and_by_which_name() {
 }
 
 #[test]
-fn a_read_or_write_that_the_device_fails_is_an_error_by_name() {
+fn a_device_failure_is_an_error_by_name() {
     everywhere("a read that the device fails is an error", |case| {
         let mut engine = case.engine();
-        // Memory that nobody has mapped cannot be read or written: the kernel answers as a broken disk would.
+        // Unmapped memory cannot be read or written: the kernel returns the error of a broken disk.
         let broken =
             ran(&mut engine, Operation::open("/proc/self/mem", Open::for_both())).unwrap().into_file().unwrap();
         for bytes in [16, 1 << 20] {
@@ -559,12 +562,12 @@ fn a_read_or_write_that_the_device_fails_is_an_error_by_name() {
 }
 
 #[test]
-fn what_a_thread_began_that_has_ended_is_done_all_the_same() {
-    everywhere("what a thread began that has ended is done", |case| {
+fn operations_of_a_thread_that_ended_complete() {
+    everywhere("operations of an ended thread complete", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
         let file = open(&mut engine, &case.path("a"));
-        // The kernel cancels what a thread began when that ends: nobody is told so.
+        // The kernel cancels the operations of a thread when the thread ends, without a report.
         let mut engine = std::thread::spawn(move || {
             submit(&mut engine, 1, Operation::read(&read, vec![0; 3]));
             submit(&mut engine, 2, Operation::write_at(&file, vec![b'w'; 5_000_000], 0));
@@ -581,10 +584,10 @@ fn what_a_thread_began_that_has_ended_is_done_all_the_same() {
 }
 
 #[test]
-fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
+fn everything_works_where_a_filter_refuses_io_uring() {
     let _hang = Watchdog::new("where a filter refuses io_uring everything works");
     for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
-        // A filter is a thread's, and of those that it makes.
+        // A filter applies to a thread, and to the threads that it creates.
         std::thread::spawn(move || {
             seccomp::refuse(call, libc::EPERM);
             let root = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -605,8 +608,8 @@ fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
 }
 
 #[test]
-fn signals_are_never_seen() {
-    everywhere("signals are never seen", |case| {
+fn signals_interrupt_no_operation() {
+    everywhere("signals interrupt no operation", |case| {
         extern "C" fn nothing(_: libc::c_int) {}
         let handler = nothing as extern "C" fn(libc::c_int);
         // SAFETY: the handler does nothing; the structure lives as long as the call.
@@ -616,7 +619,7 @@ fn signals_are_never_seen() {
             libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
         }
         let over = std::sync::atomic::AtomicBool::new(false);
-        // SAFETY: it only asks which thread this is.
+        // SAFETY: the call only returns the thread's id.
         let me = unsafe { libc::pthread_self() };
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -628,7 +631,7 @@ fn signals_are_never_seen() {
             });
             let mut engine = case.engine();
             let file = open(&mut engine, &case.path("a"));
-            // Signals arrive all the time, so a few rounds are enough: 200 took 60 s beside other tests.
+            // Signals arrive continuously, so a few rounds are enough: 200 took 60 s beside other tests.
             for round in 0..20u64 {
                 let wanted = pattern(round, 300_000);
                 assert_eq!(ran(&mut engine, Operation::write_at(&file, wanted.clone(), 0)).unwrap().count(), 300_000);
@@ -641,8 +644,8 @@ fn signals_are_never_seen() {
 }
 
 #[test]
-fn closing_waits_for_what_is_in_flight_or_until_its_deadline() {
-    everywhere("closing waits for what is in flight", |case| {
+fn closing_waits_for_operations_in_flight_or_until_its_deadline() {
+    everywhere("closing waits for operations in flight", |case| {
         let mut engine = case.engine();
         let file = open(&mut engine, &case.path("a"));
         for n in 0..20u64 {
@@ -661,7 +664,7 @@ fn closing_waits_for_what_is_in_flight_or_until_its_deadline() {
 }
 
 #[test]
-fn appending_to_a_file_that_is_truncated_goes_on_at_its_end() {
+fn appending_to_a_truncated_file_continues_at_its_new_end() {
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = root.path().join("log");
     let mut engine = Engine::new().unwrap();
@@ -680,7 +683,7 @@ fn appending_to_a_file_that_is_truncated_goes_on_at_its_end() {
 }
 
 #[test]
-fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_order() {
+fn messages_of_many_appending_threads_are_whole_and_in_order_in_a_plain_file() {
     let _hang = Watchdog::new("many threads append to a plain file");
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = root.path().join("log");
@@ -712,25 +715,25 @@ fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_o
 }
 
 #[test]
-fn what_goes_on_after_a_look_is_begun_before_the_loop_sleeps() {
-    everywhere("what goes on after a look is begun before the loop sleeps", |case| {
+fn continuations_after_a_poll_begin_before_the_loop_sleeps() {
+    everywhere("continuations after a poll begin before the loop sleeps", |case| {
         let mut engine = case.engine();
         let (idle, _nobody) = pipe("idle");
         let (unready, mut writer) = pipe("non-blocking");
-        // The ring says of this one at once that it would wait, and it goes on at the threads.
+        // The ring reports at once that this one would block, and it continues on the threads.
         rustix::fs::fcntl_setfl(&unready, rustix::fs::OFlags::NONBLOCK).unwrap();
         submit(&mut engine, 1, Operation::read(&idle, vec![0; 1]));
         submit(&mut engine, 2, Operation::read(&unready, vec![0; 1]));
         assert!(engine.arm().unwrap());
         writer.write_all(b"x").unwrap();
         readable(&engine);
-        assert_eq!(engine.try_completion().unwrap().expect("it says so").token, 2);
+        assert_eq!(engine.try_completion().unwrap().expect("it reports that").token, 2);
     });
 }
 
 #[test]
-fn an_operation_that_the_kernel_refuses_at_once_keeps_back_no_other() {
-    everywhere("an operation that the kernel refuses at once keeps back no other", |case| {
+fn an_operation_that_the_kernel_refuses_at_once_delays_no_other() {
+    everywhere("an operation that the kernel refuses at once delays no other", |case| {
         for (number, bad) in [PathBuf::from("x".repeat(5000)), PathBuf::new()].into_iter().enumerate() {
             let mut engine = case.engine();
             let made = case.path(&format!("made {number}"));
@@ -743,11 +746,11 @@ fn an_operation_that_the_kernel_refuses_at_once_keeps_back_no_other() {
             ] {
                 submit(&mut engine, token, operation);
             }
-            // Begun by this alone: nothing else is asked of the engine until it is done.
+            // The wait alone starts it: the test calls nothing else on the engine until it is done.
             engine.start().unwrap();
             let deadline = deadline();
             while !made.exists() {
-                assert!(Instant::now() < deadline, "what is behind it has not begun");
+                assert!(Instant::now() < deadline, "the operation after it has not begun");
                 std::thread::yield_now();
             }
             let mut ended: Vec<u64> = (0..3).map(|_| done(&mut engine).token).collect();
@@ -762,28 +765,28 @@ fn open_to_read(engine: &mut Engine, path: &Path) -> File {
 }
 
 #[test]
-fn no_more_is_answered_in_a_turn_than_keeps_a_loop_for_a_moment() {
-    everywhere("no more is answered in a turn than keeps a loop for a moment", |case| {
+fn one_tick_completes_a_bounded_number_of_operations() {
+    everywhere("one tick completes a bounded number of operations", |case| {
         const EACH: usize = 16;
         let path = case.path("a");
         std::fs::write(&path, vec![7; 4096 * EACH]).unwrap();
         let mut engine = case.engine();
         let file = open_to_read(&mut engine, &path);
-        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
-            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+        if !returns_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+            eprintln!("this file system has no non-blocking reads: nothing completes at once");
             return;
         }
-        let lent = Lent::new(40 * EACH);
+        let foreign_memory = ForeignBuffers::new(40 * EACH);
         let submit_all = |engine: &mut Engine, first: usize| {
             for token in first..first + 20 {
-                let pieces = (0..EACH).map(|piece| lent.buffer(token * EACH + piece)).collect();
+                let pieces = (0..EACH).map(|piece| foreign_memory.buffer(token * EACH + piece)).collect();
                 submit(engine, token as u64, Operation::read_vectored_at(&file, pieces, 0));
             }
-            (first..first + 20).filter(|token| lent.bytes(token * EACH).iter().all(|byte| *byte == 7)).count()
+            (first..first + 20).filter(|token| foreign_memory.bytes(token * EACH).iter().all(|byte| *byte == 7)).count()
         };
-        // 64 KiB each, of 1 MiB: nothing was begun otherwise, so the rest of the memory is as it was.
+        // 64 KiB each, of 1 MiB: nothing else was started, so the rest of the memory is unchanged.
         assert_eq!(submit_all(&mut engine, 0), 16);
-        // The next turn begins when the loop goes back, or somebody waits.
+        // The next tick begins when the loop returns to it, or a thread waits.
         while engine.in_flight() > 0 {
             assert_eq!(done(&mut engine).count(), 4096 * EACH);
         }
@@ -800,7 +803,7 @@ fn no_more_is_answered_in_a_turn_than_keeps_a_loop_for_a_moment() {
             }
         }
         assert_eq!(seen.len(), 22);
-        assert_eq!(lent.times(), vec![1; 40 * EACH]);
+        assert_eq!(foreign_memory.times(), vec![1; 40 * EACH]);
     });
 }
 
@@ -814,18 +817,18 @@ fn after_an_error_of_the_system_each_operation_completes_once_with_its_own_token
     let mut engine = Engine::new().unwrap();
     let file = open(&mut engine, &root.path().join("a"));
     let synced = file.clone();
-    // A thread in which the kernel has no memory to begin anything.
+    // A thread for which the kernel has no memory to start an operation.
     let starved = std::thread::spawn(move || {
         seccomp::refuse(libc::SYS_io_uring_enter, libc::ENOMEM);
-        let is_told = |error: Error| error.to_string().contains("beginning operations");
+        let names_the_failure = |error: Error| error.to_string().contains("beginning operations");
         for token in 0..10 {
             submit(&mut engine, token, Operation::sync(&synced));
-            assert!(is_told(engine.try_completion().unwrap_err()));
-            assert!(is_told(engine.arm().unwrap_err()));
-            assert!(is_readable(&engine), "a loop comes again, and tries again");
+            assert!(names_the_failure(engine.try_completion().unwrap_err()));
+            assert!(names_the_failure(engine.arm().unwrap_err()));
+            assert!(is_readable(&engine), "a loop ticks again, and tries again");
         }
         let soon = Instant::now() + Duration::from_secs(60);
-        assert!(is_told(engine.run_until(Operation::stat_file(&synced), soon).unwrap_err()));
+        assert!(names_the_failure(engine.run_until(Operation::stat_file(&synced), soon).unwrap_err()));
         assert!(engine.cancel(5).unwrap());
         assert_eq!(engine.in_flight(), 10);
         assert!(engine.uses_io_uring());
@@ -842,14 +845,14 @@ fn after_an_error_of_the_system_each_operation_completes_once_with_its_own_token
 }
 
 #[test]
-fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
-    let _hang = Watchdog::new("where a filter refuses io_uring later everything goes on");
+fn everything_works_where_a_filter_refuses_io_uring_later() {
+    let _hang = Watchdog::new("where a filter refuses io_uring later everything works");
     if !Engine::new().unwrap().uses_io_uring() {
         eprintln!("no io_uring here: it cannot be refused later");
         return;
     }
     for is_armed in [false, true] {
-        // A filter is a thread's, and of those that it makes.
+        // A filter applies to a thread, and to the threads that it creates.
         std::thread::spawn(move || {
             let root = tempfile::tempdir_in("/var/tmp").unwrap();
             let mut engine = Engine::new().unwrap();
@@ -857,7 +860,7 @@ fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
             let (idle, mut writer) = pipe("idle");
             submit(&mut engine, 1000, Operation::read(&idle, vec![0; 5]));
             engine.start().unwrap();
-            // Begun before; not begun; given up; submitted after.
+            // Started before; not started; abandoned; submitted after.
             submit(&mut engine, 1001, Operation::read(&idle, vec![0; 5]));
             for n in 0..300u64 {
                 submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
@@ -883,7 +886,7 @@ fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
                 }
             }
             assert!(!engine.uses_io_uring());
-            // What the kernel had begun ends.
+            // Operations already in the kernel complete.
             writer.write_all(b"bytes").unwrap();
             let ended = done(&mut engine);
             assert_eq!((ended.token, ended.bytes()), (1000, &b"bytes"[..]));
@@ -897,8 +900,8 @@ fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
 }
 
 #[test]
-fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
-    everywhere("a loop hears of what ends while somebody waits for something else", |case| {
+fn a_loop_wakes_for_a_completion_during_a_wait_for_another_operation() {
+    everywhere("a loop wakes for a completion during a wait for another operation", |case| {
         let mut engine = case.engine();
         let (idle, _writer) = pipe("idle");
         for round in 0..200u64 {
@@ -906,7 +909,7 @@ fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
             for token in 0..6 {
                 submit(&mut engine, token, Operation::read_link(case.root.path()));
             }
-            // Answered, or given up.
+            // Completed, or abandoned.
             let wanted = if round % 8 == 0 {
                 engine.run_until(Operation::read(&idle, vec![0; 1]), Instant::now()).unwrap().is_none()
             } else {
@@ -916,7 +919,8 @@ fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
             for _ in 0..6 {
                 readable(&engine);
                 while engine.try_completion().unwrap().is_none() {
-                    // It may be readable for what was taken already; not silent for what was not.
+                    // The descriptor may be readable for a completion already taken; it must not be silent for one
+                    // not taken.
                     if engine.arm().unwrap() {
                         readable(&engine);
                     }
@@ -927,9 +931,9 @@ fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
 }
 
 #[test]
-fn a_file_goes_into_a_channel_and_out_of_one() {
+fn a_pump_moves_a_file_into_a_channel_and_out_of_one() {
     use std::sync::{Arc, Mutex};
-    everywhere("a file goes into a channel and out of one", |case| {
+    everywhere("a pump moves a file into a channel and out of one", |case| {
         const BYTES: usize = 5_000_001;
         let wanted = pattern(5, BYTES);
         std::fs::write(case.path("from"), &wanted).unwrap();
@@ -938,9 +942,9 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         let to = open(&mut engine, &case.path("to"));
         let (sender, receiver) = pelton::Options::new().capacity(1 << 20).threads().unwrap();
         let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
-        // Both ends at a time, each waits for the other.
+        // Both ends at a time; each waits for the other.
         submit(&mut engine, 1, Operation::receive(&to, 7, BYTES as u64 - 1, &receiver));
-        // The last message is of what is left.
+        // The last message has the remainder.
         submit(&mut engine, 2, Operation::send(&from, 1, u64::MAX, &sender, 99_999));
         for _ in 0..2 {
             let ended = done(&mut engine);
@@ -949,7 +953,8 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         let found = std::fs::read(case.path("to")).unwrap();
         assert!(found[..7] == [0; 7] && found[7..] == wanted[1..]);
 
-        // The channel goes on. What is too large for what is wanted stays in it; so does what cannot be written.
+        // The channel continues. A message too large for the remaining request stays in it; so does one that cannot
+        // be written.
         let send = |bytes: &[u8]| sender.try_lock().unwrap().send(bytes).unwrap();
         ["one", "two", "three"].iter().for_each(|text| send(text.as_bytes()));
         let some = ran(&mut engine, Operation::receive(&to, 0, 10, &receiver)).unwrap();
@@ -957,19 +962,20 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         assert_eq!(errno(&ran(&mut engine, Operation::receive(&from, 0, 10, &receiver)).unwrap_err()), "EBADF");
         assert_eq!(&*receiver.try_lock().unwrap().receive().unwrap(), b"three");
         assert_eq!(&std::fs::read(case.path("to")).unwrap()[..6], b"onetwo");
-        // Nor is anything sent of what cannot be read.
+        // Nothing is sent of a file that cannot be read.
         let to_write =
             ran(&mut engine, Operation::open(case.path("to"), Open::for_writing())).unwrap().into_file().unwrap();
         assert_eq!(errno(&ran(&mut engine, Operation::send(&to_write, 0, 9, &sender, 4)).unwrap_err()), "EBADF");
         assert!(receiver.try_lock().unwrap().try_receive().unwrap().is_none());
 
-        // Messages of nothing would never be all.
+        // Empty messages would never transfer everything.
         assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 0)).unwrap_err()), "EINVAL");
 
-        // Cancelled while it waits, after some bytes and before any; and while somebody else has it.
+        // Cancelled while it waits, after some bytes and before any, and while another thread has the sender.
         submit(&mut engine, 3, Operation::send(&from, 0, u64::MAX, &sender, 100_000));
         engine.start().unwrap();
-        // By its first message it has begun. Nobody looks at the sender before: who does has it, and the operation has not.
+        // Its first message shows that it has begun. Nothing polls the sender before: a poll would hold the sender,
+        // and keep the operation from it.
         let mut received = receiver.try_lock().unwrap().receive_until(deadline()).unwrap().expect("it begins").to_vec();
         assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 4)).unwrap_err()), "EBUSY");
         assert!(engine.cancel(3).unwrap());
@@ -990,7 +996,7 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         engine.start().unwrap();
         assert!(engine.cancel(4).unwrap());
         assert_eq!(failure(&done(&mut engine)), "ECANCELED");
-        // By what it has written it has begun, and waits for more.
+        // The bytes written show that it has begun; it waits for more.
         send(b"first");
         submit(&mut engine, 4, Operation::receive(&to, 0, 10, &receiver));
         engine.start().unwrap();
@@ -1003,7 +1009,7 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         let cut = done(&mut engine);
         assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (5, "ECANCELED"));
 
-        // The end of a channel: of the sender's all is written, of the receiver's it is told.
+        // The end of a channel: a closed sender's bytes are all written; a closed receiver is an error.
         send(b"last");
         let mut ended = Vec::new();
         submit(&mut engine, 5, Operation::receive(&to, 0, u64::MAX, &receiver));
@@ -1014,13 +1020,13 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         let (sender, receiver) = pelton::Options::new().threads().unwrap();
         receiver.close().unwrap();
         let sender = Arc::new(Mutex::new(sender));
-        // It may be told after some messages that nobody will read.
-        let told = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
-            Ok(sent) => *sent.cut_short_by.expect("nobody reads it"),
+        // The error may come after some messages that nobody will read.
+        let error = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
+            Ok(sent) => *sent.cut_short_by.expect("nothing reads it"),
             Err(error) => error,
         };
-        assert!(told.is_closed(), "{told}");
-        // An engine that is dropped lets go of the channel.
+        assert!(error.is_closed(), "{error}");
+        // A dropped engine releases the channel.
         let (sender, receiver) = pelton::Options::new().threads().unwrap();
         let receiver = Arc::new(Mutex::new(receiver));
         submit(&mut engine, 6, Operation::receive(&to, 0, 10, &receiver));

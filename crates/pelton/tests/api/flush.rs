@@ -1,32 +1,33 @@
-//! Flushing: every message comes to the sink once and in order, whoever sends, whatever the sink or its process does meanwhile.
+//! Flushing: every message reaches the sink once and in order, for any sender, whatever the sink or its process does
+//! meanwhile.
 
 use crate::support::*;
-use pelton::{Error, Forward, LaneId, Options, Run, Sender, Sink, Wait};
+use pelton::{Chunk, Error, Forward, LaneId, Options, Sender, Sink, Wait};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Where the sleep word of a sender stands in its page.
+/// The offset of the sleep word in a sender's page.
 const SLEEP: usize = 256;
 const LONG: Option<Duration> = Some(Duration::from_secs(3600));
 
-/// What has come to a sink: of each sender, who says in its messages who it is, the numbers in the order in which they came.
+/// The content of a sink: for each sender, which its messages name, the numbers in order of arrival.
 #[derive(Clone, Default)]
 struct Seen {
     numbers: Arc<Mutex<BTreeMap<u32, Vec<u32>>>>,
     writes: Arc<AtomicUsize>,
 }
 
-fn numbered(who: u32, number: u32, bytes: usize) -> Vec<u8> {
+fn numbered(id: u32, number: u32, bytes: usize) -> Vec<u8> {
     let mut message = vec![number as u8; bytes.max(8)];
-    message[..4].copy_from_slice(&who.to_le_bytes());
+    message[..4].copy_from_slice(&id.to_le_bytes());
     message[4..8].copy_from_slice(&number.to_le_bytes());
     message
 }
 
 impl Seen {
-    fn take(&self, runs: &[Run<'_>]) {
+    fn take(&self, runs: &[Chunk<'_>]) {
         let mut numbers = self.numbers.lock().unwrap();
         self.writes.fetch_add(1, SeqCst);
         for run in runs {
@@ -42,7 +43,7 @@ impl Seen {
 
     fn sink(&self) -> impl Sink + use<> {
         let seen = self.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             seen.take(runs);
             Ok(())
         }
@@ -53,8 +54,8 @@ impl Seen {
     fn check(&self, senders: u32, count: u32) {
         let numbers = self.numbers.lock().unwrap();
         assert_eq!(numbers.keys().copied().collect::<Vec<_>>(), (0..senders).collect::<Vec<_>>());
-        for (who, numbers) in &*numbers {
-            assert!(numbers.iter().copied().eq(0..count), "of {who}: {} messages", numbers.len());
+        for (id, numbers) in &*numbers {
+            assert!(numbers.iter().copied().eq(0..count), "of {id}: {} messages", numbers.len());
         }
     }
 
@@ -62,7 +63,7 @@ impl Seen {
         self.numbers.lock().unwrap().values().map(Vec::len).sum()
     }
 
-    /// Until so many messages have come.
+    /// Waits until that many messages have arrived.
     fn wait_for(&self, count: usize) {
         let until = deadline();
         while self.count() < count {
@@ -76,21 +77,21 @@ impl Seen {
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let count = role.number("count").unwrap() as u32;
-    let who = role.number("who").unwrap() as u32;
+    let id = role.number("id").unwrap() as u32;
     let options = Options::new().capacity(1 << 18).connect_deadline(deadline());
     let mut sender = options.connect_sender(role.get("name")).unwrap();
     for number in 0..count {
-        sender.send(&numbered(who, number, 100)).unwrap();
+        sender.send(&numbered(id, number, 100)).unwrap();
     }
     report("sent");
     read_line_from_parent();
 }
 
 #[test]
-fn what_one_sender_sends_is_flushed_up_to_its_close() {
+fn messages_of_one_sender_are_flushed_up_to_its_close() {
     let _hang = Watchdog::new("a flush ends with its sender");
     let soon = Some(Duration::from_millis(10));
-    // A sender that spins for room may wait for the interval.
+    // A sender that spins for free space may wait for the interval.
     for (wait, interval) in [(Wait::Block, LONG), (Wait::Block, soon), (Wait::Spin, soon), (Wait::Block, None)] {
         let (mut sender, receiver) = Options::new().capacity(1 << 16).wait(wait).threads().unwrap();
         let seen = Seen::default();
@@ -100,7 +101,7 @@ fn what_one_sender_sends_is_flushed_up_to_its_close() {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for number in 0..20_000 {
-                    // Also some that take a good part of the lane, which holds much less than is to be flushed at a time.
+                    // Some messages take a large part of the lane, which holds much less than one flush writes.
                     let bytes = if number % 1000 == 0 { 30_000 } else { number as usize % 300 };
                     sender.send(&numbered(0, number, bytes)).unwrap();
                 }
@@ -112,14 +113,14 @@ fn what_one_sender_sends_is_flushed_up_to_its_close() {
 }
 
 #[test]
-fn a_deadline_ends_a_flush_though_there_is_always_more() {
+fn a_deadline_ends_a_flush_under_continuous_load() {
     let _hang = Watchdog::new("a flush ends at its deadline");
     let (mut sender, receiver) = Options::new().capacity(1 << 16).threads().unwrap();
     sender.send(b"first").unwrap();
     let writes = Arc::new(AtomicUsize::new(0));
     let counted = writes.clone();
-    // Whenever it has written there is another to be written.
-    let sink = move |_: &[Run<'_>]| {
+    // After each write there is another message to write.
+    let sink = move |_: &[Chunk<'_>]| {
         counted.fetch_add(1, SeqCst);
         sender.send(b"another")
     };
@@ -131,24 +132,24 @@ fn a_deadline_ends_a_flush_though_there_is_always_more() {
 }
 
 #[test]
-fn many_threads_and_processes_come_and_go_and_die() {
-    let place = TestDir::new("a flush of many senders ends");
-    let receiver = Options::new().gather_at(&place.name()).unwrap();
+fn flushing_survives_threads_and_processes_that_join_leave_and_die() {
+    let dir = TestDir::new("a flush of many senders ends");
+    let receiver = Options::new().gather_at(&dir.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let seen = Seen::default();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
     let children: Vec<_> = (0..3)
-        .map(|who| {
-            let role = Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", 5000);
+        .map(|id| {
+            let role = Role::new(child, "sender").with("name", dir.name()).with("id", id).with("count", 5000);
             Child::start(role)
         })
         .collect();
     std::thread::scope(|scope| {
-        for who in 3..6 {
+        for id in 3..6 {
             let mut sender = senders.sender().unwrap();
             scope.spawn(move || {
                 for number in 0..5000 {
-                    sender.send(&numbered(who, number, 50)).unwrap();
+                    sender.send(&numbered(id, number, 50)).unwrap();
                 }
             });
         }
@@ -167,17 +168,17 @@ fn many_threads_and_processes_come_and_go_and_die() {
 }
 
 #[test]
-fn a_senders_last_messages_are_flushed_though_it_has_left() {
-    let _hang = Watchdog::new("what is taken of a lane that leaves is flushed");
+fn the_last_messages_of_a_sender_that_left_are_flushed() {
+    let _hang = Watchdog::new("messages of a lane that leaves are flushed");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let seen = Seen::default();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
-    for who in 0..3 {
+    for id in 0..3 {
         let mut sender = senders.sender().unwrap();
-        sender.send(&numbered(who, 0, 9)).unwrap();
+        sender.send(&numbered(id, 0, 9)).unwrap();
         // Taken, and not due.
         assert!(!flush.run_until(Instant::now()).unwrap());
-        sender.send(&numbered(who, 1, 9)).unwrap();
+        sender.send(&numbered(id, 1, 9)).unwrap();
         drop(sender);
         assert!(!flush.run_until(Instant::now()).unwrap());
         assert_eq!(seen.writes.load(SeqCst), 0);
@@ -189,9 +190,9 @@ fn a_senders_last_messages_are_flushed_though_it_has_left() {
 }
 
 #[test]
-fn what_is_little_is_flushed_after_the_interval() {
-    let place = TestDir::new("little is flushed in time");
-    let receiver = Options::new().gather_at(&place.name()).unwrap();
+fn a_small_amount_is_flushed_after_the_interval() {
+    let dir = TestDir::new("little is flushed in time");
+    let receiver = Options::new().gather_at(&dir.name()).unwrap();
     let seen = Seen::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -213,14 +214,14 @@ fn what_is_little_is_flushed_after_the_interval() {
 }
 
 #[test]
-fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
+fn a_failed_sink_gets_the_same_chunk_again_and_nothing_is_released_before() {
     let _hang = Watchdog::new("a failing sink loses nothing");
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
     let seen = Seen::default();
     let (count, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let sink = {
         let (seen, count, fails) = (seen.clone(), count.clone(), fails.clone());
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             count.store(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
             if fails.load(SeqCst) {
                 return Err(Error::Sink("not now".to_owned()));
@@ -244,7 +245,7 @@ fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
     assert_eq!(sender.unreleased(), 0);
     sender.send(&numbered(0, 13, 10)).unwrap();
     drop(sender);
-    // The end is told after what came before it is in the sink, also if that fails at first.
+    // The end is reported after the messages before it are in the sink, even if that fails at first.
     fails.store(true, SeqCst);
     assert!(matches!(flush.run(), Err(Error::Sink(_))));
     fails.store(false, SeqCst);
@@ -252,7 +253,7 @@ fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
     seen.check(1, 14);
 }
 
-/// A sink that outlives its flush, and knows what it has.
+/// A sink that outlives its flush, and knows its content.
 #[derive(Clone, Default)]
 struct Kept {
     seen: Seen,
@@ -260,7 +261,7 @@ struct Kept {
 }
 
 impl Sink for Kept {
-    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, runs: &[Chunk<'_>]) -> pelton::Result<()> {
         self.seen.take(runs);
         for run in runs {
             let header = run.payloads().count() as u32 - 1;
@@ -274,7 +275,7 @@ impl Sink for Kept {
     }
 }
 
-/// Sends by a path, where the end of a receiver is told once.
+/// Sends by a path, where the end of a receiver is reported once.
 fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
     if let Err(error) = sender.send(message) {
         assert!(error.is_closed(), "{error}");
@@ -283,24 +284,24 @@ fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
 }
 
 #[test]
-fn what_was_written_and_not_released_is_not_written_again() {
-    let place = TestDir::new("a path channel's flush goes on after a death");
-    let path = place.path().join("c");
+fn messages_written_but_not_released_are_not_written_again() {
+    let dir = TestDir::new("a path channel's flush continues after a death");
+    let path = dir.path().join("c");
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
     let sink = Kept::default();
     for round in 0..3u32 {
         for number in 0..10 {
             send_to_the_next(&mut sender, &numbered(0, round * 10 + number, 20));
         }
-        // Writes, and ends before it has released: as if it had been killed there.
+        // Writes, and exits before it has released: as if killed there.
         let mut dying = sink.clone();
         let receiver = Options::new().open_receiver(&path).unwrap();
-        let mut flush = pelton::Flush::new(&Options::new(), receiver, move |runs: &[Run<'_>]| {
+        let mut flush = pelton::Flush::new(&Options::new(), receiver, move |runs: &[Chunk<'_>]| {
             Sink::write(&mut dying, runs).unwrap();
             Err(Error::Sink("killed".to_owned()))
         })
         .unwrap();
-        // One that writes again what it has would be found by the check.
+        // The check would find messages written again.
         flush.now().unwrap_err();
         drop(flush);
         send_to_the_next(&mut sender, &numbered(0, round * 10 + 10, 20));
@@ -311,10 +312,10 @@ fn what_was_written_and_not_released_is_not_written_again() {
         drop(flush);
         sink.seen.numbers.lock().unwrap().get_mut(&0).unwrap().pop();
         let last = &mut *sink.last.lock().unwrap();
-        assert_eq!(last.len(), 1, "one lane is one lane, whoever receives");
+        assert_eq!(last.len(), 1, "one lane is one lane for every receiver");
     }
     sink.seen.check(1, 30);
-    // Another channel at the same place is another.
+    // Another channel at the same path is a different one.
     drop(sender);
     pelton::inspect::remove(&path).unwrap();
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
@@ -326,10 +327,10 @@ fn what_was_written_and_not_released_is_not_written_again() {
 }
 
 #[test]
-fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
-    let place = TestDir::new("forwarding goes on with a successor");
+fn messages_are_forwarded_to_another_channel_once_though_it_ends_between() {
+    let dir = TestDir::new("forwarding continues with a successor");
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
-    let path = place.path().join("c");
+    let path = dir.path().join("c");
     let onward = Options::new().capacity(1 << 16).create_sender(&path).unwrap();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, Forward::new(onward)).unwrap();
     let mut first = Options::new().open_receiver(&path).unwrap();
@@ -338,10 +339,11 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
     }
     drop(sender);
     std::thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
+        let (report_result, reported) = mpsc::channel();
         scope.spawn(move || {
-            // Told once that the receiver has gone, in the middle of a run. It is the sink's end, not the channel's.
-            tell.send(flush.run()).unwrap();
+            // Reported after the receiver has ended, in the middle of a chunk. It is the sink's end, not the
+            // channel's.
+            report_result.send(flush.run()).unwrap();
             flush.run().unwrap();
         });
         let mut got: Vec<u32> = Vec::new();
@@ -350,9 +352,9 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
             got.push(word(&first.receive_until(deadline()).unwrap().unwrap()));
         }
         drop(first);
-        // The rest is more than there is room for.
-        let told = told.recv_timeout(DEADLINE).unwrap();
-        assert!(matches!(told, Err(Error::Sink(_))), "{told:?}");
+        // The rest exceeds the free space.
+        let reported = reported.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(reported, Err(Error::Sink(_))), "{reported:?}");
         let mut second = Options::new().open_receiver(&path).unwrap();
         while got.len() < 1000 {
             got.push(word(&second.receive_until(deadline()).unwrap().unwrap()));
@@ -362,32 +364,32 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
 }
 
 #[test]
-fn many_threads_append_and_each_ones_messages_are_in_order() {
+fn messages_of_many_appending_threads_are_in_order_by_thread() {
     let _hang = Watchdog::new("threads append");
     for interval in [None, Some(Duration::from_micros(100))] {
         let seen = Seen::default();
         let options = Options::new().flush_bytes(1 << 16).flush_interval(interval);
         let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
         std::thread::scope(|scope| {
-            for who in 0..8 {
+            for id in 0..8 {
                 let appenders = &appenders;
                 scope.spawn(move || {
                     let mut own = appenders.appender().unwrap();
                     for number in 0..20_000 {
-                        let message = numbered(who, number, number as usize % 40);
+                        let message = numbered(id, number, number as usize % 40);
                         // Copied, by another appender, and in place.
                         match number % 2000 {
                             0..1000 => own.append(&message).unwrap(),
                             1999 => {
-                                // What came by the one before must be there first.
+                                // Messages of the previous appender must be there first.
                                 own.flush().unwrap();
                                 own = appenders.appender().unwrap();
                                 own.append(&message).unwrap();
                             }
                             _ => {
-                                let mut room = own.reserve(message.len() + 3).unwrap();
-                                room[..message.len()].copy_from_slice(&message);
-                                room.commit_bytes(message.len()).unwrap();
+                                let mut reservation = own.reserve(message.len() + 3).unwrap();
+                                reservation[..message.len()].copy_from_slice(&message);
+                                reservation.commit_bytes(message.len()).unwrap();
                             }
                         }
                     }
@@ -406,15 +408,15 @@ fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end(
         let seen = Seen::default();
         let appenders = pelton::Appenders::new(&Options::new().flush_interval(interval), seen.sink()).unwrap();
         std::thread::scope(|scope| {
-            for who in 0..4 {
+            for id in 0..4 {
                 let appenders = appenders.clone();
-                scope.spawn(move || (0..1000).for_each(|number| appenders.append(&numbered(who, number, 9)).unwrap()));
+                scope.spawn(move || (0..1000).for_each(|number| appenders.append(&numbered(id, number, 9)).unwrap()));
             }
         });
         assert_eq!(seen.count(), 0, "1000 messages are no bufferful");
         let appender = appenders.appender().unwrap();
         drop(appenders);
-        assert_eq!(seen.count(), 0, "there is one who may append");
+        assert_eq!(seen.count(), 0, "one thread may append");
         drop(appender);
         seen.check(4, 1000);
         assert_eq!(seen.writes.load(SeqCst), 1);
@@ -422,7 +424,7 @@ fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end(
 }
 
 #[test]
-fn a_flush_has_everything_that_was_appended_before() {
+fn a_flush_includes_everything_appended_before_it() {
     let _hang = Watchdog::new("a flush has everything");
     let seen = Seen::default();
     let appenders = pelton::Appenders::new(&Options::new().flush_interval(None), seen.sink()).unwrap();
@@ -441,7 +443,7 @@ fn a_flush_has_everything_that_was_appended_before() {
 }
 
 #[test]
-fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
+fn appended_messages_are_flushed_after_the_interval_and_the_timer_thread_ends() {
     let _hang = Watchdog::new("little is flushed in time");
     let seen = Seen::default();
     let of_flushing = || {
@@ -458,7 +460,7 @@ fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
     assert!(of_flushing() >= 1);
     drop(appenders);
     seen.check(1, 5);
-    // Other tests' threads end as well.
+    // Threads of other tests end as well.
     let until = deadline();
     while of_flushing() != 0 {
         assert!(Instant::now() < until, "the thread has not ended");
@@ -467,13 +469,13 @@ fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
 }
 
 #[test]
-fn a_sink_that_fails_costs_no_message_appended() {
+fn a_failing_sink_loses_no_appended_message() {
     let _hang = Watchdog::new("a failing sink loses nothing");
     let seen = Seen::default();
     let calls = Arc::new(AtomicU64::new(0));
     let sink = {
         let (seen, calls) = (seen.clone(), calls.clone());
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             if calls.fetch_add(1, SeqCst) % 3 != 2 {
                 return Err(Error::Sink("full".to_owned()));
             }
@@ -483,12 +485,12 @@ fn a_sink_that_fails_costs_no_message_appended() {
     };
     let appenders = pelton::Appenders::new(&Options::new().flush_bytes(1 << 16).flush_interval(None), sink).unwrap();
     std::thread::scope(|scope| {
-        for who in 0..3 {
+        for id in 0..3 {
             let appenders = &appenders;
             scope.spawn(move || {
                 let mut appender = appenders.appender().unwrap();
                 for number in 0..20_000 {
-                    let message = numbered(who, number, 30);
+                    let message = numbered(id, number, 30);
                     while let Err(error) = appender.append(&message) {
                         assert!(matches!(error, Error::Sink(_)), "{error}");
                     }
@@ -506,8 +508,8 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let sink = {
         let sizes = sizes.clone();
-        move |runs: &[Run<'_>]| {
-            sizes.lock().unwrap().extend(runs.iter().flat_map(Run::payloads).map(<[u8]>::len));
+        move |runs: &[Chunk<'_>]| {
+            sizes.lock().unwrap().extend(runs.iter().flat_map(Chunk::payloads).map(<[u8]>::len));
             Ok(())
         }
     };
@@ -529,19 +531,19 @@ fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
     appenders.flush().unwrap();
     assert_eq!(*sizes.lock().unwrap(), wanted);
     for bytes in [0, 2 << 30] {
-        let error = pelton::Appenders::new(&Options::new().flush_bytes(bytes), |_: &[Run<'_>]| Ok(())).unwrap_err();
+        let error = pelton::Appenders::new(&Options::new().flush_bytes(bytes), |_: &[Chunk<'_>]| Ok(())).unwrap_err();
         assert!(matches!(error, Error::Option { option: "flush_bytes", .. }), "{error}");
     }
 }
 
 #[test]
-fn a_sink_that_panics_has_taken_nothing() {
+fn a_sink_that_panics_takes_nothing() {
     let _hang = Watchdog::new("a panic is not the end");
     let seen = Seen::default();
     let first = Arc::new(AtomicBool::new(true));
     let sink = {
         let seen = seen.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             assert!(!first.swap(false, SeqCst), "the sink panics, as the test wants");
             seen.take(runs);
             Ok(())
@@ -556,7 +558,7 @@ fn a_sink_that_panics_has_taken_nothing() {
 }
 
 #[test]
-fn descriptors_of_messages_that_are_flushed_are_closed() {
+fn flushing_closes_the_descriptors_of_its_messages() {
     let (mut sender, receiver) = Options::new().threads().unwrap();
     let seen = Seen::default();
     let (read, write) = rustix::pipe::pipe().unwrap();
@@ -567,16 +569,16 @@ fn descriptors_of_messages_that_are_flushed_are_closed() {
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, seen.sink()).unwrap();
     flush.now().unwrap();
     seen.check(1, 3);
-    // The sender keeps its own until it notices the release.
+    // The sender keeps its own until it detects the release.
     assert_eq!(sender.unreleased(), 0);
-    assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "nobody has the other end any more");
+    assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "the other endpoint is gone");
 }
 
 #[test]
-fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
-    let place = TestDir::new("a death is told");
-    let listener = Options::new().listen(&place.name()).unwrap();
-    let role = Role::new(child, "sender").with("name", place.name()).with("who", 0).with("count", 1000);
+fn the_death_of_a_connected_sender_is_reported_after_its_messages_are_flushed() {
+    let dir = TestDir::new("a death is reported");
+    let listener = Options::new().listen(&dir.name()).unwrap();
+    let role = Role::new(child, "sender").with("name", dir.name()).with("id", 0).with("count", 1000);
     let child = Child::start(role);
     let receiver = listener.accept_receiver().unwrap();
     let seen = Seen::default();
@@ -589,10 +591,10 @@ fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
 }
 
 #[test]
-fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
+fn the_sender_of_flushed_messages_detects_the_end_of_the_flush() {
     let (give, take) = mpsc::channel();
     let (mut sender, receiver): (Sender, _) = Options::new().threads().unwrap();
-    let sink = move |runs: &[Run<'_>]| {
+    let sink = move |runs: &[Chunk<'_>]| {
         give.send(runs[0].messages()).unwrap();
         Ok(())
     };
@@ -608,9 +610,9 @@ fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
 }
 
 #[test]
-fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() {
-    let place = TestDir::new("forwarding goes on");
-    let path = place.path().join("c");
+fn each_message_is_forwarded_once_after_the_sink_refused_some() {
+    let dir = TestDir::new("forwarding continues");
+    let path = dir.path().join("c");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let mut sending = [senders.sender().unwrap(), senders.sender().unwrap()];
     let mut onward = Options::new().capacity(1 << 16).create_receiver(&path).unwrap();
@@ -618,7 +620,7 @@ fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() 
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, forward).unwrap();
     let mut send = |numbers: std::ops::Range<u32>| {
         for number in numbers {
-            (0..2).for_each(|who| sending[who].send(&numbered(who as u32, number, 300)).unwrap());
+            (0..2).for_each(|id| sending[id].send(&numbered(id as u32, number, 300)).unwrap());
         }
     };
     send(0..300);
@@ -637,7 +639,7 @@ fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() 
         (0..20).for_each(|_| take(&mut onward));
         drop(onward);
         let mut flush = flushing.join().unwrap();
-        // Of the first of the two runs that the sink has a part of.
+        // Of the first of the two chunks, part of which the sink has.
         send(300..350);
         let mut onward = Options::new().open_receiver(&path).unwrap();
         scope.spawn(move || flush.now().unwrap());
@@ -647,10 +649,10 @@ fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() 
 }
 
 #[test]
-fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
+fn a_damaged_chunk_is_reported_once_and_affects_no_other() {
     let record = |seq: u64, byte: u8| [&(seq << 32 | 8).to_le_bytes()[..], &[byte; 8]].concat();
     let (bad, good) = ([record(1, 1), record(9, 2)].concat(), [record(1, 3), record(2, 4)].concat());
-    let run = |lane, bytes| Run::new(LaneId([lane, lane]), None, 1, 2, bytes);
+    let run = |lane, bytes| Chunk::new(LaneId([lane, lane]), None, 1, 2, bytes);
     let (onward, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
     let mut forward = Forward::new(onward);
     let runs = [run(1, &bad), run(2, &good)];
@@ -664,7 +666,7 @@ fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
 }
 
 #[test]
-fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
+fn a_lane_stays_while_a_chunk_of_it_is_taken_after_a_held_message() {
     let (senders, mut receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let (mut leaves, mut stays) = (senders.sender().unwrap(), senders.sender().unwrap());
     stays.send(&numbered(1, 0, 8)).unwrap();
@@ -682,10 +684,10 @@ fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
     assert_eq!(*seen.numbers.lock().unwrap(), BTreeMap::from([(0, vec![1])]));
 }
 
-/// A sink that is due until it has been written to; it counts.
+/// A sink that is due until it is written; it counts the polls.
 struct Due(Arc<AtomicUsize>);
 impl Sink for Due {
-    fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+    fn write(&mut self, _: &[Chunk<'_>]) -> pelton::Result<()> {
         self.0.fetch_add(1, SeqCst);
         Ok(())
     }
@@ -695,7 +697,7 @@ impl Sink for Due {
 }
 
 #[test]
-fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
+fn a_due_sink_is_written_even_if_a_taken_chunk_is_not_due() {
     let _hang = Watchdog::new("a deadline passes");
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
@@ -706,11 +708,11 @@ fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
 }
 
 #[test]
-fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
+fn a_message_too_large_spoils_nothing_and_buffers_are_always_filled() {
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let sink = {
         let sizes = sizes.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             sizes.lock().unwrap().extend(runs.iter().map(|run| run.bytes().len()));
             Ok(())
         }
@@ -727,10 +729,10 @@ fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
 }
 
 #[test]
-fn appenders_of_threads_that_have_ended_are_no_hindrance() {
+fn appenders_of_ended_threads_block_no_flush() {
     let seen = Seen::default();
-    let options = Options::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
-    let appenders = pelton::Appenders::new(&options, seen.sink()).unwrap();
+    let options = <Options>::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
+    let appenders = pelton::Appenders::new(&options.cast(), seen.sink()).unwrap();
     for number in 0..100 {
         appenders.appender().unwrap().append(&numbered(0, number, 9)).unwrap();
         std::thread::scope(|scope| scope.spawn(|| appenders.append(&numbered(1, number, 9)).unwrap()).join()).unwrap();
@@ -740,12 +742,12 @@ fn appenders_of_threads_that_have_ended_are_no_hindrance() {
 }
 
 #[test]
-fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
+fn the_next_flush_returns_an_error_that_occurred_before_it() {
     struct Fails(Arc<AtomicUsize>);
     impl Sink for Fails {
-        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+        fn write(&mut self, _: &[Chunk<'_>]) -> pelton::Result<()> {
             match self.0.fetch_add(1, SeqCst) {
-                0 => Err(Error::Sink("told once".to_owned())),
+                0 => Err(Error::Sink("reported once".to_owned())),
                 1 => panic!("the sink panics, as the test wants"),
                 _ => Ok(()),
             }
@@ -760,13 +762,13 @@ fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
         assert!(Instant::now() < until, "nothing is flushed at intervals any more");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let told = appenders.sync().unwrap_err();
-    assert!(matches!(told, Error::Sink(_)), "{told}");
+    let reported = appenders.sync().unwrap_err();
+    assert!(matches!(reported, Error::Sink(_)), "{reported}");
     appenders.sync().unwrap();
 }
 
 #[test]
-fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_interval_later() {
+fn a_sink_that_becomes_due_while_idle_is_written_without_another_interval() {
     let writes = Arc::new(AtomicUsize::new(0));
     let appenders = pelton::Appenders::new(&Options::new().flush_interval(LONG), Due(writes.clone())).unwrap();
     let until = deadline();
@@ -778,10 +780,10 @@ fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_in
 }
 
 #[test]
-fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() {
+fn a_sink_that_stays_due_is_polled_again_with_a_pause() {
     struct Busy(Arc<AtomicUsize>);
     impl Sink for Busy {
-        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+        fn write(&mut self, _: &[Chunk<'_>]) -> pelton::Result<()> {
             self.0.fetch_add(1, SeqCst);
             Ok(())
         }
@@ -803,25 +805,25 @@ fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() 
 }
 
 #[test]
-fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
+fn a_sink_that_appends_to_its_own_flush_is_refused() {
     let _hang = Watchdog::new("a sink that appends to its own ends");
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let reported = Arc::new(Mutex::new(Vec::new()));
     let other = Seen::default();
     let others = pelton::Appenders::new(&Options::new().flush_interval(None), other.sink()).unwrap();
     let sink = {
-        let (own, told) = (own.clone(), told.clone());
+        let (own, reported) = (own.clone(), reported.clone());
         let mut number = 0;
-        move |_: &[Run<'_>]| {
+        move |_: &[Chunk<'_>]| {
             let Some(own) = own.lock().unwrap().clone() else { return Ok(()) };
-            let mut told = told.lock().unwrap();
-            told.push(own.flush().unwrap_err());
-            told.push(own.sync().unwrap_err());
+            let mut reported = reported.lock().unwrap();
+            reported.push(own.flush().unwrap_err());
+            reported.push(own.sync().unwrap_err());
             let mut appender = own.appender().unwrap();
-            // As long as it has room.
+            // Until its buffer is full.
             let refused = (0..).find_map(|_| appender.append(&[0; 1000]).err());
-            told.push(refused.unwrap());
-            // To others it may.
+            reported.push(refused.unwrap());
+            // It may append to others.
             others.appender().unwrap().append(&numbered(0, number, 8)).unwrap();
             others.flush().unwrap();
             number += 1;
@@ -833,27 +835,27 @@ fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
     appenders.append(b"by the thread's own").unwrap();
     appenders.flush().unwrap();
     other.wait_for(1);
-    // The same in the middle of the thread's own append, when its buffer is full.
+    // The same within the thread's own append, when its buffer is full.
     while other.count() < 2 {
         appenders.append(&[1; 1000]).unwrap();
     }
     *own.lock().unwrap() = None;
-    for error in &*told.lock().unwrap() {
+    for error in &*reported.lock().unwrap() {
         assert!(matches!(error, Error::Refused(why) if why.contains("sink")), "{error}");
     }
-    assert_eq!(told.lock().unwrap().len(), 6);
+    assert_eq!(reported.lock().unwrap().len(), 6);
     appenders.sync().unwrap();
 }
 
 #[test]
-fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flushed() {
+fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
     let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
-    let (tell, told) = mpsc::channel();
+    let (report_result, reported) = mpsc::channel();
     let sink = {
         let own = own.clone();
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             for run in runs {
-                tell.send(run.messages()).unwrap();
+                report_result.send(run.messages()).unwrap();
             }
             drop(own.lock().unwrap().take());
             Ok(())
@@ -862,17 +864,17 @@ fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flush
     let appenders =
         pelton::Appenders::new(&Options::new().flush_interval(Some(Duration::from_millis(1))), sink).unwrap();
     let mut appender = appenders.appender().unwrap();
-    // Nothing is flushed before the handle is where the sink finds it.
+    // Nothing is flushed before the sink can reach the handle.
     {
-        let mut place = own.lock().unwrap();
+        let mut slot = own.lock().unwrap();
         appender.append(b"one").unwrap();
         drop(appender);
-        *place = Some(appenders);
+        *slot = Some(appenders);
     }
     drop(own);
     let mut flushed = 0;
     loop {
-        match told.recv_timeout(DEADLINE) {
+        match reported.recv_timeout(DEADLINE) {
             Ok(messages) => flushed += messages,
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(error) => panic!("the sink is still there: {error}"),
@@ -882,17 +884,17 @@ fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flush
 }
 
 #[test]
-fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_each_a_write() {
-    let place = TestDir::new("a flush by turns ends");
-    let listener = Options::new().listen(&place.name()).unwrap();
-    let socket = place.socket();
+fn a_sender_that_marks_every_message_as_waiting_does_not_cause_a_write_each() {
+    let dir = TestDir::new("an incremental flush ends");
+    let listener = Options::new().listen(&dir.name()).unwrap();
+    let socket = dir.socket();
     let connecting = std::thread::spawn(move || raw::RawPeer::sender(&socket));
     let receiver = listener.accept_receiver_until(deadline()).unwrap().expect("it connects");
     let peer = connecting.join().unwrap();
     let (writes, messages) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let sink = {
         let (writes, messages) = (writes.clone(), messages.clone());
-        move |runs: &[Run<'_>]| {
+        move |runs: &[Chunk<'_>]| {
             writes.fetch_add(1, SeqCst);
             messages.fetch_add(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
             Ok(())
@@ -900,7 +902,7 @@ fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_ea
     };
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, sink).unwrap();
     let began = Instant::now();
-    // Together less than what is written at once, a quarter of the lane.
+    // Together less than a quarter of the lane, the amount written at once.
     for number in 0..800u32 {
         peer.put(number as usize * 16, number + 1, 8);
         peer.shown[0].word(SLEEP).store(u64::from(number + 1) << 3 | 1, SeqCst);

@@ -1,4 +1,4 @@
-//! Many senders, one receiver: threads and processes that come and go, served by turns, each lane in order.
+//! Many senders, one receiver: threads and processes that join and leave, served round-robin, each lane in order.
 
 use crate::support::*;
 use pelton::{Departure, Error, Event, Member, Options, Receiver, Sender, Sent};
@@ -7,10 +7,10 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A sender's numbered messages: whose they are, and which one.
-fn numbered(who: u32, number: u32) -> [u8; 8] {
+/// A sender's numbered message: the sender's id, and the message's number.
+fn numbered(id: u32, number: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
-    bytes[..4].copy_from_slice(&who.to_le_bytes());
+    bytes[..4].copy_from_slice(&id.to_le_bytes());
     bytes[4..].copy_from_slice(&number.to_le_bytes());
     bytes
 }
@@ -20,15 +20,15 @@ fn read(message: &[u8]) -> (u32, u32) {
     (word(0), word(4))
 }
 
-/// How many messages of each sender have come; each sender's must come in order.
+/// The number of messages received from each sender, which must arrive in order.
 #[derive(Default)]
 struct Seen(BTreeMap<u32, u32>);
 
 impl Seen {
     fn take(&mut self, message: &[u8]) {
-        let (who, number) = read(message);
-        let next = self.0.entry(who).or_default();
-        assert_eq!(number, *next, "of sender {who}");
+        let (id, number) = read(message);
+        let next = self.0.entry(id).or_default();
+        assert_eq!(number, *next, "of sender {id}");
         *next += 1;
     }
 
@@ -37,7 +37,7 @@ impl Seen {
     }
 }
 
-/// Receives until the end is told.
+/// Receives until the end is reported.
 fn receive_to_the_end(receiver: &mut Receiver) -> Seen {
     let mut seen = Seen::default();
     loop {
@@ -53,35 +53,35 @@ fn receive_to_the_end(receiver: &mut Receiver) -> Seen {
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
-        // Sends messages by connecting, and then closes, or waits to be killed.
+        // Connects and sends messages, and then closes, or waits to be killed.
         "sender" => {
-            let who = role.number("who").unwrap() as u32;
+            let id = role.number("id").unwrap() as u32;
             let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
             let mut sender = options.connect_sender(role.get("name")).unwrap();
             for number in 0..role.number("count").unwrap() as u32 {
-                sender.send(&numbered(who, number)).unwrap();
+                sender.send(&numbered(id, number)).unwrap();
             }
             if role.get("then") == "wait" {
                 report("sent");
                 read_line_from_parent();
             }
         }
-        // Sends one message, then writes what is no header where the next would stand.
-        "liar" => {
+        // Sends one message, then writes an invalid header at the next position.
+        "violator" => {
             let mut sender = Sender::connect(role.get("name")).unwrap();
             sender.send(&numbered(9, 0)).unwrap();
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
             let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
-            // SAFETY: mapped writable as long as the sender lives; 16 bytes are taken by the first message.
+            // SAFETY: mapped writable as long as the sender lives; the first message takes 16 bytes.
             unsafe { ((start + 16) as *mut u64).write_volatile(0xdead_beef_dead_beef) };
-            report("lied");
+            report("violated");
             read_line_from_parent();
-            // Told as soon as it has something to say.
+            // The next send reports the error.
             while let Ok(()) = sender.send(&numbered(9, 1)) {}
             assert!(sender.send(&numbered(9, 1)).unwrap_err().is_closed());
         }
-        // Says of messages that descriptors came with them, which did not: one after another, again and again.
+        // Marks messages as carrying descriptors that were never sent: one after another, continuously.
         "boaster" => {
             for _ in 0..role.number("count").unwrap() {
                 let mut sender = Sender::connect(role.get("name")).unwrap();
@@ -89,17 +89,17 @@ fn child() {
                 let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
                 let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
                 sender.send(&numbered(9, 0)).unwrap();
-                // Two messages of 0 bytes behind it, each after a mark.
-                for (place, word) in
+                // Two messages of 0 bytes after it, each after a mark.
+                for (offset, word) in
                     [(40, 3 << 32), (32, 3 << 32 | 0x9000_0001), (24, 2 << 32), (16, 2 << 32 | 0x9000_0001_u64)]
                 {
                     // SAFETY: mapped writable as long as the sender lives.
-                    unsafe { ((start + place) as *mut u64).write_volatile(word) };
+                    unsafe { ((start + offset) as *mut u64).write_volatile(word) };
                 }
                 read_line_from_parent();
             }
         }
-        // Sends, as another user, when it is told to.
+        // Sends, as another user, on command.
         "stranger" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_534) | libc::setuid(65_534) }, 0);
@@ -113,18 +113,18 @@ fn child() {
                 report("sent");
             }
         }
-        // Sends as long as somebody receives.
+        // Sends as long as there is a receiver.
         "flooder" => {
             let mut sender = Options::new().connect_deadline(deadline()).connect_sender(role.get("name")).unwrap();
             report("flooding");
             while sender.send(&numbered(0, 0)).is_ok() {}
         }
-        // Has no descriptor left when somebody comes, and later has some again.
+        // Has no free descriptor when a sender connects, and has some again later.
         "crowded" => {
             let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
             report("listening");
             if role.number("before").is_some() {
-                assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nobody came")), (4, 0));
+                assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("no connection arrived")), (4, 0));
             }
             let wanted = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
             rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
@@ -145,15 +145,15 @@ fn child() {
                         assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })), Ok(1));
                     }
                 }
-                read(&receiver.receive_until(deadline()).unwrap().expect("nobody came in"))
+                read(&receiver.receive_until(deadline()).unwrap().expect("no sender joined"))
             };
             if role.number("before").is_some() {
-                assert_eq!(next(), (4, 1), "who was here before");
+                assert_eq!(next(), (4, 1), "the previous member");
             }
             assert_eq!(next(), (5, 0));
             relief.join().unwrap();
         }
-        // Receives so many, and then waits.
+        // Receives that many, and then waits.
         "receiver" => {
             let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
             report("listening");
@@ -166,64 +166,65 @@ fn child() {
             report(format_args!("received {} to {}", found[0], found[found.len() - 1] + 1));
             read_line_from_parent();
         }
-        // Takes in many, round after round, and counts what is left of them.
+        // Accepts many, round after round, and counts their remains.
         "host" => {
             let mut receiver = Options::new().announce(true).gather_at(role.get("name")).unwrap();
             let mut left = Vec::new();
             for round in 0..3 {
-                take_in_and_part(&mut receiver, round);
+                accept_and_count_remains(&mut receiver, round);
                 left.push((descriptors(), mappings()));
             }
             assert_eq!(left[1], left[2], "each lane has left");
         }
-        // Is the parent of many that send, each a process.
-        "crowd" => crowd(&role),
-        // Receives from as many as it takes, tells one more that it is too many, and counts what is left of them.
-        "crowded host" => crowded_host(&role),
+        // The parent of many senders, each a process.
+        "many senders" => many_senders(&role),
+        // Receives from as many as it accepts, refuses one more, and counts their remains.
+        "crowded host" => host_of_many(&role),
         other => panic!("no role {other}"),
     }
 }
 
-/// Forks as many as it may, each of which connects, sends, and stays until it is told to go.
-fn crowd(role: &Role) {
+/// Forks as many as it may. Each connects, sends, and stays until the command to exit.
+fn many_senders(role: &Role) {
     let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap() as u32);
-    // So many connect at a time; and the end of the other pipe says that all may go.
+    // That many connect at a time; the end of the other pipe is the command to exit.
     let (tokens, token) = rustix::pipe::pipe().unwrap();
     let (go, going) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&token, &[0; 16]).unwrap();
-    let send_all = |who: u32| {
+    let send_all = |id: u32| {
         let mut byte = [0];
         rustix::io::read(&tokens, &mut byte).unwrap();
         let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
         let mut sender = loop {
             match options.connect_sender(role.get("name")) {
-                // Who does not get to say the first word in time is hung up on, and comes again.
+                // The receiver hangs up on a process that is late with its hello; that process connects again.
                 Err(Error::HungUp) => {}
                 connected => break connected.unwrap(),
             }
         };
         rustix::io::write(&token, &byte).unwrap();
         for number in 0..count {
-            sender.send(&numbered(who, number)).unwrap();
+            sender.send(&numbered(id, number)).unwrap();
         }
         assert_eq!(rustix::io::read(&go, &mut byte).unwrap(), 0);
     };
     let mut children = Vec::new();
-    for who in 0..wanted as u32 {
-        // SAFETY: the child goes on with this thread alone, allocates (which the C library sees to), and ends without unwinding.
+    for id in 0..wanted as u32 {
+        // SAFETY: the child continues with this thread only, allocates (which the C library supports), and exits
+        // without unwinding.
         match unsafe { libc::fork() } {
             0 => {
-                // SAFETY: no pointers. A child does not outlive its parent, nor a hang.
+                // SAFETY: no pointers. A child must outlive neither its parent nor a hang.
                 unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::alarm(2 * DEADLINE.as_secs() as u32);
                     libc::close(std::os::fd::AsRawFd::as_raw_fd(&going));
                 }
-                let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| send_all(who)));
+                let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| send_all(id)));
                 // SAFETY: ends this process.
                 unsafe { libc::_exit(i32::from(sent.is_err())) };
             }
-            // The system has enough of them.
+            // The system has reached its limit.
             -1 => break,
             child => children.push(child),
         }
@@ -233,13 +234,13 @@ fn crowd(role: &Role) {
     drop(going);
     for child in children {
         let mut status = 0;
-        // SAFETY: a child of this process, and where its status goes.
+        // SAFETY: the child belongs to this process, and the kernel writes its status to a local integer.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0, "a sender failed");
     }
 }
 
-fn crowded_host(role: &Role) {
+fn host_of_many(role: &Role) {
     let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap());
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
@@ -279,58 +280,58 @@ fn crowded_host(role: &Role) {
 }
 
 #[test]
-fn a_thousand_processes_send_to_one_and_one_more_is_refused() {
-    let place = TestDir::new("a thousand processes send to one");
+fn one_receiver_accepts_a_thousand_processes_and_refuses_one_more() {
+    let dir = TestDir::new("a thousand processes send to one");
     // The receiver needs three descriptors for each, and some for itself.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let wanted = (most.saturating_sub(100) / 3).min(1024);
-    let with = |role: &str| Role::new(child, role).with("name", place.name()).with("count", 20);
-    let mut crowd = Child::start(with("crowd").with("senders", wanted));
-    let senders = crowd.line();
+    let with = |role: &str| Role::new(child, role).with("name", dir.name()).with("count", 20);
+    let mut many_senders = Child::start(with("many senders").with("senders", wanted));
+    let senders = many_senders.line();
     if senders != "1024" {
         eprintln!("with {senders} processes: this system allows no more descriptors, or processes");
     }
     let host = Child::start(with("crowded host").with("senders", senders));
     host.expect("listening");
     host.expect("complete");
-    crowd.write_line("go");
-    crowd.wait_for_success();
+    many_senders.write_line("go");
+    many_senders.wait_for_success();
     host.wait_for_success();
 }
 
-fn sending(place: &TestDir, who: u32, count: u32) -> Role {
-    Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", count)
+fn sending(dir: &TestDir, id: u32, count: u32) -> Role {
+    Role::new(child, "sender").with("name", dir.name()).with("id", id).with("count", count)
 }
 
 #[test]
-fn many_threads_each_in_order() {
+fn messages_of_many_threads_are_in_order_by_thread() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let threads: Vec<_> = (0..8u32)
-        .map(|who| {
+        .map(|id| {
             let senders = senders.clone();
             std::thread::spawn(move || {
                 let mut sender = senders.sender().unwrap();
-                (0..20_000).for_each(|number| sender.send(&numbered(who, number)).unwrap());
+                (0..20_000).for_each(|number| sender.send(&numbered(id, number)).unwrap());
             })
         })
         .collect();
     drop(senders);
     let seen = receive_to_the_end(&mut receiver);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_eq!(seen.0, (0..8).map(|who| (who, 20_000)).collect());
+    assert_eq!(seen.0, (0..8).map(|id| (id, 20_000)).collect());
     assert_eq!(receiver.counters().messages, 160_000, "also of lanes that have left");
-    assert!(receiver.try_receive().unwrap_err().is_closed(), "told again");
+    assert!(receiver.try_receive().unwrap_err().is_closed(), "reported again");
 }
 
 #[test]
-fn a_thread_sends_by_a_handle_that_all_share() {
+fn threads_send_through_a_shared_handle() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let sending = std::thread::spawn(move || {
         std::thread::scope(|scope| {
-            for who in 0..4 {
+            for id in 0..4 {
                 let senders = &senders;
                 scope.spawn(move || {
-                    (0..10_000).for_each(|number| senders.send(&numbered(who, number)).unwrap());
+                    (0..10_000).for_each(|number| senders.send(&numbered(id, number)).unwrap());
                 });
             }
         });
@@ -341,16 +342,16 @@ fn a_thread_sends_by_a_handle_that_all_share() {
 }
 
 #[test]
-fn a_thread_that_lives_on_does_not_keep_the_channel_open() {
+fn a_thread_that_outlives_its_handles_does_not_keep_the_channel_open() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
-    // This thread's own sender is still there when its last handle goes.
+    // This thread's own sender still exists when its last handle is dropped.
     senders.send(&numbered(0, 0)).unwrap();
     drop(senders);
     assert_eq!(receive_to_the_end(&mut receiver).total(), 1);
 }
 
 #[test]
-fn the_end_of_the_receiver_is_told_to_every_sender() {
+fn every_sender_detects_the_end_of_the_receiver() {
     let (senders, receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let mut taken_in = senders.sender().unwrap();
     let mut receiver = receiver;
@@ -369,8 +370,8 @@ fn the_end_of_the_receiver_is_told_to_every_sender() {
     assert!(senders.sender().unwrap_err().is_closed());
 }
 
-/// Receives from four processes until all have gone.
-fn take_in_and_part(receiver: &mut Receiver, round: u32) {
+/// Receives from four processes until all have exited.
+fn accept_and_count_remains(receiver: &mut Receiver, round: u32) {
     report(format_args!("round {round}"));
     let (mut seen, mut here, mut left) = (Seen::default(), BTreeMap::new(), 0);
     while left < 4 {
@@ -378,9 +379,9 @@ fn take_in_and_part(receiver: &mut Receiver, round: u32) {
         let Member { lane, peer, .. } = event.member();
         let pid = peer.unwrap().pid;
         match event {
-            Event::Joined(_) => assert_eq!(here.insert(lane, pid), None, "it comes once"),
+            Event::Joined(_) => assert_eq!(here.insert(lane, pid), None, "it arrives once"),
             Event::Message(message) => {
-                assert_eq!(here.get(&lane), Some(&pid), "it has come before");
+                assert_eq!(here.get(&lane), Some(&pid), "it arrived before");
                 seen.take(&message);
             }
             Event::Left(_, departure) => {
@@ -389,30 +390,30 @@ fn take_in_and_part(receiver: &mut Receiver, round: u32) {
             }
         }
     }
-    assert_eq!(seen.0, (0..4).map(|who| (who, 5000)).collect(), "round {round}");
+    assert_eq!(seen.0, (0..4).map(|id| (id, 5000)).collect(), "round {round}");
 }
 
 #[test]
-fn processes_come_and_go() {
-    let place = TestDir::new("processes come and go");
-    let host = Child::start(Role::new(child, "host").with("name", place.name()));
+fn processes_join_and_leave() {
+    let dir = TestDir::new("processes join and leave");
+    let host = Child::start(Role::new(child, "host").with("name", dir.name()));
     for round in 0..3 {
         host.expect(&format!("round {round}"));
-        let children: Vec<_> = (0..4).map(|who| Child::start(sending(&place, who, 5000))).collect();
+        let children: Vec<_> = (0..4).map(|id| Child::start(sending(&dir, id, 5000))).collect();
         children.into_iter().for_each(Child::wait_for_success);
     }
     host.wait_for_success();
 }
 
 #[test]
-fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
-    let place = TestDir::new("the death of one touches no other");
-    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
-    let dies = Child::start(sending(&place, 1, 1000).with("then", "wait"));
-    let mut lives = Child::start(sending(&place, 2, 1000).with("then", "wait"));
+fn a_death_is_reported_after_the_last_message_and_affects_no_other_sender() {
+    let dir = TestDir::new("the death of one touches no other");
+    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let dies = Child::start(sending(&dir, 1, 1000).with("then", "wait"));
+    let mut lives = Child::start(sending(&dir, 2, 1000).with("then", "wait"));
     let mut seen = Seen::default();
     let mut died = Vec::new();
-    // Both have come: what they send now fits into their lanes.
+    // Both have joined: their next messages fit into their lanes.
     while seen.0.len() < 2 {
         let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
         if let Event::Message(message) = event {
@@ -440,15 +441,15 @@ fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
 }
 
 #[test]
-fn a_sender_that_breaks_the_rules_touches_no_other() {
-    let place = TestDir::new("a liar touches no other");
-    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+fn a_sender_that_violates_the_protocol_affects_no_other() {
+    let dir = TestDir::new("a violation affects no other sender");
+    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let mut honest = senders.sender().unwrap();
-    let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
-    let mut of_liar = Vec::new();
+    let mut violator = Child::start(Role::new(child, "violator").with("name", dir.name()));
+    let mut of_violator = Vec::new();
     let mut of_honest = 0;
-    while of_liar.last() != Some(&Kind::Left(Departure::Corrupt)) {
+    while of_violator.last() != Some(&Kind::Left(Departure::Corrupt)) {
         honest.send(&numbered(0, of_honest)).unwrap();
         of_honest += 1;
         let mut seen = false;
@@ -456,25 +457,25 @@ fn a_sender_that_breaks_the_rules_touches_no_other() {
             match receiver.receive_event_until(deadline()).unwrap().expect("nothing came") {
                 Event::Message(message) if read(&message) == (0, of_honest - 1) => seen = true,
                 Event::Joined(member) if member.lane == 1 => {}
-                event => of_liar.push(Kind::of(&event)),
+                event => of_violator.push(Kind::of(&event)),
             }
         }
     }
-    assert_eq!(of_liar, [Kind::Joined, Kind::Message, Kind::Left(Departure::Corrupt)]);
-    liar.expect("lied");
-    liar.write_line("go");
-    liar.wait_for_success();
+    assert_eq!(of_violator, [Kind::Joined, Kind::Message, Kind::Left(Departure::Corrupt)]);
+    violator.expect("violated");
+    violator.write_line("go");
+    violator.wait_for_success();
     honest.send(&numbered(0, of_honest)).unwrap();
     assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (0, of_honest));
 }
 
 #[test]
-fn a_batch_ends_where_its_sender_breaks_the_rules() {
-    let place = TestDir::new("a batch ends at a lie");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
-    let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
+fn a_batch_ends_where_its_sender_violates_the_protocol() {
+    let dir = TestDir::new("a batch ends at a violation");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
+    let mut violator = Child::start(Role::new(child, "violator").with("name", dir.name()));
     assert_eq!(read(receiver.receive_batch().unwrap().next().unwrap().unwrap()), (9, 0));
-    liar.expect("lied");
+    violator.expect("violated");
     let mut honest = receiver.senders().unwrap().sender().unwrap();
     honest.send(&numbered(0, 0)).unwrap();
     loop {
@@ -483,19 +484,19 @@ fn a_batch_ends_where_its_sender_breaks_the_rules() {
             break assert_eq!(read(message), (0, 0));
         }
     }
-    liar.write_line("go");
-    liar.wait_for_success();
+    violator.write_line("go");
+    violator.wait_for_success();
 }
 
 #[test]
-fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
+fn a_sender_of_another_user_wakes_the_receiver_by_its_own_doorbell() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
     }
-    let place = TestDir::new("another user's bell");
-    all_may(place.path());
-    let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
-    all_may(&place.socket());
+    let dir = TestDir::new("another user's doorbell");
+    open_to_all_users(dir.path());
+    let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
+    open_to_all_users(&dir.socket());
     let (thread, has_thread) = std::sync::mpsc::channel();
     let receiving = std::thread::spawn(move || {
         thread.send(this_thread()).unwrap();
@@ -505,7 +506,7 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
         receiver
     });
     let thread = has_thread.recv().unwrap();
-    let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()));
+    let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()));
     stranger.expect("connected");
     for _ in 0..20 {
         wait_until_thread_polls(thread);
@@ -517,17 +518,17 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
 }
 
 #[test]
-fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
-    let place = TestDir::new("a flooding sender starves nobody");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
-    let flooder = Child::start(Role::new(child, "flooder").with("name", place.name()));
+fn a_flooding_sender_delays_others_by_a_bounded_number_of_quanta() {
+    let dir = TestDir::new("a flooding sender starves nobody");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
+    let flooder = Child::start(Role::new(child, "flooder").with("name", dir.name()));
     let senders = receiver.senders().unwrap();
-    // Many who are idle, and one who speaks now and then.
+    // Many idle senders, and one that sends occasionally.
     let _idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
-    let mut polite = senders.sender().unwrap();
+    let mut slow_sender = senders.sender().unwrap();
     while receiver.receive_until(deadline()).unwrap().expect("nothing came").peer().unwrap().pid != flooder.pid() {}
     for number in 0..200 {
-        polite.send(&numbered(1, number)).unwrap();
+        slow_sender.send(&numbered(1, number)).unwrap();
         let mut before = 0;
         loop {
             let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
@@ -536,7 +537,8 @@ fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
                 break;
             }
             before += 1;
-            // A look at the gate each 16 turns, at 32 idle lanes each turn; 64 messages each turn of the flooder's.
+            // The acceptor is polled each 16 quanta, 32 idle lanes are polled per quantum, and the flooder gets 64
+            // messages per quantum.
             assert!(before <= 64 * (16 + 201_u32.div_ceil(32) + 2), "{before} messages of the flooder came first");
         }
     }
@@ -544,11 +546,11 @@ fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
 }
 
 #[test]
-fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
-    let place = TestDir::new("a silent one keeps nobody waiting");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
-    let silent: Vec<_> = (0..100).map(|_| seqpacket(&place)).collect();
-    let child = Child::start(sending(&place, 7, 100));
+fn a_silent_connection_delays_nobody() {
+    let dir = TestDir::new("a silent connection delays nobody");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
+    let silent: Vec<_> = (0..100).map(|_| seqpacket(&dir)).collect();
+    let child = Child::start(sending(&dir, 7, 100));
     let mut seen = Seen::default();
     while seen.total() < 100 {
         seen.take(&receiver.receive_until(deadline()).unwrap().expect("nothing came"));
@@ -557,18 +559,18 @@ fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
     drop(silent);
 }
 
-/// A connection that never says a word.
-fn seqpacket(place: &TestDir) -> std::os::fd::OwnedFd {
+/// A connection that never sends its hello.
+fn seqpacket(dir: &TestDir) -> std::os::fd::OwnedFd {
     use rustix::net::*;
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    connect(&fd, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
+    connect(&fd, &SocketAddrUnix::new(dir.socket()).unwrap()).unwrap();
     fd
 }
 
 #[test]
-fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
-    let place = TestDir::new("a sleeping receiver is woken");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+fn a_sleeping_receiver_wakes_for_each_new_sender_and_each_message() {
+    let dir = TestDir::new("a sleeping receiver is woken");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let (thread, has_thread) = std::sync::mpsc::channel();
     let receiving = std::thread::spawn(move || {
@@ -582,23 +584,23 @@ fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
     let thread = has_thread.recv().unwrap();
     for number in 0..50 {
         wait_until_thread_polls(thread);
-        // A new sender each time: it comes, sends and goes.
+        // A new sender each time: it joins, sends and leaves.
         match number % 2 {
             0 => senders.sender().unwrap().send(&numbered(0, number)).unwrap(),
-            _ => Sender::connect(&place.name()).unwrap().send(&numbered(0, number)).unwrap(),
+            _ => Sender::connect(&dir.name()).unwrap().send(&numbered(0, number)).unwrap(),
         }
     }
     drop(receiving.join().unwrap());
 }
 
 #[test]
-fn one_descriptor_tells_of_all() {
-    let place = TestDir::new("one descriptor tells of all");
-    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+fn one_descriptor_is_readable_for_every_event() {
+    let dir = TestDir::new("one descriptor is readable for every event");
+    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
     use std::os::fd::AsFd as _;
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
-    let children: Vec<_> = (0..3).map(|who| Child::start(sending(&place, who, 2000))).collect();
+    let children: Vec<_> = (0..3).map(|id| Child::start(sending(&dir, id, 2000))).collect();
     let (mut seen, mut left) = (Seen::default(), 0);
     while left < 3 {
         readable(receiver.as_fd());
@@ -621,15 +623,15 @@ fn one_descriptor_tells_of_all() {
 }
 
 #[test]
-fn more_than_it_takes_are_refused_with_words() {
-    let place = TestDir::new("more than it takes are refused");
-    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+fn senders_beyond_the_limit_are_refused_with_a_reason() {
+    let dir = TestDir::new("more than it takes are refused");
+    let mut receiver = Options::new().lanes(2).gather_at(&dir.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let first = senders.sender().unwrap();
     let _second = senders.sender().unwrap();
     let error = senders.sender().unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("2 senders")), "{error}");
-    let name = place.name();
+    let name = dir.name();
     let connecting = std::thread::spawn(move || Sender::connect(&name).map(|_| ()));
     while !connecting.is_finished() {
         let _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
@@ -664,7 +666,7 @@ fn held_messages_outlive_their_senders() {
 }
 
 #[test]
-fn copies_and_batches_pass_over_what_is_told() {
+fn copies_and_batches_skip_events() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
     let mut buffer = Vec::new();
     for number in 0..10u32 {
@@ -680,11 +682,14 @@ fn copies_and_batches_pass_over_what_is_told() {
 }
 
 #[test]
-fn a_stopped_sender_has_not_gone() {
-    let place = TestDir::new("a stopped sender has not gone");
-    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
-    let mut child = Child::start(sending(&place, 0, 100).with("then", "wait"));
-    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
+fn a_stopped_sender_counts_as_alive() {
+    let dir = TestDir::new("a stopped sender counts as alive");
+    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut child = Child::start(sending(&dir, 0, 100).with("then", "wait"));
+    assert_eq!(
+        Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("no connection arrived")),
+        Kind::Joined
+    );
     child.expect("sent");
     child.signal(Signal::STOP);
     child.wait_for_state('T');
@@ -702,13 +707,13 @@ fn a_stopped_sender_has_not_gone() {
 }
 
 #[test]
-fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
-    let place = TestDir::new("a sender survives its receiver");
+fn a_sender_that_survives_its_receiver_resumes_with_the_next() {
+    let dir = TestDir::new("a sender survives its receiver");
     let receiver =
-        |count: u32| Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", count));
+        |count: u32| Child::start(Role::new(child, "receiver").with("name", dir.name()).with("count", count));
     let first = receiver(50);
     first.expect("listening");
-    let mut sender = Sender::connect(&place.name()).unwrap();
+    let mut sender = Sender::connect(&dir.name()).unwrap();
     for number in 0..100 {
         sender.send(&numbered(0, number)).unwrap();
     }
@@ -726,31 +731,31 @@ fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
 }
 
 #[test]
-fn each_sender_is_told_of_before_its_first_message() {
+fn each_sender_joins_before_its_first_message() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
-    for who in 0..3 {
-        senders.sender().unwrap().send(&numbered(who, 0)).unwrap();
+    for id in 0..3 {
+        senders.sender().unwrap().send(&numbered(id, 0)).unwrap();
     }
-    let mut told = Vec::new();
-    while told.len() < 9 {
+    let mut events = Vec::new();
+    while events.len() < 9 {
         let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
-        told.push((event.member().lane, Kind::of(&event)));
+        events.push((event.member().lane, Kind::of(&event)));
     }
-    // By turns, but each lane in order.
+    // Round-robin, but each lane in order.
     for lane in 1..=3 {
-        let of_lane: Vec<_> = told.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
-        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Left(Departure::Closed)], "{told:?}");
+        let of_lane: Vec<_> = events.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
+        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Left(Departure::Closed)], "{events:?}");
     }
 }
 
 #[test]
-fn a_thread_sends_again_after_all_handles_were_gone() {
+fn a_thread_sends_again_after_all_handles_were_dropped() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     // Keeps the channel open meanwhile.
     let kept = senders.sender().unwrap();
     senders.send(&numbered(0, 0)).unwrap();
     drop(senders);
-    // Before the receiver has noticed, and after.
+    // Before the receiver has detected it, and after.
     receiver.senders().unwrap().send(&numbered(1, 0)).unwrap();
     let mut seen = Seen::default();
     while let Some(message) = receiver.try_receive().unwrap() {
@@ -763,15 +768,15 @@ fn a_thread_sends_again_after_all_handles_were_gone() {
 }
 
 #[test]
-fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
+fn an_edge_triggered_loop_accepts_every_pending_connection() {
     use rustix::event::{Timespec, epoll};
-    let place = TestDir::new("a loop that hears edges");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let dir = TestDir::new("an edge-triggered loop");
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&edges, &receiver, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
-    // More than are let in by one call, of whom only the last one says something, which is to be answered.
-    let _silent: Vec<_> = (0..40).map(|_| seqpacket(&place)).collect();
-    let last = seqpacket(&place);
+    // More than one call accepts; only the last of them sends its hello, which must be answered.
+    let _silent: Vec<_> = (0..40).map(|_| seqpacket(&dir)).collect();
+    let last = seqpacket(&dir);
     rustix::net::send(&last, b"?", rustix::net::SendFlags::NOSIGNAL).unwrap();
     let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
     loop {
@@ -787,31 +792,31 @@ fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
 }
 
 #[test]
-fn without_descriptors_who_comes_is_refused_who_is_here_goes_on_and_nobody_is_forgotten() {
+fn without_descriptors_newcomers_are_refused_and_members_continue() {
     for (how, here_before) in [("block", false), ("loop", false), ("block", true), ("loop", true)] {
-        let place = TestDir::new("descriptors run out and come back");
-        let host = Role::new(child, "crowded").with("name", place.name()).with("how", how);
+        let dir = TestDir::new("descriptors run out and become free");
+        let host = Role::new(child, "crowded").with("name", dir.name()).with("how", how);
         let mut host = Child::start(if here_before { host.with("before", 1) } else { host });
         host.expect("listening");
-        let mut before = here_before.then(|| Sender::connect(&place.name()).unwrap());
+        let mut before = here_before.then(|| Sender::connect(&dir.name()).unwrap());
         let mut send = |number| before.as_mut().map(|sender| sender.send(&numbered(4, number)).unwrap());
         send(0);
         host.expect("full");
-        // Not before a second has passed, in which some might have come back.
-        let refused = Options::new().connect_sender(&place.name()).unwrap_err();
+        // Not before a second has passed, in which some might have become free.
+        let refused = Options::new().connect_sender(&dir.name()).unwrap_err();
         let wanted = format!("process {} has no descriptor left for one more peer (RLIMIT_NOFILE is 64)", host.pid());
         assert!(matches!(&refused, Error::Refused(why) if why.contains(&wanted)), "{refused}");
         send(1);
         host.write_line("free them");
         host.expect("free");
-        // Nothing else tells the host, which sleeps, that they are.
-        Sender::connect(&place.name()).unwrap().send(&numbered(5, 0)).unwrap();
+        // No other event notifies the sleeping host of them.
+        Sender::connect(&dir.name()).unwrap().send(&numbered(5, 0)).unwrap();
         host.wait_for_success();
     }
 }
 
 #[test]
-fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
+fn a_send_from_an_ending_threads_destructor_fails_with_its_reason() {
     struct Last(pelton::Senders, std::sync::mpsc::Sender<Option<String>>);
     impl Drop for Last {
         fn drop(&mut self) {
@@ -821,59 +826,62 @@ fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
     }
     thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (error_sender, events) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // Ends before what is made next.
-        LAST.with(|last| _ = last.set(Last(senders.clone(), tell)));
+        // Dropped before the values created after it.
+        LAST.with(|last| _ = last.set(Last(senders.clone(), error_sender)));
         senders.send(b"first").unwrap();
     });
-    let error = told.recv().unwrap().expect("it panicked");
+    let error = events.recv().unwrap().expect("it panicked");
     assert!(error.contains("ending"), "{error}");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"first");
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }
 
 #[test]
-fn who_says_nothing_takes_nobodys_place() {
-    let place = TestDir::new("who says nothing takes no place");
-    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+fn a_silent_connection_occupies_no_slot() {
+    let dir = TestDir::new("a silent connection occupies no slot");
+    let mut receiver = Options::new().lanes(2).gather_at(&dir.name()).unwrap();
     let _lane = receiver.senders().unwrap().sender().unwrap();
-    let silent = seqpacket(&place);
+    let silent = seqpacket(&dir);
     assert!(receiver.arm().unwrap());
-    let child = Child::start(sending(&place, 7, 1));
+    let child = Child::start(sending(&dir, 7, 1));
     assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (7, 0));
     child.wait_for_success();
     drop(silent);
 }
 
 #[test]
-fn after_the_end_there_are_no_new_senders() {
+fn no_sender_joins_after_the_end() {
     let (senders, mut receiver) = Options::new().gather().unwrap();
     drop(senders);
     assert!(receiver.receive().unwrap_err().is_closed());
     assert!(receiver.senders().unwrap_err().is_closed());
 }
 
-fn all_may(path: &std::path::Path) {
+fn open_to_all_users(path: &std::path::Path) {
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
 }
 
 #[test]
-fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
+fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
     }
-    let place = TestDir::new("another user's messages");
-    all_may(place.path());
-    let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
-    all_may(&place.socket());
-    let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()).with("count", 5000));
-    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
+    let dir = TestDir::new("another user's messages");
+    open_to_all_users(dir.path());
+    let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
+    open_to_all_users(&dir.socket());
+    let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()).with("count", 5000));
+    assert_eq!(
+        Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("no connection arrived")),
+        Kind::Joined
+    );
     stranger.expect("connected");
     assert!(receiver.arm().unwrap());
     stranger.write_line("send");
     stranger.expect("sent");
-    // One message each time that the loop tells of it, and not armed in between.
+    // One message each time that the loop wakes, without arming in between.
     for number in 0..5000 {
         use std::os::fd::AsFd as _;
         assert!(is_readable(receiver.as_fd()), "before message {number}");
@@ -884,19 +892,19 @@ fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
 }
 
 #[test]
-fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
+fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
     use std::os::fd::AsFd as _;
-    let place = TestDir::new("the descriptor tells of what a survivor brings");
-    let first = Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", 1));
+    let dir = TestDir::new("the descriptor reports a survivor's messages");
+    let first = Child::start(Role::new(child, "receiver").with("name", dir.name()).with("count", 1));
     first.expect("listening");
-    let mut sender = Sender::connect(&place.name()).unwrap();
+    let mut sender = Sender::connect(&dir.name()).unwrap();
     for number in 0..5 {
         sender.send(&numbered(0, number)).unwrap();
     }
     first.expect("received 0 to 1");
     first.kill();
     assert!(sender.drain().unwrap_err().is_peer_died());
-    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
     assert!(receiver.arm().unwrap());
     let resuming = std::thread::spawn(move || {
         assert!(sender.resume_until(deadline()).unwrap());
@@ -908,7 +916,7 @@ fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
             break assert_eq!(Kind::of(&event), Kind::Joined);
         }
     }
-    // Not armed meanwhile, and nobody rings for what has been there before.
+    // Not armed meanwhile, so no doorbell rings for the earlier messages.
     let _sender = resuming.join().unwrap();
     for number in 1..5 {
         assert!(is_readable(receiver.as_fd()), "before message {number}");
@@ -918,9 +926,10 @@ fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
     assert!(!is_readable(receiver.as_fd()), "idle again");
 }
 
-/// Receives by `take`, which answers how many it took of the first lane, or 0 if the message of the second came.
+/// Receives by `take`, which returns the number of messages taken of the first lane, or 0 for the message of the
+/// second.
 #[track_caller]
-fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
+fn second_lane_gets_its_quantum(mut take: impl FnMut(&mut Receiver) -> u32) {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
     let [mut many, mut few] = std::array::from_fn(|_| senders.sender().unwrap());
     many.send(b"many").unwrap();
@@ -938,8 +947,8 @@ fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
 }
 
 #[test]
-fn a_turn_ends_though_messages_are_held() {
-    second_lane_gets_its_turn(|receiver| {
+fn a_quantum_ends_though_messages_are_held() {
+    second_lane_gets_its_quantum(|receiver| {
         let message = receiver.receive().unwrap();
         let lane = message.lane();
         drop(message.hold());
@@ -948,8 +957,8 @@ fn a_turn_ends_though_messages_are_held() {
 }
 
 #[test]
-fn a_turn_ends_in_a_bindings_batch() {
-    second_lane_gets_its_turn(|receiver| {
+fn a_quantum_ends_within_a_batch_of_a_binding() {
+    second_lane_gets_its_quantum(|receiver| {
         let message = receiver.receive().unwrap();
         let lane = message.lane();
         std::mem::forget(message);
@@ -963,17 +972,17 @@ fn a_turn_ends_in_a_bindings_batch() {
 }
 
 #[test]
-fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
-    let place = TestDir::new("descriptors that do not come");
-    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
-    let mut child = Child::start(Role::new(child, "boaster").with("name", place.name()).with("count", 150));
+fn missing_descriptors_are_not_waited_for_and_violate_the_protocol() {
+    let dir = TestDir::new("missing descriptors");
+    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut child = Child::start(Role::new(child, "boaster").with("name", dir.name()).with("count", 150));
     for round in 0..150 {
-        let mut told = Vec::new();
-        while told.last() != Some(&Kind::Left(Departure::Corrupt)) {
+        let mut events = Vec::new();
+        while events.last() != Some(&Kind::Left(Departure::Corrupt)) {
             // It does not ring.
             let soon = Instant::now() + Duration::from_millis(1);
             let Some(event) = receiver.receive_event_until(soon).unwrap() else { continue };
-            told.push(Kind::of(&event));
+            events.push(Kind::of(&event));
             if let Event::Message(mut message) = event
                 && message.descriptors() > 0
                 && round % 2 == 0
@@ -981,8 +990,8 @@ fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
                 assert!(matches!(message.take_descriptors(), Err(Error::Corrupt(_))));
             }
         }
-        assert_eq!(told, [Kind::Joined, Kind::Message, Kind::Message, Kind::Left(Departure::Corrupt)]);
-        child.write_line("go on");
+        assert_eq!(events, [Kind::Joined, Kind::Message, Kind::Message, Kind::Left(Departure::Corrupt)]);
+        child.write_line("continue");
     }
     child.wait_for_success();
 }

@@ -1,6 +1,6 @@
-//! A peer that has shaken hands and then writes what it likes, rings all the time, sends what nobody asked for, or does nothing
-//! any more. Whatever it does, this side answers: with what is right, with *corrupt*, or with the peer's end; and others are served.
-//! What comes in the hand-shake is in `handshake.rs`, random input for all of it in `fuzz/`.
+//! A peer that finishes its handshake and then writes anything, rings continuously, sends unexpected packets, or
+//! stops. Whatever it does, this side returns the right result, *corrupt*, or the peer's end, and others are served.
+//! `handshake.rs` has violations of the handshake; `fuzz/` has random input for all of it.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where words stand in the pages (spec/layout.md).
+/// Offsets of words in the pages (spec/layout.md).
 const HEAD: usize = 128;
 const GENERATION_OF_PRODUCER: usize = 144;
 const SLEEP_OF_PRODUCER: usize = 256;
@@ -22,7 +22,7 @@ const FENCED_OF_PRODUCER: u64 = 392;
 /// A message of no bytes with one descriptor: the mark before it.
 const WITH_A_DESCRIPTOR: u32 = 1 << 31 | 1 << 28 | 1;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -35,23 +35,23 @@ fn child() {
             sender.drain().unwrap();
             report("taken");
         }
-        // Greets, and gets no further.
-        "greet-and-stop" => {
+        // Sends its hello, and no further packet.
+        "say-hello-and-stop" => {
             let socket = raw_connect(&socket);
             raw_send(&socket, &packet(HELLO, SENDER), &[]);
             raw_receive(&socket);
-            report("greeted");
+            report("said hello");
             kill_self(Signal::STOP);
             read_line_from_parent();
         }
-        // Shakes hands as a receiver, leaves its socket to somebody else, and dies.
+        // Finishes the handshake as a receiver, passes its socket to another process, and dies.
         "leave-the-socket" => {
             let peer = RawPeer::receiver(&socket);
-            raw_send(&raw_connect(std::path::Path::new(role.get("heir"))), b"x", &[peer.socket.as_fd()]);
+            raw_send(&raw_connect(std::path::Path::new(role.get("collector"))), b"x", &[peer.socket.as_fd()]);
             read_line_from_parent();
             kill_self(Signal::KILL);
         }
-        // As a user whose descriptors on their way are counted.
+        // As a user whose descriptors in flight are counted.
         "send-too-many" => {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65534) | libc::setuid(65534) }, 0);
@@ -61,18 +61,18 @@ fn child() {
             )
             .unwrap();
             let mut sender = Options::new().allow_uids(&[0]).connect_sender(role.get("name")).unwrap();
-            // On their way elsewhere, as those of any process of this user count.
-            let bell = good_bell();
+            // In flight elsewhere: the limit counts those of any process of this user.
+            let doorbell = good_doorbell();
             let type_ = rustix::net::SocketType::SEQPACKET;
             let flags = rustix::net::SocketFlags::CLOEXEC;
             let pair = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, type_, flags, None).unwrap();
-            while raw_try_send(&pair.0, b"x", &[bell.as_fd(); 64]) {}
+            while raw_try_send(&pair.0, b"x", &[doorbell.as_fd(); 64]) {}
             let until = Instant::now() + Duration::from_millis(300);
-            report(format!("{:?}", sender.send_with_descriptors_until(b"", &[bell.as_fd()], until)));
+            report(format!("{:?}", sender.send_with_descriptors_until(b"", &[doorbell.as_fd()], until)));
         }
-        "meet-bells" => meet_bells(),
-        "ring-a-full-bell" => ring_a_full_bell(),
-        "meet-thousands" => meet_thousands(),
+        "try-doorbells" => try_doorbells(),
+        "ring-a-full-doorbell" => ring_a_full_doorbell(),
+        "receive-thousands" => receive_thousands(),
         "listen-with-little-memory" => {
             let most = Some(4 << 30);
             rustix::process::setrlimit(
@@ -94,25 +94,25 @@ fn kill_self(signal: Signal) {
     rustix::process::kill_process(rustix::process::getpid(), signal).unwrap();
 }
 
-/// A receiver that listened, and a sender by hand.
-fn with_raw_sender(place: &TestDir) -> (Receiver, RawPeer) {
-    let listener = Listener::bind(&place.name()).unwrap();
+/// A receiver that listened, and a handwritten sender.
+fn with_raw_sender(dir: &TestDir) -> (Receiver, RawPeer) {
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let peer = scope.spawn(|| RawPeer::sender(&place.socket()));
+        let peer = scope.spawn(|| RawPeer::sender(&dir.socket()));
         (listener.accept_receiver_until(deadline()).unwrap().unwrap(), peer.join().unwrap())
     })
 }
 
-/// A sender that listened, and a receiver by hand.
-fn with_raw_receiver(place: &TestDir) -> (Sender, RawPeer) {
-    let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
+/// A sender that listened, and a handwritten receiver.
+fn with_raw_receiver(dir: &TestDir) -> (Sender, RawPeer) {
+    let listener = Options::new().capacity(CAPACITY).listen(&dir.name()).unwrap();
     std::thread::scope(|scope| {
-        let peer = scope.spawn(|| RawPeer::receiver(&place.socket()));
+        let peer = scope.spawn(|| RawPeer::receiver(&dir.socket()));
         (listener.accept_sender_until(deadline()).unwrap().unwrap(), peer.join().unwrap())
     })
 }
 
-/// Does something again and again while `work` runs: on three threads, of which the system hardly ever rests all.
+/// Repeats an action while `work` runs: on three threads, so that the system hardly ever pauses all of them.
 fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -123,7 +123,7 @@ fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
                 }
             });
         }
-        // Also when the work fails, lest the scope wait for ever.
+        // Also when the work fails, so that the scope does not wait for ever.
         struct Over<'a>(&'a AtomicBool);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -135,20 +135,20 @@ fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// What a word may be made: each of its bits turned, and the ends of ranges and a little beside them.
-fn lies(truth: u64) -> impl Iterator<Item = u64> {
+/// Replacements for a word: each of its bits flipped, and the bounds of ranges and values near them.
+fn replacements(truth: u64) -> impl Iterator<Item = u64> {
     let ends = [0, 8, 1 << 31, 1 << 32, 1 << 63, CAPACITY, CAPACITY / 8, CAPACITY / 2 - 32, u32::MAX.into()];
-    let beside = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);
-    (0..64).map(move |bit| truth ^ 1 << bit).chain(beside)
+    let concurrent = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);
+    (0..64).map(move |bit| truth ^ 1 << bit).chain(concurrent)
 }
 
 type State = (&'static str, fn(&RawPeer), &'static [usize]);
 
-/// States of a lane that a sender by hand makes, and the places of its headers then.
+/// Lane states that a handwritten sender creates, and the positions of their headers.
 const STATES: [State; 4] = [
     ("empty", |_| (), &[0]),
     ("full", |peer| (0..15).for_each(|i| peer.put(4096 * i, 1 + i as u32, 4088)), &[0, 4096, 4096 * 14]),
-    // A message, then a jump to where a generation and descriptors are marked.
+    // A message, then a jump to a position with the marks of a generation and of descriptors.
     (
         "at the wrap",
         |peer| {
@@ -164,8 +164,8 @@ const STATES: [State; 4] = [
 ];
 
 #[test]
-fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
-    let place = TestDir::new("any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt");
+fn any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt() {
+    let dir = TestDir::new("any_word_of_a_sender_in_any_state_of_the_lane_is_accepted_or_corrupt");
     // All fields of its page, and some bytes between them.
     let fields = [0, 64, 72, 80, 128, 136, 144, 152, 200, 256, 264, STATE_OF_PRODUCER, 392];
     for (state, prepare, headers) in STATES {
@@ -174,14 +174,15 @@ fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
         for (segment, offset, holding) in of_page.chain(of_data) {
             let mut truth = None;
             for i in 0.. {
-                let (mut receiver, peer) = with_raw_sender(&place);
+                let (mut receiver, peer) = with_raw_sender(&dir);
                 prepare(&peer);
                 let word = peer.shown[segment].word(offset);
                 let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
-                let Some(lie) = lies(truth).nth(i) else { break };
-                let what = format!("{state}, word {offset} of segment {segment} is {lie:#x}, holding: {holding}");
+                let Some(replacement) = replacements(truth).nth(i) else { break };
+                let what =
+                    format!("{state}, word {offset} of segment {segment} is {replacement:#x}, holding: {holding}");
                 let held = receiver.try_receive().unwrap().filter(|_| holding).map(|message| message.hold());
-                word.store(lie, Ordering::Release);
+                word.store(replacement, Ordering::Release);
                 use_receiver(&mut receiver, held, &what);
             }
         }
@@ -189,25 +190,25 @@ fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
 }
 
 #[test]
-fn any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt() {
-    let place = TestDir::new("any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt");
-    // Of its own page the head and those around it, of the page of all its lanes the sleep word.
+fn any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt() {
+    let dir = TestDir::new("any_word_of_a_receiver_in_any_state_of_the_lane_is_accepted_or_corrupt");
+    // In its own page the head and the words around it; in the page of all its lanes the sleep word.
     let fields = [(0, 0), (0, HEAD), (0, 136), (0, 176), (0, 256), (0, 264), (1, 0), (1, SLEEP_OF_RECEIVER), (2, 0)];
-    // Messages sent before, and how many of them are released.
+    // The number of messages sent before, and of those released.
     for (state, sent, released) in [("empty", 0, 0), ("full", 15, 0), ("at the wrap", 14, 13), ("released", 5, 5)] {
         for (segment, offset) in fields {
             let mut truth = None;
             for i in 0.. {
-                let (mut sender, peer) = with_raw_receiver(&place);
+                let (mut sender, peer) = with_raw_receiver(&dir);
                 for _ in 0..sent {
                     assert_eq!(sender.try_send(&[1; 4088]).unwrap(), Sent::Sent);
                 }
                 peer.shown[0].word(HEAD).store((1 + released) << 32 | (4096 * released / 8), Ordering::Release);
                 let word = peer.shown[segment].word(offset);
                 let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
-                let Some(lie) = lies(truth).nth(i) else { break };
-                word.store(lie, Ordering::Release);
-                use_sender(&mut sender, &format!("{state}, word {offset} of segment {segment} is {lie:#x}"));
+                let Some(replacement) = replacements(truth).nth(i) else { break };
+                word.store(replacement, Ordering::Release);
+                use_sender(&mut sender, &format!("{state}, word {offset} of segment {segment} is {replacement:#x}"));
             }
         }
     }
@@ -215,19 +216,19 @@ fn any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt() {
 
 // Descriptors.
 
-/// In a process of its own, whose descriptors nobody else changes.
+/// In a separate process, whose descriptors no other test changes.
 #[test]
-fn a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept() {
-    Child::start(Role::new(child, "meet-bells")).wait_for_success();
+fn a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks() {
+    Child::start(Role::new(child, "try-doorbells")).wait_for_success();
 }
 
-fn meet_bells() {
+fn try_doorbells() {
     use rustix::event::{EventfdFlags, epoll, eventfd};
     use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-    let place = TestDir::new("a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept");
+    let dir = TestDir::new("a_doorbell_of_any_kind_is_refused_or_harmless_and_never_leaks");
     let directory = || OwnedFd::from(std::fs::File::open("/tmp").unwrap());
     let fifo = || {
-        let path = place.path().join("fifo");
+        let path = dir.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
         let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -236,9 +237,9 @@ fn meet_bells() {
     let this_process =
         || rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap();
     let filled = || {
-        let bell = good_bell();
-        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        bell
+        let doorbell = good_doorbell();
+        rustix::io::write(&doorbell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        doorbell
     };
     type Make<'a> = &'a (dyn Fn() -> OwnedFd + Sync);
     let kinds: [(&str, Make<'_>, bool); 12] = [
@@ -252,23 +253,24 @@ fn meet_bells() {
         ("a timerfd", &|| timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(), true),
         ("a pidfd", &this_process, true),
         ("an eventfd that counts down", &|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).unwrap(), true),
-        ("an eventfd that waits", &good_bell, true),
+        ("an eventfd that waits", &good_doorbell, true),
         ("an eventfd at its maximum", &filled, true),
     ];
-    // What is made once for the whole process.
-    drop(with_raw_sender(&place));
+    // Descriptors created once for the whole process.
+    drop(with_raw_sender(&dir));
     let before = descriptors();
     for (what, make, taken) in kinds {
-        let listener = Listener::bind(&place.name()).unwrap();
+        let listener = Listener::bind(&dir.name()).unwrap();
         let (mut receiver, peer) = std::thread::scope(|scope| {
-            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good bell"));
-            let peer = RawPeer::sender_with(&place.socket(), make());
+            let accepting =
+                scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good doorbell"));
+            let peer = RawPeer::sender_with(&dir.socket(), make());
             assert_eq!(peer.is_some(), taken, "{what}");
-            // The listener goes on after one that it refused.
-            let peer = peer.or_else(|| RawPeer::sender_with(&place.socket(), good_bell()));
-            (accepting.join().unwrap(), peer.expect("a good bell"))
+            // The listener continues after one that it refused.
+            let peer = peer.or_else(|| RawPeer::sender_with(&dir.socket(), good_doorbell()));
+            (accepting.join().unwrap(), peer.expect("a good doorbell"))
         });
-        // It says that it sleeps until something is released.
+        // It announces a sleep until something is released.
         peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
         peer.put(0, 1, 0);
         assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0, "{what}");
@@ -279,29 +281,29 @@ fn meet_bells() {
     }
 }
 
-/// In a process of its own, which would wait for good.
+/// In a separate process, which would wait for ever.
 #[test]
-fn a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody() {
-    Child::start(Role::new(child, "ring-a-full-bell")).wait_for_success();
+fn a_full_blocking_doorbell_blocks_nobody() {
+    Child::start(Role::new(child, "ring-a-full-doorbell")).wait_for_success();
 }
 
-fn ring_a_full_bell() {
-    let place = TestDir::new("a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody");
+fn ring_a_full_doorbell() {
+    let dir = TestDir::new("a_full_blocking_doorbell_blocks_nobody");
     let _watchdog = Watchdog::new("the receiver waits in a ring");
-    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| {
-            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&place.name()).unwrap();
+            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&dir.name()).unwrap();
             sender.send(b"served").unwrap();
-            (sender, RawPeer::sender(&place.socket()))
+            (sender, RawPeer::sender(&dir.socket()))
         });
         while !connecting.is_finished() {
             _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
         }
         let (mut sender, peer) = connecting.join().unwrap();
-        // As a write that adds anything finds no room any more.
-        rustix::io::ioctl_fionbio(&peer.own_bell, false).unwrap();
-        rustix::io::write(&peer.own_bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        // Like a write that finds the doorbell full.
+        rustix::io::ioctl_fionbio(&peer.own_doorbell, false).unwrap();
+        rustix::io::write(&peer.own_doorbell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
         for seq in 1..=100 {
             peer.put(8 * (seq - 1), seq as u32, 0);
@@ -316,22 +318,22 @@ fn ring_a_full_bell() {
     });
 }
 
-/// In a process of its own, as above.
+/// In a separate process, whose descriptors no other test changes.
 #[test]
-fn thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept() {
-    Child::start(Role::new(child, "meet-thousands")).wait_for_success();
+fn thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks() {
+    Child::start(Role::new(child, "receive-thousands")).wait_for_success();
 }
 
-fn meet_thousands() {
-    let place = TestDir::new("thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept");
-    drop(with_raw_sender(&place));
+fn receive_thousands() {
+    let dir = TestDir::new("thousands_of_descriptors_fail_a_handshake_or_stay_unread_and_none_leaks");
+    drop(with_raw_sender(&dir));
     let before = descriptors();
-    let bell = good_bell();
-    let many = vec![bell.as_fd(); 64];
-    let listener = Listener::bind(&place.name()).unwrap();
+    let doorbell = good_doorbell();
+    let many = vec![doorbell.as_fd(); 64];
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let socket = raw_connect(&place.socket());
+            let socket = raw_connect(&dir.socket());
             rustix::net::sockopt::set_socket_send_buffer_size(&socket, 1 << 20).unwrap();
             flood(&socket, &packet(HELLO, SENDER), &many);
             drop(socket);
@@ -340,7 +342,7 @@ fn meet_thousands() {
         assert!(listener.accept_receiver_until(soon).unwrap().is_none());
     });
     drop(listener);
-    let (mut receiver, peer) = with_raw_sender(&place);
+    let (mut receiver, peer) = with_raw_sender(&dir);
     let sent = flood(&peer.socket, &packet(DESCRIPTORS, 0), &many);
     assert!(sent > 16, "{sent} packets of 64");
     peer.put(0, 1, 0);
@@ -350,11 +352,11 @@ fn meet_thousands() {
     drop(peer);
     assert!(matches!(receiver.receive(), Err(Error::PeerDied { .. })));
     drop(receiver);
-    drop(bell);
+    drop(doorbell);
     eventually_is(before, "descriptors", descriptors);
 }
 
-/// Fills a socket; answers with how many packets.
+/// Fills a socket; returns the number of packets.
 fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> usize {
     rustix::io::ioctl_fionbio(socket, true).unwrap();
     let sent = (0..).take_while(|_| raw_try_send(socket, bytes, fds)).count();
@@ -363,10 +365,10 @@ fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) ->
 }
 
 #[test]
-fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
-    let place = TestDir::new("descriptors_that_never_come_are_not_waited_for_message_by_message");
-    let (mut receiver, peer) = with_raw_sender(&place);
-    // Were each waited for, the test would take an hour.
+fn missing_descriptors_cost_one_wait_and_not_one_for_each_message() {
+    let dir = TestDir::new("missing_descriptors_cost_one_wait_and_not_one_for_each_message");
+    let (mut receiver, peer) = with_raw_sender(&dir);
+    // If each were waited for, the test would take an hour.
     for i in 0..3000 {
         peer.put(16 * i, 1 + i as u32, WITH_A_DESCRIPTOR);
         peer.put(16 * i + 8, 1 + i as u32, 0);
@@ -383,9 +385,9 @@ fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
 }
 
 #[test]
-fn descriptors_of_old_messages_without_end_are_corrupt() {
-    let place = TestDir::new("descriptors_of_old_messages_without_end_are_corrupt");
-    let (mut receiver, peer) = with_raw_sender(&place);
+fn endless_descriptors_of_old_messages_are_corrupt() {
+    let dir = TestDir::new("endless_descriptors_of_old_messages_are_corrupt");
+    let (mut receiver, peer) = with_raw_sender(&dir);
     peer.put(0, 1, WITH_A_DESCRIPTOR);
     peer.put(8, 1, 0);
     rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
@@ -405,86 +407,87 @@ fn descriptors_of_old_messages_without_end_are_corrupt() {
 }
 
 #[test]
-fn a_deadline_holds_when_too_many_descriptors_are_on_their_way() {
-    let place = TestDir::new("a_deadline_holds_when_too_many_descriptors_are_on_their_way");
+fn a_deadline_holds_with_too_many_descriptors_in_flight() {
+    let dir = TestDir::new("a_deadline_holds_with_too_many_descriptors_in_flight");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become a user of no others");
         return;
     }
-    let listener = Options::new().allow_uids(&[65534]).listen(&place.name()).unwrap();
-    for path in [place.path().to_owned(), place.socket()] {
+    let listener = Options::new().allow_uids(&[65534]).listen(&dir.name()).unwrap();
+    for path in [dir.path().to_owned(), dir.socket()] {
         use std::os::unix::fs::PermissionsExt as _;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let child = Child::start(Role::new(child, "send-too-many").with("name", place.name()));
+    let child = Child::start(Role::new(child, "send-too-many").with("name", dir.name()));
     let _receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
     child.expect("Ok(TimedOut)");
 }
 
 #[test]
-fn a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors() {
-    let place = TestDir::new("a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors");
-    let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
-    let heir_path = place.path().join("heir");
-    let heir = seqpacket();
-    rustix::net::bind(&heir, &rustix::net::SocketAddrUnix::new(&heir_path).unwrap()).unwrap();
-    rustix::net::listen(&heir, 1).unwrap();
-    let role = Role::new(child, "leave-the-socket").with("name", place.name()).with("heir", heir_path.display());
+fn an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors() {
+    let dir = TestDir::new("an_inherited_socket_of_a_dead_receiver_does_not_block_sending_descriptors");
+    let listener = Options::new().capacity(CAPACITY).listen(&dir.name()).unwrap();
+    let collector_path = dir.path().join("collector");
+    let collector = seqpacket();
+    rustix::net::bind(&collector, &rustix::net::SocketAddrUnix::new(&collector_path).unwrap()).unwrap();
+    rustix::net::listen(&collector, 1).unwrap();
+    let role =
+        Role::new(child, "leave-the-socket").with("name", dir.name()).with("collector", collector_path.display());
     let mut child = Child::start(role);
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-    let (_, inherited) = raw_receive(&rustix::net::accept(&heir).unwrap());
+    let (_, inherited) = raw_receive(&rustix::net::accept(&collector).unwrap());
     assert_eq!(inherited.len(), 1);
-    // As many as nearly fill the socket, and more than make the sender look whether it lives.
-    let bell = good_bell();
+    // As many as nearly fill the socket, and enough to make the sender check its peer.
+    let doorbell = good_doorbell();
     for _ in 0..260 {
-        sender.send_with_descriptors(b"", &[bell.as_fd()]).unwrap();
+        sender.send_with_descriptors(b"", &[doorbell.as_fd()]).unwrap();
     }
-    // Dead, and not reaped: only its pidfd tells.
+    // Dead, and unreaped: only its pidfd proves the death.
     child.write_line("die");
     child.wait_for_state('Z');
-    let error = (0..1000).find_map(|_| sender.send_with_descriptors(b"", &[bell.as_fd()]).err()).unwrap();
+    let error = (0..1000).find_map(|_| sender.send_with_descriptors(b"", &[doorbell.as_fd()]).err()).unwrap();
     assert!(matches!(error, Error::PeerDied { .. }), "{error}");
 }
 
 #[test]
 fn a_segment_too_large_for_this_process_is_the_peers_fault() {
-    let place = TestDir::new("a_segment_too_large_for_this_process_is_the_peers_fault");
-    let child = Child::start(Role::new(child, "listen-with-little-memory").with("name", place.name()));
+    let dir = TestDir::new("a_segment_too_large_for_this_process_is_the_peers_fault");
+    let child = Child::start(Role::new(child, "listen-with-little-memory").with("name", dir.name()));
     child.expect("listening");
     let bytes: u64 = 16 << 30;
     let mut offer = producer_packet();
     offer[24..32].copy_from_slice(&bytes.to_le_bytes());
-    let socket = raw_connect(&place.socket());
+    let socket = raw_connect(&dir.socket());
     raw_send(&socket, &packet(HELLO, SENDER), &[]);
     raw_receive(&socket);
-    let (page, bell, data) = (good_page(), good_bell(), memfd(bytes, &[], size_seals()));
-    raw_send(&socket, &offer, &[page.as_fd(), bell.as_fd(), data.as_fd()]);
+    let (page, doorbell, data) = (good_page(), good_doorbell(), memfd(bytes, &[], size_seals()));
+    raw_send(&socket, &offer, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
     let (answer, _) = raw_receive(&socket);
     assert!(String::from_utf8_lossy(&answer[80..]).contains("cannot be mapped"), "{answer:?}");
-    let mut sender = Options::new().capacity(CAPACITY).connect_sender(&place.name()).unwrap();
+    let mut sender = Options::new().capacity(CAPACITY).connect_sender(&dir.name()).unwrap();
     sender.send(b"well").unwrap();
     child.expect(&format!("{:?}", pelton::Result::Ok(b"well".to_vec())));
 }
 
-// Bells.
+// Doorbells.
 
 #[test]
-fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping() {
+fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
     for how in [How::Block, How::Epoll, How::Poll] {
-        let place = TestDir::new("a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping");
-        let (mut receiver, peer) = with_raw_sender(&place);
-        rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
+        let dir = TestDir::new("an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops");
+        let (mut receiver, peer) = with_raw_sender(&dir);
+        rustix::io::ioctl_fionbio(&peer.doorbell, true).unwrap();
         let most = (u64::MAX - 1).to_ne_bytes();
         let ring = || {
-            // To the brim, and at once.
-            let _ = rustix::io::write(&peer.bell, &most);
+            // To its maximum, and at once.
+            let _ = rustix::io::write(&peer.doorbell, &most);
             peer.ring();
         };
-        let turns = Loop::new(how, receiver.as_fd());
+        let event_loop = Loop::new(how, receiver.as_fd());
         let mut buffer = Vec::new();
         meanwhile(ring, || {
             for i in 0..200 {
-                // Nothing there: it looks, however often it is woken, until the deadline.
+                // No message: the receiver polls after each wake-up, until the deadline.
                 let soon = Instant::now() + Duration::from_millis(1);
                 assert_eq!(receiver.receive_into_until(&mut buffer, soon).unwrap(), None);
                 peer.put(8 * i, 1 + i as u32, 0);
@@ -494,12 +497,12 @@ fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_slee
                 }
                 while receiver.try_receive_into(&mut buffer).unwrap().is_none() {
                     if receiver.arm().unwrap() {
-                        turns.turn(receiver.as_fd());
+                        event_loop.tick(receiver.as_fd());
                     }
                 }
             }
         });
-        // Quiet again: it sleeps, and is woken by a message.
+        // Quiet again: it sleeps, and wakes for a message.
         while !receiver.arm().unwrap() || is_readable(receiver.as_fd()) {}
         receiver.disarm();
         std::thread::scope(|scope| {
@@ -517,19 +520,19 @@ fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_slee
 }
 
 #[test]
-fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
-    let place = TestDir::new("one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting");
-    let directory = place.path().join("c");
+fn a_flooded_doorbell_of_a_path_channel_delays_no_other_sender() {
+    let dir = TestDir::new("a_flooded_doorbell_of_a_path_channel_delays_no_other_sender");
+    let directory = dir.path().join("c");
     let mut receiver = Options::new().capacity(CAPACITY).lanes(3).create_receiver(&directory).unwrap();
-    let bell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
-    rustix::io::ioctl_fionbio(&bell, true).unwrap();
-    // Room for more than is drained in one go.
-    rustix::pipe::fcntl_setpipe_size(&bell, 1 << 20).unwrap();
+    let doorbell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
+    rustix::io::ioctl_fionbio(&doorbell, true).unwrap();
+    // Space for more than one drain reads.
+    rustix::pipe::fcntl_setpipe_size(&doorbell, 1 << 20).unwrap();
     let rings = vec![1; 1 << 16];
     let ring = || {
-        let _ = rustix::io::write(&bell, &rings);
+        let _ = rustix::io::write(&doorbell, &rings);
     };
-    // Nobody else is there: it waits for somebody until its deadline, and not longer.
+    // There is no other sender: the receiver waits for one until its deadline, and no longer.
     meanwhile(ring, || assert!(!receiver.resume_until(Instant::now() + Duration::from_millis(50)).unwrap()));
     let name = format!("path:{}", directory.display());
     let children = [0, 1].map(|_| Child::start(Role::new(child, "send").with("name", &name).with("count", 2000)));
@@ -549,14 +552,14 @@ fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
 }
 
 #[test]
-fn a_generation_that_never_stands_still_keeps_nobody_looking() {
-    let place = TestDir::new("a_generation_that_never_stands_still_keeps_nobody_looking");
-    let directory = place.path().join("c");
+fn a_generation_that_always_changes_blocks_nobody() {
+    let dir = TestDir::new("a_generation_that_always_changes_blocks_nobody");
+    let directory = dir.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     let page_of = |name: &str| {
         Shown::of(std::fs::File::options().read(true).write(true).open(directory.join(name)).unwrap().into())
     };
-    // A sender that holds its life, and says that it has closed, and is always another.
+    // A sender that holds its liveness handle, marks itself closed, and always changes its identity.
     let sender = options.create_sender(&directory).unwrap();
     let page = page_of("0.producer");
     let change = || {
@@ -564,7 +567,7 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
         page.word(STATE_OF_PRODUCER).store(2, Ordering::Release);
     };
     meanwhile(change, || {
-        let mut receiver = options.open_receiver(&directory).unwrap();
+        let mut receiver = options.cast().open_receiver(&directory).unwrap();
         for _ in 0..100 {
             let _ = (allowed(receiver.arm(), "arm"), allowed(receiver.try_receive(), "try_receive"));
             let _ = allowed(receiver.receive_until(Instant::now() + Duration::from_millis(1)), "receive_until");
@@ -573,14 +576,14 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
     });
     drop((sender, page));
     // And a receiver.
-    let receiver = options.open_receiver(&directory).unwrap();
+    let receiver = options.cast().open_receiver(&directory).unwrap();
     let page = page_of("0.consumer");
     let change = || {
         page.word(176).fetch_add(1, Ordering::Release);
         page.word(256).store(2, Ordering::Release);
     };
     meanwhile(change, || {
-        let mut sender = options.open_sender(&directory).unwrap();
+        let mut sender = options.cast().open_sender(&directory).unwrap();
         for _ in 0..100 {
             let _ = (allowed(sender.arm(30_000), "arm"), allowed(sender.try_send(&[0; 30_000]), "try_send"));
             let _ = allowed(sender.drain_until(Instant::now() + Duration::from_millis(1)), "drain_until");
@@ -591,30 +594,30 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
 }
 
 #[test]
-fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() {
-    let place = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over");
-    let directory = place.path().join("c");
+fn any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor() {
+    let dir = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_a_successor");
+    let directory = dir.path().join("c");
     let options = Options::new().capacity(CAPACITY);
-    // All fields of the pages that successors go on in.
+    // All fields of the pages in which successors continue.
     let producer = (0..65).map(|i| ("0.producer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 64 && *at < 400);
     let consumer = (0..34).map(|i| ("0.consumer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 128);
     let others = [("receiver", 0), ("receiver", SLEEP_OF_RECEIVER), ("channel", 64), ("channel", 80), ("channel", 128)];
     for (file, at) in producer.chain(consumer).chain(others) {
-        for lie in [0, 1, 7, u32::MAX.into(), 1 << 31, 1 << 63, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
-            let what = format!("word {at} of {file} is {lie:#x}");
+        for replacement in [0, 1, 7, u32::MAX.into(), 1 << 31, 1 << 63, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
+            let what = format!("word {at} of {file} is {replacement:#x}");
             let mut sender = options.create_sender(&directory).unwrap();
             sender.send(&[1; 100]).unwrap();
             drop(sender);
             let page = std::fs::File::options().read(true).write(true).open(directory.join(file)).unwrap();
-            Shown::of(page.into()).word(at).store(lie, Ordering::Release);
+            Shown::of(page.into()).word(at).store(replacement, Ordering::Release);
             let usable = |error: Error| match error {
                 Error::Corrupt(_) | Error::NotAChannel { .. } | Error::Rebooted { .. } => {}
                 error => panic!("{what}: {error}"),
             };
             let _ = pelton::inspect::info(&directory).map_err(usable);
             let _ = pelton::inspect::check(&directory, true).map_err(usable);
-            let receiver = options.open_receiver(&directory).map_err(usable);
-            let sender = options.open_sender(&directory).map_err(usable);
+            let receiver = options.cast().open_receiver(&directory).map_err(usable);
+            let sender = options.cast().open_sender(&directory).map_err(usable);
             let (mut receiver, mut sender) = (receiver.ok(), sender.ok());
             if let Some(sender) = &mut sender {
                 use_sender(sender, &what);
@@ -629,13 +632,14 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() 
     }
 }
 
-// Others, and those who come after.
+// Others, and later ones.
 
 #[test]
-fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
-    let place = TestDir::new("words_of_sleep_that_never_stand_still_cost_rings_and_no_more");
-    let (mut sender, peer) = with_raw_receiver(&place);
-    // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at once.
+fn sleep_words_that_always_change_cost_only_rings() {
+    let dir = TestDir::new("sleep_words_that_always_change_cost_only_rings");
+    let (mut sender, peer) = with_raw_receiver(&dir);
+    // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at
+    // once.
     let epoch = std::sync::atomic::AtomicU64::new(8);
     let flags = [1, 3, 0, 2];
     meanwhile(
@@ -649,8 +653,8 @@ fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
         },
     );
     drop((sender, peer));
-    // And a sender's, while it is released by and by.
-    let (mut receiver, peer) = with_raw_sender(&place);
+    // And a sender's, while messages are released one by one.
+    let (mut receiver, peer) = with_raw_sender(&dir);
     let mut buffer = Vec::new();
     meanwhile(
         || {
@@ -668,14 +672,14 @@ fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
 }
 
 #[test]
-fn a_socket_half_closed_is_the_peers_end() {
+fn a_half_closed_socket_is_the_peers_end() {
     for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
-        let place = TestDir::new("a_socket_half_closed_is_the_peers_end");
-        let (mut receiver, peer) = with_raw_sender(&place);
+        let dir = TestDir::new("a_half_closed_socket_is_the_peers_end");
+        let (mut receiver, peer) = with_raw_sender(&dir);
         peer.put(0, 1, 0);
         shutdown(&peer.socket, how).unwrap();
         assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
-        // Who does not want to hear any more may still speak.
+        // A peer that has shut down its reading side may still send.
         if how == Shutdown::Read {
             peer.put(8, 2, 0);
             assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
@@ -687,15 +691,15 @@ fn a_socket_half_closed_is_the_peers_end() {
 }
 
 #[test]
-fn one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted() {
-    let place = TestDir::new("one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted");
-    let listener = Listener::bind(&place.name()).unwrap();
+fn a_peer_stopped_during_its_handshake_does_not_block_the_next_one() {
+    let dir = TestDir::new("a_peer_stopped_during_its_handshake_does_not_block_the_next_one");
+    let listener = Listener::bind(&dir.name()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
-        let stopped = Child::start(Role::new(child, "greet-and-stop").with("name", place.name()));
-        stopped.expect("greeted");
+        let stopped = Child::start(Role::new(child, "say-hello-and-stop").with("name", dir.name()));
+        stopped.expect("said hello");
         stopped.wait_for_state('T');
-        let child = Child::start(Role::new(child, "send").with("name", place.name()).with("count", 10));
+        let child = Child::start(Role::new(child, "send").with("name", dir.name()).with("count", 10));
         let mut receiver = accepting.join().unwrap().unwrap().unwrap();
         assert_eq!(receiver.peer().unwrap().pid, child.pid());
         assert_eq!(receive_all(&mut receiver, 0, 10, Sizes::Every(300), How::Block).0, 10);
@@ -704,34 +708,34 @@ fn one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being
 }
 
 #[test]
-fn a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote() {
-    // A head that cannot be, and one that says that all has been taken.
-    for lie in [u64::MAX, 11 << 32] {
-        a_successor_writes_and_goes(lie);
+fn a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote() {
+    // An impossible head, and one that claims that everything has been taken.
+    for replacement in [u64::MAX, 11 << 32] {
+        successor_writes_and_leaves(replacement);
     }
 }
 
-fn a_successor_writes_and_goes(lie: u64) {
-    let place = TestDir::new("a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote");
-    let (mut sender, peer) = with_raw_receiver(&place);
+fn successor_writes_and_leaves(replacement: u64) {
+    let dir = TestDir::new("a_successor_that_leaves_before_it_is_ready_leaves_nothing_it_wrote");
+    let (mut sender, peer) = with_raw_receiver(&dir);
     for number in 0..10 {
         sender.send(&[number; 100]).unwrap();
     }
     drop(peer);
     assert!(matches!(sender.drain_until(deadline()), Err(Error::PeerDied { unreleased: 10 })));
     std::thread::scope(|scope| {
-        // One that goes, and then a good one, which is the first that the sender takes for a successor.
+        // One that leaves, and then a valid one, the first that the sender accepts as a successor.
         let receiver = scope.spawn(|| {
-            // It asks for fences; the sender answers when it looks at its page.
-            let (peer, page) = RawPeer::receiver_but_for_ready(&place.socket(), 2);
+            // It asks for fences; the sender complies when it reads the peer's page.
+            let (peer, page) = RawPeer::receiver_but_for_ready(&dir.socket(), 2);
             let (mut fenced, until) = ([0; 4], deadline());
             while fenced == [0; 4] {
                 rustix::io::pread(&page, &mut fenced, FENCED_OF_PRODUCER).unwrap();
-                assert!(Instant::now() < until, "the sender does not look");
+                assert!(Instant::now() < until, "the sender does not poll");
             }
-            peer.shown[0].word(HEAD).store(lie, Ordering::Release);
+            peer.shown[0].word(HEAD).store(replacement, Ordering::Release);
             drop((peer, page));
-            Options::new().connect_deadline(deadline()).connect_receiver(&place.name())
+            Options::new().connect_deadline(deadline()).connect_receiver(&dir.name())
         });
         assert!(sender.resume_until(deadline()).unwrap());
         let mut receiver = receiver.join().unwrap().unwrap();

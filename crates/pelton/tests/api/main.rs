@@ -1,7 +1,8 @@
-//! The public interface, by what it is for. All tests of one binary run beside each other: one that counts what its process has, limits it,
-//! or forks does so in a child process. Those that need a binary of their own are beside this directory: `starvation.rs` replaces the C library's clocks,
-//! `fork.rs`, `steps.rs` and `sanitized.rs` have one thread or their own harness, `failpoints/` and `steps.rs` need that feature, `races/`
-//! runs one race at a time, `fast_path.rs` is for release builds.
+//! The public interface, by purpose. All tests of one binary run concurrently: a test that counts the resources of
+//! its process, limits them, or forks does so in a child process. Tests that need a binary of their own are beside
+//! this directory. `starvation.rs` replaces the C library's clocks. `fork.rs`, `steps.rs` and `sanitized.rs` have one
+//! thread or their own harness. `failpoints/` and `steps.rs` need that feature. `races/` runs one race at a time, and
+//! `fast_path.rs` is for release builds.
 
 #[cfg(feature = "tokio")]
 mod async_service;

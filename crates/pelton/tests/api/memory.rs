@@ -1,4 +1,5 @@
-//! How much memory a peer can make a side use: the limits that each side tells the other, and the budget of those that have many peers.
+//! The memory that a peer can make a side use: the limits that the sides exchange, and the budget of an endpoint with
+//! many peers.
 
 use crate::support::raw::*;
 use crate::support::*;
@@ -28,12 +29,12 @@ fn child() {
 }
 
 /// A sender that connects with these options to a receiver that listens with those.
-fn connected(place: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
-    let listener = receiver.listen(&place.name()).unwrap();
-    // One that is hung up on tries again.
+fn connected(dir: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
+    let listener = receiver.cast().listen(&dir.name()).unwrap();
+    // A sender tries again after a hang-up.
     let sender = sender.clone().connect_deadline(deadline());
     std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| sender.connect_sender(&place.name()));
+        let connecting = scope.spawn(|| sender.cast().connect_sender(&dir.name()));
         let mut accepted = None;
         while !connecting.is_finished() {
             accepted = accepted.or(listener.accept_receiver_until(Instant::now() + Duration::from_millis(1)).unwrap());
@@ -44,7 +45,7 @@ fn connected(place: &TestDir, sender: &Options, receiver: &Options) -> (pelton::
 
 #[test]
 fn a_lane_is_as_large_as_both_sides_allow() {
-    let place = TestDir::new("a_lane_is_as_large_as_both_sides_allow");
+    let dir = TestDir::new("a_lane_is_as_large_as_both_sides_allow");
     const KIB: u64 = 1024;
     let of = |capacity: u64, message: u64| {
         let options = if capacity == 0 { Options::new() } else { Options::new().capacity(capacity) };
@@ -59,7 +60,7 @@ fn a_lane_is_as_large_as_both_sides_allow() {
         (of(0, 0), of(0, 0).memory(100_000), (64 * KIB, 32 * KIB - 32)),
         (of(0, 0), of(0, 0).memory(5000), (4096, 2016)),
     ] {
-        let (connected, accepted) = connected(&place, &sender, &receiver);
+        let (connected, accepted) = connected(&dir, &sender, &receiver);
         let mut connected = connected.unwrap();
         assert_eq!((connected.capacity(), connected.message_bytes_max()), wanted, "{sender:?} {receiver:?}");
         let largest = vec![7; wanted.1 as usize];
@@ -70,10 +71,10 @@ fn a_lane_is_as_large_as_both_sides_allow() {
 }
 
 #[test]
-fn a_limit_that_was_asked_for_and_that_the_peer_does_not_take_is_an_error_with_both_figures() {
-    let place = TestDir::new("a_limit_that_was_asked_for_and_that_the_peer_does_not_take");
+fn a_message_limit_above_the_peers_is_an_error_with_both_sizes() {
+    let dir = TestDir::new("a_message_limit_above_the_peers");
     for receiver in [Options::new().message_bytes_max(1000), Options::new().capacity(1 << 16).message_bytes_max(1000)] {
-        let (sender, accepted) = connected(&place, &Options::new().message_bytes_max(5000), &receiver);
+        let (sender, accepted) = connected(&dir, &Options::new().message_bytes_max(5000), &receiver);
         let error = sender.unwrap_err();
         assert!(matches!(error, Error::Option { option: "message_bytes_max", found: 5000, .. }), "{error}");
         assert!(error.to_string().contains("at most 1000"), "{error}");
@@ -82,9 +83,9 @@ fn a_limit_that_was_asked_for_and_that_the_peer_does_not_take_is_an_error_with_b
 }
 
 #[test]
-fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
-    let place = TestDir::new("a_lane_larger_than_was_said_is_refused_before_it_is_mapped");
-    let listener = Options::new().capacity(1 << 16).message_bytes_max(100).listen(&place.name()).unwrap();
+fn a_lane_larger_than_announced_is_refused_before_it_is_mapped() {
+    let dir = TestDir::new("a_lane_larger_than_announced_is_refused_before_it_is_mapped");
+    let listener = Options::new().capacity(1 << 16).message_bytes_max(100).listen(&dir.name()).unwrap();
     let producer = |capacity: u64, limit: u64| {
         let mut packet = producer_packet();
         packet[24..32].copy_from_slice(&capacity.to_le_bytes());
@@ -96,13 +97,13 @@ fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
     {
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let socket = raw_connect(&place.socket());
+                let socket = raw_connect(&dir.socket());
                 raw_send(&socket, &packet(HELLO, SENDER), &[]);
                 let (hello, _) = raw_receive(&socket);
                 let said = |at: usize| u64::from_le_bytes(hello[at..at + 8].try_into().unwrap());
                 assert_eq!((said(24), said(32)), (1 << 16, 100));
-                let (page, bell, data) = (good_page(), good_bell(), memfd(capacity, &[], size_seals()));
-                let fds = [&page, &bell, &data].map(std::os::fd::AsFd::as_fd);
+                let (page, doorbell, data) = (good_page(), good_doorbell(), memfd(capacity, &[], size_seals()));
+                let fds = [&page, &doorbell, &data].map(std::os::fd::AsFd::as_fd);
                 raw_send(&socket, &producer(capacity, limit), &fds);
                 let (refused, _) = raw_receive(&socket);
                 let text = String::from_utf8_lossy(&refused[80..]).into_owned();
@@ -115,28 +116,28 @@ fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
 }
 
 #[test]
-fn a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it() {
-    let place = TestDir::new("a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it");
-    let listener = Listener::bind(&place.name()).unwrap();
-    let child = Child::start(Role::new(child, "receiver").with("name", place.name()));
+fn a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit() {
+    let dir = TestDir::new("a_surviving_senders_lane_is_refused_if_it_exceeds_the_successors_limit");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let child = Child::start(Role::new(child, "receiver").with("name", dir.name()));
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
     sender.send(b"kept").unwrap();
     child.expect("connected");
     child.kill();
-    eventually("the receiver's death is told", || sender.try_send(b"x").is_err());
+    eventually("the receiver's death is detected", || sender.try_send(b"x").is_err());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let error = Options::new().capacity(1 << 20).connect_receiver(&place.name()).unwrap_err().to_string();
+            let error = Options::new().capacity(1 << 20).connect_receiver(&dir.name()).unwrap_err().to_string();
             assert!(error.contains("67108864 bytes") && error.contains("takes 1048576"), "{error}");
-            let mut receiver = Options::new().connect_deadline(deadline()).connect_receiver(&place.name()).unwrap();
+            let mut receiver = Options::new().connect_deadline(deadline()).connect_receiver(&dir.name()).unwrap();
             assert_eq!(&*receiver.receive().unwrap(), b"kept");
         });
         assert!(sender.resume_until(deadline()).unwrap());
     });
 }
 
-/// Receives until the other thread has done its part.
-fn attend_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T {
+/// Receives until the other thread has finished its part.
+fn receive_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let other = scope.spawn(other);
         while !other.is_finished() {
@@ -148,7 +149,7 @@ fn attend_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Se
 
 #[test]
 fn another_user_is_offered_less() {
-    let place = TestDir::new("another_user_is_offered_less");
+    let dir = TestDir::new("another_user_is_offered_less");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
@@ -157,25 +158,25 @@ fn another_user_is_offered_less() {
         (Options::new(), format!("{} {}", 64 << 20, 1 << 20)),
         (Options::new().capacity(128 << 20).message_bytes_max(10 << 20), format!("{} {}", 64 << 20, 10 << 20)),
     ] {
-        let mut receiver = options.allow_uids(&[65_532]).gather_at(&place.name()).unwrap();
-        for path in [place.path().to_owned(), place.socket()] {
+        let mut receiver = options.allow_uids(&[65_532]).gather_at(&dir.name()).unwrap();
+        for path in [dir.path().to_owned(), dir.socket()] {
             use std::os::unix::fs::PermissionsExt as _;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
         }
-        let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()));
+        let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()));
         let of_child = &mut stranger;
-        attend_while(&mut receiver, move || of_child.expect(&wanted));
+        receive_while(&mut receiver, move || of_child.expect(&wanted));
         stranger.write_line("end");
-        attend_while(&mut receiver, move || stranger.wait_for_success());
+        receive_while(&mut receiver, move || stranger.wait_for_success());
     }
 }
 
 #[test]
-fn a_budget_is_shared_out_and_comes_back_with_those_who_go() {
-    let place = TestDir::new("a_budget_is_shared_out_and_comes_back_with_those_who_go");
+fn senders_share_a_memory_budget_and_return_their_share_when_they_leave() {
+    let dir = TestDir::new("senders_share_a_memory_budget_and_return_their_share_when_they_leave");
     const MEMORY: u64 = 4 << 20;
-    let mut receiver = Options::new().memory(MEMORY).gather_at(&place.name()).unwrap();
-    let name = place.name();
+    let mut receiver = Options::new().memory(MEMORY).gather_at(&dir.name()).unwrap();
+    let name = dir.name();
     for round in 0..3 {
         let connect = || {
             let mut senders = Vec::new();
@@ -186,14 +187,14 @@ fn a_budget_is_shared_out_and_comes_back_with_those_who_go() {
                 }
             }
         };
-        let (mut senders, error) = attend_while(&mut receiver, connect);
+        let (mut senders, error) = receive_while(&mut receiver, connect);
         let text = error.to_string();
         assert!(matches!(error, Error::Refused(_)) && text.contains("of the 4194304 bytes of memory"), "{text}");
         let sizes: Vec<u64> = senders.iter().map(Sender::capacity).collect();
         assert_eq!(sizes[0], MEMORY / 16, "round {round}");
         assert!(sizes.is_sorted_by(|one, next| one >= next) && sizes.iter().all(|size| *size >= 1 << 16), "{sizes:?}");
         assert!(sizes.len() > 16 && sizes.iter().sum::<u64>() <= MEMORY, "{sizes:?}");
-        // Those who are there go on, and all is given back when they have gone.
+        // The members continue, and all memory is returned when they have left.
         senders.iter_mut().for_each(|sender| sender.send(b"x").unwrap());
         let mut left = senders.len();
         drop(senders);
@@ -204,7 +205,7 @@ fn a_budget_is_shared_out_and_comes_back_with_those_who_go() {
     }
 }
 
-/// Stops a service, whatever becomes of the test.
+/// Stops a service at the end of the test, even if it fails.
 struct Stops(pelton::Stopper);
 
 impl Drop for Stops {
@@ -214,27 +215,24 @@ impl Drop for Stops {
 }
 
 #[test]
-fn a_memory_in_which_nobody_finds_room_is_an_error_at_once() {
-    let place = TestDir::new("a_memory_in_which_nobody_finds_room_is_an_error_at_once");
-    let error = Options::new().memory((1 << 20) - 1).gather_at(&place.name()).unwrap_err();
+fn a_budget_too_small_for_one_sender_is_an_error_at_once() {
+    let dir = TestDir::new("a_budget_too_small_for_one_sender_is_an_error_at_once");
+    let error = Options::new().memory((1 << 20) - 1).gather_at(&dir.name()).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 1_048_575, .. }), "{error}");
-    let error = Service::listen_with(&place.name(), &Options::new().memory((2 << 20) - 1)).unwrap_err();
+    let error = Service::listen_with(&dir.name(), &Options::new().memory((2 << 20) - 1)).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 2_097_151, .. }), "{error}");
 }
 
-/// A service on a thread of its own that answers with as many bytes as the request says, or fails as the library does.
-fn serving<T: Send>(
-    options: &Options,
-    place: &TestDir,
-    test: impl FnOnce(&mut Client) -> T + Send,
-) -> (T, Vec<String>) {
-    let mut service: Service = Service::listen_with(&place.name(), options).unwrap();
+/// A service on a thread of its own that replies with as many bytes as the request wants, or fails with the library's
+/// error.
+fn serving<T: Send>(options: &Options, dir: &TestDir, test: impl FnOnce(&mut Client) -> T + Send) -> (T, Vec<String>) {
+    let mut service: Service = Service::listen_with(&dir.name(), &options.cast()).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
         let testing = scope.spawn(|| {
             let _stops = Stops(stopper);
             let mut client =
-                Client::connect_with(&place.name(), &Options::new().capacity(1 << 16).connect_deadline(deadline()))
+                Client::connect_with(&dir.name(), &Options::new().capacity(1 << 16).connect_deadline(deadline()))
                     .unwrap();
             test(&mut client)
         });
@@ -254,20 +252,20 @@ fn serving<T: Send>(
 }
 
 #[test]
-fn replies_that_a_client_does_not_read_are_kept_up_to_the_limit_and_fail_beyond() {
-    let place = TestDir::new("replies_that_a_client_does_not_read_are_kept_up_to_the_limit");
+fn unread_replies_are_kept_up_to_the_limit_and_fail_beyond_it() {
+    let dir = TestDir::new("unread_replies_are_kept_up_to_the_limit");
     let options = Options::new().capacity(1 << 16).memory(10 << 20);
-    let (outcomes, errors) = serving(&options, &place, |client| {
-        // Each of a mebibyte; none is read before all are asked for.
+    let (outcomes, errors) = serving(&options, &dir, |client| {
+        // Each of a mebibyte; the client sends all requests before it reads a reply.
         let calls: Vec<_> = (0..60).map(|_| client.submit(&(1u64 << 20).to_le_bytes()).unwrap()).collect();
-        let another = Client::connect_with(&place.name(), &Options::new());
+        let another = Client::connect_with(&dir.name(), &Options::new());
         let mut outcomes = Vec::new();
         for _ in &calls {
             let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
             let text = String::from_utf8_lossy(completion.as_ref()).into_owned();
             outcomes.push((completion.outcome(), text.len(), text));
         }
-        // A small one is answered as ever, by that client and another.
+        // A small one is answered as before, for that client and another.
         for client in [client, &mut another.unwrap()] {
             assert_eq!(client.call_until(&100u64.to_le_bytes(), deadline()).unwrap().unwrap().len(), 100);
         }
@@ -281,7 +279,7 @@ fn replies_that_a_client_does_not_read_are_kept_up_to_the_limit_and_fail_beyond(
     assert_eq!(errors.len(), failed.len());
 }
 
-/// Takes requests until the other thread has done its part, and has them answered by `keep`.
+/// Takes requests until the other thread has finished its part, and passes them to `keep`.
 fn serve_while<T: Send>(
     service: &mut Service,
     mut keep: impl FnMut(Vec<u8>, Responder),
@@ -300,34 +298,34 @@ fn serve_while<T: Send>(
 }
 
 #[test]
-fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
-    let place = TestDir::new("a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself");
+fn a_client_that_does_not_read_leaves_others_their_share_of_the_memory() {
+    let dir = TestDir::new("a_client_that_does_not_read_leaves_others_their_share_of_the_memory");
     const MIB: usize = 1 << 20;
     const MEMORY: usize = 64 * MIB;
     const CALLS: usize = 70;
-    // Of the clients' lanes and of what fits into them.
+    // The memory of the clients' lanes and of their content.
     const SLACK: usize = 2 * MIB;
     let options = Options::new().capacity(1 << 16).memory(MEMORY as u64);
-    let mut service = Service::listen_with(&place.name(), &options).unwrap();
-    let mut asked: [Vec<Responder>; 3] = Default::default();
-    let keep = |bytes: Vec<u8>, responder| asked[usize::from(bytes[0])].push(responder);
+    let mut service = Service::listen_with(&dir.name(), &options).unwrap();
+    let mut requested: [Vec<Responder>; 3] = Default::default();
+    let keep = |bytes: Vec<u8>, responder| requested[usize::from(bytes[0])].push(responder);
     let clients = serve_while(&mut service, keep, || {
         [0u8, 1, 2].map(|number| {
             let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
-            let mut client = Client::connect_with(&place.name(), &options).unwrap();
+            let mut client = Client::connect_with(&dir.name(), &options).unwrap();
             (0..CALLS).for_each(|_| _ = client.submit(&[number]).unwrap());
             client
         })
     });
-    while asked.iter().any(|of_one| of_one.len() < CALLS) {
+    while requested.iter().any(|of_one| of_one.len() < CALLS) {
         let (bytes, responder) = service.receive_until(deadline()).unwrap().expect("a request is missing").into_parts();
-        asked[usize::from(bytes[0])].push(responder);
+        requested[usize::from(bytes[0])].push(responder);
     }
-    // Nobody reads. One client more that has all it may have leaves as much as it has.
+    // No client reads. A further client with its full share leaves as much as it has.
     let mut reply_until_full = |number: usize, bytes: usize| {
         let mut kept = 0;
         loop {
-            match asked[number].pop().expect("no reply failed").reply(&vec![7; bytes]) {
+            match requested[number].pop().expect("no reply failed").reply(&vec![7; bytes]) {
                 Ok(()) => kept += bytes,
                 Err(error @ Error::Memory { left, most, .. }) => {
                     let text = error.to_string();
@@ -345,8 +343,8 @@ fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
         assert!((left / 2 - SLACK..=left / 2 + SLACK).contains(&kept), "client {number} of {left}: {kept}");
         left -= kept;
     }
-    // All of it comes back when they read.
-    drop(asked);
+    // All of it is returned when they read.
+    drop(requested);
     let read = move || {
         clients.map(|mut client| {
             let next = |_| client.completion_until(deadline()).unwrap().expect("it hangs").outcome();
@@ -354,7 +352,7 @@ fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
             (client, outcomes.iter().filter(|outcome| **outcome == Outcome::Failed(0xffff_0001)).count())
         })
     };
-    let clients = serve_while(&mut service, |_, _| panic!("nothing was asked"), read);
+    let clients = serve_while(&mut service, |_, _| panic!("no request is expected"), read);
     for (mut client, failed) in clients {
         assert_eq!(failed, 1);
         let again = |bytes: Vec<u8>, responder: Responder| responder.reply(&bytes).unwrap();
@@ -364,10 +362,10 @@ fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
 }
 
 #[test]
-fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
-    let place = TestDir::new("requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on");
+fn requests_in_pieces_beyond_the_limit_fail_and_the_link_continues() {
+    let dir = TestDir::new("requests_in_pieces_beyond_the_limit_fail_and_the_link_continues");
     let options = Options::new().capacity(1 << 16).memory(3 << 20).call_bytes_max(64 << 20);
-    let ((), errors) = serving(&options, &place, |client| {
+    let ((), errors) = serving(&options, &dir, |client| {
         for _ in 0..3 {
             let completion = client.call_until(&vec![7; 5 << 20], deadline()).unwrap().expect("it hangs");
             let text = String::from_utf8_lossy(completion.as_ref()).into_owned();
@@ -381,9 +379,9 @@ fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
 }
 
 #[test]
-fn a_path_channel_larger_than_the_receiver_takes_is_refused_and_left_alone() {
-    let place = TestDir::new("a_path_channel_larger_than_the_receiver_takes_is_refused");
-    let path = place.path().join("channel");
+fn a_path_channel_beyond_the_receivers_limit_is_refused_unchanged() {
+    let dir = TestDir::new("a_path_channel_beyond_the_receivers_limit_is_refused");
+    let path = dir.path().join("channel");
     let mut sender = Options::new().capacity(1 << 20).lanes(4).create_sender(&path).unwrap();
     sender.send(b"kept").unwrap();
     for memory in [1 << 19, (4 << 20) - 1] {

@@ -1,4 +1,4 @@
-//! Path channels: both sides come and go, die and are succeeded, in a directory that keeps the lane.
+//! Path channels: both sides join, leave, die and get successors, in a directory that keeps the lane.
 
 use crate::support::*;
 use pelton::{Error, Options, Receiver, Sender, Sent, Wait};
@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 const SIZES: Sizes = Sizes::Random(7, 3000);
 
-fn options(role: &Role) -> Options {
-    let options = Options::new().capacity(role.number("capacity").unwrap_or(1 << 20));
-    options.wait(How::parse(role.get("how")).wait()).lanes(role.number("lanes").unwrap_or(1) as u32)
+fn options<M>(role: &Role) -> Options<M> {
+    let options = <Options>::new().capacity(role.number("capacity").unwrap_or(1 << 20));
+    options.wait(How::parse(role.get("how")).wait()).lanes(role.number("lanes").unwrap_or(1) as u32).cast()
 }
 
-/// Message `number` of lane `lane`: which lane and number, then the pattern.
+/// Message `number` of lane `lane`: lane and number, then the pattern.
 fn numbered(lane: u64, number: u64, into: &mut Vec<u8>) {
     payload(number, SIZES.of(number) + 16, into);
     into[..8].copy_from_slice(&number.to_le_bytes());
     into[8..16].copy_from_slice(&lane.to_le_bytes());
 }
 
-/// What a receiver knows of each lane: the next number, and how often it saw one again.
+/// A receiver's record of each lane: the next number, and the count of repeated ones.
 #[derive(Default)]
 struct Seen(BTreeMap<u64, (u64, u64)>);
 
 impl Seen {
-    /// Checks a message: in order, whole, and doubled only if it says so.
+    /// Checks a message: in order, whole, and repeated only if marked so.
     fn note(&mut self, message: &pelton::Message<'_>) {
         let word = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().unwrap());
         let (number, lane) = (word(0), word(8));
@@ -45,13 +45,13 @@ impl Seen {
     }
 }
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let path = role.get("path").to_owned();
     match role.get("role") {
-        // Sends the numbers from where its predecessor ended, up to the count or for ever.
+        // Sends the numbers that follow its predecessor's, up to the count or for ever.
         "send" => {
             let mut sender = options(&role).create_sender(&path).unwrap();
             let lane = role.number("lane").unwrap_or(0);
@@ -62,7 +62,7 @@ fn child() {
                 numbered(lane, number, &mut bytes);
                 match sender.send(&bytes) {
                     Ok(()) => number += 1,
-                    // A receiver went; the lane is there for the next.
+                    // A receiver left; the lane stays for the next.
                     Err(Error::PeerDied { .. } | Error::Closed { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -74,7 +74,7 @@ fn child() {
             }
             read_line_from_parent();
         }
-        // Receives so many, keeping the last so many, and says the numbers.
+        // Receives that many, keeps the last ones held, and reports the numbers.
         "receive" => {
             let mut receiver = options(&role).create_receiver(&path).unwrap();
             report("open");
@@ -90,7 +90,7 @@ fn child() {
             report(format!("{:?}", numbers.last()));
             read_line_from_parent();
         }
-        // Receives for ever, telling each time it has more.
+        // Receives for ever, with a report after each message.
         "consume" => {
             let mut receiver = options(&role).create_receiver(&path).unwrap();
             report("open");
@@ -107,12 +107,12 @@ fn child() {
             let options = options(&role).connect_deadline(deadline);
             let _ends = match role.get("end") {
                 "sender" => (Some(options.open_sender(&path).unwrap()), None),
-                _ => (None, Some(options.open_receiver(&path).unwrap())),
+                _ => (None, Some(options.cast().open_receiver(&path).unwrap())),
             };
             report("met");
             read_line_from_parent();
         }
-        // As another user, where the mode lets it in.
+        // As another user, where the mode permits it.
         "stranger" => {
             let uid = role.number("uid").unwrap() as u32;
             let gid = role.number("gid").unwrap_or(uid.into()) as u32;
@@ -121,14 +121,14 @@ fn child() {
             let options = options(&role).mode(0o777).allow_uids(&[role.number("allow").unwrap_or(uid.into()) as u32]);
             let found = match role.get("end") {
                 "sender" => options.open_sender(&path).and_then(|mut sender| sender.send(b"hello")),
-                _ => options.open_receiver(&path).and_then(|mut receiver| receiver.receive().map(|_| ())),
+                _ => options.cast().open_receiver(&path).and_then(|mut receiver| receiver.receive().map(|_| ())),
             };
             report(found.err().map_or("well".to_owned(), |error| format!("{error:?}")));
         }
-        // Receives under a thousand signals a second, which interrupt whatever waits.
+        // Receives under a thousand signals a second, which interrupt each wait.
         "interrupted" => {
             extern "C" fn nothing(_: libc::c_int) {}
-            // SAFETY: the handler does nothing; the pointers are to values of ours.
+            // SAFETY: the handler does nothing; the pointers are to local values.
             unsafe {
                 libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
                 let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
@@ -151,16 +151,16 @@ fn child() {
 }
 
 struct Here {
-    place: TestDir,
+    dir: TestDir,
 }
 
 impl Here {
     fn new(claim: &'static str) -> Here {
-        Here { place: TestDir::new(claim) }
+        Here { dir: TestDir::new(claim) }
     }
 
     fn path(&self) -> PathBuf {
-        self.place.path().join("channel")
+        self.dir.path().join("channel")
     }
 
     fn role(&self, role: &str) -> Role {
@@ -168,8 +168,8 @@ impl Here {
     }
 }
 
-fn small() -> Options {
-    Options::new().capacity(1 << 20)
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(1 << 20).cast()
 }
 
 /// Receives until the channel's senders are gone.
@@ -205,22 +205,22 @@ fn a_sender_fills_the_lane_before_any_receiver_exists() {
     for _ in 0..sent {
         seen.note(&receiver.try_receive().unwrap().expect("it was sent"));
     }
-    // Who sent it had closed: told once, after the last message. Then there is nobody, and somebody may come.
+    // Its sender had closed: reported once, after the last message. Then there is no sender, and one may attach.
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
     assert!(receiver.receive_until(Instant::now() + Duration::from_millis(5)).unwrap().is_none());
     assert_eq!(seen.0[&0], (sent, 0));
 }
 
 #[test]
-fn a_receiver_waits_for_its_first_sender_and_is_told_of_its_close() {
-    let here = Here::new("a receiver waits for its first sender and is told of its close");
+fn a_receiver_waits_for_its_first_sender_and_detects_its_close() {
+    let here = Here::new("a receiver waits for its first sender and detects its close");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let child = Child::start(here.role("send").with("count", 1000).with("end", "close"));
     let mut seen = Seen::default();
     let end = receive_to_end(&mut receiver, &mut seen);
     assert!(end.is_closed(), "{end}");
     assert_eq!(seen.0[&0], (1000, 0));
-    // Told once; then there is nobody, and another may come.
+    // Reported once; then there is no sender, and another may attach.
     assert!(receiver.try_receive().unwrap().is_none());
     drop(child);
     let _child = Child::start(here.role("send").with("count", 1500).with("end", "close"));
@@ -230,12 +230,12 @@ fn a_receiver_waits_for_its_first_sender_and_is_told_of_its_close() {
 }
 
 #[test]
-fn either_waits_for_the_other_until_its_deadline() {
-    let here = Here::new("either waits for the other until its deadline");
-    let soon = || Options::new().capacity(1 << 20).connect_deadline(Instant::now() + Duration::from_millis(30));
-    assert!(matches!(soon().open_sender(here.path()), Err(Error::NoChannel { .. })));
-    assert!(matches!(soon().create_sender(here.path()), Err(Error::TimedOut(_))));
-    assert!(matches!(soon().open_receiver(here.path()), Err(Error::TimedOut(_))));
+fn each_endpoint_waits_for_the_other_until_its_deadline() {
+    let here = Here::new("each endpoint waits for the other until its deadline");
+    let soon = || <Options>::new().capacity(1 << 20).connect_deadline(Instant::now() + Duration::from_millis(30));
+    assert!(matches!(soon().cast().open_sender(here.path()), Err(Error::NoChannel { .. })));
+    assert!(matches!(soon().cast().create_sender(here.path()), Err(Error::TimedOut(_))));
+    assert!(matches!(soon().cast().open_receiver(here.path()), Err(Error::TimedOut(_))));
     for (first, second) in [("sender", "receiver"), ("receiver", "sender")] {
         let one = Child::start(here.role("wait").with("end", first));
         one.wait_until_it_polls();
@@ -246,8 +246,8 @@ fn either_waits_for_the_other_until_its_deadline() {
 }
 
 #[test]
-fn what_a_killed_sender_committed_is_delivered_and_its_successor_goes_on_behind_it() {
-    let here = Here::new("what a killed sender committed is delivered and its successor goes on behind it");
+fn messages_a_killed_sender_committed_precede_those_of_its_successor() {
+    let here = Here::new("messages a killed sender committed precede those of its successor");
     let child = Child::start(here.role("send").with("count", 500));
     child.expect("open");
     child.expect("sent 500");
@@ -267,8 +267,8 @@ fn what_a_killed_sender_committed_is_delivered_and_its_successor_goes_on_behind_
 }
 
 #[test]
-fn the_successor_of_a_killed_receiver_begins_with_the_oldest_unreleased_message_and_says_so() {
-    let here = Here::new("the successor of a killed receiver begins with the oldest unreleased message and says so");
+fn a_killed_receivers_successor_starts_at_the_oldest_unreleased_message() {
+    let here = Here::new("a killed receivers successor starts at the oldest unreleased message");
     let mut sender = small().create_sender(here.path()).unwrap();
     let mut bytes = Vec::new();
     for number in 0..100 {
@@ -281,14 +281,14 @@ fn the_successor_of_a_killed_receiver_begins_with_the_oldest_unreleased_message_
     assert!(sender.resume_until(deadline()).unwrap());
     assert_eq!(sender.peer().unwrap().pid, child.pid());
     child.kill();
-    let told = loop {
+    let reported = loop {
         match sender.drain_until(Instant::now() + Duration::from_millis(50)) {
             Ok(drained) => assert!(!drained),
             Err(error) => break error,
         }
     };
-    // 30 were released; the ten it held, and the rest, were not.
-    assert!(matches!(told, Error::PeerDied { unreleased: 70 }), "{told}");
+    // 30 were released; the ten held messages, and the rest, were not.
+    assert!(matches!(reported, Error::PeerDied { unreleased: 70 }), "{reported}");
     numbered(0, 100, &mut bytes);
     sender.send(&bytes).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
@@ -303,7 +303,7 @@ fn the_successor_of_a_killed_receiver_begins_with_the_oldest_unreleased_message_
 }
 
 #[test]
-fn both_dead_nothing_committed_is_lost() {
+fn the_death_of_both_endpoints_loses_nothing_committed() {
     let here = Here::new("both dead, nothing committed is lost");
     let sender = Child::start(here.role("send"));
     sender.expect("open");
@@ -316,7 +316,7 @@ fn both_dead_nothing_committed_is_lost() {
     let mut committed = u64::from(last.next_seq()) - 1;
     let mut bytes = Vec::new();
     numbered(0, committed, &mut bytes);
-    // The lane may well be full.
+    // The lane may be full.
     committed += u64::from(last.try_send(&bytes).unwrap() == Sent::Sent);
     last.close().unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
@@ -327,12 +327,12 @@ fn both_dead_nothing_committed_is_lost() {
 }
 
 #[test]
-fn a_rolling_restart_of_the_sender_a_hundred_times_loses_nothing() {
-    let here = Here::new("a rolling restart of the sender a hundred times loses nothing");
+fn a_hundred_rolling_restarts_of_the_sender_lose_nothing() {
+    let here = Here::new("a hundred rolling restarts of the sender lose nothing");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let mut seen = Seen::default();
     for round in 1..=100u64 {
-        // By turns: closed, and killed when everything is sent.
+        // Alternately closed, and killed when everything is sent.
         let child =
             Child::start(here.role("send").with("count", 200 * round).with("end", ["", "close"][round as usize % 2]));
         while seen.0.get(&0).is_none_or(|(next, _)| *next < 200 * round) {
@@ -348,8 +348,8 @@ fn a_rolling_restart_of_the_sender_a_hundred_times_loses_nothing() {
 }
 
 #[test]
-fn a_rolling_restart_of_the_receiver_a_hundred_times_loses_nothing() {
-    let here = Here::new("a rolling restart of the receiver a hundred times loses nothing");
+fn a_hundred_rolling_restarts_of_the_receiver_lose_nothing() {
+    let here = Here::new("a hundred rolling restarts of the receiver lose nothing");
     let child = Child::start(here.role("send").with("how", "Block"));
     child.expect("open");
     let mut seen = Seen::default();
@@ -362,7 +362,7 @@ fn a_rolling_restart_of_the_receiver_a_hundred_times_loses_nothing() {
         if random.below(2) == 0 {
             receiver.close().unwrap();
         } else {
-            // What is held when the receiver goes is delivered again.
+            // The next receiver gets the held messages again.
             let held = receiver.receive().unwrap().hold();
             drop(receiver);
             let number = u64::from_le_bytes(held[..8].try_into().unwrap());
@@ -374,8 +374,8 @@ fn a_rolling_restart_of_the_receiver_a_hundred_times_loses_nothing() {
 }
 
 #[test]
-fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
-    let here = Here::new("random kills of either side lose nothing and double only what says so");
+fn random_kills_lose_nothing_and_repeat_only_messages_marked_so() {
+    let here = Here::new("random kills lose nothing and repeat only messages marked so");
     let seed = std::env::var("PELTON_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     eprintln!("PELTON_SEED={seed}");
     let mut random = Random::new(seed);
@@ -395,11 +395,11 @@ fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
             receiver.kill();
             sender.kill();
         }
-        // Everything in the lane is whole, in order, and from where the dead one had released to.
+        // Everything in the lane is whole, in order, and starts where the dead receiver's releases ended.
         let mut receiver = Options::new().open_receiver(here.path()).unwrap();
         let mut last: Option<u64> = None;
         let mut bytes = Vec::new();
-        // Of an empty lane nothing is told: who was there before is no news.
+        // An empty lane causes no report: its previous sender is irrelevant.
         let waits = pelton::inspect::info(here.path()).unwrap().lanes[0].depth > 0;
         if waits {
             loop {
@@ -427,7 +427,7 @@ fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
 }
 
 #[test]
-fn many_senders_by_path_are_served_by_one_wait_and_a_dead_ones_lane_is_reused() {
+fn one_wait_serves_many_senders_by_path_and_a_dead_ones_lane_is_reused() {
     let here = Here::new("many senders by path are served by one wait, and a dead one's lane is reused");
     let mut receiver = small().lanes(4).create_receiver(here.path()).unwrap();
     let start = |lane: u64, count: u64| {
@@ -450,7 +450,7 @@ fn many_senders_by_path_are_served_by_one_wait_and_a_dead_ones_lane_is_reused() 
         assert_eq!(u64::from(message.lane()), lane);
         seen.note(&message);
     }
-    // One dies: its lane is the next one's.
+    // One dies: the next one takes its lane.
     children.remove(2).kill();
     let child = start(2, 3000);
     child.expect("open");
@@ -465,8 +465,8 @@ fn many_senders_by_path_are_served_by_one_wait_and_a_dead_ones_lane_is_reused() 
 }
 
 #[test]
-fn a_flooding_sender_does_not_keep_another_waiting() {
-    let here = Here::new("a flooding sender does not keep another waiting");
+fn a_flooding_sender_does_not_delay_another() {
+    let here = Here::new("a flooding sender does not delay another");
     let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
     let mut flood = Options::new().open_sender(here.path()).unwrap();
     let mut quiet = Options::new().open_sender(here.path()).unwrap();
@@ -483,8 +483,8 @@ fn a_flooding_sender_does_not_keep_another_waiting() {
 }
 
 #[test]
-fn a_descriptor_tells_what_happens_on_a_path_channel() {
-    let here = Here::new("a descriptor tells what happens on a path channel");
+fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
+    let here = Here::new("the descriptor of a path channel is readable for every event");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
@@ -502,26 +502,26 @@ fn a_descriptor_tells_what_happens_on_a_path_channel() {
     }
     child.expect("open");
     child.expect("sent 1");
-    // Whatever rang before, nothing is there now.
+    // Whatever rang before, there is nothing now.
     while !receiver.arm().unwrap() {}
     assert!(!is_readable(receiver.as_fd()));
     child.kill();
     readable(receiver.as_fd());
-    let told = loop {
+    let reported = loop {
         match receiver.arm() {
             Ok(_) => readable(receiver.as_fd()),
             Err(error) => break error,
         }
     };
-    assert!(told.is_peer_died(), "{told}");
-    // The descriptor is silent again: no loop turns for one that is gone.
+    assert!(reported.is_peer_died(), "{reported}");
+    // The descriptor is silent again: an event loop does not spin for a dead peer.
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
 }
 
 #[test]
-fn a_stopped_sender_is_not_a_dead_one() {
-    let here = Here::new("a stopped sender is not a dead one");
+fn a_stopped_sender_is_not_reported_dead() {
+    let here = Here::new("a stopped sender is not reported dead");
     let mut receiver = small().create_receiver(here.path()).unwrap();
     let child = Child::start(here.role("send").with("count", 10));
     child.expect("open");
@@ -538,7 +538,7 @@ fn a_stopped_sender_is_not_a_dead_one() {
 }
 
 #[test]
-fn descriptors_are_refused_and_sync_is_for_paths_only() {
+fn a_path_channel_refuses_descriptors_and_only_it_can_sync() {
     let here = Here::new("descriptors are refused, and sync is for paths only");
     let mut sender = small().create_sender(here.path()).unwrap();
     let refused = sender.send_with_descriptors(b"x", &[std::io::stdin().as_fd()]).unwrap_err();
@@ -554,8 +554,8 @@ fn descriptors_are_refused_and_sync_is_for_paths_only() {
 }
 
 #[test]
-fn trimmed_memory_comes_back_before_it_is_written() {
-    let here = Here::new("trimmed memory comes back before it is written");
+fn trimmed_memory_is_allocated_again_before_it_is_written() {
+    let here = Here::new("trimmed memory is allocated again before it is written");
     let mut sender = small().create_sender(here.path()).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     let data = here.path().join("0.data");
@@ -574,9 +574,9 @@ fn trimmed_memory_comes_back_before_it_is_written() {
 }
 
 #[test]
-fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
+fn a_thousand_opens_and_closes_leave_only_the_channel() {
     let here = Here::new("a thousand times opened and closed, nothing is left but the channel");
-    // Other tests of this process open and close as well: only what is ours counts.
+    // Other tests of this process open and close descriptors as well: only those of this test count.
     let ours = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mappings = maps.lines().filter(|line| line.contains(here.path().to_str().unwrap())).count();
@@ -593,18 +593,18 @@ fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
         drop((sender, receiver));
     }
     assert_eq!(ours(), (0, 0));
-    assert_eq!(here.place.entries(), [here.path()]);
+    assert_eq!(here.dir.entries(), [here.path()]);
 }
 
-/// Rewrites words of a file behind everybody's back.
+/// Rewrites words of a file, unnoticed by its users.
 fn poke(path: &std::path::Path, offset: u64, bytes: &[u8]) {
     use std::os::unix::fs::FileExt as _;
     std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
 }
 
 #[test]
-fn info_tells_who_is_there_and_what_waits_and_harms_nothing() {
-    let here = Here::new("info tells who is there and what waits, and harms nothing");
+fn info_reports_endpoints_and_waiting_messages_and_changes_nothing() {
+    let here = Here::new("info reports endpoints and waiting messages and changes nothing");
     assert!(matches!(pelton::inspect::info(here.path()), Err(Error::NoChannel { .. })));
     let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
     let child = Child::start(here.role("send").with("count", 100).with("lanes", 2));
@@ -629,8 +629,8 @@ fn info_tells_who_is_there_and_what_waits_and_harms_nothing() {
 }
 
 #[test]
-fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
-    let here = Here::new("recovery drops what is torn, and says what it dropped");
+fn recovery_drops_torn_records_and_reports_them() {
+    let here = Here::new("recovery drops torn records and reports them");
     let mut sender = small().create_sender(here.path()).unwrap();
     for number in 0..10u64 {
         sender.send(&number.to_le_bytes()).unwrap();
@@ -639,10 +639,10 @@ fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
     drop(sender);
     let whole = pelton::inspect::check(here.path(), false).unwrap();
     assert!(whole[0].is_whole() && whole[0].kept == 10, "{whole:?}");
-    // The seventh header is not what it was.
+    // The seventh header is damaged.
     poke(&here.path().join("0.data"), 6 * 16, &[0xff; 8]);
     let torn = Options::new().open_sender(here.path());
-    // A successor of the sender walks on from the stored tail, behind the damage; the receiver's finds it.
+    // A successor of the sender walks from the stored tail, after the damage; the receiver's successor finds it.
     drop(torn);
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     for _ in 0..6 {
@@ -661,8 +661,8 @@ fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
     assert_eq!(&*receiver.receive().unwrap(), b"after");
 }
 
-/// Has the channel say that it was made in another boot.
-fn as_of_another_boot(path: &std::path::Path) {
+/// Makes the channel look as if it was created in another boot.
+fn mark_as_other_boot(path: &std::path::Path) {
     let mut header = std::fs::read(path.join("channel")).unwrap();
     header[96..112].fill(7);
     let checksum = pelton_lane::fnv1a(&header[..112]);
@@ -672,16 +672,16 @@ fn as_of_another_boot(path: &std::path::Path) {
 }
 
 #[test]
-fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
+fn after_a_reboot_opening_is_refused_and_recovery_keeps_synced_messages() {
     let here = Here::new("after a reboot opening is refused, and recovery keeps what was synced");
     for keep_unsynced in [false, true] {
-        let path = here.place.path().join(format!("{keep_unsynced}"));
+        let path = here.dir.path().join(format!("{keep_unsynced}"));
         let mut sender = small().create_sender(&path).unwrap();
         (0..5u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
         sender.sync().unwrap();
         (5..8u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
         drop(sender);
-        as_of_another_boot(&path);
+        mark_as_other_boot(&path);
         for refused in [small().create_sender(&path).err(), Options::new().open_receiver(&path).err()] {
             assert!(matches!(refused, Some(Error::Rebooted { .. })), "{refused:?}");
         }
@@ -701,8 +701,8 @@ fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
 }
 
 #[test]
-fn removing_is_refused_while_somebody_has_a_role() {
-    let here = Here::new("removing is refused while somebody has a role");
+fn removing_is_refused_while_a_role_is_held() {
+    let here = Here::new("removing is refused while a role is held");
     let sender = small().create_sender(here.path()).unwrap();
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
     drop(sender);
@@ -710,19 +710,19 @@ fn removing_is_refused_while_somebody_has_a_role() {
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
     drop(receiver);
     pelton::inspect::remove(here.path()).unwrap();
-    assert_eq!(here.place.entries(), Vec::<PathBuf>::new());
+    assert_eq!(here.dir.entries(), Vec::<PathBuf>::new());
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::NoChannel { .. })));
 }
 
 #[test]
-fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
+fn another_user_is_refused_unless_mode_and_lists_admit_it() {
     let here = Here::new("a stranger is refused by default, and let in where mode and lists say so");
     if !is_root() {
         eprintln!("SKIPPED: needs root to be another user");
         return;
     }
     use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(here.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     const NOBODY: u32 = 65534;
     let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end);
     let private = small().create_receiver(here.path()).unwrap();
@@ -732,20 +732,20 @@ fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
     pelton::inspect::remove(here.path()).unwrap();
     let open = || small().mode(0o777).allow_uids(&[NOBODY]);
     let mut receiver = open().create_receiver(here.path()).unwrap();
-    // Its mode lets everybody in; the stranger does not trust the directory of just anybody.
+    // Its mode admits everybody; the other user does not trust an arbitrary user's directory.
     let said = Child::start(stranger("sender")).line();
     assert!(said.contains("NotAChannel"), "{said}");
     Child::start(stranger("sender").with("allow", 0)).expect("well");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
     drop(receiver);
-    let mut sender = open().open_sender(here.path()).unwrap();
+    let mut sender = open().cast().open_sender(here.path()).unwrap();
     sender.send(b"to a stranger").unwrap();
     Child::start(stranger("receiver").with("allow", 0)).expect("well");
 }
 
 #[test]
-fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
-    let here = Here::new("a group is let in by mode, and whoever is not of it is refused");
+fn a_mode_admits_its_group_and_refuses_everybody_else() {
+    let here = Here::new("a mode admits its group and refuses everybody else");
     if !is_root() {
         eprintln!("SKIPPED: needs root to be another user");
         return;
@@ -753,9 +753,9 @@ fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
     const NOBODY: u32 = 65534;
     const GROUP: u32 = 4242;
     use std::os::unix::fs::PermissionsExt as _;
-    // What is made there is the group's.
-    std::os::unix::fs::chown(here.place.path(), None, Some(GROUP)).unwrap();
-    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o2755)).unwrap();
+    // New files in it belong to the group.
+    std::os::unix::fs::chown(here.dir.path(), None, Some(GROUP)).unwrap();
+    std::fs::set_permissions(here.dir.path(), std::fs::Permissions::from_mode(0o2755)).unwrap();
     let options = || small().mode(0o770).allow_uids(&[NOBODY]);
     let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end).with("allow", 0);
     let mut receiver = options().create_receiver(here.path()).unwrap();
@@ -764,13 +764,13 @@ fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
     Child::start(stranger("sender").with("gid", GROUP)).expect("well");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
     drop(receiver);
-    options().open_sender(here.path()).unwrap().send(b"to a member").unwrap();
+    options().cast().open_sender(here.path()).unwrap().send(b"to a member").unwrap();
     Child::start(stranger("receiver").with("gid", GROUP)).expect("well");
 }
 
 #[test]
-fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_death() {
-    let here = Here::new("two containers that share only the directory meet, and hear of each other's death");
+fn containers_that_share_only_the_directory_connect_and_detect_deaths() {
+    let here = Here::new("containers that share only the directory connect and detect deaths");
     if !is_root() {
         eprintln!("SKIPPED: needs root to make namespaces");
         return;
@@ -804,7 +804,8 @@ fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_dea
     for number in 300..302 {
         let mut bytes = Vec::new();
         numbered(0, number, &mut bytes);
-        // The one before may be told now: a child that another test starts keeps its life a moment longer.
+        // The previous one may be reported now: a child that another test starts holds its liveness handle a moment
+        // longer.
         while let Err(error) = sender.send(&bytes) {
             assert!(error.is_closed() || error.is_peer_died(), "{error}");
         }
@@ -812,14 +813,14 @@ fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_dea
     child.expect("Some(301)");
     assert!(sender.resume_until(deadline()).unwrap());
     child.kill();
-    let told = sender.drain_until(deadline()).unwrap_err();
-    assert!(matches!(told, Error::PeerDied { unreleased: 2 }), "{told}");
+    let reported = sender.drain_until(deadline()).unwrap_err();
+    assert!(matches!(reported, Error::PeerDied { unreleased: 2 }), "{reported}");
 }
 
 #[test]
 fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
     let here = Here::new("a full disk is an error of the sender, and nothing is damaged");
-    let Some(mounted) = Mounted::tmpfs(here.place.path(), "size=3m") else { return };
+    let Some(mounted) = Mounted::tmpfs(here.dir.path(), "size=3m") else { return };
     let mut sender = Options::new().capacity(64 << 20).create_sender(here.path()).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     let mut sent = 0;
@@ -840,7 +841,7 @@ fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
         }
         assert_eq!(seen.0[&0], (sent, 0));
     }
-    // More space, and it goes on where it stood.
+    // With more space, it continues where it stopped.
     mounted.resize("8m");
     for _ in 0..2000 {
         numbered(0, sent, &mut bytes);
@@ -855,31 +856,31 @@ fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
 
 #[test]
 fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
-    // In memory: all of it is allocated, which takes a disk its time.
-    let place = tempfile::Builder::new().prefix("pt").tempdir_in("/dev/shm");
-    let has_room = |place: &tempfile::TempDir| {
-        let space = rustix::fs::statvfs(place.path()).unwrap();
+    // In memory: all of it is allocated, which takes long on a disk.
+    let dir = tempfile::Builder::new().prefix("pt").tempdir_in("/dev/shm");
+    let has_space = |dir: &tempfile::TempDir| {
+        let space = rustix::fs::statvfs(dir.path()).unwrap();
         let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
         let free = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
         let free: u64 = free.trim_end_matches(" kB").trim().parse().unwrap();
         space.f_bavail * space.f_frsize > 5 << 30 && free > 7 << 20
     };
-    let Some(place) = place.ok().filter(has_room) else {
+    let Some(dir) = dir.ok().filter(has_space) else {
         eprintln!("SKIPPED: needs 7 GB of memory, and 5 of /dev/shm");
         return;
     };
-    let path = place.path().join("channel");
+    let path = dir.path().join("channel");
     let mut sender = Options::new().capacity(8 << 30).create_sender(&path).unwrap();
     let mut receiver = Options::new().open_receiver(&path).unwrap();
     let bytes = (sender.message_bytes_max() as usize).min(2000 << 20);
-    // The third lies on both sides of it.
+    // The third spans both sides of it.
     let sizes = [bytes, bytes, 300 << 20];
     for (number, bytes) in (0u64..).zip(sizes) {
-        // Allocated, but not written: nobody looks at the zeros between.
-        let mut room = sender.reserve(bytes).unwrap();
-        room[..8].copy_from_slice(&number.to_le_bytes());
-        room[bytes - 8..].copy_from_slice(&number.to_le_bytes());
-        room.commit().unwrap();
+        // Allocated, but not written: nothing reads the zeros between.
+        let mut reservation = sender.reserve(bytes).unwrap();
+        reservation[..8].copy_from_slice(&number.to_le_bytes());
+        reservation[bytes - 8..].copy_from_slice(&number.to_le_bytes());
+        reservation.commit().unwrap();
     }
     sender.send(b"behind them").unwrap();
     assert!(pelton::inspect::info(&path).unwrap().lanes[0].allocated_bytes > 4 << 30);
@@ -909,15 +910,15 @@ fn signals_interrupt_nothing() {
 }
 
 #[test]
-fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
-    let here = Here::new("the other side is told of a death while it spins or asks");
+fn a_death_is_detected_while_the_peer_spins_or_polls() {
+    let here = Here::new("a death is detected while the peer spins or polls");
     for how in [Wait::Spin, Wait::Block] {
         let mut receiver = small().wait(how).create_receiver(here.path()).unwrap();
         let child = Child::start(here.role("send").with("count", 0));
         child.expect("open");
         child.expect("sent 0");
         child.kill();
-        let told = match how {
+        let reported = match how {
             Wait::Spin => receiver.receive().map(|_| ()).unwrap_err(),
             Wait::Block => loop {
                 if let Err(error) = receiver.try_receive() {
@@ -925,13 +926,13 @@ fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
                 }
             },
         };
-        assert!(told.is_peer_died(), "{told}");
+        assert!(reported.is_peer_died(), "{reported}");
     }
 }
 
 #[test]
-fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_predecessor() {
-    let here = Here::new("a receiver that is succeeded before the sender looks is not taken for its predecessor");
+fn a_receivers_successor_is_not_mistaken_for_it_by_a_late_sender() {
+    let here = Here::new("a receivers successor is not mistaken for it by a late sender");
     for closes in [true, false] {
         let mut sender = small().create_sender(here.path()).unwrap();
         let mut bytes = Vec::new();
@@ -945,15 +946,15 @@ fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_pre
         } else {
             first.kill();
         }
-        // The sender has looked at nothing since.
+        // The sender has not polled since.
         let second = Child::start(here.role("receive").with("count", 1).with("hold", 1));
         second.expect("open");
-        let mut told = 0;
+        let mut reported = 0;
         while let Err(error) = sender.send(&bytes) {
             assert!(error.is_closed() || error.is_peer_died(), "{error}");
-            told += 1;
+            reported += 1;
         }
-        assert!(told <= 1, "{told}");
+        assert!(reported <= 1, "{reported}");
         assert!(sender.resume_until(deadline()).unwrap());
         assert_eq!(sender.peer().unwrap().pid, second.pid());
         assert!(second.line().starts_with("Some"));
@@ -967,16 +968,16 @@ fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_pre
 }
 
 #[test]
-fn a_close_is_told_to_a_sender_at_its_next_message() {
-    let here = Here::new("a close is told to a sender at its next message");
+fn a_sender_detects_a_close_at_its_next_message() {
+    let here = Here::new("a sender detects a close at its next message");
     let receiver = small().create_receiver(here.path()).unwrap();
     let mut sender = small().open_sender(here.path()).unwrap();
     sender.send(b"one").unwrap();
     receiver.close().unwrap();
-    // This one finds the word, and the next one says so.
+    // This call finds the word, and the next one reports it.
     sender.send(b"two").unwrap();
     assert!(matches!(sender.send(b"three"), Err(Error::Closed { unreleased: 2 })));
-    // Told once.
+    // Reported once.
     sender.send(b"three").unwrap();
     let mut receiver = small().open_receiver(here.path()).unwrap();
     for wanted in [b"one".as_slice(), b"two", b"three"] {
@@ -987,8 +988,8 @@ fn a_close_is_told_to_a_sender_at_its_next_message() {
 }
 
 #[test]
-fn a_head_that_is_no_place_cannot_be_repaired() {
-    let here = Here::new("a head that is no place cannot be repaired");
+fn a_head_that_is_no_valid_position_cannot_be_repaired() {
+    let here = Here::new("a head that is no valid position cannot be repaired");
     drop(small().create_sender(here.path()).unwrap());
     for head in [0u64, 0x0000_0001_ffff_ffff] {
         poke(&here.path().join("0.consumer"), 128, &head.to_le_bytes());
@@ -1001,18 +1002,18 @@ fn a_head_that_is_no_place_cannot_be_repaired() {
         }
         assert!(matches!(small().open_receiver(here.path()), Err(Error::Corrupt(_))));
     }
-    // After a reboot nothing behind what was synced is walked over, and the head is no better a place to write at.
-    as_of_another_boot(&here.path());
+    // After a reboot nothing beyond the synced messages is walked, and the head is no better position for a write.
+    mark_as_other_boot(&here.path());
     let done = pelton::inspect::recover(here.path(), false);
     assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
 }
 
 #[test]
-fn on_an_overlay_the_files_of_a_lower_layer_deliver_each_message_once() {
-    let _hang = Watchdog::new("on an overlay the files of a lower layer deliver each message once");
+fn files_of_an_overlays_lower_layer_deliver_each_message_once() {
+    let _hang = Watchdog::new("files of an overlays lower layer deliver each message once");
     for receiver_is_first in [true, false] {
         let here = Here::new("on an overlay");
-        let Some(layers) = Mounted::tmpfs(&here.place.path().join("layers"), "size=32m") else { return };
+        let Some(layers) = Mounted::tmpfs(&here.dir.path().join("layers"), "size=32m") else { return };
         let layer = |name: &str| {
             let path = layers.0.join(name);
             std::fs::create_dir(&path).unwrap();
@@ -1026,37 +1027,37 @@ fn on_an_overlay_the_files_of_a_lower_layer_deliver_each_message_once() {
         }
         drop(sender);
         let arguments = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-        let point = here.place.path().join("merged");
+        let point = here.dir.path().join("merged");
         let Some(merged) = Mounted::by(&point, &["-t", "overlay", "-o", &arguments, "overlay"]) else { return };
         let path = merged.0.join("channel");
         let (mut sender, mut receiver);
         if receiver_is_first {
-            receiver = options.open_receiver(&path).unwrap();
-            sender = options.open_sender(&path).unwrap();
+            receiver = options.cast().open_receiver(&path).unwrap();
+            sender = options.cast().open_sender(&path).unwrap();
         } else {
-            sender = options.open_sender(&path).unwrap();
-            receiver = options.open_receiver(&path).unwrap();
+            sender = options.cast().open_sender(&path).unwrap();
+            receiver = options.cast().open_receiver(&path).unwrap();
         }
         let next = |receiver: &mut Receiver| {
             let message = receiver.receive_until(deadline()).unwrap().expect("it is delivered");
             String::from_utf8(message.to_vec()).unwrap()
         };
         assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
-        // More than the lane holds, so that the sender sees what is released.
+        // More than the lane holds, so that the sender sees the releases.
         for number in 0..3000 {
             let text = format!("{number}{}", " word".repeat(200));
-            assert!(sender.send_until(text.as_bytes(), deadline()).unwrap() == Sent::Sent, "room is seen");
+            assert!(sender.send_until(text.as_bytes(), deadline()).unwrap() == Sent::Sent, "free space is detected");
             assert_eq!(next(&mut receiver), text);
         }
         assert_eq!(sender.try_send(b"last").unwrap(), Sent::Sent);
         drop((sender, receiver));
-        // What was released stays released.
-        let mut receiver = options.open_receiver(&path).unwrap();
+        // Released messages stay released.
+        let mut receiver = options.cast().open_receiver(&path).unwrap();
         assert_eq!(next(&mut receiver), "last");
         drop(receiver);
         drop(merged);
-        // Nothing of it is in the lower layer.
-        let mut receiver = options.open_receiver(lower.join("channel")).unwrap();
+        // The lower layer has none of it.
+        let mut receiver = options.cast().open_receiver(lower.join("channel")).unwrap();
         assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
     }
 }

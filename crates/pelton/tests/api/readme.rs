@@ -1,9 +1,10 @@
-//! The Rust in README.md is what users begin with: it compiles, with no warning but of what it leaves unused.
+//! Users start with the Rust code of README.md: it compiles, without warnings except for unused items.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What a reader adds: a function around it that may fail, what the text before it names, and a receiver of any kind.
+/// A reader's additions: a function around it that may fail, the names of the text before it, and a receiver of any
+/// kind.
 const BEFORE: &str = "use pelton::file::{Engine, Open, Operation};\n\
     fn main() -> Result<(), Box<dyn std::error::Error>> {\n\
     let (_sender, receiver) = pelton::Options::new().threads()?;\n";
@@ -15,20 +16,20 @@ fn the_rust_in_readme_compiles() {
     let text = std::fs::read_to_string(root.join("README.md")).unwrap();
     let blocks: Vec<&str> = text.split("```rust\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
     assert!(blocks.len() >= 6, "README has Rust: {}", blocks.len());
-    // A package of its own, as a user's. Nothing is fetched: its dependencies are this one's.
-    let place = tempfile::tempdir().unwrap();
-    let binaries = place.path().join("src/bin");
+    // A separate package, like a user's. Nothing is fetched: its dependencies are this package's.
+    let dir = tempfile::tempdir().unwrap();
+    let binaries = dir.path().join("src/bin");
     std::fs::create_dir_all(&binaries).unwrap();
     let manifest = format!(
         "[package]\nname = \"user\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[dependencies]\npelton = {{ path = {crate_root:?} }}\n[workspace]\n"
     );
-    std::fs::write(place.path().join("Cargo.toml"), manifest).unwrap();
-    std::fs::copy(root.join("Cargo.lock"), place.path().join("Cargo.lock")).unwrap();
+    std::fs::write(dir.path().join("Cargo.toml"), manifest).unwrap();
+    std::fs::copy(root.join("Cargo.lock"), dir.path().join("Cargo.lock")).unwrap();
     for (number, block) in blocks.iter().enumerate() {
         std::fs::write(binaries.join(format!("block-{number}.rs")), format!("{BEFORE}{block}Ok(()) }}\n")).unwrap();
     }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["check", "--offline", "--quiet", "--keep-going"]).current_dir(place.path());
+    cargo.args(["check", "--offline", "--quiet", "--keep-going"]).current_dir(dir.path());
     cargo.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme"));
     let checked = cargo.env("RUSTFLAGS", "-D warnings -A unused_variables -A unused_imports").output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));

@@ -1,14 +1,15 @@
-//! Record files: what is written is read back; what a failed or killed writer leaves, and damage, is found, told and never
-//! taken for records. `failpoints/record_file.rs` kills a writer at every step of beginning, writing and rotating.
+//! Record files: written messages are read back. The remains of a failed or killed writer, and damage, are detected,
+//! reported and never read as records. `failpoints/record_file.rs` kills a writer at every step of creating, writing
+//! and rotating.
 
 use crate::support::records::*;
 use crate::support::*;
-use pelton::{Error, Peer, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use pelton::{Chunk, Error, Peer, RecordFile, RecordFileOptions, RecordReader, Sink};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -41,9 +42,9 @@ fn bytes_of(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
-fn names(place: &TestDir) -> Vec<String> {
+fn names(dir: &TestDir) -> Vec<String> {
     let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut names: Vec<String> = place.entries().into_iter().map(name).collect();
+    let mut names: Vec<String> = dir.entries().into_iter().map(name).collect();
     names.sort();
     names
 }
@@ -56,8 +57,8 @@ fn inverted(path: &Path, at: u64) {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
-    let (_place, path) = place();
+fn a_reader_returns_everything_written() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0, "0640 less the umask");
     let peer = Some(Peer { pid: 7, uid: u32::MAX - 1 });
@@ -76,14 +77,14 @@ fn what_is_written_is_read_back() {
     assert_eq!(reader.number(), 1);
     let first = reader.next_chunk().unwrap().unwrap();
     assert_eq!((first.peer(), first.offset(), first.last_seq()), (None, 64, 10));
-    assert_eq!(first.run().bytes(), run(1, 1, 10).bytes);
+    assert_eq!(first.bytes(), run(1, 1, 10).bytes);
     assert!(first.written_at() >= before && first.written_at() <= std::time::SystemTime::now());
     assert_eq!(reader.next_chunk().unwrap().unwrap().peer(), peer);
 }
 
 #[test]
-fn a_reader_at_the_end_sees_what_is_written_later() {
-    let (_place, path) = place();
+fn a_reader_at_the_end_reads_later_writes() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     let mut reader = RecordReader::open(&path).unwrap();
     for seq in 1..100 {
@@ -94,8 +95,8 @@ fn a_reader_at_the_end_sees_what_is_written_later() {
 }
 
 #[test]
-fn opened_again_it_goes_on_and_knows_the_last_number_of_each_lane() {
-    let (_place, path) = place();
+fn a_reopened_file_continues_after_the_last_number_of_each_lane() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     // Numbers skip 0.
     write(&mut file, &[run(1, u32::MAX - 2, 5), run(2, 1, 1), run(3, u32::MAX, 1), run(4, 1, 7)]);
@@ -114,8 +115,8 @@ fn opened_again_it_goes_on_and_knows_the_last_number_of_each_lane() {
 }
 
 #[test]
-fn a_tail_that_is_torn_at_any_byte_is_told_and_cut() {
-    let (_place, path) = place();
+fn a_tail_torn_at_any_byte_is_reported_and_cut() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4), run(2, 1, 4)]);
     let whole = bytes_of(&path);
@@ -141,7 +142,7 @@ fn a_tail_that_is_torn_at_any_byte_is_told_and_cut() {
 
 #[test]
 fn the_last_chunk_with_any_byte_changed_is_cut() {
-    let (_place, path) = place();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let whole = bytes_of(&path);
@@ -160,7 +161,7 @@ fn the_last_chunk_with_any_byte_changed_is_cut() {
 
 #[test]
 fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
-    let (_place, path) = place();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let second = bytes_of(&path);
@@ -178,7 +179,7 @@ fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
         assert_eq!((*offset, *next), (second, Some(third)), "{at}");
         assert!(error.to_string().contains("move the file away"), "{error}");
         assert!(std::fs::read(&path).unwrap() == changed, "it was changed");
-        // Reading goes on after it.
+        // Reading continues after it.
         let mut reader = RecordReader::open(&path).unwrap();
         assert_eq!(reader.next_chunk().unwrap().unwrap().lane(), lane(1));
         assert!(matches!(reader.next_chunk(), Err(Error::Damaged { .. })));
@@ -188,13 +189,13 @@ fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
 }
 
 #[test]
-fn what_looks_like_a_chunk_within_a_payload_is_none() {
-    let (_place, path) = place();
+fn bytes_of_a_payload_that_resemble_a_chunk_are_not_one() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 4)]);
     let mut chunk = std::fs::read(&path).unwrap()[64..].to_vec();
     drop(file);
-    // Somebody who sends what they know a chunk to be, but for the number of this file.
+    // An attacker sends bytes that imitate a chunk, except for the number of this file.
     std::fs::remove_file(&path).unwrap();
     let mut file = RecordFile::open(&path).unwrap();
     chunk.splice(..0, ((1 << 32) | chunk.len() as u64).to_le_bytes());
@@ -208,14 +209,14 @@ fn what_looks_like_a_chunk_within_a_payload_is_none() {
 
 #[test]
 fn a_second_writer_is_refused() {
-    let (place, path) = place();
+    let (dir, path) = dir_and_path();
     let file = RecordFile::open(&path).unwrap();
     let error = RecordFile::open(&path).unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, .. } if role == "writer"), "{error:?}");
     assert!(error.to_string().contains("has a writer already"), "{error}");
     // Also under another name.
-    std::os::unix::fs::symlink("log", place.path().join("link")).unwrap();
-    assert!(matches!(RecordFile::open(place.path().join("link")), Err(Error::RoleTaken { .. })));
+    std::os::unix::fs::symlink("log", dir.path().join("link")).unwrap();
+    assert!(matches!(RecordFile::open(dir.path().join("link")), Err(Error::RoleTaken { .. })));
     drop(file);
     let child = Child::start(Role::new(child, "writer").with("at", path.display()));
     child.expect("written");
@@ -225,8 +226,8 @@ fn a_second_writer_is_refused() {
 }
 
 #[test]
-fn what_is_no_record_file_is_refused_and_left_alone() {
-    let (place, path) = place();
+fn another_kind_of_file_is_refused_and_left_alone() {
+    let (dir, path) = dir_and_path();
     let refused = |path: &Path, words: &str| {
         for error in [RecordFile::open(path).err().unwrap(), RecordReader::open(path).err().unwrap()] {
             assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
@@ -238,43 +239,43 @@ fn what_is_no_record_file_is_refused_and_left_alone() {
     std::fs::write(&path, "short").unwrap();
     refused(&path, "it has 5 bytes");
     assert_eq!(std::fs::read(&path).unwrap(), b"short");
-    let fifo = place.path().join("fifo");
+    let fifo = dir.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     refused(&fifo, "not a regular file");
     std::fs::remove_file(&path).unwrap();
     RecordFile::open(&path).unwrap();
     inverted(&path, 20);
     refused(&path, "checksum");
-    assert!(matches!(RecordReader::open(place.path().join("none")), Err(Error::System { .. })));
+    assert!(matches!(RecordReader::open(dir.path().join("none")), Err(Error::System { .. })));
     assert!(matches!(RecordFileOptions::new().rotate_bytes(0).open(&path), Err(Error::Option { .. })));
-    // An empty file, made by somebody for its mode, is a beginning.
+    // An empty file, created by somebody for its mode, is a valid start.
     std::fs::write(&path, "").unwrap();
     write(&mut RecordFile::open(&path).unwrap(), &[run(1, 1, 1)]);
     expect(&path, &[(1, 1, 1)]);
 }
 
 #[test]
-fn it_rotates_by_size_and_forgets_no_number() {
-    let (place, path) = place();
-    // Not numbered like ours, and one that is.
+fn rotation_by_size_forgets_no_number() {
+    let (dir, path) = dir_and_path();
+    // One with foreign numbers, and a valid one.
     for name in ["log.1", "log.00000x", "log.000003"] {
-        std::fs::write(place.path().join(name), "").unwrap();
+        std::fs::write(dir.path().join(name), "").unwrap();
     }
     let rotating = RecordFileOptions::new().rotate_bytes(4000);
     let mut file = rotating.open(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o604)).unwrap();
     write(&mut file, &[run(1, 1, 3)]);
     let mut seq = 1;
-    while !place.path().join("log.000005").exists() {
+    while !dir.path().join("log.000005").exists() {
         write(&mut file, &[run(2, seq, 2)]);
         seq += 2;
         assert!(bytes_of(&path) <= 4000);
     }
-    assert_eq!(names(&place), ["log", "log.000003", "log.000004", "log.000005", "log.00000x", "log.1"]);
+    assert_eq!(names(&dir), ["log", "log.000003", "log.000004", "log.000005", "log.00000x", "log.1"]);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o604);
     let mut found = Vec::new();
     for (name, number) in [("log.000004", 4), ("log.000005", 5), ("log", 6)] {
-        let path = place.path().join(name);
+        let path = dir.path().join(name);
         assert_eq!(RecordReader::open(&path).unwrap().number(), number);
         let (chunks, error) = read(&path);
         assert!(error.is_none(), "{error:?}");
@@ -283,7 +284,7 @@ fn it_rotates_by_size_and_forgets_no_number() {
     assert_eq!(found[0], (1, 1, 3));
     let wanted: Vec<(u64, u32, u32)> = (1..seq).step_by(2).map(|seq| (2, seq, 2)).collect();
     assert_eq!(found[1..], wanted);
-    // Larger than a file should be: it has one of its own.
+    // Larger than the maximum of a file: it gets a file of its own.
     write(&mut file, &[run(2, seq, 100)]);
     assert!(bytes_of(&path) > 4000);
     write(&mut file, &[run(3, 1, 1)]);
@@ -292,31 +293,31 @@ fn it_rotates_by_size_and_forgets_no_number() {
     // Neither has records in this file.
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(3), Some(seq + 99)));
     drop(file);
-    // What a killed rotation left beside a file is of no use.
-    std::fs::copy(&path, place.path().join("log.pelton-next")).unwrap();
+    // The remains of a killed rotation beside a file have no use.
+    std::fs::copy(&path, dir.path().join("log.pelton-next")).unwrap();
     drop(rotating.open(&path).unwrap());
-    assert!(!names(&place).contains(&"log.pelton-next".to_owned()));
-    // A file that follows one that was taken away has a number of its own all the same.
+    assert!(!names(&dir).contains(&"log.pelton-next".to_owned()));
+    // A file that replaces a removed one still has a number of its own.
     std::fs::remove_file(&path).unwrap();
     rotating.open(&path).unwrap();
     assert_eq!(RecordReader::open(&path).unwrap().number(), 8);
 }
 
 #[test]
-fn what_stands_aside_and_is_not_whole_is_emptied_before_a_file_is_made_of_it() {
-    let (place, path) = place();
-    std::fs::write(place.path().join("log.pelton-next"), [7; 1000]).unwrap();
+fn an_incomplete_temporary_file_is_emptied_before_its_reuse() {
+    let (dir, path) = dir_and_path();
+    std::fs::write(dir.path().join("log.pelton-next"), [7; 1000]).unwrap();
     let file = RecordFile::open(&path).unwrap();
     assert_eq!(file.cut_bytes(), 0);
-    // As one that was begun from nothing.
-    let other = RecordFile::open(place.path().join("other")).unwrap();
+    // Like a new file.
+    let other = RecordFile::open(dir.path().join("other")).unwrap();
     assert_eq!(bytes_of(&path), bytes_of(other.path()));
-    assert_eq!(names(&place).len(), 2);
+    assert_eq!(names(&dir).len(), 2);
 }
 
 #[test]
-fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
-    let (_place, path) = place();
+fn a_rotation_remembers_the_most_recent_of_very_many_lanes() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();
     for number in 0..20_000 {
         write(&mut file, &[run(number, 1 + number as u32 % 7, 1)]);
@@ -330,8 +331,8 @@ fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
 }
 
 #[test]
-fn it_syncs_as_it_is_told_with_io_uring_and_without() {
-    let (_place, path) = place();
+fn each_sync_option_works_with_and_without_io_uring() {
+    let (_dir, path) = dir_and_path();
     let each = [
         RecordFileOptions::new().sync_bytes(0),
         RecordFileOptions::new().sync_bytes(1),
@@ -378,8 +379,8 @@ fn without_io_uring(path: &Path, call: i64, errno: i32) {
 }
 
 #[test]
-fn a_sync_that_fails_is_told_once_and_by_the_write_that_promises_it() {
-    let (_place, path) = place();
+fn the_write_that_promises_a_sync_returns_its_failure_once() {
+    let (_dir, path) = dir_and_path();
     let child = Child::start(Role::new(child, "no fdatasync").with("at", path.display()));
     child.expect("well");
     child.wait_for_success();
@@ -407,12 +408,12 @@ fn sync_fails(path: &Path) {
     drop(each);
     let mut later = RecordFileOptions::new().sync_bytes(1).open(path).unwrap();
     write(&mut later, &[run(1, 2, 1)]);
-    // Of the write before.
+    // The failure of the previous write.
     assert!(is_eio(later.write(&[run(1, 3, 1).run()])));
     assert_eq!(later.last_seq(lane(1)), Some(2));
     write(&mut later, &[run(1, 3, 1)]);
     assert!(is_eio(later.sync()));
-    // Also where the file was moved, and the one at the path now cannot be gone on with.
+    // Also where the file was moved, and the one now at the path is unusable.
     let moved = path.with_extension("1");
     std::fs::rename(path, &moved).unwrap();
     std::fs::write(path, [b'x'; 100]).unwrap();
@@ -424,8 +425,8 @@ fn sync_fails(path: &Path) {
 }
 
 #[test]
-fn a_limit_to_the_size_of_files_is_an_error_and_nothing_of_the_write_counts() {
-    let (_place, path) = place();
+fn a_file_size_limit_is_an_error_and_nothing_of_the_write_counts() {
+    let (_dir, path) = dir_and_path();
     let child = Child::start(Role::new(child, "limited").with("at", path.display()));
     child.expect("well");
     child.wait_for_success();
@@ -450,7 +451,7 @@ fn limited(path: &Path) {
         assert_eq!((bytes_of(path), file.last_seq(lane(1))), (whole, Some(4)));
     }
     write(&mut file, &[run(1, 5, 1)]);
-    // A new file needs room too.
+    // A new file needs space too.
     limit(63);
     let other = path.with_extension("other");
     assert!(RecordFile::open(&other).is_err());
@@ -461,15 +462,15 @@ fn limited(path: &Path) {
 }
 
 #[test]
-fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
-    let place = TestDir::unwatched();
-    let Some(small) = Mounted::tmpfs(&place.path().join("small"), "size=256k") else { return };
+fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_once_space_is_free() {
+    let dir = TestDir::unwatched();
+    let Some(small) = Mounted::tmpfs(&dir.path().join("small"), "size=256k") else { return };
     let path = small.0.join("log");
     let mut file = RecordFileOptions::new().rotate_bytes(100_000).open(&path).unwrap();
     let mut wanted: Vec<(u64, u32, u32)> = Vec::new();
     let (mut seq, mut refused) = (1, 0);
     while refused < 3 {
-        // Three runs at once, of which the first would often fit alone.
+        // Three chunks at once, the first of which would often fit alone.
         let runs: Vec<Owned> = (0..3).map(|i| run(i, seq, 40)).collect();
         let before = (bytes_of(&path), file.last_seq(lane(0)));
         match file.write(&runs.iter().map(Owned::run).collect::<Vec<_>>()) {
@@ -482,7 +483,7 @@ fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
                 assert_eq!((bytes_of(&path), file.last_seq(lane(0))), before);
                 refused += 1;
                 if refused == 2 {
-                    // The oldest may go.
+                    // The oldest may be dropped.
                     let oldest = small.0.join("log.000001");
                     wanted.drain(..read(&oldest).0.len());
                     std::fs::remove_file(oldest).unwrap();
@@ -500,9 +501,9 @@ fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
 }
 
 #[test]
-fn a_forked_child_can_do_nothing_with_it_and_its_end_changes_nothing() {
-    let (_place, path) = place();
-    // In a process of its own, lest the forked one holds what other tests have open.
+fn a_forked_child_cannot_use_the_file_and_its_exit_changes_nothing() {
+    let (_dir, path) = dir_and_path();
+    // In a separate process, so that the forked one does not hold descriptors of other tests.
     Child::start(Role::new(child, "forks").with("at", path.display())).wait_for_success();
     expect(&path, &[(1, 1, 5), (1, 6, 2)]);
 }
@@ -510,7 +511,7 @@ fn a_forked_child_can_do_nothing_with_it_and_its_end_changes_nothing() {
 fn forks(path: &Path) {
     let mut file = RecordFileOptions::new().sync_bytes(1).open(path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
-    // SAFETY: the child does little, which needs no other thread, and ends without unwinding.
+    // SAFETY: the child does little, needs no other thread, and exits without unwinding.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let next = run(1, 6, 1);
@@ -521,7 +522,7 @@ fn forks(path: &Path) {
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut status = 0;
-    // SAFETY: one word, which is ours.
+    // SAFETY: one word, which belongs to this process.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     assert_eq!(status, 0);
     assert!(matches!(RecordFile::open(path), Err(Error::RoleTaken { .. })), "the child gave the lock back");
@@ -530,14 +531,14 @@ fn forks(path: &Path) {
 }
 
 #[test]
-fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
+fn a_concurrent_change_of_the_records_cannot_damage_the_file() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-    let (_place, path) = place();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     let bytes = run(1, 1, 2000).bytes;
     let shared: Vec<AtomicU64> =
         bytes.chunks(8).map(|word| AtomicU64::new(u64::from_ne_bytes(word.try_into().unwrap()))).collect();
-    // SAFETY: the same memory; as of a mapping that another process can write, what is read may be anything.
+    // SAFETY: the same memory. Another process can write the mapping, so the value read may be anything.
     let seen = unsafe { std::slice::from_raw_parts(shared.as_ptr().cast::<u8>(), bytes.len()) };
     let done = AtomicBool::new(false);
     let stranger = Some(Peer { pid: 7, uid: rustix::process::geteuid().as_raw() + 1 });
@@ -551,12 +552,12 @@ fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
         });
         for _ in 0..WRITES {
             let mine = run(2, 1, 1);
-            file.write(&[Run::new(lane(1), stranger, 1, 2000, seen), mine.run()]).unwrap();
+            file.write(&[Chunk::new(lane(1), stranger, 1, 2000, seen), mine.run()]).unwrap();
         }
         done.store(true, Relaxed);
     });
     drop(file);
-    // Their records are what they are, but no checksum is wrong, so that nobody else's are lost by it.
+    // Their records are arbitrary, but every checksum is right, so that no other records are lost by it.
     assert_eq!(RecordFile::open(&path).unwrap().cut_bytes(), 0);
     let mut reader = RecordReader::open(&path).unwrap();
     let (mut mine, mut broken) = (0, 0);
@@ -575,9 +576,9 @@ fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
     assert!(broken > 0, "nothing was changed");
 }
 
-/// A file of several lanes and chunks, after a rotation, as its bytes.
+/// The bytes of a file of several lanes and chunks, after a rotation.
 fn sample() -> Vec<u8> {
-    let (_place, path) = place();
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFileOptions::new().rotate_bytes(1500).open(&path).unwrap();
     write(&mut file, &[run(1, 1, 7), run(2, u32::MAX - 1, 3)]);
     write(&mut file, &[run(1, 8, 1)]);
@@ -589,7 +590,7 @@ fn sample() -> Vec<u8> {
     std::fs::read(&path).unwrap()
 }
 
-/// What a file is changed by.
+/// A random change of a file.
 #[derive(Clone, Debug)]
 enum Change {
     Byte(usize, u8),
@@ -601,7 +602,7 @@ enum Change {
         to: usize,
         bytes: usize,
     },
-    /// The checksum of a header here is made right, as only somebody who can read the file could.
+    /// The checksum of a header is corrected here; only a process that can read the file could do that.
     Sign(usize),
 }
 
@@ -655,10 +656,10 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 proptest::proptest! {
-    /// Never a panic, always an end; and what a writer makes of it can be read as far as it says.
+    /// Never a panic, always an end; and the repaired file can be read as far as the writer reports.
     #[test]
-    fn whatever_the_bytes_are_they_are_read_or_refused(changes in changes()) {
-        let (_place, path) = place();
+    fn any_bytes_are_read_or_refused(changes in changes()) {
+        let (_dir, path) = dir_and_path();
         let mut file = sample();
         changes.iter().for_each(|one| change(&mut file, one));
         std::fs::write(&path, &file).unwrap();
@@ -684,7 +685,7 @@ proptest::proptest! {
                 drop(opened);
                 let (chunks, error) = read_all(&path).unwrap();
                 assert!(error.is_none(), "{error:?}");
-                // Nothing at all is a beginning.
+                // An empty file is a valid start.
                 if let Some((chunks_before, torn)) = before {
                     assert_eq!((chunks, bytes_of(&path)), (chunks_before, file.len() as u64 - cut));
                     assert_eq!(cut > 0, torn.is_some());

@@ -1,8 +1,9 @@
-//! Record files that other programs rotate, truncate, delete and replace while they are open; what others put at the temporary name.
+//! Record files that other programs rotate, truncate, delete and replace while they are open, and foreign files at
+//! the temporary name.
 
 use crate::support::records::*;
 use crate::support::*;
-use pelton::{Error, FileChange, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use pelton::{Chunk, Error, FileChange, RecordFile, RecordFileOptions, RecordReader, Sink};
 use pelton_testkit::kernel::system_call_of;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::Path;
@@ -14,43 +15,43 @@ fn expect(path: &Path, wanted: &[(u64, u32, u32)]) {
     assert_eq!(found, wanted);
 }
 
-fn names(place: &TestDir) -> Vec<String> {
+fn names(dir: &TestDir) -> Vec<String> {
     let name = |path: std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut names: Vec<String> = place.entries().into_iter().map(name).collect();
+    let mut names: Vec<String> = dir.entries().into_iter().map(name).collect();
     names.sort();
     names
 }
 
-/// Each way to have a file created at the temporary name: at the first opening, and by a rotation.
+/// Each way in which a file is created at the temporary name: at the first opening, and by a rotation.
 fn at_each_creation(prepare: impl Fn(&Path), check: impl Fn(&Path)) {
     for rotates in [false, true] {
-        let (place, path) = place();
-        let aside = place.path().join("log.pelton-next");
+        let (dir, path) = dir_and_path();
+        let temporary = dir.path().join("log.pelton-next");
         let options = RecordFileOptions::new().rotate_bytes(1000);
         if rotates {
             let mut file = options.open(&path).unwrap();
             write(&mut file, &[run(1, 1, 5)]);
-            prepare(&aside);
+            prepare(&temporary);
             write(&mut file, &[run(1, 6, 5)]);
             expect(&path, &[(1, 6, 5)]);
         } else {
-            prepare(&aside);
+            prepare(&temporary);
             let mut file = options.open(&path).unwrap();
             assert_eq!(file.last_seq(lane(1)), None, "of a file that another has prepared");
             write(&mut file, &[run(1, 1, 5)]);
             expect(&path, &[(1, 1, 5)]);
         }
-        assert!(!aside.exists());
-        check(place.path());
+        assert!(!temporary.exists());
+        check(dir.path());
     }
 }
 
 #[test]
 fn a_symbolic_link_at_the_temporary_name_is_not_followed() {
     at_each_creation(
-        |aside| {
-            std::fs::write(aside.with_file_name("victim"), "a text").unwrap();
-            std::os::unix::fs::symlink("victim", aside).unwrap();
+        |temporary| {
+            std::fs::write(temporary.with_file_name("victim"), "a text").unwrap();
+            std::os::unix::fs::symlink("victim", temporary).unwrap();
         },
         |directory| {
             assert_eq!(std::fs::read_to_string(directory.join("victim")).unwrap(), "a text");
@@ -61,16 +62,16 @@ fn a_symbolic_link_at_the_temporary_name_is_not_followed() {
 
 #[test]
 fn a_file_prepared_at_the_temporary_name_never_becomes_the_log() {
-    let (_elsewhere, other) = place();
+    let (_elsewhere, other) = dir_and_path();
     write(&mut RecordFile::open(&other).unwrap(), &[run(1, 1, 100)]);
     at_each_creation(
-        |aside| {
-            // Whole, with last numbers that would keep messages from being written, and another user's.
-            std::fs::copy(&other, aside).unwrap();
-            std::fs::hard_link(aside, aside.with_file_name("prepared")).unwrap();
-            std::fs::set_permissions(aside, PermissionsExt::from_mode(0o666)).unwrap();
+        |temporary| {
+            // Whole, with last numbers that would prevent messages from being written, and owned by another user.
+            std::fs::copy(&other, temporary).unwrap();
+            std::fs::hard_link(temporary, temporary.with_file_name("prepared")).unwrap();
+            std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o666)).unwrap();
             if is_root() {
-                std::os::unix::fs::chown(aside, Some(12345), Some(12345)).unwrap();
+                std::os::unix::fs::chown(temporary, Some(12345), Some(12345)).unwrap();
             }
         },
         |directory| {
@@ -83,25 +84,25 @@ fn a_file_prepared_at_the_temporary_name_never_becomes_the_log() {
 }
 
 #[test]
-fn where_a_rotation_was_killed_between_its_renames_the_last_numbers_are_those_of_the_file_before() {
-    let (place, path) = place();
+fn a_rotation_killed_between_its_renames_keeps_the_last_numbers() {
+    let (dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 7), run(2, 1, 3)]);
     drop(file);
-    std::fs::rename(&path, place.path().join("log.000001")).unwrap();
-    std::fs::write(place.path().join("log.pelton-next"), [7; 100]).unwrap();
+    std::fs::rename(&path, dir.path().join("log.000001")).unwrap();
+    std::fs::write(dir.path().join("log.pelton-next"), [7; 100]).unwrap();
     let file = RecordFile::open(&path).unwrap();
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(7), Some(3)));
     assert_eq!(RecordReader::open(&path).unwrap().number(), 2);
-    assert_eq!(names(&place), ["log", "log.000001"]);
+    assert_eq!(names(&dir), ["log", "log.000001"]);
 }
 
-/// A file with something in it, what is done to it by another program, and what is written after that.
+/// A file with some content, another program's action on it, and the later writes.
 fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn(&TestDir, &Path)) {
     for options in
         [RecordFileOptions::new(), RecordFileOptions::new().sync_bytes(0), RecordFileOptions::new().sync_bytes(1)]
     {
-        let (place, path) = place();
+        let (dir, path) = dir_and_path();
         let mut file = options.open(&path).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o604)).unwrap();
         write(&mut file, &[run(1, 1, 5), run(2, 1, 1)]);
@@ -112,8 +113,8 @@ fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn
         assert_eq!((file.take_change(), file.take_change()), (change, None));
         write(&mut file, &[run(1, 11, 1)]);
         file.sync().unwrap();
-        after(&place, &path);
-        // What was written is known, wherever it is, also to the next writer.
+        after(&dir, &path);
+        // The written messages are known, wherever they are, also to the next writer.
         for reopened in [false, true] {
             if reopened {
                 drop(file);
@@ -122,20 +123,20 @@ fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn
             }
             assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(11), Some(1)));
         }
-        let _ = place;
+        let _ = dir;
     }
 }
 
 #[test]
-fn a_log_that_is_copied_and_truncated_while_it_is_open_begins_anew() {
+fn an_open_log_that_is_copied_and_truncated_starts_anew() {
     disturbed(
         |path| {
             std::fs::copy(path, path.with_extension("1")).unwrap();
             std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
         },
         Some(FileChange::Truncated),
-        |place, path| {
-            expect(&place.path().join("log.1"), &[(1, 1, 5), (2, 1, 1), (1, 6, 2)]);
+        |dir, path| {
+            expect(&dir.path().join("log.1"), &[(1, 1, 5), (2, 1, 1), (1, 6, 2)]);
             expect(path, &[(1, 8, 3), (1, 11, 1)]);
             assert_eq!(RecordReader::open(path).unwrap().number(), 2);
         },
@@ -143,7 +144,7 @@ fn a_log_that_is_copied_and_truncated_while_it_is_open_begins_anew() {
 }
 
 #[test]
-fn a_log_that_is_truncated_within_its_records_goes_on_behind_the_last_whole_ones() {
+fn a_log_truncated_within_its_records_continues_after_the_last_whole_ones() {
     disturbed(
         |path| {
             let bytes = std::fs::metadata(path).unwrap().len();
@@ -155,25 +156,25 @@ fn a_log_that_is_truncated_within_its_records_goes_on_behind_the_last_whole_ones
 }
 
 #[test]
-fn a_log_that_is_deleted_while_it_is_open_is_begun_again() {
+fn an_open_log_that_is_deleted_is_created_again() {
     disturbed(
         |path| std::fs::remove_file(path).unwrap(),
         Some(FileChange::Deleted),
-        |place, path| {
+        |dir, path| {
             expect(path, &[(1, 8, 3), (1, 11, 1)]);
             assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o604);
-            assert_eq!(names(place), ["log"]);
+            assert_eq!(names(dir), ["log"]);
         },
     );
 }
 
 #[test]
-fn a_log_that_is_renamed_while_it_is_open_is_begun_again_with_its_mode() {
+fn an_open_log_that_is_renamed_is_created_again_with_its_mode() {
     disturbed(
         |path| std::fs::rename(path, path.with_extension("1")).unwrap(),
         Some(FileChange::Moved),
-        |place, path| {
-            expect(&place.path().join("log.1"), &[(1, 1, 5), (2, 1, 1), (1, 6, 2)]);
+        |dir, path| {
+            expect(&dir.path().join("log.1"), &[(1, 1, 5), (2, 1, 1), (1, 6, 2)]);
             expect(path, &[(1, 8, 3), (1, 11, 1)]);
             assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o604);
         },
@@ -181,7 +182,7 @@ fn a_log_that_is_renamed_while_it_is_open_is_begun_again_with_its_mode() {
 }
 
 #[test]
-fn a_log_that_is_renamed_and_created_empty_goes_on_in_the_created_one() {
+fn a_log_renamed_and_created_empty_continues_in_the_new_file() {
     disturbed(
         |path| {
             std::fs::rename(path, path.with_extension("1")).unwrap();
@@ -189,8 +190,8 @@ fn a_log_that_is_renamed_and_created_empty_goes_on_in_the_created_one() {
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
         },
         Some(FileChange::Moved),
-        |place, path| {
-            expect(&place.path().join("log.1"), &[(1, 1, 5), (2, 1, 1), (1, 6, 2)]);
+        |dir, path| {
+            expect(&dir.path().join("log.1"), &[(1, 1, 5), (2, 1, 1), (1, 6, 2)]);
             expect(path, &[(1, 8, 3), (1, 11, 1)]);
             assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
         },
@@ -198,7 +199,7 @@ fn a_log_that_is_renamed_and_created_empty_goes_on_in_the_created_one() {
 }
 
 #[test]
-fn what_another_program_appends_is_cut_off() {
+fn bytes_appended_by_another_program_are_cut() {
     disturbed(
         |path| {
             use std::io::Write as _;
@@ -210,47 +211,47 @@ fn what_another_program_appends_is_cut_off() {
 }
 
 #[test]
-fn another_record_file_at_the_path_is_gone_on_with_and_what_is_none_is_refused_and_left_alone() {
-    let (place, path) = place();
+fn a_log_continues_in_another_record_file_at_its_path_and_in_nothing_else() {
+    let (dir, path) = dir_and_path();
     let mut file = RecordFileOptions::new().rotate_bytes(2000).open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
-    let other = place.path().join("other");
+    let other = dir.path().join("other");
     write(&mut RecordFile::open(&other).unwrap(), &[run(1, 1, 2), run(3, 1, 4)]);
-    std::fs::rename(&path, place.path().join("log.1")).unwrap();
+    std::fs::rename(&path, dir.path().join("log.1")).unwrap();
     std::fs::rename(&other, &path).unwrap();
     write(&mut file, &[run(1, 6, 1)]);
     expect(&path, &[(1, 1, 2), (3, 1, 4), (1, 6, 1)]);
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(3))), (Some(6), Some(4)));
 
-    // Somebody's own file, which a rotation must not rename either.
-    std::fs::rename(&path, place.path().join("log.2")).unwrap();
+    // Another user's file, which a rotation must not rename either.
+    std::fs::rename(&path, dir.path().join("log.2")).unwrap();
     let text = "a diary, of more than sixty-four bytes, which nobody wants to lose at all\n".repeat(40);
     std::fs::write(&path, &text).unwrap();
     let runs = [run(1, 7, 1)];
     for _ in 0..2 {
-        let error = file.write(&runs.iter().map(Owned::run).collect::<Vec<Run<'_>>>()).unwrap_err();
+        let error = file.write(&runs.iter().map(Owned::run).collect::<Vec<Chunk<'_>>>()).unwrap_err();
         assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        assert_eq!(names(&place), ["log", "log.1", "log.2"]);
+        assert_eq!(names(&dir), ["log", "log.1", "log.2"]);
     }
     std::fs::remove_file(&path).unwrap();
     write(&mut file, &runs);
     expect(&path, &[(1, 7, 1)]);
-    // Overwritten where it stands.
+    // Overwritten in place.
     std::fs::write(&path, &text).unwrap();
     let runs = [run(1, 8, 1)];
     let error = file.write(&[runs[0].run()]).unwrap_err();
     assert!(error.to_string().contains("overwritten"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-    std::fs::rename(&path, place.path().join("diary")).unwrap();
+    std::fs::rename(&path, dir.path().join("diary")).unwrap();
     write(&mut file, &runs);
     expect(&path, &[(1, 8, 1)]);
 }
 
 #[test]
-fn a_log_whose_directory_is_not_at_its_path_goes_on_in_the_open_file() {
-    let (place, _) = place();
-    let (directory, elsewhere) = (place.path().join("logs"), place.path().join("elsewhere"));
+fn a_log_whose_directory_has_moved_continues_in_the_open_file() {
+    let (dir, _) = dir_and_path();
+    let (directory, elsewhere) = (dir.path().join("logs"), dir.path().join("elsewhere"));
     std::fs::create_dir(&directory).unwrap();
     let path = directory.join("log");
     let mut file = RecordFile::open(&path).unwrap();
@@ -273,10 +274,10 @@ fn a_log_whose_directory_is_not_at_its_path_goes_on_in_the_open_file() {
 
 #[test]
 fn a_write_does_not_wait_for_another_writer_at_the_path() {
-    let (place, path) = place();
+    let (dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
-    std::fs::rename(&path, place.path().join("log.1")).unwrap();
+    std::fs::rename(&path, dir.path().join("log.1")).unwrap();
     let other = RecordFile::open(&path).unwrap();
     let file = std::thread::spawn(move || {
         // The standard library panics if a sleep fails.
@@ -293,19 +294,19 @@ fn a_write_does_not_wait_for_another_writer_at_the_path() {
 }
 
 #[test]
-fn opening_waits_a_moment_for_a_writer_that_is_on_its_way_out() {
-    let (_place, path) = place();
+fn opening_waits_briefly_for_a_writer_that_is_closing() {
+    let (_dir, path) = dir_and_path();
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, &[run(1, 1, 5)]);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (thread_sender, thread_receiver) = std::sync::mpsc::channel();
     let opener = std::thread::spawn({
         let path = path.clone();
         move || {
-            tell.send(this_thread()).unwrap();
+            thread_sender.send(this_thread()).unwrap();
             RecordFile::open(path)
         }
     });
-    let thread = told.recv().unwrap();
+    let thread = thread_receiver.recv().unwrap();
     let nanosleep = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep];
     eventually("it waits, or fails", || {
         opener.is_finished() || system_call_of(thread).is_some_and(|call| nanosleep.contains(&call))

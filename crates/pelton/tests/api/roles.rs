@@ -32,11 +32,11 @@ fn holder(of: &str, path: &Path) -> Child {
 
 /// Opens with a deadline, and exchanges a message with `path`'s other side.
 fn successor(of: &str, path: PathBuf) -> std::thread::JoinHandle<pelton::Result<()>> {
-    let options = Options::new().connect_deadline(deadline());
+    let options = <Options>::new().connect_deadline(deadline());
     let is_receiver = of == "receiver";
     std::thread::spawn(move || match is_receiver {
-        true => options.open_receiver(path)?.receive().map(drop),
-        false => options.open_sender(path)?.send(b"from the successor"),
+        true => options.cast().open_receiver(path)?.receive().map(drop),
+        false => options.cast().open_sender(path)?.send(b"from the successor"),
     })
 }
 

@@ -1,5 +1,6 @@
-//! Several services of one name: calls spread over them, fail over, and are handed over, under load. A service writes down each
-//! call that it carries out, before it answers, so that what was done twice, or answered without being done, is found.
+//! Several services of one name: calls are spread over them, fail over, and are handed over, under load. A service
+//! records each call in a journal before it replies. So a call done twice, or answered without being done, is
+//! detected.
 
 use crate::support::*;
 use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service, Stopper};
@@ -11,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A short name of a test's own, and where its services write what they do; both removed at the end.
+/// A short name of the test, and the directory of its services' journals; both are removed at the end.
 struct Name {
     name: String,
-    place: TestDir,
+    dir: TestDir,
 }
 
 impl Name {
@@ -22,10 +23,10 @@ impl Name {
         Name::at(TestDir::new(claim))
     }
 
-    fn at(place: TestDir) -> Name {
+    fn at(dir: TestDir) -> Name {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let number = NAMES.fetch_add(1, Ordering::Relaxed);
-        Name { name: format!("test-services-{}-{number}", std::process::id()), place }
+        Name { name: format!("test-services-{}-{number}", std::process::id()), dir }
     }
 
     fn directory(&self) -> PathBuf {
@@ -37,9 +38,9 @@ impl Name {
         }
     }
 
-    /// One more service, which listens when this returns.
+    /// Starts one more service, which listens when this returns.
     fn serve(&self, with: impl FnOnce(Role) -> Role) -> Child {
-        let role = Role::new(child, "serve").with("name", &self.name).with("journals", self.place.path().display());
+        let role = Role::new(child, "serve").with("name", &self.name).with("journals", self.dir.path().display());
         let service = Child::start(with(role));
         service.expect("listening");
         service
@@ -48,7 +49,7 @@ impl Name {
     /// How often each call was carried out.
     fn carried_out(&self) -> BTreeMap<u64, u32> {
         let mut times = BTreeMap::new();
-        for journal in self.place.entries() {
+        for journal in self.dir.entries() {
             let bytes = std::fs::read(&journal).unwrap();
             for entry in bytes.chunks_exact(8) {
                 *times.entry(u64::from_le_bytes(entry.try_into().unwrap())).or_insert(0) += 1;
@@ -73,8 +74,8 @@ impl Drop for Name {
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
-        // Writes down the number that a request begins with, and answers with its own process and that number. Drains, or
-        // stops, when it is told to.
+        // Records the number at the start of a request, and replies with its process id and that number. Drains, or
+        // stops, on command.
         "serve" => {
             let options = options(&role).capacity(1 << 16);
             let mut service = Service::listen_with(role.get("name"), &options).unwrap();
@@ -94,8 +95,7 @@ fn child() {
             });
             report("listening");
             if role.get("soaks") == "yes" {
-                // Longer than a hang may last.
-                // SAFETY: no pointers.
+                // Longer than a hang may last. SAFETY: no pointers.
                 unsafe { libc::alarm(0) };
             }
             let work = Duration::from_micros(role.number("microseconds").unwrap_or(0));
@@ -113,64 +113,64 @@ fn child() {
                 }
                 if request.ends_with(b"stream") {
                     let mut responder = request.into_responder();
-                    // Until it is cancelled, or its client has gone.
+                    // Until it is cancelled, or its client has exited.
                     while !responder.is_cancelled() && responder.part(&[7; 500]).is_ok() {}
                     return;
                 }
                 let answer = [&u64::from(std::process::id()).to_le_bytes()[..], &bytes].concat();
-                // Who has gone is not answered.
+                // A client that has exited gets no reply.
                 let _ = request.reply(&answer);
             };
             service.run(role.number("threads").unwrap_or(2) as usize, answer).unwrap();
-            // What is dropped now is what clients see.
+            // A drop from here on is visible to clients.
         }
         role => panic!("{role}"),
     }
 }
 
 fn request(number: u64) -> Vec<u8> {
-    // Now and then one that travels in pieces.
+    // Some requests travel in pieces.
     let bytes = if number.is_multiple_of(97) { 70_000 } else { 8 + (number % 300) as usize };
     let mut request = number.to_le_bytes().to_vec();
     request.resize(bytes, number as u8);
     request
 }
 
-/// Which process answered, and what.
+/// The process that replied, and the number.
 fn answer(bytes: &[u8]) -> (u64, u64) {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(bytes.len(), 16);
     (word(0), word(8))
 }
 
-/// Asks again and again, so many at a time, until it is told to stop and all are answered; every other call is idempotent if
-/// that is wanted. Answers what came of each call.
-fn storm(
+/// Sends requests continuously, that many at a time, until stopped, and takes all replies. Every other call is
+/// idempotent if `idempotent` is set. Returns the outcome of each call.
+fn call_continuously(
     client: &mut Client,
     in_flight: usize,
     idempotent: bool,
     stop: &AtomicBool,
     mut answered: impl FnMut(u64),
 ) -> Vec<Outcome> {
-    let mut asked: HashMap<CallId, u64> = HashMap::new();
+    let mut requested: HashMap<CallId, u64> = HashMap::new();
     let mut outcomes: Vec<Option<Outcome>> = Vec::new();
-    while !stop.load(Ordering::Relaxed) || !asked.is_empty() {
-        while asked.len() < in_flight && !stop.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) || !requested.is_empty() {
+        while requested.len() < in_flight && !stop.load(Ordering::Relaxed) {
             let number = outcomes.len() as u64;
             let Some(call) = client.try_submit(&request(number)).unwrap() else { break };
             if idempotent && number.is_multiple_of(2) {
                 assert!(client.mark_idempotent(call).unwrap());
             }
-            assert!(asked.insert(call, number).is_none());
+            assert!(requested.insert(call, number).is_none());
             outcomes.push(None);
         }
-        if asked.is_empty() {
-            // There is no room anywhere, or nobody yet.
+        if requested.is_empty() {
+            // There is no free space anywhere, or no service yet.
             std::thread::yield_now();
             continue;
         }
         let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
-        let number = asked.remove(&completion.call()).expect("answered once");
+        let number = requested.remove(&completion.call()).expect("one reply for each");
         if completion.outcome() == Outcome::Reply {
             assert_eq!(answer(&completion).1, number);
         }
@@ -182,7 +182,7 @@ fn storm(
 }
 
 #[test]
-fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
+fn calls_are_spread_over_the_services_of_a_name_including_new_ones() {
     let name = Name::new("spread");
     let mut services = vec![name.serve(|role| role)];
     let mut client = name.client();
@@ -199,7 +199,7 @@ fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
             }
         }
         assert_eq!(seen, services.iter().map(|service| u64::from(service.pid())).collect());
-        // With so many in flight each has as many as the others.
+        // With that many in flight each service has as many as the others.
         let calls: Vec<CallId> = (0..60).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
         let mut by = BTreeMap::new();
         for _ in calls {
@@ -212,7 +212,7 @@ fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
 }
 
 #[test]
-fn a_rolling_replacement_under_load_fails_no_call_and_does_none_twice() {
+fn a_rolling_replacement_under_load_fails_and_repeats_no_call() {
     for (threads, microseconds, in_flight) in [(2, 0, 200), (1, 300, 30), (3, 1000, 700)] {
         let name = Name::new("rolling replacement");
         let serve = || name.serve(|role| role.with("threads", threads).with("microseconds", microseconds));
@@ -220,13 +220,13 @@ fn a_rolling_replacement_under_load_fails_no_call_and_does_none_twice() {
         let rounds = std::env::var("PELTON_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
         let stop = AtomicBool::new(false);
         let outcomes = std::thread::scope(|scope| {
-            let asking = scope.spawn(|| storm(&mut name.client(), in_flight, false, &stop, |_| ()));
-            let beside = scope.spawn(|| {
-                // One call at a time, and none for a while between.
-                let (mut client, mut asked) = (name.client(), 1 << 40);
+            let asking = scope.spawn(|| call_continuously(&mut name.client(), in_flight, false, &stop, |_| ()));
+            let concurrent = scope.spawn(|| {
+                // One call at a time, with pauses between.
+                let (mut client, mut requested) = (name.client(), 1 << 40);
                 while !stop.load(Ordering::Relaxed) {
-                    assert_eq!(answer(&client.call(&request(asked)).unwrap()).1, asked);
-                    asked += 1;
+                    assert_eq!(answer(&client.call(&request(requested)).unwrap()).1, requested);
+                    requested += 1;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
@@ -237,7 +237,7 @@ fn a_rolling_replacement_under_load_fails_no_call_and_does_none_twice() {
                 old.wait_for_success();
             }
             stop.store(true, Ordering::Relaxed);
-            beside.join().unwrap();
+            concurrent.join().unwrap();
             asking.join().unwrap()
         });
         let failed: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome != Outcome::Reply).collect();
@@ -257,7 +257,7 @@ fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
     let stop = AtomicBool::new(false);
     let rounds = std::env::var("PELTON_ROUNDS").map_or(8, |rounds| rounds.parse().unwrap());
     let outcomes = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| storm(&mut name.client(), 100, true, &stop, |_| ()));
+        let asking = scope.spawn(|| call_continuously(&mut name.client(), 100, true, &stop, |_| ()));
         for _ in 0..rounds {
             services.push(serve());
             services.remove(0).kill();
@@ -280,21 +280,21 @@ fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
 }
 
 /// Descriptors and resident bytes of a process.
-fn costs(pid: u32) -> (usize, u64) {
+fn resources(pid: u32) -> (usize, u64) {
     let descriptors = kernel::descriptors_of(pid);
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
     (descriptors, statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096)
 }
 
-/// Calls, streams, cancels and notifications, while of three services one after the other is drained or killed and replaced, for
-/// seconds, or for as many as PELTON_SECONDS says: the client and the service that stays cost at the end what they cost at the
-/// beginning.
+/// Calls, streams, cancels and notifications, while one of three services after the other is drained or killed and
+/// replaced. It lasts seconds, or as many as PELTON_SECONDS says. At the end the client and the remaining service use
+/// as many resources as at the start.
 #[test]
-fn a_soak_costs_no_descriptors_and_no_memory() {
+fn a_soak_leaks_no_descriptors_and_no_memory() {
     let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
-    // A soak of a day is no hang: each wait in it has a deadline of its own.
+    // A soak of a day is no hang: each of its waits has a deadline.
     let name = Name::at(TestDir::unwatched());
-    // More threads than streams in a round: with all of them in a stream, none is left to read that it was cancelled.
+    // More threads than streams in a round: if all of them streamed, none could read the cancel.
     let without_journals = |role: Role| role.with("journals", "").with("threads", 13).with("soaks", "yes");
     let stays = name.serve(without_journals);
     let mut replaced: Vec<Child> = (0..2).map(|_| name.serve(without_journals)).collect();
@@ -304,24 +304,24 @@ fn a_soak_costs_no_descriptors_and_no_memory() {
         round += 1;
         replaced.push(name.serve(without_journals));
         let mut old = replaced.remove(0);
-        let mut asked = HashMap::new();
+        let mut requested = HashMap::new();
         for number in 0..600u64 {
             let is_stream = number.is_multiple_of(50);
             let wanted = if is_stream { [&number.to_le_bytes()[..], b"stream"].concat() } else { request(number) };
             let call = loop {
                 match client.try_submit(&wanted).unwrap() {
                     Some(call) => break call,
-                    None if asked.is_empty() => std::thread::yield_now(),
-                    None => take_one(&mut client, &mut asked),
+                    None if requested.is_empty() => std::thread::yield_now(),
+                    None => take_one(&mut client, &mut requested),
                 }
             };
             client.mark_idempotent(call).unwrap();
-            asked.insert(call, is_stream);
+            requested.insert(call, is_stream);
             if number.is_multiple_of(7) {
                 client.notify(&number.to_le_bytes()).unwrap();
             }
             if number.is_multiple_of(11) && client.cancel(call).unwrap() {
-                asked.remove(&call);
+                requested.remove(&call);
             }
             if number == 300 {
                 match round.is_multiple_of(2) {
@@ -329,24 +329,24 @@ fn a_soak_costs_no_descriptors_and_no_memory() {
                     false => old.signal(rustix::process::Signal::KILL),
                 }
             }
-            while asked.len() > 60 {
-                take_one(&mut client, &mut asked);
+            while requested.len() > 60 {
+                take_one(&mut client, &mut requested);
             }
         }
-        while !asked.is_empty() {
-            take_one(&mut client, &mut asked);
+        while !requested.is_empty() {
+            take_one(&mut client, &mut requested);
         }
         calls += 600;
-        // Those cancelled are answered too, and the new one is found.
+        // The cancelled ones are answered too, and the new one is found.
         let settled = deadline();
         while client.in_flight() > 0 || client.services() != 3 {
             assert!(Instant::now() < settled, "{} in flight at {} services", client.in_flight(), client.services());
             let call = client.submit(&request(1)).unwrap();
             let _ = client.completion_of_until(call, deadline()).map(|reply| assert!(reply.is_some()));
         }
-        // Which only a client that reads its replies lets drain.
+        // A client must read its replies to let the service drain.
         old.wait();
-        let now = (costs(std::process::id()), costs(stays.pid()));
+        let now = (resources(std::process::id()), resources(stays.pid()));
         match before {
             // The first rounds fill caches and arenas.
             None if round == 5 => before = Some(now),
@@ -355,7 +355,7 @@ fn a_soak_costs_no_descriptors_and_no_memory() {
                 let ((own, own_bytes), (its, its_bytes)) = now;
                 let ((own_before, own_bytes_before), (its_before, its_bytes_before)) = before;
                 assert_eq!(its, its_before, "descriptors of the service that stays, after {calls} calls");
-                // Other tests of this process have theirs.
+                // Other tests of this process have descriptors of their own.
                 assert!(own <= own_before + 100, "{own_before} descriptors became {own}");
                 const SLACK: u64 = 48 << 20;
                 assert!(own_bytes < own_bytes_before + SLACK, "{own_bytes_before} resident bytes became {own_bytes}");
@@ -365,30 +365,30 @@ fn a_soak_costs_no_descriptors_and_no_memory() {
     }
     println!(
         "{calls} calls in {round} rounds: {before:?} became {:?}",
-        (costs(std::process::id()), costs(stays.pid()))
+        (resources(std::process::id()), resources(stays.pid()))
     );
 }
 
 /// Takes one completion; a stream is cancelled after its first part.
-fn take_one(client: &mut Client, asked: &mut HashMap<CallId, bool>) {
+fn take_one(client: &mut Client, requested: &mut HashMap<CallId, bool>) {
     let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
     let (call, outcome) = (completion.call(), completion.outcome());
     drop(completion);
     match outcome {
         Outcome::Part => assert!(client.cancel(call).unwrap()),
         // A stream whose service was killed after its first part was cancelled by then.
-        outcome => assert!(asked[&call] || outcome == Outcome::Reply, "{outcome:?}"),
+        outcome => assert!(requested[&call] || outcome == Outcome::Reply, "{outcome:?}"),
     }
-    asked.remove(&call);
+    requested.remove(&call);
 }
 
 #[test]
-fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
+fn a_name_without_a_service_is_an_error_until_one_serves_it_again() {
     let name = Name::new("nobody");
     let service = name.serve(|role| role.with("microseconds", 1_000_000_000).with("threads", 1));
     let mut client = name.client();
     let (one, two) = (client.submit(&request(1)).unwrap(), client.submit(&request(2)).unwrap());
-    // Repeating it is allowed, but there is nobody to do it.
+    // It may be repeated, but no service is left to do it.
     assert!(client.mark_idempotent(two).unwrap());
     service.kill();
     let error = client.completion_of(one).unwrap_err();
@@ -406,16 +406,16 @@ fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
     let reply = client.call_until(&request(4), deadline()).unwrap().expect("it hangs");
     assert_eq!(answer(&reply), (u64::from(service.pid()), 4));
     drop(reply);
-    let mut room = client.reserve(8).unwrap();
-    room.copy_from_slice(&5u64.to_le_bytes());
-    let call = room.submit().unwrap();
+    let mut reservation = client.reserve(8).unwrap();
+    reservation.copy_from_slice(&5u64.to_le_bytes());
+    let call = reservation.submit().unwrap();
     assert_eq!(answer(&client.completion_of(call).unwrap()).1, 5);
 }
 
 #[test]
-fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_idempotent() {
+fn open_calls_of_a_stopped_service_are_repeated_only_if_idempotent() {
     let name = Name::new("stopped");
-    // So long that it has not answered all before the other has started and it is stopped, on a busy machine too.
+    // Long enough that some calls are open when the other has started and this one is stopped, on a busy machine too.
     let mut first = name.serve(|role| role.with("microseconds", 1_000_000).with("threads", 1));
     let mut client = name.client();
     let calls: Vec<CallId> = (0..4).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
@@ -440,11 +440,11 @@ fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_i
 }
 
 #[test]
-fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
-    let place = TestDir::new("drain");
-    let mut service = Service::listen(&place.name()).unwrap();
+fn a_draining_service_answers_its_calls_and_returns_the_rest() {
+    let dir = TestDir::new("drain");
+    let mut service = Service::listen(&dir.name()).unwrap();
     let stopper = service.stopper();
-    let name = place.name();
+    let name = dir.name();
     let mut client = {
         let connecting = std::thread::spawn(move || Client::connect_with(&name, &Options::new()).unwrap());
         while !connecting.is_finished() {
@@ -456,20 +456,20 @@ fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
     let responder = service.receive().unwrap().into_responder();
     stopper.drain();
     assert!(service.try_receive().unwrap().is_none(), "one call is open still");
-    // Nobody can come in any more, and the name is free.
-    assert!(matches!(Client::connect(&place.name()), Err(Error::NoListener { .. })));
+    // No client can connect any more, and the name is free.
+    assert!(matches!(Client::connect(&dir.name()), Err(Error::NoListener { .. })));
     let back = client.submit(b"too late").unwrap();
     client.notify(b"but this is taken").unwrap();
-    let told = service.try_receive().unwrap().expect("a notification");
-    assert!(told.is_notification() && *told == *b"but this is taken");
-    drop(told);
+    let reported = service.try_receive().unwrap().expect("a notification");
+    assert!(reported.is_notification() && *reported == *b"but this is taken");
+    drop(reported);
     let returned = client.completion_until(deadline()).unwrap().expect("it hangs");
     assert_eq!((returned.call(), returned.outcome()), (back, Outcome::Lost(Loss::Returned)));
     drop(returned);
     let call = client.submit(b"too late too").unwrap();
     assert!(service.try_receive().unwrap().is_none());
     assert!(matches!(client.completion_of(call), Err(Error::Refused(_))));
-    // The last answer ends it, also a service that sleeps.
+    // The last reply ends it, also if the service sleeps.
     let waiting = std::thread::scope(|scope| {
         let thread = this_thread();
         scope.spawn(move || {
@@ -485,7 +485,7 @@ fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
     assert!(client.submit(b"more").unwrap_err().is_closed());
 }
 
-/// A service of this process, answered by a thread of its own until it is dropped.
+/// A service in this process, run by its own thread until it is dropped.
 struct Serving {
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
@@ -508,16 +508,16 @@ impl Drop for Serving {
 
 fn echo(request: Request<'_>) {
     let bytes = request.to_vec();
-    // Who has gone is not answered.
+    // A client that has exited gets no reply.
     let _ = request.reply(&bytes);
 }
 
-fn small() -> Options {
-    Options::new().capacity(1 << 16)
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(1 << 16).cast()
 }
 
-/// Of a service that this thread is to answer: lets in whom that thread connects.
-fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
+/// Of a service that this thread runs: accepts the client that another thread connects.
+fn accept_connecting<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
     while !connecting.is_finished() {
         assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
     }
@@ -525,11 +525,11 @@ fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
 }
 
 #[test]
-fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
+fn a_call_no_remaining_service_accepts_is_lost_and_delays_no_other() {
     let name = Name::new("too large for those left");
     let (keep, kept) = std::sync::mpsc::channel();
-    let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
-    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), hold);
+    let keep_call = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), keep_call);
     let mut client = name.client();
     let large = client.submit(&[1; 100_000]).unwrap();
     let little = client.submit(b"little").unwrap();
@@ -549,7 +549,7 @@ fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
 }
 
 #[test]
-fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the_rest() {
+fn a_service_with_a_lower_limit_gets_the_calls_within_it() {
     let name = Name::new("one takes less");
     let _most = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
@@ -566,20 +566,21 @@ fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the
     for _ in 0..20 {
         assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
         assert_eq!(*client.call(b"").unwrap(), *b"");
-        let mut room = client.reserve(3).unwrap();
-        room.copy_from_slice(b"abc");
-        let call = room.submit().unwrap();
+        let mut reservation = client.reserve(3).unwrap();
+        reservation.copy_from_slice(b"abc");
+        let call = reservation.submit().unwrap();
         assert_eq!(*client.completion_of(call).unwrap(), *b"abc");
     }
     assert_eq!((client.request_bytes_max(), client.services()), (most, 2));
 }
 
 #[test]
-fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_finds_it() {
+fn a_call_returned_without_another_service_fails_in_the_next_poll() {
     let name = Name::new("given back");
     let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
-    let mut client = let_in(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
+    let mut client =
+        accept_connecting(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
     let taken = client.submit(b"taken").unwrap();
     let responder = service.receive().unwrap().into_responder();
     let back = client.submit(b"back").unwrap();
@@ -587,17 +588,17 @@ fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_fi
     for _ in 0..2 {
         assert!(service.try_receive().unwrap().is_none());
     }
-    let told = client.try_completion().unwrap().expect("who sleeps now sleeps on");
-    assert_eq!((told.call(), told.outcome()), (back, Outcome::Lost(Loss::Returned)));
-    drop(told);
+    let reported = client.try_completion().unwrap().expect("the loss was reported only by the poll");
+    assert_eq!((reported.call(), reported.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(reported);
     responder.reply(b"answer").unwrap();
     assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
 }
 
 #[test]
-fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
-    let name = Name::new("says nothing");
-    // They listen, and look for nobody.
+fn a_client_connects_to_another_service_if_one_is_silent() {
+    let name = Name::new("is silent");
+    // They listen, and discover no other service.
     let silent = [(); 2].map(|_| Service::listen_with(&name.name, &small()).unwrap());
     let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     for _ in 0..8 {
@@ -608,18 +609,18 @@ fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
 }
 
 #[test]
-fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
-    let name = Name::new("comes later");
+fn a_silent_service_keeps_no_client_from_a_later_one() {
+    let name = Name::new("starts later");
     let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
     assert_eq!(*client.call(b"first").unwrap(), *b"first");
     let silent = Service::listen_with(&name.name, &small()).unwrap();
     drop(first);
-    // It may have gone before, or after, the call was written.
+    // It may have exited before, or after, the call was written.
     let _ = client.call_until(b"lost", Instant::now() + Duration::from_millis(20)).map(|_| ());
     let (own, calling) = (name.name.clone(), this_thread());
     let later = std::thread::spawn(move || {
-        // The client waits for the one that says nothing.
+        // The client waits for the silent service.
         wait_until_thread_polls(calling);
         Serving::new(Service::listen_with(&own, &small()).unwrap(), echo)
     });
@@ -651,12 +652,13 @@ fn clients_of_one_call_are_spread_too() {
 }
 
 #[test]
-fn who_finds_no_room_finds_a_service_that_has_come_since() {
+fn a_client_without_free_space_discovers_a_new_service() {
     for waits in [false, true] {
-        let name = Name::new("no room");
+        let name = Name::new("no free space");
         let mut full = Service::listen_with(&name.name, &small()).unwrap();
         let own = name.name.clone();
-        let mut client = let_in(&mut full, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
+        let mut client =
+            accept_connecting(&mut full, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
         while client.try_submit(&[0; 10_000]).unwrap().is_some() {}
         let _idle = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
         let until = deadline();
@@ -675,46 +677,46 @@ fn who_finds_no_room_finds_a_service_that_has_come_since() {
 }
 
 #[test]
-fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_that_drains() {
+fn notifications_go_to_the_successor_while_another_client_is_drained() {
     let name = Name::new("notifications");
     let (keep, kept) = std::sync::mpsc::channel();
-    let hold = move |request: Request<'_>| {
+    let keep_call = move |request: Request<'_>| {
         if !request.is_notification() {
             keep.send(request.into_responder()).unwrap();
         }
     };
-    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), hold);
+    let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), keep_call);
     let (mut client, mut other) = (name.client(), name.client());
     other.submit(b"held").unwrap();
     let responder = kept.recv().unwrap();
-    let told = Arc::new(AtomicU32::new(0));
-    let count = told.clone();
-    let tell = move |request: Request<'_>| {
+    let reported = Arc::new(AtomicU32::new(0));
+    let count = reported.clone();
+    let count_notification = move |request: Request<'_>| {
         assert!(request.is_notification());
         count.fetch_add(1, Ordering::Relaxed);
     };
-    let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), tell);
+    let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), count_notification);
     first.stopper.drain();
     let until = deadline();
-    while told.load(Ordering::Relaxed) < 100 {
+    while reported.load(Ordering::Relaxed) < 100 {
         assert!(Instant::now() < until, "nobody takes them");
         assert!(client.notify_until(b"hello", until).unwrap());
         std::thread::yield_now();
     }
     // From now on all of them.
-    let before = told.load(Ordering::Relaxed);
+    let before = reported.load(Ordering::Relaxed);
     for _ in 0..1000 {
         assert!(client.notify_until(b"hello", until).unwrap());
     }
-    while told.load(Ordering::Relaxed) < before + 1000 {
-        assert!(Instant::now() < until, "{} of 1000 were taken", told.load(Ordering::Relaxed) - before);
+    while reported.load(Ordering::Relaxed) < before + 1000 {
+        assert!(Instant::now() < until, "{} of 1000 were taken", reported.load(Ordering::Relaxed) - before);
         std::thread::yield_now();
     }
     responder.reply(b"").unwrap();
 }
 
 #[test]
-fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
+fn a_socket_of_another_kind_under_the_name_is_ignored() {
     let name = Name::new("stray");
     let first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let _stray = std::os::unix::net::UnixListener::bind(name.directory().join("0")).unwrap();
@@ -729,7 +731,7 @@ fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
     assert_eq!(*client.call_until(b"y", until).unwrap().expect("it hangs"), *b"y");
 }
 
-/// A client that has been answered, by the service; and where another may listen.
+/// A client that the service has answered once, and an address for another listener.
 fn answered(name: &Name) -> (Client, Serving, PathBuf) {
     let serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = name.client();
@@ -738,7 +740,7 @@ fn answered(name: &Name) -> (Client, Serving, PathBuf) {
 }
 
 #[test]
-fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
+fn a_service_that_always_hangs_up_is_retried_with_a_pause() {
     use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
     use rustix::net::{accept, bind, listen, shutdown, socket_with};
     let name = Name::new("hangs up");
@@ -756,15 +758,15 @@ fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
             }
         });
         let until = Instant::now() + Duration::from_millis(500);
-        // The first may find that the service has gone.
+        // The first may detect that the service has exited.
         while Instant::now() < until {
             assert!(!matches!(client.call_until(b"anybody?", until), Ok(Some(_))));
         }
-        // One in each ten milliseconds, and those that a look at the directory begins.
+        // One in each ten milliseconds, and those that a scan of the directory starts.
         let most = start.elapsed().as_millis() / 10 + 20;
         let times = greeted.load(Ordering::Relaxed).into();
         assert!((2..=most).contains(&times), "{times} times, wanted at most {most}");
-        // Nor does it keep the client from one that comes.
+        // Nor does it keep the client from a service that starts.
         let _serving = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
         assert_eq!(*client.call_until(b"again", deadline()).unwrap().expect("it hangs"), *b"again");
         shutdown(&socket, Shutdown::Both).unwrap();
@@ -772,7 +774,7 @@ fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
 }
 
 #[test]
-fn that_somebody_refuses_a_client_is_told_to_who_waits() {
+fn a_waiting_client_gets_the_reason_of_a_refusal() {
     let name = Name::new("refuses");
     let (mut client, serving, path) = answered(&name);
     let listener = Options::new().listen(&format!("unix:{}", path.display())).unwrap();
@@ -795,7 +797,7 @@ fn that_somebody_refuses_a_client_is_told_to_who_waits() {
         let until = deadline();
         let error = loop {
             match client.call_until(b"hello", until) {
-                // It may have gone with what the service had.
+                // It may have been lost with the service.
                 Err(error) if error.is_closed() => assert!(Instant::now() < until),
                 Err(error) => break error,
                 Ok(reply) => panic!("{reply:?}"),
@@ -804,16 +806,16 @@ fn that_somebody_refuses_a_client_is_told_to_who_waits() {
         assert!(matches!(error, Error::Refused(_)), "{error}");
     }
     over.store(true, Ordering::Relaxed);
-    // As often as it was told, and once or twice more: nobody is asked again before.
+    // As often as it was returned, and once or twice more: no service gets a second request before.
     let times = refusing.join().unwrap();
     assert!(times <= 22, "refused {times} times");
 }
 
 #[test]
-fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
+fn a_service_whose_socket_name_is_taken_listens_at_the_next() {
     let name = Name::new("same number");
     let _first = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
-    // As if processes of this one's number in other pid namespaces had taken the next numbers.
+    // As if processes with this process id in other pid namespaces had taken the next numbers.
     let own = std::fs::read_dir(name.directory()).unwrap().next().unwrap().unwrap().file_name();
     let own = own.to_str().unwrap().rsplit_once('.').unwrap().1.parse::<u32>().unwrap();
     let _others: Vec<_> = (own + 1..own + 40)
@@ -826,27 +828,28 @@ fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
 }
 
 #[test]
-fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lost() {
+fn an_idempotent_call_that_ends_each_service_is_lost_after_three_repeats() {
     let name = Name::new("ends each");
     let mut service = Service::listen_with(&name.name, &small()).unwrap();
     let own = name.name.clone();
-    let mut client = let_in(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
+    let mut client =
+        accept_connecting(&mut service, std::thread::spawn(move || Client::connect_with(&own, &small()).unwrap()));
     let call = client.submit(b"x").unwrap();
     assert!(client.mark_idempotent(call).unwrap());
     let asking = std::thread::spawn(move || {
         let completion = client.completion_until(deadline()).unwrap().expect("it is repeated for ever");
         completion.outcome()
     });
-    let mut begun = 0;
+    let mut started = 0;
     while !asking.is_finished() {
         let Some(request) = service.receive_until(Instant::now() + Duration::from_millis(10)).unwrap() else {
             continue;
         };
         let responder = request.into_responder();
-        begun += 1;
-        // Its successor is there before it ends.
+        started += 1;
+        // Its successor listens before it exits.
         let next = Service::listen_with(&name.name, &small()).unwrap();
         drop((std::mem::replace(&mut service, next), responder));
     }
-    assert_eq!((asking.join().unwrap(), begun), (Outcome::Lost(Loss::Closed), 4));
+    assert_eq!((asking.join().unwrap(), started), (Outcome::Lost(Loss::Closed), 4));
 }

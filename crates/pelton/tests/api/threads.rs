@@ -1,4 +1,4 @@
-//! A channel between threads of one process: what a sender and a receiver do, and what they cost.
+//! A channel between threads of one process: the operations of a sender and a receiver, and their cost.
 #![allow(clippy::drop_non_drop, reason = "dropping is what a user does to abort")]
 
 use crate::support::*;
@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Not a test: what must be alone in its process, because it counts what the process has. Without a role it does nothing.
+/// Not a test: work that must be alone in its process, because it counts the process's resources. Without a role it
+/// does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -31,7 +32,7 @@ fn small() -> (Sender, Receiver) {
     Options::new().capacity(65536).threads().unwrap()
 }
 
-/// So many messages of 10,000 bytes fill a small lane.
+/// That many messages of 10,000 bytes fill a small lane.
 fn fill(sender: &mut Sender) -> u64 {
     let mut sent = 0;
     while sender.try_send(&[sent as u8; 10_000]).unwrap() == Sent::Sent {
@@ -70,7 +71,7 @@ fn a_batch_appears_all_at_once_or_not_at_all() {
     let mut batch = sender.try_reserve_batch([3, 3, 5]).unwrap().unwrap();
     assert!(batch.push(b"one") && batch.push(b"two"));
     batch.reserve(5).unwrap().copy_from_slice(b"three");
-    assert!(!batch.push(&[0; 1000]), "there is no room in it for that");
+    assert!(!batch.push(&[0; 1000]), "it has no free space for that");
     batch.commit().unwrap();
     let mut taken = receiver.try_receive_batch().unwrap().unwrap();
     for wanted in [&b"one"[..], b"two", b"three"] {
@@ -82,7 +83,7 @@ fn a_batch_appears_all_at_once_or_not_at_all() {
 }
 
 #[test]
-fn a_batch_releases_only_what_it_gave_out() {
+fn a_batch_releases_only_the_messages_it_returned() {
     let (mut sender, mut receiver) = small();
     for number in 0..5u8 {
         sender.send(&[number]).unwrap();
@@ -96,7 +97,7 @@ fn a_batch_releases_only_what_it_gave_out() {
 }
 
 #[test]
-fn what_a_batch_gives_out_is_counted_once_however_often_it_is_asked() {
+fn messages_of_a_batch_are_counted_once_however_often_it_is_polled() {
     let (mut sender, mut receiver) = small();
     sender.send(b"one").unwrap();
     let mut taken = receiver.receive_batch().unwrap();
@@ -112,7 +113,7 @@ fn what_a_batch_gives_out_is_counted_once_however_often_it_is_asked() {
 }
 
 #[test]
-fn what_a_forgotten_batch_gave_out_is_not_lost() {
+fn messages_of_a_forgotten_batch_are_not_lost() {
     let (mut sender, mut receiver) = small();
     for number in 0..3u8 {
         sender.send(&[number]).unwrap();
@@ -137,16 +138,16 @@ fn a_batch_larger_than_any_message_is_too_large() {
 #[test]
 fn an_aborted_reservation_is_never_seen() {
     let (mut sender, mut receiver) = small();
-    let mut room = sender.try_reserve(100).unwrap().unwrap();
-    room.fill(7);
-    room.abort();
-    let mut room = sender.reserve(100).unwrap();
-    room.fill(8);
-    drop(room);
+    let mut reservation = sender.try_reserve(100).unwrap().unwrap();
+    reservation.fill(7);
+    reservation.abort();
+    let mut reservation = sender.reserve(100).unwrap();
+    reservation.fill(8);
+    drop(reservation);
     assert!(receiver.try_receive().unwrap().is_none());
-    let mut room = sender.reserve_until(100, Instant::now()).unwrap().unwrap();
-    room[..5].copy_from_slice(b"hello");
-    room.commit_bytes(5).unwrap();
+    let mut reservation = sender.reserve_until(100, Instant::now()).unwrap().unwrap();
+    reservation[..5].copy_from_slice(b"hello");
+    reservation.commit_bytes(5).unwrap();
     assert_eq!(&*receiver.receive().unwrap(), b"hello");
 }
 
@@ -163,7 +164,7 @@ fn committing_more_than_was_reserved_is_too_large_and_sends_nothing() {
 }
 
 #[test]
-fn a_message_too_large_is_told_with_both_sizes_whether_or_not_the_lane_is_full() {
+fn a_message_too_large_is_an_error_with_both_sizes_even_if_the_lane_is_full() {
     let (mut sender, _receiver) = Options::new().capacity(65536).message_bytes_max(20_000).threads().unwrap();
     for _ in 0..2 {
         let error = sender.try_send(&[0; 20_001]).unwrap_err();
@@ -210,10 +211,10 @@ fn held_messages_are_released_in_any_order_on_any_thread() {
     }
 }
 
-/// The end of the channel may come at any instant of the wait.
+/// The end of the channel may occur at any instant of the wait.
 #[test]
-fn a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done() {
-    let _hang = Watchdog::new("a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done");
+fn a_drain_succeeds_if_the_receiver_closes_after_the_last_message() {
+    let _hang = Watchdog::new("a_drain_succeeds_if_the_receiver_closes_after_the_last_message");
     for round in 0..2_000 {
         let (mut sender, mut receiver) = small();
         sender.send(b"last").unwrap();
@@ -237,19 +238,20 @@ fn a_held_message_outlives_its_receiver() {
     assert_eq!(&*held, b"kept");
 }
 
-/// The sender waits for room, the receiver sleeps, and all of the lane is held: dropping the held ones moves both.
+/// The sender waits for free space, the receiver sleeps, and all of the lane is held: dropping the held messages
+/// wakes both.
 #[test]
-fn dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender() {
-    let _hang = Watchdog::new("dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender");
+fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
+    let _hang = Watchdog::new("dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender");
     for order in [true, false] {
         let (mut sender, mut receiver) = small();
         let sent = fill(&mut sender);
         let mut held: Vec<Held> = (0..sent).map(|_| receiver.receive().unwrap().hold()).collect();
-        let (tell, told) = mpsc::channel();
+        let (signal_sender, signal_receiver) = mpsc::channel();
         std::thread::scope(|scope| {
-            let tell_too = tell.clone();
+            let tell_too = signal_sender.clone();
             scope.spawn(move || {
-                tell.send(this_thread()).unwrap();
+                signal_sender.send(this_thread()).unwrap();
                 sender.send(&[99; 10_000]).unwrap();
                 assert!(sender.drain_until(deadline()).unwrap());
             });
@@ -257,7 +259,7 @@ fn dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender() {
                 tell_too.send(this_thread()).unwrap();
                 assert_eq!(*receiver.receive().unwrap(), [99; 10_000]);
             });
-            for thread in told.iter().take(2) {
+            for thread in signal_receiver.iter().take(2) {
                 wait_until_thread_polls(thread);
             }
             if order {
@@ -269,8 +271,8 @@ fn dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender() {
 }
 
 #[test]
-fn a_deadline_in_the_past_still_takes_what_is_there() {
-    let _hang = Watchdog::new("a_deadline_in_the_past_still_takes_what_is_there");
+fn a_deadline_in_the_past_still_takes_a_waiting_message() {
+    let _hang = Watchdog::new("a_deadline_in_the_past_still_takes_a_waiting_message");
     for wait in [Wait::Block, Wait::Spin] {
         let (mut sender, mut receiver) = Options::new().capacity(65536).wait(wait).threads().unwrap();
         let past = Instant::now();
@@ -290,8 +292,8 @@ fn a_deadline_in_the_past_still_takes_what_is_there() {
 }
 
 #[test]
-fn no_wait_ends_before_its_deadline_for_nothing() {
-    let _hang = Watchdog::new("no_wait_ends_before_its_deadline_for_nothing");
+fn no_wait_ends_before_its_deadline_without_a_result() {
+    let _hang = Watchdog::new("no_wait_ends_before_its_deadline_without_a_result");
     for wait in [Wait::Block, Wait::Spin] {
         let (mut sender, mut receiver) = Options::new().capacity(65536).wait(wait).threads().unwrap();
         let soon = || Instant::now() + Duration::from_millis(30);
@@ -309,19 +311,19 @@ fn no_wait_ends_before_its_deadline_for_nothing() {
 }
 
 #[test]
-fn dropping_one_end_wakes_the_other_with_closed() {
-    let _hang = Watchdog::new("dropping_one_end_wakes_the_other_with_closed");
+fn dropping_one_endpoint_wakes_the_other_with_closed() {
+    let _hang = Watchdog::new("dropping_one_endpoint_wakes_the_other_with_closed");
     for how in [How::Block, How::Spin, How::Epoll] {
         for sender_goes in [true, false] {
             let (mut sender, mut receiver) = Options::new().capacity(65536).wait(how.wait()).threads().unwrap();
-            let (tell, told) = mpsc::channel();
+            let (signal_sender, signal_receiver) = mpsc::channel();
             let waiting = std::thread::scope(|scope| {
                 if sender_goes {
                     let waiting = scope.spawn(move || {
-                        tell.send(this_thread()).unwrap();
+                        signal_sender.send(this_thread()).unwrap();
                         receive_all(&mut receiver, 0, 1, Sizes::Fixed(1), how).1.unwrap()
                     });
-                    let thread = told.recv().unwrap();
+                    let thread = signal_receiver.recv().unwrap();
                     if how != How::Spin {
                         wait_until_thread_polls(thread);
                     }
@@ -330,12 +332,12 @@ fn dropping_one_end_wakes_the_other_with_closed() {
                 } else {
                     let sent = fill(&mut sender);
                     let waiting = scope.spawn(move || {
-                        tell.send(this_thread()).unwrap();
+                        signal_sender.send(this_thread()).unwrap();
                         let error = send_all(&mut sender, 0..1, Sizes::Fixed(10_000), how).unwrap_err().1;
                         assert!(matches!(error, Error::Closed { unreleased } if unreleased == sent - 1), "{error}");
                         error
                     });
-                    let thread = told.recv().unwrap();
+                    let thread = signal_receiver.recv().unwrap();
                     drop(receiver.receive().unwrap());
                     drop(receiver);
                     let _ = thread;
@@ -363,12 +365,12 @@ fn the_descriptor_is_readable_exactly_while_a_message_waits() {
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()));
     drop(sender);
-    assert!(is_readable(receiver.as_fd()), "the end is something to hear of");
+    assert!(is_readable(receiver.as_fd()), "the end is an event");
     assert!(receiver.arm().unwrap_err().is_closed());
 }
 
 #[test]
-fn the_senders_descriptor_is_readable_exactly_while_there_is_room() {
+fn the_senders_descriptor_is_readable_exactly_while_there_is_free_space() {
     let (mut sender, mut receiver) = small();
     assert!(!sender.arm(10_000).unwrap());
     assert!(is_readable(sender.as_fd()));
@@ -383,7 +385,7 @@ fn the_senders_descriptor_is_readable_exactly_while_there_is_room() {
 }
 
 #[test]
-fn descriptors_go_between_threads_too() {
+fn descriptors_pass_between_threads_too() {
     let (mut sender, mut receiver) = small();
     let (reading, writing) = rustix::pipe::pipe().unwrap();
     sender.send_with_descriptors(b"pipe", &[writing.as_fd()]).unwrap();
@@ -397,8 +399,8 @@ fn descriptors_go_between_threads_too() {
 }
 
 #[test]
-fn counters_say_what_happened() {
-    let _hang = Watchdog::new("counters_say_what_happened");
+fn counters_report_every_event() {
+    let _hang = Watchdog::new("counters_report_every_event");
     let (mut sender, mut receiver) = small();
     let sent = fill(&mut sender);
     let figures = sender.counters();
@@ -421,7 +423,7 @@ fn counters_say_what_happened() {
 }
 
 #[test]
-fn options_out_of_range_name_what_was_found_and_wanted() {
+fn options_out_of_range_are_errors_with_the_value_and_the_range() {
     for capacity in [0, 4095, (16 << 30) + 1, u64::MAX] {
         let error = Options::new().capacity(capacity).threads().unwrap_err();
         let text = error.to_string();
@@ -443,7 +445,7 @@ fn options_out_of_range_name_what_was_found_and_wanted() {
 }
 
 #[test]
-fn a_message_limit_of_nothing_passes_empty_messages() {
+fn a_message_limit_of_zero_passes_empty_messages() {
     let (mut sender, mut receiver) = Options::new().capacity(65536).message_bytes_max(0).threads().unwrap();
     for _ in 0..20_000 {
         sender.send(b"").unwrap();
@@ -462,7 +464,7 @@ fn resuming_a_channel_between_threads_is_refused() {
     assert!(matches!(receiver.resume(), Err(Error::Refused(_))));
 }
 
-// What a process has. Each in a child of its own.
+// The resources of a process, each counted in a separate child.
 
 #[test]
 fn a_thousand_channels_leave_no_descriptor_and_no_mapping() {
@@ -477,7 +479,7 @@ fn a_thousand_channels() {
         let held = receiver.receive().unwrap().hold();
         let pipe = std::fs::File::open("/dev/null").unwrap();
         sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
-        // Now this one first, now that.
+        // Alternately this one first, and the other.
         if number.is_multiple_of(2) {
             drop((sender, receiver, held));
         } else {
@@ -518,7 +520,8 @@ fn a_large_lane_whose_reader_keeps_up_takes_less_than_a_mebibyte() {
 fn a_reader_that_keeps_up() {
     let mut random = Random::new(8);
     let bytes = [7; 8192];
-    // The lane empty again each time: not saturated. Then always some messages in it, in the window and up to the limit.
+    // The lane is empty again each time: not saturated. Then it always has some messages, in the window and up to the
+    // limit.
     for (burst, limit, most_kb) in [(1, None, 1024), (8, Some(256 << 10), 1024), (8, None, 17 << 10)] {
         let options = Options::new().capacity(64 << 20);
         let options = limit.map_or(options.clone(), |bytes| options.resident_max(bytes));
@@ -538,7 +541,7 @@ fn a_reader_that_keeps_up() {
 }
 
 #[test]
-fn trim_gives_a_bursts_memory_back_and_loses_nothing() {
+fn trim_returns_a_bursts_memory_and_loses_nothing() {
     alone("trim");
 }
 
@@ -569,7 +572,7 @@ fn a_burst_and_a_trim() {
         sender.trim().unwrap();
     }
     assert!(receiver.try_receive().unwrap().is_none());
-    // The trimmed lane goes on as a new one does.
+    // The trimmed lane continues like a new one.
     let mut again = 0;
     while sender.try_send(&bytes).unwrap() == Sent::Sent {
         again += 1;
@@ -596,13 +599,13 @@ fn signals_while_waiting() {
         assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
     }
     let (mut sender, mut receiver) = small();
-    let (tell, told) = mpsc::channel::<()>();
+    let (signal_sender, signal_receiver) = mpsc::channel::<()>();
     // SAFETY: no pointers.
     let waiter = unsafe { libc::pthread_self() };
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // About 5,000 a second, until told that it is enough.
-            while told.recv_timeout(Duration::from_micros(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            // About 5,000 a second, until the channel closes.
+            while signal_receiver.recv_timeout(Duration::from_micros(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 // SAFETY: the waiter is alive: it waits for this thread at the scope's end.
                 unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
             }
@@ -619,7 +622,7 @@ fn signals_while_waiting() {
             }
             assert!(Instant::now() >= until, "a signal ended wait {wait}");
         }
-        // And a wait that is fulfilled under signals.
+        // And a wait that succeeds under signals.
         while receiver.try_receive().unwrap().is_some() {}
         scope.spawn(move || {
             for number in 0..2000u64 {
@@ -630,7 +633,7 @@ fn signals_while_waiting() {
         for number in 0..2000u64 {
             assert_eq!(*receiver.receive().unwrap(), number.to_le_bytes());
         }
-        drop(tell);
+        drop(signal_sender);
     });
 }
 

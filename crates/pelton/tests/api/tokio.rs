@@ -1,4 +1,5 @@
-//! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task is woken; operations on files of many tasks.
+//! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task wakes; file operations of
+//! many tasks.
 
 use pelton::file::{EngineOptions, File, Open, Operation};
 use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender};
@@ -21,7 +22,7 @@ fn pair(capacity: u64) -> (AsyncSender, AsyncReceiver) {
 }
 
 #[test]
-fn both_sides_sleep_and_are_woken_and_nothing_is_lost() {
+fn both_sides_sleep_and_wake_and_lose_nothing() {
     run(async {
         let (mut sender, mut receiver) = pair(64 * 1024);
         let sending = async {
@@ -52,7 +53,7 @@ fn a_receive_dropped_at_any_await_takes_no_message() {
                 let mut context = Context::from_waker(Waker::noop());
                 assert!(matches!(dropped.as_mut().poll(&mut context), Poll::Pending));
                 sender.send(&n.to_le_bytes()).await.unwrap();
-                // Dropped after its message has come and before it was polled again.
+                // Dropped after its message has arrived and before it was polled again.
             }
             assert_eq!(*receiver.receive().await.unwrap(), n.to_le_bytes());
         }
@@ -77,7 +78,7 @@ fn a_send_dropped_at_any_await_sends_nothing() {
 }
 
 #[test]
-fn a_waiting_task_hears_that_the_other_side_closed() {
+fn a_waiting_task_detects_the_peers_close() {
     run(async {
         let (sender, mut receiver) = pair(64 * 1024);
         let waiting = async { assert!(receiver.receive().await.unwrap_err().is_closed()) };
@@ -99,22 +100,22 @@ fn a_waiting_task_hears_that_the_other_side_closed() {
 
 /// A service in a thread of its own, and a client of it.
 struct Calls {
-    place: tempfile::TempDir,
+    dir: tempfile::TempDir,
     stopper: pelton::Stopper,
     serving: Option<std::thread::JoinHandle<pelton::Result<()>>>,
 }
 
 impl Calls {
     fn start(threads: usize, handler: impl Fn(pelton::Request<'_>) + Sync + Send + 'static) -> Calls {
-        let place = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
-        let mut service = pelton::Service::listen_with(&name(&place), &small()).unwrap();
+        let dir = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
+        let mut service = pelton::Service::listen_with(&name(&dir), &small()).unwrap();
         let stopper = service.stopper();
         let serving = Some(std::thread::spawn(move || service.run(threads, handler)));
-        Calls { place, stopper, serving }
+        Calls { dir, stopper, serving }
     }
 
     fn client(&self) -> AsyncClient {
-        AsyncClient::new(pelton::Client::connect_with(&name(&self.place), &small().call_bytes_max(300_000)).unwrap())
+        AsyncClient::new(pelton::Client::connect_with(&name(&self.dir), &small().call_bytes_max(300_000)).unwrap())
             .unwrap()
     }
 
@@ -132,12 +133,12 @@ impl Drop for Calls {
     }
 }
 
-fn small() -> Options {
-    Options::new().capacity(64 * 1024)
+fn small<M>() -> Options<M> {
+    <Options>::new().capacity(64 * 1024).cast()
 }
 
-fn name(place: &tempfile::TempDir) -> String {
-    format!("unix:{}", place.path().join("s").display())
+fn name(dir: &tempfile::TempDir) -> String {
+    format!("unix:{}", dir.path().join("s").display())
 }
 
 fn echo(request: pelton::Request<'_>) {
@@ -148,7 +149,7 @@ fn echo(request: pelton::Request<'_>) {
 }
 
 #[test]
-fn many_tasks_call_by_one_client_in_one_thread_and_in_several() {
+fn many_tasks_share_one_client_in_one_thread_and_in_several() {
     for threads in [1, 4] {
         let calls = Calls::start(2, echo);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
@@ -181,7 +182,7 @@ fn many_tasks_call_by_one_client_in_one_thread_and_in_several() {
 }
 
 #[test]
-fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
+fn queued_requests_are_written_while_no_task_uses_the_client() {
     let calls = Calls::start(1, echo);
     run(async {
         let client = calls.client();
@@ -193,16 +194,16 @@ fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
 }
 
 #[test]
-fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempotent() {
+fn open_calls_of_a_service_that_ends_are_repeated_only_if_idempotent() {
     let name = format!("test-tokio-{}", std::process::id());
-    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (started, has_started) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel();
-    let (begun, released) = (std::sync::Mutex::new(begun), std::sync::Mutex::new(released));
+    let (started, released) = (std::sync::Mutex::new(started), std::sync::Mutex::new(released));
     let mut first = pelton::Service::listen_with(&name, &small()).unwrap();
     let stopper = first.stopper();
     let serving = std::thread::spawn(move || {
         first.run(1, |request| {
-            begun.lock().unwrap().send(()).unwrap();
+            started.lock().unwrap().send(()).unwrap();
             released.lock().unwrap().recv().unwrap();
             echo(request);
         })
@@ -210,7 +211,7 @@ fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempot
     run(async {
         let client = AsyncClient::new(pelton::Client::connect_with(&name, &small()).unwrap()).unwrap();
         let mut held = client.submit(b"held").await.unwrap();
-        has_begun.recv().unwrap();
+        has_started.recv().unwrap();
         let mut once = client.submit(b"once").await.unwrap();
         let mut again = client.submit_idempotent(b"again").await.unwrap();
         let mut second = pelton::Service::listen_with(&name, &small()).unwrap();
@@ -228,16 +229,16 @@ fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempot
 }
 
 #[test]
-fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
-    let (told, cancelled) = std::sync::mpsc::channel();
-    let told = std::sync::Mutex::new(told);
+fn a_call_dropped_at_any_await_is_cancelled_and_the_others_complete() {
+    let (notifier, cancelled) = std::sync::mpsc::channel();
+    let notifier = std::sync::Mutex::new(notifier);
     let calls = Calls::start(3, move |request| {
         if *request == *b"forever" {
             let responder = request.into_responder();
             while !responder.is_cancelled() {
                 std::thread::yield_now();
             }
-            told.lock().unwrap().send(()).unwrap();
+            notifier.lock().unwrap().send(()).unwrap();
             return;
         }
         echo(request);
@@ -247,29 +248,29 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
         for round in 0..50 {
             let mut context = Context::from_waker(Waker::noop());
             let mut forever = Box::pin(client.call(b"forever"));
-            // It is the one that hears the descriptor, or not.
+            // This task has the descriptor's waker, or not.
             let mut before = Box::pin(client.call(b"before"));
             if round % 2 == 0 {
                 let _ = before.as_mut().poll(&mut context);
             }
             assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
-            let beside = client.clone();
-            let beside = tokio::spawn(async move { beside.call(b"beside").await });
+            let concurrent = client.clone();
+            let concurrent = tokio::spawn(async move { concurrent.call(b"beside").await });
             for _ in 0..round % 5 {
                 tokio::task::yield_now().await;
                 assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
             }
             drop(forever);
-            assert_eq!(beside.await.unwrap().unwrap().bytes, b"beside");
+            assert_eq!(concurrent.await.unwrap().unwrap().bytes, b"beside");
             if round % 3 != 0 {
                 assert_eq!(before.await.unwrap().bytes, b"before");
             }
-            // The service was told.
+            // The service got the cancel.
             while cancelled.try_recv().is_err() {
                 tokio::task::yield_now().await;
             }
         }
-        // A place comes back when its last answer has come.
+        // A slot becomes free when its last reply has arrived.
         while client.in_flight() > 0 {
             assert_eq!(client.call(b"once more").await.unwrap().bytes, b"once more");
         }
@@ -277,9 +278,9 @@ fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
 }
 
 #[test]
-fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
-    let (told, ended) = std::sync::mpsc::channel();
-    let told = std::sync::Mutex::new(told);
+fn a_stream_arrives_in_order_and_a_dropped_one_ends_for_the_service() {
+    let (notifier, ended) = std::sync::mpsc::channel();
+    let notifier = std::sync::Mutex::new(notifier);
     let calls = Calls::start(2, move |request| {
         let most: u32 = String::from_utf8_lossy(&request).parse().unwrap();
         let mut responder = request.into_responder();
@@ -288,9 +289,10 @@ fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
             loop {
                 let until = std::time::Instant::now() + Duration::from_millis(1);
                 let sent = responder.part_until(&part, until).unwrap();
-                // Whether or not there was room: on one processor the client, which throws away what comes now, always makes some.
+                // Whether or not space was free: on one processor the client, which drops the parts that now arrive,
+                // always frees some.
                 if responder.is_cancelled() {
-                    return told.lock().unwrap().send(number).unwrap();
+                    return notifier.lock().unwrap().send(number).unwrap();
                 }
                 if sent == pelton::Sent::Sent {
                     break;
@@ -308,15 +310,15 @@ fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
         }
         assert_eq!(stream.next().await.unwrap().unwrap().outcome, Outcome::End);
         assert_eq!(stream.next().await.unwrap(), None);
-        // Nobody reads it: it keeps the others waiting, until it is dropped.
+        // No task reads it: it blocks the others, until it is dropped.
         let endless = client.submit(b"4000000000").await.unwrap();
-        let beside = client.clone();
-        let beside = tokio::spawn(async move { beside.call(b"0").await });
+        let concurrent = client.clone();
+        let concurrent = tokio::spawn(async move { concurrent.call(b"0").await });
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         drop(endless);
-        assert_eq!(beside.await.unwrap().unwrap().outcome, Outcome::End);
+        assert_eq!(concurrent.await.unwrap().unwrap().outcome, Outcome::End);
         while ended.try_recv().is_err() {
             assert_eq!(client.call(b"0").await.unwrap().outcome, Outcome::End);
         }
@@ -324,7 +326,7 @@ fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
 }
 
 #[test]
-fn every_task_that_waits_hears_of_the_end() {
+fn every_waiting_task_detects_the_end() {
     let mut calls = Calls::start(2, |request| std::mem::forget(request.into_responder()));
     run(async {
         let client = calls.client();
@@ -358,7 +360,7 @@ fn pipe() -> (File, std::io::PipeWriter) {
 }
 
 #[test]
-fn many_tasks_share_an_engine_and_wait_for_room_in_it() {
+fn many_tasks_share_an_engine_and_wait_for_its_bound() {
     both_ways(async |options| {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).open().unwrap()).unwrap());
@@ -401,7 +403,7 @@ async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Deb
 }
 
 #[test]
-fn a_dropped_operation_leaves_the_others_to_be_woken() {
+fn dropping_one_operation_still_wakes_the_others() {
     both_ways(async |options| {
         let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).open().unwrap()).unwrap());
         for round in 0..50 {
@@ -413,18 +415,18 @@ fn a_dropped_operation_leaves_the_others_to_be_woken() {
                 )
             };
             tokio::task::yield_now().await;
-            // Polled last, so that it is its waker that the reactor has; and another that finds no room.
+            // Polled last, so that the reactor has its waker; and another one that exceeds the bound.
             let mut second_read = pin!(engine.run(Operation::read(&second, vec![0; 9])));
             polled(second_read.as_mut()).await;
             if round % 2 == 1 {
-                let mut no_room = pin!(engine.run(Operation::stat("/")));
-                polled(no_room.as_mut()).await;
-                no_room.set(engine.run(Operation::stat("/")));
+                let mut no_space = pin!(engine.run(Operation::stat("/")));
+                polled(no_space.as_mut()).await;
+                no_space.set(engine.run(Operation::stat("/")));
             }
             second_read.set(engine.run(Operation::stat("/")));
             write.write_all(b"for first").unwrap();
             assert_eq!(waits.await.unwrap(), b"for first");
-            // What was cancelled makes room.
+            // The cancelled operations free their slots.
             engine.run(Operation::stat("/")).await.unwrap();
         }
     });

@@ -1,4 +1,4 @@
-//! Two processes exchange messages: in every size, by every way to wait, through deaths, successors and restarts.
+//! Two processes exchange messages: every size, every way to wait, deaths, successors and restarts.
 
 use crate::support::*;
 use pelton::{Error, Options, Receiver, Sender};
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -15,16 +15,16 @@ fn child() {
     match role.get("role") {
         "send" => {
             let mut sender = sender(&role);
-            send_until_told(&role, &mut sender, how);
+            send_until_error(&role, &mut sender, how);
         }
-        // Sends, and goes on with every receiver that comes after one that died.
+        // Sends, and continues with every receiver that follows one that died.
         "send-surviving" => {
             let mut sender = sender(&role);
             let mut bytes = Vec::new();
-            let turns = Loop::new(how, sender.as_fd());
+            let event_loop = Loop::new(how, sender.as_fd());
             for number in 0..role.number("count").unwrap() {
                 payload(number, sizes().of(number), &mut bytes);
-                while let Err(error) = send_one(&mut sender, &bytes, how, &turns) {
+                while let Err(error) = send_one(&mut sender, &bytes, how, &event_loop) {
                     assert!(error.is_peer_died(), "{error}");
                     report(word(&error));
                     assert!(sender.resume_until(deadline()).unwrap(), "no successor came");
@@ -50,7 +50,7 @@ fn child() {
             report(format!("{number} {}", end.as_ref().map_or("enough".to_owned(), word)));
             read_line_from_parent();
         }
-        // Receives from whatever number comes first; says which numbers, and what was redelivered.
+        // Receives from the first number that arrives; reports the numbers, and the redelivered ones.
         "receive-succeeding" => {
             let mut receiver = receiver(&role);
             report("connected");
@@ -142,7 +142,7 @@ fn child() {
     }
 }
 
-/// Takes the pipe that comes with each message from number `from` on and reads the message's number from it.
+/// Takes the pipe of each message from number `from` on and reads the message's number from it.
 fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
     for number in from..from + count {
         let mut message = match receiver.receive() {
@@ -158,21 +158,21 @@ fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
         let mut bytes = [0; 8];
         assert_eq!(rustix::io::read(&pipes[0], &mut bytes).unwrap(), 8);
         assert_eq!(u64::from_le_bytes(bytes), number, "a descriptor came with another message");
-        assert!(message.take_descriptors().unwrap().is_empty(), "they come once");
+        assert!(message.take_descriptors().unwrap().is_empty(), "they arrive once");
     }
     None
 }
 
-fn piping(place: &TestDir, count: u64) -> Role {
-    Role::new(child, "pipes").with("name", place.name()).with("count", count)
+fn piping(dir: &TestDir, count: u64) -> Role {
+    Role::new(child, "pipes").with("name", dir.name()).with("count", count)
 }
 
-/// Sends the role's messages and then ends as it says.
-fn send_until_told(role: &Role, sender: &mut Sender, how: How) {
+/// Sends the role's messages and then ends in the role's way.
+fn send_until_error(role: &Role, sender: &mut Sender, how: How) {
     let from = role.number("from").unwrap_or(0);
     let numbers = from..from + role.number("count").unwrap();
     if role.get("arm") == "first" {
-        assert!(!sender.arm(1).unwrap(), "an empty lane has room");
+        assert!(!sender.arm(1).unwrap(), "an empty lane has free space");
     }
     match send_all(sender, numbers.clone(), Sizes::parse(role.get("sizes")), how) {
         Ok(()) => report(format!("sent {}", numbers.end)),
@@ -188,25 +188,25 @@ fn send_until_told(role: &Role, sender: &mut Sender, how: How) {
     }
 }
 
-fn sending(place: &TestDir, count: u64, sizes: Sizes) -> Role {
-    Role::new(child, "send").with("name", place.name()).with("count", count).with("sizes", sizes)
+fn sending(dir: &TestDir, count: u64, sizes: Sizes) -> Role {
+    Role::new(child, "send").with("name", dir.name()).with("count", count).with("sizes", sizes)
 }
 
-fn receiving(place: &TestDir, sizes: Sizes) -> Role {
-    Role::new(child, "receive").with("name", place.name()).with("sizes", sizes)
+fn receiving(dir: &TestDir, sizes: Sizes) -> Role {
+    Role::new(child, "receive").with("name", dir.name()).with("sizes", sizes)
 }
 
 /// `count` messages from a child to a child.
-fn exchange(place: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
-    let sender = sending(place, count, sizes).with("capacity", capacity).with("end", "close");
+fn exchange(dir: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
+    let sender = sending(dir, count, sizes).with("capacity", capacity).with("end", "close");
     let sender = sender.with("how", format!("{:?}", ways.0));
-    let receiver = receiving(place, sizes).with("how", format!("{:?}", ways.1));
+    let receiver = receiving(dir, sizes).with("how", format!("{:?}", ways.1));
     let (sender, receiver) = if sender_listens {
         let sender = Child::start(sender.with("listen", "yes"));
         sender.expect("listening");
         (sender, Child::start(receiver))
     } else {
-        // The listener's options do not decide the capacity: the sender's do.
+        // The sender's options determine the capacity, not the listener's.
         let receiver = Child::start(receiver.with("listen", "yes"));
         receiver.expect("listening");
         (Child::start(sender), receiver)
@@ -220,61 +220,61 @@ fn exchange(place: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How
 
 #[test]
 fn every_size_up_to_the_limit_arrives_whole() {
-    let place = TestDir::new("every_size_up_to_the_limit_arrives_whole");
-    // 64 KiB is the smallest capacity there is: the limit is 32736.
-    exchange(&place, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
+    let dir = TestDir::new("every_size_up_to_the_limit_arrives_whole");
+    // 64 KiB is the smallest capacity: the limit is 32736.
+    exchange(&dir, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
 }
 
 #[test]
-fn random_sizes_arrive_whole_whoever_listens() {
+fn random_sizes_arrive_whole_whichever_side_listens() {
     for listens in [false, true] {
-        let place = TestDir::new("random_sizes_arrive_whole_whoever_listens");
-        exchange(&place, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
+        let dir = TestDir::new("random_sizes_arrive_whole_whichever_side_listens");
+        exchange(&dir, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
     }
 }
 
 #[test]
 fn both_sides_spinning_lose_nothing() {
-    let place = TestDir::new("both_sides_spinning_lose_nothing");
-    exchange(&place, 20_000, Sizes::Random(1, 3000), 65536, (How::Spin, How::Spin), false);
+    let dir = TestDir::new("both_sides_spinning_lose_nothing");
+    exchange(&dir, 20_000, Sizes::Random(1, 3000), 65536, (How::Spin, How::Spin), false);
 }
 
 #[test]
 fn both_sides_in_event_loops_lose_nothing() {
     for ways in [(How::Epoll, How::Epoll), (How::Poll, How::Poll)] {
-        let place = TestDir::new("both_sides_in_event_loops_lose_nothing");
-        exchange(&place, 10_000, Sizes::Random(2, 8000), 65536, ways, true);
+        let dir = TestDir::new("both_sides_in_event_loops_lose_nothing");
+        exchange(&dir, 10_000, Sizes::Random(2, 8000), 65536, ways, true);
     }
 }
 
 #[test]
 fn a_tiny_lane_makes_both_sides_sleep_and_loses_nothing() {
     for ways in [(How::Block, How::Block), (How::Epoll, How::Epoll)] {
-        let place = TestDir::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
-        exchange(&place, 5_000, Sizes::Random(3, 32737), 65536, ways, false);
+        let dir = TestDir::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
+        exchange(&dir, 5_000, Sizes::Random(3, 32737), 65536, ways, false);
     }
 }
 
 #[test]
 fn the_two_sides_may_wait_differently() {
     for ways in [(How::Block, How::Epoll), (How::Epoll, How::Block), (How::Spin, How::Block), (How::Try, How::Poll)] {
-        let place = TestDir::new("the_two_sides_may_wait_differently");
-        exchange(&place, 3_000, Sizes::Random(4, 20_000), 65536, ways, false);
+        let dir = TestDir::new("the_two_sides_may_wait_differently");
+        exchange(&dir, 3_000, Sizes::Random(4, 20_000), 65536, ways, false);
     }
 }
 
 #[test]
 fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
-    let place = TestDir::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
+    let dir = TestDir::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
     let here = |command: &mut std::process::Command| {
-        command.env("XDG_RUNTIME_DIR", place.path());
+        command.env("XDG_RUNTIME_DIR", dir.path());
     };
     let sizes = Sizes::Random(5, 500);
-    let receiver = Child::start_as(receiving(&place, sizes).with("name", "events").with("listen", "yes"), here);
+    let receiver = Child::start_as(receiving(&dir, sizes).with("name", "events").with("listen", "yes"), here);
     receiver.expect("listening");
-    let sockets = std::fs::read_dir(place.path().join("pelton/events")).unwrap().count();
+    let sockets = std::fs::read_dir(dir.path().join("pelton/events")).unwrap().count();
     assert_eq!(sockets, 1);
-    let sender = sending(&place, 1000, sizes).with("name", "events").with("end", "close");
+    let sender = sending(&dir, 1000, sizes).with("name", "events").with("end", "close");
     let sender = Child::start_as(sender, here);
     receiver.expect("connected");
     receiver.expect("1000 Closed 0");
@@ -283,32 +283,32 @@ fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
     let mut receiver = receiver;
     receiver.write_line("end");
     receiver.wait_for_success();
-    assert_eq!(place.entries(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(dir.entries(), Vec::<std::path::PathBuf>::new());
 }
 
 // Deaths.
 
 /// A receiver that listens here, and a child of the role that connects.
-fn receiver_of(place: &TestDir, role: Role) -> (Receiver, Child) {
+fn receiver_of(dir: &TestDir, role: Role) -> (Receiver, Child) {
     let how = How::parse(role.get("receiver-how"));
-    let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
+    let listener = Options::new().wait(how.wait()).listen(&dir.name()).unwrap();
     let child = Child::start(role);
-    (listener.accept_receiver_until(deadline()).unwrap().expect("nobody came"), child)
+    (listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived"), child)
 }
 
-fn sender_of(place: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, Child) {
-    let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&place.name()).unwrap();
+fn sender_of(dir: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, Child) {
+    let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&dir.name()).unwrap();
     let child = Child::start(role);
-    (listener.accept_sender_until(deadline()).unwrap().expect("nobody came"), child)
+    (listener.accept_sender_until(deadline()).unwrap().expect("no connection arrived"), child)
 }
 
 #[test]
-fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
+fn a_killed_senders_committed_messages_arrive_before_its_death() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll, How::Try] {
-        let place = TestDir::new("all_that_a_killed_sender_committed_arrives_and_then_its_death");
+        let dir = TestDir::new("a_killed_senders_committed_messages_arrive_before_its_death");
         let sizes = Sizes::Random(9, 1000);
-        let role = sending(&place, 500, sizes).with("receiver-how", format!("{how:?}"));
-        let (mut receiver, child) = receiver_of(&place, role);
+        let role = sending(&dir, 500, sizes).with("receiver-how", format!("{how:?}"));
+        let (mut receiver, child) = receiver_of(&dir, role);
         child.expect("sent 500");
         child.kill();
         let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, how);
@@ -318,13 +318,13 @@ fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
 }
 
 #[test]
-fn a_receiver_asleep_hears_of_the_senders_death() {
+fn a_sleeping_receiver_detects_the_senders_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_receiver_asleep_hears_of_the_senders_death");
-        let listening = sending(&place, 3, Sizes::Fixed(8)).with("listen", "yes");
+        let dir = TestDir::new("a_sleeping_receiver_detects_the_senders_death");
+        let listening = sending(&dir, 3, Sizes::Fixed(8)).with("listen", "yes");
         let sender = Child::start(listening);
         sender.expect("listening");
-        let receiver = Child::start(receiving(&place, Sizes::Fixed(8)).with("how", format!("{how:?}")));
+        let receiver = Child::start(receiving(&dir, Sizes::Fixed(8)).with("how", format!("{how:?}")));
         receiver.expect("connected");
         sender.expect("sent 3");
         receiver.wait_until_it_polls();
@@ -333,16 +333,16 @@ fn a_receiver_asleep_hears_of_the_senders_death() {
     }
 }
 
-/// A child that receives ten of what is sent and then waits to be killed.
-fn tenth(place: &TestDir) -> Role {
-    receiving(place, Sizes::Fixed(1000)).with("count", 10)
+/// A child that receives ten messages and then waits to be killed.
+fn tenth(dir: &TestDir) -> Role {
+    receiving(dir, Sizes::Fixed(1000)).with("count", 10)
 }
 
 #[test]
-fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
+fn a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sender_is_told_the_exact_number_that_a_killed_receiver_left");
-        let (mut sender, child) = sender_of(&place, 1 << 20, how, tenth(&place));
+        let dir = TestDir::new("a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left");
+        let (mut sender, child) = sender_of(&dir, 1 << 20, how, tenth(&dir));
         send_all(&mut sender, 0..100, Sizes::Fixed(1000), how).unwrap();
         child.expect("connected");
         child.expect("10 enough");
@@ -359,15 +359,15 @@ fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
     }
 }
 
-/// As above, with the receiver killed while the sender is surely waiting.
+/// The same, with the receiver killed while the sender certainly waits.
 #[test]
-fn a_sender_that_waits_for_room_hears_of_the_receivers_death() {
+fn a_sender_that_waits_for_space_detects_the_receivers_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = TestDir::new("a_sender_that_waits_for_room_hears_of_the_receivers_death");
-        let role = sending(&place, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
+        let dir = TestDir::new("a_sender_that_waits_for_space_detects_the_receivers_death");
+        let role = sending(&dir, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
         let sender = Child::start(role.with("listen", "yes").with("how", format!("{how:?}")));
         sender.expect("listening");
-        let receiver = Child::start(tenth(&place));
+        let receiver = Child::start(tenth(&dir));
         receiver.expect("connected");
         receiver.expect("10 enough");
         sender.wait_until_it_polls();
@@ -382,8 +382,8 @@ fn a_sender_that_waits_for_room_hears_of_the_receivers_death() {
 #[test]
 fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
     for (end, says) in [("close", "Closed 0"), ("exit", "PeerDied 0")] {
-        let place = TestDir::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
-        let (mut receiver, child) = receiver_of(&place, sending(&place, 50, Sizes::Fixed(9)).with("end", end));
+        let dir = TestDir::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
+        let (mut receiver, child) = receiver_of(&dir, sending(&dir, 50, Sizes::Fixed(9)).with("end", end));
         child.wait_for_success();
         let (number, error) = receive_all(&mut receiver, 0, 1000, Sizes::Fixed(9), How::Block);
         assert_eq!((number, word(&error.unwrap())), (50, says.to_owned()));
@@ -391,17 +391,17 @@ fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
 }
 
 #[test]
-fn a_stopped_sender_is_not_a_dead_one() {
-    let place = TestDir::new("a_stopped_sender_is_not_a_dead_one");
+fn a_stopped_sender_is_not_reported_dead() {
+    let dir = TestDir::new("a_stopped_sender_is_not_reported_dead");
     let sizes = Sizes::Random(11, 2000);
     let (mut receiver, child) =
-        receiver_of(&place, sending(&place, 20_000, sizes).with("capacity", 65536).with("end", "close"));
+        receiver_of(&dir, sending(&dir, 20_000, sizes).with("capacity", 65536).with("end", "close"));
     let mut number = 0;
     for _ in 0..5 {
         number = receive_all(&mut receiver, number, 1000, sizes, How::Block).0;
         child.signal(Signal::STOP);
         child.wait_for_state('T');
-        // What it had committed, and then nothing: no end.
+        // Its committed messages, and then nothing: no end.
         let mut wanted = Vec::new();
         while let Some(message) = receiver.receive_until(Instant::now() + Duration::from_millis(20)).unwrap() {
             check(number, sizes, &message, &mut wanted);
@@ -415,10 +415,10 @@ fn a_stopped_sender_is_not_a_dead_one() {
 }
 
 #[test]
-fn a_stopped_receiver_is_not_a_dead_one() {
-    let place = TestDir::new("a_stopped_receiver_is_not_a_dead_one");
+fn a_stopped_receiver_is_not_reported_dead() {
+    let dir = TestDir::new("a_stopped_receiver_is_not_reported_dead");
     let sizes = Sizes::Random(12, 2000);
-    let (mut sender, mut child) = sender_of(&place, 65536, How::Block, receiving(&place, sizes));
+    let (mut sender, mut child) = sender_of(&dir, 65536, How::Block, receiving(&dir, sizes));
     child.expect("connected");
     let mut number = 0;
     for _ in 0..5 {
@@ -447,16 +447,16 @@ fn a_stopped_receiver_is_not_a_dead_one() {
 // Successors.
 
 #[test]
-fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
-    let place = TestDir::new("a_surviving_receiver_goes_on_with_a_successor_that_connects");
+fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
+    let dir = TestDir::new("a_surviving_receiver_resumes_with_a_successor_that_connects");
     let sizes = Sizes::Random(13, 3000);
-    let (mut receiver, child) = receiver_of(&place, sending(&place, 300, sizes));
+    let (mut receiver, child) = receiver_of(&dir, sending(&dir, 300, sizes));
     child.expect("sent 300");
     child.kill();
-    // Some are received, and the rest left for after.
+    // Some are received, and the rest left for later.
     assert_eq!(receive_all(&mut receiver, 0, 100, sizes, How::Block).0, 100);
     assert_eq!(receiver.generation(), 1);
-    let successor = Child::start(sending(&place, 400, sizes).with("from", 300).with("end", "close"));
+    let successor = Child::start(sending(&dir, 400, sizes).with("from", 300).with("end", "close"));
     assert!(receiver.resume_until(deadline()).unwrap());
     let (number, end) = receive_all(&mut receiver, 100, u64::MAX / 2, sizes, How::Block);
     assert_eq!((number, word(&end.unwrap())), (700, "Closed 0".to_owned()));
@@ -466,19 +466,18 @@ fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
 }
 
 #[test]
-fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() {
-    let place = TestDir::new("a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name");
+fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
+    let dir = TestDir::new("a_surviving_receiver_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Random(14, 3000);
-    let first = Child::start(sending(&place, 300, sizes).with("listen", "yes"));
+    let first = Child::start(sending(&dir, 300, sizes).with("listen", "yes"));
     first.expect("listening");
-    let mut receiver = Receiver::connect(&place.name()).unwrap();
+    let mut receiver = Receiver::connect(&dir.name()).unwrap();
     first.expect("sent 300");
     first.kill();
     let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, How::Epoll);
     assert_eq!((number, word(&end.unwrap())), (300, "PeerDied 0".to_owned()));
-    assert!(!receiver.resume_until(Instant::now()).unwrap(), "nobody is there yet");
-    let successor =
-        Child::start(sending(&place, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
+    assert!(!receiver.resume_until(Instant::now()).unwrap(), "no peer is there yet");
+    let successor = Child::start(sending(&dir, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
     successor.expect("listening");
     assert!(receiver.resume_until(deadline()).unwrap());
     let (number, end) = receive_all(&mut receiver, 300, u64::MAX / 2, sizes, How::Epoll);
@@ -487,17 +486,17 @@ fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() 
 }
 
 #[test]
-fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
-    let place = TestDir::new("a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so");
+fn a_surviving_sender_repeats_all_unreleased_messages_and_reports_them() {
+    let dir = TestDir::new("a_surviving_sender_repeats_all_unreleased_messages_and_reports_them");
     let sizes = Sizes::Fixed(100);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, receiving(&place, sizes).with("count", 30));
+    let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, receiving(&dir, sizes).with("count", 30));
     child.expect("connected");
     send_all(&mut sender, 0..100, sizes, How::Block).unwrap();
     child.expect("30 enough");
     child.kill();
     let error = sender.drain().unwrap_err();
     assert_eq!(word(&error), "PeerDied 70");
-    let role = Role::new(self::child, "receive-succeeding").with("name", place.name()).with("sizes", sizes);
+    let role = Role::new(self::child, "receive-succeeding").with("name", dir.name()).with("sizes", sizes);
     let successor = Child::start(role);
     assert!(sender.resume_until(deadline()).unwrap());
     send_all(&mut sender, 100..150, sizes, How::Block).unwrap();
@@ -507,14 +506,13 @@ fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
 }
 
 #[test]
-fn a_surviving_sender_that_had_connected_finds_the_successor_under_the_name() {
-    let place = TestDir::new("a_surviving_sender_that_had_connected_finds_the_successor_under_the_name");
+fn a_surviving_sender_that_had_connected_reconnects_to_the_name() {
+    let dir = TestDir::new("a_surviving_sender_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Fixed(100);
-    let role =
-        |role: &str| Role::new(child, role).with("name", place.name()).with("sizes", sizes).with("listen", "yes");
+    let role = |role: &str| Role::new(child, role).with("name", dir.name()).with("sizes", sizes).with("listen", "yes");
     let first = Child::start(role("receive").with("count", 30));
     first.expect("listening");
-    let mut sender = Sender::connect(&place.name()).unwrap();
+    let mut sender = Sender::connect(&dir.name()).unwrap();
     send_all(&mut sender, 0..100, sizes, How::Poll).unwrap();
     first.expect("connected");
     first.expect("30 enough");
@@ -531,12 +529,12 @@ fn a_surviving_sender_that_had_connected_finds_the_successor_under_the_name() {
 
 /// Twenty receivers, one after another, killed while messages flow; the sender survives them all.
 fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
-    let place = TestDir::new(claim);
+    let dir = TestDir::new(claim);
     let sizes = Sizes::Fixed(600);
     let count = 40_000;
-    let role = Role::new(child, "send-surviving").with("name", place.name()).with("count", count).with("sizes", sizes);
+    let role = Role::new(child, "send-surviving").with("name", dir.name()).with("count", count).with("sizes", sizes);
     let role = role.with("how", format!("{how:?}")).with("capacity", 1 << 17);
-    let succeeding = Role::new(child, "receive-succeeding").with("name", place.name()).with("sizes", sizes);
+    let succeeding = Role::new(child, "receive-succeeding").with("name", dir.name()).with("sizes", sizes);
     let listening = if sender_listens {
         (role.with("listen", "yes"), succeeding)
     } else {
@@ -579,38 +577,31 @@ fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
 }
 
 #[test]
-fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_listens() {
-    chain_of_receivers(
-        "twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_listens",
-        How::Block,
-        true,
-    );
+fn a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load() {
+    chain_of_receivers("a_listening_sender_loses_nothing_when_twenty_receivers_die_under_load", How::Block, true);
 }
 
 #[test]
-fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects() {
-    chain_of_receivers(
-        "twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects",
-        How::Epoll,
-        false,
-    );
+fn a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load() {
+    chain_of_receivers("a_connecting_sender_loses_nothing_when_twenty_receivers_die_under_load", How::Epoll, false);
 }
 
-/// Twenty senders, one after another, killed in mid-stream; each goes on with the number after the last that arrived.
+/// Twenty senders, one after another, killed in mid-stream; each continues with the number after the last that
+/// arrived.
 fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
-    let place = TestDir::new(claim);
+    let dir = TestDir::new(claim);
     let sizes = Sizes::Random(99, 2000);
     let role = |from: u64| {
-        let role = sending(&place, 1 << 40, sizes).with("from", from).with("capacity", 1 << 17);
+        let role = sending(&dir, 1 << 40, sizes).with("from", from).with("capacity", 1 << 17);
         if receiver_listens { role } else { role.with("listen", "yes") }
     };
     let mut child = Child::start(role(0));
     let mut receiver = if receiver_listens {
-        let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
+        let listener = Options::new().wait(how.wait()).listen(&dir.name()).unwrap();
         listener.accept_receiver_until(deadline()).unwrap().unwrap()
     } else {
         child.expect("listening");
-        Options::new().wait(how.wait()).connect_receiver(&place.name()).unwrap()
+        Options::new().wait(how.wait()).connect_receiver(&dir.name()).unwrap()
     };
     let mut random = Random::new(43);
     let mut number = 0;
@@ -631,38 +622,30 @@ fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
 }
 
 #[test]
-fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_listens() {
-    chain_of_senders(
-        "twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_listens",
-        How::Block,
-        true,
-    );
+fn a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load() {
+    chain_of_senders("a_listening_receiver_loses_nothing_when_twenty_senders_die_under_load", How::Block, true);
 }
 
 #[test]
-fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_connects() {
-    chain_of_senders(
-        "twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_connects",
-        How::Epoll,
-        false,
-    );
+fn a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load() {
+    chain_of_senders("a_connecting_receiver_loses_nothing_when_twenty_senders_die_under_load", How::Epoll, false);
 }
 
 // Descriptors.
 
 #[test]
-fn descriptors_come_with_their_messages_in_order() {
-    let place = TestDir::new("descriptors_come_with_their_messages_in_order");
-    let (mut receiver, child) = receiver_of(&place, piping(&place, 500).with("end", "close"));
+fn descriptors_arrive_with_their_messages_in_order() {
+    let dir = TestDir::new("descriptors_arrive_with_their_messages_in_order");
+    let (mut receiver, child) = receiver_of(&dir, piping(&dir, 500).with("end", "close"));
     assert!(take_pipes(&mut receiver, 0, 500).is_none());
     child.expect("sent");
 }
 
 #[test]
-fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
-    let place = TestDir::new("sixty_four_descriptors_go_with_a_message_and_not_one_more");
-    let role = Role::new(child, "receive-64").with("name", place.name());
-    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+fn a_message_carries_at_most_sixty_four_descriptors() {
+    let dir = TestDir::new("a_message_carries_at_most_sixty_four_descriptors");
+    let role = Role::new(child, "receive-64").with("name", dir.name());
+    let (mut sender, child) = sender_of(&dir, 65536, How::Block, role);
     let pipe = rustix::pipe::pipe().unwrap().0;
     let many = vec![pipe.as_fd(); 65];
     match sender.send_with_descriptors(b"", &many) {
@@ -676,10 +659,10 @@ fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
 }
 
 #[test]
-fn descriptors_that_nobody_takes_are_closed() {
-    let place = TestDir::new("descriptors_that_nobody_takes_are_closed");
-    let role = Role::new(child, "receive-counting").with("name", place.name());
-    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+fn untaken_descriptors_are_closed() {
+    let dir = TestDir::new("untaken_descriptors_are_closed");
+    let role = Role::new(child, "receive-counting").with("name", dir.name());
+    let (mut sender, child) = sender_of(&dir, 65536, How::Block, role);
     child.expect("connected");
     let before = kernel::descriptors_of(child.pid());
     let pipe = rustix::pipe::pipe().unwrap().0;
@@ -692,14 +675,14 @@ fn descriptors_that_nobody_takes_are_closed() {
 }
 
 #[test]
-fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
-    let place = TestDir::new("descriptors_of_a_killed_sender_arrive_with_what_it_committed");
-    let (mut receiver, child) = receiver_of(&place, piping(&place, 20));
+fn descriptors_of_a_killed_sender_arrive_with_its_committed_messages() {
+    let dir = TestDir::new("descriptors_of_a_killed_sender_arrive_with_its_committed_messages");
+    let (mut receiver, child) = receiver_of(&dir, piping(&dir, 20));
     child.expect("sent");
     child.kill();
     assert!(take_pipes(&mut receiver, 0, 5).is_none());
-    // The rest are offered to nobody new: they are this side's, before and after the successor has come.
-    let successor = Child::start(sending(&place, 1, Sizes::Fixed(8)).with("from", 20));
+    // No new receiver gets the rest: they are this side's, before and after the successor connects.
+    let successor = Child::start(sending(&dir, 1, Sizes::Fixed(8)).with("from", 20));
     assert!(receiver.resume_until(deadline()).unwrap_or_else(|error| {
         // A sender whose receiver has not read to the end is not lost yet.
         panic!("{error}")
@@ -710,9 +693,9 @@ fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
 }
 
 #[test]
-fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full() {
-    let place = TestDir::new("a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full");
-    let (mut sender, child) = sender_of(&place, 65536, How::Block, tenth(&place));
+fn a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane() {
+    let dir = TestDir::new("a_non_blocking_sender_detects_the_receivers_death_even_with_a_full_lane");
+    let (mut sender, child) = sender_of(&dir, 65536, How::Block, tenth(&dir));
     child.expect("connected");
     send_all(&mut sender, 0..10, Sizes::Fixed(1000), How::Block).unwrap();
     child.expect("10 enough");
@@ -724,30 +707,31 @@ fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_
             Ok(_) => tries += 1,
             Err(error) => break error,
         }
-        assert!(tries < 2_000_000 && Instant::now() < until, "Full for ever: the death is never told");
+        assert!(tries < 2_000_000 && Instant::now() < until, "Full for ever: the death is never detected");
     };
     assert!(error.is_peer_died(), "{error}");
 }
 
 #[test]
 fn a_successor_that_arms_first_still_marks_its_first_message() {
-    let place = TestDir::new("a_successor_that_arms_first_still_marks_its_first_message");
+    let dir = TestDir::new("a_successor_that_arms_first_still_marks_its_first_message");
     let sizes = Sizes::Fixed(8);
-    let (mut receiver, child) = receiver_of(&place, sending(&place, 1, sizes));
+    let (mut receiver, child) = receiver_of(&dir, sending(&dir, 1, sizes));
     child.expect("sent 1");
     child.kill();
-    let successor = Child::start(sending(&place, 1, sizes).with("from", 1).with("arm", "first"));
+    let successor = Child::start(sending(&dir, 1, sizes).with("from", 1).with("arm", "first"));
     assert!(receiver.resume_until(deadline()).unwrap());
     assert_eq!(receive_all(&mut receiver, 0, 2, sizes, How::Block).0, 2);
     assert_eq!(receiver.generation(), 2);
     successor.expect("sent 2");
 }
 
-/// Runs `first` and then `second` on one processor, where `second` runs only when what `first` started has nothing to do.
+/// Runs `first` and then `second` on one processor, where `second` runs only while the process that `first` started
+/// is idle.
 fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) -> T {
     let policy = |policy| {
         let priority = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the struct lives across the call; it is about this thread only.
+        // SAFETY: the struct lives across the call, which affects this thread only.
         assert_eq!(unsafe { libc::sched_setscheduler(0, policy, &priority) }, 0);
     };
     let everywhere = kernel::pin(0);
@@ -761,9 +745,9 @@ fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) ->
 
 /// `count` messages with a descriptor each, of which the first receiver takes `taken` before it is killed.
 fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
-    let place = TestDir::new(claim);
-    let role = |count: u64| Role::new(child, "take-pipes").with("name", place.name()).with("count", count);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role(taken));
+    let dir = TestDir::new(claim);
+    let role = |count: u64| Role::new(child, "take-pipes").with("name", dir.name()).with("count", count);
+    let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, role(taken));
     let send = |sender: &mut Sender, number: u64| {
         let (reading, writing) = rustix::pipe::pipe().unwrap();
         rustix::io::write(&writing, &number.to_le_bytes()).unwrap();
@@ -777,36 +761,36 @@ fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
     child.kill();
     assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {}", count - taken));
     let rest = Role::new(self::child, "take-pipes")
-        .with("name", place.name())
+        .with("name", dir.name())
         .with("from", taken)
         .with("count", count - taken + 1)
         .with("at", "once");
-    // On one processor with it, the successor goes first whenever it can go.
+    // On one processor with it, the successor runs first whenever it can.
     let successor = last_on_one_processor(|| Child::start(rest), || assert!(sender.resume_until(deadline()).unwrap()));
     send(&mut sender, count).unwrap();
     successor.expect("enough");
 }
 
 #[test]
-fn descriptors_not_released_are_sent_again_to_a_successor() {
-    descriptors_again("descriptors_not_released_are_sent_again_to_a_successor", 20, 5);
+fn unreleased_descriptors_are_sent_again_to_a_successor() {
+    descriptors_again("unreleased_descriptors_are_sent_again_to_a_successor", 20, 5);
 }
 
 #[test]
-fn many_descriptors_not_released_are_sent_again_to_a_successor() {
-    // They race with the successor, who has the messages at once.
+fn many_unreleased_descriptors_are_sent_again_to_a_successor() {
+    // They race with the successor, which gets the messages at once.
     for _ in 0..10 {
-        descriptors_again("many_descriptors_not_released_are_sent_again_to_a_successor", 240, 5);
+        descriptors_again("many_unreleased_descriptors_are_sent_again_to_a_successor", 240, 5);
     }
 }
 
 #[test]
-fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
-    // The system resets the socket, rather than only closing it, when there is something in it that was not read.
+fn sending_descriptors_to_a_dead_receiver_detects_its_death() {
+    // The system resets the socket, rather than just closing it, if it contains unread data.
     for unread in [0, 1] {
-        let place = TestDir::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
-        let role = Role::new(child, "take-pipes").with("name", place.name()).with("count", 0);
-        let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
+        let dir = TestDir::new("sending_descriptors_to_a_dead_receiver_detects_its_death");
+        let role = Role::new(child, "take-pipes").with("name", dir.name()).with("count", 0);
+        let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, role);
         let pipe = rustix::pipe::pipe().unwrap().0;
         for _ in 0..unread {
             sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
@@ -819,13 +803,12 @@ fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
 }
 
 #[test]
-fn a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call() {
-    let place =
-        TestDir::new("a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call");
-    // More than a socket takes at a time, so that sending them again waits.
+fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
+    let dir = TestDir::new("the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors");
+    // More than a socket takes at a time, so that sending them again blocks.
     let count = 400;
-    let holding = Role::new(child, "hold-pipes").with("name", place.name()).with("count", count);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, holding);
+    let holding = Role::new(child, "hold-pipes").with("name", dir.name()).with("count", count);
+    let (mut sender, child) = sender_of(&dir, 1 << 20, How::Block, holding);
     let pipe = rustix::pipe::pipe().unwrap().0;
     for _ in 0..count {
         sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
@@ -833,7 +816,7 @@ fn a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dea
     child.expect("enough");
     child.kill();
     assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {count}"));
-    let idle = Role::new(self::child, "take-pipes").with("name", place.name()).with("count", 0).with("at", "once");
+    let idle = Role::new(self::child, "take-pipes").with("name", dir.name()).with("count", 0).with("at", "once");
     let successor = Child::start(idle);
     let killing = std::thread::spawn(move || {
         successor.expect("enough");

@@ -1,5 +1,6 @@
-//! Files where the system fails: disks that are full or broken, calls that are interrupted or move less than they were to, at io_uring and at the
-//! threads; random operations against a model that believes what the engine tells. And an order of events that seldom comes by itself.
+//! Files on a failing system: full or broken disks, interrupted calls, and calls that transfer less than requested,
+//! by io_uring and by the threads. Random operations run against a model that trusts the engine's reports. One more
+//! test forces a rare order of events.
 //!
 //! `PROPTEST_CASES` makes the random sequences many.
 
@@ -17,9 +18,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Of a hundred calls, how many have a fault; 0 when a test wants none.
+/// The percentage of calls with a fault; 0 if a test wants none.
 static OF_A_HUNDRED: AtomicU64 = AtomicU64::new(0);
-/// Of all threads: which of them draws which number is chance in any case.
+/// Shared by all threads: the assignment of random numbers to threads is random anyway.
 static RANDOM: Mutex<Random> = Mutex::new(Random::new(1));
 
 fn fault() -> Option<Fault> {
@@ -73,14 +74,14 @@ fn cut(bytes: &[u8], pieces: &[usize]) -> Vec<Buffer> {
     pieces.iter().map(|length| rest.split_off(..*length).unwrap().into()).collect()
 }
 
-/// One of two errors that there are on such a disk; never one that a caller could do nothing about.
+/// One of two errors that such a disk returns; never one that a caller can do nothing about.
 fn check(error: &Error) -> Result<(), TestCaseError> {
     let Error::File { errno, .. } = error else { panic!("{error:?}") };
     prop_assert!(["ENOSPC", "EIO"].contains(errno), "{error}");
     Ok(())
 }
 
-/// How many bytes went, and that a count which is short without the end of a file says why.
+/// Checks the transferred bytes, and that a short count before the end of the file gives its reason.
 fn count(ended: &Completion, wanted: usize) -> Result<usize, TestCaseError> {
     if let Err(error) = &ended.outcome {
         check(error)?;
@@ -88,7 +89,7 @@ fn count(ended: &Completion, wanted: usize) -> Result<usize, TestCaseError> {
     }
     if let Some(error) = &ended.cut_short_by {
         check(error)?;
-        // Of a read that came to the end, asking for more may be what failed.
+        // At the end of the file, the read of more may be the call that failed.
         prop_assert!((1..=wanted).contains(&ended.count()));
     } else {
         prop_assert_eq!(ended.count(), wanted);
@@ -105,15 +106,15 @@ fn put(model: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 }
 
 #[test]
-fn on_a_disk_that_fails_every_byte_is_where_the_engine_says() {
+fn on_a_failing_disk_every_byte_is_where_the_engine_reports_it() {
     let _alone = alone();
-    let _hang = Watchdog::new("on a disk that fails every byte is where the engine says");
+    let _hang = Watchdog::new("on a failing disk every byte is where the engine reports it");
     faults::set(fault);
-    for (way, place) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
+    for (way, dir) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
         let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) };
         proptest!(config, |(steps in prop::collection::vec(any_step(), 1..40), often in 5..60u64)| {
             OF_A_HUNDRED.store(0, Ordering::Relaxed);
-            let root = tempfile::tempdir_in(place).unwrap();
+            let root = tempfile::tempdir_in(dir).unwrap();
             let options = if way == "ring" { EngineOptions::new() } else { EngineOptions::new().without_io_uring() };
             let mut engine = options.open().unwrap();
             let (files, mut models) = (["a", "b"].map(|name| opened(&mut engine, root.path().join(name))), [Vec::new(), Vec::new()]);
@@ -202,9 +203,9 @@ fn count_entries(step: &'static str) {
 }
 
 #[test]
-fn what_a_loop_submits_while_it_is_armed_begins_with_few_system_calls() {
+fn operations_submitted_while_armed_begin_with_few_system_calls() {
     let _alone = alone();
-    let _hang = Watchdog::new("what a loop submits while it is armed begins with few system calls");
+    let _hang = Watchdog::new("operations submitted while armed begin with few system calls");
     let mut engine = EngineOptions::new().open().unwrap();
     if !engine.uses_io_uring() {
         eprintln!("no io_uring here: it is not entered");
@@ -224,7 +225,7 @@ fn what_a_loop_submits_while_it_is_armed_begins_with_few_system_calls() {
             assert!(engine.try_submit(token, Operation::read(&read, vec![0; 1])).unwrap().is_submitted());
         }
         assert_eq!(ENTERED.load(Ordering::Relaxed), 1, "round {round}: the first begins at once");
-        // The others begin when the loop comes back, as it is told to.
+        // The others begin when the loop ticks again, as the engine requested.
         assert!(readable(&engine, DEADLINE.as_secs() as i64));
         assert!(engine.arm().unwrap() && !readable(&engine, 0), "round {round}");
         assert_eq!(ENTERED.load(Ordering::Relaxed), 2, "round {round}: the rest begins together");
@@ -244,7 +245,8 @@ fn what_a_loop_submits_while_it_is_armed_begins_with_few_system_calls() {
 static ENDED: AtomicUsize = AtomicUsize::new(0);
 static WRITER: Mutex<Option<std::fs::File>> = Mutex::new(None);
 
-/// Between looking and silencing the bell, the one that is waited for ends, and then another, whose bytes come only now.
+/// Between the poll and the clearing of the doorbell, the awaited operation completes, and then another, whose bytes
+/// arrive only now.
 fn two_end(step: &'static str) {
     let wait = |ended: usize| {
         while ENDED.load(Ordering::Relaxed) < ended {
@@ -265,9 +267,9 @@ fn two_end(step: &'static str) {
 }
 
 #[test]
-fn what_ends_just_before_the_bell_is_silenced_is_told_to_the_loop() {
+fn a_completion_just_before_the_doorbell_is_cleared_reaches_the_loop() {
     let _alone = alone();
-    let _hang = Watchdog::new("what ends just before the bell is silenced is told to the loop");
+    let _hang = Watchdog::new("a completion just before the doorbell is cleared reaches the loop");
     let mut engine = EngineOptions::new().without_io_uring().open().unwrap();
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let read = File::from_fd(read, "a pipe").unwrap();
@@ -282,9 +284,9 @@ fn what_ends_just_before_the_bell_is_silenced_is_told_to_the_loop() {
     assert_eq!(engine.try_completion().unwrap().expect("it has ended").bytes(), b"x");
 }
 
-/// What is truncated at a step, or in a fault.
+/// The file is truncated at a step, or in a fault.
 static LOG: Mutex<Option<std::path::PathBuf>> = Mutex::new(None);
-/// How often a fault was asked for.
+/// The number of fault decisions.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 /// Another program truncates the file, once.

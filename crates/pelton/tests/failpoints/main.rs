@@ -1,5 +1,5 @@
-//! What needs the feature `failpoints`, and is no program of its own: files at which the system fails, and a writer of record files that is killed at
-//! every step.
+//! Tests that need the feature `failpoints`, and no program of their own: files on a failing system, and a writer of
+//! record files that is killed at every step.
 
 mod file_faults;
 mod record_file;
@@ -8,7 +8,7 @@ mod support;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The hooks are the whole process's, so one test at a time runs.
+/// The hooks are global to the process, so one test at a time runs.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

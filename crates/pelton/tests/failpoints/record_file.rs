@@ -1,5 +1,5 @@
-//! A writer is killed at its every step, again and again until it gets through; after each kill the next writer goes on with
-//! what the files do not have yet, and so does a third. In the files everything is once.
+//! A writer is killed at each step in turn, until it finishes. After each kill the next writer continues with the
+//! missing messages, and so does a third. The files then contain everything once.
 
 use crate::alone;
 use crate::support::records::*;
@@ -30,9 +30,9 @@ fn options(sync: bool) -> RecordFileOptions {
     if sync { options.sync_bytes(0) } else { options }
 }
 
-/// Writes what is not there yet. Lane 1 comes only at last, so that its number is to be kept for long; of lane 9 there are so
-/// many runs that they need several calls.
-fn go_on(path: &Path, sync: bool) {
+/// Writes the missing messages. Lane 1 is written only at the end, so that its number must be kept long; lane 9 has
+/// so many chunks that they need several calls.
+fn write_missing(path: &Path, sync: bool) {
     let mut file = options(sync).open(path).unwrap();
     let give = |file: &mut RecordFile, runs: &[Owned]| {
         let is_new = |run: &Owned| file.last_seq(run.lane).is_none_or(|last| last < run.first_seq);
@@ -49,14 +49,14 @@ fn go_on(path: &Path, sync: bool) {
     give(&mut file, &[run(1, 2, 1)]);
 }
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
     let path = PathBuf::from(role.get("at"));
     LEFT.store(role.number("step").unwrap(), SeqCst);
     pelton::failpoints::set(take_step);
-    go_on(&path, role.number("sync").unwrap() == 1);
+    write_missing(&path, role.number("sync").unwrap() == 1);
     report("through");
 }
 
@@ -67,21 +67,21 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
         let mut through = false;
         for step in 1.. {
             assert!(step < 1000, "it does not get through");
-            let (place, path) = place();
+            let (dir, path) = dir_and_path();
             let role = Role::new(child, "killed").with("at", path.display()).with("sync", sync);
             let first = Child::start(role.clone().with("step", step));
             through = first.wait().success();
-            // Its successor dies early too, as it puts in order what it finds.
+            // Its successor also dies early, while it repairs the files.
             for step in [1, 2, 3] {
                 Child::start(role.clone().with("step", step)).wait();
             }
-            go_on(&path, sync == 1);
-            let mut files: Vec<PathBuf> = place.entries();
+            write_missing(&path, sync == 1);
+            let mut files: Vec<PathBuf> = dir.entries();
             files.sort();
             files.rotate_left(1);
             let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
-            for (place, file) in files.iter().enumerate() {
-                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + place as u64, "step {step}: {files:?}");
+            for (i, file) in files.iter().enumerate() {
+                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + i as u64, "step {step}: {files:?}");
                 let (found, error) = read(file);
                 assert!(error.is_none(), "step {step}: {error:?}");
                 for (of, first_seq, messages) in found {
@@ -100,7 +100,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
     }
 }
 
-/// What another program does to a file.
+/// Another program's action on a file.
 type Disturb = fn(&Path);
 
 /// Done at a step, once.
@@ -115,7 +115,7 @@ fn disturb_at_step(step: &'static str) {
 }
 
 #[test]
-fn a_file_truncated_deleted_or_renamed_between_the_check_and_the_end_of_the_write_costs_no_message() {
+fn a_file_changed_between_check_and_write_loses_no_message() {
     let _alone = alone();
     pelton::failpoints::set(disturb_at_step);
     let truncate = |path: &Path| std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
@@ -126,16 +126,16 @@ fn a_file_truncated_deleted_or_renamed_between_the_check_and_the_end_of_the_writ
     ];
     for step in ["record file: checked", "record file: a part written"] {
         for (disturb, what) in disturbs {
-            let (place, path) = place();
+            let (dir, path) = dir_and_path();
             let mut file = RecordFile::open(&path).unwrap();
             write(&mut file, &[run(1, 1, 2)]);
             *DISTURB.lock().unwrap() = Some((step, disturb, path.clone()));
-            // Larger than all that was before, so that the length alone says nothing.
+            // Larger than everything before, so that the length alone reveals nothing.
             write(&mut file, &[run(1, 3, 100)]);
             assert!(DISTURB.lock().unwrap().is_none());
             write(&mut file, &[run(1, 103, 1)]);
             drop(file);
-            let moved = place.path().join("log.1");
+            let moved = dir.path().join("log.1");
             let mut found = if moved.exists() { read(&moved).0 } else { vec![(1, 1, 2)] };
             let (more, error) = read(&path);
             assert!(error.is_none(), "{what} at {step}: {error:?}");

@@ -1,5 +1,5 @@
-//! Where membarrier is refused, by a seccomp filter, both sides fence instead, and no wake-up is lost.
-//! Nor where a sender fences of its own choice, and its receiver does without membarrier.
+//! Where a seccomp filter refuses membarrier, both sides use fences instead, and no wake-up is lost. The same holds
+//! where a sender fences by its own choice, and its receiver works without membarrier.
 
 use crate::sides::{Race, refuse_membarrier};
 use crate::support::{Child, Role, TestDir, deadline, read_line_from_parent, receiver, report, sender};
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 fn child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -29,14 +29,14 @@ fn child() {
     }
 }
 
-/// A word of a file of a path channel's directory.
+/// A word of a file in a path channel's directory.
 struct Word(&'static AtomicU64);
 
 impl Word {
-    fn of(place: &TestDir, file: &str, offset: usize) -> Word {
+    fn of(dir: &TestDir, file: &str, offset: usize) -> Word {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let file = std::fs::File::open(place.path().join("c").join(file)).unwrap();
-        // SAFETY: a new mapping, never unmapped, of a file that is longer; the offset is a multiple of 8.
+        let file = std::fs::File::open(dir.path().join("c").join(file)).unwrap();
+        // SAFETY: the mapping is new and never unmapped, the file is longer, and the offset is a multiple of 8.
         unsafe {
             let page = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
             Word(&*page.byte_add(offset).cast())
@@ -48,20 +48,20 @@ impl Word {
     }
 }
 
-/// So many messages each find the receiver asleep before it loses membarrier.
+/// That many messages each find the receiver asleep before it loses membarrier.
 const FIRST: u64 = 50;
 const ARMED: u64 = 1;
 const UNBARRIERED: u64 = 2;
 
 #[test]
-fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops() {
-    let claim = "a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops";
-    let place = TestDir::new(claim);
-    let role = Role::new(child, "receive").with("name", place.path_name()).with("count", 500);
+fn a_receiver_calls_membarrier_only_if_its_sender_does_not_always_ring() {
+    let claim = "a_receiver_calls_membarrier_only_if_its_sender_does_not_always_ring";
+    let dir = TestDir::new(claim);
+    let role = Role::new(child, "receive").with("name", dir.path_name()).with("count", 500);
     let child = Child::start(role.clone());
     let mut sender = sender(&role);
     child.expect("here");
-    let (sleep, fenced) = (Word::of(&place, "receiver", 128), Word::of(&place, "0.producer", 392));
+    let (sleep, fenced) = (Word::of(&dir, "receiver", 128), Word::of(&dir, "0.producer", 392));
     let until = deadline();
     let wait_for = |condition: &dyn Fn() -> bool, what: &str| {
         while !condition() {
@@ -77,16 +77,16 @@ fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_do
         number
     };
     let mut send_to_a_sleeper = || {
-        // In an epoch that has not been rung.
+        // In an epoch whose doorbell has not been rung.
         wait_for(&|| sleep.get() & ARMED != 0 && sleep.get() != last, "the receiver does not sleep");
         last = sleep.get();
         send()
     };
     while send_to_a_sleeper() < 4 * FIRST {}
     assert_eq!(fenced.get() as u32, 1, "the sender rings for each message, and does not fence");
-    // Since the first it would have noticed that it cannot call it any more, and asked to be fenced for.
+    // After the first message it would have noticed the refusal, and asked for fences.
     assert_eq!(sleep.get() & UNBARRIERED, 0, "the receiver has called membarrier");
-    // A stream ends it: who sleeps next calls for it, and says that it has been refused.
+    // A stream ends it: the next sleeper calls membarrier, and reports the refusal.
     child.signal(Signal::STOP);
     child.wait_for_state('T');
     while fenced.get() as u32 == 1 {
@@ -98,7 +98,7 @@ fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_do
     child.expect("received");
 }
 
-/// Of the sender, which listens, and the receiver.
+/// For the sender, which listens, and the receiver.
 #[track_caller]
 fn exchange(refused: [&'static str; 2]) {
     for wanted in ["message", "room"] {
@@ -122,7 +122,7 @@ fn no_wake_up_is_lost_when_neither_side_has_membarrier() {
 }
 
 #[test]
-fn no_wake_up_is_lost_when_membarrier_is_taken_away_later() {
+fn no_wake_up_is_lost_when_membarrier_becomes_unavailable_later() {
     exchange(["after", ""]);
     exchange(["", "after"]);
     exchange(["after", "before"]);

@@ -1,19 +1,19 @@
-//! Publishing and releasing against going to sleep: no wake-up is lost. `PELTON_RACES` is how many in all, `PELTON_SEED` repeats
-//! a run, `PELTON_WANTED=message`, or `room`, leaves out those of the other kind. A hundred million:
+//! Publishing and releasing race with going to sleep: no wake-up is lost. `PELTON_RACES` gives the total number,
+//! `PELTON_SEED` repeats a run, and `PELTON_WANTED=message`, or `room`, selects one kind. A hundred million:
 //!
 //!     PELTON_RACES=100000000 cargo test --release -p pelton --test races -- --nocapture race::
 
 use crate::sides::{Race, race};
 use crate::support::Role;
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
 pub fn child() {
     let Some(role) = Role::of_this_process() else { return };
     race(&role);
 }
 
-/// Both directions, and both ways to order a sleep: by membarrier, and by fences where it is refused.
+/// Both directions, and both ways to order a sleep: membarrier, and fences where it is refused.
 #[track_caller]
 fn no_wake_up_is_lost(processes: bool, path: bool) {
     let races = std::env::var("PELTON_RACES").map_or(80_000, |text| text.parse().unwrap());

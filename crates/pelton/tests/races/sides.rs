@@ -1,14 +1,16 @@
-//! Races of one side that goes to sleep with the other that publishes, or releases, just then; and a count of wake-ups lost.
+//! Races of one side that goes to sleep with the other, which publishes or releases at the same time, and a count of
+//! lost wake-ups.
 //!
-//! In each race one of two threads, the **sleeper**, says that it is about to sleep, announces it (`arm`), looks again, and
-//! sleeps if there is nothing; the other, the **waker**, waits for the first to say so, lets a moment pass, and sends a
-//! message, or releases what is in the lane. The moment is steered: shorter when the waker found the sleeper announced,
-//! longer when it did not. So it comes to lie where the outcome is open, about which a little chance is added.
+//! In each race one of two threads, the **sleeper**, reports that it is about to sleep. It announces the sleep
+//! (`arm`), rechecks, and sleeps if there is nothing. The other, the **waker**, waits for that report, lets a moment
+//! pass, and sends a message, or releases the messages in the lane. The moment is steered: shorter after the waker
+//! found the sleeper announced, longer otherwise. So it converges to where the outcome is open, and some randomness
+//! varies it.
 //!
-//! Of the four outcomes three are right: both saw each other, the waker alone saw the sleeper (the bell wakes it), the sleeper
-//! alone saw what it waits for (it does not sleep). The fourth, that neither did, is a **lost wake-up**. It is proved, not
-//! guessed from time: the waker says when its call has returned, and who is not to be woken then will never be. A sleeper that
-//! finds so takes what is there, which is the rescue, counts it, and goes on; the count must be 0.
+//! Three of the four outcomes are right: both saw each other; only the waker saw the sleeper (the doorbell wakes it);
+//! only the sleeper saw the event (it does not sleep). In the fourth, a **lost wake-up**, neither saw the other. The
+//! proof does not depend on time: the waker reports that its call has returned, and a sleeper not woken by then will
+//! never be. Such a sleeper takes the event itself (the rescue), counts it, and continues; the count must be 0.
 
 use crate::race::child;
 use crate::support::*;
@@ -19,10 +21,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What the two sides say to each other besides what they race about. In memory that both see, each word with one writer.
+/// State that the two sides share besides the channel under test. It is in memory that both map, and each word has
+/// one writer.
 #[repr(C, align(4096))]
-struct Meeting {
-    /// The sleeper: it is about to sleep until the waker has done its part of this race.
+struct Shared {
+    /// The sleeper: it is about to sleep until the waker has finished its part of this race.
     going: Word,
     /// The waker: its calls for this race have returned.
     done: Word,
@@ -32,21 +35,21 @@ struct Meeting {
 #[repr(C, align(128))]
 struct Word(AtomicU64);
 
-/// Instead of a race: there are no more.
+/// In place of a race number: there are no more races.
 const OVER: u64 = u64::MAX;
 
-impl Meeting {
+impl Shared {
     /// In a file that the other process opens too.
-    fn at(path: &Path) -> &'static Meeting {
+    fn at(path: &Path) -> &'static Shared {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let file = std::fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-        file.set_len(size_of::<Meeting>() as u64).unwrap();
+        file.set_len(size_of::<Shared>() as u64).unwrap();
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, whole, aligned to a page, never unmapped; zeros are a Meeting.
-        unsafe { &*mmap(std::ptr::null_mut(), size_of::<Meeting>(), protection, flags, &file, 0).unwrap().cast() }
+        // SAFETY: the mapping is new, whole, aligned to a page and never unmapped; zeros are a valid Meeting.
+        unsafe { &*mmap(std::ptr::null_mut(), size_of::<Shared>(), protection, flags, &file, 0).unwrap().cast() }
     }
 
-    /// Waits until the sleeper is on its way to something after `last`.
+    /// Waits until the sleeper starts a race after `last`.
     fn next(&self, last: u64) -> u64 {
         wait_until(|| self.going.0.load(Ordering::Acquire) > last);
         self.going.0.load(Ordering::Acquire)
@@ -58,15 +61,15 @@ impl Meeting {
 }
 
 fn wait_until(condition: impl Fn() -> bool) {
-    let mut looks = 0u32;
+    let mut polls = 0u32;
     while !condition() {
-        looks += 1;
-        // The two may be on one processor.
-        if looks.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        polls += 1;
+        // Both sides may share one processor.
+        if polls.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
-/// How the sleeper sleeps. Most often it asks its descriptor again and again: for the protocol that is as good as sleeping, and
+/// How the sleeper sleeps. Usually it polls its descriptor repeatedly: for the protocol that equals sleeping, and
 /// many races fit in a second.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
@@ -86,18 +89,18 @@ impl Manner {
     }
 }
 
-/// Only a lost wake-up takes so long, in a call that waits.
+/// Only a lost wake-up takes that long, in a call that waits.
 const RESCUE: Duration = Duration::from_secs(10);
-/// So many lost are enough to tell.
+/// That many lost wake-ups are enough evidence.
 const ENOUGH: u64 = 100;
-/// No race takes so long, whatever the machine is doing.
+/// No race takes that long, however busy the machine is.
 const STILL: Duration = Duration::from_secs(60);
 
-/// What came of the races, as one side knows it.
+/// One side's results of the races.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub races: u64,
-    /// Of these, by the sleeper: it did sleep.
+    /// Counted by the sleeper: it slept.
     pub slept: u64,
     /// By the waker: it found a sleeper and rang.
     pub rang: u64,
@@ -118,7 +121,7 @@ impl Tally {
         self.lost += other.lost;
     }
 
-    /// Both saw each other; the waker alone saw the sleeper, who slept and was woken; the sleeper alone saw what it waited for.
+    /// Both saw each other; only the waker saw the sleeper, which slept and woke; only the sleeper saw the event.
     pub fn outcomes(&self) -> [u64; 3] {
         let woken = self.slept - self.lost;
         [self.rang.saturating_sub(woken), woken, (self.races - self.lost).saturating_sub(self.rang)]
@@ -128,38 +131,38 @@ impl Tally {
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [both, woken, looked] = self.outcomes().map(|count| 100.0 * count as f64 / self.races.max(1) as f64);
-        write!(f, "{} races: {both:.1} % saw each other, {woken:.1} % woken by the bell, ", self.races)?;
-        write!(f, "{looked:.1} % found it on looking again; {} wake-ups lost", self.lost)
+        write!(f, "{} races: {both:.1} % saw each other, {woken:.1} % woken by the doorbell, ", self.races)?;
+        write!(f, "{looked:.1} % found it on rechecking; {} wake-ups lost", self.lost)
     }
 }
 
-/// So many messages that no race is about come before that of this number. A waker that rings for nearly each message fences, and
-/// one that does not stops: by turns, of `span` numbers, both.
+/// That many messages outside any race precede the one of this number. A waker that rings for nearly each message
+/// uses fences, and one that does not stops that: the races alternate between both, every `span` numbers.
 fn between(number: u64, span: u64) -> u64 {
     if (number / span).is_multiple_of(2) { 0 } else { 40 + number * 37 % 40 }
 }
 
-/// Of a receiver's races: instead of the one of this number.
-fn instead(race: u64) -> u64 {
+/// For a receiver's races: in place of the one of this number.
+fn setup_number(race: u64) -> u64 {
     if race.is_multiple_of(2) { 0 } else { between(race, 64) }
 }
 
-/// A moment before the waker's part, steered to where the outcome is open.
+/// The moment before the waker's action, steered to where the outcome is open.
 struct Moment {
-    /// In turns of an empty loop.
+    /// In iterations of an empty loop.
     most: [f64; 3],
     random: Random,
 }
 
 impl Moment {
     fn pass(&mut self, manner: Manner) {
-        let mut turns = self.random.below(1024) as f64 / 512.0 * self.most[manner as usize];
-        // Now and then so late that the sleeper has most likely looked again.
+        let mut iterations = self.random.below(1024) as f64 / 512.0 * self.most[manner as usize];
+        // Occasionally so late that the sleeper has most likely rechecked.
         if self.random.below(8) == 0 {
-            turns *= 8.0;
+            iterations *= 8.0;
         }
-        for turn in 0..turns as u64 {
-            std::hint::black_box(turn);
+        for iteration in 0..iterations as u64 {
+            std::hint::black_box(iteration);
         }
     }
 
@@ -169,11 +172,11 @@ impl Moment {
     }
 }
 
-/// The number of the race in progress: for who tells a hang, and is otherwise of no use.
+/// The number of the race in progress, for the detection of hangs only.
 static RACE: AtomicU64 = AtomicU64::new(0);
 
-/// Has a thread end this process, with the role (the seed is in it), when the races stop.
-fn tell_a_hang(role: &Role) {
+/// Has a thread end this process, and print the role (with the seed), when the races stop.
+fn end_on_hang(role: &Role) {
     let role = role.text();
     std::thread::spawn(move || {
         let mut seen = u64::MAX;
@@ -191,28 +194,28 @@ fn tell_a_hang(role: &Role) {
     });
 }
 
-/// Each side has a processor of its own, where there are two: two sides on one hardly meet.
+/// Each side has its own processor, if there are two: on one processor the sides hardly race.
 fn pin(second: bool) {
     kernel::pin(usize::from(second));
 }
 
-/// Three of these fit in the smallest lane, so that there is a threshold to be reached.
+/// Three of these fit in the smallest lane, so that there is a threshold to reach.
 const LARGE: usize = 1200;
 const CAPACITY: u64 = 4096;
 
-/// The side that sleeps, whatever it waits for.
+/// The sleeping side, independent of what it waits for.
 trait Sleepy {
-    /// Announces a sleep; false: it is there.
+    /// Announces a sleep; returns false if the event is already there.
     fn arm(&mut self) -> bool;
     fn fd(&self) -> BorrowedFd<'_>;
-    /// Takes what it waited for, if it is there.
+    /// Takes the expected event, if it is there.
     fn take(&mut self, race: u64) -> bool;
-    /// Waits in a call, and takes it; false at the deadline.
+    /// Waits in a call, and takes it; returns false at the deadline.
     fn wait(&mut self, race: u64, deadline: Instant) -> bool;
-    /// How often it has slept in a call.
+    /// The number of its sleeps in a call.
     fn sleeps(&self) -> u64;
-    /// Goes to where it will wait; the number of the race is one that the waker understands.
-    fn begin(&mut self, last: u64, meeting: &Meeting) -> u64;
+    /// Moves to where it will wait; the waker understands the race number.
+    fn begin(&mut self, last: u64, shared: &Shared) -> u64;
 }
 
 /// A receiver that waits for a message with the number of the race.
@@ -236,14 +239,14 @@ impl Sleepy for Receiver {
     fn sleeps(&self) -> u64 {
         self.counters().sleeps
     }
-    fn begin(&mut self, last: u64, meeting: &Meeting) -> u64 {
+    fn begin(&mut self, last: u64, shared: &Shared) -> u64 {
         let race = last + 1;
-        let others = instead(race);
+        let others = setup_number(race);
         if others == 0 {
             return race;
         }
-        meeting.going.0.store(race, Ordering::Release);
-        wait_until(|| meeting.is_done(race));
+        shared.going.0.store(race, Ordering::Release);
+        wait_until(|| shared.is_done(race));
         for _ in 0..others {
             drop(self.try_receive().unwrap().expect("it has been sent"));
         }
@@ -251,7 +254,7 @@ impl Sleepy for Receiver {
     }
 }
 
-/// A sender that waits for room. Its races are called by the number of messages that it has sent before.
+/// A sender that waits for free space. Its race number is the number of messages that it has sent.
 impl Sleepy for Sender {
     fn arm(&mut self) -> bool {
         Sender::arm(self, LARGE).unwrap()
@@ -268,39 +271,39 @@ impl Sleepy for Sender {
     fn sleeps(&self) -> u64 {
         self.counters().sleeps
     }
-    fn begin(&mut self, last: u64, _meeting: &Meeting) -> u64 {
+    fn begin(&mut self, last: u64, _meeting: &Shared) -> u64 {
         let mut sent = last;
         for _ in 0..between(last, 1024) {
             self.try_reserve(8).unwrap().expect("the lane is empty").commit().unwrap();
             sent += 1;
         }
-        while let Some(room) = self.try_reserve(LARGE).unwrap() {
-            // Nobody reads what is in it.
-            room.commit().unwrap();
+        while let Some(reservation) = self.try_reserve(LARGE).unwrap() {
+            // The receiver does not read the content.
+            reservation.commit().unwrap();
             sent += 1;
         }
         sent
     }
 }
 
-/// The sleeper's part of so many races.
-fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) -> Tally {
+/// The sleeper's part of that many races.
+fn sleep_repeatedly(side: &mut impl Sleepy, shared: &Shared, races: u64) -> Tally {
     let mut tally = Tally::default();
     let (mut race, mut blocks) = (0, true);
     while tally.races < races && tally.lost < ENOUGH {
-        race = side.begin(race, meeting);
+        race = side.begin(race, shared);
         RACE.store(race, Ordering::Relaxed);
         tally.races += 1;
         let manner = Manner::of(race);
         let slept_before = if manner == Manner::Block { side.sleeps() } else { 0 };
-        meeting.going.0.store(race, Ordering::Release);
+        shared.going.0.store(race, Ordering::Release);
         if manner == Manner::Block && blocks {
             let rescue = Instant::now() + RESCUE;
             let there = side.wait(race, rescue);
             tally.slept += u64::from(side.sleeps() > slept_before);
-            if !there || (Instant::now() >= rescue && meeting.is_done(race)) {
+            if !there || (Instant::now() >= rescue && shared.is_done(race)) {
                 tally.lost += 1;
-                // The others prove it faster.
+                // The other manners prove a loss faster.
                 blocks = false;
             }
             assert!(there || side.take(race), "race {race}: not even there");
@@ -308,10 +311,10 @@ fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) 
         }
         loop {
             if !side.arm() {
-                assert!(side.take(race), "race {race}: `arm` says that it is there");
+                assert!(side.take(race), "race {race}: `arm` reports it");
                 break;
             }
-            if !is_rung(side.fd(), meeting, race, manner) {
+            if !is_rung(side.fd(), shared, race, manner) {
                 tally.slept += 1;
                 tally.lost += 1;
                 assert!(side.take(race), "race {race}: not even there");
@@ -321,20 +324,20 @@ fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) 
                 tally.slept += 1;
                 break;
             }
-            // A nap, because the other side is not known yet to fence, or a ring of before.
+            // A timed wait, because the peer is not known to use fences yet, or a ring from before.
         }
     }
-    meeting.going.0.store(OVER, Ordering::Release);
+    shared.going.0.store(OVER, Ordering::Release);
     tally
 }
 
-/// Sleeps until the descriptor is readable. False: it is not, and nobody is going to make it so.
-fn is_rung(fd: BorrowedFd<'_>, meeting: &Meeting, race: u64, manner: Manner) -> bool {
+/// Sleeps until the descriptor is readable. Returns false if it is not, and no call will make it so.
+fn is_rung(fd: BorrowedFd<'_>, shared: &Shared, race: u64, manner: Manner) -> bool {
     loop {
-        // Before the descriptor: if this says done, so what rings has rung.
-        let done = meeting.is_done(race);
-        let patience = if done || manner == Manner::Ask { Duration::ZERO } else { Duration::from_millis(100) };
-        if readable_until(fd, Instant::now() + patience) {
+        // Read before the descriptor: if this reports completion, any ring has already happened.
+        let done = shared.is_done(race);
+        let timeout = if done || manner == Manner::Ask { Duration::ZERO } else { Duration::from_millis(100) };
+        if readable_until(fd, Instant::now() + timeout) {
             return true;
         }
         if done {
@@ -343,14 +346,14 @@ fn is_rung(fd: BorrowedFd<'_>, meeting: &Meeting, race: u64, manner: Manner) -> 
     }
 }
 
-/// The waker's part: `act` does it, for the race of that number, and answers how often it has rung so far; `None` if that was no
-/// race.
-fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &mut Random) -> Option<u64>) -> Tally {
+/// The waker's part. `act` performs it for the race of that number, and returns the number of rings so far; `None`
+/// means that it was no race.
+fn wake_repeatedly(shared: &Shared, seed: u64, mut act: impl FnMut(u64, &mut Random) -> Option<u64>) -> Tally {
     let mut moment = Moment { most: [500.0, 2000.0, 10_000.0], random: Random::new(seed) };
     let mut tally = Tally::default();
     let mut race = 0;
     loop {
-        race = meeting.next(race);
+        race = shared.next(race);
         if race == OVER {
             return tally;
         }
@@ -358,8 +361,8 @@ fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &
         let manner = Manner::of(race);
         moment.pass(manner);
         let rung = act(race, &mut moment.random);
-        // Relaxed would do on this processor and not on others: what the calls did comes first.
-        meeting.done.0.store(race, Ordering::Release);
+        // Relaxed would suffice on this processor but not on others: the effects of the calls come first.
+        shared.done.0.store(race, Ordering::Release);
         if let Some(rung) = rung {
             moment.steer(manner, rung > tally.rang);
             tally.rang = rung;
@@ -367,16 +370,16 @@ fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &
     }
 }
 
-/// The part of one end. A message is what the receiver waits for; room, the sender.
-fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
+/// The part of one endpoint. A receiver waits for a message; a sender waits for free space ("room").
+fn run_side(end: Endpoint, shared: &'static Shared, role: &Role) -> Tally {
     let (races, seed) = (role.number("races").unwrap(), role.number("seed").unwrap());
     match (role.get("wanted"), end) {
-        ("message", End::Receiver(mut receiver)) => sleep_again_and_again(&mut receiver, meeting, races),
-        ("room", End::Sender(mut sender)) => sleep_again_and_again(&mut sender, meeting, races),
-        ("message", End::Sender(mut sender)) => {
+        ("message", Endpoint::Receiver(mut receiver)) => sleep_repeatedly(&mut receiver, shared, races),
+        ("room", Endpoint::Sender(mut sender)) => sleep_repeatedly(&mut sender, shared, races),
+        ("message", Endpoint::Sender(mut sender)) => {
             let mut bytes = [0; LARGE];
-            wake_again_and_again(meeting, seed, |race, random| {
-                let others = instead(race);
+            wake_repeatedly(shared, seed, |race, random| {
+                let others = setup_number(race);
                 if others > 0 {
                     (0..others).for_each(|_| assert_eq!(sender.try_send(&[0; 8]).unwrap(), Sent::Sent));
                     return None;
@@ -387,14 +390,14 @@ fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
                 Some(sender.counters().wakes_sent)
             })
         }
-        ("room", End::Receiver(mut receiver)) => {
+        ("room", Endpoint::Receiver(mut receiver)) => {
             let mut released = 0;
-            wake_again_and_again(meeting, seed, |race, random| {
+            wake_repeatedly(shared, seed, |race, random| {
                 while released < race {
                     drop(receiver.try_receive().unwrap().expect("it has been sent"));
                     released += 1;
-                    for turn in 0..random.below(100) {
-                        std::hint::black_box(turn);
+                    for iteration in 0..random.below(100) {
+                        std::hint::black_box(iteration);
                     }
                 }
                 Some(receiver.counters().wakes_sent)
@@ -405,75 +408,75 @@ fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one of them")]
-enum End {
+enum Endpoint {
     Sender(Sender),
     Receiver(Receiver),
 }
 
-/// What a child does that has one end, or both in threads.
+/// The body of a child with one endpoint, or with both in threads.
 pub fn race(role: &Role) {
-    // A long run is longer than a child usually lives; it tells a hang itself.
-    // SAFETY: no pointers.
+    // A long run exceeds the usual life of a child; it detects a hang itself. SAFETY: no pointers.
     unsafe { libc::alarm(0) };
-    tell_a_hang(role);
-    let meeting = Meeting::at(Path::new(role.get("meeting")));
+    end_on_hang(role);
+    let shared = Shared::at(Path::new(role.get("meeting")));
     if role.get("refuse") == "before" {
         refuse_membarrier();
     }
-    let side = |second: bool, end: End| {
+    let side = |second: bool, end: Endpoint| {
         pin(second);
         if role.get("refuse") == "after" {
             refuse_membarrier();
         }
-        play(end, meeting, role)
+        run_side(end, shared, role)
     };
     let tally = match role.get("side") {
-        "send" => side(false, End::Sender(sender(role))),
-        "receive" => side(true, End::Receiver(receiver(role))),
+        "send" => side(false, Endpoint::Sender(sender(role))),
+        "receive" => side(true, Endpoint::Receiver(receiver(role))),
         _ => {
-            // Without a deadline for connecting, of which there is nothing between threads: a sender need not wait for anybody.
+            // Without a deadline for connecting, which does not exist between threads: a sender need not wait for a
+            // receiver.
             let options = Options::new().capacity(CAPACITY);
             let (sender, receiver) = match role.get("name").strip_prefix("path:") {
-                Some(path) => (options.create_sender(path).unwrap(), options.create_receiver(path).unwrap()),
-                None => options.threads().unwrap(),
+                Some(path) => (options.create_sender(path).unwrap(), options.cast().create_receiver(path).unwrap()),
+                None => options.cast().threads().unwrap(),
             };
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| side(true, End::Receiver(receiver)));
-                let mut tally = side(false, End::Sender(sender));
+                let other = scope.spawn(|| side(true, Endpoint::Receiver(receiver)));
+                let mut tally = side(false, Endpoint::Sender(sender));
                 tally.add(other.join().unwrap());
                 tally
             })
         }
     };
     report(format!("races {} slept {} rang {} lost {}", tally.races, tally.slept, tally.rang, tally.lost));
-    // A side that closes now does not disturb the other.
+    // A side that closes now does not affect the other.
     read_line_from_parent();
 }
 
-/// Who race, and about what.
+/// The two racing sides, and the kind of race.
 #[derive(Clone, Debug)]
 pub struct Race {
     /// Two processes, or two threads of one.
     pub processes: bool,
-    /// Through a directory, with FIFOs for bells, or not, with eventfds.
+    /// Through a directory, with FIFOs as doorbells; otherwise with eventfds.
     pub path: bool,
-    /// A "message" or "room".
+    /// "message" or "room" (free space).
     pub wanted: &'static str,
-    /// Of the sender and of the receiver: whether membarrier is refused "before" it attaches, "after", or not.
+    /// For the sender and the receiver: whether membarrier is refused "before" attaching, "after" it, or never.
     pub refused: [&'static str; 2],
 }
 
 impl Race {
-    /// Runs so many; the whole count, and in words which.
+    /// Runs that many races; returns the total count, and a description.
     pub fn run(&self, races: u64) -> Tally {
-        // One pair at a time: two sides that wait for a processor do not race.
+        // One pair at a time: sides that wait for a processor do not race.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let place = TestDir::unwatched();
+        let dir = TestDir::unwatched();
         let seed: u64 = std::env::var("PELTON_SEED").map_or(std::process::id().into(), |text| text.parse().unwrap());
         let role = Role::new(child, "race")
-            .with("name", if self.path { place.path_name() } else { place.name() })
-            .with("meeting", place.path().join("meeting").display())
+            .with("name", if self.path { dir.path_name() } else { dir.name() })
+            .with("meeting", dir.path().join("meeting").display())
             .with("capacity", CAPACITY)
             .with("wanted", self.wanted)
             .with("races", races)
@@ -488,7 +491,7 @@ impl Race {
             vec![Child::start(role.with("side", "both").with("refuse", self.refused[0]))]
         };
         let mut tally = Tally::default();
-        // Races may be many: the children tell a hang themselves.
+        // There may be many races: the children detect a hang themselves.
         for child in &children {
             tally.add(Tally::parse(&child.line_within(Duration::MAX)));
         }
@@ -496,7 +499,7 @@ impl Race {
         tally
     }
 
-    /// Runs so many and demands that no wake-up is lost, and that they did race.
+    /// Runs that many races and requires that no wake-up is lost, and that the sides did race.
     #[track_caller]
     pub fn must_not_lose(&self, races: u64) {
         let tally = self.run(races);
@@ -508,17 +511,17 @@ impl Race {
 
 impl std::fmt::Display for Race {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let who = if self.processes { "processes" } else { "threads" };
-        let bell = if self.path { "FIFO" } else { "eventfd" };
+        let racers = if self.processes { "processes" } else { "threads" };
+        let doorbell = if self.path { "FIFO" } else { "eventfd" };
         let barrier = match self.refused {
             ["", ""] => "membarrier".to_owned(),
             [sender, receiver] => format!("membarrier refused to the sender {sender:?}, to the receiver {receiver:?}"),
         };
-        write!(f, "{who}, {bell}, a sleeper for {}, {barrier}", self.wanted)
+        write!(f, "{racers}, {doorbell}, a sleeper for {}, {barrier}", self.wanted)
     }
 }
 
-/// Has the kernel refuse membarrier to this thread, and those that it makes, from now on.
+/// Has the kernel refuse membarrier to this thread, and to the threads it creates, from now on.
 pub fn refuse_membarrier() {
     seccomp::refuse(libc::SYS_membarrier, libc::EPERM);
     // SAFETY: no pointers.

@@ -1,8 +1,10 @@
-//! No descriptors left, at each number of them: for who makes, opens, connects and listens, and for those that come along with messages.
+//! No free descriptors, at each number of them: for creation, opening, connecting and listening, and for descriptors
+//! sent with messages.
 
 use super::*;
 
-/// Leaves this process so many descriptors, by filling the holes below its highest; all of them when dropped.
+/// Leaves this process that many free descriptors: it fills the gaps below the highest one. Dropping it frees all of
+/// them.
 pub struct Descriptors {
     _holes: Vec<OwnedFd>,
     pub before: Rlimit,
@@ -30,8 +32,8 @@ impl Drop for Descriptors {
     }
 }
 
-/// Whether an error says that there are no descriptors left, and so what to do.
-fn wants_descriptors(error: &Error) -> bool {
+/// Whether an error reports the lack of descriptors, and the remedy.
+fn needs_descriptors(error: &Error) -> bool {
     match error {
         Error::System { source, .. } => {
             source.raw_os_error() == Some(libc::EMFILE) || source.to_string().contains("RLIMIT_NOFILE")
@@ -41,16 +43,16 @@ fn wants_descriptors(error: &Error) -> bool {
     }
 }
 
-/// Tries with each number of descriptors, from none on, until it works; before that each is an error that says why, and leaves
-/// nothing open.
+/// Tries with each number of free descriptors, from none on, until the attempt succeeds. Each failure must report the
+/// cause and leave nothing open.
 #[track_caller]
 fn with_each_number<T>(what: &str, attempt: impl FnMut() -> pelton::Result<T>) -> T {
     with_each_number_and(what, attempt, || ())
 }
 
-/// And `look`s after each that failed.
+/// The same, with a `check` after each failed attempt.
 #[track_caller]
-fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Result<T>, look: impl Fn()) -> T {
+fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Result<T>, check: impl Fn()) -> T {
     for count in 0..100 {
         let before = descriptors();
         let few = Descriptors::left(count);
@@ -58,16 +60,16 @@ fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Resu
         drop(few);
         match tried {
             Ok(done) => return done,
-            Err(error) => assert!(wants_descriptors(&error), "{what} with {count} descriptors: {error:?}"),
+            Err(error) => assert!(needs_descriptors(&error), "{what} with {count} descriptors: {error:?}"),
         }
-        // What a peer sent is closed by another thread.
+        // Another thread closes the descriptors that a peer sent.
         eventually_is(before, &format!("open after {what} with {count} descriptors"), descriptors);
-        look();
+        check();
     }
     panic!("{what}: not with a hundred descriptors");
 }
 
-/// Files below a directory, and below those.
+/// All files below a directory, recursively.
 pub fn all_below(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root).unwrap() {
@@ -91,10 +93,11 @@ pub fn few_descriptors(role: &Role) {
             sender.send(b"one").unwrap();
             assert_eq!(&*receiver.receive().unwrap(), b"one");
         }
-        // The other end listens, connects, or has the directory.
+        // The other endpoint listens, connects, or has the directory.
         "connect" | "listen" | "path" => {
             let listener = (role.get("how") == "listen").then(|| small().listen(&name).unwrap());
-            // Who listens learns of nobody but who comes; and nobody comes a second time before it has been told.
+            // A listener learns only of peers that connect, and no peer connects a second time before its error
+            // arrives.
             if role.get("end") == "sender" {
                 let mut sender = with_each_number("a sender", || match (&listener, role.get("how")) {
                     (Some(listener), _) => listener.accept_sender(),
@@ -114,8 +117,8 @@ pub fn few_descriptors(role: &Role) {
         }
         "create" => {
             for sends in [true, false] {
-                // The whole of it, or nothing.
-                let looks = || match path.exists() {
+                // The complete directory, or nothing.
+                let check = || match path.exists() {
                     true => assert_eq!(all_below(root).len(), 10),
                     false => assert_eq!(all_below(root), Vec::<PathBuf>::new()),
                 };
@@ -123,9 +126,9 @@ pub fn few_descriptors(role: &Role) {
                     true => small_path().create_sender(&path).map(|_| ()),
                     false => small_path().create_receiver(&path).map(|_| ()),
                 };
-                with_each_number_and("creation", create, looks);
+                with_each_number_and("creation", create, check);
                 let all = all_below(root);
-                with_each_number("looking", || inspect::info(&path));
+                with_each_number("inspecting", || inspect::info(&path));
                 with_each_number("checking", || inspect::check(&path, false));
                 with_each_number("recovering", || inspect::recover(&path, false));
                 assert_eq!(all_below(root), all);
@@ -134,15 +137,15 @@ pub fn few_descriptors(role: &Role) {
             }
         }
         "bind" => {
-            // SAFETY: no other thread of this process looks at its environment now.
+            // SAFETY: no other thread of this process reads its environment now.
             unsafe { std::env::set_var("XDG_RUNTIME_DIR", root) };
             for name in [&name, "short"] {
                 let listener = with_each_number("listening", || Listener::bind(name));
-                let found = with_each_number("asking who listens", || inspect::listeners(name));
+                let found = with_each_number("listing listeners", || inspect::listeners(name));
                 assert_eq!(found.len(), 1);
-                // Nor is it taken for a dead one's by who cannot look.
+                // A process that cannot check the socket must not take it for a dead listener's.
                 let mut tried = 0;
-                let refused = with_each_number("listening beside another", || {
+                let refused = with_each_number("listening besides another listener", || {
                     tried += 1;
                     match Listener::bind(name) {
                         Err(error @ Error::InUse { .. }) => Ok(Some(error)),
@@ -163,15 +166,15 @@ pub fn few_descriptors(role: &Role) {
 
 fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
     for end in ["sender", "receiver"] {
-        let place = TestDir::new(claim);
+        let dir = TestDir::new(claim);
         let other = if end == "sender" { "receiver" } else { "sender" };
         let peer = || {
-            let role = role_at("one message", &place).with("how", others).with("end", other);
+            let role = role_at("one message", &dir).with("how", others).with("end", other);
             let child = Child::start(role);
             child.expect("there");
             child
         };
-        let starving = role_at("few descriptors", &place).with("how", how).with("end", end);
+        let starving = role_at("few descriptors", &dir).with("how", how).with("end", end);
         if others == "connect" {
             let child = Child::start(starving);
             let peer = peer();
@@ -182,7 +185,7 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
             let peer = peer();
             if others == "path" {
                 let until = deadline();
-                while !place.path().join("channel").exists() {
+                while !dir.path().join("channel").exists() {
                     assert!(Instant::now() < until, "the other end has made no channel");
                     std::thread::yield_now();
                 }
@@ -194,33 +197,33 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
 }
 
 #[test]
-fn a_channel_between_threads_wants_descriptors_and_says_so() {
-    let place = TestDir::new("a channel between threads wants descriptors and says so");
-    alone(role_at("few descriptors", &place).with("how", "threads"));
+fn a_channel_between_threads_without_descriptors_is_an_error() {
+    let dir = TestDir::new("a channel between threads without descriptors is an error");
+    alone(role_at("few descriptors", &dir).with("how", "threads"));
 }
 
 #[test]
-fn who_connects_without_descriptors_is_told_so_at_each_number_of_them() {
-    with_few_descriptors("who connects without descriptors is told so", "connect", "listen");
+fn connecting_with_any_number_of_descriptors_works_or_names_the_lack() {
+    with_few_descriptors("connecting with any number of descriptors works or names the lack", "connect", "listen");
 }
 
 #[test]
-fn who_listens_without_descriptors_is_told_so_at_each_number_of_them() {
-    with_few_descriptors("who listens without descriptors is told so", "listen", "connect");
+fn listening_with_any_number_of_descriptors_works_or_names_the_lack() {
+    with_few_descriptors("listening with any number of descriptors works or names the lack", "listen", "connect");
 }
 
 #[test]
-fn who_opens_a_path_without_descriptors_is_told_so_at_each_number_of_them() {
-    with_few_descriptors("who opens a path without descriptors is told so", "path", "path");
+fn opening_a_path_with_any_number_of_descriptors_works_or_names_the_lack() {
+    with_few_descriptors("opening a path with any number of descriptors works or names the lack", "path", "path");
 }
 
 #[test]
-fn making_looking_recovering_and_removing_want_descriptors_and_leave_no_part() {
-    let place = TestDir::new("making, looking, recovering and removing want descriptors and leave no part");
-    alone(role_at("few descriptors", &place).with("how", "create"));
+fn maintenance_calls_without_descriptors_fail_and_leave_no_part() {
+    let dir = TestDir::new("maintenance calls without descriptors fail and leave no part");
+    alone(role_at("few descriptors", &dir).with("how", "create"));
 }
 
-/// Parts of a reply, for which there is no room, without a descriptor to wait with.
+/// Sends parts of a reply without free space, and without a descriptor to wait with.
 pub fn few_descriptors_for_parts(role: &Role) {
     let name = name_of(role);
     let mut service = pelton::Service::listen_with(&name, &small()).unwrap();
@@ -233,7 +236,7 @@ pub fn few_descriptors_for_parts(role: &Role) {
         connecting.join().unwrap()
     });
     client.submit(b"a stream").unwrap();
-    let mut responder = service.receive_until(deadline()).unwrap().expect("nothing is asked").into_responder();
+    let mut responder = service.receive_until(deadline()).unwrap().expect("no request arrived").into_responder();
     let mut parts = 0;
     while responder.try_part(&[7; 1000]).unwrap() == Sent::Sent {
         parts += 1;
@@ -260,22 +263,22 @@ pub fn few_descriptors_for_parts(role: &Role) {
 }
 
 #[test]
-fn a_part_of_a_reply_waits_for_room_without_descriptors() {
-    let place = TestDir::new("a part of a reply waits for room without descriptors");
-    alone(role_at("few descriptors for parts", &place));
+fn a_part_of_a_reply_waits_for_space_without_descriptors() {
+    let dir = TestDir::new("a part of a reply waits for space without descriptors");
+    alone(role_at("few descriptors for parts", &dir));
 }
 
 #[test]
-fn a_listener_wants_descriptors_and_leaves_nothing() {
-    let place = TestDir::new("a listener wants descriptors and leaves nothing");
-    alone(role_at("few descriptors", &place).with("how", "bind"));
+fn a_listener_without_descriptors_fails_and_leaves_nothing() {
+    let dir = TestDir::new("a listener without descriptors fails and leaves nothing");
+    alone(role_at("few descriptors", &dir).with("how", "bind"));
 }
 
-/// What comes of descriptors for which this process has no room, and of survivors and receivers that have none left.
-pub fn few_descriptors_come(role: &Role) {
+/// Descriptors beyond this process's limit, and survivors and receivers that have no descriptor left.
+pub fn few_descriptors_on_receive(role: &Role) {
     let name = name_of(role);
     match role.get("how") {
-        // Three come with each message.
+        // Three descriptors arrive with each message.
         "received" => {
             let mut receiver = small().listen(&name).unwrap().accept_receiver().unwrap();
             let before = descriptors();
@@ -291,14 +294,14 @@ pub fn few_descriptors_come(role: &Role) {
                 }
                 eventually_is(before, &format!("open of {count}"), descriptors);
             }
-            // And dropped, without a look.
+            // The receiver drops them without reading them.
             let few = Descriptors::left(1);
             drop(receiver.receive().unwrap());
             drop(few);
             assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
             eventually_is(before, "descriptors", descriptors);
         }
-        // Three came with each of two messages; the sender is gone.
+        // Three arrived with each of two messages; the sender has exited.
         "taken in" => {
             let listener = small().listen(&name).unwrap();
             let mut receiver = listener.accept_receiver().unwrap();
@@ -307,19 +310,19 @@ pub fn few_descriptors_come(role: &Role) {
             let few = Descriptors::left(4);
             let error = receiver.resume().unwrap_err();
             drop(few);
-            assert!(wants_descriptors(&error), "{error:?}");
+            assert!(needs_descriptors(&error), "{error:?}");
             report("tried");
             assert!(receiver.resume_until(deadline()).unwrap());
             assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
             let error = receiver.receive().unwrap().take_descriptors().unwrap_err();
             assert!(matches!(error, Error::DescriptorsLost { sent: 3, received: 1, .. }), "{error:?}");
         }
-        // A lane more, of a receiver that has no room for it.
+        // One more lane, of a receiver that has no descriptor for it.
         "lane" => {
             let mut receiver = small_path().lanes(2).create_receiver(path_of(role)).unwrap();
             report("have");
             assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"the first lane's");
-            // It watches the first lane's sender by now, which takes a descriptor.
+            // By now the receiver watches the first lane's sender, which needs a descriptor.
             assert!(receiver.resume_until(deadline()).unwrap());
             report("received");
             read_line_from_parent();
@@ -328,14 +331,14 @@ pub fn few_descriptors_come(role: &Role) {
             let found = (0..100).find(|count| {
                 let few = Descriptors::left(*count);
                 let mut tried = || receiver.receive_until(Instant::now() + Duration::from_millis(200)).map(drop_some);
-                // Told, and told again: nothing is forgotten.
+                // The receiver reports it, and reports it again: nothing is forgotten.
                 let tried = [tried(), tried()];
                 drop(few);
                 for tried in &tried {
                     match tried {
                         Ok(true) => {}
                         Ok(false) => panic!("with {count} descriptors it overlooks the new lane"),
-                        Err(error) => assert!(wants_descriptors(error), "{count}: {error:?}"),
+                        Err(error) => assert!(needs_descriptors(error), "{count}: {error:?}"),
                     }
                 }
                 errors += tried.iter().filter(|tried| tried.is_err()).count();
@@ -346,12 +349,12 @@ pub fn few_descriptors_come(role: &Role) {
             while receiver.receive_until(Instant::now() + Duration::from_millis(50)).unwrap().is_some() {
                 left += 1;
             }
-            // A bell, a life and a page.
+            // A doorbell, a liveness handle and a page.
             eventually_is(before + 3, "descriptors", descriptors);
             report(format!("left {left}"));
             read_line_from_parent();
         }
-        // Its peer is killed; others come after it.
+        // The test kills the peer; others connect after it.
         "survivor" => {
             let listener = small().listen(&name).unwrap();
             // A successor may take one message and close.
@@ -388,16 +391,16 @@ pub fn few_descriptors_come(role: &Role) {
     report("well");
 }
 
-/// Whether there was a message.
+/// Returns whether there was a message.
 pub fn drop_some(message: Option<pelton::Message<'_>>) -> bool {
     message.is_some()
 }
 
 #[test]
-fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next_come() {
-    let place = TestDir::new("descriptors for which a receiver has no room are told to be lost, and the next come");
-    let child = Child::start(role_at("few descriptors come", &place).with("how", "received"));
-    let mut sender = small().connect_sender(&place_name(&place)).unwrap();
+fn a_receiver_reports_descriptors_beyond_its_limit_as_lost_and_takes_the_next() {
+    let dir = TestDir::new("a receiver reports descriptors beyond its limit as lost and takes the next");
+    let child = Child::start(role_at("few descriptors arrive", &dir).with("how", "received"));
+    let mut sender = small().connect_sender(&dir_name(&dir)).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     for _ in 0..7 {
         sender.send_with_descriptors(b"three", &[null.as_fd(); 3]).unwrap();
@@ -406,15 +409,15 @@ fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next
     child.wait_for_success();
 }
 
-pub fn place_name(place: &TestDir) -> String {
-    name_of(&role_at("", place))
+pub fn dir_name(dir: &TestDir) -> String {
+    name_of(&role_at("", dir))
 }
 
 #[test]
-fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
-    let place = TestDir::new("a survivor that cannot take in all descriptors says which are lost");
-    let mut child = Child::start(role_at("few descriptors come", &place).with("how", "taken in"));
-    let mut sender = small().connect_sender(&place_name(&place)).unwrap();
+fn a_survivor_that_cannot_receive_all_descriptors_reports_the_lost_ones() {
+    let dir = TestDir::new("a survivor that cannot receive all descriptors reports the lost ones");
+    let mut child = Child::start(role_at("few descriptors arrive", &dir).with("how", "taken in"));
+    let mut sender = small().connect_sender(&dir_name(&dir)).unwrap();
     child.expect("have");
     let null = std::fs::File::open("/dev/null").unwrap();
     for _ in 0..2 {
@@ -422,19 +425,19 @@ fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
     }
     drop(sender);
     child.write_line("gone");
-    // It fails, and is told that the other has no descriptors.
-    let refused = small().connect_sender(&place_name(&place)).map(|_| ());
+    // The attempt fails, with the reason that the other side has no descriptors.
+    let refused = small().connect_sender(&dir_name(&dir)).map(|_| ());
     assert!(!matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
     child.expect("tried");
-    let _sender = refused.err().map(|_| small().connect_sender(&place_name(&place)).unwrap());
+    let _sender = refused.err().map(|_| small().connect_sender(&dir_name(&dir)).unwrap());
     child.expect("well");
     child.wait_for_success();
 }
 
 #[test]
-fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
-    let place = TestDir::new("a receiver without descriptors for a new lane says so, and loses nothing");
-    let role = role_at("few descriptors come", &place).with("how", "lane");
+fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
+    let dir = TestDir::new("a receiver without descriptors for a new lane fails and loses nothing");
+    let role = role_at("few descriptors arrive", &dir).with("how", "lane");
     let mut child = Child::start(role.clone());
     child.expect("have");
     let path = path_of(&role);
@@ -446,7 +449,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
         second.send(b"the second lane's").unwrap();
     }
     child.write_line("go");
-    // It looks all the time who is there, until everything is released.
+    // The child lists the channel's endpoints continuously, until everything is released.
     while second.unreleased() > 0 {
         second.arm(8).unwrap();
         second.disarm();
@@ -454,7 +457,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
     }
     let line = child.line();
     assert!(line.starts_with("left"), "{line}");
-    // Nobody is told that a receiver died which was there all the time.
+    // No endpoint reports the death of a receiver that was alive all the time.
     for sender in [&mut first, &mut second] {
         assert!(sender.drain_until(deadline()).unwrap() && sender.resume_until(deadline()).unwrap());
         assert_eq!(sender.peer().map(|peer| peer.pid), Some(child.pid()));
@@ -463,12 +466,12 @@ fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
 }
 
 #[test]
-fn a_survivor_without_descriptors_is_told_so_and_keeps_its_lane() {
+fn a_survivor_without_descriptors_gets_an_error_and_keeps_its_lane() {
     for end in ["sender", "receiver"] {
-        let place = TestDir::new("a survivor without descriptors is told so, and keeps its lane");
-        let child = Child::start(role_at("few descriptors come", &place).with("how", "survivor").with("end", end));
+        let dir = TestDir::new("a survivor without descriptors gets an error and keeps its lane");
+        let child = Child::start(role_at("few descriptors arrive", &dir).with("how", "survivor").with("end", end));
         let other = if end == "sender" { "receiver" } else { "sender" };
-        let peer = || Child::start(role_at("one message", &place).with("how", "connect").with("end", other));
+        let peer = || Child::start(role_at("one message", &dir).with("how", "connect").with("end", other));
         let first = peer();
         child.expect("have");
         let _next = peer();

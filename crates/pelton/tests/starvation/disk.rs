@@ -10,30 +10,33 @@ pub fn small_files(role: &Role) {
         Error::System { source, .. } => source.raw_os_error() == Some(libc::EFBIG),
         _ => false,
     };
-    let options = || Options::new().capacity(1 << 20).lanes(2);
+    let options = || <Options>::new().capacity(1 << 20).lanes(2);
     for bytes in [0, 1, 4095, 4096, 65535, 65536, (1 << 20) - 1] {
         limit(Some(bytes));
-        let error = options().threads().unwrap_err();
+        let error = options().cast().threads().unwrap_err();
         assert!(too_large(&error), "{bytes}: {error:?}");
-        for error in [options().create_sender(&path).unwrap_err(), options().create_receiver(&path).unwrap_err()] {
+        for error in
+            [options().cast().create_sender(&path).unwrap_err(), options().cast().create_receiver(&path).unwrap_err()]
+        {
             assert!(too_large(&error) && error.to_string().contains("RLIMIT_FSIZE"), "{bytes}: {error}");
         }
         assert_eq!(all_below(root), Vec::<PathBuf>::new());
     }
     limit(Some(1 << 20));
-    options().threads().unwrap();
-    drop(options().create_sender(&path).unwrap());
+    options().cast().threads().unwrap();
+    drop(options().cast().create_sender(&path).unwrap());
     let all = all_below(root);
-    // What is there can be used: nothing of it is written but by mappings. A lane more cannot be made, and recovery not noted.
+    // The existing channel remains usable: it is written only by mappings. Creating another lane fails, and so does
+    // recording a recovery.
     for bytes in [0, 4096, 65535, 65536, (1 << 20) - 1] {
         limit(Some(bytes));
-        let mut sender = options().open_sender(&path).unwrap();
-        let mut receiver = options().open_receiver(&path).unwrap();
+        let mut sender = options().cast().open_sender(&path).unwrap();
+        let mut receiver = options().cast().open_receiver(&path).unwrap();
         for number in 0..2000u64 {
             sender.send(&[number as u8; 2000]).unwrap();
             assert_eq!(*receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 2000]);
         }
-        let error = options().open_sender(&path).unwrap_err();
+        let error = options().cast().open_sender(&path).unwrap_err();
         assert!(too_large(&error), "{bytes}: {error:?}");
         assert_eq!(all_below(root), all);
         drop((sender, receiver));
@@ -43,20 +46,20 @@ pub fn small_files(role: &Role) {
         }
     }
     limit(before.current);
-    drop([options().open_sender(&path).unwrap(), options().open_sender(&path).unwrap()]);
+    drop([options().cast().open_sender(&path).unwrap(), options().cast().open_sender(&path).unwrap()]);
     inspect::remove(&path).unwrap();
     report("well");
 }
 
 #[test]
-fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
-    let place = TestDir::new("a limit of file sizes is an error and no signal");
-    alone(role_at("small files", &place));
+fn a_file_size_limit_is_an_error_and_no_signal() {
+    let dir = TestDir::new("a file size limit is an error and no signal");
+    alone(role_at("small files", &dir));
 }
 
-/// Eight MiB, of ext4.
-fn disk(place: &TestDir) -> Option<Mounted> {
-    let (point, image) = (place.path().join("mounted"), place.path().join("image"));
+/// An ext4 file system of eight MiB.
+fn disk(dir: &TestDir) -> Option<Mounted> {
+    let (point, image) = (dir.path().join("mounted"), dir.path().join("image"));
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
     let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal", "-m", "0"]).arg(&image).status();
     let made = made.is_ok_and(|status| status.success());
@@ -67,7 +70,7 @@ fn disk(place: &TestDir) -> Option<Mounted> {
     mounted
 }
 
-/// Takes all the space of a file system.
+/// Fills a file system.
 fn fill(mounted: &Mounted) -> PathBuf {
     use std::io::Write as _;
     let filler = mounted.0.join("filler");
@@ -77,10 +80,10 @@ fn fill(mounted: &Mounted) -> PathBuf {
     filler
 }
 
-/// Gives it back, which the system does in its own time.
-fn make_room(mounted: &Mounted, filler: &Path) {
+/// Frees the space; the system needs some time for that.
+fn free_space(mounted: &Mounted, filler: &Path) {
     std::fs::remove_file(filler).unwrap();
-    eventually("the disk has room again", || rustix::fs::statvfs(&mounted.0).unwrap().f_bavail >= 1000);
+    eventually("the disk has free space again", || rustix::fs::statvfs(&mounted.0).unwrap().f_bavail >= 1000);
 }
 
 #[track_caller]
@@ -88,7 +91,7 @@ pub fn no_space<T: std::fmt::Debug>(found: pelton::Result<T>) {
     assert!(matches!(found, Err(Error::NoSpace { .. })), "{found:?}");
 }
 
-/// As many messages as the lane or the file system takes; whether it was the file system that was full.
+/// Sends as many messages as the lane or the file system takes; returns whether the file system was full.
 pub fn send_until_full(sender: &mut Sender, next: &mut u64) -> Option<Error> {
     let mut bytes = Vec::new();
     loop {
@@ -101,7 +104,7 @@ pub fn send_until_full(sender: &mut Sender, next: &mut u64) -> Option<Error> {
     }
 }
 
-pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
+pub fn receive_available(receiver: &mut Receiver, next: &mut u64) {
     let mut wanted = Vec::new();
     while let Some(message) = receiver.try_receive().unwrap() {
         check(*next, Sizes::Fixed(3000), &message, &mut wanted);
@@ -110,16 +113,16 @@ pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
 }
 
 #[test]
-fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
-    let place = TestDir::new("on a file system of 64 KiB nothing can be made and nothing is left");
-    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=64k") else { return };
+fn on_a_file_system_of_64_kib_creation_fails_and_leaves_nothing() {
+    let dir = TestDir::new("on a file system of 64 KiB creation fails and leaves nothing");
+    let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=64k") else { return };
     let path = mounted.0.join("channel");
     for capacity in [4096, SMALL, 64 << 20] {
         no_space(Options::new().capacity(capacity).create_sender(&path));
         no_space(Options::new().capacity(capacity).create_receiver(&path));
         assert_eq!(all_below(&mounted.0), Vec::<PathBuf>::new());
     }
-    // A channel by a socket has no need of it.
+    // A channel by a socket needs no disk space.
     let name = format!("unix:{}/s", mounted.0.display());
     let listener = Options::new().listen(&name).unwrap();
     std::thread::scope(|scope| {
@@ -128,14 +131,14 @@ fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
     });
 }
 
-/// At each size of the file system, page by page, through creation, growth of the lane, and a lane more.
+/// At each size of the file system, page by page, through creation, growth of the lane, and one more lane.
 #[test]
 fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
-    let place = TestDir::new("at each size of a file system no space is an error, and nothing is lost");
-    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=4k") else { return };
+    let dir = TestDir::new("at each size of a file system no space is an error, and nothing is lost");
+    let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=4k") else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(1 << 20).lanes(2);
-    let (mut created, mut stretched, mut added) = (0, 0, 0);
+    let (mut created, mut enlarged, mut added) = (0, 0, 0);
     for pages in (1..100).chain((100..900).step_by(13)) {
         mounted.resize(&format!("{}k", 4 * pages));
         let mut sender = match options().create_sender(&path) {
@@ -147,18 +150,18 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
             }
         };
         created += 1;
-        let mut receiver = options().open_receiver(&path).unwrap();
+        let mut receiver = options().cast().open_receiver(&path).unwrap();
         let (mut sent, mut received) = (0, 0);
         for _ in 0..3 {
             match send_until_full(&mut sender, &mut sent) {
                 Some(error) => no_space(Err::<(), _>(error)),
-                None => stretched += 1,
+                None => enlarged += 1,
             }
             sender.sync().unwrap();
-            receive_what_is_there(&mut receiver, &mut received);
+            receive_available(&mut receiver, &mut received);
             assert_eq!(sent, received, "{pages} pages");
         }
-        match options().open_sender(&path) {
+        match options().cast().open_sender(&path) {
             Ok(mut second) => {
                 added += 1;
                 second.send(b"by the second lane").unwrap();
@@ -170,25 +173,25 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
         inspect::remove(&path).unwrap();
         assert_eq!(all_below(&mounted.0), Vec::<PathBuf>::new());
     }
-    assert!(created > 10 && stretched > 3 && added > 3, "{created} created, {stretched} stretched, {added} added");
+    assert!(created > 10 && enlarged > 3 && added > 3, "{created} created, {enlarged} stretched, {added} added");
 }
 
 #[test]
-fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
-    let place = TestDir::new("recovery on a full disk is an error, and works with more");
-    let Some(mounted) = disk(&place) else { return };
+fn recovery_on_a_full_disk_is_an_error_and_works_with_more_space() {
+    let dir = TestDir::new("recovery on a full disk is an error and works with more space");
+    let Some(mounted) = disk(&dir) else { return };
     let path = mounted.0.join("channel");
     let mut sender = small_path().create_sender(&path).unwrap();
     (0..10u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
     drop(sender);
-    // What the disk may have lost, and somebody else taken.
+    // Memory that the disk may have lost, and another file may have taken.
     let data = std::fs::OpenOptions::new().write(true).open(path.join("0.data")).unwrap();
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&data, flags, 0, SMALL).unwrap();
     data.sync_all().unwrap();
     let filler = fill(&mounted);
     no_space(inspect::recover(&path, false));
-    make_room(&mounted, &filler);
+    free_space(&mounted, &filler);
     let done = inspect::recover(&path, false).unwrap();
     assert_eq!((done[0].kept, done[0].dropped), (0, 10));
     let mut sender = small_path().open_sender(&path).unwrap();
@@ -199,34 +202,34 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
 
 #[test]
 fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
-    let place = TestDir::new("a full disk is an error at creation, growth and sync, and loses nothing");
-    let Some(mounted) = disk(&place) else { return };
+    let dir = TestDir::new("a full disk is an error at creation, growth and sync, and loses nothing");
+    let Some(mounted) = disk(&dir) else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(64 << 20).lanes(2);
     let before = all_below(&mounted.0);
     let filler = fill(&mounted);
     no_space(options().create_sender(&path));
-    make_room(&mounted, &filler);
+    free_space(&mounted, &filler);
     assert_eq!(all_below(&mounted.0), before);
     let mut sender = options().create_sender(&path).unwrap();
-    let mut receiver = options().open_receiver(&path).unwrap();
+    let mut receiver = options().cast().open_receiver(&path).unwrap();
     let (mut sent, mut received) = (0, 0);
     for round in 0..4 {
         no_space(Err::<(), _>(send_until_full(&mut sender, &mut sent).expect("the disk is less than the lane")));
         sender.sync().unwrap();
-        no_space(options().open_sender(&path));
-        receive_what_is_there(&mut receiver, &mut received);
+        no_space(options().cast().open_sender(&path));
+        receive_available(&mut receiver, &mut received);
         receiver.sync().unwrap();
         assert_eq!(sent, received);
         if round == 2 {
-            // Given back, and taken by somebody else: what is to be written is allocated again, or refused.
+            // The lane returns the space and another file takes it: before a write it is allocated again, or refused.
             sender.trim().unwrap();
             fill(&mounted);
         }
     }
 }
 
-/// The system's number for a user of no rights, whom tests become.
+/// The user id of an unprivileged user, which tests switch to.
 const NOBODY: u32 = 65534;
 
 pub fn become_nobody() {
@@ -234,7 +237,8 @@ pub fn become_nobody() {
     assert_eq!(unsafe { libc::setgid(NOBODY) | libc::setuid(NOBODY) }, 0);
 }
 
-/// What a quota says is said by a filter here, as not every system has quotas: of both calls that allocate, on whatever disk.
+/// A seccomp filter stands in for a quota, since not every system has quotas. It refuses both calls that allocate, on
+/// any disk.
 pub fn over_quota(role: &Role) {
     let mut sender = Options::new().capacity(1 << 20).create_sender(path_of(role)).unwrap();
     let mut receiver = Options::new().open_receiver(path_of(role)).unwrap();
@@ -249,7 +253,7 @@ pub fn over_quota(role: &Role) {
                 let error = send_until_full(&mut sender, &mut sent).expect("the quota is less than the lane");
                 let Error::NoSpace { source, .. } = &error else { panic!("{error:?}") };
                 assert_eq!(source.raw_os_error(), Some(libc::EDQUOT));
-                receive_what_is_there(&mut receiver, &mut received);
+                receive_available(&mut receiver, &mut received);
                 assert_eq!(sent, received);
             }
             no_space(Options::new().create_sender(path_of(role).with_file_name("another")));
@@ -257,15 +261,15 @@ pub fn over_quota(role: &Role) {
         limited.join().unwrap();
     });
     assert_eq!(all_below(Path::new(role.get("at"))), all);
-    // With more it goes on.
+    // With more space the sender continues.
     assert!(send_until_full(&mut sender, &mut sent).is_none());
-    receive_what_is_there(&mut receiver, &mut received);
+    receive_available(&mut receiver, &mut received);
     assert_eq!(sent, received);
     report("well");
 }
 
 #[test]
 fn a_users_quota_is_an_error_of_the_sender_and_nothing_is_damaged() {
-    let place = TestDir::new("a user's quota is an error of the sender, and nothing is damaged");
-    alone(role_at("quota", &place));
+    let dir = TestDir::new("a user's quota is an error of the sender, and nothing is damaged");
+    alone(role_at("quota", &dir));
 }

@@ -1,8 +1,8 @@
-//! No address space left, and no memory that may be locked.
+//! No free address space, and no lockable memory.
 
 use super::*;
 
-/// Lets this process map so many bytes more; without a limit when dropped.
+/// Limits the address space to that many more bytes; dropping it removes the limit.
 pub struct Space(Rlimit);
 
 impl Space {
@@ -21,7 +21,7 @@ impl Drop for Space {
     }
 }
 
-/// Lines of this process's map that are a lane's.
+/// The lines of this process's memory map that belong to lanes.
 pub fn mapped(root: &Path) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("memfd:pelton") || line.contains(root.to_str().unwrap())).count()
@@ -29,7 +29,8 @@ pub fn mapped(root: &Path) -> usize {
 
 pub fn little_address_space(role: &Role) {
     let (name, path, root) = (name_of(role), path_of(role), Path::new(role.get("at")));
-    // Small things come from the allocator, which ends a Rust program that it has nothing for: it has some here.
+    // Small allocations come from the allocator, which aborts a Rust program when it fails: the test reserves some
+    // memory for it.
     let heap: Vec<Vec<u8>> = (0..4000).map(|_| Vec::with_capacity(1000)).collect();
     drop(heap);
     fn with_each_space<T>(what: &str, root: &Path, mut attempt: impl FnMut() -> pelton::Result<T>) -> T {
@@ -82,7 +83,7 @@ pub fn little_address_space(role: &Role) {
     report("well");
 }
 
-/// What wants no more than a page.
+/// Operations that need at most a page.
 fn with_each_space_or_none<T>(mut attempt: impl FnMut() -> pelton::Result<T>) -> T {
     let none = Space::left(0);
     let first = attempt();
@@ -93,18 +94,18 @@ fn with_each_space_or_none<T>(mut attempt: impl FnMut() -> pelton::Result<T>) ->
 #[test]
 fn without_address_space_opening_fails_and_leaves_nothing() {
     for (how, others) in [("threads", None), ("path", None), ("connect", Some("listen")), ("listen", Some("connect"))] {
-        let place = TestDir::new("without address space opening fails and leaves nothing");
+        let dir = TestDir::new("without address space opening fails and leaves nothing");
         let end = if how == "connect" { "receiver" } else { "sender" };
-        let peer = others.map(|how| Child::start(role_at("one message", &place).with("how", how).with("end", end)));
+        let peer = others.map(|how| Child::start(role_at("one message", &dir).with("how", how).with("end", end)));
         if let Some(peer) = peer.as_ref().filter(|_| how == "connect") {
             peer.expect("there");
         }
-        alone(role_at("little address space", &place).with("how", how));
+        alone(role_at("little address space", &dir).with("how", how));
     }
 }
 
 pub fn nothing_locked(role: &Role) {
-    // Who has rights is not limited.
+    // The limit does not apply to a privileged user.
     if is_root() {
         become_nobody();
     }
@@ -117,8 +118,8 @@ pub fn nothing_locked(role: &Role) {
 
 #[test]
 fn no_memory_need_be_locked() {
-    let place = TestDir::new("no memory need be locked");
+    let dir = TestDir::new("no memory need be locked");
     use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    alone(role_at("nothing locked", &place));
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    alone(role_at("nothing locked", &dir));
 }

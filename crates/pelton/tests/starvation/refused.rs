@@ -1,10 +1,10 @@
-//! Each system call refused, by seccomp, to a channel of each kind.
+//! Each system call refused by seccomp, for a channel of each kind.
 
 use super::*;
 
-/// A channel of each kind, and what can be done with it, waits and deadlines included; what came of each part.
+/// Uses a channel of each kind, with waits and deadlines; returns the result of each part.
 pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
-    // SAFETY: no other thread of this process looks at its environment now.
+    // SAFETY: no other thread of this process reads its environment now.
     unsafe { std::env::set_var("XDG_RUNTIME_DIR", root) };
     let soon = || Instant::now() + Duration::from_millis(3);
     let use_both = |mut sender: Sender, mut receiver: Receiver| -> pelton::Result<()> {
@@ -25,7 +25,7 @@ pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
                     check(number, Sizes::Fixed(20_000), &message.expect("it is sent"), &mut wanted);
                 });
                 if let Err(error) = received {
-                    // Then the other is not to wait for it.
+                    // Then the other endpoint does not wait for it.
                     drop(receiver);
                     let _ = sending.join().unwrap();
                     return Err(error);
@@ -69,7 +69,7 @@ pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
         let listener = Options::new().capacity(SMALL).listen(name)?;
         let (sender, receiver) = std::thread::scope(|scope| {
             let connecting = scope.spawn(|| Options::new().capacity(SMALL).connect_sender(name));
-            // Who fails at once need not be waited for.
+            // A thread that fails at once needs no wait.
             for _ in (0..20).take_while(|_| !connecting.is_finished()) {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -77,11 +77,11 @@ pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
             while matches!(found, Ok(None)) && !connecting.is_finished() {
                 found = listener.accept_receiver_until(Instant::now() + Duration::from_secs(1));
             }
-            // Whoever waits for it is not to wait longer.
+            // The other endpoint does not wait longer.
             drop(listener);
             (connecting.join().unwrap(), found)
         });
-        let (mut sender, mut receiver) = (sender?, receiver?.expect("somebody has connected"));
+        let (mut sender, mut receiver) = (sender?, receiver?.expect("a peer has connected"));
         let null = std::fs::File::open("/dev/null").unwrap();
         sender.send_with_descriptors(b"", &[null.as_fd()])?;
         assert_eq!(receiver.receive_until(deadline())?.expect("sent").take_descriptors()?.len(), 1);
@@ -103,13 +103,13 @@ pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
     done
 }
 
-/// What a filter refuses: one call, or it only with some bits in one argument.
+/// A filter's refusal: one call, always or only with some bits set in one argument.
 pub struct Refused {
     pub name: &'static str,
     pub call: libc::c_long,
-    /// Which argument, and the bits in it.
+    /// The argument, and its bits.
     pub flags: Option<(u32, u32)>,
-    /// Which parts work all the same; of the others each is an error.
+    /// The parts that still work; each other part is an error.
     pub works: &'static [&'static str],
 }
 
@@ -120,7 +120,7 @@ const PATH: &[&str] = &["path"];
 const BUT_SHORT: &[&str] = &["threads", "path", "connect"];
 pub const NONE: &[&str] = &[];
 
-/// Every call that the library makes and some system may refuse; but for those without which no program runs.
+/// Every system call of the library that some system may refuse, except those without which no program runs.
 const REFUSED: &[Refused] = &{
     const fn call(name: &'static str, call: libc::c_long, works: &'static [&'static str]) -> Refused {
         Refused { name, call, flags: None, works }
@@ -174,11 +174,11 @@ const REFUSED: &[Refused] = &{
     ]
 };
 
-/// Has the kernel refuse a call to this thread, and those that it makes, from now on.
+/// Has the kernel refuse a call to this thread, and to the threads it creates, from now on.
 pub fn refuse(refused: &Refused, errno: i32) {
     match refused.flags {
         None => seccomp::refuse(refused.call, errno),
-        // Flags are looked for, a number is compared.
+        // The filter tests flags by mask, and compares numbers.
         Some((argument, flag)) if refused.call == libc::SYS_memfd_create => {
             seccomp::refuse_flags(refused.call, argument, flag, errno);
         }
@@ -201,11 +201,11 @@ pub fn refused_calls(role: &Role) {
 }
 
 #[test]
-fn each_call_that_the_system_refuses_is_done_without_or_an_error() {
+fn each_refused_system_call_has_a_fallback_or_is_an_error() {
     for refused in REFUSED {
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let place = TestDir::new("each call that the system refuses is done without, or an error");
-            let role = role_at("refused", &place).with("call", refused.name).with("errno", errno);
+            let dir = TestDir::new("each refused system call has a fallback or is an error");
+            let role = role_at("refused", &dir).with("call", refused.name).with("errno", errno);
             let child = Child::start(role);
             loop {
                 let line = child.line();

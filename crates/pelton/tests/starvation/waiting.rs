@@ -1,11 +1,11 @@
-//! What keeps a wait from its end, or ends it early: bells that are full, signals, the clock on the wall.
+//! Obstacles that prolong a wait or end it early: full doorbells, signals, the wall clock.
 
 use super::*;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Duplicates of this process's eventfds, and of FIFOs whose names end so.
-pub fn bells(root: &Path) -> Vec<OwnedFd> {
+/// Duplicates of this process's eventfds, and of FIFOs with a doorbell's file name.
+pub fn doorbells(root: &Path) -> Vec<OwnedFd> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap());
     let ours = open.filter(|fd| {
         let Ok(to) = std::fs::read_link(fd.path()) else { return false };
@@ -13,19 +13,19 @@ pub fn bells(root: &Path) -> Vec<OwnedFd> {
             || (to.starts_with(root) && to.extension().is_some_and(|kind| kind == "bell"))
     });
     let numbers: Vec<i32> = ours.map(|fd| fd.file_name().to_str().unwrap().parse().unwrap()).collect();
-    // SAFETY: this process's own, which nobody closes meanwhile.
+    // SAFETY: the descriptor belongs to this process, and no thread closes it meanwhile.
     numbers.iter().map(|number| unsafe { BorrowedFd::borrow_raw(*number) }.try_clone_to_owned().unwrap()).collect()
 }
 
-/// Rings it as often as it can count.
-fn fill_bell(bell: &OwnedFd) {
-    // The most that an eventfd counts to; of a FIFO these are eight bytes.
+/// Rings it up to its maximum count.
+fn fill_doorbell(doorbell: &OwnedFd) {
+    // The maximum of an eventfd; a FIFO takes eight bytes.
     let most = (u64::MAX - 1).to_ne_bytes();
-    while rustix::io::write(bell, &most).is_ok() {}
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    while rustix::io::write(doorbell, &most).is_ok() {}
+    let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
 }
 
-pub fn full_bells(role: &Role) {
+pub fn full_doorbells(role: &Role) {
     let root = Path::new(role.get("at"));
     let (mut sender, mut receiver) = match role.get("how") {
         "threads" => Options::new().capacity(SMALL).threads().unwrap(),
@@ -34,16 +34,16 @@ pub fn full_bells(role: &Role) {
             (sender, small_path().open_receiver(path_of(role)).unwrap())
         }
     };
-    let bells = bells(root);
-    assert!(bells.len() >= 4, "{bells:?}");
+    let doorbells = doorbells(root);
+    assert!(doorbells.len() >= 4, "{doorbells:?}");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let filling = scope.spawn(|| {
             while !stop.load(SeqCst) {
-                bells.iter().for_each(fill_bell);
+                doorbells.iter().for_each(fill_doorbell);
             }
         });
-        // Both sides go to sleep again and again: the lane takes two of these messages.
+        // Both sides sleep repeatedly: the lane holds two of these messages.
         for round in 0..2 {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -63,11 +63,11 @@ pub fn full_bells(role: &Role) {
                     }
                 }
             });
-            // With nobody filling them they ring for what they are for; and not early.
+            // When nothing fills them, the doorbells ring for real events, and not early.
             stop.store(true, SeqCst);
         }
         filling.join().unwrap();
-        bells.iter().for_each(fill_bell);
+        doorbells.iter().for_each(fill_doorbell);
         let until = Instant::now() + Duration::from_millis(30);
         assert!(receiver.receive_until(until).unwrap().is_none());
         assert!(Instant::now() >= until);
@@ -76,20 +76,20 @@ pub fn full_bells(role: &Role) {
 }
 
 #[test]
-fn bells_that_cannot_count_further_neither_block_nor_lose_a_wake_up() {
+fn full_doorbells_neither_block_nor_lose_a_wake_up() {
     for how in ["threads", "path"] {
-        let place = TestDir::new("bells that cannot count further neither block nor lose a wake-up");
-        alone(role_at("full bells", &place).with("how", how));
+        let dir = TestDir::new("full doorbells neither block nor lose a wake-up");
+        alone(role_at("full doorbells", &dir).with("how", how));
     }
 }
 
-/// Interrupts whatever system call this thread is in, a thousand times a second, as long as it lives.
-pub struct Storm(libc::timer_t);
+/// Interrupts each system call of this thread, a thousand times a second, until dropped.
+pub struct SignalTimer(libc::timer_t);
 
-impl Storm {
-    pub fn begin() -> Storm {
+impl SignalTimer {
+    pub fn begin() -> SignalTimer {
         extern "C" fn nothing(_: libc::c_int) {}
-        // SAFETY: a handler that does nothing, without SA_RESTART; the structs live across the calls.
+        // SAFETY: the handler does nothing and has no SA_RESTART; the structs live across the calls.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as *const () as usize;
@@ -103,30 +103,30 @@ impl Storm {
             let every = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let when = libc::itimerspec { it_interval: every, it_value: every };
             assert_eq!(libc::timer_settime(timer, 0, &when, std::ptr::null_mut()), 0);
-            Storm(timer)
+            SignalTimer(timer)
         }
     }
 }
 
-impl Drop for Storm {
+impl Drop for SignalTimer {
     fn drop(&mut self) {
-        // SAFETY: made in `begin`.
+        // SAFETY: `begin` created the timer.
         unsafe { libc::timer_delete(self.0) };
     }
 }
 
-/// A wait that nothing ends but its deadline.
+/// A wait that only its deadline ends.
 #[track_caller]
-fn in_vain<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, wanted: impl FnOnce(&T) -> bool) {
+fn times_out<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, wanted: impl FnOnce(&T) -> bool) {
     let until = Instant::now() + Duration::from_millis(25);
     let found = wait(until);
     assert!(Instant::now() >= until, "{what} ended before its deadline: {found:?}");
     assert!(wanted(&found), "{what}: {found:?}");
 }
 
-/// Every call that waits, at both ends, under signals.
+/// Every call that waits, at both endpoints, under signals.
 pub fn interrupted(role: &Role) {
-    let _storm = Storm::begin();
+    let _signals = SignalTimer::begin();
     let (name, path) = (name_of(role), path_of(role));
     let by_path = role.get("how") == "path";
     let count = rounds(300);
@@ -140,26 +140,26 @@ pub fn interrupted(role: &Role) {
         let mut receiver = match by_path {
             true => {
                 let early = |until| small_path().connect_deadline(until).open_receiver(&path).map(|_| ());
-                in_vain("opening", early, |done| matches!(done, Err(Error::NoChannel { .. })));
+                times_out("opening", early, |done| matches!(done, Err(Error::NoChannel { .. })));
                 let early = |until| small_path().connect_deadline(until).create_receiver(&path).map(|_| ());
-                in_vain("waiting for a sender", early, |done| matches!(done, Err(Error::TimedOut(_))));
+                times_out("waiting for a sender", early, |done| matches!(done, Err(Error::TimedOut(_))));
                 report("listening");
                 small().create_receiver(&path).unwrap()
             }
             false => {
                 let listener = small().listen(&name).unwrap();
                 let accept = |until| listener.accept_receiver_until(until).map(|found| found.is_none());
-                in_vain("accepting a sender", accept, |done| matches!(done, Ok(true)));
+                times_out("accepting a sender", accept, |done| matches!(done, Ok(true)));
                 let accept = |until| listener.accept_sender_until(until).map(|found| found.is_none());
-                in_vain("accepting a receiver", accept, |done| matches!(done, Ok(true)));
+                times_out("accepting a receiver", accept, |done| matches!(done, Ok(true)));
                 report("listening");
                 listener.accept_receiver_until(deadline()).unwrap().unwrap()
             }
         };
         report("open");
         let mut buffer = Vec::new();
-        in_vain("receiving", |until| receiver.receive_until(until).map(drop_some), |done| matches!(done, Ok(false)));
-        in_vain("copying", |until| receiver.receive_into_until(&mut buffer, until), |done| matches!(done, Ok(None)));
+        times_out("receiving", |until| receiver.receive_until(until).map(drop_some), |done| matches!(done, Ok(false)));
+        times_out("copying", |until| receiver.receive_into_until(&mut buffer, until), |done| matches!(done, Ok(None)));
         report("waited");
         for number in 0..count {
             match number % 4 {
@@ -178,11 +178,11 @@ pub fn interrupted(role: &Role) {
             }
         }
         report("received");
-        // Nobody reads until the other's waits for room are over.
+        // The receiver reads nothing until the sender's waits for free space have ended.
         read_line_from_parent();
         while !matches!(&*receiver.receive().unwrap(), b"the last") {}
         assert!(receiver.receive().unwrap_err().is_peer_died());
-        in_vain("resuming", |until| receiver.resume_until(until), |done| matches!(done, Ok(false)));
+        times_out("resuming", |until| receiver.resume_until(until), |done| matches!(done, Ok(false)));
         report("resuming");
         assert!(receiver.resume_until(deadline()).unwrap());
         assert_eq!(&*receiver.receive().unwrap(), b"of a successor");
@@ -193,7 +193,7 @@ pub fn interrupted(role: &Role) {
             false => {
                 if role.get("succeeds") != "yes" {
                     let early = |until| small().connect_deadline(until).connect_sender(&name).map(|_| ());
-                    in_vain("connecting", early, |done| matches!(done, Err(Error::TimedOut(_))));
+                    times_out("connecting", early, |done| matches!(done, Err(Error::TimedOut(_))));
                     report("early");
                     read_line_from_parent();
                 }
@@ -212,9 +212,9 @@ pub fn interrupted(role: &Role) {
                 0 => sender.send(&message(number)).unwrap(),
                 1 => assert_eq!(sender.send_until(&message(number), deadline()).unwrap(), Sent::Sent),
                 _ => {
-                    let mut room = sender.reserve(30_000).unwrap();
-                    room.copy_from_slice(&message(number));
-                    room.commit().unwrap();
+                    let mut space = sender.reserve(30_000).unwrap();
+                    space.copy_from_slice(&message(number));
+                    space.commit().unwrap();
                 }
             }
         }
@@ -228,14 +228,14 @@ pub fn interrupted(role: &Role) {
         read_line_from_parent();
         while sender.try_send(&message(0)).unwrap() == Sent::Sent {}
         let full = message(0);
-        in_vain("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
-        let reserve = |until| sender.reserve_until(full.len(), until).map(|room| room.is_none());
-        in_vain("reserving", reserve, |done| matches!(done, Ok(true)));
+        times_out("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
+        let reserve = |until| sender.reserve_until(full.len(), until).map(|space| space.is_none());
+        times_out("reserving", reserve, |done| matches!(done, Ok(true)));
         if !by_path {
             let send = |until| sender.send_with_descriptors_until(&full, &[null.as_fd()], until);
-            in_vain("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
+            times_out("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
         }
-        in_vain("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
+        times_out("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
         report("waited");
         sender.send(b"the last").unwrap();
         sender.drain().unwrap();
@@ -245,10 +245,10 @@ pub fn interrupted(role: &Role) {
 }
 
 #[test]
-fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
+fn a_signal_each_millisecond_at_both_endpoints_ends_no_wait_and_loses_nothing() {
     for how in ["connect", "path"] {
-        let place = TestDir::new("a signal each millisecond at both ends ends no wait and loses nothing");
-        let role = |end: &str| role_at("interrupted", &place).with("how", how).with("end", end);
+        let dir = TestDir::new("a signal each millisecond at both endpoints ends no wait and loses nothing");
+        let role = |end: &str| role_at("interrupted", &dir).with("how", how).with("end", end);
         let (mut sender, mut receiver);
         if how == "connect" {
             sender = Child::start(role("sender"));
@@ -279,17 +279,17 @@ fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
     }
 }
 
-/// Of a message for which allocating memory takes longer than from one signal to the next. Where the kernel has a signal interrupt
-/// that, as those did that pelton began with: Linux 6.18 does not, and this shows nothing there.
+/// A message whose memory takes longer to allocate than the signal interval. Kernels at the time of pelton's first
+/// version let a signal interrupt that; Linux 6.18 does not, so the test shows nothing there.
 #[test]
 fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
-    let place = TestDir::new("a message of half a gigabyte is sent under signals");
-    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=600m") else { return };
+    let dir = TestDir::new("a message of half a gigabyte is sent under signals");
+    let Some(mounted) = Mounted::tmpfs(&dir.path().join("mounted"), "size=600m") else { return };
     let mut sender = Options::new().capacity(1 << 30).create_sender(mounted.0.join("channel")).unwrap();
-    let storm = Storm::begin();
-    // Not written to: that it is allocated is what takes its time.
+    let signals = SignalTimer::begin();
+    // The test does not write to it: the allocation alone takes the time.
     sender.reserve((1 << 29) - 100).unwrap().commit().unwrap();
-    drop(storm);
+    drop(signals);
     let allocated = inspect::info(mounted.0.join("channel")).unwrap().lanes[0].allocated_bytes;
     assert!(allocated >= (1 << 29) - 100, "{allocated}");
 }
@@ -297,13 +297,13 @@ fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
 static WALL: AtomicU64 = AtomicU64::new(0);
 static OTHER_CLOCKS: AtomicU64 = AtomicU64::new(0);
 
-/// In place of the C library's, for the whole program, standard library included: it counts who asks which clock, and has the clock
-/// on the wall jump by years, this way and that.
+/// Replaces the C library's function for the whole program, including the standard library. It counts the reads of
+/// each clock, and moves the wall clock by years in both directions.
 #[unsafe(no_mangle)]
 extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
     let wall = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_COARSE, libc::CLOCK_TAI].contains(&clock);
     let count = if wall { &WALL } else { &OTHER_CLOCKS }.fetch_add(1, SeqCst);
-    // SAFETY: the caller's pointer, as the caller has to see to.
+    // SAFETY: the caller guarantees its pointer.
     unsafe {
         let done = libc::syscall(libc::SYS_clock_gettime, clock, time) as libc::c_int;
         if wall && done == 0 {
@@ -313,7 +313,7 @@ extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -
     }
 }
 
-/// Two more ways of asking for it, which nobody takes.
+/// Two more functions that read the clock; nothing calls them.
 #[unsafe(no_mangle)]
 extern "C" fn gettimeofday(_: *mut libc::timeval, _: *mut libc::c_void) -> libc::c_int {
     WALL.fetch_add(1, SeqCst);
@@ -328,20 +328,21 @@ extern "C" fn time(_: *mut libc::time_t) -> libc::time_t {
 pub fn no_wall_clock(role: &Role) {
     let root = Path::new(role.get("at"));
     let _ = std::time::SystemTime::now();
-    assert!(WALL.load(SeqCst) > 0, "it is not counted who asks for the time");
+    assert!(WALL.load(SeqCst) > 0, "the clock's interposer counts nothing");
     let before = (WALL.load(SeqCst), OTHER_CLOCKS.load(SeqCst));
     for (part, done) in all_of_it(root) {
         done.unwrap_or_else(|error| panic!("{part}: {error}"));
     }
     assert!(OTHER_CLOCKS.load(SeqCst) > before.1 + 50, "deadlines ask for the time");
-    assert_eq!(WALL.load(SeqCst), before.0, "somebody asked for the time on the wall");
+    assert_eq!(WALL.load(SeqCst), before.0, "something read the wall clock");
     report("well");
 }
 
-/// Which is not to be set on a machine that others use: it is shown that nothing asks for it. The system calls that wait get
-/// spans of time, which the system measures by the monotonic clock; a deadline is an `Instant`, which is of the same.
+/// A test must not set the wall clock of a shared machine, so this one shows that nothing reads it. The system calls
+/// that wait get durations, which the system measures by the monotonic clock; a deadline is an `Instant` of the same
+/// clock.
 #[test]
-fn no_wait_asks_for_the_time_on_the_wall() {
-    let place = TestDir::new("no wait asks for the time on the wall");
-    alone(role_at("no wall clock", &place));
+fn no_wait_reads_the_wall_clock() {
+    let dir = TestDir::new("no wait reads the wall clock");
+    alone(role_at("no wall clock", &dir));
 }

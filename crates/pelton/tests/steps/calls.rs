@@ -1,14 +1,15 @@
-//! Calls: a client, and a service, killed at every step, with lanes that are empty, full, and with messages in pieces under way.
-//! The survivor is told, finds nothing torn, nothing twice, and goes on with others; what was answered is received.
+//! Calls: a client and a service, killed at every step, with empty lanes, full lanes, and messages in pieces in
+//! flight. The survivor detects the death, finds nothing torn and nothing repeated, and continues with others; it
+//! receives every reply that was sent.
 
 use super::*;
 use pelton::{CallId, Client, Loss, Outcome, Service};
 
-/// What is under way.
+/// The state of the lanes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Lanes {
     Empty,
-    /// Both: the service answers, and the client takes, only when the other can do nothing more.
+    /// Both lanes full: the service replies, and the client takes, only when the other side is blocked.
     Full,
     Pieces,
 }
@@ -18,7 +19,7 @@ impl Lanes {
         match self {
             Lanes::Empty => 100,
             Lanes::Full => 5_000,
-            // More than the lane has.
+            // More than the lane holds.
             Lanes::Pieces => 90_000,
         }
     }
@@ -32,8 +33,9 @@ impl Lanes {
     }
 }
 
-fn small() -> Options {
-    connecting().capacity(1 << 16)
+fn small<M>() -> Options<M> {
+    let options: Options = connecting();
+    options.capacity(1 << 16).cast()
 }
 
 fn numbered(number: u64, bytes: usize) -> Vec<u8> {
@@ -42,7 +44,7 @@ fn numbered(number: u64, bytes: usize) -> Vec<u8> {
     of
 }
 
-/// Answers all that is there with its own bytes; it is of the numbers from `next` on, each once and whole.
+/// Answers every waiting request with its own bytes. Requests have the numbers from `next` on, each once and whole.
 fn answer_all(service: &mut Service, lanes: Lanes, next: &mut u64) {
     while let Some(request) = service.try_receive().unwrap() {
         if *request == *b"other" {
@@ -52,12 +54,12 @@ fn answer_all(service: &mut Service, lanes: Lanes, next: &mut u64) {
         check(*next, Sizes::Fixed(lanes.bytes() as u64), &request, &mut Vec::new());
         *next += 1;
         let (bytes, responder) = request.into_parts();
-        // Who has gone is not answered.
+        // A client that has exited gets no reply.
         let _ = responder.reply(&bytes);
     }
 }
 
-/// A client of this process's, while its service is, too.
+/// A client in this process, which also runs the service.
 fn own_client(service: &mut Service, name: &str) -> Client {
     let connecting = {
         let name = name.to_owned();
@@ -102,14 +104,15 @@ pub fn client_calls(run: &Run, lanes: Lanes) {
                 unsafe { libc::kill(victim.pid, libc::SIGCONT) };
                 while victim.state() == 'T' {}
             }
-            // Connecting it waits for this process.
+            // Connecting waits for this process.
             state if lanes != Lanes::Full || state == 'S' => answer_all(&mut service, lanes, &mut next),
             _ => {}
         }
     }
     victim.wait();
     assert_eq!(shared().panicked.load(SeqCst), 0, "the victim panicked");
-    // The other is served as before, and finds all its calls; what the dead one had asked is received whole or not at all.
+    // The service continues to serve the other client, which gets all its replies. It receives each request of the
+    // dead client whole or not at all.
     for _ in 0..3 {
         let call = other.submit(b"other").unwrap();
         let until = deadline();
@@ -133,58 +136,58 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
         let mut service = Service::listen_with(&name, &small()).unwrap();
-        // The client has come with it.
-        let first = service.receive_until(deadline()).unwrap().expect("nobody came");
+        // The client connects with it.
+        let first = service.receive_until(deadline()).unwrap().expect("no connection arrived");
         assert_eq!(&*first, b"first");
         first.reply(b"first").unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         let mut next = 0;
         while next < lanes.calls() {
-            let request = service.receive_until(deadline()).unwrap().expect("nobody asks");
+            let request = service.receive_until(deadline()).unwrap().expect("no request arrives");
             check(next, Sizes::Fixed(lanes.bytes() as u64), &request, &mut Vec::new());
             next += 1;
             let (bytes, mut responder) = request.into_parts();
             if next.is_multiple_of(2)
-                && let Some(mut room) = responder.try_reserve(bytes.len().min(8_000)).unwrap()
-                && room.len() == bytes.len()
+                && let Some(mut reservation) = responder.try_reserve(bytes.len().min(8_000)).unwrap()
+                && reservation.len() == bytes.len()
             {
-                room.copy_from_slice(&bytes);
-                room.reply(bytes.len()).unwrap();
+                reservation.copy_from_slice(&bytes);
+                reservation.reply(bytes.len()).unwrap();
                 continue;
             }
             responder.reply(&bytes).unwrap();
-            // Whose answer has been published, or waits in memory.
+            // The requests whose reply is published, or queued in memory.
             shared().committed.store(next, SeqCst);
         }
-        // What does not fit is written as room comes.
+        // The queued replies are written as space becomes free.
         let _ = service.receive_until(Instant::now() + Duration::from_millis(20));
         drop(service);
     });
     let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
-    victim.met();
-    let waker = run.stops.then(|| go_on_when_stopped(&victim));
+    victim.wait_for_child();
+    let waker = run.stops.then(|| continue_when_stopped(&victim));
     victim.go();
-    let mut asked: Vec<CallId> = Vec::new();
+    let mut requested: Vec<CallId> = Vec::new();
     let mut ended = None;
-    while ended.is_none() && (asked.len() as u64) < lanes.calls() {
-        match client.submit_until(&numbered(asked.len() as u64, lanes.bytes()), deadline()) {
-            Ok(call) => asked.push(call.expect("the service hangs")),
+    while ended.is_none() && (requested.len() as u64) < lanes.calls() {
+        match client.submit_until(&numbered(requested.len() as u64, lanes.bytes()), deadline()) {
+            Ok(call) => requested.push(call.expect("the service hangs")),
             Err(error) => ended = Some(error),
         }
     }
     let mut answered = 0;
-    while ended.is_none() || answered < asked.len() {
+    while ended.is_none() || answered < requested.len() {
         match client.completion_until(deadline()) {
             Ok(reply) => {
                 let reply = reply.expect("the service hangs");
-                let number = asked.iter().position(|call| *call == reply.call()).expect("it was asked") as u64;
+                let number = requested.iter().position(|call| *call == reply.call()).expect("a request arrived") as u64;
                 assert_eq!(reply.outcome(), Outcome::Reply);
                 assert!(*reply == *numbered(number, lanes.bytes()), "reply {number} is torn");
                 answered += 1;
             }
-            // Nothing awaits an answer any more.
+            // Nothing waits for a reply any more.
             Err(Error::Refused(_)) => break,
             Err(error) => {
                 ended = Some(error);
@@ -193,9 +196,9 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
         }
     }
     run.finish(victim, || ());
-    waker.into_iter().for_each(|waker| waker.wait_well());
+    waker.into_iter().for_each(|waker| waker.wait_for_success());
     if lanes == Lanes::Empty {
-        // One call at a time: what was answered when it died, but for the last, is here.
+        // One call at a time: the client has every reply from before the death, except possibly the last.
         assert!(answered as u64 + 1 >= shared().committed.load(SeqCst), "{answered} answers");
     }
     let error = loop {
@@ -216,8 +219,8 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
-/// A service that hands its calls over to another of the same name is killed at every step of that: none is done twice, and
-/// what is lost is said to be.
+/// A service that hands its calls over to another one of the same name is killed at every step of that. No call is
+/// done twice, and each lost call is reported as lost.
 pub fn service_drains(run: &Run, lanes: Lanes) {
     let run = &Run { stops: run.stops, root: run.root.clone(), has_short_name: true };
     // SAFETY: this program has one thread.
@@ -225,12 +228,12 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     let name = run.name();
     let victim = fork(Last::Killed, |inside| {
         let mut service = Service::listen_with(&name, &small()).unwrap();
-        let first = service.receive_until(deadline()).unwrap().expect("nobody came");
+        let first = service.receive_until(deadline()).unwrap().expect("no connection arrived");
         first.reply(b"first").unwrap();
-        // One that is taken, and answered while it drains.
-        let (bytes, taken) = service.receive_until(deadline()).unwrap().expect("nobody asks").into_parts();
+        // A call that the service has taken, and answers while it drains.
+        let (bytes, taken) = service.receive_until(deadline()).unwrap().expect("no request arrives").into_parts();
         shared().seen.store(1, SeqCst);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         service.stopper().drain();
         let _ =
@@ -242,24 +245,24 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     });
     let mut client = Client::connect_with(&name, &small()).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
-    let mut asked: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
-    victim.met();
+    let mut requested: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
+    victim.wait_for_child();
     let mut successor = Service::listen_with(&name, &small()).unwrap();
     victim.go();
     for number in 1..lanes.calls() {
         if let Some(call) = client.try_submit(&numbered(number, lanes.bytes())).unwrap() {
-            asked.push((number, call));
+            requested.push((number, call));
         }
     }
     let (mut outcomes, mut done) = (BTreeMap::new(), Vec::new());
     let until = deadline();
-    while outcomes.len() < asked.len() {
-        assert!(Instant::now() < until, "{} of {} calls are answered", outcomes.len(), asked.len());
+    while outcomes.len() < requested.len() {
+        assert!(Instant::now() < until, "{} of {} calls are answered", outcomes.len(), requested.len());
         if let Some(completion) = client.try_completion().unwrap() {
-            let (number, _) = asked.iter().find(|(_, call)| *call == completion.call()).expect("it was asked");
+            let (number, _) = requested.iter().find(|(_, call)| *call == completion.call()).expect("a request arrived");
             assert!(outcomes.insert(*number, completion.outcome()).is_none());
         }
-        // The client goes on with its hand-shake as it looks for room, or waits.
+        // The client continues its handshake when it reserves space, or waits.
         let _ = client.arm().unwrap();
         while let Some(request) = successor.try_receive().unwrap() {
             done.push(request.to_vec());
@@ -275,7 +278,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
         let request = if *number == 0 { numbered(0, 100) } else { numbered(*number, lanes.bytes()) };
         let times = done.iter().filter(|of| **of == request).count();
         match outcome {
-            // By the one that drained, or the other.
+            // By the draining service, or the other one.
             Outcome::Reply => assert_eq!(times, usize::from(*number != 0), "call {number}"),
             Outcome::Lost(Loss::PeerDied) => assert_eq!(times, 0, "call {number}"),
             outcome => panic!("call {number}: {outcome:?}"),

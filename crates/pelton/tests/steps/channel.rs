@@ -1,4 +1,4 @@
-//! A channel as a whole: who makes, recovers or removes one is killed or stopped.
+//! A channel as a whole: the process that creates, recovers or removes it is killed or stopped.
 
 use super::*;
 
@@ -14,41 +14,41 @@ pub fn create(run: &Run, sends: bool) {
             Box::new(with_capacity(SMALL).create_receiver(&path).unwrap())
         }
     });
-    // Another need not wait for a maker that is stopped, nor make what it has made.
+    // Another process neither waits for a stopped creator nor creates what the creator has finished.
     run.finish(victim, || match with_capacity(SMALL).create_receiver(run.path()) {
         Ok(_) => {}
-        // It has the role that it came for.
+        // It has the role that it wanted.
         Err(Error::RoleTaken { .. }) if !sends => {}
         role => panic!("{role:?}"),
     });
-    made_by_another(run);
+    created_by_another(run);
 }
 
-/// Whatever stands there after a creator died, the next one makes or opens, and it works; nothing else is left.
-fn made_by_another(run: &Run) {
+/// Whatever a dead creator left, the next process creates or opens the channel, and it works; nothing else is left.
+fn created_by_another(run: &Run) {
     let mut receiving = Receiving::new(with_capacity(SMALL).create_receiver(run.path()).unwrap(), 100);
     run.only_the_channel_is_left(1);
     let sender = with_capacity(SMALL).create_sender(run.path()).unwrap();
     let sent = u64::from(sender.next_seq()) - 1;
     receiving.read_to(sent);
-    all_committed_came(sent, 1);
-    go_on(sender, &mut receiving);
+    all_committed_arrived(sent, 1);
+    resume_both(sender, &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
 
 pub fn create_over_leftovers(run: &Run) {
-    // Of two makers that died: one had just begun, the other had got further.
+    // The remains of two dead creators: one had just begun, the other had made more progress.
     std::fs::create_dir(run.root.join(".channel.pelton-1-0")).unwrap();
-    let aside = run.root.join(".channel.pelton-2-7");
-    std::fs::create_dir(&aside).unwrap();
+    let temporary = run.root.join(".channel.pelton-2-7");
+    std::fs::create_dir(&temporary).unwrap();
     for name in ["channel", "receiver", "0.data"] {
-        std::fs::write(aside.join(name), "").unwrap();
+        std::fs::write(temporary.join(name), "").unwrap();
     }
     create(run, true);
 }
 
-/// Rewrites words of a file behind everybody's back.
+/// Rewrites words of a file, unnoticed by its users.
 fn poke(path: &Path, offset: u64, bytes: &[u8]) {
     use std::os::unix::fs::FileExt as _;
     std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
@@ -66,7 +66,7 @@ pub fn recover(run: &Run) {
             sending.send(3);
         }
     }
-    // As if made in another boot.
+    // As if created in another boot.
     let mut header = std::fs::read(path.join("channel")).unwrap();
     header[96..112].fill(7);
     let checksum = pelton_lane::fnv1a(&header[..112]);
@@ -79,7 +79,7 @@ pub fn recover(run: &Run) {
     });
     run.finish(victim, || match opened().open_sender(&path) {
         Err(Error::Rebooted { .. } | Error::RoleTaken { .. }) => {}
-        // It has given its roles back, and ends.
+        // It has released its roles, and ends.
         sender => assert_eq!(shared().step(), "lock: given back", "{sender:?}"),
     });
     let done = inspect::recover(&path, false).unwrap();
@@ -88,7 +88,7 @@ pub fn recover(run: &Run) {
     let mut receiving = Receiving::new(opened().open_receiver(&path).unwrap(), 100);
     receiving.read(10);
     assert_eq!(receiving.next, [5, 5, 0]);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(2);
 }
@@ -101,11 +101,11 @@ pub fn remove(run: &Run) {
         inspect::remove(&path).unwrap();
     });
     run.finish(victim, || ());
-    // It is there with everything, or not at all; then the next maker clears away what is left of it.
+    // The channel is complete or absent; then the next creator removes the remains.
     if path.exists() {
         shared().committed.store(3, SeqCst);
     }
-    made_by_another(run);
+    created_by_another(run);
     inspect::remove(&path).unwrap();
     assert_eq!(run.left(), Vec::<String>::new());
 }

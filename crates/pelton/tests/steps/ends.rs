@@ -1,35 +1,36 @@
-//! The two ends as all scenarios use them, and what must hold of them whoever died: numbered messages, every one of them, and whole.
+//! The two endpoints that all scenarios use, and their invariant after any death: numbered messages, each of them,
+//! and whole.
 
 use super::*;
 use support::readable_until;
 
 pub const SMALL: u64 = 64 << 10;
-/// Larger than the window, so that a lane wraps early and stretches.
+/// Larger than the window, so that a lane wraps early and grows.
 pub const LARGE: u64 = 512 << 10;
 
-pub fn with_capacity(capacity: u64) -> Options {
-    Options::new().capacity(capacity)
+pub fn with_capacity<M>(capacity: u64) -> Options<M> {
+    <Options>::new().capacity(capacity).cast()
 }
 
-pub fn opened() -> Options {
-    Options::new()
+pub fn opened<M>() -> Options<M> {
+    <Options>::new().cast()
 }
 
-/// A receiver, and the number that the next message of each lane must have.
+/// A receiver, and the expected number of the next message of each lane.
 pub struct Receiving {
     pub receiver: Receiver,
     pub next: [u64; 3],
     pub bytes: u64,
-    /// An end that was told, and is still to be asked for.
-    pub told: Option<Error>,
+    /// An end that the receiver has reported, and that the scenario still has to check.
+    pub pending_end: Option<Error>,
 }
 
 impl Receiving {
     pub fn new(receiver: Receiver, bytes: u64) -> Receiving {
-        Receiving { receiver, next: [0; 3], bytes, told: None }
+        Receiving { receiver, next: [0; 3], bytes, pending_end: None }
     }
 
-    /// One message: whole, in order, and doubled only if it says so. `None`: the deadline.
+    /// Takes one message: whole, in order, and repeated only if marked so. `None` means the deadline.
     pub fn one(&mut self, deadline: Instant) -> pelton::Result<Option<u64>> {
         let Some(mut message) = self.receiver.receive_until(deadline)? else { return Ok(None) };
         take_descriptors(&mut message);
@@ -52,21 +53,21 @@ impl Receiving {
         }
     }
 
-    /// Everything up to this number, whatever ends are told between.
+    /// Takes everything up to this number, past any reported ends.
     #[track_caller]
     pub fn read_to(&mut self, number: u64) {
         while self.next[0] < number {
             match self.one(deadline()) {
-                Ok(read) => assert!(read.is_some(), "message {} did not come", self.next[0]),
+                Ok(read) => assert!(read.is_some(), "message {} did not arrive", self.next[0]),
                 Err(error) => assert!(is_end(&error), "{error}"),
             }
         }
     }
 
-    /// Until the senders' end is told.
+    /// Receives until the end of the senders is reported.
     #[track_caller]
     pub fn until_end(&mut self) -> Error {
-        if let Some(end) = self.told.take() {
+        if let Some(end) = self.pending_end.take() {
             return end;
         }
         loop {
@@ -77,8 +78,9 @@ impl Receiving {
         }
     }
 
-    /// What is there until nothing comes for a moment, and whatever end is told. It goes by the descriptor: that has what was sent,
-    /// and the lane of who is new, also when the machine lets the moment pass before the first look.
+    /// Receives, past any reported end, until nothing arrives for a moment. It waits on the descriptor, which covers
+    /// sent messages and the lane of a new sender. It also works if the machine lets the moment pass before the first
+    /// poll.
     #[track_caller]
     pub fn for_a_moment(&mut self) {
         loop {
@@ -100,9 +102,9 @@ impl Receiving {
         }
     }
 
-    /// For a moment nobody is told dead.
+    /// No death is reported for a moment.
     #[track_caller]
-    pub fn nobody_is_dead(&mut self) {
+    pub fn expect_no_death(&mut self) {
         let until = Instant::now() + MOMENT;
         loop {
             match self.one(until) {
@@ -114,7 +116,7 @@ impl Receiving {
     }
 }
 
-/// Two come with each message, or none.
+/// Two descriptors arrive with each message, or none.
 pub fn take_descriptors(message: &mut pelton::Message<'_>) {
     if message.descriptors() != 0 {
         assert_eq!(message.take_descriptors().unwrap().len(), 2);
@@ -130,12 +132,12 @@ pub struct Sending {
     pub sender: Sender,
     pub next: u64,
     pub bytes: u64,
-    /// Ends of receivers that it was told of.
+    /// The ends of receivers that it detected.
     pub ends: Vec<Error>,
 }
 
 impl Sending {
-    /// Goes on behind what is in the lane.
+    /// Continues after the messages in the lane.
     pub fn new(sender: Sender, bytes: u64) -> Sending {
         let next = u64::from(sender.next_seq()) - 1;
         Sending { sender, next, bytes, ends: Vec::new() }
@@ -170,7 +172,7 @@ impl Sending {
         sent
     }
 
-    /// As a victim: says what has been sent as soon as it is.
+    /// As a victim: notes each sent message immediately.
     pub fn commit(&mut self, count: u64) {
         for _ in 0..count {
             self.send(1);
@@ -178,18 +180,18 @@ impl Sending {
         }
     }
 
-    /// The payload by halves, with a step between.
+    /// Writes the payload in halves, with a step between them.
     pub fn commit_by_halves(&mut self, count: u64) {
         let mut message = Vec::new();
         for _ in 0..count {
             payload(self.next, self.bytes as usize, &mut message);
-            let mut room = self.sender.reserve(message.len()).unwrap();
+            let mut reservation = self.sender.reserve(message.len()).unwrap();
             let half = message.len() / 2;
-            room[..half].copy_from_slice(&message[..half]);
+            reservation[..half].copy_from_slice(&message[..half]);
             take_step("payload: half");
-            room[half..].copy_from_slice(&message[half..]);
+            reservation[half..].copy_from_slice(&message[half..]);
             take_step("payload: whole");
-            room.commit().unwrap();
+            reservation.commit().unwrap();
             self.next += 1;
             shared().committed.store(self.next, SeqCst);
         }
@@ -209,7 +211,7 @@ impl Sending {
     pub fn commit_batch(&mut self, count: u64) {
         let mut message = Vec::new();
         let lens = std::iter::repeat_n(self.bytes as usize, count as usize);
-        let mut batch = self.sender.try_reserve_batch(lens).unwrap().expect("there is room");
+        let mut batch = self.sender.try_reserve_batch(lens).unwrap().expect("there is free space");
         for number in self.next..self.next + count {
             payload(number, self.bytes as usize, &mut message);
             assert!(batch.push(&message));
@@ -219,7 +221,7 @@ impl Sending {
         shared().committed.store(self.next, SeqCst);
     }
 
-    /// Waits until all is released, whatever ends are told meanwhile.
+    /// Waits until all is released, past any reported ends.
     #[track_caller]
     pub fn drained(&mut self) {
         loop {
@@ -233,7 +235,7 @@ impl Sending {
         }
     }
 
-    /// Until the receiver's end is told; `None` if all is released.
+    /// Waits until the receiver's end is reported; `None` if all is released.
     #[track_caller]
     pub fn until_end(&mut self) -> Option<Error> {
         if let Some(end) = self.ends.pop() {
@@ -241,7 +243,7 @@ impl Sending {
         }
         match self.sender.drain_until(deadline()) {
             Ok(drained) => {
-                assert!(drained, "neither room nor an end came");
+                assert!(drained, "neither free space nor an end was reported");
                 None
             }
             Err(error) => Some(error),
@@ -249,7 +251,7 @@ impl Sending {
     }
 
     #[track_caller]
-    pub fn nobody_is_dead(&mut self) {
+    pub fn expect_no_death(&mut self) {
         match self.sender.drain_until(Instant::now() + MOMENT) {
             Ok(_) => {}
             Err(error) => assert!(error.is_closed(), "{error}"),
@@ -263,17 +265,17 @@ pub fn is_taken<T: std::fmt::Debug>(role: pelton::Result<T>) {
     assert!(matches!(role, Err(Error::RoleTaken { .. })), "{role:?}");
 }
 
-/// What a victim that sends has sent, by what has come: everything that it said, and nothing but whole messages behind.
+/// Checks the messages of a victim that sends: each one that it noted, and after them only whole ones.
 #[track_caller]
-pub fn all_committed_came(next: u64, in_flight: u64) {
+pub fn all_committed_arrived(next: u64, in_flight: u64) {
     let committed = shared().committed.load(SeqCst);
     assert!(next >= committed, "{committed} were committed, {next} came");
     assert!(next <= committed + in_flight, "{committed} were committed, {in_flight} were on their way, {next} came");
 }
 
-/// A sender's successor and this receiver go on, through a lap of the lane.
+/// A sender's successor and this receiver continue, through a lap of the lane.
 #[track_caller]
-pub fn go_on(sender: Sender, receiving: &mut Receiving) {
+pub fn resume_both(sender: Sender, receiving: &mut Receiving) {
     let mut sending = Sending::new(sender, receiving.bytes);
     assert_eq!(sending.next, receiving.next[0], "the successor begins behind the last message");
     let lap = receiving.receiver.capacity().min(256 << 10) / receiving.bytes;

@@ -1,14 +1,14 @@
-//! Receivers that come, release, wait, flush and close.
+//! Receivers that attach, release, wait, flush and close.
 
 use super::*;
 use pelton::{LaneId, RecordReader};
 
-/// A receiver's successor begins with the oldest message that was not released, and both go on.
+/// A receiver's successor starts at the oldest unreleased message, and both sides continue.
 #[track_caller]
 fn received_by_another(run: &Run, sending: &mut Sending, released: u64) {
     let seen = shared().seen.load(SeqCst);
     let mut receiving = Receiving::new(opened().open_receiver(run.path()).unwrap(), sending.bytes);
-    // Something is there, then.
+    // Then a message waits.
     if sending.sender.unreleased() == 0 {
         sending.send(1);
     }
@@ -23,7 +23,7 @@ fn received_by_another(run: &Run, sending: &mut Sending, released: u64) {
 }
 
 impl Receiving {
-    /// Everything to `end`, from a message on that was not released.
+    /// Takes everything up to `end`, starting at an unreleased message.
     #[track_caller]
     pub fn begins(&mut self, released: u64, seen: u64, end: u64) -> u64 {
         let mut first = None;
@@ -56,43 +56,43 @@ pub fn receiver_attaches(run: &Run, before: u64) {
         opened().open_receiver(&path).unwrap()
     });
     run.finish(victim, || {
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_receiver(run.path()));
         }
     });
     sending.send(1);
     received_by_another(run, &mut sending, 0);
-    assert!(sending.ends.len() <= 1, "told once: {:?}", sending.ends);
+    assert!(sending.ends.len() <= 1, "reported once: {:?}", sending.ends);
 }
 
-/// One that arms, is woken by a message, takes it, and arms again.
+/// A receiver that arms, wakes for a message, takes it, and arms again.
 pub fn receiver_arms(run: &Run) {
     let path = run.path();
     let mut sending = Sending::new(with_capacity(SMALL).create_sender(&path).unwrap(), 100);
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = opened().open_receiver(&path).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         while !receiver.arm().unwrap() {}
         readable(receiver.as_fd());
         take(&mut receiver);
         let _ = receiver.arm().unwrap();
-        // As a wait does it.
+        // The same calls as in a wait.
         take(&mut receiver);
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     for _ in 0..2 {
         victim.watch(true, &mut || {
-            sending.nobody_is_dead();
+            sending.expect_no_death();
             is_taken(opened().open_receiver(run.path()));
         });
         sending.send(1);
     }
     run.finish(victim, || {
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         is_taken(opened().open_receiver(run.path()));
     });
     received_by_another(run, &mut sending, shared().released.load(SeqCst));
@@ -124,7 +124,8 @@ pub fn take_as(how: Take, receiver: &mut Receiver) {
         Take::Copy => {
             let mut buffer = Vec::new();
             for number in 1..=3 {
-                // Released and seen at once, by who copies: a double may come of one that it has not said yet.
+                // A receiver that copies notes and releases in one call: one message that it has not noted yet may be
+                // repeated.
                 seen.store(number, SeqCst);
                 receiver.receive_into(&mut buffer).unwrap();
                 check(number - 1, Sizes::Fixed(buffer.len() as u64), &buffer, &mut Vec::new());
@@ -146,7 +147,7 @@ pub fn take_as(how: Take, receiver: &mut Receiver) {
                 held.push(receiver.receive().unwrap().hold());
                 seen.store(number, SeqCst);
             }
-            // Each receive takes back what was dropped before; what it releases itself waits behind what is held.
+            // Each receive releases the messages dropped before; its own release waits behind the held messages.
             let receive = |receiver: &mut Receiver, number| {
                 let message = receiver.receive().unwrap();
                 seen.store(number, SeqCst);
@@ -156,7 +157,7 @@ pub fn take_as(how: Take, receiver: &mut Receiver) {
             receive(receiver, 4);
             drop(held.remove(0));
             receive(receiver, 5);
-            // The first two, and no more: the third is held.
+            // The first two, and no more: the receiver holds the third.
             released.store(2, SeqCst);
             drop(held);
             receive(receiver, 6);
@@ -176,12 +177,12 @@ pub fn receiver_releases(run: &Run, how: Take) {
     }
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = opened().open_receiver(&path).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         take_as(how, &mut receiver);
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     assert!(sending.sender.resume_until(deadline()).unwrap());
     if how == Take::Wake {
         assert!(sending.sender.arm(bytes as usize).unwrap());
@@ -190,11 +191,11 @@ pub fn receiver_releases(run: &Run, how: Take) {
     run.finish(victim, || {
         is_taken(opened().open_receiver(run.path()));
         if how != Take::Wake {
-            sending.nobody_is_dead();
+            sending.expect_no_death();
         }
     });
     if how == Take::Wake {
-        // Room, or the end: whichever it is, it is told.
+        // Free space or the end: the sender gets one of them.
         readable(sending.sender.as_fd());
     }
     let (released, sent) = (shared().released.load(SeqCst), sending.next);
@@ -204,7 +205,7 @@ pub fn receiver_releases(run: &Run, how: Take) {
         None => 0,
         Some(end) => panic!("{end}"),
     };
-    // Nothing has been released that the victim has not seen.
+    // The victim has seen everything that is released.
     let seen = shared().seen.load(SeqCst);
     assert!((sent - seen..=sent - released).contains(&left), "{left} of {sent} are left: {released}, {seen}");
     received_by_another(run, &mut sending, sent - left);
@@ -217,7 +218,7 @@ pub fn receiver_releases_alone(run: &Run) {
         let mut receiver = opened().open_receiver(&path).unwrap();
         inside.count();
         take_as(Take::Held, &mut receiver);
-        // The one that sent them has closed, which is told after them.
+        // Its sender has closed, which is reported after the messages.
         match receiver.try_receive() {
             Ok(message) => assert!(message.is_none()),
             Err(error) => assert!(error.is_closed(), "{error}"),
@@ -226,9 +227,9 @@ pub fn receiver_releases_alone(run: &Run) {
     });
     run.finish(victim, || {
         is_taken(opened().open_receiver(run.path()));
-        // Nobody is told of the other who is not there.
+        // The other, absent sender causes no report.
         let mut sending = Sending::new(opened().open_sender(run.path()).unwrap(), 100);
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         sending.sender.close().unwrap();
     });
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
@@ -236,13 +237,13 @@ pub fn receiver_releases_alone(run: &Run) {
     received_by_another(run, &mut sending, shared().released.load(SeqCst));
 }
 
-/// Two lanes, whose messages a receiver takes to a file a few at a time.
+/// Two lanes, whose messages a receiver writes to a file, a few at a time.
 pub fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
     let path = run.path();
     let file = run.root.join("file");
     let mut sending = [0, 1].map(|lane| {
         let lanes = with_capacity(SMALL).lanes(2);
-        let sender = if lane == 0 { lanes.create_sender(&path) } else { lanes.open_sender(&path) };
+        let sender = if lane == 0 { lanes.create_sender(&path) } else { lanes.cast().open_sender(&path) };
         let mut sending = Sending::new(sender.unwrap(), 100);
         sending.send(5);
         sending
@@ -258,7 +259,7 @@ pub fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
         flush().unwrap();
     });
     run.finish(victim, || is_taken(flush()));
-    // Its successor, and then one more that finds nothing to do but this.
+    // Its successor, and then one more whose only work is this.
     flush().unwrap();
     sending.iter_mut().for_each(|sending| sending.send(1));
     flush().unwrap();
@@ -281,24 +282,24 @@ pub fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
     assert_eq!(next.into_values().collect::<Vec<_>>(), [6, 6], "each message once");
 }
 
-/// A receiver that waits for a sender to come.
+/// A receiver that waits for a sender to connect.
 pub fn receiver_resumes(run: &Run) {
     let path = run.path();
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = with_capacity(SMALL).create_receiver(&path).unwrap();
-        inside.meet();
+        inside.synchronize();
         inside.count();
         assert!(receiver.resume_until(deadline()).unwrap());
         take(&mut receiver);
         receiver
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     victim.watch(true, &mut || is_taken(opened().open_receiver(run.path())));
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     sending.send(1);
     run.finish(victim, || {
-        sending.nobody_is_dead();
+        sending.expect_no_death();
         is_taken(opened().open_receiver(run.path()));
     });
     received_by_another(run, &mut sending, shared().released.load(SeqCst));
@@ -311,25 +312,25 @@ pub fn receiver_closes(run: &Run) {
     let victim = fork(Last::Killed, |inside| {
         let mut receiver = opened().open_receiver(&path).unwrap();
         (0..2).for_each(|_| take(&mut receiver));
-        inside.meet();
+        inside.synchronize();
         inside.count();
         receiver.close().unwrap();
     });
-    victim.met();
+    victim.wait_for_child();
     assert!(sending.sender.resume_until(deadline()).unwrap());
     victim.go();
     let given_back = || shared().step() == "lock: given back";
-    let mut told = None;
+    let mut error = None;
     run.finish(victim, || {
         match sending.sender.drain_until(Instant::now() + MOMENT) {
             Ok(drained) => assert!(!drained),
-            Err(error) => told = Some(error),
+            Err(found) => error = Some(found),
         }
         if !given_back() {
             is_taken(opened().open_receiver(run.path()));
         }
     });
-    let end = told.or_else(|| sending.until_end()).expect("four are not released");
+    let end = error.or_else(|| sending.until_end()).expect("four are not released");
     match end {
         Error::Closed { unreleased: 4 } => {}
         Error::PeerDied { unreleased: 4 } if !run.stops && !given_back() => {}

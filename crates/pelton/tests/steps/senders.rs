@@ -1,4 +1,4 @@
-//! Senders that come, commit, close and wait for the other side.
+//! Senders that attach, commit, close and wait for the other side.
 
 use super::*;
 
@@ -17,20 +17,20 @@ pub fn sender_attaches(run: &Run, before: u64, read: u64) {
         sending
     });
     run.finish(victim, || {
-        // The predecessor closed, and that may be told; of the one that is coming nothing is.
-        receiving.nobody_is_dead();
+        // The predecessor closed, and the receiver may report that; it reports nothing of the attaching one.
+        receiving.expect_no_death();
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_sender(run.path()));
         }
     });
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 1);
-    go_on(opened().open_sender(run.path()).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 1);
+    resume_both(opened().open_sender(run.path()).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
 
-/// What a floor protects, the successor of whoever dies attaching must not write over.
+/// After a sender dies while it attaches, its successor must not overwrite what a floor protects.
 pub fn sender_attaches_behind_a_jump(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(LARGE).create_receiver(&path).unwrap(), 8000);
@@ -49,10 +49,10 @@ pub fn sender_attaches_behind_a_jump(run: &Run) {
     });
     run.finish(victim, || ());
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 8000);
-    all_committed_came(sending.next, 1);
+    all_committed_arrived(sending.next, 1);
     while sending.try_send() {}
     receiving.read_to(sending.next);
-    go_on(sending.sender, &mut receiving);
+    resume_both(sending.sender, &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
@@ -72,19 +72,19 @@ pub fn sender_adds_a_lane(run: &Run, leftovers: bool) {
     });
     run.finish(victim, || {
         other.send(1);
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         assert_eq!(receiving.next[0], other.next);
         if shared().claimed.load(SeqCst) {
             is_taken(opened().open_sender(run.path()));
         }
     });
-    // The other lane is not disturbed.
+    // The other lane is unaffected.
     other.send(1);
     while receiving.next[0] < other.next {
         receiving.read(1);
     }
     receiving.for_a_moment();
-    all_committed_came(receiving.next[1], 1);
+    all_committed_arrived(receiving.next[1], 1);
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     assert_eq!(sending.next, receiving.next[1]);
     for _ in 0..3 {
@@ -98,23 +98,23 @@ pub fn sender_adds_a_lane(run: &Run, leftovers: bool) {
     run.only_the_channel_is_left(2);
 }
 
-/// Who dies, or is stopped, in the middle of adding a lane keeps another from it no longer than that.
+/// A process that dies, or is stopped, while it adds a lane blocks another one only for that long.
 pub fn two_senders_add_a_lane(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(SMALL).lanes(3).create_receiver(&path).unwrap(), 100);
     let mut other = Sending::new(opened().open_sender(&path).unwrap(), 100);
     let rival = fork(Last::Exit, |inside| {
-        inside.meet();
+        inside.synchronize();
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
         sending.send(2);
-        inside.meet();
+        inside.synchronize();
         sending
     });
-    rival.met();
+    rival.wait_for_child();
     let victim = fork(Last::Killed, |inside| {
         inside.count();
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
-        // By count: the number that it begins with may be the other's.
+        // By count: its first number may be the other sender's.
         sending.send(1);
         shared().committed.store(1, SeqCst);
         sending.send(1);
@@ -124,13 +124,13 @@ pub fn two_senders_add_a_lane(run: &Run) {
     rival.go();
     run.finish(victim, || {
         other.send(1);
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         assert_eq!(receiving.next[0], other.next);
     });
-    rival.met();
+    rival.wait_for_child();
     receiving.for_a_moment();
-    // The rival's two, and the victim's.
-    all_committed_came(receiving.next[1] + receiving.next[2] - 2, 1);
+    // The two of the rival, and the victim's.
+    all_committed_arrived(receiving.next[1] + receiving.next[2] - 2, 1);
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     is_taken(if inspect::info(&path).unwrap().lanes.len() == 3 {
         opened().open_sender(&path)
@@ -143,7 +143,7 @@ pub fn two_senders_add_a_lane(run: &Run) {
     receiving.read(4);
     assert_eq!(receiving.next.iter().sum::<u64>(), before + 4);
     rival.go();
-    rival.wait_well();
+    rival.wait_for_success();
     let lanes = inspect::info(&path).unwrap().lanes.len() as u32;
     drop((sending, other, receiving));
     run.only_the_channel_is_left(lanes);
@@ -168,9 +168,11 @@ pub enum At {
     Sync,
 }
 
-/// The receiver reads what the victim left before its successor comes, or, `late`, after that has filled the lane.
+/// The receiver reads the victim's messages before the successor connects, or, if `late`, after the successor has
+/// filled the lane.
 pub fn sender_commits(run: &Run, at: At, late: bool) {
-    // What the victim sends, and then is received, before its steps count. 32 messages of 8000 bytes use up the window.
+    // Messages that the victim sends, and the receiver takes, before the steps count. 32 messages of 8000 bytes use
+    // up the window.
     let (capacity, bytes, before): (u64, u64, &[(u64, u64)]) = match at {
         At::NearlyFull => (SMALL, 3000, &[(20, 0)]),
         At::Full => (SMALL, 3000, &[(21, 0)]),
@@ -198,9 +200,9 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         shared().committed.store(sending.next, SeqCst);
         for (send, _) in before {
             sending.commit(*send);
-            inside.meet();
+            inside.synchronize();
         }
-        inside.meet();
+        inside.synchronize();
         while at == At::Waited && state_of(parent) != 'S' {}
         inside.count();
         match at {
@@ -219,11 +221,11 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         sending
     });
     for (_, read) in before {
-        victim.met();
+        victim.wait_for_child();
         receiving.as_mut().unwrap().read(*read);
         victim.go();
     }
-    victim.met();
+    victim.wait_for_child();
     if at == At::Asleep {
         assert!(receiving.as_mut().unwrap().receiver.arm().unwrap());
     }
@@ -234,11 +236,11 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     let is_there = |receiving: &mut Option<Receiving>| {
         is_taken(opened().open_sender(run.path()));
         if let Some(receiving) = receiving {
-            receiving.nobody_is_dead();
+            receiving.expect_no_death();
         }
     };
     if at == At::Full {
-        // It waits for room, unless it ends before.
+        // It waits for free space, unless it exits before.
         victim.watch(true, &mut || {
             is_taken(opened().open_sender(run.path()));
             assert!(!receiving.as_mut().unwrap().receiver.arm().unwrap(), "the lane is full");
@@ -253,7 +255,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     let sender = match &mut receiving {
         Some(receiving) if late => {
             let mut sending = Sending::new(opened().open_sender(run.path()).unwrap(), bytes);
-            all_committed_came(sending.next, in_flight);
+            all_committed_arrived(sending.next, in_flight);
             while sending.try_send() {}
             receiving.read_to(sending.next);
             sending.sender
@@ -273,21 +275,21 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     };
     let mut receiving = receiving.unwrap();
     if !late {
-        all_committed_came(receiving.next[0], in_flight);
+        all_committed_arrived(receiving.next[0], in_flight);
     }
-    go_on(sender, &mut receiving);
+    resume_both(sender, &mut receiving);
     assert!(receiving.until_end().is_closed());
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
 
 impl Receiving {
-    /// One message, or one end, in a wait.
+    /// Takes one message, or one end, in a wait.
     fn for_long(&mut self) {
         match self.one(deadline()) {
             Ok(read) => assert!(read.is_some(), "neither a message nor an end came"),
-            // It was the only one to be told of.
-            Err(error) => self.told = Some(error),
+            // There was no other end to report.
+            Err(error) => self.pending_end = Some(error),
         }
     }
 }
@@ -298,15 +300,15 @@ pub fn sender_closes(run: &Run) {
     let victim = fork(Last::Killed, |inside| {
         let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
         sending.commit(3);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         sending.sender.close().unwrap();
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     let given_back = || shared().step() == "lock: given back";
     run.finish(victim, || {
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         if !given_back() {
             is_taken(opened().open_sender(run.path()));
         }
@@ -317,49 +319,50 @@ pub fn sender_closes(run: &Run) {
         assert!(if closed { end.is_closed() } else { is_end(&end) }, "{end}");
     }
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 0);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 0);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
 
-/// A sender that waits for a receiver to come.
+/// A sender that waits for a receiver to connect.
 pub fn sender_resumes(run: &Run) {
     let path = run.path();
     let victim = fork(Last::Killed, |inside| {
         let mut sending = Sending::new(with_capacity(SMALL).create_sender(&path).unwrap(), 100);
         sending.commit(1);
-        inside.meet();
+        inside.synchronize();
         inside.count();
         assert!(sending.sender.resume_until(deadline()).unwrap());
         sending.commit(1);
         sending
     });
-    victim.met();
+    victim.wait_for_child();
     victim.go();
     victim.watch(true, &mut || is_taken(opened().open_sender(run.path())));
     let mut receiving = Receiving::new(opened().open_receiver(&path).unwrap(), 100);
     run.finish(victim, || {
-        receiving.nobody_is_dead();
+        receiving.expect_no_death();
         is_taken(opened().open_sender(run.path()));
     });
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 1);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 1);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }
 
-/// One after the other, each at another step, while a lane stretches, jumps and wraps; the receiver stops and goes on.
+/// Successive senders, each killed at another step, while a lane grows, jumps and wraps; the receiver stops and
+/// continues.
 pub fn successors_die(run: &Run) {
     let path = run.path();
     let mut receiving = Receiving::new(with_capacity(LARGE).create_receiver(&path).unwrap(), 8000);
     let target = shared().target.load(SeqCst);
-    for turn in 0..12 {
-        let before = u64::from(turn == 0) * 30;
-        // Of the last of them the steps count; those before die somewhere, at each n elsewhere.
-        let last = turn == 11;
-        let this = if last { target } else { 1 + (target * 17 + turn * 29) % 60 };
+    for round in 0..12 {
+        let before = u64::from(round == 0) * 30;
+        // Only the steps of the last one count; the ones before die at a different step for each n.
+        let last = round == 11;
+        let this = if last { target } else { 1 + (target * 17 + round * 29) % 60 };
         shared().steps.store(0, SeqCst);
         shared().target.store(this, SeqCst);
         let victim = fork(Last::Killed, |inside| {
@@ -374,16 +377,16 @@ pub fn successors_die(run: &Run) {
         });
         run.finish(victim, || ());
         let committed = shared().committed.load(SeqCst);
-        // Now and then everything, else some, so that the lane does not fill up, and jumps.
-        match turn % 4 {
+        // Sometimes everything, otherwise some, so that the lane does not fill up, and jumps.
+        match round % 4 {
             3 => receiving.read_to(committed),
             _ => receiving.read_to(receiving.next[0] + (committed - receiving.next[0]) * 2 / 5),
         }
     }
     shared().target.store(target, SeqCst);
     receiving.for_a_moment();
-    all_committed_came(receiving.next[0], 3);
-    go_on(opened().open_sender(&path).unwrap(), &mut receiving);
+    all_committed_arrived(receiving.next[0], 3);
+    resume_both(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(1);
 }

@@ -1,28 +1,29 @@
-//! Who is killed or stopped: a forked child, what it notes in a page that its parent reads, and how they meet.
+//! The killed or stopped process: a forked child, its notes in a page that its parent reads, and the synchronisation
+//! of the two.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 use support::{DEADLINE, kernel};
 
-/// What children write and the parent reads, also after their death.
+/// Notes that children write and the parent reads, also after their death.
 #[derive(Default)]
 pub struct Shared {
-    /// Taken by the victim since it began to count, and at which it is to end.
+    /// The steps of the victim since it began to count, and the step at which it kills itself.
     pub steps: AtomicU64,
     pub target: AtomicU64,
     pub stops: AtomicBool,
     /// The name of the last step; a literal is at the same address in every process forked.
     name: AtomicPtr<u8>,
     name_bytes: AtomicUsize,
-    /// Whether it has come to have a role.
+    /// Whether it has obtained a role.
     pub claimed: AtomicBool,
     pub panicked: AtomicU64,
-    /// Messages before this number are sent, because `send` has returned.
+    /// Messages before this number are sent: `send` has returned.
     pub committed: AtomicU64,
-    /// Messages before this number have been seen by the victim, and before that one released.
+    /// The victim has seen the messages before this number, and released those before the other.
     pub seen: AtomicU64,
     pub released: AtomicU64,
-    /// By the successor, where that is a process of its own: the first and the one after the last that it received.
+    /// Written by a successor in its own process: the first number that it received, and the one after the last.
     pub first: AtomicU64,
     pub next: AtomicU64,
 }
@@ -32,7 +33,7 @@ pub fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping, aligned and large enough, zero as every field may be, never unmapped.
+        // SAFETY: the mapping is new, aligned and large enough, every field may be zero, and nothing unmaps it.
         unsafe {
             let page = mmap_anonymous(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED).unwrap();
             &*page.cast::<Shared>()
@@ -55,7 +56,7 @@ impl Shared {
         if name.is_null() {
             return "none";
         }
-        // SAFETY: a literal's, in the victim and so here.
+        // SAFETY: the pointer and length are of a literal, at the same address in the victim and here.
         unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(name, bytes)) }
     }
 }
@@ -69,32 +70,32 @@ pub fn take_step(name: &'static str) {
         shared.claimed.store(true, SeqCst);
     }
     if steps == shared.target.load(SeqCst) {
-        end_oneself(if shared.stops.load(SeqCst) { libc::SIGSTOP } else { libc::SIGKILL });
+        end_this_process(if shared.stops.load(SeqCst) { libc::SIGSTOP } else { libc::SIGKILL });
     }
 }
 
-/// So that nothing runs after it.
-fn end_oneself(signal: libc::c_int) {
+/// So that no code runs after it.
+fn end_this_process(signal: libc::c_int) {
     // SAFETY: no pointers.
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
-/// A child's way to its parent.
+/// A child's connection to its parent.
 pub struct Inside {
-    says: OwnedFd,
-    hears: OwnedFd,
+    to_peer: OwnedFd,
+    from_peer: OwnedFd,
 }
 
 impl Inside {
-    /// Waits for the parent to come to the same place.
-    pub fn meet(&self) {
-        rustix::io::write(&self.says, b"x").unwrap();
-        if rustix::io::read(&self.hears, &mut [0]) != Ok(1) {
+    /// Waits until the parent reaches the same point.
+    pub fn synchronize(&self) {
+        rustix::io::write(&self.to_peer, b"x").unwrap();
+        if rustix::io::read(&self.from_peer, &mut [0]) != Ok(1) {
             std::process::exit(3);
         }
     }
 
-    /// From here on the steps count.
+    /// Steps count from here on.
     pub fn count(&self) {
         pelton::failpoints::set(take_step);
     }
@@ -108,70 +109,70 @@ impl Inside {
 
 pub struct Child {
     pub pid: libc::pid_t,
-    pub says: OwnedFd,
-    hears: OwnedFd,
+    pub to_peer: OwnedFd,
+    from_peer: OwnedFd,
 }
 
-/// How a child ends that has done everything.
+/// The exit of a child that has finished.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Last {
-    /// As at any step: killed, with what it has still in use.
+    /// As at any step: killed, with everything still in use.
     Killed,
-    /// Well.
+    /// Success.
     Exit,
 }
 
 pub fn fork<R>(last: Last, body: impl FnOnce(&Inside) -> R) -> Child {
     let flags = rustix::pipe::PipeFlags::CLOEXEC;
-    let ((hears, says), (of_child, to_parent)) =
+    let ((from_peer, to_peer), (of_child, to_parent)) =
         (rustix::pipe::pipe_with(flags).unwrap(), rustix::pipe::pipe_with(flags).unwrap());
-    // What is printed is not to be printed twice.
+    // The child must not print buffered output twice.
     std::io::Write::flush(&mut std::io::stdout()).unwrap();
-    // SAFETY: this program has one thread, so the child may do everything.
+    // SAFETY: this program has one thread, so the child may call anything.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid != 0 {
-        drop((hears, to_parent));
-        return Child { pid, says, hears: of_child };
+        drop((from_peer, to_parent));
+        return Child { pid, to_peer, from_peer: of_child };
     }
-    drop((says, of_child));
-    // SAFETY: no pointers. A child does not outlive the parent, nor a hang.
+    drop((to_peer, of_child));
+    // SAFETY: no pointers. A child must outlive neither the parent nor a hang.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::alarm(DEADLINE.as_secs() as u32);
     }
     let done = catch_unwind(AssertUnwindSafe(|| {
-        let kept = body(&Inside { says: to_parent, hears });
+        let kept = body(&Inside { to_peer: to_parent, from_peer });
         if last == Last::Killed {
-            end_oneself(libc::SIGKILL);
+            end_this_process(libc::SIGKILL);
         }
         drop(kept);
     }));
     if done.is_err() {
         shared().panicked.store(1, SeqCst);
     }
-    // SAFETY: ends this process at once, with none of the parent's clean-up.
+    // SAFETY: ends this process at once, without the parent's clean-up.
     unsafe { libc::_exit(done.is_err().into()) }
 }
 
 impl Child {
-    /// Waits until the child meets here.
+    /// Waits until the child reaches this point.
     #[track_caller]
-    pub fn met(&self) {
-        readable(self.hears.as_fd());
-        assert_eq!(rustix::io::read(&self.hears, &mut [0]), Ok(1), "the child ended before it met");
+    pub fn wait_for_child(&self) {
+        readable(self.from_peer.as_fd());
+        assert_eq!(rustix::io::read(&self.from_peer, &mut [0]), Ok(1), "the child ended before it met");
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn go(&self) {
-        rustix::io::write(&self.says, b"x").unwrap();
+        rustix::io::write(&self.to_peer, b"x").unwrap();
     }
 
     pub fn state(&self) -> char {
         state_of(self.pid)
     }
 
-    /// Until it has ended, or `asleep`; `look`s at a stopped one before it goes on.
+    /// Waits until it has exited, or is `asleep`; calls `look` at each stop before it continues the child.
     pub fn watch(&self, asleep: bool, look: &mut dyn FnMut()) {
         let until = deadline();
         loop {
@@ -190,7 +191,7 @@ impl Child {
         }
     }
 
-    /// Its end; how, by the system's word.
+    /// Reaps it; returns the system's status word.
     pub fn wait(mut self) -> libc::c_int {
         self.watch(false, &mut || ());
         let mut status = 0;
@@ -201,7 +202,7 @@ impl Child {
     }
 
     #[track_caller]
-    pub fn wait_well(self) {
+    pub fn wait_for_success(self) {
         assert_eq!(self.wait(), 0, "a child did not end well");
     }
 }
@@ -209,7 +210,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if self.pid != 0 {
-            // SAFETY: a child of ours that has not been waited for; nothing is asked about it.
+            // SAFETY: the child is unreaped; no output is requested.
             unsafe {
                 libc::kill(self.pid, libc::SIGKILL);
                 libc::waitpid(self.pid, std::ptr::null_mut(), 0);
@@ -218,7 +219,7 @@ impl Drop for Child {
     }
 }
 
-/// The state of a process that has not been waited for.
+/// The state of an unreaped process.
 pub fn state_of(pid: libc::pid_t) -> char {
     kernel::state_of(pid as u32).unwrap()
 }

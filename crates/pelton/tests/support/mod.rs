@@ -1,4 +1,5 @@
-//! What the tests of channels share: payloads that show damage, loss and disorder, ways to wait, whole streams, and endpoints by a role.
+//! Shared parts of the channel tests: payloads that reveal damage, loss and reordering, ways to wait, whole streams,
+//! and endpoints by role.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part of it")]
 
 pub mod raw;
@@ -13,7 +14,7 @@ pub use pelton_testkit::{
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What an event is, without what it borrows.
+/// The kind of an event, without its borrowed data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Message,
@@ -31,12 +32,12 @@ impl Kind {
     }
 }
 
-/// How large message `number` is.
+/// The size of message `number`.
 #[derive(Clone, Copy, Debug)]
 pub enum Sizes {
-    /// Each from 0 on, up to below the bound, then from 0 again.
+    /// Every size from 0 up to below the bound, then from 0 again.
     Every(u64),
-    /// Below the bound, from the seed.
+    /// Random, below the bound, from the seed.
     Random(u64, u64),
     Fixed(u64),
 }
@@ -76,7 +77,7 @@ impl std::fmt::Display for Sizes {
     }
 }
 
-/// The bytes of message `number`: its number, where there is room for it, and a pattern that depends on it.
+/// The bytes of message `number`: its number, if it fits, and a pattern that depends on it.
 pub fn payload(number: u64, bytes: usize, into: &mut Vec<u8>) {
     into.clear();
     let mut word = number;
@@ -107,7 +108,7 @@ pub enum How {
     Spin,
     Poll,
     Epoll,
-    /// Asks again and again by the `try_` methods.
+    /// Polls with the `try_` methods.
     Try,
 }
 
@@ -141,7 +142,7 @@ impl Loop {
         Loop { how, epoll }
     }
 
-    pub fn turn(&self, fd: BorrowedFd<'_>) {
+    pub fn tick(&self, fd: BorrowedFd<'_>) {
         match self.how {
             How::Try => std::thread::yield_now(),
             How::Epoll => readable(self.epoll.as_fd()),
@@ -151,17 +152,17 @@ impl Loop {
 }
 
 /// Sends one message.
-pub fn send_one(sender: &mut Sender, bytes: &[u8], how: How, turns: &Loop) -> pelton::Result<()> {
+pub fn send_one(sender: &mut Sender, bytes: &[u8], how: How, event_loop: &Loop) -> pelton::Result<()> {
     if matches!(how, How::Block | How::Spin) {
         return sender.send(bytes);
     }
     loop {
         match sender.try_send(bytes)? {
             Sent::Sent => return Ok(()),
-            Sent::Full if how == How::Try => turns.turn(sender.as_fd()),
+            Sent::Full if how == How::Try => event_loop.tick(sender.as_fd()),
             Sent::Full => {
                 if sender.arm(bytes.len())? {
-                    turns.turn(sender.as_fd());
+                    event_loop.tick(sender.as_fd());
                     sender.disarm();
                 }
             }
@@ -177,19 +178,19 @@ pub fn send_all(
     sizes: Sizes,
     how: How,
 ) -> Result<(), (u64, Error)> {
-    let turns = Loop::new(how, sender.as_fd());
+    let event_loop = Loop::new(how, sender.as_fd());
     let mut bytes = Vec::new();
     for number in numbers {
         payload(number, sizes.of(number), &mut bytes);
-        send_one(sender, &bytes, how, &turns).map_err(|error| (number, error))?;
+        send_one(sender, &bytes, how, &event_loop).map_err(|error| (number, error))?;
     }
     Ok(())
 }
 
-/// Receives messages from number `from` on, at most `count`, checking each; answers the number after the last and why
-/// it ended, if not by the count.
+/// Receives messages from number `from` on, at most `count`, and checks each. Returns the number after the last, and
+/// the error that ended it before `count`.
 pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes, how: How) -> (u64, Option<Error>) {
-    let turns = Loop::new(how, receiver.as_fd());
+    let event_loop = Loop::new(how, receiver.as_fd());
     let mut wanted = Vec::new();
     let mut number = from;
     while number < from + count {
@@ -208,7 +209,7 @@ pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes,
             continue;
         }
         match receiver.arm() {
-            Ok(true) => turns.turn(receiver.as_fd()),
+            Ok(true) => event_loop.tick(receiver.as_fd()),
             Ok(false) => {}
             Err(error) => return (number, Some(error)),
         }
@@ -216,18 +217,19 @@ pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes,
     (number, None)
 }
 
-pub fn options(role: &Role) -> Options {
-    let mut options = Options::new().wait(How::parse(role.get("how")).wait());
+pub fn options<M>(role: &Role) -> Options<M> {
+    let mut options = <Options>::new().wait(How::parse(role.get("how")).wait());
     if let Some(capacity) = role.number("capacity") {
         options = options.capacity(capacity);
     }
     if let Some(uid) = role.number("allow") {
         options = options.allow_uids(&[uid as u32]);
     }
-    options.connect_deadline(deadline())
+    options.connect_deadline(deadline()).cast()
 }
 
-/// A sender under the role's name, listening or connecting as it says, or in a directory; a listener reports "listening" first.
+/// A sender under the role's name: it listens or connects by the role, or opens a directory. A listener reports
+/// "listening" first.
 pub fn sender(role: &Role) -> Sender {
     sender_at(&options(role), role.get("name"), role.get("listen") == "yes")
 }
@@ -241,14 +243,14 @@ fn sender_at(options: &Options, name: &str, listens: bool) -> Sender {
         if listens {
             report("listening");
         }
-        return options.create_sender(directory).unwrap();
+        return options.cast().create_sender(directory).unwrap();
     }
     if listens {
-        let listener = options.listen(name).unwrap();
+        let listener = options.cast().listen(name).unwrap();
         report("listening");
-        return listener.accept_sender_until(deadline()).unwrap().expect("nobody came");
+        return listener.accept_sender_until(deadline()).unwrap().expect("no connection arrived");
     }
-    options.connect_sender(name).unwrap()
+    options.cast().connect_sender(name).unwrap()
 }
 
 fn receiver_at(options: &Options, name: &str, listens: bool) -> Receiver {
@@ -256,14 +258,14 @@ fn receiver_at(options: &Options, name: &str, listens: bool) -> Receiver {
         if listens {
             report("listening");
         }
-        return options.create_receiver(directory).unwrap();
+        return options.cast().create_receiver(directory).unwrap();
     }
     if listens {
-        let listener = options.listen(name).unwrap();
+        let listener = options.cast().listen(name).unwrap();
         report("listening");
-        return listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
+        return listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived");
     }
-    options.connect_receiver(name).unwrap()
+    options.cast().connect_receiver(name).unwrap()
 }
 
 /// An error's word in a child's report.

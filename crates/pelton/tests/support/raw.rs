@@ -1,4 +1,5 @@
-//! A peer by hand: packets, segments and descriptors that keep to the protocol or do not, and memory that it goes on writing.
+//! A handwritten peer: packets, segments and descriptors that follow the protocol or violate it, and memory that the
+//! peer continues to write.
 
 use pelton::{Error, Held, Receiver, Sender};
 use pelton_testkit::readable;
@@ -24,7 +25,7 @@ pub const DESCRIPTORS: u32 = 6;
 pub const SENDER: u32 = 1;
 pub const RECEIVER: u32 = 2;
 
-/// A well-made packet, by hand: kind, wire version, layout signature, role.
+/// A valid packet: kind, wire version, layout signature, role.
 pub fn packet(kind: u32, role: u32) -> Vec<u8> {
     let mut bytes = vec![0; 80];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -32,7 +33,7 @@ pub fn packet(kind: u32, role: u32) -> Vec<u8> {
     bytes[8..16].copy_from_slice(&pelton_lane::LAYOUT_SIGNATURE.to_le_bytes());
     bytes[16..20].copy_from_slice(&role.to_le_bytes());
     if kind == HELLO {
-        // It takes any lane and any message.
+        // The peer accepts any lane and any message.
         bytes[24..32].copy_from_slice(&pelton_lane::CAPACITY_MAX.to_le_bytes());
         bytes[32..40].copy_from_slice(&pelton_lane::message_bytes_limit(pelton_lane::CAPACITY_MAX).to_le_bytes());
     }
@@ -43,7 +44,7 @@ pub fn seqpacket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Of a kind that is no doorbell.
+/// A kind of descriptor that is no doorbell.
 pub fn stream_socket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
@@ -55,11 +56,11 @@ pub fn raw_connect(path: &Path) -> OwnedFd {
 }
 
 pub fn raw_send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-    // A peer that has hung up meanwhile is what some tests want.
+    // Some tests need a peer that has already hung up.
     raw_try_send(socket, bytes, fds);
 }
 
-/// False: it was not sent.
+/// Returns false if the packet was not sent.
 pub fn raw_try_send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -69,7 +70,7 @@ pub fn raw_try_send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> b
     sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).is_ok()
 }
 
-/// The next packet, within the deadline: its bytes, none at the end, and its descriptors.
+/// Returns the next packet, within the deadline: its bytes (none at the end), and its descriptors.
 pub fn raw_receive(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     readable(socket.as_fd());
     let mut bytes = vec![0; 1024];
@@ -154,7 +155,7 @@ pub fn good_data() -> OwnedFd {
     memfd(CAPACITY, &[], size_seals())
 }
 
-pub fn good_bell() -> OwnedFd {
+pub fn good_doorbell() -> OwnedFd {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
 }
 
@@ -171,33 +172,34 @@ pub fn an_o_path() -> OwnedFd {
     rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
 }
 
-/// Memory that the peer shows and goes on writing.
+/// Memory that the peer shares and continues to write.
 pub struct Shown {
     pub fd: OwnedFd,
     base: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: a mapping of its own, of which only whole words are loaded and stored, atomically.
+// SAFETY: the mapping belongs to this value, and all threads access it only by atomic loads and stores of whole
+// words.
 unsafe impl Send for Shown {}
-// SAFETY: as above.
+// SAFETY: all access is by atomic loads and stores of whole words.
 unsafe impl Sync for Shown {}
 
 impl Shown {
     pub fn new(bytes: u64, content: &[u8], seals: SealFlags) -> Shown {
         let fd = memfd_unsealed(bytes, content);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, of the kernel's choice.
+        // SAFETY: the kernel chooses the address of a new mapping.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes as usize, protection, MapFlags::SHARED, &fd, 0) }.unwrap();
         fcntl_add_seals(&fd, seals).unwrap();
         Shown { fd, base: base.cast(), bytes: bytes as usize }
     }
 
-    /// A segment of somebody else's that may be written: the data of a lane.
+    /// A writable segment of the other side: the data of a lane.
     pub fn of(fd: OwnedFd) -> Shown {
         let bytes = rustix::fs::fstat(&fd).unwrap().st_size as usize;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: as in `new`.
+        // SAFETY: the kernel chooses the address of a new mapping.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0) }.unwrap();
         Shown { fd, base: base.cast(), bytes }
     }
@@ -209,46 +211,47 @@ impl Shown {
     /// The word at an offset in bytes.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset + 8 <= self.bytes && offset.is_multiple_of(8));
-        // SAFETY: in the mapping, which lives as long as this, and aligned.
+        // SAFETY: the offset is within the mapping, which lives as long as `self`, and aligned.
         unsafe { &*self.base.add(offset).cast() }
     }
 }
 
 impl Drop for Shown {
     fn drop(&mut self) {
-        // SAFETY: mapped when it was made, unmapped once.
+        // SAFETY: `new` or `of` mapped it, and only this call unmaps it.
         unsafe { munmap(self.base.cast(), self.bytes) }.unwrap();
     }
 }
 
-/// A peer that has done its part of the hand-shake with a listener, and has everything in hand to do it no more.
+/// A peer that has finished its handshake with a listener, and holds all it needs to violate the protocol afterwards.
 pub struct RawPeer {
     pub socket: OwnedFd,
-    /// What it may write. Of a sender: its page and the data; of a receiver: its two pages and the data.
+    /// The segments that this peer may write. A sender has its page and the data; a receiver has its two pages and
+    /// the data.
     pub shown: Vec<Shown>,
-    /// Wakes it.
-    pub own_bell: OwnedFd,
+    /// Wakes this peer.
+    pub own_doorbell: OwnedFd,
     /// Wakes the other side.
-    pub bell: OwnedFd,
+    pub doorbell: OwnedFd,
 }
 
 impl RawPeer {
     /// Connects as a new sender, or as the successor of one that died.
     pub fn sender(socket: &Path) -> RawPeer {
-        RawPeer::sender_with(socket, good_bell()).expect("it keeps to the protocol")
+        RawPeer::sender_with(socket, good_doorbell()).expect("it keeps to the protocol")
     }
 
-    /// With a bell that may be none; `None` if it was refused.
-    pub fn sender_with(socket: &Path, own_bell: OwnedFd) -> Option<RawPeer> {
+    /// Connects with a given doorbell, possibly an invalid one; returns `None` if the listener refuses it.
+    pub fn sender_with(socket: &Path, own_doorbell: OwnedFd) -> Option<RawPeer> {
         let socket = raw_connect(socket);
         raw_send(&socket, &packet(HELLO, SENDER), &[]);
         let holds = raw_receive(&socket).0[20] != 0;
-        let (mut page, mut answer, data, bell);
+        let (mut page, mut answer, data, doorbell);
         if holds {
             let (offered, mut fds) = raw_receive(&socket);
             assert_eq!((kind_of(&offered), fds.len()), (CONSUMER, 4));
             data = Shown::of(fds.remove(3));
-            bell = fds.remove(2);
+            doorbell = fds.remove(2);
             answer = offered;
             answer[..4].copy_from_slice(&PRODUCER.to_le_bytes());
             page = producer_page();
@@ -256,15 +259,15 @@ impl RawPeer {
         } else {
             data = Shown::new(CAPACITY, &[], size_seals());
             (page, answer) = (producer_page(), producer_packet());
-            bell = good_bell();
+            doorbell = good_doorbell();
         }
         page.resize(512, 0);
         page[384..388].copy_from_slice(&1u32.to_le_bytes());
         let page = Shown::new(65536, &page, control_seals());
-        let fds = [page.fd.as_fd(), own_bell.as_fd(), data.fd.as_fd()];
+        let fds = [page.fd.as_fd(), own_doorbell.as_fd(), data.fd.as_fd()];
         raw_send(&socket, &answer, if holds { &fds[..2] } else { &fds });
-        let bell = if holds {
-            bell
+        let doorbell = if holds {
+            doorbell
         } else {
             let (answer, mut fds) = raw_receive(&socket);
             if kind_of(&answer) == REFUSED {
@@ -274,24 +277,24 @@ impl RawPeer {
             fds.remove(2)
         };
         raw_ready(&socket);
-        Some(RawPeer { socket, shown: vec![page, data], own_bell, bell })
+        Some(RawPeer { socket, shown: vec![page, data], own_doorbell, doorbell })
     }
 
-    /// Connects as a receiver, the successor of one that died or not.
+    /// Connects as a receiver, with or without a dead predecessor.
     pub fn receiver(socket: &Path) -> RawPeer {
         let (peer, _) = RawPeer::receiver_but_for_ready(socket, 0);
         raw_ready(&peer.socket);
         peer
     }
 
-    /// Stops before it says that it is ready. Answers also the sender's page, to be read.
+    /// Stops before the ready packet. Also returns the sender's page, for reading.
     pub fn receiver_but_for_ready(socket: &Path, sleep: u8) -> (RawPeer, OwnedFd) {
         let socket = raw_connect(socket);
         raw_send(&socket, &packet(HELLO, RECEIVER), &[]);
         assert_eq!(kind_of(&raw_receive(&socket).0), HELLO);
         let (offered, mut fds) = raw_receive(&socket);
         assert_eq!((kind_of(&offered), fds.len()), (PRODUCER, 3));
-        let (data, bell, page_of_sender) = (Shown::of(fds.remove(2)), fds.remove(1), fds.remove(0));
+        let (data, doorbell, page_of_sender) = (Shown::of(fds.remove(2)), fds.remove(1), fds.remove(0));
         let mut page = preamble(pelton_lane::MAGIC_CONSUMER);
         page.resize(384, 0);
         page[128..136].copy_from_slice(&offered[48..56]);
@@ -302,28 +305,28 @@ impl RawPeer {
         page.resize(128, 0);
         page.push(sleep);
         let receiver = Shown::new(65536, &page, control_seals());
-        let own_bell = good_bell();
-        raw_send(&socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_bell.as_fd()]);
-        (RawPeer { socket, shown: vec![consumer, receiver, data], own_bell, bell }, page_of_sender)
+        let own_doorbell = good_doorbell();
+        raw_send(&socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_doorbell.as_fd()]);
+        (RawPeer { socket, shown: vec![consumer, receiver, data], own_doorbell, doorbell }, page_of_sender)
     }
 
-    /// Of a sender: has a message, or a mark, stand in the data.
+    /// Of a sender: writes the header of a message, or of a mark, into the data.
     pub fn put(&self, offset: usize, seq: u32, low: u32) {
         self.shown[1].word(offset).store(u64::from(seq) << 32 | u64::from(low), Ordering::Release);
     }
 
     pub fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &0u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.doorbell, &0u64.to_ne_bytes());
     }
 }
 
-/// Says that this side is ready, and hears that the other is. Who connected, or succeeds somebody, is first.
+/// Sends the ready packet and receives the peer's. The connecting side, or a successor, sends first.
 fn raw_ready(socket: &OwnedFd) {
     raw_send(socket, &packet(READY, 0), &[]);
     assert_eq!(kind_of(&raw_receive(socket).0), READY);
 }
 
-/// What may come of a peer that lies.
+/// Returns whether the result is one that a misbehaving peer may cause.
 #[track_caller]
 pub fn allowed<T>(answer: pelton::Result<T>, what: &str) -> bool {
     match answer {
@@ -333,12 +336,12 @@ pub fn allowed<T>(answer: pelton::Result<T>, what: &str) -> bool {
     }
 }
 
-/// Everything that a receiver does, once or some times.
+/// Calls everything that a receiver offers, once or a few times.
 pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
     let mut buffer = Vec::new();
-    for turn in 0..6 {
+    for round in 0..6 {
         let now = Instant::now();
-        let _ = match turn % 3 {
+        let _ = match round % 3 {
             0 => allowed(receiver.receive_into_until(&mut buffer, now), what),
             1 => match receiver.try_receive() {
                 Ok(Some(mut message)) => {
@@ -360,12 +363,12 @@ pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
     let _ = allowed(receiver.try_receive_into(&mut buffer), what);
     assert!(
         buffer.capacity() as u64 <= 2 * receiver.message_bytes_max(),
-        "{what}: more than the largest message was asked of memory"
+        "{what}: it allocated more than the largest message"
     );
     let _ = (receiver.counters(), receiver.generation(), receiver.peer());
 }
 
-/// Everything that a sender does, once or some times.
+/// Calls everything that a sender offers, once or a few times.
 pub fn use_sender(sender: &mut Sender, what: &str) {
     for bytes in [0, 100, 5000, 30_000] {
         let _ = allowed(sender.try_send(&vec![7; bytes]), what);

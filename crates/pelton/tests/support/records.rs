@@ -1,10 +1,10 @@
-//! Record files: runs for them, and what is in them.
+//! Record files: chunks to write, and the reading of their content.
 
 use super::*;
-use pelton::{LaneId, Peer, RecordFile, RecordReader, Run, Sink as _};
+use pelton::{Chunk, LaneId, Peer, RecordFile, RecordReader, Sink as _};
 use std::path::{Path, PathBuf};
 
-/// A run that owns its bytes.
+/// A chunk that owns its bytes.
 #[derive(Clone, Debug)]
 pub struct Owned {
     pub lane: LaneId,
@@ -15,8 +15,8 @@ pub struct Owned {
 }
 
 impl Owned {
-    pub fn run(&self) -> Run<'_> {
-        Run::new(self.lane, self.peer, self.first_seq, self.messages, &self.bytes)
+    pub fn run(&self) -> Chunk<'_> {
+        Chunk::new(self.lane, self.peer, self.first_seq, self.messages, &self.bytes)
     }
 }
 
@@ -28,7 +28,7 @@ pub fn seq_after(seq: u32) -> u32 {
     seq.checked_add(1).unwrap_or(1)
 }
 
-/// Messages of many sizes, whose payloads tell their numbers; the padding is not zero.
+/// Messages of many sizes, whose payloads contain their numbers; the padding is not zero.
 pub fn run(of: u64, first_seq: u32, messages: u32) -> Owned {
     let (mut bytes, mut one, mut seq) = (Vec::new(), Vec::new(), first_seq);
     for _ in 0..messages {
@@ -45,7 +45,8 @@ pub fn write(file: &mut RecordFile, runs: &[Owned]) {
     file.write(&runs.iter().map(Owned::run).collect::<Vec<_>>()).unwrap();
 }
 
-/// Reads what is whole from the beginning on, checking each payload: chunks as lane, first number and count.
+/// Reads the whole chunks from the start, and checks each payload. Returns each chunk as lane, first number and
+/// count.
 pub fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
     let mut reader = RecordReader::open(path).unwrap();
     let (mut found, mut wanted) = (Vec::new(), Vec::new());
@@ -67,8 +68,8 @@ pub fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
     }
 }
 
-pub fn place() -> (TestDir, PathBuf) {
-    let place = TestDir::unwatched();
-    let path = place.path().join("log");
-    (place, path)
+pub fn dir_and_path() -> (TestDir, PathBuf) {
+    let dir = TestDir::unwatched();
+    let path = dir.path().join("log");
+    (dir, path)
 }

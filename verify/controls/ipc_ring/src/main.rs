@@ -1,4 +1,4 @@
-//! The crate `ipc_ring` in the randomized crash test of `pelton torture --against`: see `../../README.md`.
+//! The crate `ipc_ring` in the randomized crash test: see `../../README.md`.
 //!
 //! A ring has one writer, which creates it, and no other can open it. So a sender's successor removes the file and
 //! creates a new one. A receiver takes all messages of its ring, and opens the next one when none arrive.

@@ -1,11 +1,12 @@
-//! Several processes, and threads: that have roles, end, are killed, make and remove at once, are of another user.
+//! Several processes and threads: they have roles, end, are killed, create and remove concurrently, or belong to
+//! another user.
 
 use super::*;
 use pelton_testkit::{Child, Role, read_line_from_parent, report};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
-/// Not a test: what a child does. Without a role it does nothing.
+/// Not a test: the child's program. It does nothing in a process without a role.
 #[test]
 fn a_child() {
     let Some(role) = Role::of_this_process() else { return };
@@ -15,7 +16,7 @@ fn a_child() {
             let directory = open(path).unwrap().unwrap();
             let _roles = (directory.claim_receiver().unwrap(), directory.claim_sender().unwrap());
             let lane = directory.lane_for_receiver(0).unwrap();
-            // SAFETY: a page that this process has the role for.
+            // SAFETY: the page is mapped writable, and this process has the role that may write it.
             unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().start_generation(std::process::id()) };
             report("held");
             read_line_from_parent();
@@ -26,10 +27,10 @@ fn a_child() {
             #[allow(clippy::zombie_processes, reason = "it is to outlive this process")]
             let executed =
                 Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-            // SAFETY: the child does nothing but wait for its end.
+            // SAFETY: the child only calls `close` and `pause`, which are async-signal-safe.
             let forked = unsafe { libc::fork() };
             if forked == 0 {
-                // SAFETY: as above; the other end of its standard output must not wait for it.
+                // SAFETY: nothing in the child uses descriptor 1 after this. The parent's reader must not wait for it.
                 unsafe {
                     libc::close(1);
                     loop {
@@ -74,7 +75,7 @@ fn a_child() {
         "another user" => {
             let access = Access { uids: vec![0], mode: 0o755 };
             let directory = Directory::open(path, &access).unwrap().unwrap();
-            directory.lane_to_look_at(0).unwrap();
+            directory.lane_read_only(0).unwrap();
             assert!(!directory.is_receiver_held().unwrap());
             let uid = rustix::process::geteuid().as_raw();
             for refused in [directory.claim_receiver().err(), directory.claim_sender().err(), directory.remove().err()]
@@ -97,7 +98,7 @@ fn a_child() {
     }
 }
 
-/// A child that has this task with the channel at the path.
+/// Starts a child with this task on the channel at `path`.
 fn task(name: &str, path: &Path) -> Child {
     Child::start(role(name, path))
 }
@@ -116,10 +117,10 @@ fn another_process_has_a_role_until_it_ends() {
     assert!(matches!(&error, Error::RoleTaken { pid, .. } if *pid == task.pid()), "{error:?}");
     assert!(matches!(directory.claim_sender().unwrap_err(), Error::RoleTaken { .. }));
     assert!(directory.is_receiver_held().unwrap() && directory.is_sender_held(0).unwrap());
-    let life = directory.watch_receiver().unwrap().unwrap();
+    let liveness = directory.watch_receiver().unwrap().unwrap();
     drop(task);
     let timeout = Timespec::try_from(DEADLINE).unwrap();
-    assert_eq!(poll(&mut [PollFd::new(&life, PollFlags::empty())], Some(&timeout)).unwrap(), 1);
+    assert_eq!(poll(&mut [PollFd::new(&liveness, PollFlags::empty())], Some(&timeout)).unwrap(), 1);
     use_all(&path, &mode(0o700)).unwrap();
 }
 
@@ -129,22 +130,22 @@ fn a_killed_process_has_no_role_though_its_children_live_on() {
     let directory = create(&path, 1).unwrap();
     let task = task("hold beside children", &path);
     let children: Vec<i32> = task.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
-    let life = directory.watch_sender(0).unwrap().unwrap();
+    let liveness = directory.watch_sender(0).unwrap().unwrap();
     assert!(directory.is_receiver_held().unwrap());
     drop(task);
     let timeout = Timespec::try_from(DEADLINE).unwrap();
-    let told = poll(&mut [PollFd::new(&life, PollFlags::empty())], Some(&timeout)).unwrap() == 1;
+    let is_reported = poll(&mut [PollFd::new(&liveness, PollFlags::empty())], Some(&timeout)).unwrap() == 1;
     let used = use_all(&path, &mode(0o700));
     for pid in children {
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the child lives on");
     }
-    assert!(told);
+    assert!(is_reported);
     used.unwrap();
 }
 
 #[test]
-fn two_processes_that_create_at_once_have_the_same_channel() {
+fn two_processes_that_create_concurrently_have_the_same_channel() {
     let (root, path) = root();
     for round in 0..50 {
         let tasks = [task("create", &path), task("create", &path)];
@@ -157,7 +158,7 @@ fn two_processes_that_create_at_once_have_the_same_channel() {
 }
 
 #[test]
-fn threads_that_create_and_remove_at_once_find_a_whole_channel_or_none() {
+fn concurrent_creation_and_removal_leave_a_complete_channel_or_none() {
     let (root, path) = root();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -177,28 +178,28 @@ fn threads_that_create_and_remove_at_once_find_a_whole_channel_or_none() {
         }
     });
     if let Some(directory) = open(&path).unwrap() {
-        soon(|| directory.claim_receiver()).unwrap();
-        soon(|| remove(&path)).unwrap();
+        retry_while_taken(|| directory.claim_receiver()).unwrap();
+        retry_while_taken(|| remove(&path)).unwrap();
     }
     assert_eq!(files_of(root.path()), [""; 0]);
 }
 
 #[test]
-fn a_maker_or_remover_that_is_killed_leaves_nothing_that_stays() {
+fn leftovers_of_a_killed_creator_or_remover_are_removed_later() {
     let (root, path) = root();
     for round in 0..30 {
         let task = task("create and remove", &path);
-        // Wherever it is by then.
+        // Kills it at an arbitrary point.
         for _ in 0..=round {
             task.line();
         }
         drop(task);
-        // What stands there is whole; the next creator clears what does not.
+        // A channel at the path is complete. The next creator removes leftovers under temporary names.
         match open(&path).unwrap() {
             Some(directory) => use_all(directory.path(), &mode(0o700)).unwrap(),
             None => drop(create(&path, 1).unwrap()),
         }
-        soon(|| remove(&path)).unwrap();
+        retry_while_taken(|| remove(&path)).unwrap();
         create(&path, 1).unwrap().remove().unwrap();
         assert_eq!(files_of(root.path()), [""; 0], "round {round}");
     }
@@ -222,7 +223,7 @@ fn the_umask_changes_nothing() {
 }
 
 #[test]
-fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
+fn a_user_with_read_permission_can_inspect_but_claim_nothing() {
     if !is_root() {
         eprintln!("SKIPPED: needs root to be another user");
         return;
@@ -237,8 +238,8 @@ fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
         Directory::create(&other, &mode(0o755), CAPACITY, LIMIT, 1).unwrap();
         std::fs::set_permissions(other.join(of), PermissionsExt::from_mode(bits)).unwrap();
     }
-    // A copy of this program where that user finds it. Not written by this process, whose other children could have the
-    // descriptor, and the program could not be run then.
+    // A copy of this program that the other user can reach. `cp` writes it: if this process wrote it, a child forked
+    // meanwhile could hold a writable descriptor, and then exec fails with ETXTBSY.
     let program = root.path().join("program");
     assert!(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap().success());
     let task = Child::start_as(role("another user", &path), |command| {

@@ -1,10 +1,10 @@
-//! What is refused, with what it says, and left alone: paths, files, headers, owners, permissions, other boots.
+//! Refusals, their texts, and that nothing is changed: paths, files, headers, owners, permissions, other boots.
 
 use super::*;
 use crate::directory::pages::HEADER_BYTES;
 
 #[test]
-fn sizes_and_paths_that_cannot_be_are_refused() {
+fn impossible_sizes_and_paths_are_refused() {
     let (root, path) = root();
     for (capacity, limit, lanes, bits, option) in [
         (CAPACITY + 1, LIMIT, 1, 0o700, "capacity is 65537"),
@@ -27,7 +27,7 @@ fn sizes_and_paths_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_path_that_is_something_else_is_refused_and_left_alone() {
+fn a_path_of_something_else_is_refused_and_stays_unchanged() {
     let (root, good) = channel();
     let at = |name: &str| root.path().join(name);
     std::fs::write(at("file"), "text").unwrap();
@@ -99,7 +99,7 @@ fn each_flipped_bit_of_the_channels_header_is_refused() {
         assert!(matches!(opened, Err(Error::NotAChannel { .. })), "bit {bit}: {opened:?}");
         flip(&path, CHANNEL, bit);
     }
-    // The padding is covered by nothing, and nothing reads it; nor the optional features.
+    // No checksum covers the padding and the optional features, and nothing reads them.
     let padding = (8 * RECOVERED_BYTES..8 * LANES_AT).chain(8 * (LANES_AT + 4)..8 * 136);
     for bit in padding.chain(8 * HEADER_BYTES..8 * size_of::<ChannelPage>()) {
         flip(&path, CHANNEL, bit);
@@ -155,7 +155,7 @@ fn files_that_are_missing_too_short_or_too_long_are_refused() {
             let says = format!("its file {name} has {wrong} bytes, wanted {bytes}: it is damaged");
             assert_refused(use_all(&path, &mode(0o700)), &[&says]);
         }
-        // Its contents are gone, but for the data, which nothing here reads.
+        // Restores the contents. Nothing here reads those of the data.
         if name != "0.data" {
             return_to(&path, name);
         } else {
@@ -172,7 +172,7 @@ fn files_that_are_missing_too_short_or_too_long_are_refused() {
     assert_refused(open(&path), &["it has no file channel but \"0.bell\", \"0.consumer\", ", " and 5 more"]);
 }
 
-/// The file as a fresh channel of the same boot has it.
+/// Restores the file from a new channel of the same boot.
 fn return_to(path: &Path, name: &str) {
     let (_root, fresh) = channel();
     std::fs::write(path.join(name), std::fs::read(fresh.join(name)).unwrap()).unwrap();
@@ -225,7 +225,7 @@ fn files_of_another_kind_are_refused() {
 #[test]
 fn another_owner_is_refused_unless_allowed() {
     if !is_root() {
-        eprintln!("SKIPPED: needs root to give files away");
+        eprintln!("SKIPPED: needs root to change owners");
         return;
     }
     let (_root, path) = channel();
@@ -243,7 +243,7 @@ fn another_owner_is_refused_unless_allowed() {
     assert_refused(open(&path), &["it belongs to uid 12345, wanted uid 0: allow that uid in the options"]);
     let other = Access { uids: vec![1], mode: 0o700 };
     assert_refused(Directory::open(&path, &other), &["it belongs to uid 12345, wanted uid 0 or 1"]);
-    // The files of this user, and of the directory's.
+    // Accepts files of this user and of the directory's owner.
     use_all(&path, &allowing).unwrap();
     give(&path.join("0.data"), 12345);
     use_all(&path, &allowing).unwrap();
@@ -276,7 +276,7 @@ fn wider_permissions_are_refused_unless_allowed() {
 }
 
 #[test]
-fn a_channel_of_another_boot_is_refused_but_to_who_asks_for_any() {
+fn a_channel_of_another_boot_opens_only_by_open_any_boot() {
     let (_root, path) = channel();
     patch(&path, CHANNEL, 96, &[5; 16]);
     let opened = open(&path);
@@ -287,13 +287,13 @@ fn a_channel_of_another_boot_is_refused_but_to_who_asks_for_any() {
     assert!(matches!(&created, Err(Error::Rebooted { .. })), "{created:?}");
     let directory = Directory::open_any_boot(&path, &mode(0o700)).unwrap().unwrap();
     assert!(!directory.is_from_this_boot());
-    // The lane's page says this boot, as after half a recovery; the other's, as before any; a third one's, as when the power
-    // failed in the middle of a recovery.
+    // The lane's page has this boot, as after an interrupted recovery; or the channel's boot, as before a recovery; or
+    // a third one, as when the power failed during a recovery.
     for boot in [None, Some(5), Some(6)] {
         if let Some(boot) = boot {
             patch(&path, "0.producer", 96, &[boot; 16]);
         }
-        directory.lane_to_look_at(0).unwrap();
+        directory.lane_read_only(0).unwrap();
     }
     directory.remove().unwrap();
     assert!(!path.exists());
@@ -304,5 +304,5 @@ fn a_lane_of_another_boot_than_its_channel_is_refused() {
     let (_root, path) = channel();
     patch(&path, "0.producer", 96, &[6; 16]);
     let directory = open(&path).unwrap().unwrap();
-    assert_refused(directory.lane_to_look_at(0), &["0.producer is of boot 0606", "the channel of boot "]);
+    assert_refused(directory.lane_read_only(0), &["0.producer is of boot 0606", "the channel of boot "]);
 }

@@ -1,34 +1,34 @@
-//! Calls given up: by their clients, by deadlines, and what of it is heard by handlers that stream.
+//! Cancelled calls: by clients, by deadlines, and the cancels that streaming handlers detect.
 
 use super::*;
 
 #[test]
-fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
-    let place = TestDir::new("cancel");
-    let (told, telling) = mpsc::channel();
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
+    let dir = TestDir::new("cancel");
+    let (sender, receiver) = mpsc::channel();
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         if *request != *b"slow" {
             return echo(request);
         }
         let (_, mut responder) = request.into_parts();
-        told.send(()).unwrap();
+        sender.send(()).unwrap();
         let until = deadline();
         while !responder.is_cancelled() && Instant::now() < until {
             let _ = responder.try_part(b"part").unwrap();
             std::thread::yield_now();
         }
-        told.send(()).unwrap();
+        sender.send(()).unwrap();
         responder.reply(b"late").unwrap();
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let slow = client.submit(b"slow").unwrap();
-    telling.recv_timeout(DEADLINE).unwrap();
+    receiver.recv_timeout(DEADLINE).unwrap();
     assert_eq!(client.completion_of(slow).unwrap().outcome(), Outcome::Part);
     assert!(client.cancel(slow).unwrap());
     assert!(!client.cancel(slow).unwrap(), "once");
-    telling.recv_timeout(DEADLINE).expect("the service is not told");
-    assert!(matches!(client.completion_of(slow), Err(Error::Refused(_))), "nobody can wait for it");
-    // Its place comes back once the service has let go of it.
+    receiver.recv_timeout(DEADLINE).expect("the service gets no cancel");
+    assert!(matches!(client.completion_of(slow), Err(Error::Refused(_))), "no thread can wait for it");
+    // Its slot becomes free once the service has released it.
     let until = deadline();
     while client.in_flight() > 0 {
         assert_eq!(&*client.call_until(b"other", until).unwrap().expect("no answer"), b"other");
@@ -37,24 +37,24 @@ fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
 }
 
 #[test]
-fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait_before_it() {
-    let place = TestDir::new("all stream");
+fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
+    let dir = TestDir::new("all stream");
     for threads in [1, 3] {
-        let serving = Serving::start(&tiny(), &place.name(), threads, |request| {
+        let serving = Serving::start(&tiny(), &dir.name(), threads, |request| {
             if *request != *b"stream" {
                 return echo(request);
             }
             let mut responder = request.into_responder();
             let until = deadline();
-            // Also when it never hears of it, lest the test hang.
+            // Also if the cancel never arrives, so that the test does not hang.
             while !responder.is_cancelled() && Instant::now() < until {
                 assert_eq!(responder.part_until(b"more", until).unwrap(), Sent::Sent);
             }
-            assert!(Instant::now() < until, "no cancel has come");
+            assert!(Instant::now() < until, "no cancel arrives");
             responder.end().unwrap();
         });
-        let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
-        let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
+        let mut other = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
         let mut silent: Vec<CallId> = (0..threads).map(|_| client.submit(b"stream").unwrap()).collect();
         let streams = silent.clone();
         while !silent.is_empty() {
@@ -62,11 +62,11 @@ fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait
             assert_eq!((part.outcome(), &*part), (Outcome::Part, &b"more"[..]));
             silent.retain(|call| *call != part.call());
         }
-        // All threads are in streams, and nobody waits for requests.
-        let mut asked: HashMap<CallId, Vec<u8>> = HashMap::new();
+        // All threads stream, and none waits for requests.
+        let mut requested: HashMap<CallId, Vec<u8>> = HashMap::new();
         for number in 0..200 {
             let request = numbered(number, 100);
-            asked.insert(other.submit(&request).unwrap(), request);
+            requested.insert(other.submit(&request).unwrap(), request);
         }
         let before = client.submit(b"asked before").unwrap();
         for stream in streams {
@@ -75,9 +75,9 @@ fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait
         let answer = client.completion_of_until(before, deadline()).unwrap().expect("no thread is free");
         assert_eq!((answer.outcome(), &*answer), (Outcome::Reply, &b"asked before"[..]));
         drop(answer);
-        while !asked.is_empty() {
+        while !requested.is_empty() {
             let answer = other.completion_until(deadline()).unwrap().expect("a request that waited is lost");
-            assert_eq!(asked.remove(&answer.call()).as_deref(), Some(&*answer), "once, to its own");
+            assert_eq!(requested.remove(&answer.call()).as_deref(), Some(&*answer), "once, to its own");
         }
         drop(serving);
     }
@@ -85,19 +85,19 @@ fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait
 
 #[test]
 fn a_call_whose_deadline_passes_is_cancelled() {
-    let place = TestDir::new("deadline");
-    let (told, telling) = mpsc::channel();
-    let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
-        told.send((request.deadline(), request.into_responder())).unwrap();
+    let dir = TestDir::new("deadline");
+    let (sender, receiver) = mpsc::channel();
+    let _serving = Serving::start(&tiny(), &dir.name(), 1, move |request| {
+        sender.send((request.deadline(), request.into_responder())).unwrap();
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let passes = Instant::now() + Duration::from_millis(20);
     assert!(client.call_until(b"anything", passes).unwrap().is_none());
     assert!(Instant::now() >= passes);
-    let (deadline_told, responder) = telling.recv_timeout(DEADLINE).unwrap();
-    let told = deadline_told.expect("the service is told of it");
-    let apart = if told > passes { told - passes } else { passes - told };
-    assert!(apart < Duration::from_millis(1), "told {apart:?} apart");
+    let (deadline_received, responder) = receiver.recv_timeout(DEADLINE).unwrap();
+    let sender = deadline_received.expect("the deadline reaches the service");
+    let apart = if sender > passes { sender - passes } else { passes - sender };
+    assert!(apart < Duration::from_millis(1), "the deadlines differ by {apart:?}");
     let until = deadline();
     while !responder.is_cancelled() {
         assert!(Instant::now() < until);
@@ -105,7 +105,7 @@ fn a_call_whose_deadline_passes_is_cancelled() {
     }
     responder.reply(b"late").unwrap();
     let other = client.submit(b"without").unwrap();
-    let (without, responder) = telling.recv_timeout(DEADLINE).unwrap();
+    let (without, responder) = receiver.recv_timeout(DEADLINE).unwrap();
     assert_eq!(without, None);
     responder.reply(b"in time").unwrap();
     assert_eq!(&*client.completion_of(other).unwrap(), b"in time");
@@ -113,10 +113,10 @@ fn a_call_whose_deadline_passes_is_cancelled() {
 }
 
 #[test]
-fn a_cancel_is_not_refused_because_parts_wait_and_a_refused_call_does_not_stay_in_flight() {
-    let place = TestDir::new("a cancel beside parts");
+fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
+    let dir = TestDir::new("a cancel beside parts");
     let (service, mut client, mut responders, ids) = {
-        let name = place.name();
+        let name = dir.name();
         let mut service = pelton::Service::listen_with(&name, &tiny()).unwrap();
         let asking = std::thread::spawn(move || {
             let mut client = pelton::Client::connect_with(&name, &tiny().call_bytes_max(30_000)).unwrap();
@@ -131,15 +131,15 @@ fn a_cancel_is_not_refused_because_parts_wait_and_a_refused_call_does_not_stay_i
     for _ in 0..5 {
         assert_eq!(responders[0].try_part(&[3; 8000]).unwrap(), Sent::Sent);
     }
-    // Nobody answers it: before it could be, the parts are too many.
+    // It gets no reply: the parts exceed the limit before it could.
     let error = client.call(b"one more").unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
     assert!(client.cancel(ids[1]).unwrap());
     let mut service = service;
-    let request = service.receive_until(deadline()).unwrap().expect("it was asked");
+    let request = service.receive_until(deadline()).unwrap().expect("a request arrived");
     assert_eq!(&*request, b"one more");
     let responder = request.into_responder();
-    // It was given up: the service hears of it as it looks on.
+    // It was abandoned: the service detects that when it continues.
     assert!(service.try_receive().unwrap().is_none());
     assert!(responder.is_cancelled());
     assert!(client.cancel(ids[0]).unwrap());

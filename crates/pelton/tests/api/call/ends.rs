@@ -1,15 +1,15 @@
-//! Deaths and ends: of a service, what it had answered and what it had not; of a client, what others notice.
+//! Deaths and ends: of a service, its sent and unsent replies; of a client, the effects on others.
 
 use super::*;
 
 #[test]
-fn a_service_that_dies_fails_its_pending_calls_at_once() {
-    let place = TestDir::new("dead service");
+fn a_services_death_fails_its_pending_calls_at_once() {
+    let dir = TestDir::new("dead service");
     for how in ["wait", "loop", "full"] {
         let service =
-            Child::start(Role::new(child, "mute").with("name", place.name()).with("count", 10).with("capacity", TINY));
+            Child::start(Role::new(child, "mute").with("name", dir.name()).with("count", 10).with("capacity", TINY));
         service.expect("listening");
-        let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+        let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
         let call = client.submit(b"first").unwrap();
         for _ in 1..10 {
             client.submit(b"more").unwrap();
@@ -42,7 +42,7 @@ fn a_service_that_dies_fails_its_pending_calls_at_once() {
                     }
                 }
             }
-            // While it waits for room.
+            // While it waits for free space.
             _ => {
                 while client.try_submit(&[1; 1000]).unwrap().is_some() {}
                 let killing = std::thread::spawn({
@@ -64,10 +64,10 @@ fn a_service_that_dies_fails_its_pending_calls_at_once() {
 }
 
 #[test]
-fn a_service_that_closes_says_so_after_what_it_answered() {
-    let place = TestDir::new("closed service");
-    let mut service = Service::listen(&place.name()).unwrap();
-    let name = place.name();
+fn a_service_delivers_its_replies_before_its_close() {
+    let dir = TestDir::new("closed service");
+    let mut service = Service::listen(&dir.name()).unwrap();
+    let name = dir.name();
     let asking = std::thread::spawn(move || {
         let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
         let (one, _) = (client.submit(b"one").unwrap(), client.submit(b"two").unwrap());
@@ -81,16 +81,16 @@ fn a_service_that_closes_says_so_after_what_it_answered() {
     drop(service);
     let error = asking.join().unwrap().unwrap_err();
     assert!(error.is_closed(), "{error}");
-    assert!(two.reply(b"2").is_err(), "nobody is there");
+    assert!(two.reply(b"2").is_err(), "no peer is there");
 }
 
 #[test]
-fn a_client_that_dies_leaves_the_others_untouched() {
-    let place = TestDir::new("dead clients");
+fn a_clients_death_does_not_affect_the_others() {
+    let dir = TestDir::new("dead clients");
     let service =
-        Child::start(Role::new(child, "echo").with("name", place.name()).with("capacity", TINY).with("threads", 2));
+        Child::start(Role::new(child, "echo").with("name", dir.name()).with("capacity", TINY).with("threads", 2));
     service.expect("listening");
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let mut check = |numbers: std::ops::Range<u64>| {
         for number in numbers {
             let request = numbered(number, (number % 5000) as usize);
@@ -100,7 +100,7 @@ fn a_client_that_dies_leaves_the_others_untouched() {
         }
     };
     let deaf =
-        || Child::start(Role::new(child, "deaf").with("name", place.name()).with("capacity", TINY).with("count", 1000));
+        || Child::start(Role::new(child, "deaf").with("name", dir.name()).with("capacity", TINY).with("count", 1000));
     for round in 0..5 {
         let dying: Vec<Child> = (0..3).map(|_| deaf()).collect();
         dying.iter().for_each(|child| assert!(child.line().parse::<u64>().unwrap() > 10));
@@ -110,7 +110,7 @@ fn a_client_that_dies_leaves_the_others_untouched() {
     }
     let descriptors = || kernel::descriptors_of(service.pid());
     let until = deadline();
-    // Nothing of the dead is kept, once it has looked.
+    // The service keeps nothing of the dead client, after its next poll.
     let few = 40;
     while descriptors() > few {
         check(0..10);

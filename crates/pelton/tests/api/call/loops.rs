@@ -1,15 +1,15 @@
-//! Event loops: arming for requests, answers, room and the end.
+//! Event loops: arming for requests, replies, free space and the end.
 
 use super::*;
 
 #[test]
 fn both_sides_work_in_event_loops() {
-    let place = TestDir::new("event loops");
+    let dir = TestDir::new("event loops");
     for how in [How::Poll, How::Epoll] {
-        let mut service = pelton::Service::listen_with(&place.name(), &tiny()).unwrap();
+        let mut service = pelton::Service::listen_with(&dir.name(), &tiny()).unwrap();
         let stopper = service.stopper();
         let serving = std::thread::spawn(move || {
-            let turns = Loop::new(how, service.as_fd());
+            let event_loop = Loop::new(how, service.as_fd());
             let mut kept = VecDeque::new();
             loop {
                 loop {
@@ -24,36 +24,36 @@ fn both_sides_work_in_event_loops() {
                     Err(error) if error.is_closed() => return,
                     armed => armed.unwrap(),
                 };
-                // Some later, when nothing else is to be done; and more than the lane has room for.
+                // Some later, when the loop is otherwise idle; and more than the lane holds.
                 let at_once = if armed { kept.len() } else { kept.len().saturating_sub(3) };
                 for (bytes, responder) in kept.drain(..at_once) {
                     let _ = responder.reply(&bytes.repeat(4));
                 }
                 if armed && at_once == 0 {
-                    turns.turn(service.as_fd());
+                    event_loop.tick(service.as_fd());
                 }
                 service.disarm();
             }
         });
         for hold in [Duration::ZERO, Duration::from_micros(20)] {
-            let mut client = pelton::Client::connect_with(&place.name(), &tiny().hold(hold)).unwrap();
-            let turns = Loop::new(how, client.as_fd());
+            let mut client = pelton::Client::connect_with(&dir.name(), &tiny().hold(hold)).unwrap();
+            let event_loop = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
-            let (mut asked, mut answered) = (BTreeMap::new(), 0);
+            let (mut requested, mut answered) = (BTreeMap::new(), 0);
             let mut number = 0;
             while answered < 2000 {
-                while asked.len() < 50 && number < 2000 {
+                while requested.len() < 50 && number < 2000 {
                     let request = numbered(number, random.below(if number % 100 == 0 { 60_000 } else { 300 }) as usize);
                     let Some(call) = client.try_submit(&request).unwrap() else { break };
-                    asked.insert(call, request);
+                    requested.insert(call, request);
                     number += 1;
                 }
                 while let Some(reply) = client.try_completion().unwrap() {
-                    assert!(*reply == *asked.remove(&reply.call()).unwrap().repeat(4));
+                    assert!(*reply == *requested.remove(&reply.call()).unwrap().repeat(4));
                     answered += 1;
                 }
-                if !asked.is_empty() && client.arm().unwrap() {
-                    turns.turn(client.as_fd());
+                if !requested.is_empty() && client.arm().unwrap() {
+                    event_loop.tick(client.as_fd());
                     client.disarm();
                 }
             }
@@ -64,16 +64,16 @@ fn both_sides_work_in_event_loops() {
 }
 
 #[test]
-fn a_loop_that_only_notifies_hears_of_room() {
-    let place = TestDir::new("a notifying loop");
-    let (mut service, mut client, _responders, _) = asked(&place, 1);
-    let mut told = 0;
+fn an_event_loop_that_only_notifies_wakes_for_free_space() {
+    let dir = TestDir::new("a notifying loop");
+    let (mut service, mut client, _responders, _) = service_with_calls(&dir, 1);
+    let mut notified = 0;
     for _ in 0..20 {
-        let before = told;
+        let before = notified;
         while client.try_notify(&[5; 3000]).unwrap() {
-            told += 1;
+            notified += 1;
         }
-        assert!(told > before && client.arm().unwrap(), "there is no room");
+        assert!(notified > before && client.arm().unwrap(), "there is no free space");
         assert!(!is_readable(client.as_fd()));
         let mut taken = 0;
         while service.try_receive().unwrap().is_some() {
@@ -86,14 +86,14 @@ fn a_loop_that_only_notifies_hears_of_room() {
 }
 
 #[test]
-fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
-    let place = TestDir::new("a streaming loop");
-    let (mut service, mut client, mut responders, ids) = asked(&place, 1);
+fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
+    let dir = TestDir::new("a streaming loop");
+    let (mut service, mut client, mut responders, ids) = service_with_calls(&dir, 1);
     let mut responder = responders.pop().unwrap();
     let (mut given, mut taken) = (0, 0);
     for round in 0..20 {
         let before = given;
-        // Also on another thread than the loop's, and while that sleeps.
+        // Also on a thread other than the loop's, and while that sleeps.
         std::thread::scope(|scope| {
             let armed = round % 2 == 0 && service.arm().unwrap();
             let fill = || while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {};
@@ -103,12 +103,12 @@ fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
                 service.disarm();
             }
         });
-        assert!(service.arm().unwrap(), "there is no room");
-        // What was heard of the round before may be told once more.
+        assert!(service.arm().unwrap(), "there is no free space");
+        // Events of the round before may be reported once more.
         for _ in 0..3 {
             if is_readable(service.as_fd()) {
                 service.disarm();
-                assert!(service.arm().unwrap(), "there is no room");
+                assert!(service.arm().unwrap(), "there is no free space");
             }
         }
         assert!(!is_readable(service.as_fd()));
@@ -121,7 +121,7 @@ fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
         given = taken;
         assert!(given > before, "round {round}");
     }
-    // There is no room, and requests, and what is said of the call, are taken.
+    // There is no free space, and the loop takes requests and other messages about the call.
     while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {}
     assert!(service.arm().unwrap());
     let another = client.submit(b"another").unwrap();
@@ -136,15 +136,15 @@ fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
     answer.reply(b"this too").unwrap();
     let serving = std::thread::spawn(move || service.receive_until(deadline()).unwrap().is_some());
     assert_eq!(&*client.completion_of_until(another, deadline()).unwrap().unwrap(), b"this too");
-    // Room that nobody wants any more keeps no service awake for long.
+    // A wait for space that nobody needs any more keeps no service awake for long.
     client.submit(b"the last").unwrap();
     assert!(serving.join().unwrap());
 }
 
 #[test]
-fn a_loop_hears_of_the_end_after_the_last_answers() {
-    let place = TestDir::new("the end comes last");
-    let (service, mut client, mut responders, ids) = asked(&place, 2);
+fn an_event_loop_gets_the_end_after_the_last_replies() {
+    let dir = TestDir::new("the end arrives last");
+    let (service, mut client, mut responders, ids) = service_with_calls(&dir, 2);
     // Something waits to be written.
     while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
     client.try_notify(&[7; 300_000]).unwrap();
@@ -165,25 +165,26 @@ fn a_loop_hears_of_the_end_after_the_last_answers() {
 }
 
 #[test]
-fn a_loop_waits_for_no_thread_that_writes_a_reply() {
-    let place = TestDir::new("the loop and reserved room");
+fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
+    let dir = TestDir::new("the loop and a reservation");
     let other = TestDir::new("another client");
-    let (mut service, mut client, mut responders, ids) = asked(&place, 2);
-    let (_second, _another, mut theirs, _) = asked(&other, 1);
+    let (mut service, mut client, mut responders, ids) = service_with_calls(&dir, 2);
+    let (_second, _another, mut theirs, _) = service_with_calls(&other, 1);
     let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());
-    let (have, has_room) = mpsc::channel();
+    let (have, has_space) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let room = reserved.try_reserve(6).unwrap().unwrap();
+            let reservation = reserved.try_reserve(6).unwrap().unwrap();
             have.send(()).unwrap();
             may_go_on.recv_timeout(DEADLINE).unwrap();
-            room.reply(6).unwrap();
+            reservation.reply(6).unwrap();
         });
-        has_room.recv_timeout(DEADLINE).unwrap();
+        has_space.recv_timeout(DEADLINE).unwrap();
         scope
             .spawn(move || {
-                // Who has room for one reply leaves another to the loop, when a second thread has that client's.
+                // A thread with a reserved reply leaves another reply to the loop, when a second thread has that
+                // client.
                 let mut theirs = theirs.pop().unwrap();
                 let held = theirs.try_reserve(1).unwrap().unwrap();
                 late.reply(b"later").unwrap();

@@ -1,23 +1,23 @@
-//! Random calls, answers, cancels and ends against a model that knows no lanes.
+//! Random calls, replies, cancels and ends, compared with a model without lanes.
 
 use super::*;
 
-/// What a call is to bring, by a model that knows no lanes.
+/// The expected result of a call, by a model without lanes.
 #[derive(Default)]
 struct Modelled {
-    /// Answers given and not received yet.
+    /// Replies sent and not received yet.
     due: VecDeque<(Outcome, Vec<u8>)>,
     is_cancelled: bool,
 }
 
 #[test]
-fn whatever_is_asked_and_answered_in_whatever_order_comes_as_a_model_says() {
-    let place = TestDir::new("model");
+fn random_calls_and_replies_behave_as_the_model() {
+    let dir = TestDir::new("model");
     let rounds = std::env::var("PELTON_ROUNDS").map_or(20, |text| text.parse().unwrap());
     let first = std::env::var("PELTON_SEED").map_or(1, |text| text.parse().unwrap());
     for seed in first..first + rounds {
         println!("PELTON_SEED={seed}");
-        one_by_the_model(&place.name(), &mut Random::new(seed));
+        one_by_the_model(&dir.name(), &mut Random::new(seed));
     }
 }
 
@@ -32,13 +32,13 @@ fn one_by_the_model(name: &str, random: &mut Random) {
     }
     let mut client = connecting.join().unwrap();
     let mut calls: BTreeMap<CallId, Modelled> = BTreeMap::new();
-    let mut asked: VecDeque<(CallId, Vec<u8>)> = VecDeque::new();
+    let mut requested: VecDeque<(CallId, Vec<u8>)> = VecDeque::new();
     let mut taken: Vec<(CallId, Responder)> = Vec::new();
     let mut ids: Vec<CallId> = Vec::new();
     let mut steps = 0u64;
     while steps < 600 || !calls.is_empty() {
         steps += 1;
-        assert!(steps < 100_000, "it does not come to an end");
+        assert!(steps < 100_000, "it does not end");
         let bytes = match random.below(20) {
             0 => random.below(150_000),
             1..4 => random.below(30_000),
@@ -49,7 +49,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
             0..3 if steps < 600 => {
                 if let Some(call) = client.try_submit(&payload).unwrap() {
                     assert!(calls.insert(call, Modelled::default()).is_none(), "{call:?} in use");
-                    asked.push_back((call, payload));
+                    requested.push_back((call, payload));
                     ids.push(call);
                 }
             }
@@ -59,20 +59,20 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                 assert_eq!(client.cancel(call).unwrap(), is_open, "{call:?}");
                 if let Some(modelled) = calls.get_mut(&call) {
                     modelled.is_cancelled = true;
-                    // Nothing of it is received any more; that it has ended is not told.
+                    // The client receives nothing more of it, and no report of its end.
                     modelled.due.clear();
                 }
             }
             0..6 => {
                 if let Some(request) = service.try_receive().unwrap() {
-                    let (call, wanted) = asked.pop_front().expect("something was asked");
+                    let (call, wanted) = requested.pop_front().expect("a request is open");
                     assert!(*request == *wanted, "{call:?}");
                     taken.push((call, request.into_responder()));
                 }
             }
             6..8 if !taken.is_empty() => {
-                let place = random.below(taken.len() as u64) as usize;
-                let (call, responder) = &mut taken[place];
+                let slot = random.below(taken.len() as u64) as usize;
+                let (call, responder) = &mut taken[slot];
                 let call = *call;
                 let outcome = match random.below(6) {
                     0 | 1 => match responder.try_part(&payload).unwrap() {
@@ -80,19 +80,19 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                         _ => continue,
                     },
                     2 => {
-                        taken.swap_remove(place).1.end().unwrap();
+                        taken.swap_remove(slot).1.end().unwrap();
                         Outcome::End
                     }
                     3 => {
-                        drop(taken.swap_remove(place));
+                        drop(taken.swap_remove(slot));
                         Outcome::Abandoned
                     }
                     4 => {
-                        taken.swap_remove(place).1.fail(steps as u32, &payload).unwrap();
+                        taken.swap_remove(slot).1.fail(steps as u32, &payload).unwrap();
                         Outcome::Failed(steps as u32)
                     }
                     _ => {
-                        taken.swap_remove(place).1.reply(&payload).unwrap();
+                        taken.swap_remove(slot).1.reply(&payload).unwrap();
                         Outcome::Reply
                     }
                 };
@@ -114,22 +114,22 @@ fn one_by_the_model(name: &str, random: &mut Random) {
                         calls.remove(&call);
                     }
                 }
-                // Cancelled after its last answer was given: nothing comes of it.
+                // Cancelled after its last reply was sent: nothing of it arrives.
                 calls.retain(|call, modelled| {
                     !(modelled.is_cancelled
                         && !taken.iter().any(|(of, _)| of == call)
-                        && !asked.iter().any(|(of, _)| of == call))
+                        && !requested.iter().any(|(of, _)| of == call))
                 });
             }
         }
     }
-    // What is still on its way is of calls that were given up.
+    // The messages still in flight belong to abandoned calls.
     let until = deadline();
     while client.in_flight() > 0 {
         assert!(client.try_completion().unwrap().is_none());
         if let Some(request) = service.try_receive().unwrap() {
             drop(request);
         }
-        assert!(Instant::now() < until, "{} places do not come back", client.in_flight());
+        assert!(Instant::now() < until, "{} slots are not freed", client.in_flight());
     }
 }

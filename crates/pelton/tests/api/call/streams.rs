@@ -1,33 +1,33 @@
-//! Answers in parts, and clients that do not read: who waits for them, and how much is kept.
+//! Replies in parts, and clients that do not read: the threads that wait for them, and the amount of stashed data.
 
 use super::*;
 
 #[test]
-fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
-    let place = TestDir::new("one does not read");
+fn backpressure_of_a_client_affects_it_alone_and_loses_no_reply() {
+    let dir = TestDir::new("one does not read");
     let most = std::sync::Arc::new(AtomicUsize::new(0));
     let taken = most.clone();
-    let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 1, move |request| {
         if request.first() == Some(&1) {
             taken.fetch_add(1, Ordering::Relaxed);
         }
         let reply = request.repeat(100);
         request.reply(&reply).unwrap();
     });
-    let (mut deaf, mut polite) = (
-        pelton::Client::connect_with(&place.name(), &tiny()).unwrap(),
-        pelton::Client::connect_with(&place.name(), &tiny()).unwrap(),
+    let (mut deaf, mut slow_sender) = (
+        pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
+        pelton::Client::connect_with(&dir.name(), &tiny()).unwrap(),
     );
-    let mut asked = 0;
+    let mut requested = 0;
     let until = deadline();
-    // Until nothing is taken of it any more, though it has asked.
+    // Until the service takes nothing more of it, despite its requests.
     let mut before = usize::MAX;
     loop {
         while deaf.try_submit(&[1; 300]).unwrap().is_some() {
-            asked += 1;
+            requested += 1;
         }
         for _ in 0..50 {
-            let reply = polite.call_until(&[2; 300], deadline()).unwrap().expect("stalled by another client");
+            let reply = slow_sender.call_until(&[2; 300], deadline()).unwrap().expect("stalled by another client");
             assert_eq!(*reply, [2; 30_000]);
         }
         let now = most.load(Ordering::Relaxed);
@@ -38,19 +38,19 @@ fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
         assert!(Instant::now() < until, "its requests are taken without end");
     }
     let taken = most.load(Ordering::Relaxed);
-    assert!(taken < 10, "{taken} were taken, and their replies kept, of one who does not read");
-    for _ in 0..asked {
+    assert!(taken < 10, "the service took {taken} calls of a client that does not read");
+    for _ in 0..requested {
         let reply = deaf.completion_until(deadline()).unwrap().expect("its replies are lost");
         assert_eq!(*reply, [1; 30_000]);
     }
 }
 
 #[test]
-fn streams_come_in_order_to_slow_readers_while_others_are_served() {
-    let place = TestDir::new("streams");
+fn slow_readers_get_streams_in_order_while_others_are_served() {
+    let dir = TestDir::new("streams");
     let ahead = std::sync::Arc::new(AtomicUsize::new(0));
     let (given, sizes) = (ahead.clone(), Sizes::Random(3, 50_000));
-    let _serving = Serving::start(&tiny(), &place.name(), 3, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 3, move |request| {
         if request.len() != 8 {
             return echo(request);
         }
@@ -72,8 +72,8 @@ fn streams_come_in_order_to_slow_readers_while_others_are_served() {
         }
         responder.end().unwrap();
     });
-    let mut slow = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
-    let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut slow = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
+    let mut other = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     let (count, mut wanted) = (200u64, Vec::new());
     let streams = [(); 2].map(|()| slow.submit(&count.to_le_bytes()).unwrap());
     let mut next: HashMap<CallId, u64> = streams.into_iter().map(|call| (call, 0)).collect();
@@ -98,11 +98,11 @@ fn streams_come_in_order_to_slow_readers_while_others_are_served() {
 }
 
 #[test]
-fn parts_of_other_calls_are_kept_up_to_a_bound() {
-    let place = TestDir::new("bounded");
+fn a_client_stashes_parts_of_other_calls_up_to_a_bound() {
+    let dir = TestDir::new("bounded");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         let is_quiet = *request == *b"quiet";
         let mut responder = request.into_responder();
         for number in 0.. {
@@ -120,7 +120,7 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
             }
         }
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(200_000)).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(200_000)).unwrap();
     let (loud, quiet) = (client.submit(b"loud").unwrap(), client.submit(b"quiet").unwrap());
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("bytes of parts")), "{error}");
@@ -129,7 +129,7 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
     for number in 0.. {
         let answer = client.completion_of_until(loud, deadline()).unwrap().expect("parts are lost");
         if answer.outcome() == Outcome::Abandoned {
-            // What a part costs besides its bytes is counted too.
+            // The overhead of a part counts, too.
             assert!(number > 18, "{number}");
             break;
         }
@@ -138,11 +138,11 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
 }
 
 #[test]
-fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
-    let place = TestDir::new("a stalled stream and the pool");
+fn an_unread_stream_blocks_one_thread_and_the_others_serve_others() {
+    let dir = TestDir::new("a stalled stream and the pool");
     let (waits, is_waiting) = mpsc::channel();
     let waits = Mutex::new(waits);
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         if *request != *b"stream" {
             return echo(request);
         }
@@ -150,15 +150,15 @@ fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
         while responder.try_part(&[1; 5000]).unwrap() == Sent::Sent {}
         let thread = this_thread();
         waits.lock().unwrap().send(thread).unwrap();
-        // The client goes in the end.
+        // The client exits in the end.
         while responder.part(&[1; 5000]).is_ok() {}
     });
-    let mut slow = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut slow = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     slow.submit(b"stream").unwrap();
     wait_until_thread_polls(is_waiting.recv_timeout(DEADLINE).unwrap());
     slow.submit(b"stream").unwrap();
     slow.submit(b"stream").unwrap();
-    let mut other = pelton::Client::connect_with(&place.name(), &tiny()).unwrap();
+    let mut other = pelton::Client::connect_with(&dir.name(), &tiny()).unwrap();
     for _ in 0..100 {
         assert!(other.call_until(b"here", deadline()).unwrap().is_some(), "the pool is taken");
     }
@@ -170,23 +170,23 @@ fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
 }
 
 #[test]
-fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
-    let place = TestDir::new("bounded answers");
+fn a_client_that_takes_no_reply_gets_an_error_before_replies_fill_the_memory() {
+    let dir = TestDir::new("bounded answers");
     for bytes in [0, 3000] {
-        let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
-        let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(1 << 20)).unwrap();
-        let mut asked = 0u64;
+        let _serving = Serving::start(&tiny(), &dir.name(), 1, echo);
+        let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(1 << 20)).unwrap();
+        let mut requested = 0u64;
         let error = loop {
-            match client.submit(&numbered(asked, bytes)) {
-                Ok(_) => asked += 1,
+            match client.submit(&numbered(requested, bytes)) {
+                Ok(_) => requested += 1,
                 Err(error) => break error,
             }
-            assert!(asked < 4000, "{asked} answers of {bytes} bytes are kept");
+            assert!(requested < 4000, "{requested} answers of {bytes} bytes are kept");
         };
         assert!(matches!(&error, Error::Refused(why) if why.contains("answers")), "{error}");
         assert!(client.try_submit(b"one more").unwrap().is_none());
-        // All that was asked is answered, and then it goes on.
-        for _ in 0..asked {
+        // Every request is answered, and then the client continues.
+        for _ in 0..requested {
             assert_eq!(client.completion_until(deadline()).unwrap().expect("an answer is lost").len(), bytes);
         }
         assert!(client.call_until(b"one more", deadline()).unwrap().is_some());
@@ -194,11 +194,11 @@ fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
 }
 
 #[test]
-fn parts_of_no_bytes_are_counted_too() {
-    let place = TestDir::new("empty parts");
+fn empty_parts_count_too() {
+    let dir = TestDir::new("empty parts");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
-    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+    let _serving = Serving::start(&tiny(), &dir.name(), 2, move |request| {
         let is_quiet = *request == *b"quiet";
         let mut responder = request.into_responder();
         while !stopped.load(Ordering::Relaxed) {
@@ -207,14 +207,14 @@ fn parts_of_no_bytes_are_counted_too() {
             }
         }
     });
-    let mut client = pelton::Client::connect_with(&place.name(), &tiny().call_bytes_max(50_000)).unwrap();
+    let mut client = pelton::Client::connect_with(&dir.name(), &tiny().call_bytes_max(50_000)).unwrap();
     let quiet = client.submit(b"quiet").unwrap();
     let loud = client.submit(b"loud").unwrap();
     let error = client.completion_of_until(quiet, deadline()).unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
-    // What is to end that is not refused itself.
+    // The message that ends it must not be refused itself.
     assert!(client.cancel(loud).unwrap());
-    // Nor is what comes next, which nobody knows if it is not answered.
+    // Nor is the next one, whose outcome is unknown without a reply.
     stop.store(true, Ordering::Relaxed);
     assert_eq!(
         client.completion_of_until(quiet, deadline()).unwrap().expect("no answer").outcome(),

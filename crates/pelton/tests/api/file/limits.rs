@@ -1,15 +1,15 @@
-//! Many of everything, and the ends of things: descriptors, memory, sizes of files, disks. `PELTON_ROUNDS` makes what counts descriptors and memory long
-//! (10000: of a million operations).
+//! Large numbers, and resource limits: descriptors, memory, file sizes, disks. `PELTON_ROUNDS` prolongs the tests
+//! that count descriptors and memory (10000: of a million operations).
 
 use super::*;
 
 #[test]
-fn nothing_is_left_of_engines_files_and_operations() {
-    // In a process of its own, where nobody else opens anything.
-    let _hang = Watchdog::new("nothing is left");
+fn dropped_engines_files_and_operations_leave_nothing() {
+    // In a separate process, where no other test opens anything.
+    let _hang = Watchdog::new("dropped engines leave nothing");
     for way in ["ring", "threads"] {
-        let place = tempfile::tempdir_in("/var/tmp").unwrap();
-        let child = Child::start(Role::new(child, "many").with("path", place.path().display()).with("way", way));
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let child = Child::start(Role::new(child, "many").with("path", dir.path().display()).with("way", way));
         child.expect("nothing left");
     }
 }
@@ -38,12 +38,12 @@ pub(super) fn many(path: &Path, way: &str) {
         }
     };
     let found = || (kernel::descriptors(), kernel::threads());
-    // Threads end in their own time.
+    // Threads end asynchronously.
     let settle = |wanted| eventually_is(wanted, "descriptors and threads", found);
     let before = found();
     (0..rounds).for_each(round);
     settle(before);
-    flat(path, way, 100 * rounds);
+    constant_resources(path, way, 100 * rounds);
     settle(before);
 
     // As many open files as the system allows, up to 10,000.
@@ -54,7 +54,7 @@ pub(super) fn many(path: &Path, way: &str) {
         let to = path.join(format!("f{}", n % 100));
         let open = Operation::open(to, Open::for_both().create(0o600));
         if !engine.try_submit(n as u64, open).unwrap().is_submitted() {
-            panic!("there was room");
+            panic!("the disk had free space");
         }
         if engine.in_flight() == 500 || n + 1 == wanted {
             while engine.in_flight() > 0 {
@@ -66,7 +66,7 @@ pub(super) fn many(path: &Path, way: &str) {
     for file in &files {
         assert_eq!(ran(&mut engine, Operation::write_at(file, b"x", 0)).unwrap().count(), 1);
     }
-    // And one more than there may be is an error by name.
+    // One more than the limit is an error by name.
     let few = rustix::process::Rlimit { current: Some(kernel::descriptors() as u64), ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
     assert_eq!(errno(&ran(&mut engine, Operation::open(path.join("a"), Open::for_reading())).unwrap_err()), "EMFILE");
@@ -81,8 +81,8 @@ pub(super) fn many(path: &Path, way: &str) {
     report("nothing left");
 }
 
-/// Operations of every kind, one engine: descriptors and memory stay as they are after the first of them.
-fn flat(path: &Path, way: &str, operations: u64) {
+/// Operations of every kind, one engine: descriptors and memory stay constant after the first round.
+fn constant_resources(path: &Path, way: &str, operations: u64) {
     let mut engine = options(way).open().unwrap();
     let file = open(&mut engine, &path.join("flat"));
     let ((read, mut write), (idle, _nobody)) = (pipe("a pipe"), pipe("idle"));
@@ -119,7 +119,7 @@ fn flat(path: &Path, way: &str, operations: u64) {
             let is_last = n + 1 == operations;
             while engine.in_flight() > 40 || (is_last && engine.in_flight() > 0) {
                 if is_last {
-                    // What was cancelled may have taken another's.
+                    // The cancelled one may have consumed another's data.
                     write.write_all(b"x").unwrap();
                 }
                 drop(done(&mut engine));
@@ -127,7 +127,7 @@ fn flat(path: &Path, way: &str, operations: u64) {
         }
         while engine.cancel(u64::MAX).unwrap() || !settled(&mut engine) {}
     };
-    // What was given up ends in its own time: its thread goes, and the others have nothing more to close.
+    // Abandoned operations end asynchronously: their thread exits, and the others have nothing more to close.
     let is_idle = |thread| kernel::system_call_of(thread) == Some(libc::SYS_futex);
     let at_rest =
         || kernel::threads_named(ALONE).is_empty() && kernel::threads_named("pelton-file").into_iter().all(is_idle);
@@ -154,34 +154,34 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: it is the system's.
+// SAFETY: the system's allocator has the same contract.
 unsafe impl std::alloc::GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as i64, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the contract of `GlobalAlloc`.
         unsafe { std::alloc::System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: std::alloc::Layout) {
         LIVE.fetch_sub(layout.size() as i64, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the contract of `GlobalAlloc`.
         unsafe { std::alloc::System.dealloc(memory, layout) }
     }
 }
 
 #[test]
-fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
+fn a_file_size_limit_is_an_error_and_no_signal() {
     let _hang = Watchdog::new("a limit of file sizes is an error");
-    for (way, place) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
-        let place = tempfile::tempdir_in(place).unwrap();
-        let child = Child::start(Role::new(child, "limited").with("path", place.path().display()).with("way", way));
+    for (way, dir) in [("ring", "/var/tmp"), ("threads", "/var/tmp"), ("ring", "/dev/shm"), ("threads", "/dev/shm")] {
+        let dir = tempfile::tempdir_in(dir).unwrap();
+        let child = Child::start(Role::new(child, "limited").with("path", dir.path().display()).with("way", way));
         child.expect("limited");
     }
 }
 
 pub(super) fn limited(path: &Path, way: &str) {
     let file = open(&mut options(way).open().unwrap(), &path.join("a"));
-    // Its buffers are a file's too, as the system counts.
+    // For the system its buffers are part of a file, too.
     let appenders = pelton::Appenders::new(&pelton::Options::new(), Tail::of(file.clone()).unwrap()).unwrap();
     appenders.append(b"x").and_then(|()| appenders.sync()).unwrap();
     let limit = rustix::process::Rlimit { current: Some(10_000), maximum: Some(10_000) };
@@ -195,7 +195,7 @@ pub(super) fn limited(path: &Path, way: &str) {
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 10_001)).unwrap_err()), "EFBIG");
     let end = ran(&mut engine, Operation::read_at(&file, vec![0; 4096], 9000)).unwrap();
     assert_eq!((end.count(), end.cut_short_by.is_none()), (1000, true));
-    // A copy that is cut short ends its chain: what was to be removed after it is kept.
+    // A truncated copy ends its chain: the later removal is not done.
     let source = path.join("source");
     std::fs::write(&source, vec![4; 9000]).unwrap();
     let (from, to) = (open(&mut engine, &source), open(&mut engine, &path.join("to")));
@@ -211,16 +211,16 @@ pub(super) fn limited(path: &Path, way: &str) {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_what_was_written_is_counted() {
+fn a_full_disk_is_an_error_that_counts_the_bytes_written() {
     if !is_root() {
         eprintln!("not root: a full disk is not tried");
         return;
     }
     let _hang = Watchdog::new("a full disk is an error");
     for way in ["ring", "threads"] {
-        let place = tempfile::tempdir_in("/tmp").unwrap();
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
         let mut child =
-            Child::start_as(Role::new(child, "full").with("path", place.path().display()).with("way", way), |_| {});
+            Child::start_as(Role::new(child, "full").with("path", dir.path().display()).with("way", way), |_| {});
         match child.line().as_str() {
             "full" => {}
             "no mount" => eprintln!("a file system cannot be mounted here: a full disk is not tried"),
@@ -231,7 +231,7 @@ fn a_full_disk_is_an_error_and_what_was_written_is_counted() {
 }
 
 pub(super) fn full(path: &Path, way: &str) {
-    // SAFETY: no pointers but to texts that live as long as the calls.
+    // SAFETY: the only pointers are to strings that live as long as the calls.
     let mounted = unsafe {
         let target = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         libc::unshare(libc::CLONE_NEWNS) == 0
@@ -255,7 +255,7 @@ pub(super) fn full(path: &Path, way: &str) {
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 2 << 20)).unwrap_err()), "ENOSPC");
     let pieces = vec![vec![2; 10].into(), vec![2; 5 << 20].into()];
     assert_eq!(errno(&ran(&mut engine, Operation::write_vectored_at(&file, pieces, 1 << 20)).unwrap_err()), "ENOSPC");
-    // A chain ends at a write that was cut short.
+    // A chain ends at a truncated write.
     ran(&mut engine, Operation::truncate(&file, 1 << 19)).unwrap();
     let chain =
         [(1, Operation::append(&file, vec![3; 1 << 20])), (2, Operation::rename(path.join("a"), path.join("b")))];

@@ -1,10 +1,10 @@
-//! Paths: roots, rules of resolving, names with a slash behind them.
+//! Paths: roots, rules of resolution, trailing slashes.
 
 use super::*;
 
 #[test]
-fn a_rooted_engine_cannot_be_led_out() {
-    everywhere("a rooted engine cannot be led out", |case| {
+fn no_path_escapes_a_rooted_engine() {
+    everywhere("no path escapes a rooted engine", |case| {
         let (inside, outside) = (case.path("inside"), case.path("outside"));
         std::fs::create_dir_all(inside.join("dir/sub")).unwrap();
         std::fs::create_dir(&outside).unwrap();
@@ -50,7 +50,7 @@ fn a_rooted_engine_cannot_be_led_out() {
                 assert!(["EXDEV", "ELOOP"].contains(&errno(&error)), "{text}: {error}");
             }
         }
-        // What the last name itself leads to is not followed out either.
+        // A symbolic link as the last name does not escape either.
         for operation in [
             Operation::open("secret-link", Open::for_reading()),
             Operation::stat("secret-link"),
@@ -67,7 +67,7 @@ fn a_rooted_engine_cannot_be_led_out() {
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
         assert_eq!(std::fs::read(inside.join("dir/file")).unwrap(), b"file");
 
-        // Inside, everything works, links too.
+        // Inside the root everything works, including links.
         let file = ran(&mut engine, Operation::open("good/file", Open::for_both())).unwrap().into_file().unwrap();
         assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 9], 0)).unwrap().bytes(), b"file");
         let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link("absolute")).unwrap().outcome else {
@@ -83,15 +83,15 @@ fn a_rooted_engine_cannot_be_led_out() {
         assert_eq!((found.links, found.modified), (2, SystemTime::UNIX_EPOCH));
         ran(&mut engine, Operation::unlink("up")).unwrap();
         assert!(outside.exists());
-        // A link made inside can say anything, and leads nowhere.
+        // A link created inside may contain any path, and leads nowhere outside.
         ran(&mut engine, Operation::symlink("/etc", "etc")).unwrap();
         assert_eq!(errno(&ran(&mut engine, Operation::open("etc/passwd", Open::for_reading())).unwrap_err()), "EXDEV");
     });
 }
 
 #[test]
-fn the_rules_for_resolving_a_path_are_kept() {
-    everywhere("the rules for resolving a path are kept", |case| {
+fn path_resolution_follows_its_rules() {
+    everywhere("path resolution follows its rules", |case| {
         let mut engine = case.engine();
         std::fs::create_dir(case.path("dir")).unwrap();
         std::fs::write(case.path("dir/file"), b"").unwrap();
@@ -114,8 +114,8 @@ fn the_rules_for_resolving_a_path_are_kept() {
 }
 
 #[test]
-fn a_name_with_a_slash_behind_it_is_a_directorys_also_below_a_root() {
-    everywhere("a name with a slash behind it is a directory's", |case| {
+fn a_trailing_slash_requires_a_directory_below_a_root_too() {
+    everywhere("a trailing slash requires a directory", |case| {
         let inside = case.path("inside");
         let mut rooted = {
             std::fs::create_dir_all(inside.join("dir")).unwrap();
@@ -138,23 +138,23 @@ fn a_name_with_a_slash_behind_it_is_a_directorys_also_below_a_root() {
                 |name, _| Operation::open(name, Open::for_reading()),
             ];
             for (number, make) in operations.iter().enumerate() {
-                let mut told = [true, false].map(|is_rooted| {
+                let mut results = [true, false].map(|is_rooted| {
                     let engine = if is_rooted { &mut rooted } else { &mut plain };
-                    let told = ran(engine, make(at(name, is_rooted), at("other", is_rooted)));
-                    // As it was before.
+                    let results = ran(engine, make(at(name, is_rooted), at("other", is_rooted)));
+                    // Restores the previous state.
                     if inside.join("other").exists() {
                         std::fs::rename(inside.join("other"), inside.join(name.trim_end_matches('/'))).unwrap();
                     }
-                    told.map(drop).map_err(|error| errno(&error))
+                    results.map(drop).map_err(|error| errno(&error))
                 });
-                // Which of two that are true is said may differ.
-                if told[0] == Err("EEXIST") && told[1] == Err("ENOENT") {
-                    told[0] = told[1];
+                // If two errors apply, either may be reported.
+                if results[0] == Err("EEXIST") && results[1] == Err("ENOENT") {
+                    results[0] = results[1];
                 }
-                assert_eq!(told[0], told[1], "operation {number} of {name}: below a root, and without");
+                assert_eq!(results[0], results[1], "operation {number} of {name}: below a root, and without");
             }
         }
-        // What leads out says nothing of what is there.
+        // An escaping path reveals nothing about its target.
         for operation in [Operation::read_link("out/"), Operation::link("out/", "x")] {
             assert_eq!(errno(&ran(&mut rooted, operation).unwrap_err()), "EXDEV");
         }

@@ -1,9 +1,10 @@
-//! Random sequences of operations beside `std::fs`; also at a limit of file sizes, in a process of its own. `PROPTEST_CASES`: how many.
+//! Random sequences of operations compared with `std::fs`; also at a file size limit, in a separate process.
+//! `PROPTEST_CASES` is their number.
 
 use super::*;
 use proptest::prelude::*;
 
-/// What a random sequence is made of. Names are numbers below 6, handles below 3.
+/// The elements of a random sequence. Names are numbers below 6, handles below 3.
 #[derive(Clone, Debug)]
 enum Step {
     Open { handle: usize, name: usize, create: bool, truncate: bool, append: bool },
@@ -53,12 +54,12 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What came of a step, as either side tells it.
+/// The outcome of a step, comparable between both sides.
 #[derive(Debug, PartialEq)]
-enum Told {
+enum Outcome {
     Nothing,
     Count(usize),
-    /// So many bytes, and what came then.
+    /// That many bytes, and then this error.
     Cut(usize, i32),
     Bytes(Vec<u8>),
     Is(Kind, u64, u64),
@@ -67,17 +68,17 @@ enum Told {
 }
 
 fn name(name: usize) -> String {
-    // The last two are in a directory that may be there or not.
+    // The last two are in a directory that may be missing.
     if name < 4 { format!("n{name}") } else { format!("n3/m{name}") }
 }
 
 type Handles<T> = [Option<T>; 3];
 
-/// The step as `std::fs` does it.
-fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: u64) -> Option<Told> {
+/// The step by `std::fs`.
+fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: u64) -> Option<Outcome> {
     let at = |number: &usize| root.join(name(*number));
-    let nothing = |result: std::io::Result<()>| result.map(|()| Told::Nothing);
-    let told = match step {
+    let nothing = |result: std::io::Result<()>| result.map(|()| Outcome::Nothing);
+    let outcome = match step {
         Step::Open { handle, name, create, truncate, append } => {
             let mut how = std::fs::OpenOptions::new();
             how.read(true).write(true).create(*create).truncate(*truncate).mode(0o600);
@@ -86,7 +87,7 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
             }
             how.open(at(name)).map(|file| {
                 handles[*handle] = Some(file);
-                Told::Nothing
+                Outcome::Nothing
             })
         }
         Step::Write { handle, offset, bytes } => put(handles[*handle].as_ref()?, &pattern(seed, *bytes), *offset),
@@ -101,7 +102,7 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
             let (file, mut buffer, mut done) = (handles[*handle].as_ref()?, vec![0; *bytes], 0);
             loop {
                 match file.read_at(&mut buffer[done..], offset + done as u64) {
-                    Ok(0) => break Ok(Told::Bytes(buffer[..done].to_vec())),
+                    Ok(0) => break Ok(Outcome::Bytes(buffer[..done].to_vec())),
                     Ok(more) => done += more,
                     Err(error) => break Err(error),
                 }
@@ -117,14 +118,14 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
                     kind if kind.is_symlink() => Kind::Symlink,
                     _ => Kind::File,
                 };
-                Told::Is(kind, if kind == Kind::File { found.len() } else { 0 }, found.nlink())
+                Outcome::Is(kind, if kind == Kind::File { found.len() } else { 0 }, found.nlink())
             })
         }
         Step::Unlink { name } => nothing(std::fs::remove_file(at(name))),
         Step::Rename { from, to } => nothing(std::fs::rename(at(from), at(to))),
         Step::Link { from, to } => nothing(std::fs::hard_link(at(from), at(to))),
         Step::Symlink { target, name: link } => nothing(std::os::unix::fs::symlink(name(*target), at(link))),
-        Step::ReadLink { name } => std::fs::read_link(at(name)).map(Told::Path),
+        Step::ReadLink { name } => std::fs::read_link(at(name)).map(Outcome::Path),
         Step::MakeDirectory { name } => nothing(std::fs::create_dir(at(name))),
         Step::RemoveDirectory { name } => nothing(std::fs::remove_dir(at(name))),
         Step::Copy { from, to, from_offset, to_offset, bytes } => {
@@ -137,29 +138,29 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
             while let Ok(more @ 1..) = from.read_at(&mut buffer[done..], from_offset + done as u64) {
                 done += more;
             }
-            // Of nothing the kernel says that it is too far, and `std::fs` does not ask.
+            // The kernel reports no excessive offset for zero bytes, and `std::fs` does not call it.
             let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
             if done == 0 && limit.is_some_and(|limit| *to_offset >= limit) {
                 return None;
             }
             put(to, &buffer[..done], *to_offset)
         }
-        Step::Close { handle } => handles[*handle].take().map(|_| Ok(Told::Nothing))?,
+        Step::Close { handle } => handles[*handle].take().map(|_| Ok(Outcome::Nothing))?,
     };
-    Some(told.unwrap_or_else(|error| Told::Errno(error.raw_os_error().expect("of the system"))))
+    Some(outcome.unwrap_or_else(|error| Outcome::Errno(error.raw_os_error().expect("of the system"))))
 }
 
-/// As `write_all_at`, and counts what went before an error.
-fn put(file: &std::fs::File, bytes: &[u8], offset: u64) -> std::io::Result<Told> {
+/// Like `write_all_at`, and counts the bytes before an error.
+fn put(file: &std::fs::File, bytes: &[u8], offset: u64) -> std::io::Result<Outcome> {
     let mut done = 0;
     while done < bytes.len() {
         match file.write_at(&bytes[done..], offset + done as u64) {
             Ok(more) => done += more,
-            Err(error) if done > 0 => return Ok(Told::Cut(done, error.raw_os_error().expect("of the system"))),
+            Err(error) if done > 0 => return Ok(Outcome::Cut(done, error.raw_os_error().expect("of the system"))),
             Err(error) => return Err(error),
         }
     }
-    Ok(Told::Count(done))
+    Ok(Outcome::Count(done))
 }
 
 fn appends(file: &std::fs::File) -> bool {
@@ -204,30 +205,30 @@ fn operation(root: &Path, handles: &mut Handles<File>, step: &Step, seed: u64) -
     }
 }
 
-fn told(step: &Step, handles: &mut Handles<File>, completion: Completion) -> Told {
+fn outcome(step: &Step, handles: &mut Handles<File>, completion: Completion) -> Outcome {
     let reads = matches!(step, Step::Read { .. }).then(|| completion.bytes().to_vec());
     if let Some(error) = &completion.cut_short_by {
         let Error::File { source, .. } = &**error else { panic!("{error}") };
-        return Told::Cut(completion.count(), source.raw_os_error().unwrap());
+        return Outcome::Cut(completion.count(), source.raw_os_error().unwrap());
     }
     match completion.outcome {
-        Err(Error::File { source, .. }) => Told::Errno(source.raw_os_error().unwrap()),
+        Err(Error::File { source, .. }) => Outcome::Errno(source.raw_os_error().unwrap()),
         Err(other) => panic!("{other}"),
-        Ok(Output::Count(count)) => reads.map_or(Told::Count(count), Told::Bytes),
+        Ok(Output::Count(count)) => reads.map_or(Outcome::Count(count), Outcome::Bytes),
         Ok(Output::Stat(found)) => {
-            Told::Is(found.kind, if found.kind == Kind::File { found.bytes } else { 0 }, found.links)
+            Outcome::Is(found.kind, if found.kind == Kind::File { found.bytes } else { 0 }, found.links)
         }
-        Ok(Output::Path(path)) => Told::Path(path),
+        Ok(Output::Path(path)) => Outcome::Path(path),
         Ok(Output::File(file)) => {
             let Step::Open { handle, .. } = step else { panic!("a file of {step:?}") };
             handles[*handle] = Some(file);
-            Told::Nothing
+            Outcome::Nothing
         }
-        Ok(_) => Told::Nothing,
+        Ok(_) => Outcome::Nothing,
     }
 }
 
-/// All names below a directory, and what is there.
+/// All names below a directory, and their content.
 fn tree(root: &Path) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
     let mut found = std::collections::BTreeMap::new();
     let mut left = vec![root.to_owned()];
@@ -257,15 +258,15 @@ fn any_sequence_of_operations_does_what_std_fs_does() {
 fn any_sequence_does_what_std_fs_does_also_at_a_limit_of_file_sizes() {
     let _hang = Watchdog::new("any sequence does what std::fs does, also at a limit of file sizes");
     for way in ["ring", "threads", "run"] {
-        for place in ["/var/tmp", "/dev/shm"] {
-            let place = tempfile::Builder::new().prefix("pelton-file").tempdir_in(place).unwrap();
-            let role = Role::new(child, "limited sequences").with("path", place.path().display()).with("way", way);
+        for dir in ["/var/tmp", "/dev/shm"] {
+            let dir = tempfile::Builder::new().prefix("pelton-file").tempdir_in(dir).unwrap();
+            let role = Role::new(child, "limited sequences").with("path", dir.path().display()).with("way", way);
             Child::start(role).expect("limited");
         }
     }
 }
 
-/// The signals of a passed limit that came.
+/// The number of signals for an exceeded limit.
 static PASSED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 pub(super) fn limited_sequences(path: &Path, way: &str) {
@@ -284,17 +285,18 @@ pub(super) fn limited_sequences(path: &Path, way: &str) {
     RUNS.set(way == "run");
     let way = if way == "threads" { "threads" } else { "ring" };
     let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
-    // Each comes to the limit, first of all. `std::fs` raises the signal, the engine never does.
+    // Each sequence reaches the limit first. `std::fs` raises the signal, the engine never does.
     let first = [
         Step::Open { handle: 0, name: 0, create: true, truncate: false, append: false },
         Step::Write { handle: 0, offset: 59_000, bytes: 5000 },
     ];
     sequences(&case, 12, &first, &|| PASSED.load(std::sync::atomic::Ordering::Relaxed));
-    assert!(PASSED.load(std::sync::atomic::Ordering::Relaxed) > 0, "no sequence has come to the limit");
+    assert!(PASSED.load(std::sync::atomic::Ordering::Relaxed) > 0, "no sequence reached the limit");
     report("limited");
 }
 
-/// Random sequences, as many as `PROPTEST_CASES` says, each after the `first` steps. During an operation the count of `signals` stays as it is.
+/// Random sequences, as many as `PROPTEST_CASES` says, each after the `first` steps. The count of `signals` stays
+/// constant during an operation.
 fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usize) {
     let cases = std::env::var("PROPTEST_CASES").map_or(cases, |text| text.parse().unwrap());
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
@@ -308,12 +310,12 @@ fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usiz
             let Some(wanted) = by_std(wanted_root.path(), &mut theirs, step, number as u64) else { continue };
             let operation = operation(found_root.path(), &mut ours, step, number as u64);
             let signals_before = signals();
-            // Run; submitted and polled for; submitted and waited for; or in a chain with one before it.
+            // Run; submitted and polled; submitted and waited for; or in a chain after another one.
             let completion = match way {
                 1 if RUNS.get() => {
                     let found = match engine.run(operation) {
-                        Ok(completion) => told(step, &mut ours, completion),
-                        Err(Error::File { source, .. }) => Told::Errno(source.raw_os_error().unwrap()),
+                        Ok(completion) => outcome(step, &mut ours, completion),
+                        Err(Error::File { source, .. }) => Outcome::Errno(source.raw_os_error().unwrap()),
                         Err(other) => panic!("{other}"),
                     };
                     prop_assert_eq!(signals(), signals_before, "step {} {:?} raised a signal", number, step);
@@ -341,7 +343,7 @@ fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usiz
             };
             prop_assert_eq!(completion.token, number as u64);
             prop_assert_eq!(signals(), signals_before, "step {} {:?} raised a signal", number, step);
-            let found = told(step, &mut ours, completion);
+            let found = outcome(step, &mut ours, completion);
             prop_assert!(found == wanted, "step {} {:?}: found {:.200}, wanted {:.200}", number, step, format!("{found:?}"), format!("{wanted:?}"));
         }
         prop_assert!(tree(found_root.path()) == tree(wanted_root.path()));

@@ -1,13 +1,13 @@
-//! What waits for somebody else: pipes, FIFOs, files that are closed slowly; cancelling.
+//! Operations that wait for another party: pipes, FIFOs, files with a slow close; cancelling.
 
 use super::*;
 
 #[test]
-fn what_is_cancelled_completes_and_gives_its_memory_back() {
-    everywhere("what is cancelled completes", |case| {
+fn a_cancelled_operation_completes_and_returns_its_memory() {
+    everywhere("a cancelled operation completes", |case| {
         let mut engine = case.engine();
         let (read, mut write) = pipe("a pipe");
-        // Not begun; begun; and beside it one that is not cancelled.
+        // Not started; started; and beside it one that is not cancelled.
         submit(&mut engine, 1, Operation::read(&read, vec![1; 10]));
         assert!(engine.cancel(1).unwrap());
         let ended = done(&mut engine);
@@ -23,7 +23,7 @@ fn what_is_cancelled_completes_and_gives_its_memory_back() {
         let ended = done(&mut engine);
         assert_eq!((ended.token, ended.bytes()), (3, &b"three"[..]));
         assert!(!engine.cancel(3).unwrap());
-        // A run that is given up at its deadline takes nothing of what comes later.
+        // A `run` that ends at its deadline consumes nothing that arrives later.
         let soon = Instant::now() + Duration::from_millis(5);
         assert!(engine.run_until(Operation::read(&read, vec![0; 10]), soon).unwrap().is_none());
         while engine.cancel(9).unwrap() || !settled(&mut engine) {}
@@ -33,19 +33,19 @@ fn what_is_cancelled_completes_and_gives_its_memory_back() {
 }
 
 #[test]
-fn what_is_cancelled_behind_busy_threads_completes_at_once() {
-    everywhere("what is cancelled behind busy threads completes at once", |case| {
+fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
+    everywhere("an operation cancelled behind busy threads completes at once", |case| {
         let mut engine = case.options.clone().threads(1).open().unwrap();
         let (slow, peer) = slow_to_close();
         let is_closing = closing(&slow);
         submit(&mut engine, 1, Operation::close(slow));
         engine.start().unwrap();
         is_closing();
-        // The one thread is at that; this waits for it, alone and as the first of a chain.
-        let lent = Lent::new(1);
+        // The only thread is busy with that; this operation waits for it, alone and as the first of a chain.
+        let foreign_memory = ForeignBuffers::new(1);
         let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let writer = File::from_fd(writer, "a pipe").unwrap();
-        submit(&mut engine, 2, Operation::write(&writer, lent.buffer(0)));
+        submit(&mut engine, 2, Operation::write(&writer, foreign_memory.buffer(0)));
         let chain = [2, 3].map(|token| (token, Operation::read_link(case.root.path())));
         assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
         engine.start().unwrap();
@@ -56,20 +56,20 @@ fn what_is_cancelled_behind_busy_threads_completes_at_once() {
         assert_eq!(ended.iter().map(|ended| ended.token).collect::<Vec<_>>(), [2, 2, 3]);
         assert!(ended.iter().all(|ended| failure(ended) == "ECANCELED"));
         drop(ended);
-        assert_eq!(lent.times(), [1]);
+        assert_eq!(foreign_memory.times(), [1]);
         assert!(engine.try_completion().unwrap().is_none());
-        // Nor does what is left behind it by a drop wait for the thread.
-        let lent = Lent::new(1);
-        submit(&mut engine, 4, Operation::write(&writer, lent.buffer(0)));
+        // Nor do operations behind it, abandoned by a drop, wait for the thread.
+        let foreign_memory = ForeignBuffers::new(1);
+        submit(&mut engine, 4, Operation::write(&writer, foreign_memory.buffer(0)));
         engine.start().unwrap();
         drop(engine);
-        assert_eq!(lent.times(), [1]);
+        assert_eq!(foreign_memory.times(), [1]);
         // A reset ends it.
         rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
     });
 }
 
-/// A file that takes seconds to close, and the other end of it.
+/// A file that takes seconds to close, and its other end.
 fn slow_to_close() -> (File, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -77,12 +77,13 @@ fn slow_to_close() -> (File, std::net::TcpStream) {
     slow.set_nonblocking(true).unwrap();
     while slow.write(&[0; 1 << 16]).is_ok() {}
     slow.set_nonblocking(false).unwrap();
-    // Until the peer has taken all that, or for as long as this says.
+    // Until the peer has taken everything, or for at most this time.
     rustix::net::sockopt::set_socket_linger(&slow, Some(2 * DEADLINE)).unwrap();
     (File::from_fd(slow.into(), "slow to close").unwrap(), peer)
 }
 
-/// Waits until it is being closed: it has no number any more then. A child that had a copy of it would close it slowly, too.
+/// Waits until its close is in progress: its number is free then. A child with a copy of it would also close it
+/// slowly.
 fn closing(slow: &File) -> impl FnOnce() + use<> {
     let number = PathBuf::from(format!("/proc/self/fd/{}", slow.as_fd().as_raw_fd()));
     let socket = std::fs::read_link(&number).unwrap();
@@ -94,11 +95,12 @@ fn closing(slow: &File) -> impl FnOnce() + use<> {
 }
 
 #[test]
-fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
-    everywhere("while a file is closed slowly nobody waits for it", |case| {
+fn a_slow_close_of_a_file_blocks_nobody() {
+    everywhere("a slow close of a file blocks nobody", |case| {
         let mut engine = case.engine();
         let (slow, peer) = slow_to_close();
-        // The operation has the last handle: the loop does not close it, nor keeps others from opening, closing and forking.
+        // The operation has the last handle: the loop does not close it, and does not block opening, closing and
+        // forking elsewhere.
         submit(&mut engine, 1, Operation::stat_file(&slow));
         let is_closing = closing(&slow);
         drop(slow);
@@ -123,14 +125,14 @@ fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
 }
 
 #[test]
-fn a_write_to_a_full_pipe_is_cancelled_and_what_went_is_counted() {
-    everywhere("a write to a full pipe is cancelled, and what went is counted", |case| {
+fn a_cancelled_write_to_a_full_pipe_counts_the_bytes_written() {
+    everywhere("a cancelled write to a full pipe counts the bytes written", |case| {
         let mut engine = case.engine();
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let writer = File::from_fd(writer, "full").unwrap();
         submit(&mut engine, 1, Operation::write(&writer, vec![7; 300 << 10]));
         engine.start().unwrap();
-        // Something has gone, and there is no room for the rest.
+        // Some bytes are written, and the pipe has no space for the rest.
         let deadline = deadline();
         let went = || rustix::io::ioctl_fionread(&reader).unwrap();
         while went() == 0 || poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0
@@ -146,8 +148,8 @@ fn a_write_to_a_full_pipe_is_cancelled_and_what_went_is_counted() {
 }
 
 #[test]
-fn two_readers_of_a_pipe_leave_each_other_to_be_cancelled() {
-    everywhere("two readers of a pipe leave each other to be cancelled", |case| {
+fn each_of_two_readers_of_a_pipe_can_be_cancelled() {
+    everywhere("each of two readers of a pipe can be cancelled", |case| {
         let mut engine = case.engine();
         let (reader, mut writer) = pipe("shared");
         for token in [1, 2] {
@@ -163,9 +165,10 @@ fn two_readers_of_a_pipe_leave_each_other_to_be_cancelled() {
 }
 
 #[test]
-fn what_is_submitted_raises_no_sigpipe() {
-    everywhere("what is submitted raises no SIGPIPE", |case| {
-        // Its own thread, so that what is pending there is of this alone. Blocked, a signal is pending even if the process ignores it.
+fn submitted_operations_raise_no_sigpipe() {
+    everywhere("submitted operations raise no SIGPIPE", |case| {
+        // A separate thread, so that pending signals are only this test's. A blocked signal is pending even if the
+        // process ignores it.
         let pending = || {
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             let line = status.lines().find_map(|line| line.strip_prefix("SigPnd:")).unwrap().trim();
@@ -181,7 +184,7 @@ fn what_is_submitted_raises_no_sigpipe() {
         for bytes in [10, 300 << 10] {
             let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
             drop(reader);
-            let writer = File::from_fd(writer, "nobody reads it").unwrap();
+            let writer = File::from_fd(writer, "nothing reads it").unwrap();
             submit(&mut engine, 1, Operation::write(&writer, vec![0; bytes]));
             assert_eq!(failure(&done(&mut engine)), "EPIPE");
             assert!(!pending(), "a write of {bytes} bytes raised SIGPIPE");
@@ -196,14 +199,14 @@ fn fifo(case: &Case, name: &str) -> PathBuf {
     path
 }
 
-/// Threads that wait for somebody else.
+/// Threads that wait for another party.
 fn threads_alone() -> Vec<i32> {
     kernel::threads_named(ALONE)
 }
 
-/// Opens these FIFOs until the threads are gone that wait for somebody to do so. Once would not do: who has not begun to wait then does
-/// so for ever.
-fn nobody_waits_alone(fifos: &[PathBuf]) {
+/// Opens these FIFOs until the threads that block in opening them are gone. It repeats, since a thread that blocks
+/// later would otherwise block for ever.
+fn release_blocked_threads(fifos: &[PathBuf]) {
     let deadline = deadline();
     while !threads_alone().is_empty() {
         for path in fifos {
@@ -215,8 +218,8 @@ fn nobody_waits_alone(fifos: &[PathBuf]) {
 }
 
 #[test]
-fn what_waits_for_ever_keeps_nothing_else_waiting() {
-    let _hang = Watchdog::new("what waits for ever keeps nothing else waiting");
+fn an_operation_that_never_completes_delays_no_other() {
+    let _hang = Watchdog::new("an operation that never completes delays no other");
     for way in ["ring", "threads"] {
         for ends_by_cancel in [true, false] {
             let root = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -227,7 +230,7 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
                 let how = if token % 2 == 0 { Open::for_reading() } else { Open::for_writing().create(0o600) };
                 submit(&mut engine, token, Operation::open(path, how));
             }
-            // Also one that says of itself that it would wait, which the ring does not wait for.
+            // Also one with a non-blocking descriptor, which the ring does not wait for.
             let pipes: Vec<_> = (0..32).map(|number| pipe(&format!("pipe {number}"))).collect();
             for (token, (read, _write)) in (32..).zip(&pipes) {
                 if token % 2 == 0 {
@@ -236,7 +239,7 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
                 submit(&mut engine, token, Operation::read(read, vec![0; 10]));
             }
             engine.start().unwrap();
-            // All of them wait; others go on.
+            // All of them wait; others complete.
             let file = open(&mut engine, &case.path("a"));
             for round in 0..20u64 {
                 submit(&mut engine, 100, Operation::write_at(&file, vec![1; 300_000], round * 300_000));
@@ -248,10 +251,10 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
                 }
             }
             assert_eq!(engine.in_flight(), 64);
-            // What they wait for comes, to some of each.
+            // The awaited data arrives, for some of each.
             let partner = |token: u64| {
                 if token < 32 {
-                    // It has a thread of its own, so that no opening waits here for ever if that one has not begun.
+                    // It has a separate thread, so that no opening blocks here for ever if that one has not begun.
                     let path = fifos[token as usize].clone();
                     std::thread::spawn(move || {
                         std::fs::OpenOptions::new()
@@ -280,24 +283,25 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
             } else {
                 assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
             }
-            // Who waits for a FIFO does so until somebody opens it: that is not undone.
-            nobody_waits_alone(&fifos);
+            // A thread that opens a FIFO blocks until somebody opens the other end: it cannot be cancelled.
+            release_blocked_threads(&fifos);
         }
     }
 }
 
 #[test]
-fn what_run_until_gives_up_is_within_the_bound() {
-    everywhere("what run_until gives up is within the bound", |case| {
+fn operations_that_run_until_gives_up_count_towards_the_bound() {
+    everywhere("operations that run_until gives up count", |case| {
         let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
-        // Long enough for most to have begun; one that has not ends at once, and another is tried.
+        // Long enough for most to have begun; one that has not ends at once, and the test tries another.
         let soon = || Instant::now() + Duration::from_millis(30);
-        // What a thread is at that closes a file is not to be stopped; what none has begun is. Of the former two have the places that there are, and one more is
-        // waited for.
+        // A close in progress cannot be cancelled; one that no thread has begun can. The former occupy all slots, and
+        // the test waits for one more.
         let mut peers = Vec::new();
-        while engine.try_completion().unwrap().is_none() && engine.has_room(0) {
+        while engine.try_completion().unwrap().is_none() && engine.has_free_slots(0) {
             let (slow, peer) = slow_to_close();
-            // A child of another test that has a copy of it for a moment closes it instead: then another is tried.
+            // A child of another test that has a copy of it for a moment closes it instead: then the test tries
+            // another.
             let _ = engine.run_until(Operation::close(slow), soon()).unwrap();
             peers.push(peer);
             if peers.len() > 60 {
@@ -307,7 +311,7 @@ fn what_run_until_gives_up_is_within_the_bound() {
         let is_bounded = peers.len() <= 60;
         let made = engine.run_until(Operation::make_directory(case.path("made"), 0o700), soon()).unwrap().is_some();
         let is_taken = engine.try_submit(1, Operation::stat(case.root.path())).unwrap().is_submitted();
-        // A reset ends them, and there is room again.
+        // A reset ends them, and slots are free again.
         for peer in peers {
             rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
         }
@@ -327,11 +331,11 @@ fn what_run_until_gives_up_is_within_the_bound() {
 }
 
 #[test]
-fn no_more_threads_are_left_at_fifos_than_a_bound() {
-    let _hang = Watchdog::new("no more threads are left at FIFOs than a bound");
+fn the_number_of_threads_blocked_at_fifos_is_bounded() {
+    let _hang = Watchdog::new("the number of threads blocked at FIFOs is bounded");
     for way in ["ring", "threads"] {
-        let place = tempfile::tempdir_in("/var/tmp").unwrap();
-        Child::start(Role::new(child, "left").with("path", place.path().display()).with("way", way)).expect("left");
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        Child::start(Role::new(child, "left").with("path", dir.path().display()).with("way", way)).expect("left");
     }
 }
 
@@ -340,7 +344,7 @@ pub(super) fn left(path: &Path, way: &str) {
     let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
     let mut engine = case.engine();
     let path = fifo(&case, "fifo");
-    // Opens one, and gives it up soon.
+    // Opens one, and abandons it soon.
     let mut begin = || {
         let soon = Instant::now() + Duration::from_millis(2);
         engine.run_until(Operation::open(&path, Open::for_reading()), soon)
@@ -353,7 +357,7 @@ pub(super) fn left(path: &Path, way: &str) {
     };
     assert_eq!(errno(&refused), "EMFILE");
     assert!(threads_alone().len() <= 256);
-    // When they have gone it goes on. One may not have begun to wait when another is woken.
+    // When they have ended it continues. One may not have begun to wait when another wakes.
     let until_they_are_gone = || {
         while !threads_alone().is_empty() {
             drop(std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
@@ -367,8 +371,8 @@ pub(super) fn left(path: &Path, way: &str) {
     report("left");
 }
 
-/// A moment that is never the same: nothing, a turn of others, some instructions, some microseconds.
-fn some_moment(random: &mut Random) {
+/// A varying delay: none, a yield, some instructions, some microseconds.
+fn random_delay(random: &mut Random) {
     match random.below(8) {
         0..4 => {}
         4 => std::thread::yield_now(),
@@ -377,9 +381,9 @@ fn some_moment(random: &mut Random) {
     }
 }
 
-/// What is read, or opened, by those that are to be cancelled.
+/// The target that the operations to be cancelled read or open.
 struct Silent {
-    /// With its own other end, and one that says of itself that it would wait.
+    /// With its own other end, and one with a non-blocking descriptor.
     fifos: [File; 2],
     idle: [(File, std::fs::File); 2],
     path: PathBuf,
@@ -393,8 +397,8 @@ impl Silent {
             File::from_fd(both.into(), path).unwrap()
         });
         let idle = [pipe("idle"), pipe("asked")];
-        for asked in [&fifos[1], &idle[1].0] {
-            rustix::fs::fcntl_setfl(asked, rustix::fs::OFlags::NONBLOCK).unwrap();
+        for requested in [&fifos[1], &idle[1].0] {
+            rustix::fs::fcntl_setfl(requested, rustix::fs::OFlags::NONBLOCK).unwrap();
         }
         Silent { fifos, idle, path: path.clone() }
     }
@@ -409,8 +413,8 @@ impl Silent {
         }
     }
 
-    /// All that read it are woken, and one gets what there is.
-    fn speak(&self, random: &mut Random) {
+    /// All readers wake, and one gets the data.
+    fn provide_data(&self, random: &mut Random) {
         let which = random.below(2) as usize;
         let written = match random.below(2) {
             0 => rustix::io::write(&self.fifos[which], b"x"),
@@ -421,8 +425,8 @@ impl Silent {
 }
 
 #[test]
-fn a_fifo_whose_writers_have_gone_has_ended() {
-    everywhere("a FIFO whose writers have gone has ended", |case| {
+fn a_fifo_ends_when_its_writers_close_it() {
+    everywhere("a FIFO ends when its writers close it", |case| {
         let path = fifo(case, "fifo");
         let mut engine = case.engine();
         submit(&mut engine, 1, Operation::open(&path, Open::for_reading()));
@@ -435,15 +439,15 @@ fn a_fifo_whose_writers_have_gone_has_ended() {
             submit(&mut engine, 2, Operation::read(&reader, vec![0; 300_000]));
             assert_eq!(done(&mut engine).bytes(), wanted);
         }
-        // Also of one that waits for it when they go.
+        // Also of one that waits for it when they end.
         let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         for (said, wanted) in [(&b"more"[..], &b"more"[..]), (b"", b"")] {
             let others = threads_alone();
             submit(&mut engine, 3, Operation::read(&reader, vec![0; 300_000]));
             engine.start().unwrap();
             // With io_uring the kernel waits once `start` returns; a pool thread needs a moment.
-            let begun = |thread: &i32| !others.contains(thread) && kernel::thread_polls(*thread);
-            eventually("the read waits", || engine.uses_io_uring() || threads_alone().iter().any(begun));
+            let started = |thread: &i32| !others.contains(thread) && kernel::thread_polls(*thread);
+            eventually("the read waits", || engine.uses_io_uring() || threads_alone().iter().any(started));
             match said {
                 b"" => drop(std::mem::replace(&mut writer, std::fs::File::open("/dev/null").unwrap())),
                 _ => writer.write_all(said).unwrap(),
@@ -454,13 +458,13 @@ fn a_fifo_whose_writers_have_gone_has_ended() {
 }
 
 #[test]
-fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file() {
+fn a_pump_does_not_block_at_a_fifo_and_can_be_cancelled_while_its_file_blocks() {
     use std::sync::{Arc, Mutex};
-    everywhere("a pump does not wait at a FIFO, and is cancelled where it waits for its file", |case| {
+    everywhere("a pump does not block at a FIFO and can be cancelled", |case| {
         let mut engine = case.engine();
         let (sender, receiver) = pelton::Options::new().threads().unwrap();
         let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
-        // What has no places cannot be read or written at one, whether there is something or not.
+        // A file without positions cannot be read or written at one, whether it has data or not.
         let path = fifo(case, "fifo");
         let mut ends = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let both = ran(&mut engine, Operation::open(&path, Open::for_both())).unwrap().into_file().unwrap();
@@ -471,7 +475,7 @@ fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file()
             assert_eq!(&*receiver.try_lock().unwrap().receive().unwrap(), b"kept");
             ends.write_all(b"something").unwrap();
         }
-        // The kernel's log can, and who has come to its end waits there.
+        // The kernel's log can, and a reader at its end waits there.
         let Ok(log) = std::fs::File::open("/dev/kmsg") else {
             eprintln!("the kernel's log may not be read here: that a pump waits for its file is not tried");
             return;
@@ -484,7 +488,7 @@ fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file()
             engine.start().unwrap();
             std::thread::sleep(Duration::from_micros(random.below(2000)));
             assert!(engine.cancel(1).unwrap());
-            // Something may have been said meanwhile.
+            // A message may have been logged meanwhile.
             let ended = done(&mut engine);
             let error = ended.cut_short_by.as_deref().or(ended.outcome.as_ref().err()).unwrap();
             assert_eq!(errno(error), "ECANCELED");
@@ -493,8 +497,8 @@ fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file()
 }
 
 #[test]
-fn what_is_cancelled_at_any_moment_completes() {
-    let _hang = Watchdog::new("what is cancelled at any moment completes");
+fn an_operation_cancelled_at_any_moment_completes() {
+    let _hang = Watchdog::new("an operation cancelled at any moment completes");
     for way in ["ring", "threads"] {
         for waits_by_loop in [true, false] {
             let root = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -504,21 +508,22 @@ fn what_is_cancelled_at_any_moment_completes() {
             for _ in 0..30 {
                 cancel_at_any_moment(&case, &Silent::new(&paths), waits_by_loop, &mut random);
             }
-            nobody_waits_alone(&paths[..1]);
+            release_blocked_threads(&paths[..1]);
         }
     }
 }
 
-/// Some turns of a loop, in each of which some begin, some are cancelled, and something may come; in the end all are cancelled.
+/// Some ticks of a loop. In each some operations begin, some are cancelled, and data may arrive; in the end all are
+/// cancelled.
 fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, random: &mut Random) {
     let mut engine = case.engine();
     let mut going: Vec<u64> = Vec::new();
     let mut next = 0;
-    let turns = random.below(30);
+    let ticks = random.below(30);
     let most = 1 + random.below(40);
     let mut act = |engine: &mut Engine, going: &mut Vec<u64>, random: &mut Random, is_last: bool| {
         for _ in 0..random.below(most) {
-            some_moment(random);
+            random_delay(random);
             match random.below(8) {
                 0..4 if !is_last => {
                     let submitted = engine.try_submit(next, silent.operation(random)).unwrap();
@@ -531,7 +536,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
                     let at = random.below(going.len() as u64) as usize;
                     engine.cancel(going.swap_remove(at)).unwrap();
                 }
-                7 => silent.speak(random),
+                7 => silent.provide_data(random),
                 _ => {}
             }
         }
@@ -547,8 +552,8 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
         }
         taken
     };
-    for turn in 0..=turns {
-        let is_last = turn == turns;
+    for tick in 0..=ticks {
+        let is_last = tick == ticks;
         let cancels_all = is_last && random.below(2) == 0;
         act(&mut engine, &mut going, random, cancels_all);
         if random.below(3) == 0 {
@@ -556,8 +561,8 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
         }
         if waits_by_loop {
             let is_waiting = engine.arm().unwrap();
-            some_moment(random);
-            // From elsewhere in the loop: what is begun or cancelled now is heard of by the descriptor.
+            random_delay(random);
+            // From elsewhere in the loop: the descriptor reports operations that begin or are cancelled now.
             act(&mut engine, &mut going, random, is_last);
             if !is_last && is_waiting {
                 let _ = poll(&mut [PollFd::new(&engine, PollFlags::IN)], Some(&Timespec::default())).unwrap();

@@ -1,10 +1,12 @@
-//! A record file at its path: opening, locking, creating under a temporary name, renaming, and checking that it still is the file at that path.
+//! A record file at its path: opening, locking, creating under a temporary name, renaming, and checking that it is
+//! still the file at that path.
 //!
-//! - **A temporary file is created, never reused** (`O_EXCL`, `O_NOFOLLOW`): no symbolic link is followed, and no other process has it
-//!   open. A leftover is removed.
-//! - **A file is the one at its path** if device and inode agree; the sink's own descriptor keeps that inode from being used again.
+//! - **A temporary file is created, never reused** (`O_EXCL`, `O_NOFOLLOW`): no symbolic link is followed, and no other
+//!   process has it open. A leftover is removed.
+//! - **A file is the one at its path** if device and inode agree; the sink's own descriptor keeps that inode from being
+//!   reused.
 
-use super::format::{Chunks, FileHeader, HEADER};
+use super::format::{FileHeader, HEADER, Scanner};
 use super::lanes::Lanes;
 use super::{TRIES, begin_file, failed};
 use pelton_channel::{Error, Result};
@@ -18,13 +20,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// As is usual for logs.
+/// The usual mode of logs.
 const MODE: Mode = Mode::from_raw_mode(0o640);
-/// The kernel gives the lock of a killed process back when it has taken the process apart, which takes longer the more memory that has.
-/// Far more than was ever seen; a guess.
+/// The kernel frees the lock of a killed process when it has freed its memory, which takes longer the more it has. Far
+/// longer than any observed delay; a guess.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Which file it is, wherever it is moved.
+/// Identifies a file independently of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
@@ -38,7 +40,7 @@ impl Identity {
 }
 
 /// Where a file is.
-pub(super) enum There {
+pub(super) enum Location {
     /// At its path, with so many bytes.
     Bytes(u64),
     /// At another path.
@@ -47,24 +49,25 @@ pub(super) enum There {
     Deleted,
 }
 
-/// Where the file is now that was at `path`. One system call while it is there.
-pub(super) fn find(file: &Lock, identity: Identity, path: &Path) -> Result<There> {
+/// Where the file that was at `path` is now. One system call while it is still there.
+pub(super) fn locate(file: &Lock, identity: Identity, path: &Path) -> Result<Location> {
     let own = || rustix::fs::fstat(file).map_err(failed("reading", path, 0));
-    let moved = || Ok(if own()?.st_nlink == 0 { There::Deleted } else { There::Moved });
+    let moved = || Ok(if own()?.st_nlink == 0 { Location::Deleted } else { Location::Moved });
     match rustix::fs::lstat(path) {
-        Ok(found) if Identity::of(&found) == identity => Ok(There::Bytes(found.st_size as u64)),
+        Ok(found) if Identity::of(&found) == identity => Ok(Location::Bytes(found.st_size as u64)),
         Ok(_) => moved(),
         Err(Errno::NOENT | Errno::NOTDIR) if path.parent().is_some_and(Path::is_dir) => moved(),
-        // The process may not search the directory any more, as it has given up its rights. Or the directory is not at its path, as it was renamed,
-        // or this process has another root or other mounts: no file can be created at the path.
+        // The process may have dropped the right to search the directory; or the directory was renamed, or this process
+        // has another root or other mounts. No file can be created at the path then.
         Err(_) => match own()? {
-            found if found.st_nlink == 0 => Ok(There::Deleted),
-            found => Ok(There::Bytes(found.st_size as u64)),
+            found if found.st_nlink == 0 => Ok(Location::Deleted),
+            found => Ok(Location::Bytes(found.st_size as u64)),
         },
     }
 }
 
-/// Without symbolic links, so that a rotation renames the file and not a link to it, and good in any working directory.
+/// Without symbolic links, so that a rotation renames the file instead of a link; absolute, so that it holds in any
+/// working directory.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     match std::fs::canonicalize(path) {
         Ok(path) => Ok(path),
@@ -75,23 +78,23 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The name with something at its end.
-fn beside(path: &Path, ending: &str) -> PathBuf {
+/// The path with a suffix.
+fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     PathBuf::from(name)
 }
 
 /// The temporary name of the next file.
-pub(super) fn aside(path: &Path) -> PathBuf {
-    beside(path, ".pelton-next")
+pub(super) fn temporary_path(path: &Path) -> PathBuf {
+    with_suffix(path, ".pelton-next")
 }
 
 pub(super) fn numbered(path: &Path, number: u64) -> PathBuf {
-    beside(path, &format!(".{number:06}"))
+    with_suffix(path, &format!(".{number:06}"))
 }
 
-/// The highest number that a file of the rotation has; 0 if there is none.
+/// The highest number of a rotated file; 0 if there is none.
 pub(super) fn highest_number(path: &Path) -> Result<u64> {
     let directory = path.parent().unwrap_or(path);
     let what = || format!("reading the directory {}", directory.display());
@@ -101,22 +104,22 @@ pub(super) fn highest_number(path: &Path) -> Result<u64> {
         let ours = path.file_name().and_then(|ours| name.as_bytes().strip_prefix(ours.as_bytes()));
         let digits = ours.and_then(|rest| rest.strip_prefix(b".")).filter(|digits| digits.len() >= 6);
         let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
-        // Nothing of ours has so many before it that it could not be counted.
+        // No rotation reaches such a number.
         highest = number.filter(|number| *number < u64::from(u32::MAX)).map_or(highest, |number| highest.max(number));
     }
     Ok(highest)
 }
 
-/// Never over anything.
+/// Renames, and never replaces a file.
 pub(super) fn rename(from: &Path, to: &Path) -> rustix::io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // A file system that cannot: nobody else gives files such names.
+        // The file system lacks that flag: no other program uses such names.
         Err(Errno::INVAL | Errno::NOSYS) if std::fs::symlink_metadata(to).is_err() => rustix::fs::rename(from, to),
         done => done,
     }
 }
 
-/// All writes go to the end, wherever that is by then: a file that is truncated just before a write has no zeros before it.
+/// Each write goes to the current end: after a truncation just before it, the file has no gap of zeros.
 const FLAGS: OFlags = OFlags::RDWR
     .union(OFlags::APPEND)
     .union(OFlags::NOFOLLOW)
@@ -129,7 +132,7 @@ fn open(path: &Path, more: OFlags, mode: Mode) -> Result<rustix::io::Result<Desc
     opened.map_err(Error::system(format!("opening {}", path.display())))
 }
 
-/// Takes the lock. While another process has it, tries again for so long.
+/// Takes the lock. While another process has it, retries until the timeout.
 fn lock(file: Descriptor, path: &Path, timeout: Duration) -> Result<Lock> {
     let locked = lock::lock_until(file, Instant::now() + timeout);
     locked.map_err(Error::system(format!("locking {}", path.display())))?.ok_or_else(|| {
@@ -149,7 +152,7 @@ fn is_regular(file: &Descriptor, path: &Path) -> Result<bool> {
     Ok(FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
 }
 
-/// Opens the file at a path, for its only writer. `None`: nothing is there.
+/// Opens and locks the file at a path. `None`: no file is there.
 fn lock_at(path: &Path, timeout: Duration) -> Result<Option<Lock>> {
     for _ in 0..TRIES {
         let file = match open(path, OFlags::empty(), Mode::empty())? {
@@ -161,133 +164,134 @@ fn lock_at(path: &Path, timeout: Duration) -> Result<Option<Lock>> {
             return Err(Error::NotARecordFile { path: path.display().to_string(), problem });
         }
         let file = lock(file, path, timeout)?;
-        // Its owner may have renamed, or removed, it before the lock was had.
+        // Its owner may have renamed or removed it before this process got the lock.
         if is_at(&file, path)? {
             return Ok(Some(file));
         }
     }
-    Err(nothing_at(path))
+    Err(unstable_at(path))
 }
 
-/// Creates the temporary file, and locks it. One that a killed process left is removed first; what no writer can have left, too.
-pub(super) fn create_aside(aside: &Path, mode: Option<Mode>) -> Result<Lock> {
+/// Creates and locks the temporary file. It removes an existing one first, whether a killed writer left it or not.
+pub(super) fn create_temporary(temporary: &Path, mode: Option<Mode>) -> Result<Lock> {
     for _ in 0..TRIES {
-        match open(aside, OFlags::CREATE | OFlags::EXCL, MODE)? {
+        match open(temporary, OFlags::CREATE | OFlags::EXCL, MODE)? {
             Ok(file) => {
-                failpoint("record file: aside created");
+                failpoint("record file: temporary file created");
                 if let Some(mode) = mode {
-                    rustix::fs::fchmod(&file, mode).map_err(failed("setting the mode of", aside, 0))?;
+                    rustix::fs::fchmod(&file, mode).map_err(failed("setting the mode of", temporary, 0))?;
                 }
-                let file = lock(file, aside, LOCK_TIMEOUT)?;
-                // Another writer may have taken it for a leftover before it was locked.
-                if is_at(&file, aside)? {
+                let file = lock(file, temporary, LOCK_TIMEOUT)?;
+                // Another writer may have removed it as a leftover before it was locked.
+                if is_at(&file, temporary)? {
                     return Ok(file);
                 }
             }
-            Err(Errno::EXIST) => remove_leftover(aside)?,
-            Err(errno) => return Err(failed("creating", aside, 0)(errno)),
+            Err(Errno::EXIST) => remove_leftover(temporary)?,
+            Err(errno) => return Err(failed("creating", temporary, 0)(errno)),
         }
     }
-    Err(nothing_at(aside))
+    Err(unstable_at(temporary))
 }
 
-fn remove_leftover(aside: &Path) -> Result<()> {
-    // One that cannot be opened is not this user's, or a symbolic link: no writer that this one could work beside is using it.
-    let _lock = match open(aside, OFlags::empty(), Mode::empty())? {
-        Ok(file) if is_regular(&file, aside)? => {
-            let file = lock(file, aside, LOCK_TIMEOUT)?;
-            // By now it may be the log itself, or removed.
-            if !is_at(&file, aside)? {
+fn remove_leftover(temporary: &Path) -> Result<()> {
+    // A file that cannot be opened belongs to another user, or is a symbolic link: no writer of this user uses it.
+    let _lock = match open(temporary, OFlags::empty(), Mode::empty())? {
+        Ok(file) if is_regular(&file, temporary)? => {
+            let file = lock(file, temporary, LOCK_TIMEOUT)?;
+            // Meanwhile it may have become the log itself, or been removed.
+            if !is_at(&file, temporary)? {
                 return Ok(());
             }
             Some(file)
         }
         _ => None,
     };
-    match rustix::fs::unlink(aside) {
+    match rustix::fs::unlink(temporary) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(failed("removing the leftover", aside, 0)(errno)),
+        Err(errno) => Err(failed("removing the leftover", temporary, 0)(errno)),
     }
 }
 
-pub(super) fn nothing_at(path: &Path) -> Error {
+pub(super) fn unstable_at(path: &Path) -> Error {
     let problem = format!("it was another file at each of {TRIES} attempts: let one process at a time write to it");
     Error::NotARecordFile { path: path.display().to_string(), problem }
 }
 
-/// What a file that is begun has to carry on.
-pub(super) struct Before {
-    /// The least number that it can have.
+/// What a new file takes over from its predecessor.
+pub(super) struct Predecessor {
+    /// The least number of the new file.
     pub(super) number: u64,
-    /// `None`: as is usual.
+    /// `None`: the usual one.
     pub(super) mode: Option<Mode>,
-    /// The last numbers, as a chunk has them.
+    /// The encoded last numbers of lanes.
     pub(super) lanes: Vec<u8>,
 }
 
-impl Before {
-    /// Of a writer that begins: what the last file of the rotation says, as long as that is this user's. Then a writer was killed between
-    /// the two renames of a rotation, or somebody has taken the file away.
-    fn found(path: &Path, number: u64) -> Before {
-        let mut before = Before { number: 0, mode: None, lanes: Vec::new() };
+impl Predecessor {
+    /// For a new writer: reads the last rotated file, if this user owns it. It is the predecessor if a writer was
+    /// killed between the two renames of a rotation, or another program has taken the file away.
+    fn found(path: &Path, number: u64) -> Predecessor {
+        let mut predecessor = Predecessor { number: 0, mode: None, lanes: Vec::new() };
         let numbered = numbered(path, number);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Ok(file) = rustix::fs::open(&numbered, flags, Mode::empty()) else { return before };
-        let Ok(found) = rustix::fs::fstat(&file) else { return before };
+        let Ok(file) = rustix::fs::open(&numbered, flags, Mode::empty()) else { return predecessor };
+        let Ok(found) = rustix::fs::fstat(&file) else { return predecessor };
         if found.st_uid != own_uid() {
-            return before;
+            return predecessor;
         }
-        before.mode = Some(Mode::from_raw_mode(found.st_mode & 0o777));
+        predecessor.mode = Some(Mode::from_raw_mode(found.st_mode & 0o777));
         let (fd, end) = (file.as_fd(), found.st_size as u64);
-        // What is broken is for whoever reads it.
-        let Ok(mut chunks) = Chunks::of(fd, &numbered) else { return before };
+        // Damage there concerns its readers only.
+        let Ok(mut scanner) = Scanner::of(fd, &numbered) else { return predecessor };
         let (mut at, mut lanes) = (HEADER, Lanes::default());
         while at < end
-            && let Ok(Ok(header)) = chunks.chunk(fd, at, end, end - at <= super::VERIFIED)
-            && lanes.note_chunk(&mut chunks, fd, at, &header).is_ok()
+            && let Ok(Ok(header)) = scanner.chunk(fd, at, end, end - at <= super::VERIFIED_BYTES)
+            && lanes.note_chunk(&mut scanner, fd, at, &header).is_ok()
         {
             at += header.all_bytes();
         }
-        before.lanes = lanes.bytes();
-        before
+        predecessor.lanes = lanes.bytes();
+        predecessor
     }
 }
 
-/// The file at a path, for its only writer. Where there is none, it is begun. `before`: of a writer that has a file already.
-pub(super) fn open_or_begin(path: &Path, syncs: bool, before: Option<&Before>) -> Result<Lock> {
-    let aside = aside(path);
-    // A write does not wait for another writer: it may be retried for ever.
-    let timeout = if before.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
+/// Opens and locks the file at a path, or creates it. `predecessor`: of a writer that has a file already.
+pub(super) fn open_or_begin(path: &Path, syncs: bool, predecessor: Option<&Predecessor>) -> Result<Lock> {
+    let temporary = temporary_path(path);
+    // A write does not wait for another writer: its caller may retry for ever.
+    let timeout = if predecessor.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
     for _ in 0..TRIES {
         let opened = lock_at(path, timeout)?;
         if let Some(file) = &opened {
-            // Who has this lock is the only one to make anything aside, but before there was a file.
-            let _ = std::fs::remove_file(&aside);
+            // The holder of this lock is the only one that creates the temporary file, except before a first file
+            // exists.
+            let _ = std::fs::remove_file(&temporary);
             if rustix::fs::fstat(file).map_err(failed("reading", path, 0))?.st_size > 0 {
-                return Ok(opened.expect("it is there"));
+                return Ok(opened.expect("just opened"));
             }
         }
         let highest = highest_number(path)?;
         let found;
-        let before = match before {
-            Some(before) => before,
+        let predecessor = match predecessor {
+            Some(predecessor) => predecessor,
             None => {
-                found = Before::found(path, highest);
+                found = Predecessor::found(path, highest);
                 &found
             }
         };
-        let header = FileHeader::new((highest + 1).max(before.number));
+        let header = FileHeader::new((highest + 1).max(predecessor.number));
         if let Some(file) = opened {
-            begin_file(&file, path, &header, &before.lanes)?;
+            begin_file(&file, path, &header, &predecessor.lanes)?;
             return Ok(file);
         }
-        let created = create_aside(&aside, before.mode)?;
-        begin_file(&created, &aside, &header, &before.lanes)?;
-        failpoint("record file: first made aside");
+        let created = create_temporary(&temporary, predecessor.mode)?;
+        begin_file(&created, &temporary, &header, &predecessor.lanes)?;
+        failpoint("record file: first file complete");
         if syncs {
-            sync(&created).map_err(failed("syncing", &aside, 0))?;
+            sync(&created).map_err(failed("syncing", &temporary, 0))?;
         }
-        match rename(&aside, path) {
+        match rename(&temporary, path) {
             Ok(()) if is_at(&created, path)? => {
                 failpoint("record file: first renamed into place");
                 if syncs {
@@ -296,15 +300,15 @@ pub(super) fn open_or_begin(path: &Path, syncs: bool, before: Option<&Before>) -
                 return Ok(created);
             }
             Ok(()) => {}
-            // Another writer, or somebody who rotates, was first.
-            Err(Errno::EXIST | Errno::NOENT) => _ = std::fs::remove_file(&aside),
-            Err(error) => return Err(failed("renaming", &aside, 0)(error)),
+            // Another writer, or a program that rotates, was first.
+            Err(Errno::EXIST | Errno::NOENT) => _ = std::fs::remove_file(&temporary),
+            Err(error) => return Err(failed("renaming", &temporary, 0)(error)),
         }
     }
-    Err(nothing_at(path))
+    Err(unstable_at(path))
 }
 
-/// The names in the directory of a file are on the disk after it.
+/// Brings the names in the file's directory to the disk.
 pub(super) fn sync_directory(path: &Path) -> Result<()> {
     let directory = path.parent().unwrap_or(path);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,0 +1,188 @@
+//! What the makers of endpoints read: sizes, a way to wait, users, limits. `options.rs` has the public face.
+
+use crate::error::{Error, Result};
+use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
+use crate::wait::Wait;
+use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
+use std::time::{Duration, Instant};
+
+/// Default of [`Options::resident_max`](crate::Options::resident_max).
+pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
+
+/// The settings of [`Options`](crate::Options), whatever they are for. Its methods document the fields.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bytes of a lane; `None`: `usual_capacity`.
+    pub capacity: Option<u64>,
+    /// The capacity, if none is set.
+    pub usual_capacity: u64,
+    /// Limit of a message; `None`: what the capacity permits.
+    pub message_bytes_max: Option<u64>,
+    /// Limit of the memory that peers can make this side use.
+    pub memory: Option<u64>,
+    /// How this side waits.
+    pub wait: Wait,
+    /// Users that may be the peer, besides the own one.
+    pub uids: Vec<u32>,
+    /// When waiting for a listener, a channel or a peer ends.
+    pub connect_deadline: Option<Instant>,
+    /// How long a handshake may take if connecting has no deadline.
+    pub handshake: Duration,
+    /// Permission bits of a path channel.
+    pub mode: u32,
+    /// Limit of the senders.
+    pub lanes: Option<u32>,
+    /// Whether membership events are reported.
+    pub announces: bool,
+    /// Bytes at which a flush hands over.
+    pub flush_bytes: u64,
+    /// The longest time until a flush hands over.
+    pub flush_interval: Option<Duration>,
+    /// The part of a lane that is used while its receiver keeps up, if not the default.
+    pub window: Option<u64>,
+    /// Limit of the part of a lane that is used while its receiver keeps up.
+    pub resident_max: u64,
+    /// The largest request, reply or part.
+    pub call_bytes_max: u64,
+    /// How long a client busy-polls when it is armed.
+    pub hold: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            capacity: None,
+            usual_capacity: 64 << 20,
+            call_bytes_max: 64 << 20,
+            hold: Duration::from_micros(20),
+            message_bytes_max: None,
+            memory: None,
+            wait: Wait::default(),
+            uids: Vec::new(),
+            connect_deadline: None,
+            handshake: Duration::from_secs(5),
+            mode: 0o700,
+            lanes: None,
+            announces: false,
+            flush_bytes: 1 << 20,
+            flush_interval: Some(Duration::from_millis(100)),
+            window: None,
+            resident_max: RESIDENT_MAX,
+        }
+    }
+}
+
+impl Settings {
+    /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane by default.
+    pub fn of_link(&self) -> Result<Settings> {
+        // Membership events are no requests.
+        let options = Settings { usual_capacity: 4 << 20, announces: false, ..self.clone() };
+        match options.checked_sizes()? {
+            (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
+                option: "message_bytes_max",
+                found: limit,
+                wanted: format!("at least {LINK_BYTES_MIN} bytes for calls"),
+            }),
+            _ => Ok(options),
+        }
+    }
+
+    /// That the memory has space for the first peer, with this number of lanes.
+    pub fn check_memory(&self, lanes: u64) -> Result<()> {
+        let least = GRANULE * SHARES * lanes;
+        match self.memory {
+            Some(found) if found < least => {
+                Err(Error::Option { option: "memory", found, wanted: format!("at least {least} bytes") })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of lanes of a path channel.
+    pub(crate) fn checked_lanes(&self) -> Result<u32> {
+        self.lanes_or(1)
+    }
+
+    /// Limit of the senders of a receiver that has several.
+    pub(crate) fn checked_senders(&self) -> Result<u32> {
+        self.lanes_or(LANES_MAX)
+    }
+
+    fn lanes_or(&self, usual: u32) -> Result<u32> {
+        let lanes = self.lanes.unwrap_or(usual);
+        if (1..=LANES_MAX).contains(&lanes) {
+            return Ok(lanes);
+        }
+        Err(Error::Option { option: "lanes", found: lanes.into(), wanted: format!("1 to {LANES_MAX}") })
+    }
+
+    /// The largest message: as it was set, but at most `bytes`.
+    pub fn message_bytes_max_or(&self, bytes: u64) -> u64 {
+        self.message_bytes_max.map_or(bytes, |most| most.min(bytes))
+    }
+
+    /// What this side accepts from a peer of its own user, or of another.
+    pub(crate) fn takes(&self, is_own_user: bool) -> Limits {
+        let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
+        let of_memory = self.memory.map_or(u64::MAX, lane_within).max(CAPACITY_MIN);
+        // The handle's maker has reported impossible values.
+        let lane_bytes = self
+            .capacity
+            .map_or(usual.lane_bytes, |bytes| bytes.clamp(CAPACITY_MIN, CAPACITY_MAX).next_multiple_of(GRANULE));
+        let lane_bytes = lane_bytes.min(of_memory);
+        let message_bytes = self.message_bytes_max.unwrap_or(usual.message_bytes);
+        Limits { lane_bytes, message_bytes: message_bytes.min(message_bytes_limit(lane_bytes)) }
+    }
+
+    /// The largest lane that this side accepts from a path channel. Its own capacity is for a channel that it creates.
+    pub(crate) fn path_lane_bytes_max(&self, is_own_user: bool) -> u64 {
+        let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
+        self.memory.unwrap_or(usual.lane_bytes)
+    }
+
+    /// The capacity and the message limit of the lanes of a path channel that this side creates, within its memory.
+    pub(crate) fn path_sizes(&self) -> Result<(u64, u64)> {
+        let (capacity, limit) = self.checked_sizes()?;
+        let most =
+            self.memory.map_or(u64::MAX, |memory| lane_within(memory / u64::from(self.checked_lanes().unwrap_or(1))));
+        let capacity = capacity.min(most.max(CAPACITY_MIN));
+        Ok((capacity, limit.min(message_bytes_limit(capacity))))
+    }
+
+    /// The capacity and the message limit of a lane that the peer accepts.
+    pub(crate) fn sizes_within(&self, within: Limits) -> Result<(u64, u64)> {
+        let (capacity, limit) = self.checked_sizes()?;
+        let capacity = capacity.min(lane_within(within.lane_bytes));
+        let most = message_bytes_limit(capacity).min(within.message_bytes);
+        match self.message_bytes_max {
+            // Requests and replies go in pieces where the lane takes no larger ones.
+            Some(found) if found > most && within.message_bytes != Limits::ALL.message_bytes => {
+                let wanted = format!(
+                    "at most {most}, as the peer takes lanes of {} bytes and messages of {}: lower it, or raise the peer's capacity, message_bytes_max or memory",
+                    within.lane_bytes, within.message_bytes
+                );
+                Err(Error::Option { option: "message_bytes_max", found, wanted })
+            }
+            _ => Ok((capacity, limit.min(most))),
+        }
+    }
+
+    /// The capacity and the message limit that result from these options.
+    pub fn checked_sizes(&self) -> Result<(u64, u64)> {
+        let capacity = self.capacity.unwrap_or(self.usual_capacity);
+        if !(CAPACITY_MIN..=CAPACITY_MAX).contains(&capacity) {
+            let wanted = format!("{CAPACITY_MIN} to {CAPACITY_MAX} bytes");
+            return Err(Error::Option { option: "capacity", found: capacity, wanted });
+        }
+        let capacity = capacity.next_multiple_of(GRANULE);
+        let limit = message_bytes_limit(capacity);
+        match self.message_bytes_max {
+            Some(bytes) if bytes > limit => Err(Error::Option {
+                option: "message_bytes_max",
+                found: bytes,
+                wanted: format!("at most {limit} bytes with a capacity of {capacity}: raise the capacity"),
+            }),
+            bytes => Ok((capacity, bytes.unwrap_or(limit))),
+        }
+    }
+}
