@@ -2,8 +2,10 @@
 
 mod backoff;
 mod message;
+mod messages;
 
 pub use message::{Batch, Event, Held, Item, Member, Message};
+pub use messages::Messages;
 
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
@@ -32,6 +34,14 @@ use std::time::Instant;
 /// Messages are received in place ([`Receiver::receive`]: no copy, the space is released when the [`Message`] is
 /// dropped), copied out ([`Receiver::receive_into`]: safe against a sender that still writes), in batches
 /// ([`Receiver::try_receive_batch`]), or held ([`Message::hold`]).
+///
+/// The short name, [`Receiver::receive`], is that of receiving in place, because not copying is what a lane is for, and
+/// because between processes of one program the sender is trusted. It is sound for a sender that keeps the protocol. A
+/// sender that writes after it has committed can change the message while the receiver reads it, between a check and
+/// the use of what was checked; to Rust that is a data race, as with any file mapped into memory. So receive by copy
+/// from a sender that is not trusted, as one of another user: [`Receiver::receive_into`] into a buffer that is kept,
+/// [`Receiver::receive_vec`] or [`Receiver::messages`] into a new one. After the copy, nothing reads the shared bytes
+/// again.
 ///
 /// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages.
 #[derive(Debug)]

@@ -118,7 +118,7 @@ fn open_sender(args: &SendArgs, transport: &Transport, signals: &Signals) -> Res
     let (channel, options) = (&args.channel, args.channel.options());
     match transport {
         Transport::Path(directory) => {
-            let mut sender = options.cast().create_sender(directory)?;
+            let mut sender = channel.claim(signals, || options.cast().create_sender(directory))?;
             if channel.peer_deadline().is_some() {
                 channel.wait_for_peer("receiver", signals, |slice| Ok(sender.resume_until(slice)?.then_some(())))?;
             }

@@ -18,9 +18,13 @@
 
 mod client;
 mod engine;
+mod service;
+mod stream;
 
 pub use client::{Answer, AsyncCall, AsyncClient};
 pub use engine::AsyncEngine;
+pub use service::{AsyncRequest, AsyncResponder, AsyncService};
+pub use stream::{MessageSink, MessageStream};
 
 use crate::{Error, Message, Receiver, Result, Sender, Sent};
 use ::tokio::io::Interest;
