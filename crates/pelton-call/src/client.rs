@@ -367,17 +367,17 @@ impl Client {
     /// # Errors
     /// As [`Client::try_submit`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes: what is
     /// larger travels in pieces, by [`Client::submit`].
-    pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<RequestRoom<'_>>> {
+    pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<RequestReservation<'_>>> {
         self.check(bytes)?;
         let Some(call) = self.next_call() else { return Ok(None) };
-        Ok(self.room(bytes)?.map(|(at, space)| RequestRoom { client: self, call, at, space }))
+        Ok(self.room(bytes)?.map(|(at, space)| RequestReservation { client: self, call, at, space }))
     }
 
     /// As [`Client::try_reserve`], but waits for room. Answers that come meanwhile are kept for later.
     ///
     /// # Errors
     /// As [`Client::try_reserve`] and [`Client::submit`].
-    pub fn reserve(&mut self, bytes: usize) -> Result<RequestRoom<'_>> {
+    pub fn reserve(&mut self, bytes: usize) -> Result<RequestReservation<'_>> {
         Ok(self.reserve_slowly(bytes, Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
@@ -385,17 +385,17 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::reserve`].
-    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<RequestRoom<'_>>> {
+    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<RequestReservation<'_>>> {
         self.reserve_slowly(bytes, Deadline::At(deadline))
     }
 
-    fn reserve_slowly(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<RequestRoom<'_>>> {
+    fn reserve_slowly(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<RequestReservation<'_>>> {
         loop {
             self.check(bytes)?;
             if let Some(call) = self.next_call()
                 && let Some((at, space)) = self.room(bytes)?
             {
-                return Ok(Some(RequestRoom { client: self, call, at, space }));
+                return Ok(Some(RequestReservation { client: self, call, at, space }));
             }
             if self.find(Want::Room { bytes, is_call: true }, deadline)?.is_none() {
                 return Ok(None);
@@ -758,7 +758,7 @@ impl Client {
                 Completion { call, outcome, body: Body::InPlace(self.links[at].replies.message(record)), at }
             }
             Found::Apart(Answer { call, outcome, bytes }) => {
-                Completion { call, outcome, body: Body::Apart(bytes), at: 0 }
+                Completion { call, outcome, body: Body::Owned(bytes), at: 0 }
             }
             Found::Room => unreachable!("a completion was wanted"),
         }
@@ -790,7 +790,7 @@ impl AsFd for Client {
 
 /// Room for a request, to be written in place; see [`Client::try_reserve`].
 #[derive(Debug)]
-pub struct RequestRoom<'a> {
+pub struct RequestReservation<'a> {
     pub(super) client: &'a mut Client,
     pub(super) call: CallId,
     /// By which of its links.
@@ -798,7 +798,7 @@ pub struct RequestRoom<'a> {
     pub(super) space: ReservedSpace,
 }
 
-impl RequestRoom<'_> {
+impl RequestReservation<'_> {
     /// Asks with all of the room. Does not wait.
     ///
     /// # Errors
@@ -813,7 +813,7 @@ impl RequestRoom<'_> {
     /// # Errors
     /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is asked then.
     pub fn submit_bytes(self, bytes: usize) -> Result<CallId> {
-        let RequestRoom { client, call, at, space } = self;
+        let RequestReservation { client, call, at, space } = self;
         if client.crowd.is_some() {
             let sender = &client.links[at].outbox.sender;
             let kept = sender.body(space).get(..bytes).unwrap_or_default().to_vec();
@@ -836,14 +836,14 @@ impl Client {
     }
 }
 
-impl std::ops::Deref for RequestRoom<'_> {
+impl std::ops::Deref for RequestReservation<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         self.client.links[self.at].outbox.sender.body(self.space)
     }
 }
 
-impl std::ops::DerefMut for RequestRoom<'_> {
+impl std::ops::DerefMut for RequestReservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.client.links[self.at].outbox.sender.body_mut(self.space)
     }

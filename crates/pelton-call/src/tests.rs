@@ -160,7 +160,7 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
         assert!(request.iter().all(|byte| *byte == 7));
         assert_eq!(request.len() as u64, wanted["bytes"].as_u64().unwrap());
         assert_eq!(request.is_notification(), wanted["kind"] == "NOTIFY");
-        assert_eq!(request.asked().responder.id, number(&wanted["id"]));
+        assert_eq!(request.contents().responder.id, number(&wanted["id"]));
         taken.push(request.into_responder());
     }
     assert!(service.try_receive().unwrap().is_none());
@@ -187,7 +187,7 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
     // Which the vectors' ids are.
     assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), [1 << 32, 1 << 32 | 1, 1 << 32 | 2]);
     let taken: Vec<_> = (0..3).map(|_| service.receive().unwrap().into_responder()).collect();
-    let mut out = taken[0].caller.lock().unwrap();
+    let mut out = taken[0].session.lock().unwrap();
     vector["records"].as_array().unwrap().iter().for_each(|record| write(&mut out.outbox.sender, record));
     drop(out);
     for wanted in vector["messages"].as_array().unwrap() {
@@ -372,9 +372,9 @@ fn who_has_closed_is_asked_nothing_more_while_others_serve() {
 /// Of notifications there is no end, and what answers one may be forgotten like anything else.
 #[test]
 fn however_many_never_come_back_a_client_is_not_taken_for_left() {
-    let away = super::edges::Away::new();
-    away.0.fetch_add(1 << 31, Ordering::Relaxed);
-    away.go();
-    assert!(!away.come_back(), "the service has not let go of it");
-    assert!(!away.is_nobody() && !away.leave());
+    let detached = super::edges::DetachedCount::new();
+    detached.0.fetch_add(1 << 31, Ordering::Relaxed);
+    detached.add();
+    assert!(!detached.remove(), "the service has not released it");
+    assert!(!detached.is_zero() && !detached.release());
 }

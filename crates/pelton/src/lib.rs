@@ -141,7 +141,8 @@ pub mod tokio;
 #[cfg(feature = "call")]
 #[doc(inline)]
 pub use pelton_call::{
-    Answering, CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+    Answering, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation, Responder,
+    Service, Stopper,
 };
 #[doc(inline)]
 pub use pelton_channel::{
@@ -162,6 +163,6 @@ pub use pelton_lane::failpoints;
 #[doc(hidden)]
 pub mod raw {
     #[cfg(feature = "call")]
-    pub use pelton_call::raw::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
+    pub use pelton_call::raw::{RawCompletion, RawReplyReservation, RawRequest, RawRequestReservation};
     pub use pelton_channel::raw::*;
 }

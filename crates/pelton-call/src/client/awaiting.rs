@@ -22,7 +22,7 @@ impl Awaiting<'_> {
     fn room(&self, link: &Link) -> Option<usize> {
         let Client { calls, homeless, crowd, .. } = &*self.client;
         if !link.outbox.is_empty() {
-            return Some(link.outbox.wanted());
+            return Some(link.outbox.next_bytes());
         }
         // The usual wait, which asks this again and again.
         if crowd.is_none() && self.wanted.is_none() && matches!(self.want, Want::Any | Want::Of(_)) {

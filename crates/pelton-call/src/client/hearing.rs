@@ -2,7 +2,7 @@
 //! drains or ends.
 
 use super::{Answer, Client, Fate, Found, Want, Written, is_end};
-use crate::body::LOOKS;
+use crate::body::RECORDS_PER_POLL;
 use crate::calls::State;
 use crate::calls::{CallId, Loss, Outcome};
 use crate::crowd::{Crowd, Link};
@@ -136,7 +136,7 @@ impl Client {
 
     /// As [`Client::look_for`], in one link's lane of replies.
     fn look_at(&mut self, at: usize, want: Want) -> Result<Option<Found>> {
-        for _ in 0..LOOKS {
+        for _ in 0..RECORDS_PER_POLL {
             let Some(Item::Record(record)) = self.links[at].replies.find(Deadline::Now)? else { break };
             match self.sort(at, &record)? {
                 Sorted::Answer(call, outcome) if want == Want::Any || want == Want::Of(call) => {
