@@ -7,8 +7,8 @@
 //! - the service: `service.rs`, with a session for each client (`session.rs`, `sessions.rs`). `session_ref.rs` are the
 //!   references to one, `reply_lock.rs` its lock, `edges.rs` what threads share without a lock. `request.rs` (in memory
 //!   of `placed.rs`) and `responder.rs` are what the user has; `pool.rs` and `leader.rs` are threads;
-//! - the client: `client.rs` and `client/`, with `calls.rs` (those in flight) and `crowd.rs` (its links, and how it
-//!   finds services);
+//! - the client: `client.rs` and `client/`, with `calls.rs` (the table of calls in flight) and `inbox.rs` (completions
+//!   that wait for their caller);
 //! - `raw.rs`, in several places: for FFI.
 //!
 //! Invariants:
@@ -22,9 +22,9 @@
 mod body;
 mod calls;
 mod client;
-mod crowd;
 mod edges;
 mod frame;
+mod inbox;
 mod leader;
 mod outbox;
 mod placed;

@@ -3,6 +3,7 @@
 
 use super::calls::{CallId, Outcome};
 use super::client::{Client, Completion, RequestReservation};
+pub use super::inbox::{Inbox, StoredCompletion};
 use super::request::Request;
 use super::responder::{Answering, ReplyReservation, Responder};
 use super::service::Service;
@@ -66,7 +67,7 @@ pub struct RawCompletion {
     call: CallId,
     outcome: Outcome,
     body: RawBody,
-    /// Index of the link of a body in place.
+    /// Index of the connection of a body in place.
     at: usize,
 }
 
@@ -111,7 +112,7 @@ impl Client {
     pub unsafe fn completion_from_raw(&mut self, raw: RawCompletion) -> Completion<'_> {
         let RawCompletion { call, outcome, body, at } = raw;
         let body = match body {
-            RawBody::InPlace(record) => Body::InPlace(self.links[at].replies.message(record)),
+            RawBody::InPlace(record) => Body::InPlace(self.balancer.connections[at].replies.message(record)),
             RawBody::Owned(bytes) => Body::Owned(bytes),
         };
         Completion { call, outcome, body, at }
@@ -128,7 +129,7 @@ impl Client {
 
     /// Whether this process is a fork of the one that created the handle.
     pub fn is_forked(&self) -> bool {
-        self.owner.is_forked()
+        self.balancer.owner.is_forked()
     }
 }
 

@@ -152,7 +152,7 @@ fn records_come_to_what_the_vectors_say() {
 
 fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     let records = vector["records"].as_array().unwrap();
-    records.iter().for_each(|record| write(&mut clients[0].links[0].outbox.sender, record));
+    records.iter().for_each(|record| write(&mut clients[0].balancer.connections[0].outbox.sender, record));
     // Taken and not answered, so that their places stay taken.
     let mut taken = Vec::new();
     for wanted in vector["messages"].as_array().unwrap() {
@@ -172,11 +172,11 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     assert_eq!(&*clients[1].completion_of(call).unwrap(), b"answer");
     if corrupt {
         let until = Instant::now() + Duration::from_secs(60);
-        let error = clients[0].links[0]
+        let error = clients[0].balancer.connections[0]
             .outbox
             .sender
             .send_until(b"gone", until)
-            .and_then(|_| clients[0].links[0].outbox.sender.drain());
+            .and_then(|_| clients[0].balancer.connections[0].outbox.sender.drain());
         assert!(error.unwrap_err().is_closed());
     }
 }
@@ -350,7 +350,7 @@ fn a_notification_waits_for_the_lane_that_took_it_and_no_other() {
     for call in calls {
         client.cancel(call).unwrap();
     }
-    assert!(client.links.iter().any(|link| !link.outbox.is_empty()));
+    assert!(client.balancer.connections.iter().any(|link| !link.outbox.is_empty()));
     let until = Instant::now() + Duration::from_secs(20);
     assert!(client.notify_until(b"told", until).unwrap());
     assert!(Instant::now() < until, "it waited for the one that is stopped");

@@ -163,6 +163,8 @@ pub use pelton_lane::failpoints;
 #[doc(hidden)]
 pub mod raw {
     #[cfg(feature = "call")]
-    pub use pelton_call::raw::{RawCompletion, RawReplyReservation, RawRequest, RawRequestReservation};
+    pub use pelton_call::raw::{
+        Inbox, RawCompletion, RawReplyReservation, RawRequest, RawRequestReservation, StoredCompletion,
+    };
     pub use pelton_channel::raw::*;
 }
