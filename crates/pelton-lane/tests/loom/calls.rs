@@ -1,7 +1,7 @@
 //! Calls under loom: the words that a service's threads and its loop share without a lock, in every interleaving.
 //! `./run loom` runs these models, then again with each edge left out (`PELTON_WEAKEN`), when a model must fail.
 //!
-//! The models include `call/edges.rs` of the crate `pelton`. They are here because loom cannot run the rest of that
+//! The models include `edges.rs` of the crate `pelton-call`. They are here because loom cannot run the rest of that
 //! crate.
 
 #[path = "../../../pelton-call/src/edges.rs"]
