@@ -59,26 +59,28 @@ pub(super) struct Calls {
 }
 
 #[derive(Debug)]
+// In this order, so that one store begins a call: the three flags and the discriminant of `State::Awaited` are 0.
+#[repr(C)]
 struct Slot {
+    deadline: u64,
+    /// For another service, if the client can have several.
+    request: Vec<u8>,
     generation: u32,
-    state: State,
     /// Another service may execute the call after one has begun it.
     is_idempotent: bool,
     /// A part of a streaming reply has come.
     has_part: bool,
     /// How often it was submitted again though another service may have begun it.
     repeats: u16,
-    deadline: u64,
-    /// For another service, if the client can have several.
-    request: Vec<u8>,
+    state: State,
 }
 
 /// The state of a slot. A connection is given by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    Free,
     /// Submitted by this connection.
     Awaited(u32),
+    Free,
     /// Its connection ended, for this reason. It is to be submitted by another.
     Unrouted(Loss),
     /// Submitted by this connection, and cancelled. Its final completion has not come.

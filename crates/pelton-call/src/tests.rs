@@ -127,7 +127,8 @@ fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
 /// Makes the service's page say that it has released more than was ever sent.
 fn damage(service: &Service) {
     let page = service.requests.consumer_page();
-    // SAFETY: the service keeps the page mapped and writable. Its head is at offset 128: 8 bytes, which every reader checks.
+    // SAFETY: the service keeps the page mapped and writable. Its head is at offset 128: 8 bytes, which every reader
+    // checks.
     unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
 }
 
