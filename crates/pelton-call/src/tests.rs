@@ -1,13 +1,18 @@
 //! `spec/vectors/calls.json`, replayed on a real link, one side of which breaks the rules; and other sides that do.
 
 use super::frame::{By, Header, Kind};
+use super::inbox::{Inbox, StoredCompletion};
+use super::placed::Storage;
+use super::reply_lock::ReplyLock;
 use super::{CallId, Client, Loss, Outcome, Service};
 use pelton_channel::Options;
 use pelton_channel::{Error, Result};
 use pelton_testkit::Random;
 use serde_json::Value;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// The largest message that either side takes, as the vectors assume.
@@ -378,4 +383,59 @@ fn leaked_references_never_free_a_session() {
     detached.add();
     assert!(!detached.remove(), "the service has not released it");
     assert!(!detached.is_zero() && !detached.release());
+}
+
+#[test]
+fn a_placed_value_is_dropped_once_and_not_after_it_was_moved_out() {
+    let mut storage = Storage::<Rc<()>>::new();
+    let counted = Rc::new(());
+    drop(storage.put(Rc::clone(&counted)));
+    assert_eq!(Rc::strong_count(&counted), 1);
+    let moved = storage.put(Rc::clone(&counted)).into_inner();
+    assert_eq!(Rc::strong_count(&counted), 2);
+    drop(moved);
+    // A leaked value is overwritten, not dropped.
+    std::mem::forget(storage.put(Rc::clone(&counted)));
+    assert!(Rc::ptr_eq(&storage.put(Rc::clone(&counted)), &counted));
+    assert_eq!(Rc::strong_count(&counted), 2);
+}
+
+#[test]
+fn a_kept_guard_excludes_others_until_it_is_taken() {
+    let lock = ReplyLock::new(1);
+    lock.lock().keep();
+    assert!(lock.try_lock().is_none());
+    // SAFETY: this thread kept the guard, and has no other reference to the contents.
+    let kept = unsafe { &mut *lock.kept() };
+    assert!(kept.is_kept());
+    **kept += 1;
+    drop(kept.take_kept());
+    assert_eq!(*lock.try_lock().expect("it is free"), 2);
+    // SAFETY: no other thread has this lock.
+    let guard = unsafe { lock.unlocked() };
+    assert!(!guard.is_locked());
+    guard.keep();
+    // SAFETY: as above.
+    assert!(!unsafe { &*lock.kept() }.is_kept() && lock.try_lock().is_some());
+}
+
+#[test]
+fn an_inbox_keeps_the_order_of_all_completions_and_of_each_call() {
+    let mut inbox = Inbox::default();
+    let stored = |call, outcome, byte| StoredCompletion { call: CallId(call), outcome, bytes: vec![byte] };
+    let byte = |completion: Option<StoredCompletion>| completion.map(|completion| completion.bytes[0]);
+    inbox.wait_for(CallId(2), Waker::noop());
+    assert!(inbox.store(stored(1, Outcome::Part, 1)).is_none());
+    assert!(inbox.store(stored(2, Outcome::Part, 2)).is_some());
+    inbox.store(stored(1, Outcome::Reply, 3));
+    inbox.store(stored(2, Outcome::End, 4));
+    inbox.store_first(stored(3, Outcome::Reply, 0));
+    assert_eq!((inbox.len(), inbox.finals()), (5, 3));
+    assert_eq!(inbox.part_bytes() * 5, inbox.bytes() * 2);
+    assert_eq!(byte(inbox.take_of(CallId(2))), Some(2));
+    assert_eq!([byte(inbox.take_first()), byte(inbox.take_first()), byte(inbox.take_first())], [0, 1, 3].map(Some));
+    assert_eq!(byte(inbox.take_of(CallId(1))), None);
+    assert_eq!(inbox.forget(CallId(2)), 1);
+    assert!(inbox.is_empty() && inbox.bytes() == 0 && inbox.part_bytes() == 0 && inbox.finals() == 0);
+    assert!(inbox.store(stored(2, Outcome::Part, 5)).is_none(), "its task was forgotten");
 }
