@@ -142,7 +142,7 @@ impl Sides<'_> {
                 }
             }
             4 => {
-                producer.arm((step & 64 == 0).then_some(bytes), || ())?.is_waiting();
+                producer.arm((step & 64 == 0).then_some(bytes), || ())?;
                 producer.disarm();
             }
             _ => {

@@ -13,7 +13,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Sender, Sent};
+use pelton::{Armed, Sender, Sent};
 use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -220,7 +220,7 @@ impl SendLoop<'_> {
                 continue;
             }
             let armed = self.sender.arm(message.len());
-            if self.unless_kept(armed)? == Some(true) {
+            if self.unless_kept(armed)? == Some(Armed::Waiting) {
                 let polled = self.signals.poll([(self.sender.as_fd(), PollFlags::IN)], None);
                 self.sender.disarm();
                 polled?;

@@ -217,7 +217,7 @@ impl ServeLoop<'_> {
             if self.has_idle_process() && !self.queue.is_empty() {
                 continue;
             }
-            if !is_paused && !self.arm()?.is_waiting() {
+            if !is_paused && !self.arm()? {
                 continue;
             }
             // Arming detects clients that have left.
@@ -243,7 +243,7 @@ impl ServeLoop<'_> {
                 self.is_drained = true;
                 Ok(false)
             }
-            armed => Ok(armed?),
+            armed => Ok(armed?.is_waiting()),
         }
     }
 

@@ -169,12 +169,13 @@ pub mod values;
 #[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 #[doc(inline)]
 pub use pelton_call::{
-    Answering, CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+    Answering, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation, Responder,
+    Service, Stopper,
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Armed, Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages, Options,
-    Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
+    Armed, Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages,
+    Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]
@@ -191,6 +192,8 @@ pub use pelton_lane::failpoints;
 #[doc(hidden)]
 pub mod raw {
     #[cfg(feature = "call")]
-    pub use pelton_call::raw::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
+    pub use pelton_call::raw::{
+        Inbox, RawCompletion, RawReplyReservation, RawRequest, RawRequestReservation, StoredCompletion,
+    };
     pub use pelton_channel::raw::*;
 }

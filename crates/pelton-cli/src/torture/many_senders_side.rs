@@ -6,7 +6,7 @@ use super::journal::{Journal, READY, Word, Words};
 use super::message::{HEADER_BYTES, Pattern, Random, check};
 use super::plan::{Job, ManySendersPlan, Plan, Transport, WaitMode};
 use super::side::{connect_retrying, connecting_options, name, options, pause, record_death, wait_readable};
-use pelton::{Chunk, Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Sender, Senders, Sent, Sink};
+use pelton::{Armed, Chunk, Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Sender, Senders, Sent, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     collections::HashMap,
@@ -355,8 +355,8 @@ fn receive(plan: &Plan, part: &ManySendersPlan, sender_table: &SenderTable, jour
             // Messages of dead senders may follow the end.
             Ok(false) if state.has_ended => return receiver.close(),
             Ok(false) if plan.wait_mode == WaitMode::Poll => match receiver.arm() {
-                Ok(true) => wait_readable(&receiver),
-                Ok(false) => {}
+                Ok(Armed::Waiting) => wait_readable(&receiver),
+                Ok(Armed::Ready) => {}
                 Err(error) if continues_after(plan, &error) => {}
                 Err(error) => return Err(error),
             },

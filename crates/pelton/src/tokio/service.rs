@@ -266,7 +266,7 @@ impl AsyncService {
 
     /// Waits for an event of the service, of which it found no request just now.
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
-        if !self.service.get_mut().arm()? {
+        if !self.service.get_mut().arm()?.is_waiting() {
             // A request, or space, which is reported once.
             self.waiters.wake_all();
             return Poll::Ready(Ok(()));

@@ -82,7 +82,7 @@ impl AsyncReceiver {
                 self.0.get_mut().disarm();
                 return Poll::Ready(Ok(bytes));
             }
-            if self.0.get_mut().arm()? {
+            if self.0.get_mut().arm()?.is_waiting() {
                 ready!(poll_rung(&mut self.0, context))?;
             }
         }
@@ -196,7 +196,7 @@ impl MessageSink {
             if endpoint.get_mut().try_send(&self.pending)? == Sent::Sent {
                 self.is_pending = false;
                 endpoint.get_mut().disarm();
-            } else if endpoint.get_mut().arm(self.pending.len())? {
+            } else if endpoint.get_mut().arm(self.pending.len())?.is_waiting() {
                 ready!(poll_rung(endpoint, context))?;
             }
         }

@@ -209,8 +209,8 @@ pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes,
             continue;
         }
         match receiver.arm() {
-            Ok(true) => event_loop.tick(receiver.as_fd()),
-            Ok(false) => {}
+            Ok(pelton::Armed::Waiting) => event_loop.tick(receiver.as_fd()),
+            Ok(pelton::Armed::Ready) => {}
             Err(error) => return (number, Some(error)),
         }
     }
