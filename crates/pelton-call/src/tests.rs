@@ -117,7 +117,7 @@ fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
     let connecting = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &options.cast()).unwrap();
         while client.services() < count {
-            client.arm().unwrap();
+            let _ = client.arm().unwrap();
             client.disarm();
         }
         client
