@@ -265,8 +265,8 @@ impl Receiver {
     }
 
     /// Takes one more message, or the first, of a batch that [`Receiver::release_batch`] releases, after `with` has
-    /// read it. Returns false if there is none now, if it has descriptors (it is to be received alone), or at the end of
-    /// the lane's quantum.
+    /// read it. Returns false if there is none now, if it has descriptors (it is to be received alone), or at the end
+    /// of the lane's quantum.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].

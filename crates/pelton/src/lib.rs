@@ -1,9 +1,9 @@
 //! Messages at memory speed between the threads and processes of one machine.
 //!
-//! A **channel** is a [`Sender`] and a [`Receiver`] over a *lane*: a ring of variable-size messages in shared memory with
-//! one producer and one consumer. While both sides are awake a message costs no system call, no lock and no fence. A
-//! channel is made by *connect*, between two processes that find each other under a name; by *path*, in a directory that
-//! outlives both sides; or between *threads*.
+//! A **channel** is a [`Sender`] and a [`Receiver`] over a *lane*: a ring of variable-size messages in shared memory,
+//! with one producer and one consumer. While both sides are awake, a message costs no system call, lock or fence. There
+//! are three kinds: *connect*, between two processes, by a name; *path*, in a directory that outlives both sides;
+//! and between *threads*.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -31,28 +31,28 @@
 //! # }
 //! ```
 //!
-//! # What is promised
-//! - No message is ever torn, and none is dropped silently: a full lane makes `send` wait and `try_send` answer
+//! # Guarantees
+//! - No message is ever torn, and none is dropped silently. While the lane is full, `send` waits and `try_send` returns
 //!   [`Sent::Full`].
-//! - A side that ends without closing is told to the other as [`Error::PeerDied`], by proof (its socket, its pidfd, its hold on a directory), never
-//!   by a timeout: a stopped process is not a dead one. The survivor keeps the lane, and `resume` offers everything
-//!   unreleased to the successor.
-//! - What the other process writes is checked before it is used: [`Error::Corrupt`], never an access out of bounds.
-//!   Receiving in place trusts the sender not to write after it has committed; [`Receiver::receive_into`] copies and is
-//!   safe against any peer.
-//! - A forked child's inherited handles answer [`Error::Forked`] and do nothing when dropped.
+//! - If a process ends without closing, its peer gets [`Error::PeerDied`]. The proof is its socket, its pidfd or its
+//!   lock, never a timeout: a stopped process counts as alive. The survivor keeps the lane, and `resume` offers all
+//!   unreleased messages to the successor.
+//! - Each word from the other process is checked before use: the result is [`Error::Corrupt`], never an access out of
+//!   bounds. Receiving in place trusts the sender not to write after the commit; [`Receiver::receive_into`] copies and
+//!   is safe against any peer.
+//! - In a forked child the inherited handles return [`Error::Forked`], and dropping them does nothing.
 //!
 //! # In a directory
-//! A *path* channel is a directory ([`Options::create_sender`], [`Options::open_receiver`]; [`inspect`] looks at one from
-//! outside). Either side may come first, both may die and restart: everything committed and not released is kept.
-//! - The other side's end is told once, by [`Error::Closed`] or [`Error::PeerDied`], and then the handle goes on: a sender fills
-//!   the lane for the next receiver, a receiver waits for the next sender. `resume` waits until the other side is there.
-//! - A sender's successor goes on behind the last committed message ([`Sender::next_seq`] says where that is); a receiver's
-//!   begins with the oldest unreleased one, and [`Message::is_redelivered`] says what may have been seen before.
-//! - With [`Options::lanes`] several senders have a lane each, and one receiver serves them by turns, at most 64 messages of
-//!   one at a time. It is told the end once the last of them has gone; also if that was before it came, after the messages
-//!   that they left.
-//! - Whoever may write the directory's files is trusted not to damage them.
+//! A *path* channel is a directory ([`Options::create_sender`], [`Options::open_receiver`]; [`inspect`] shows one from
+//! outside). Either side may start first, and both may die and restart: all committed, unreleased messages are kept.
+//! - Each endpoint reports its peer's end once, by [`Error::Closed`] or [`Error::PeerDied`], and stays usable. A sender
+//!   fills the lane for the next receiver; a receiver waits for the next sender. `resume` waits for the other side.
+//! - A sender's successor continues after the last committed message ([`Sender::next_seq`]). A receiver's successor
+//!   begins at the oldest unreleased message; [`Message::is_redelivered`] marks those that its predecessor may have
+//!   seen.
+//! - With [`Options::lanes`] several senders have a lane each. One receiver serves the lanes round-robin, at most 64
+//!   messages of one at a time. It reports the end after the last sender has left and its messages are received.
+//! - A process that may write the directory's files is trusted not to damage them.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -69,31 +69,34 @@
 //! ```
 //!
 //! # Many senders
-//! [`Options::gather_at`] makes a receiver that takes in every sender that connects under a name, up to 1,024, each with a
-//! lane of its own: no sender waits for another, or is harmed by its end. One wait and one descriptor are for all, also for
-//! those who come and go; a message says whose it is ([`Message::lane`], [`Message::peer`]), and with [`Options::announce`]
-//! also that a sender has come or gone. They are served by turns, at most 64 messages of one at a time; one that has been idle
-//! waits at most another turn for each 32 idle ones. [`Options::gather`] does the same for threads, which make their senders
-//! by [`Senders`].
+//! [`Options::gather_at`] creates a receiver of up to 1,024 senders, which connect under one name. Each has its own
+//! lane: no sender waits for another, and the end of one affects no other. One wait and one descriptor serve all of
+//! them. A message has its sender's lane and process ([`Message::lane`], [`Message::peer`]); with
+//! [`Options::announce`] the receiver also reports when a sender joins or leaves. Lanes are served round-robin, at
+//! most 64 messages of one at a time. A lane that was idle waits at most one more round for each 32 idle lanes.
+//! [`Options::gather`] does the same for threads, which make their senders by [`Senders`].
 //!
 //! # Whole buffers
-//! `Flush::new` takes what a receiver receives to a [`Sink`]: a closure, another channel ([`Forward`]), or a [`RecordFile`], which
-//! [`RecordReader`] and `pelton cat` read. It gets a bufferful at a time, uncopied, and what it took is released. Of a path channel each
-//! message is in the file once, also if the process is killed at any point and started again. `Appenders::new` does the same
-//! for threads that append, each to a buffer of its own, which it flushes itself when it is full.
+//! `Flush` hands the messages of a receiver to a [`Sink`], a buffer at a time, without a copy, and then releases
+//! them. A sink is a closure, another channel ([`Forward`]), or a [`RecordFile`], which [`RecordReader`] and `pelton
+//! cat` read. Of a path channel each message is in the file once, also if the process is killed at any point and
+//! restarted. `Appenders` do the same for threads. Each thread appends to its own buffer, and flushes it when it is
+//! full.
 //!
 //! # Calls
-//! A [`Client`] asks a [`Service`] in another process or thread, and awaits the answer: [`Client::call`]. Up to 1,024 calls are in
-//! flight at a time, and are answered in any order ([`Client::submit`], [`Client::completion`]), by replies, by parts and an
-//! end, or by a failure with a code ([`Outcome`]); the service takes the requests of up to 1,024 clients in turn, in a loop of
-//! its own ([`Service::receive`]) or on several threads ([`Service::run`]), and answers from any thread ([`Responder`]).
-//! - A service that dies fails its calls at once. Whether it had carried them out nobody knows: a call is not repeated, unless
-//!   [`Client::mark_idempotent`] allows it.
-//! - Several processes may serve one short name. A client spreads its calls to the least busy; a new version takes over while calls
-//!   run, by [`Stopper::drain`] in the old one: no call fails, and none is done twice.
-//! - A client that does not read its replies stalls itself alone; one that does not read a stream also keeps the threads that wait
-//!   for it, unless they do so by [`Responder::part_until`]. Two full lanes never wait for each other.
-//! - Requests and replies of up to [`Options::call_bytes_max`] travel, in pieces if need be.
+//! A [`Client`] sends requests to a [`Service`] in another process or thread: [`Client::call`] waits for the reply. Up
+//! to 1,024 calls are in flight at a time and complete in any order ([`Client::submit`], [`Client::completion`]): by a
+//! reply, by parts and an end, or by a failure with a code ([`Outcome`]). The service takes requests of up to 1,024
+//! clients, in a loop of its own ([`Service::receive`]) or on several threads ([`Service::run`]), and replies from any
+//! thread ([`Responder`]).
+//! - The death of a service fails its calls immediately. It is unknown whether the service carried them out, so the
+//!   client repeats none, unless [`Client::mark_idempotent`] allows it.
+//! - Several processes may serve one short name. A client sends each call to the least busy. A new version takes over
+//!   while calls run, by [`Stopper::drain`] in the old one: no call fails, and none is done twice.
+//! - A client that does not read its replies delays only itself. One that does not read a stream also keeps the threads
+//!   that wait for it, unless they use [`Responder::part_until`]. When both lanes are full, neither side blocks the
+//!   other.
+//! - Requests and replies may have up to [`Options::call_bytes_max`] bytes; large ones travel in pieces.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -117,17 +120,17 @@
 //! ```
 //!
 //! # Files
-//! The module [`mod@file`] has an engine for operations on files, which never keeps an event loop waiting.
+//! The module [`mod@file`] has an engine for file operations, which never blocks an event loop.
 //!
 //! # In an event loop
-//! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:
-//! 1. *arm*: [`Receiver::arm`] (or [`Sender::arm`]) answers `true` when nothing is there: go back to the loop.
-//!    `false`: something is there already, go to 2 (the descriptor is readable too, so going back loses nothing).
-//! 2. *check*: when the descriptor is readable, take messages with [`Receiver::try_receive`] until `None`, or as many as
-//!    the loop can afford (it stays readable), then arm again.
-//! 3. *disarm*: before using the waiting methods, or when the loop loses interest.
+//! Both endpoints are `AsFd`. Use the descriptor like a level-triggered one, between one `arm` and the next:
+//! 1. *arm*: [`Receiver::arm`] or [`Sender::arm`] returns [`Armed::Waiting`]: return to the loop. Or it returns
+//!    [`Armed::Ready`]: go to 2.
+//! 2. *check*: when the descriptor is readable, call [`Receiver::try_receive`] until it returns `None`, or as often as
+//!    the loop can afford: the descriptor stays readable. Then arm again.
+//! 3. *disarm*: before a method that waits, or when the loop loses interest.
 //!
-//! [`Client`], [`Service`] and [`file::Engine`] have the same three.
+//! [`Client`], [`Service`] and [`file::Engine`] have the same three methods.
 //!
 //! # Copies, iterators, values
 //! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]
@@ -147,7 +150,7 @@
 //! `docs/decisions/0035-features.md` has what each costs a build.
 //!
 //! # Threads
-//! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
+//! Handles are `Send` and not `Sync`: one thread at a time. Each thread makes its own sender; [`Senders`] is `Sync`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

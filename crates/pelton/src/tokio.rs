@@ -1,7 +1,7 @@
-//! The ends of a channel, clients, and files, in a Tokio runtime: the descriptor in its reactor, no thread, no timer.
+//! Endpoints, clients, services and files in a Tokio runtime: a descriptor in its reactor, no thread, no timer.
 //!
-//! Every future here may be dropped at any await: a message is taken or sent only in the turn that completes, never before;
-//! of a file's operation see [`AsyncEngine`].
+//! Every future here may be dropped at any await: it takes or sends a message only in the poll that completes it. For
+//! file operations see [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -40,8 +40,8 @@ pub struct AsyncReceiver(AsyncFd<Receiver>);
 pub struct AsyncSender(AsyncFd<Sender>);
 
 fn registered<T: std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
-    // SAFETY: both ends, and what has an engine, answer the same descriptor, which they own, from when they are made until they are
-    // dropped; a successor of the peer does not change it.
+    // SAFETY: endpoints, clients, services and engines own one descriptor each, and return the same one from their
+    // creation until their drop; a successor of the peer does not change it.
     unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) }
         .map_err(|error| Error::system("registering with the Tokio runtime")(error.into_parts().1))
 }
@@ -65,7 +65,7 @@ impl AsyncReceiver {
     pub async fn ready(&mut self) -> Result<()> {
         while !self.0.get_mut().poll()? && self.0.get_mut().arm()?.is_waiting() {
             let mut readable = self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
-            // The reactor hears of the next ring because `arm` silences the descriptor before it looks.
+            // The reactor gets an event for the next ring, because `arm` drains the descriptor before it polls.
             readable.clear_ready();
         }
         self.0.get_mut().disarm();

@@ -1,7 +1,8 @@
 //! Files in a Tokio runtime: a future for each operation, any number of tasks on one engine.
 //!
-//! Whoever is polled takes all that has completed, and wakes those whose it is. The reactor keeps one waker, of the task that was polled last: the
-//! *watcher*. When that is done, or dropped, it wakes another, which takes its place.
+//! The task that is polled takes all completions, and wakes the tasks that wait for them. The reactor keeps one waker:
+//! that of the task polled last, the *watcher*. When the watcher completes or is dropped, it wakes another task, which
+//! becomes the watcher.
 
 use crate::file::{Completion, Engine, Operation, Submitted};
 use crate::{Error, Result};
@@ -15,7 +16,7 @@ use std::task::{Context, Poll, Waker, ready};
 
 /// An [`Engine`] in a Tokio runtime, for any number of tasks.
 ///
-/// A future that is dropped cancels its operation, which may be done all the same; its memory is kept until the kernel is done.
+/// Dropping a future cancels its operation, which may still take effect. Its memory stays until the kernel is done.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -37,7 +38,7 @@ pub struct AsyncEngine(AsyncFd<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// The engine's.
+    /// The engine's descriptor.
     fd: RawFd,
     state: Mutex<State>,
 }
@@ -45,7 +46,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     engine: Engine,
-    /// By token: whose operation is in flight, or wants to be.
+    /// By token: the tasks whose operation is in flight, or waits to be submitted.
     tasks: HashMap<u64, Task>,
     next: u64,
     watcher: Option<u64>,
@@ -54,8 +55,8 @@ struct State {
 #[derive(Debug)]
 enum Task {
     Waits(Waker),
-    /// For room: nothing of it is in flight.
-    WaitsForRoom(Waker),
+    /// For a free slot: its operation is not in flight.
+    WaitsForSlot(Waker),
     Done(Completion),
 }
 
@@ -76,7 +77,7 @@ impl AsyncEngine {
     pub fn new(engine: Engine) -> Result<AsyncEngine> {
         if engine.in_flight() > 0 {
             return Err(Error::Refused(
-                "operations are in flight, whose tokens would meet others: take them first".to_owned(),
+                "operations are in flight, whose tokens could be used again: take their completions first".to_owned(),
             ));
         }
         let state = State { tasks: HashMap::new(), next: 0, watcher: None, engine };
@@ -84,7 +85,7 @@ impl AsyncEngine {
         super::registered(Shared { fd, state: Mutex::new(state) }).map(AsyncEngine)
     }
 
-    /// Does an operation. While as many are in flight as the engine takes, it waits for its turn.
+    /// Runs an operation. While as many are in flight as the engine accepts, it waits for a free slot.
     ///
     /// # Errors
     /// As of [`Engine::run`].
@@ -103,7 +104,7 @@ impl AsyncEngine {
         state.next
     }
 
-    /// The engine, taken out of the runtime, with what dropped futures have left in flight.
+    /// Takes the engine out of the runtime, with the operations that dropped futures left in flight.
     pub fn into_inner(self) -> Engine {
         let state = self.0.into_inner().state.into_inner();
         let mut engine = state.unwrap_or_else(std::sync::PoisonError::into_inner).engine;
@@ -112,11 +113,11 @@ impl AsyncEngine {
     }
 }
 
-/// One future's part.
+/// The state of one future.
 struct Ticket<'a> {
     engine: &'a AsyncEngine,
     token: u64,
-    /// What was not submitted yet.
+    /// The operation, until it is submitted.
     operation: Option<Operation>,
 }
 
@@ -130,7 +131,7 @@ impl Ticket<'_> {
                     Submitted::Submitted => Task::Waits(context.waker().clone()),
                     Submitted::Full(operation) => {
                         self.operation = Some(operation);
-                        Task::WaitsForRoom(context.waker().clone())
+                        Task::WaitsForSlot(context.waker().clone())
                     }
                 };
                 state.tasks.insert(self.token, task);
@@ -141,8 +142,8 @@ impl Ticket<'_> {
                     let Some(Task::Done(completion)) = state.tasks.remove(&self.token) else { unreachable!("it is") };
                     return Poll::Ready(Ok(completion));
                 }
-                Some(Task::Waits(waker) | Task::WaitsForRoom(waker)) => waker.clone_from(context.waker()),
-                None => unreachable!("it is removed by who takes it, and when it is dropped"),
+                Some(Task::Waits(waker) | Task::WaitsForSlot(waker)) => waker.clone_from(context.waker()),
+                None => unreachable!("only taking its completion, or dropping it, removes a task"),
             }
             if self.operation.is_some() && state.engine.has_free_slots(1) {
                 continue;
@@ -151,7 +152,7 @@ impl Ticket<'_> {
                 continue;
             }
             state.watcher = Some(self.token);
-            // The reactor hears of the next completion, because arming silences the descriptor before it looks.
+            // The reactor gets an event for the next completion, because `arm` drains the descriptor before it polls.
             let mut readable = ready!(self.engine.0.poll_read_ready(context))
                 .map_err(Error::system("waiting in the Tokio runtime"))?;
             readable.clear_ready();
@@ -163,13 +164,13 @@ impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let mut state = locked(&self.engine.0.get_ref().state);
         if let Some(Task::Waits(_)) = state.tasks.remove(&self.token) {
-            // Of an engine that cannot be used any more there is nothing to cancel.
+            // An engine that failed has nothing to cancel.
             let _ = state.engine.cancel(self.token);
         }
         if state.watcher == Some(self.token) {
-            // Who is woken is the watcher already: if it is dropped before it is polled, it wakes the next.
+            // The task is the watcher before it is polled: if it is dropped first, it wakes the next.
             let next = state.tasks.iter().find_map(|(token, task)| match task {
-                Task::Waits(waker) | Task::WaitsForRoom(waker) => Some((*token, waker.clone())),
+                Task::Waits(waker) | Task::WaitsForSlot(waker) => Some((*token, waker.clone())),
                 Task::Done(_) => None,
             });
             state.watcher = next.as_ref().map(|(token, _)| *token);
@@ -182,21 +183,21 @@ impl Drop for Ticket<'_> {
 }
 
 impl State {
-    /// Takes what has completed, and wakes those whose it is, and those who wait for room.
+    /// Takes all completions, and wakes the tasks that wait for them or for a free slot.
     fn take_all(&mut self) -> Result<()> {
-        let mut made_room = false;
+        let mut freed_a_slot = false;
         while let Some(completion) = self.engine.try_completion()? {
-            made_room = true;
-            // Nobody's, if its future was dropped.
+            freed_a_slot = true;
+            // A completion has no task if its future was dropped.
             if let Some(task) = self.tasks.get_mut(&completion.token)
                 && let Task::Waits(waker) = std::mem::replace(task, Task::Done(completion))
             {
                 waker.wake();
             }
         }
-        if made_room {
+        if freed_a_slot {
             for task in self.tasks.values() {
-                if let Task::WaitsForRoom(waker) = task {
+                if let Task::WaitsForSlot(waker) = task {
                     waker.wake_by_ref();
                 }
             }
