@@ -708,7 +708,7 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<Longest> {
     // The first callback begins the writes.
     let mut nothing_yet = longest.times(|| {
         pieces.drain(..).try_for_each(|piece| submit(&mut engine, &mut next, piece))?;
-        Ok(engine.arm()?)
+        Ok(engine.arm()?.is_waiting())
     })?;
     while engine.in_flight() > 0 {
         if nothing_yet {
@@ -725,7 +725,7 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<Longest> {
                     }
                 }
             }
-            Ok(engine.arm()?)
+            Ok(engine.arm()?.is_waiting())
         })?;
     }
     engine.close()?;

@@ -219,7 +219,7 @@ fn allow_lost_client(answer: pelton::Result<()>) {
 fn serve(service: &mut Service, kept: &mut Vec<Responder>, program: &mut Program) {
     // No client can make it fail.
     let Some(request) = service.try_receive().unwrap() else {
-        if service.arm().unwrap() {
+        if service.arm().unwrap().is_waiting() {
             service.disarm();
         }
         return;

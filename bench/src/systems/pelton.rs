@@ -146,7 +146,7 @@ impl PeltonSending {
             match self.sender.try_send(payload)? {
                 Sent::Sent => return Ok(()),
                 Sent::Full => {
-                    if self.sender.arm(payload.len())? {
+                    if self.sender.arm(payload.len())?.is_waiting() {
                         watch.sleep()?;
                         self.sender.disarm();
                     }
@@ -219,7 +219,7 @@ impl PeltonReceiving {
                     }
                 }
             }
-            if self.receiver.arm()? {
+            if self.receiver.arm()?.is_waiting() {
                 watch.sleep()?;
                 self.receiver.disarm();
             }

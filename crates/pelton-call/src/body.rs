@@ -1,15 +1,15 @@
-//! The bytes of a request or a response, wherever they are.
+//! The bytes of a request or of a reply, wherever they are.
 
 use crate::frame::HEADER_BYTES;
 use pelton_channel::Message;
 
-/// Records that are no answer to who looks, and are passed over in one look: who floods the lane with such is not to keep the
-/// other side's loop. The next look goes on.
-pub(crate) const LOOKS: usize = 1024;
+/// Most records that one poll passes over because they are no message for the user. A peer that floods the lane with
+/// such records cannot keep this side's loop from its other work; the next poll continues.
+pub(crate) const RECORDS_PER_POLL: usize = 1024;
 
-/// Yes or no, as large as a word. A request is copied on its way to who answers it, and one with single bytes in it in odd pieces: to read
-/// such a piece back, larger than it was written, takes until all that was written before is out, and that is the reply before, whose
-/// lines the client has.
+/// A boolean as large as a word. A request is copied on its way to the user in pieces of a word. A wide load over a
+/// just-written single byte cannot be forwarded: it stalls until the store buffer drains, which waits for the cache
+/// lines of the reply before, and the client has those.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flag {
@@ -24,22 +24,22 @@ impl Flag {
     }
 }
 
-/// The bytes of a request, or of an answer.
+/// The bytes of a request, or of a reply.
 #[derive(Debug)]
 pub(crate) enum Body<'a> {
-    /// In the lane, behind the header.
+    /// In the lane, after the header.
     InPlace(Message<'a>),
-    /// In somebody's buffer.
-    Lent(&'a [u8]),
-    Apart(Vec<u8>),
+    /// In a buffer of the thread that handles the request.
+    Borrowed(&'a [u8]),
+    Owned(Vec<u8>),
 }
 
 impl Body<'_> {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Body::InPlace(message) => &message[HEADER_BYTES..],
-            Body::Lent(bytes) => bytes,
-            Body::Apart(bytes) => bytes,
+            Body::Borrowed(bytes) => bytes,
+            Body::Owned(bytes) => bytes,
         }
     }
 
@@ -54,7 +54,7 @@ impl Body<'_> {
 
     pub(crate) fn into_vec(self) -> Vec<u8> {
         match self {
-            Body::Apart(bytes) => bytes,
+            Body::Owned(bytes) => bytes,
             body => body.bytes().to_vec(),
         }
     }

@@ -1,49 +1,53 @@
-//! The asking side of a link.
+//! The client: submits requests, and waits for completions.
+//!
+//! [`Client`] is the public interface, and waits. Beneath it nothing waits: `balancer.rs` chooses between connections
+//! (`connection.rs`) and finds more of them (`discovery.rs`); `../calls.rs` is the table of calls in flight;
+//! `../inbox.rs` stores completions that came while something else was awaited. `submitting.rs`, `receiving.rs` and
+//! `waiting.rs` connect these.
 
-use super::crowd::{Crowd, Link};
 use super::frame::{Clock, Header, Kind};
 use crate::body::Body;
 use crate::calls::{CallId, Calls, Loss, Outcome, State};
+use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
-use pelton_channel::Deadline;
-use pelton_channel::raw::Doorbells;
-use pelton_channel::raw::Name;
-use pelton_channel::raw::Settings;
-use pelton_channel::raw::{Side, Spin};
-use pelton_channel::raw::{busy_poll, connect_duplex, wait};
-use pelton_channel::{Error, Result};
-use pelton_channel::{Options, options::maker};
+use pelton_channel::options::{Options, maker};
+use pelton_channel::raw::{Side, busy_poll, wait};
+use pelton_channel::{Armed, Deadline, Error, Result};
 use pelton_lane::{Record, ReservedSpace};
-use pelton_os::Owner;
 use pelton_os::Peer;
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-mod asking;
-mod awaiting;
-mod hearing;
+mod balancer;
+mod connection;
+mod discovery;
+mod receiving;
+mod submitting;
+mod waiting;
 
-use asking::Written;
-use awaiting::Awaiting;
+use balancer::{Balancer, is_end};
+use connection::Connection;
+use waiting::Waiting;
 
-/// Asks a [`crate::Service`] and awaits its answers. `Send`, not `Sync`: one thread at a time.
+/// Calls a [`crate::Service`]. `Send`, not `Sync`: one thread at a time.
 ///
-/// [`Client::call`] does both. [`Client::submit`] asks without awaiting, and [`Client::completion`] is the next answer to any
-/// of up to 1,024 calls in flight, in whatever order they come. An answer is read in place, and is had when the [`Completion`]
-/// is dropped.
+/// [`Client::call`] submits a request and awaits its completion. [`Client::submit`] submits without waiting, and
+/// [`Client::completion`] returns the next completion of any of up to 1,024 calls in flight, in whatever order they
+/// come. A completion is read in place, and released when the [`Completion`] is dropped.
 ///
-/// By `unix:PATH` it has one service. When that ends, every call in flight has failed: what it had answered is still received, and
-/// then each method says [`Error::PeerDied`], or [`Error::Closed`] if it ended on purpose. Connect anew then.
+/// By `unix:PATH` it has one service. When that ends, every call in flight has failed: the client still receives the
+/// replies sent before, and then each method returns [`Error::PeerDied`], or [`Error::Closed`] if the service ended on
+/// purpose. Connect again then.
 ///
-/// Under a short name several processes may listen, each a service: the client asks the least busy, the one with the fewest of
-/// this client's calls in flight, or by turns; it has at most 64. It finds those that come later when one it knows goes, in the course of
-/// some hundred submissions, and when there is no room, or it waits for some; in an event loop when it tries again. The calls of one that dies are [`Outcome::Lost`], unless [`Client::mark_idempotent`] allows them to be
-/// submitted to another; those that a draining one had not begun ([`crate::Stopper::drain`]) are submitted to another by
-/// themselves. The client goes on as long as it is used. A copy of each request is kept for that until its answer has come.
+/// Under a short name several processes may listen, each a service, of which a client uses at most 64. The client
+/// submits to the least busy one: that with the fewest of this client's calls in flight, round-robin between equals. It
+/// discovers new ones when a known one leaves, once in some hundred submissions, when there is no space, and while it
+/// waits for space; in an event loop when it tries again. The calls of one that dies are [`Outcome::Lost`], unless
+/// [`Client::mark_idempotent`] allows the client to submit them to another. Calls that a draining service had not begun
+/// ([`crate::Stopper::drain`]) the client submits to another in any case. The client stays usable when services end.
+/// For that it keeps a copy of each request until its final completion.
 ///
-/// Dropping it closes: the service drops what this client has asked and nobody awaits any more.
+/// Dropping it closes: the service drops the requests that it has not taken, and nobody awaits the others.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -72,58 +76,41 @@ use awaiting::Awaiting;
 /// ```
 #[derive(Debug)]
 pub struct Client {
-    /// Of a name of many services any number, else one.
-    pub(super) links: Vec<Link>,
-    /// Of a name of many services.
-    crowd: Option<Crowd>,
+    pub(super) balancer: Balancer,
     calls: Calls,
-    /// Calls that are submitted by no link, and are to be.
-    homeless: VecDeque<CallId>,
-    /// Answers to other calls than the one that was awaited when they came.
-    aside: VecDeque<Answer>,
-    /// What they come to in memory, and parts alone; and how many are last ones.
-    aside_bytes: u64,
-    part_bytes: u64,
-    aside_last: usize,
-    /// Found by a wait, for who waited.
+    /// Completions of other calls than the one that was awaited when they came.
+    inbox: Inbox,
+    /// What a wait has found, for the function that waited.
     found: Option<Found>,
-    /// The link to look at first, so that none is heard more than others.
-    turn: usize,
-    /// The link to think of first for the next request.
-    next_open: usize,
-    /// Bytes of a message for which there was no room, for [`Client::arm`].
+    /// Size of a message that found no space, for [`Client::arm`].
     wanted: Option<usize>,
-    pub(super) owner: Owner,
-    doorbells: Doorbells,
-    spin: Spin,
     reply_bytes_max: u64,
     clock: Clock,
-    hold: Duration,
+    busy_poll: Duration,
     late: u64,
-    /// Of the one service.
-    fate: Option<Fate>,
 }
 
-/// An answer to a call. Dropping it gives its space back; the client can do nothing else meanwhile.
+/// A completion of a call. Dropping it releases its space; until then the client can do nothing else.
 ///
-/// Its bytes are in memory that the service wrote, unless they came in pieces or while something else was awaited: reading
-/// them in place trusts the service not to write after it has answered. [`Completion::copy_into`] is safe against any service.
+/// Its bytes are in memory that the service wrote, unless they came in pieces or while something else was awaited. To
+/// read them in place, trust the service not to write after it has replied. [`Completion::copy_into`] is safe against
+/// any service.
 #[derive(Debug)]
 pub struct Completion<'a> {
     pub(super) call: CallId,
     pub(super) outcome: Outcome,
     pub(super) body: Body<'a>,
-    /// By which link it came, if it is in place.
+    /// Index of the connection of a body in place.
     pub(super) at: usize,
 }
 
 impl Completion<'_> {
-    /// Which call it is of.
+    /// Its call.
     pub fn call(&self) -> CallId {
         self.call
     }
 
-    /// What came of it.
+    /// What it means.
     pub fn outcome(&self) -> Outcome {
         self.outcome
     }
@@ -134,7 +121,7 @@ impl Completion<'_> {
         self.body.copy_into(buffer);
     }
 
-    /// The bytes, on their own.
+    /// A copy of the bytes.
     pub fn into_vec(self) -> Vec<u8> {
         self.body.into_vec()
     }
@@ -147,68 +134,49 @@ impl std::ops::Deref for Completion<'_> {
     }
 }
 
-/// An answer in this side's own memory.
-#[derive(Debug)]
-struct Answer {
-    call: CallId,
-    outcome: Outcome,
-    bytes: Vec<u8>,
-}
-
-impl Answer {
-    /// What it costs, also when it has no bytes.
-    fn cost(&self) -> u64 {
-        (self.bytes.len() + size_of::<Answer>()) as u64
-    }
-}
-
-/// How the link ended, once the lane of replies has told it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    /// With so many requests not taken.
-    Closed(u64),
-    Died(u64),
-    /// The service broke the rules.
-    Broken,
-}
-
-/// What a look came upon.
+/// What a poll has found.
 #[derive(Debug)]
 enum Found {
-    /// In the lane of replies of the link at that place, the next there.
+    /// In the lane of replies of the connection of that index, next at the cursor.
     InPlace(Record, CallId, Outcome, usize),
-    Apart(Answer),
-    /// Room was wanted, and perhaps there is.
-    Room,
+    Owned(StoredCompletion),
+    /// There may be space.
+    Space,
 }
 
 impl Found {
     fn call(&self) -> Option<CallId> {
         match self {
-            Found::InPlace(_, call, ..) | Found::Apart(Answer { call, .. }) => Some(*call),
-            Found::Room => None,
+            Found::InPlace(_, call, ..) | Found::Owned(StoredCompletion { call, .. }) => Some(*call),
+            Found::Space => None,
         }
     }
 }
 
-/// What is waited for.
+/// The condition of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Want {
+enum Condition {
+    /// A completion of any call.
     Any,
+    /// A completion of this call.
     Of(CallId),
-    /// Room for a request of so many bytes, and a place among the calls if it `is_call`.
-    Room {
-        bytes: usize,
-        is_call: bool,
-    },
-    /// That all messages are in the lane of the link of that number.
+    /// Space for a request of this size, and a free slot if it `is_call`.
+    Space { bytes: usize, is_call: bool },
+    /// All queued messages are in the lane of the connection of that number.
     Written(u32),
 }
 
+impl Condition {
+    fn is_completion(self) -> bool {
+        matches!(self, Condition::Any | Condition::Of(_))
+    }
+}
+
 impl Client {
-    /// Connects to the service that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at once
-    /// when nobody does; waits some seconds at most for one that listens to accept. Of a short name it begins with any one, and comes to
-    /// another when that one does not answer; it fails when none does. To the others it connects in the course of being used.
+    /// Connects to the service that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails
+    /// immediately when nobody listens; waits at most some seconds for a listening service to accept. Of a short name
+    /// it connects to any service first, and to another when that one does not reply; it fails when none does. It
+    /// connects to the others while it is used.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -221,235 +189,216 @@ impl Client {
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_with(name: &str, options: &Options<maker::Client>) -> Result<Client> {
-        Client::with(name, &options.settings().of_link()?)
-    }
-
-    fn with(name: &str, options: &Settings) -> Result<Client> {
+        let options = options.settings().of_link()?;
         options.checked_sizes()?;
-        let (name, doorbells) = (Name::parse(name)?, Doorbells::new()?);
-        let (mut links, mut crowd) = (Vec::new(), None);
-        match name.is_of_many() {
-            true => crowd = Some(Crowd::new(name, options)),
-            false => {
-                let duplex = connect_duplex(&name, options, &doorbells)?;
-                links.push(Link::new(duplex, PathBuf::new(), 1));
-            }
-        }
-        let mut client = Client {
-            spin: Spin::new(options.wait, links.first().and_then(Link::peer)),
-            crowd,
-            links,
+        Ok(Client {
+            balancer: Balancer::connect(name, &options)?,
             calls: Calls::default(),
-            homeless: VecDeque::new(),
-            aside: VecDeque::new(),
-            aside_bytes: 0,
-            part_bytes: 0,
-            aside_last: 0,
+            inbox: Inbox::default(),
             found: None,
-            turn: 0,
-            next_open: 1,
             wanted: None,
-            owner: Owner::current().map_err(Error::system("looking whose handle this is"))?,
-            doorbells,
             reply_bytes_max: options.call_bytes_max,
             clock: Clock::new(),
-            hold: options.hold,
+            busy_poll: options.hold,
             late: 0,
-            fate: None,
-        };
-        if client.crowd.is_some() {
-            client.find_first(options.connect_deadline)?;
-        }
-        Ok(client)
+        })
     }
 
-    /// Asks and awaits the answer: its [`Outcome`] says whether it is a reply, the first part of one (then
-    /// [`Client::completion_of`] brings the others), or a failure. Answers to other calls that come meanwhile are kept for
-    /// later.
+    /// Submits a request and awaits its completion. The [`Outcome`] says whether that is a reply, the first part of one
+    /// (then [`Client::completion_of`] returns the others), or a failure. Completions of other calls that come
+    /// meanwhile are stored.
     ///
     /// # Errors
-    /// As [`Client::submit`] and [`Client::completion_of`]. The call is over then, or cancelled.
+    /// As [`Client::submit`] and [`Client::completion_of`]. The call has ended then, or is cancelled.
     #[inline(always)]
     pub fn call(&mut self, request: &[u8]) -> Result<Completion<'_>> {
         let call = self.submit(request)?;
-        match self.plain_reply_soon(Some(call)) {
-            Some(plain) => Ok(self.replied(plain)),
-            None => self.call_slowly(call),
+        match self.await_reply_fast(Some(call)) {
+            Some(reply) => Ok(self.give_fast(reply)),
+            None => self.call_slow(call),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn call_slowly(&mut self, call: CallId) -> Result<Completion<'_>> {
+    fn call_slow(&mut self, call: CallId) -> Result<Completion<'_>> {
         match self.find_of(call, Deadline::Never) {
-            Ok(found) => Ok(self.completed(found.expect("without a deadline it does not pass"))),
-            Err(error) => Err(self.gave_up(call, error)),
+            Ok(found) => Ok(self.give(found.expect("without a deadline it does not pass"))),
+            Err(error) => Err(self.cancel_after(call, error)),
         }
     }
 
-    /// As [`Client::call`], until `deadline` on the monotonic clock, of which the service is told too; `None` when it passes: the
-    /// call is cancelled then.
+    /// As [`Client::call`], until `deadline` on the monotonic clock, which goes to the service too; `None` when it
+    /// passes: the call is cancelled then.
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn call_until(&mut self, request: &[u8], deadline: Instant) -> Result<Option<Completion<'_>>> {
+    pub fn call_until(&mut self, request: &[u8], deadline: impl Into<Deadline>) -> Result<Option<Completion<'_>>> {
+        let deadline = deadline.into();
         let Some(call) = self.submit_until(request, deadline)? else { return Ok(None) };
-        match self.find_of(call, Deadline::At(deadline)) {
-            Ok(Some(found)) => Ok(Some(self.completed(found))),
+        match self.find_of(call, deadline) {
+            Ok(Some(found)) => Ok(Some(self.give(found))),
             Ok(None) => {
                 self.cancel(call)?;
                 Ok(None)
             }
-            Err(error) => Err(self.gave_up(call, error)),
+            Err(error) => Err(self.cancel_after(call, error)),
         }
     }
 
-    /// Nobody knows the call but this method, and it is not to stay in flight.
+    /// The user never got the id of this call, so it must not stay in flight.
     #[cold]
-    fn gave_up(&mut self, call: CallId, error: Error) -> Error {
+    fn cancel_after(&mut self, call: CallId, error: Error) -> Error {
         let _ = self.cancel(call);
         error
     }
 
-    /// Asks, if there is room for the request now, fewer than 1,024 calls are in flight, and not too many answers wait in memory to
-    /// be taken; `None` otherwise: take completions, or [`Client::submit`]. A request larger than the lane's largest message is copied, and written as room comes, whenever
-    /// this client is used. Never waits.
+    /// Submits a request, if there is space now, fewer than 1,024 calls are in flight, and not too many completions are
+    /// stored; `None` otherwise: take completions, or use [`Client::submit`]. A request larger than the lane's largest
+    /// message is copied, and written as space comes, whenever this client is used. Never waits.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than the service takes ([`Client::request_bytes_max`]); [`Error::Closed`] and
-    /// [`Error::PeerDied`] once the one service is gone; [`Error::NoListener`] while nobody serves a name of many;
-    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. Nothing was asked then.
+    /// [`Error::PeerDied`] once the only service has ended; [`Error::NoListener`] while no service listens under a
+    /// short name; [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. Nothing was submitted then.
     #[inline(always)]
     pub fn try_submit(&mut self, request: &[u8]) -> Result<Option<CallId>> {
-        match self.submit_plainly(request) {
+        match self.submit_fast(request) {
             Some(call) => Ok(Some(call)),
-            None => self.submit_at_once(request, 0),
+            None => self.submit_now(request, 0),
         }
     }
 
-    /// As [`Client::try_submit`], but waits for room. Answers that come meanwhile are kept for later.
+    /// As [`Client::try_submit`], but waits for space. Completions that come meanwhile are stored.
     ///
     /// # Errors
-    /// As [`Client::try_submit`]; [`Error::Refused`] when 1,024 answers, or more than [`Options::call_bytes_max`] of them, wait in
-    /// memory to be taken by [`Client::completion`]: waiting would not help.
+    /// As [`Client::try_submit`]; [`Error::Refused`] when 1,024 final completions, or more than
+    /// [`Options::call_bytes_max`] of bytes, are stored: take them by [`Client::completion`], since waiting would not
+    /// help.
     #[inline(always)]
     pub fn submit(&mut self, request: &[u8]) -> Result<CallId> {
-        match self.submit_plainly(request) {
+        match self.submit_fast(request) {
             Some(call) => Ok(call),
-            None => self.submit_patiently(request),
+            None => self.submit_slow(request),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn submit_patiently(&mut self, request: &[u8]) -> Result<CallId> {
-        match self.submit_at_once(request, 0)? {
+    fn submit_slow(&mut self, request: &[u8]) -> Result<CallId> {
+        match self.submit_now(request, 0)? {
             Some(call) => Ok(call),
-            None => Ok(self.submit_slowly(request, Deadline::Never, 0)?.expect("without a deadline it does not pass")),
+            None => Ok(self.submit_waiting(request, Deadline::Never, 0)?.expect("without a deadline it does not pass")),
         }
     }
 
-    /// As [`Client::submit`], until `deadline`; `None` when it passes. The service is told of it, and need not answer what
-    /// it comes to later.
+    /// As [`Client::submit`], until `deadline`; `None` when it passes. The deadline goes to the service, which need not
+    /// reply after it.
     ///
     /// # Errors
     /// As [`Client::submit`].
-    pub fn submit_until(&mut self, request: &[u8], deadline: Instant) -> Result<Option<CallId>> {
-        let ns = self.clock.ns_of(deadline);
-        match self.submit_at_once(request, ns)? {
+    pub fn submit_until(&mut self, request: &[u8], deadline: impl Into<Deadline>) -> Result<Option<CallId>> {
+        let deadline = deadline.into();
+        let ns = deadline.instant().map_or(0, |instant| self.clock.ns_of(instant));
+        match self.submit_now(request, ns)? {
             Some(call) => Ok(Some(call)),
-            None => self.submit_slowly(request, Deadline::At(deadline), ns),
+            None => self.submit_waiting(request, deadline, ns),
         }
     }
 
-    /// Reserves room for a request of `bytes`, to be written in place; `None` when there is none now, or 1,024 calls are in flight.
-    /// Until it is submitted nothing is seen of it; dropping it gives the room back. Never waits.
+    /// Reserves space for a request of `bytes`, to be written in place; `None` when there is none now, or 1,024 calls
+    /// are in flight. The service sees nothing of it before it is submitted; dropping it aborts. Never waits.
     ///
     /// # Errors
-    /// As [`Client::try_submit`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes: what is
-    /// larger travels in pieces, by [`Client::submit`].
-    pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<RequestRoom<'_>>> {
-        self.check(bytes)?;
+    /// As [`Client::try_submit`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes:
+    /// larger requests travel in pieces, by [`Client::submit`].
+    pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<RequestReservation<'_>>> {
+        self.balancer.check(bytes)?;
         let Some(call) = self.next_call() else { return Ok(None) };
-        Ok(self.room(bytes)?.map(|(at, space)| RequestRoom { client: self, call, at, space }))
+        Ok(self.reserve_now(bytes)?.map(|(at, space)| RequestReservation { client: self, call, at, space }))
     }
 
-    /// As [`Client::try_reserve`], but waits for room. Answers that come meanwhile are kept for later.
+    /// As [`Client::try_reserve`], but waits for space. Completions that come meanwhile are stored.
     ///
     /// # Errors
     /// As [`Client::try_reserve`] and [`Client::submit`].
-    pub fn reserve(&mut self, bytes: usize) -> Result<RequestRoom<'_>> {
-        Ok(self.reserve_slowly(bytes, Deadline::Never)?.expect("without a deadline it does not pass"))
+    pub fn reserve(&mut self, bytes: usize) -> Result<RequestReservation<'_>> {
+        Ok(self.reserve_waiting(bytes, Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::reserve`], until `deadline`; `None` when it passes.
     ///
     /// # Errors
     /// As [`Client::reserve`].
-    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<RequestRoom<'_>>> {
-        self.reserve_slowly(bytes, Deadline::At(deadline))
+    pub fn reserve_until(
+        &mut self,
+        bytes: usize,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Option<RequestReservation<'_>>> {
+        self.reserve_waiting(bytes, deadline.into())
     }
 
-    fn reserve_slowly(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<RequestRoom<'_>>> {
+    fn reserve_waiting(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<RequestReservation<'_>>> {
         loop {
-            self.check(bytes)?;
+            self.balancer.check(bytes)?;
             if let Some(call) = self.next_call()
-                && let Some((at, space)) = self.room(bytes)?
+                && let Some((at, space)) = self.reserve_now(bytes)?
             {
-                return Ok(Some(RequestRoom { client: self, call, at, space }));
+                return Ok(Some(RequestReservation { client: self, call, at, space }));
             }
-            if self.find(Want::Room { bytes, is_call: true }, deadline)?.is_none() {
+            if self.find(Condition::Space { bytes, is_call: true }, deadline)?.is_none() {
                 return Ok(None);
             }
         }
     }
 
-    /// The next answer to any call, if there is one now. Never waits.
+    /// The next completion of any call, if there is one now. Never waits.
     ///
     /// # Errors
-    /// After the last answer: [`Error::Closed`] when the service has closed, [`Error::PeerDied`] when it died; every call in
-    /// flight has failed then. [`Error::Corrupt`] when it breaks the rules, [`Error::Forked`].
+    /// After the last completion: [`Error::Closed`] when the only service has closed, [`Error::PeerDied`] when it died;
+    /// every call in flight has failed then. [`Error::Corrupt`] when it breaks the rules, [`Error::Forked`].
     #[inline(always)]
     pub fn try_completion(&mut self) -> Result<Option<Completion<'_>>> {
-        if let Some(plain) = self.plain_reply(None) {
-            return Ok(Some(self.replied(plain)));
+        if let Some(reply) = self.reply_fast(None) {
+            return Ok(Some(self.give_fast(reply)));
         }
-        self.completion_slowly(Want::Any, Deadline::Now)
+        self.completion_slow(Condition::Any, Deadline::Now)
     }
 
-    /// The next answer to any call. Waits as the [`Wait`](pelton_channel::Wait) of the options says, for ever if need be.
+    /// The next completion of any call. Waits as the [`Wait`](pelton_channel::Wait) of the options says, without a
+    /// bound.
     ///
     /// # Errors
     /// As [`Client::try_completion`]; [`Error::Refused`] when no call is in flight.
     #[inline(always)]
     pub fn completion(&mut self) -> Result<Completion<'_>> {
-        if let Some(plain) = self.plain_reply_soon(None) {
-            return Ok(self.replied(plain));
+        if let Some(reply) = self.await_reply_fast(None) {
+            return Ok(self.give_fast(reply));
         }
-        Ok(self.completion_slowly(Want::Any, Deadline::Never)?.expect("without a deadline it does not pass"))
+        Ok(self.completion_slow(Condition::Any, Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::completion`], until `deadline`; `None` when it passes, and the calls stay in flight.
     ///
     /// # Errors
     /// As [`Client::completion`].
-    pub fn completion_until(&mut self, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        self.completion_slowly(Want::Any, Deadline::At(deadline))
+    pub fn completion_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Completion<'_>>> {
+        self.completion_slow(Condition::Any, deadline.into())
     }
 
-    /// The next answer to this call. Waits for it; answers to other calls that come meanwhile are kept for later.
+    /// The next completion of this call. Waits for it; completions of other calls that come meanwhile are stored.
     ///
     /// # Errors
     /// As [`Client::completion`]; [`Error::Refused`] when this call is not in flight, and when more than
-    /// [`Options::call_bytes_max`] of parts of other calls' replies wait to be taken. Of a name of many services what
-    /// [`Outcome::Lost`] says is an error here: [`Error::PeerDied`], [`Error::Closed`], [`Error::Corrupt`], [`Error::NoListener`];
-    /// the client goes on.
+    /// [`Options::call_bytes_max`] of parts of other calls' replies are stored. By a short name, the cause of
+    /// [`Outcome::Lost`] is an error here: [`Error::PeerDied`], [`Error::Closed`], [`Error::Corrupt`],
+    /// [`Error::NoListener`]; the client stays usable.
     #[inline(always)]
     pub fn completion_of(&mut self, call: CallId) -> Result<Completion<'_>> {
-        if let Some(plain) = self.plain_reply_soon(Some(call)) {
-            return Ok(self.replied(plain));
+        if let Some(reply) = self.await_reply_fast(Some(call)) {
+            return Ok(self.give_fast(reply));
         }
-        Ok(self.completion_slowly(Want::Of(call), Deadline::Never)?.expect("without a deadline it does not pass"))
+        Ok(self.completion_slow(Condition::Of(call), Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::completion_of`], if there is one now; `None` otherwise. Never waits.
@@ -457,36 +406,40 @@ impl Client {
     /// # Errors
     /// As [`Client::completion_of`].
     pub fn try_completion_of(&mut self, call: CallId) -> Result<Option<Completion<'_>>> {
-        self.completion_slowly(Want::Of(call), Deadline::Now)
+        self.completion_slow(Condition::Of(call), Deadline::Now)
     }
 
     /// As [`Client::completion_of`], until `deadline`; `None` when it passes, and the call stays in flight.
     ///
     /// # Errors
     /// As [`Client::completion_of`].
-    pub fn completion_of_until(&mut self, call: CallId, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        self.completion_slowly(Want::Of(call), Deadline::At(deadline))
+    pub fn completion_of_until(
+        &mut self,
+        call: CallId,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Option<Completion<'_>>> {
+        self.completion_slow(Condition::Of(call), deadline.into())
     }
 
     #[cold]
     #[inline(never)]
-    fn completion_slowly(&mut self, want: Want, deadline: Deadline) -> Result<Option<Completion<'_>>> {
-        let found = match want {
-            Want::Of(call) => self.find_of(call, deadline)?,
-            _ => self.find(want, deadline)?,
+    fn completion_slow(&mut self, condition: Condition, deadline: Deadline) -> Result<Option<Completion<'_>>> {
+        let found = match condition {
+            Condition::Of(call) => self.find_of(call, deadline)?,
+            _ => self.find(condition, deadline)?,
         };
-        Ok(found.map(|found| self.completed(found)))
+        Ok(found.map(|found| self.give(found)))
     }
 
-    /// As [`Client::find`], of one call: that it was lost is an error.
+    /// As [`Client::find`], of one call: its loss is an error.
     fn find_of(&mut self, call: CallId, deadline: Deadline) -> Result<Option<Found>> {
-        match self.find(Want::Of(call), deadline)? {
-            Some(Found::Apart(Answer { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
+        match self.find(Condition::Of(call), deadline)? {
+            Some(Found::Owned(StoredCompletion { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
             found => Ok(found),
         }
     }
 
-    /// What is said of a call that was lost to who awaits that one.
+    /// The error for a caller that awaits a call which was lost.
     #[doc(hidden)]
     #[cold]
     pub fn lost(&self, loss: Loss) -> Error {
@@ -494,209 +447,189 @@ impl Client {
             Loss::PeerDied => Error::PeerDied { unreleased: 0 },
             Loss::Closed => Error::Closed { unreleased: 0 },
             Loss::Corrupt => Error::Corrupt("the service broke the rules of calls".to_owned()),
-            Loss::Returned if self.crowd.is_some() => self.nobody(),
+            Loss::Returned if self.balancer.has_many() => self.balancer.no_listener(),
             Loss::Returned => {
                 Error::Refused("the service gave the call back, as it drains: ask its successor".to_owned())
             }
         }
     }
 
-    /// Tells the service something that it does not answer. Waits for room; answers that come meanwhile are kept for later. What a
-    /// service had not taken when it ended is lost, and nothing says so: who must know, calls.
+    /// Sends the service a message that gets no reply. Waits for space; completions that come meanwhile are stored. A
+    /// notification that a service had not taken when it ended is lost, and nothing reports that: to know, make a call.
     ///
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify(&mut self, message: &[u8]) -> Result<()> {
-        self.notify_slowly(message, Deadline::Never).map(|_| ())
+        self.notify_waiting(message, Deadline::Never).map(|_| ())
     }
 
-    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was told. What is larger than the lane's largest
-    /// message and has begun to be written by then is told all the same: see [`Client::try_notify`].
+    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was sent. A message larger than the
+    /// lane's largest that the client has begun to write by then is sent all the same: see [`Client::try_notify`].
     ///
     /// # Errors
     /// As [`Client::submit`].
-    pub fn notify_until(&mut self, message: &[u8], deadline: Instant) -> Result<bool> {
-        self.notify_slowly(message, Deadline::At(deadline))
+    pub fn notify_until(&mut self, message: &[u8], deadline: impl Into<Deadline>) -> Result<bool> {
+        self.notify_waiting(message, deadline.into())
     }
 
-    fn notify_slowly(&mut self, message: &[u8], deadline: Deadline) -> Result<bool> {
+    fn notify_waiting(&mut self, message: &[u8], deadline: Deadline) -> Result<bool> {
         let at = loop {
-            if let Some(at) = self.notify_at_once(message)? {
+            if let Some(at) = self.notify_now(message)? {
                 break at;
             }
-            if self.find(Want::Room { bytes: message.len(), is_call: false }, deadline)?.is_none() {
+            if self.find(Condition::Space { bytes: message.len(), is_call: false }, deadline)?.is_none() {
                 return Ok(false);
             }
         };
-        // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
-        if let Some(link) = self.links.get(at).filter(|link| !link.outbox.is_empty()) {
-            self.find(Want::Written(link.number), deadline)?;
+        // No completion will come that the user could await. So all of a large message is in the lane before this
+        // returns.
+        let connection = self.balancer.connections.get(at);
+        if let Some(connection) = connection.filter(|connection| !connection.outbox.is_empty()) {
+            self.find(Condition::Written(connection.number), deadline)?;
         }
         Ok(true)
     }
 
-    /// As [`Client::notify`], if there is room now; false otherwise. Never waits: of what is larger than the lane's largest
-    /// message a copy is written as room comes, whenever this client is used. A service that ends, also one that drains, may not have
-    /// taken it.
+    /// As [`Client::notify`], if there is space now; false otherwise. Never waits: a message larger than the lane's
+    /// largest is copied, and written as space comes, whenever this client is used. A service that ends, or drains, may
+    /// not have taken it.
     ///
     /// # Errors
     /// As [`Client::try_submit`].
     pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
-        Ok(self.notify_at_once(message)?.is_some())
+        Ok(self.notify_now(message)?.is_some())
     }
 
-    /// The link that took it is at that place.
-    fn notify_at_once(&mut self, message: &[u8]) -> Result<Option<usize>> {
-        self.check(message.len())?;
-        let header = Header::new(Kind::Notify, 0);
-        let written = match self.crowd.is_some() {
-            true => {
-                self.hear_ends()?;
-                match self.write_to_any(header, message)? {
-                    Written::By(at) => Some(at),
-                    Written::Full => {
-                        self.look_around_now_and_then();
-                        None
-                    }
-                    Written::Nobody => return Err(self.nobody()),
-                }
-            }
-            false => self.links[0].write(header, message).map_err(|error| self.not_written(error))?.then_some(0),
-        };
-        self.wanted = if written.is_some() { None } else { Some(message.len()) };
-        if written.is_some() {
-            self.count_submission();
-        }
-        Ok(written)
-    }
-
-    /// Gives a call up: none of its answers is received any more, also of those that have come. The service is told, and may
-    /// leave its work; until it has let go of the call, this counts as in flight. Does not wait. False: the call was not in flight,
-    /// or given up already.
+    /// Cancels a call: the client returns none of its completions any more, and drops those that have come. The service
+    /// is notified, and may stop working; until it has ended the call, the call counts as in flight. Does not wait.
+    /// Returns false if the call was not in flight, or cancelled already.
     ///
     /// # Errors
     /// As [`Client::try_submit`].
     pub fn cancel(&mut self, call: CallId) -> Result<bool> {
-        self.check(0)?;
-        self.keep_found();
-        let before = self.aside.len();
-        for place in (0..before).rev().filter(|place| self.aside[*place].call == call).collect::<Vec<_>>() {
-            self.remove_aside(place);
-        }
-        self.late += (before - self.aside.len()) as u64;
-        if self.calls.state(call.0) != State::Waiting {
-            return Ok(before > self.aside.len());
-        }
-        let number = self.calls.link(call);
-        let Some(at) = self.links.iter().position(|link| link.number == number) else {
-            // No service has it.
-            self.homeless.retain(|homeless| *homeless != call);
-            self.calls.end(call.0);
-            return Ok(true);
+        self.balancer.check(0)?;
+        self.store_found();
+        let dropped = self.inbox.forget(call);
+        self.late += dropped as u64;
+        let number = match self.calls.state(call) {
+            State::Awaited(number) => number,
+            State::Unrouted(_) => {
+                self.balancer.unrouted.retain(|unrouted| *unrouted != call);
+                self.calls.end(call);
+                return Ok(true);
+            }
+            State::Free | State::Cancelled(_) => return Ok(dropped > 0),
         };
-        self.calls.give_up(call);
+        self.calls.cancel(call, number);
+        let connections = &mut self.balancer.connections;
+        let at = connections.iter().position(|connection| connection.number == number);
+        let at = at.expect("the calls of a connection leave it before it is removed");
         let header = Header::new(Kind::Cancel, call.0);
-        let link = &mut self.links[at];
-        match link.write(header, &[]) {
+        let connection = &mut connections[at];
+        match connection.write(header, &[]) {
             Ok(true) => {}
-            Ok(false) => link.outbox.push(header, &[]),
-            // Who has gone need not be told, and the lane of replies tells of it.
+            Ok(false) => connection.outbox.push(header, &[]),
+            // A service that has left needs no cancel, and the lane of replies reports its end.
             Err(error) if is_end(&error) => {}
-            Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
-            Err(error) => self.link_failed(at, error)?,
+            Err(error) if self.balancer.has_many() => self.connection_failed(at, error)?,
+            Err(error) => return Err(self.balancer.write_failed(error, &mut self.calls, &mut self.inbox)),
         }
         Ok(true)
     }
 
-    /// Marks a call in flight as one that may be carried out more than once: if its service dies or closes before a first part or an
-    /// answer has come, it is submitted again to another service of the name, under the same [`CallId`]; three times at most, lest
-    /// one request end all services, and then it is [`Outcome::Lost`]. Does not wait. False: it is not in
-    /// flight. Of no effect on a client by `unix:PATH`, which has one service.
+    /// Marks a call in flight as one that may be executed more than once. If its service dies or closes before a first
+    /// part or a reply has come, the client submits it again to another service of the name, under the same [`CallId`].
+    /// It does so three times at most, so that one request cannot crash all services; then it is [`Outcome::Lost`].
+    /// Does not wait. Returns false if it is not in flight. Without effect on a client by `unix:PATH`, which has one
+    /// service.
     ///
     /// # Errors
     /// [`Error::Forked`].
     pub fn mark_idempotent(&mut self, call: CallId) -> Result<bool> {
-        if self.owner.is_forked() {
+        if self.balancer.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let is_in_flight = self.calls.state(call.0) == State::Waiting;
+        let is_in_flight = self.calls.is_awaited(call);
         if is_in_flight {
             self.calls.set_idempotent(call);
         }
         Ok(is_in_flight)
     }
 
-    /// Services that this client asks at the moment: of a short name all processes that listen under it, as far as it has found
-    /// them, and that do not drain; by `unix:PATH` one.
+    /// Services that this client uses at present: of a short name all processes that listen under it, as far as it has
+    /// discovered them, and that do not drain; by `unix:PATH` one.
     pub fn services(&self) -> usize {
-        self.links.iter().filter(|link| self.crowd.is_none() || link.is_open()).count()
+        self.balancer.usable().count()
     }
 
-    /// Calls whose last answer has not come, also those given up.
+    /// Calls whose final completion has not come, cancelled ones included.
     pub fn in_flight(&self) -> usize {
         self.calls.count()
     }
 
-    /// Answers that came to calls that had been given up, and were dropped.
+    /// Completions of cancelled calls that came and were dropped.
     pub fn late(&self) -> u64 {
         self.late
     }
 
-    /// How often this side has rung a service that slept, or a service that waited for room. Of those that it asks at the moment.
+    /// How often this side has rung a doorbell: of a service that slept, or that waited for space. Of the services that
+    /// it uses at present.
     pub fn wakes_sent(&self) -> u64 {
-        self.links.iter().map(|link| link.outbox.sender.counters().wakes_sent).sum()
+        let connections = self.balancer.connections.iter();
+        connections.map(|connection| connection.outbox.sender.counters().wakes_sent).sum()
     }
 
-    /// The largest request, in bytes, as the service says; of several the most that one of them takes, which is asked then.
+    /// The largest request, in bytes, that the service takes; of several, that any of them takes, which then gets the
+    /// request.
     pub fn request_bytes_max(&self) -> u64 {
-        let is_one = self.crowd.is_none();
-        let of = self.links.iter().filter(|link| is_one || link.is_open()).map(|link| link.request_bytes_max);
-        of.max().unwrap_or(u64::MAX)
+        self.balancer.request_bytes_max()
     }
 
-    /// Who serves; of several, one of them.
+    /// The process of the service; of several, of one of them.
     pub fn peer(&self) -> Option<Peer> {
-        self.links.first().and_then(Link::peer)
+        self.balancer.peer()
     }
 
-    /// For an event loop: asks that the descriptor become readable when an answer comes, when there is room for what found none at
-    /// the last attempt, when what waits to be written can be, or when a service goes. True: there is nothing now, go back to the
-    /// loop. False: there is an answer, or room; take completions, or submit again. Holds the loop for as long as [`Options::hold`]
-    /// says while answers have lately come so soon.
+    /// For an event loop: asks that the descriptor become readable when a completion comes, when there is space for the
+    /// message that found none at the last attempt, when a queued message can be written, or when a service leaves.
+    /// When it is ready, take completions, or submit again. It first polls for as long as [`Options::hold`] says, while completions have
+    /// lately come within that time.
     ///
     /// # Errors
     /// As [`Client::try_completion`].
-    pub fn arm(&mut self) -> Result<bool> {
-        let hold = if self.calls.waiting() > 0 { self.hold } else { Duration::ZERO };
-        let mut side = Awaiting { client: self, want: Want::Any, wanted: None };
-        busy_poll(&mut side, hold)?;
-        // Of both lanes of all links.
-        side.client.doorbells.drain()?;
+    pub fn arm(&mut self) -> Result<Armed> {
+        let most = if self.calls.awaited() > 0 { self.busy_poll } else { Duration::ZERO };
+        let mut side = Waiting { client: self, condition: Condition::Any, wanted: None };
+        busy_poll(&mut side, most)?;
+        // Of both lanes of all connections.
+        side.client.balancer.doorbells.drain()?;
         side.wanted = side.client.wanted;
         let mut armed = side.arm()?;
-        if armed && side.client.doorbells.is_any_gone()? {
+        if armed && side.client.balancer.doorbells.is_any_gone()? {
             side.disarm();
-            // Told after what was answered.
+            // The end is reported after the last reply.
             let _ = side.poll()? || side.end()?;
             armed = false;
         }
-        armed &= self.found.is_none() && self.aside.is_empty();
-        if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).needs_timed_wait() {
-            self.doorbells.local_wake().ring();
+        armed &= self.found.is_none() && self.inbox.is_empty();
+        let wanted = self.wanted;
+        if !armed || (Waiting { client: self, condition: Condition::Any, wanted }).needs_timed_wait() {
+            self.balancer.doorbells.local_wake().ring();
         }
-        Ok(armed)
+        Ok(Armed::waiting_if(armed))
     }
 
-    /// Nobody wants the room any more that there was not.
+    /// Withdraws the wish for space of a message that found none.
     #[doc(hidden)]
-    pub fn forget_room(&mut self) {
+    pub fn forget_wanted_space(&mut self) {
         self.wanted = None;
     }
 
-    /// Whether something waits for room that was asked for, and so is to be armed for.
+    /// Whether a message is queued, for whose space [`Client::arm`] has to be called.
     #[doc(hidden)]
     pub fn has_unwritten(&self) -> bool {
-        self.links.iter().any(|link| !link.outbox.is_empty()) || !self.homeless.is_empty()
+        let Balancer { connections, unrouted, .. } = &self.balancer;
+        connections.iter().any(|connection| !connection.outbox.is_empty()) || !unrouted.is_empty()
     }
 
     /// The largest reply that this side takes, in bytes.
@@ -705,26 +638,26 @@ impl Client {
         self.reply_bytes_max
     }
 
-    /// Takes [`Client::arm`] back.
+    /// Withdraws [`Client::arm`].
     pub fn disarm(&mut self) {
-        for link in &mut self.links {
-            link.replies.disarm();
-            link.outbox.sender.disarm();
+        for connection in &mut self.balancer.connections {
+            connection.replies.disarm();
+            connection.outbox.sender.disarm();
         }
     }
 
-    /// As [`Client::look_for`], waiting for as long as `deadline` says.
-    fn find(&mut self, want: Want, deadline: Deadline) -> Result<Option<Found>> {
-        if let Some(found) = self.look_for(want)? {
+    /// As [`Client::poll`], waiting until the deadline.
+    fn find(&mut self, condition: Condition, deadline: Deadline) -> Result<Option<Found>> {
+        if let Some(found) = self.poll(condition)? {
             return Ok(Some(found));
         }
         let Some(deadline) = deadline.until() else { return Ok(None) };
-        if matches!(want, Want::Any | Want::Of(_)) {
-            self.check_awaited(want)?;
+        if condition.is_completion() {
+            self.check_awaited(condition)?;
         }
-        while wait(&mut Awaiting { client: self, want, wanted: None }, deadline)? {
-            // A sleep may have ended for something else that came.
-            if let Some(found) = self.look_for(want)? {
+        while wait(&mut Waiting { client: self, condition, wanted: None }, deadline)? {
+            // The sleep may have ended for another completion.
+            if let Some(found) = self.poll(condition)? {
                 return Ok(Some(found));
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -734,40 +667,37 @@ impl Client {
         Ok(None)
     }
 
-    /// Whether there is anything to wait for.
+    /// Checks that there is a call to wait for.
     #[inline(always)]
-    fn check_awaited(&self, want: Want) -> Result<()> {
-        let is_awaited = match want {
-            Want::Of(call) => self.calls.state(call.0) == State::Waiting,
-            _ => self.calls.waiting() > 0,
+    fn check_awaited(&self, condition: Condition) -> Result<()> {
+        let is_awaited = match condition {
+            Condition::Of(call) => self.calls.is_awaited(call),
+            _ => self.calls.awaited() > 0,
         };
         if is_awaited { Ok(()) } else { Err(not_in_flight()) }
     }
 
     #[inline(always)]
-    fn replied(&mut self, (record, call): (Record, CallId)) -> Completion<'_> {
-        let body = Body::InPlace(self.links[0].replies.message(record));
+    fn give_fast(&mut self, (record, call): (Record, CallId)) -> Completion<'_> {
+        let body = Body::InPlace(self.balancer.connections[0].replies.message(record));
         Completion { call, outcome: Outcome::Reply, body, at: 0 }
     }
 
-    fn completed(&mut self, found: Found) -> Completion<'_> {
+    fn give(&mut self, found: Found) -> Completion<'_> {
         match found {
             Found::InPlace(record, call, outcome, at) => {
                 if outcome == Outcome::Part {
                     self.calls.note_part(call);
                 }
-                Completion { call, outcome, body: Body::InPlace(self.links[at].replies.message(record)), at }
+                let body = Body::InPlace(self.balancer.connections[at].replies.message(record));
+                Completion { call, outcome, body, at }
             }
-            Found::Apart(Answer { call, outcome, bytes }) => {
-                Completion { call, outcome, body: Body::Apart(bytes), at: 0 }
+            Found::Owned(StoredCompletion { call, outcome, bytes }) => {
+                Completion { call, outcome, body: Body::Owned(bytes), at: 0 }
             }
-            Found::Room => unreachable!("a completion was wanted"),
+            Found::Space => unreachable!("a completion was awaited"),
         }
     }
-}
-
-fn is_end(error: &Error) -> bool {
-    error.is_closed() || error.is_peer_died()
 }
 
 #[cold]
@@ -776,7 +706,7 @@ fn not_in_flight() -> Error {
 }
 
 impl AsRawFd for Client {
-    /// As [`AsFd`], for runtimes that ask for the number.
+    /// As [`AsFd`], for runtimes that take the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
@@ -785,42 +715,43 @@ impl AsRawFd for Client {
 impl AsFd for Client {
     /// The descriptor for an event loop: see [`Client::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.doorbells.as_fd()
+        self.balancer.doorbells.as_fd()
     }
 }
 
-/// Room for a request, to be written in place; see [`Client::try_reserve`].
+/// Reserved space for a request, to be written in place; see [`Client::try_reserve`]. Dropping it aborts: nothing is
+/// submitted.
 #[derive(Debug)]
-pub struct RequestRoom<'a> {
+pub struct RequestReservation<'a> {
     pub(super) client: &'a mut Client,
     pub(super) call: CallId,
-    /// By which of its links.
+    /// Index of its connection.
     pub(super) at: usize,
     pub(super) space: ReservedSpace,
 }
 
-impl RequestRoom<'_> {
-    /// Asks with all of the room. Does not wait.
+impl RequestReservation<'_> {
+    /// Submits all of the space as the request. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Forked`]. A service that has gone is told by the next call.
+    /// [`Error::Forked`]. The next call returns that a service has ended.
     pub fn submit(self) -> Result<CallId> {
         let bytes = self.len();
         self.submit_bytes(bytes)
     }
 
-    /// Asks with the first `bytes` of the room.
+    /// Submits the first `bytes` of the space as the request.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is asked then.
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is submitted then.
     pub fn submit_bytes(self, bytes: usize) -> Result<CallId> {
-        let RequestRoom { client, call, at, space } = self;
-        if client.crowd.is_some() {
-            let sender = &client.links[at].outbox.sender;
+        let RequestReservation { client, call, at, space } = self;
+        if client.balancer.has_many() {
+            let sender = &client.balancer.connections[at].outbox.sender;
             let kept = sender.body(space).get(..bytes).unwrap_or_default().to_vec();
             client.publish(call, at, space, bytes)?;
             client.calls.keep(call, 0, &kept);
-            client.count_submission();
+            client.balancer.count_submission();
             return Ok(call);
         }
         client.publish(call, at, space, bytes)?;
@@ -831,21 +762,22 @@ impl RequestRoom<'_> {
 impl Client {
     #[inline(always)]
     fn publish(&mut self, call: CallId, at: usize, space: ReservedSpace, bytes: usize) -> Result<()> {
-        self.links[at].outbox.sender.publish_body(space, Header::new(Kind::Request, call.0).words(), bytes)?;
+        let sender = &mut self.balancer.connections[at].outbox.sender;
+        sender.publish_body(space, Header::new(Kind::Request, call.0).words(), bytes)?;
         self.begin(call, at);
         Ok(())
     }
 }
 
-impl std::ops::Deref for RequestRoom<'_> {
+impl std::ops::Deref for RequestReservation<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.client.links[self.at].outbox.sender.body(self.space)
+        self.client.balancer.connections[self.at].outbox.sender.body(self.space)
     }
 }
 
-impl std::ops::DerefMut for RequestRoom<'_> {
+impl std::ops::DerefMut for RequestReservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.client.links[self.at].outbox.sender.body_mut(self.space)
+        self.client.balancer.connections[self.at].outbox.sender.body_mut(self.space)
     }
 }

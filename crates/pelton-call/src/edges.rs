@@ -1,86 +1,89 @@
-//! What threads that answer and the service's loop tell each other without a lock.
+//! Words that replying threads and the service's loop share without a lock.
 //!
-//! [home]  who answers: count itself out of [`Away`]  ->  the loop: load the count
-//!         what it did to the client's lane under the lock is visible to the loop, which does without the lock while nobody is
-//!         away; and to whoever frees the client
-//! [stir]  whoever: set [`Stirred`]  ->  the loop: take it
-//!         why the loop is to look is visible: the flags of a client, that it is to stop or drain
+//! [return]  replying thread: remove itself from [`DetachedCount`]  ->  the loop: load the count
+//!           what the thread wrote to the lane of replies under the lock is visible to the loop, which omits the lock
+//!           while nothing is detached; and to the side that frees the session
+//! [notify]  any thread: set [`NotifyFlag`]  ->  the loop: take it
+//!           the reason is visible: a session's flags, or that the service is to stop or drain
 //!
-//! Everything else that they share is under a lock, or is a flag that says nothing of other memory and is told by [stir]. This file
-//! is also a part of the models, `pelton-lane/tests/loom/calls.rs`, where each edge is weakened once (`./run loom`).
+//! Everything else that they share is under a lock, or is a flag that guards no other memory and is announced by
+//! [notify]. This file is also a part of the models, `pelton-lane/tests/loom/calls.rs`, where each edge is weakened
+//! once (`./run loom`).
 
 use pelton_lane::sync::{AtomicBool, AtomicU64, Edge};
 use std::sync::atomic::Ordering::Relaxed;
 
-const HOME: Edge = Edge::named("home");
-const STIR: Edge = Edge::named("stir");
+const RETURN: Edge = Edge::named("return");
+const NOTIFY: Edge = Edge::named("notify");
 
-/// Who may do something to a client besides the service's loop: those that have been given a responder to take away. The last to go
-/// frees the client, be it the loop or one of them.
+/// How many references to a session are detached from the service's loop. While there is none, the loop alone accesses
+/// the session. The last of the loop and the detached references frees the session.
 #[derive(Debug)]
-pub(crate) struct Away(pub(super) AtomicU64);
+pub(crate) struct DetachedCount(pub(super) AtomicU64);
 
-/// The loop has let go of the client. More than can ever go, also of those that are forgotten and so never come back.
-const LEFT: u64 = 1 << 63;
+/// The loop has released the session. Larger than any count of references, leaked ones included.
+const RELEASED: u64 = 1 << 63;
 
-impl Away {
-    pub(crate) fn new() -> Away {
-        Away(AtomicU64::new(0))
+impl DetachedCount {
+    pub(crate) fn new() -> DetachedCount {
+        DetachedCount(AtomicU64::new(0))
     }
 
-    /// For the loop: one more goes. Relaxed: it has from the loop whatever it has.
-    pub(crate) fn go(&self) {
+    /// For the loop: detaches one more reference. Relaxed: the loop gives the reference to the other thread by
+    /// something that orders this.
+    pub(crate) fn add(&self) {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// For the loop: whether nobody is away, nor can be before it sends somebody.
+    /// For the loop: whether nothing is detached. That stays true until the loop itself detaches a reference.
     #[inline(always)]
-    pub(crate) fn is_nobody(&self) -> bool {
-        self.0.load(HOME.load()) == 0 // [home]
+    pub(crate) fn is_zero(&self) -> bool {
+        self.0.load(RETURN.load()) == 0 // [return]
     }
 
-    /// One comes back, and touches nothing of the client any more. True: it was the last, the loop has left, and it is to free the client.
-    pub(crate) fn come_back(&self) -> bool {
-        let is_last = self.0.fetch_sub(1, HOME.store()) == LEFT | 1; // [home]
+    /// A detached reference ends, and does not access the session any more. Returns true if it was the last one and
+    /// the loop has released the session: then the caller frees it.
+    pub(crate) fn remove(&self) -> bool {
+        let is_last = self.0.fetch_sub(1, RETURN.store()) == RELEASED | 1; // [return]
         if is_last {
-            self.0.load(HOME.load()); // [home]
+            self.0.load(RETURN.load()); // [return]
         }
         is_last
     }
 
-    /// The loop lets go of the client. True: nobody is away, and it is to free the client.
-    pub(crate) fn leave(&self) -> bool {
-        let is_last = self.0.fetch_or(LEFT, HOME.store()) == 0; // [home]
+    /// The loop releases the session. Returns true if nothing is detached: then the loop frees it.
+    pub(crate) fn release(&self) -> bool {
+        let is_last = self.0.fetch_or(RELEASED, RETURN.store()) == 0; // [return]
         if is_last {
-            self.0.load(HOME.load()); // [home]
+            self.0.load(RETURN.load()); // [return]
         }
         is_last
     }
 }
 
-/// Whether there is anything for the loop to look at besides its lanes.
+/// Whether a thread has something for the loop besides the lanes.
 #[derive(Debug)]
-pub(crate) struct Stirred(AtomicBool);
+pub(crate) struct NotifyFlag(AtomicBool);
 
-impl Stirred {
-    pub(crate) fn new() -> Stirred {
-        Stirred(AtomicBool::new(false))
+impl NotifyFlag {
+    pub(crate) fn new() -> NotifyFlag {
+        NotifyFlag(AtomicBool::new(false))
     }
 
-    /// There is. A swap: the loop is to see what each has said who has set it since it last looked, and a store would hide the one
-    /// before.
+    /// Notifies the loop. A swap: the loop must see the reasons of all threads that have set it since the loop took it
+    /// last, and a store would hide the earlier ones.
     pub(crate) fn set(&self) {
-        self.0.swap(true, STIR.store()); // [stir]
+        self.0.swap(true, NOTIFY.store()); // [notify]
     }
 
-    /// For the loop: a hint, by one load. Relaxed: what is to be seen is seen behind [`Stirred::take`].
+    /// For the loop: a hint, by one load. Relaxed: the reasons are read after [`NotifyFlag::take`].
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Relaxed)
     }
 
-    /// For the loop: whether there was. It looks now.
+    /// For the loop: takes the flag. Returns whether it was set.
     pub(crate) fn take(&self) -> bool {
-        self.0.swap(false, STIR.load()) // [stir]
+        self.0.swap(false, NOTIFY.load()) // [notify]
     }
 }

@@ -1,5 +1,5 @@
-//! What stands before each request and each reply in its record: the bytes of `spec/call.md`. A peer's header is checked here
-//! as far as it can be without knowing what calls there are.
+//! The header before each request and each reply in its record: the bytes of `spec/call.md`. The checks of a peer's
+//! header that need no table of calls are here too.
 
 use pelton_channel::raw::Kept;
 use pelton_channel::{Error, Result};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 /// Calls that a client has in flight at most.
 pub(crate) const CALLS_MAX: u32 = 1024;
 pub(crate) const HEADER_BYTES: usize = 24;
-/// The message goes on in a later record.
+/// The message continues in a later record.
 const MORE: u64 = 1 << 8;
 /// The message began in an earlier record.
 const CONTINUED: u64 = 1 << 9;
-/// What a large message is cut into. A guess: so many bytes are written while the other side still reads the ones before, and all
-/// of it stays in a cache.
+/// The size of a piece of a large message. A guess: this side writes one piece while the other still reads the piece
+/// before, and both stay in a cache.
 const PIECE_BYTES: usize = 64 << 10;
-/// Code of a Failed that is the library's: the service's memory for clients is full.
+/// The library's code of a FAILED: the service's memory for clients is full.
 pub(crate) const FAILED_MEMORY: u32 = 0xffff_0001;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Request = 1,
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Drained = 23,
 }
 
-/// Who has written it.
+/// The side that has written a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Client,
@@ -48,14 +48,14 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     pub(crate) more: bool,
     pub(crate) continued: bool,
-    /// The handler's, of Failed.
+    /// Of FAILED: the handler's code.
     pub(crate) code: u32,
-    /// Nanoseconds of CLOCK_MONOTONIC, of a request; 0: none.
+    /// Of REQUEST: nanoseconds of CLOCK_MONOTONIC; 0: none.
     pub(crate) deadline: u64,
 }
 
 impl Kind {
-    /// Whether nothing of its call comes after it.
+    /// Whether it ends its call.
     pub(crate) fn is_final(self) -> bool {
         matches!(self, Kind::Reply | Kind::End | Kind::Failed | Kind::Abandoned | Kind::Returned)
     }
@@ -68,13 +68,13 @@ impl Kind {
         !matches!(self, Kind::Cancel | Kind::End | Kind::Abandoned | Kind::Draining | Kind::Returned | Kind::Drained)
     }
 
-    /// Whether it is of a call, and not of the link.
+    /// Whether it belongs to a call, and not to the link.
     fn has_id(self) -> bool {
         !matches!(self, Kind::Notify | Kind::Draining | Kind::Drained)
     }
 }
 
-/// The place of a call's id among those in flight.
+/// The slot of a call, which is a part of its id.
 pub(crate) fn slot_of(id: u64) -> u32 {
     id as u32
 }
@@ -93,7 +93,7 @@ impl Header {
         [self.id, self.kind as u64 | flags | u64::from(self.code) << 32, self.deadline]
     }
 
-    /// Whether these words are those of a whole message of that kind, as most are, of a call that may be. No: ask [`Header::read`].
+    /// Whether these words are a valid header of a whole message of that kind, as most are. If not: [`Header::read`].
     #[inline(always)]
     pub(crate) fn is_plain(words: &[u64; 3], kind: Kind) -> bool {
         let [id, word, deadline] = *words;
@@ -103,7 +103,7 @@ impl Header {
             && (deadline == 0 || kind == Kind::Request)
     }
 
-    /// A header of the peer's, before a payload of so many bytes; or which rule it breaks.
+    /// Checks a header of the peer's, before a payload of this size. An error is the rule that it breaks.
     pub(crate) fn read(words: [u64; 3], payload_bytes: u64, by: By) -> std::result::Result<Header, &'static str> {
         let [id, word, deadline] = words;
         let kind = match word as u8 {
@@ -138,7 +138,7 @@ impl Header {
         if deadline != 0 && (kind != Kind::Request || continued) {
             return Err("deadline");
         }
-        // What goes on has something to go on with, and so ends.
+        // Each piece has a byte of payload, so that a message in pieces ends.
         let fits = match kind.has_payload() {
             true => payload_bytes > 0 || !(more || continued),
             false => payload_bytes == 0 && !more && !continued,
@@ -150,16 +150,16 @@ impl Header {
     }
 }
 
-/// A message of which some has come.
+/// A message of which some pieces have come.
 #[derive(Debug)]
 pub(crate) struct Assembly {
     pub(crate) header: Header,
     pub(crate) bytes: Vec<u8>,
-    /// Bytes that have come, kept or not.
+    /// Bytes that have come, stored or not.
     pub(crate) length: u64,
-    /// Of the memory for these bytes, if that has a limit.
+    /// Its part of the memory, if that has a limit.
     pub(crate) kept: Option<Kept>,
-    /// That memory was full: the bytes are not kept.
+    /// The memory was full: the bytes are not stored.
     pub(crate) is_dropped: bool,
 }
 
@@ -168,7 +168,7 @@ impl Assembly {
         Assembly { header, bytes: Vec::new(), length: 0, kept, is_dropped: false }
     }
 
-    /// So many bytes more have come. False: they are not to be kept.
+    /// Counts the bytes of the next piece. Returns whether to store them.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
         self.length += bytes;
         self.is_dropped |= !self.kept.as_mut().is_none_or(|kept| kept.grow(bytes));
@@ -178,7 +178,7 @@ impl Assembly {
         !self.is_dropped
     }
 
-    /// Whether a record with this header may come now: each side writes one message in pieces at a time.
+    /// Checks whether a record with this header may come now: each side writes one message in pieces at a time.
     pub(crate) fn check(this: &Option<Assembly>, header: &Header) -> std::result::Result<(), &'static str> {
         match this {
             Some(of) if header.continued && (of.header.id, of.header.kind) != (header.id, header.kind) => Err("piece"),
@@ -189,13 +189,13 @@ impl Assembly {
     }
 }
 
-/// A message on its way into a lane.
+/// A message that waits for space in a lane.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     header: Header,
     bytes: Vec<u8>,
     written: usize,
-    /// Of the memory for what waits, if that has a limit.
+    /// Its part of the memory, if that has a limit.
     _kept: Option<Kept>,
 }
 
@@ -204,14 +204,14 @@ impl Outgoing {
         Outgoing { header, bytes, written: 0, _kept: kept }
     }
 
-    /// Bytes of the payload of the next record, in a lane whose largest message is so large.
+    /// The size of the next record's payload, in a lane with this largest message.
     pub(crate) fn next_bytes(&self, message_bytes_max: u64) -> usize {
         let left = self.bytes.len() - self.written;
         let most = (message_bytes_max as usize).saturating_sub(HEADER_BYTES).max(1);
         if left <= most && self.written == 0 { left } else { left.min(most).min(PIECE_BYTES) }
     }
 
-    /// The next record, once it is to be `bytes` long.
+    /// The next record, with a payload of `bytes`.
     pub(crate) fn next(&self, bytes: usize) -> ([u64; 3], &[u8]) {
         let (continued, more) = (self.written > 0, self.written + bytes < self.bytes.len());
         let header = match continued {
@@ -221,14 +221,14 @@ impl Outgoing {
         (Header { more, continued, ..header }.words(), &self.bytes[self.written..self.written + bytes])
     }
 
-    /// So many have been written. True: that was all.
+    /// The record with these bytes was written. Returns whether it was the last.
     pub(crate) fn advance(&mut self, bytes: usize) -> bool {
         self.written += bytes;
         self.written == self.bytes.len()
     }
 }
 
-/// Checks a message against the most that its receiver takes.
+/// Checks a message against the largest that its receiver takes.
 pub(crate) fn check_size(bytes: usize, bytes_max: u64) -> Result<()> {
     match bytes as u64 > bytes_max {
         true => Err(Error::TooLarge { bytes: bytes as u64, bytes_max }),
@@ -236,7 +236,7 @@ pub(crate) fn check_size(bytes: usize, bytes_max: u64) -> Result<()> {
     }
 }
 
-/// A moment by both of its names: what deadlines say between processes, without asking the clock.
+/// One moment on both clocks. It converts deadlines between processes without reading a clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     instant: Instant,
@@ -248,7 +248,7 @@ impl Clock {
         Clock { instant: Instant::now(), ns: monotonic_ns() }
     }
 
-    /// Never 0, which is no deadline.
+    /// Never 0, which means no deadline.
     pub(crate) fn ns_of(&self, deadline: Instant) -> u64 {
         let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let later = ns(deadline.saturating_duration_since(self.instant));
@@ -256,7 +256,7 @@ impl Clock {
         self.ns.saturating_add(later).saturating_sub(earlier).max(1)
     }
 
-    /// `None` for none, and for one further away than a clock can say.
+    /// `None` for no deadline, and for one that an `Instant` cannot represent.
     pub(crate) fn instant_of(&self, ns: u64) -> Option<Instant> {
         match ns {
             0 => None,

@@ -1,12 +1,12 @@
-//! A handler's way to the pool that it runs in, which the replies need not know.
+//! How a handler reaches the pool that it runs in. The replies need not know that pool.
 
-use super::caller::Desk;
+use super::session::ServiceShared;
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What polls for requests in a handler, and what it is given.
-type Poll = (NonNull<()>, fn(NonNull<()>, &Arc<Desk>) -> bool);
+/// A function that polls for requests in a handler, and its first argument.
+type Poll = (NonNull<()>, fn(NonNull<()>, &Arc<ServiceShared>) -> bool);
 
 thread_local! {
     /// Of the pool in whose handler this thread is.
@@ -14,15 +14,15 @@ thread_local! {
 }
 
 /// In a handler: polls for requests and cancels, if no other thread of the pool does. Returns whether it did.
-pub(super) fn poll_ahead(desk: &Arc<Desk>) -> bool {
-    POLL.get().is_some_and(|(pool, poll)| poll(pool, desk))
+pub(super) fn poll_ahead(shared: &Arc<ServiceShared>) -> bool {
+    POLL.get().is_some_and(|(pool, poll)| poll(pool, shared))
 }
 
 /// While it lives, this thread is in a handler of that pool; perhaps within a handler of another.
 pub(super) struct Inside(Option<Poll>);
 
 impl Inside {
-    pub(super) fn new(pool: NonNull<()>, poll: fn(NonNull<()>, &Arc<Desk>) -> bool) -> Inside {
+    pub(super) fn new(pool: NonNull<()>, poll: fn(NonNull<()>, &Arc<ServiceShared>) -> bool) -> Inside {
         Inside(POLL.replace(Some((pool, poll))))
     }
 }

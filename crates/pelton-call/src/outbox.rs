@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 pub(crate) trait FrameSender {
     /// Writes a record of a header and a payload, if there is space now.
     fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool>;
-    /// The common case of [`FrameSender::try_write`]: there is space at the tail. Returns false in any other.
+    /// The fast path of [`FrameSender::try_write`]: there is space at the tail. Returns false in any other case.
     fn write_fast(&mut self, header: [u64; 3], payload: &[u8]) -> bool;
     /// Reserves space for a header and a body of `bytes`, if there is some now.
     fn try_reserve_body(&mut self, bytes: usize) -> Result<Option<ReservedSpace>>;
-    /// The common case of [`FrameSender::try_reserve_body`].
+    /// The fast path of [`FrameSender::try_reserve_body`].
     fn reserve_body_fast(&mut self, bytes: usize) -> Option<ReservedSpace>;
     /// The body in a reserved space.
     fn body(&self, space: ReservedSpace) -> &[u8];
@@ -30,7 +30,7 @@ pub(crate) trait FrameSender {
 #[inline(always)]
 fn write_header(sender: &mut Sender, space: ReservedSpace, header: [u64; 3]) {
     let target = sender.payload(space).cast::<u64>();
-    // SAFETY: at least a header's bytes are reserved there; a payload begins at a multiple of 8.
+    // SAFETY: this trait reserves at least the bytes of a header, and the lane places each payload at a multiple of 8.
     header.into_iter().enumerate().for_each(|(index, word)| unsafe { target.add(index).write(word) });
 }
 
@@ -75,15 +75,15 @@ impl FrameSender for Sender {
     #[inline(always)]
     fn body(&self, space: ReservedSpace) -> &[u8] {
         let target = self.payload(space).as_ptr();
-        // SAFETY: `space.bytes` bytes are reserved there for this sender, at least a header's; shared memory is
-        // initialised, and the borrow keeps the space from being published meanwhile.
+        // SAFETY: this sender has reserved `space.bytes` bytes there, at least a header's. Shared memory is
+        // initialised, and to publish the space would need a unique borrow of the sender.
         unsafe { std::slice::from_raw_parts(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
     }
 
     #[inline(always)]
     fn body_mut(&mut self, space: ReservedSpace) -> &mut [u8] {
         let target = self.payload(space).as_ptr();
-        // SAFETY: as in `body`; only this sender writes there, and the borrow is unique.
+        // SAFETY: as in `body`. Only this sender writes into its reserved space, and it is borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
     }
 
@@ -106,6 +106,7 @@ impl FrameSender for Sender {
     }
 }
 
+/// A sender, and the messages that wait for space in its lane.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) sender: Sender,
@@ -117,7 +118,7 @@ impl Outbox {
         Outbox { sender, queue: VecDeque::new() }
     }
 
-    /// Whether nothing waits for room.
+    /// Whether no message waits for space.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
@@ -129,13 +130,13 @@ impl Outbox {
         bytes as u64 + HEADER_BYTES as u64 <= self.sender.message_bytes_max()
     }
 
-    /// Writes a message that goes into one record, if there is room now and nothing waits before it.
+    /// Writes a message that fits one record, if there is space now and no message waits before it.
     #[inline(always)]
     pub(crate) fn try_write(&mut self, header: Header, payload: &[u8]) -> Result<bool> {
         Ok(self.queue.is_empty() && self.sender.try_write(header.words(), payload)?)
     }
 
-    /// Puts a message behind those that wait; [`Outbox::flush`] writes it.
+    /// Queues a message; [`Outbox::flush`] writes it.
     pub(crate) fn push(&mut self, header: Header, payload: &[u8]) {
         self.push_all(Outgoing::new(header, payload.to_vec(), None));
     }
@@ -145,7 +146,7 @@ impl Outbox {
         self.queue.push_back(message);
     }
 
-    /// Writes as much as there is room for. True: nothing waits any more.
+    /// Writes as much as there is space for. Returns whether the queue is empty.
     pub(crate) fn flush(&mut self) -> Result<bool> {
         let most = self.sender.message_bytes_max();
         while let Some(first) = self.queue.front_mut() {
@@ -161,12 +162,12 @@ impl Outbox {
         Ok(true)
     }
 
-    /// Bytes of the record that is waiting for room.
-    pub(crate) fn wanted(&self) -> usize {
+    /// The size of the payload of the next record in the queue.
+    pub(crate) fn next_bytes(&self) -> usize {
         self.queue.front().map_or(0, |first| first.next_bytes(self.sender.message_bytes_max()))
     }
 
-    /// Nobody is there to read it any more.
+    /// Drops the queue: the peer has left.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
     }

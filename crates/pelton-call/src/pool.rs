@@ -1,14 +1,15 @@
-//! Threads that answer requests: whoever waits for one answers it, and another waits meanwhile.
+//! A pool of threads that handle requests. The leader waits for a request and then handles it, while another thread
+//! becomes the leader.
 
-use super::caller::Desk;
 use super::leader::Inside;
-use super::responder::{Request, Responder};
+use super::request::{Request, RequestStorage};
+use super::responder::Responder;
 use super::service::Service;
-use crate::body::{Body, LOOKS};
+use super::session::ServiceShared;
+use crate::body::{Body, RECORDS_PER_POLL};
 use pelton_channel::{Error, Result};
 use pelton_os::locked;
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -16,21 +17,21 @@ use std::thread;
 
 /// What the threads of a pool share.
 struct Pool<'a> {
-    turn: Mutex<Turn<'a>>,
-    desk: Arc<Desk>,
+    leader: Mutex<Leader<'a>>,
+    shared: Arc<ServiceShared>,
 }
 
-/// What one of them has at a time.
-struct Turn<'a> {
+/// What the leader has.
+struct Leader<'a> {
     service: &'a mut Service,
     is_over: bool,
-    /// Taken by a thread that looked for something else, to be answered before what comes.
+    /// Requests that a handler received when it polled for cancels. They are handled before newer ones.
     ahead: VecDeque<(Vec<u8>, Responder)>,
     ahead_bytes: usize,
 }
 
-impl Turn<'_> {
-    /// The next request, whose bytes are put into the buffer.
+impl Leader<'_> {
+    /// Receives the next request, with its bytes in the buffer.
     fn next(&mut self, buffer: &mut Vec<u8>) -> Result<Responder> {
         match self.ahead.pop_front() {
             Some((bytes, responder)) => {
@@ -42,11 +43,11 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes what has come, for whoever is free first, and hears with it who has cancelled a call, or gone. No more than that many requests,
-    /// nor than one more when they come to what the largest may be.
-    fn look_ahead(&mut self, bytes_max: u64) {
-        while !self.is_over && self.ahead.len() < LOOKS && self.ahead_bytes as u64 <= bytes_max {
-            // An error is told to who waits for a request.
+    /// Receives what has come, for the next free threads, and with it cancels and departures. It stops at
+    /// [`RECORDS_PER_POLL`] requests, or once they exceed the size of the largest request.
+    fn receive_ahead(&mut self, bytes_max: u64) {
+        while !self.is_over && self.ahead.len() < RECORDS_PER_POLL && self.ahead_bytes as u64 <= bytes_max {
+            // The thread that waits for a request gets the error.
             let Ok(Some(request)) = self.service.try_receive() else { return };
             let (bytes, responder) = request.into_parts();
             self.ahead_bytes += bytes.len();
@@ -55,73 +56,76 @@ impl Turn<'_> {
     }
 }
 
-/// In a handler of a pool whose threads are all in one: takes what has come, in their stead. Returns whether it did.
-fn look_out(pool: NonNull<()>, desk: &Arc<Desk>) -> bool {
-    // SAFETY: `Inside` gave it, for as long as the handler runs; it is a pool in this thread's frame, and nothing of it is
-    // kept.
+/// In a handler of a pool without a leader: receives what has come. Returns whether it did.
+fn poll_in_handler(pool: NonNull<()>, shared: &Arc<ServiceShared>) -> bool {
+    // SAFETY: `Service::run` gave this pointer to `Inside`, which keeps it only while the handler runs. The pool is in
+    // the frame of `run`, which waits for its threads, and nothing here keeps a part of it.
     let pool = unsafe { pool.cast::<Pool<'_>>().as_ref() };
-    if !Arc::ptr_eq(&pool.desk, desk) {
+    if !Arc::ptr_eq(&pool.shared, shared) {
         return false;
     }
-    let mut turn = match pool.turn.try_lock() {
-        Ok(turn) => turn,
-        Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-        // The thread that has it takes what comes.
+    let mut leader = match pool.leader.try_lock() {
+        Ok(leader) => leader,
+        Err(TryLockError::Poisoned(leader)) => leader.into_inner(),
+        // The leader receives what comes.
         Err(TryLockError::WouldBlock) => return false,
     };
-    turn.look_ahead(desk.options.call_bytes_max);
+    leader.receive_ahead(shared.options.call_bytes_max);
     true
 }
 
 impl Service {
-    /// Answers requests on `threads` threads, this one among them, each by `handler`, until [`crate::Stopper::stop`] is called, or
-    /// [`crate::Stopper::drain`] and everything taken is answered; then waits for the handlers that are at work. The threads take
-    /// turns at waiting for the next request, so one of them needs no other to hand it on. The handler gets a copy of the request,
-    /// which no client can change. One that panics has its call abandoned, and the thread goes on.
+    /// Handles requests on `threads` threads, this one among them, each by `handler`, until [`crate::Stopper::stop`] is
+    /// called, or [`crate::Stopper::drain`] and every taken request is answered; then waits for the running handlers.
+    /// The threads take turns at waiting for the next request, so that no request passes from one thread to another.
+    /// The handler gets a copy of the request, which no client can change. If a handler panics, its call is abandoned,
+    /// and the thread continues.
     ///
-    /// While all threads are in handlers, one that asks [`crate::Responder::is_cancelled`] hears what has come, so that a stream of replies can
-    /// be cancelled also then; requests that it finds before that, some 1,000 at most, wait in memory for the next thread that is free.
+    /// While all threads are in handlers, a handler that calls [`crate::Responder::is_cancelled`] polls for requests,
+    /// so that a client can cancel a streaming reply also then. Requests that come before the cancel, some 1,000 at
+    /// most, wait in memory for the next free thread.
     ///
-    /// One that waits in [`crate::Responder::part`] for a client that does not read keeps its thread, and this from returning:
-    /// [`crate::Responder::part_until`] does not. While it waits, no more of that client's requests are taken.
+    /// [`crate::Responder::part`] for a client that does not read blocks its thread, and the return of this function:
+    /// [`crate::Responder::part_until`] does not. Meanwhile that client's requests are paused.
     ///
     /// # Errors
-    /// As [`Service::receive`], but for [`Error::Closed`], which is how this ends. [`Error::System`] when a thread cannot be
-    /// started: nothing was taken then. After an error it can be called again.
+    /// As [`Service::receive`], but for [`Error::Closed`], at which this returns `Ok`. [`Error::System`] when a thread
+    /// cannot be started: nothing was taken then. After an error it can be called again.
     pub fn run(&mut self, threads: usize, handler: impl Fn(Request<'_>) + Sync) -> Result<()> {
-        let desk = self.desk().clone();
-        let turn = Turn { service: self, is_over: false, ahead: VecDeque::new(), ahead_bytes: 0 };
-        let pool = Pool { turn: Mutex::new(turn), desk };
+        let shared = self.shared().clone();
+        let leader = Leader { service: self, is_over: false, ahead: VecDeque::new(), ahead_bytes: 0 };
+        let pool = Pool { leader: Mutex::new(leader), shared };
         let work = || {
             let mut buffer = Vec::new();
             loop {
-                let mut turn = locked(&pool.turn);
-                if turn.is_over {
+                let mut leader = locked(&pool.leader);
+                if leader.is_over {
                     return Ok(());
                 }
-                let responder = match turn.next(&mut buffer) {
+                let responder = match leader.next(&mut buffer) {
                     Ok(responder) => responder,
                     Err(error) => {
-                        turn.is_over = true;
+                        leader.is_over = true;
                         return if error.is_closed() { Ok(()) } else { Err(error) };
                     }
                 };
-                drop(turn);
-                let mut place = MaybeUninit::uninit();
-                let request = Request::put(&mut place, Body::Lent(&buffer), responder);
-                let inside = Inside::new(NonNull::from(&pool).cast(), look_out);
-                // The responder says that it was abandoned; what else the handler has is its own affair, as in any thread that panics.
+                drop(leader);
+                let mut storage = RequestStorage::new();
+                let request = storage.put(Body::Borrowed(&buffer), responder);
+                let inside = Inside::new(NonNull::from(&pool).cast(), poll_in_handler);
+                // The responder abandons the call. The handler's other state is the user's, as in any thread that
+                // panics.
                 let _ = catch_unwind(AssertUnwindSafe(|| handler(request)));
                 drop(inside);
             }
         };
         thread::scope(|scope| {
-            // They wait for their turn until all are there, or it is known that one is wanting.
-            let mut turn = locked(&pool.turn);
+            // The threads wait for this lock until all are started, or one could not be.
+            let mut leader = locked(&pool.leader);
             let start = |_| thread::Builder::new().name("pelton service".to_owned()).spawn_scoped(scope, work);
             let others = (1..threads).map(start).collect::<std::io::Result<Vec<_>>>();
-            turn.is_over = others.is_err();
-            drop(turn);
+            leader.is_over = others.is_err();
+            drop(leader);
             let others = others.map_err(Error::system("starting a thread for requests"))?;
             let own = work();
             let join = |thread: thread::ScopedJoinHandle<'_, Result<()>>| thread.join().expect("panics are caught");

@@ -2,8 +2,10 @@
 //! used for nothing that would move it. Not stable, and no part of the documented interface.
 
 use super::calls::{CallId, Outcome};
-use super::client::{Client, Completion, RequestRoom};
-use super::responder::{Answering, ReplyRoom, Request, Responder};
+use super::client::{Client, Completion, RequestReservation};
+pub use super::inbox::{Inbox, StoredCompletion};
+use super::request::Request;
+use super::responder::{Answering, ReplyReservation, Responder};
 use super::service::Service;
 use crate::body::Body;
 use crate::frame::HEADER_BYTES;
@@ -18,16 +20,16 @@ use std::ptr::NonNull;
 #[derive(Debug)]
 enum RawBody {
     InPlace(Record),
-    Apart(Vec<u8>),
+    Owned(Vec<u8>),
 }
 
 impl RawBody {
     /// # Safety
-    /// A body in place is `receiver`'s, and nothing was taken from that since.
+    /// A body in place is `receiver`'s, which has received nothing since.
     unsafe fn with(self, receiver: &mut Receiver) -> Body<'_> {
         match self {
             RawBody::InPlace(record) => Body::InPlace(receiver.message(record)),
-            RawBody::Apart(bytes) => Body::Apart(bytes),
+            RawBody::Owned(bytes) => Body::Owned(bytes),
         }
     }
 }
@@ -40,7 +42,7 @@ impl Body<'_> {
                 forget(message);
                 RawBody::InPlace(record)
             }
-            body => RawBody::Apart(body.into_vec()),
+            body => RawBody::Owned(body.into_vec()),
         }
     }
 
@@ -49,11 +51,12 @@ impl Body<'_> {
         match self {
             Body::InPlace(message) => {
                 let (data, bytes) = message.raw_parts();
-                // SAFETY: a record that is shorter than a header is no body.
+                // SAFETY: the message has the header's bytes: every record with a shorter one is refused before a body
+                // is created.
                 (unsafe { data.add(HEADER_BYTES) }, bytes - HEADER_BYTES)
             }
-            Body::Lent(bytes) => (NonNull::from(*bytes).cast(), bytes.len()),
-            Body::Apart(bytes) => (NonNull::from(&bytes[..]).cast(), bytes.len()),
+            Body::Borrowed(bytes) => (NonNull::from(*bytes).cast(), bytes.len()),
+            Body::Owned(bytes) => (NonNull::from(&bytes[..]).cast(), bytes.len()),
         }
     }
 }
@@ -64,13 +67,13 @@ pub struct RawCompletion {
     call: CallId,
     outcome: Outcome,
     body: RawBody,
-    /// Index of the link of a body in place.
+    /// Index of the connection of a body in place.
     at: usize,
 }
 
-/// Space for a request without its borrow of the client: see [`RequestRoom::into_raw`].
+/// Space for a request without its borrow of the client: see [`RequestReservation::into_raw`].
 #[derive(Debug)]
-pub struct RawRequestRoom {
+pub struct RawRequestReservation {
     call: CallId,
     at: usize,
     space: ReservedSpace,
@@ -80,9 +83,9 @@ pub struct RawRequestRoom {
 #[derive(Debug)]
 pub struct RawRequest(RawBody);
 
-/// Space for a reply without its borrow of the responder: see [`ReplyRoom::into_raw`].
+/// Space for a reply without its borrow of the responder: see [`ReplyReservation::into_raw`].
 #[derive(Debug)]
-pub struct RawReplyRoom {
+pub struct RawReplyReservation {
     /// It stays on its thread, as the space does.
     of_thread: PhantomData<*mut ()>,
 }
@@ -105,28 +108,28 @@ impl Client {
     /// Reverses [`Completion::into_raw`].
     ///
     /// # Safety
-    /// It was this client's, which was used for nothing else since.
+    /// It was this client's, which was not used since.
     pub unsafe fn completion_from_raw(&mut self, raw: RawCompletion) -> Completion<'_> {
         let RawCompletion { call, outcome, body, at } = raw;
         let body = match body {
-            RawBody::InPlace(record) => Body::InPlace(self.links[at].replies.message(record)),
-            RawBody::Apart(bytes) => Body::Apart(bytes),
+            RawBody::InPlace(record) => Body::InPlace(self.balancer.connections[at].replies.message(record)),
+            RawBody::Owned(bytes) => Body::Owned(bytes),
         };
         Completion { call, outcome, body, at }
     }
 
-    /// Reverses [`RequestRoom::into_raw`].
+    /// Reverses [`RequestReservation::into_raw`].
     ///
     /// # Safety
     /// As for [`Client::completion_from_raw`].
-    pub unsafe fn request_room_from_raw(&mut self, raw: RawRequestRoom) -> RequestRoom<'_> {
-        let RawRequestRoom { call, at, space } = raw;
-        RequestRoom { client: self, call, at, space }
+    pub unsafe fn request_reservation_from_raw(&mut self, raw: RawRequestReservation) -> RequestReservation<'_> {
+        let RawRequestReservation { call, at, space } = raw;
+        RequestReservation { client: self, call, at, space }
     }
 
-    /// Whether this process is a fork of the one that made the handle.
+    /// Whether this process is a fork of the one that created the handle.
     pub fn is_forked(&self) -> bool {
-        self.owner.is_forked()
+        self.balancer.owner.is_forked()
     }
 }
 
@@ -137,20 +140,20 @@ impl Completion<'_> {
         RawCompletion { call: self.call, outcome: self.outcome, body: self.body.into_raw(), at: self.at }
     }
 
-    /// Where the bytes are.
+    /// The address and size of the bytes.
     pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
         self.body.raw_parts()
     }
 }
 
 #[doc(hidden)]
-impl RequestRoom<'_> {
-    /// The space without its borrow. [`Client::request_room_from_raw`] reverses it.
-    pub fn into_raw(self) -> RawRequestRoom {
-        RawRequestRoom { call: self.call, at: self.at, space: self.space }
+impl RequestReservation<'_> {
+    /// The space without its borrow. [`Client::request_reservation_from_raw`] reverses it.
+    pub fn into_raw(self) -> RawRequestReservation {
+        RawRequestReservation { call: self.call, at: self.at, space: self.space }
     }
 
-    /// The bytes to write.
+    /// The address and size of the bytes to write.
     pub fn raw_parts(&mut self) -> (NonNull<u8>, usize) {
         let bytes = self.len();
         (NonNull::from(&mut **self).cast(), bytes)
@@ -164,11 +167,11 @@ impl Service {
     /// # Safety
     /// They are this service's, and it has received no other request since.
     pub unsafe fn release_raw(&mut self, raw: RawRequest) {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees that the bytes are this service's, and that it has received no other request.
         drop(unsafe { raw.0.with(&mut self.requests) });
     }
 
-    /// Whether this process is a fork of the one that made the handle.
+    /// Whether this process is a fork of the one that created the handle.
     pub fn is_forked(&self) -> bool {
         self.requests.is_forked()
     }
@@ -176,15 +179,15 @@ impl Service {
 
 #[doc(hidden)]
 impl Request<'_> {
-    /// Where the bytes are.
+    /// The address and size of the bytes.
     pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
-        self.asked().body.raw_parts()
+        self.contents().body.raw_parts()
     }
 
-    /// The bytes without their borrow, not released, and what replies. [`Service::release_raw`] releases the bytes.
+    /// The bytes without their borrow, not released, and the responder. [`Service::release_raw`] releases the bytes.
     pub fn into_raw_parts(self) -> (RawRequest, Responder) {
         let (body, responder) = self.into_halves();
-        (RawRequest(body.into_raw()), responder.away())
+        (RawRequest(body.into_raw()), responder.detach())
     }
 }
 
@@ -203,40 +206,40 @@ impl Answering<'_> {
         self.deadline
     }
 
-    /// Whether this process is a fork of the one that made the handle.
+    /// Whether this process is a fork of the one that created the handle.
     pub fn is_forked(&self) -> bool {
-        self.caller.is_forked()
+        self.session.is_forked()
     }
 
     /// Whether this thread has space reserved for a reply to this client.
-    pub fn has_room_here(&self) -> bool {
-        self.caller.is_room_noted()
+    pub fn has_reservation_here(&self) -> bool {
+        self.session.is_reserved_here()
     }
 
-    /// Reverses [`ReplyRoom::into_raw`].
+    /// Reverses [`ReplyReservation::into_raw`].
     ///
     /// # Safety
     /// It was this responder's, which has replied nothing since, and this is the same thread.
-    pub unsafe fn room_from_raw(&mut self, raw: RawReplyRoom) -> ReplyRoom<'_> {
-        let RawReplyRoom { of_thread: _ } = raw;
-        self.room()
+    pub unsafe fn reservation_from_raw(&mut self, raw: RawReplyReservation) -> ReplyReservation<'_> {
+        let RawReplyReservation { of_thread: _ } = raw;
+        self.reservation()
     }
 }
 
 #[doc(hidden)]
-impl ReplyRoom<'_> {
-    /// The space without its borrow. [`Responder::room_from_raw`] reverses it; until then the client's lane stays
-    /// locked.
+impl ReplyReservation<'_> {
+    /// The space without its borrow. [`Responder::reservation_from_raw`] reverses it; until then the client's lane
+    /// stays locked.
     ///
     /// # Safety
     /// It is reversed before the responder is dropped.
-    pub unsafe fn into_raw(self) -> RawReplyRoom {
-        // The client and the responder keep what belongs to it.
+    pub unsafe fn into_raw(self) -> RawReplyReservation {
+        // The session keeps the space and the lock.
         forget(self);
-        RawReplyRoom { of_thread: PhantomData }
+        RawReplyReservation { of_thread: PhantomData }
     }
 
-    /// The bytes to write.
+    /// The address and size of the bytes to write.
     pub fn raw_parts(&mut self) -> (NonNull<u8>, usize) {
         let bytes = self.len();
         (NonNull::from(&mut **self).cast(), bytes)

@@ -1,16 +1,21 @@
-//! `spec/vectors/calls.json`, replayed on a real link whose one side writes what it should not; and such sides otherwise.
+//! `spec/vectors/calls.json`, replayed on a real link, one side of which breaks the rules; and other sides that do.
 
 use super::frame::{By, Header, Kind};
+use super::inbox::{Inbox, StoredCompletion};
+use super::placed::Storage;
+use super::reply_lock::ReplyLock;
 use super::{CallId, Client, Loss, Outcome, Service};
 use pelton_channel::Options;
 use pelton_channel::{Error, Result};
 use pelton_testkit::Random;
 use serde_json::Value;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// What both sides take at most, as the vectors say.
+/// The largest message that either side takes, as the vectors assume.
 const BYTES_MAX: u64 = 4096;
 
 fn vectors(of: &str) -> Vec<Value> {
@@ -28,7 +33,7 @@ fn bytes_of(vector: &Value) -> Vec<u8> {
 
 fn words_of(vector: &Value) -> [u64; 3] {
     let bytes = bytes_of(vector);
-    std::array::from_fn(|place| u64::from_le_bytes(bytes[place * 8..][..8].try_into().unwrap()))
+    std::array::from_fn(|index| u64::from_le_bytes(bytes[index * 8..][..8].try_into().unwrap()))
 }
 
 fn number(value: &Value) -> u64 {
@@ -81,15 +86,15 @@ fn headers_that_break_the_rules_are_refused() {
     }
 }
 
-/// A service and its clients, of this process.
+/// A service and its clients, in this process.
 struct Link {
     service: Service,
     clients: Vec<Client>,
 }
 
 fn link(count: usize) -> Link {
-    let place = tempfile::tempdir_in("/tmp").unwrap();
-    let name = format!("unix:{}/s", place.path().display());
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    let name = format!("unix:{}/s", directory.path().display());
     let options = <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
     let mut service = Service::listen_with(&name, &options.cast()).unwrap();
     let connecting = std::thread::spawn(move || {
@@ -102,7 +107,7 @@ fn link(count: usize) -> Link {
     Link { service, clients }
 }
 
-/// So many services of one name, and a client that has found them all.
+/// This number of services of one name, and a client that has discovered all of them.
 fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
     static NAMES: AtomicU32 = AtomicU32::new(0);
     let name = format!("test-calls-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
@@ -112,7 +117,7 @@ fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
     let connecting = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &options.cast()).unwrap();
         while client.services() < count {
-            client.arm().unwrap();
+            let _ = client.arm().unwrap();
             client.disarm();
         }
         client
@@ -125,14 +130,15 @@ fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
     (services, connecting.join().unwrap())
 }
 
-/// The service says that it has released what was never sent.
+/// Makes the service's page say that it has released more than was ever sent.
 fn damage(service: &Service) {
     let page = service.requests.consumer_page();
-    // SAFETY: the page is mapped, writable, and 128 is where its head is: 8 bytes, of any value to who reads it.
+    // SAFETY: the service keeps the page mapped and writable. Its head is at offset 128: 8 bytes, which every reader
+    // checks.
     unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
 }
 
-/// Writes a record as it stands in the vector.
+/// Writes the record of a vector.
 fn write(sender: &mut pelton_channel::Sender, record: &Value) {
     let mut bytes = bytes_of(record);
     bytes.resize(bytes.len() + record["payload_bytes"].as_u64().unwrap() as usize, 7);
@@ -140,7 +146,7 @@ fn write(sender: &mut pelton_channel::Sender, record: &Value) {
 }
 
 #[test]
-fn records_come_to_what_the_vectors_say() {
+fn records_mean_what_the_vectors_say() {
     for vector in vectors("sequences") {
         println!("{vector}");
         let mut link = link(2);
@@ -153,31 +159,31 @@ fn records_come_to_what_the_vectors_say() {
 
 fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     let records = vector["records"].as_array().unwrap();
-    records.iter().for_each(|record| write(&mut clients[0].links[0].outbox.sender, record));
-    // Taken and not answered, so that their places stay taken.
+    records.iter().for_each(|record| write(&mut clients[0].balancer.connections[0].outbox.sender, record));
+    // Received and not answered, so that their slots stay taken.
     let mut taken = Vec::new();
     for wanted in vector["messages"].as_array().unwrap() {
         let request = service.try_receive().unwrap().expect("a message");
         assert!(request.iter().all(|byte| *byte == 7));
         assert_eq!(request.len() as u64, wanted["bytes"].as_u64().unwrap());
         assert_eq!(request.is_notification(), wanted["kind"] == "NOTIFY");
-        assert_eq!(request.asked().responder.id, number(&wanted["id"]));
+        assert_eq!(request.contents().responder.id, number(&wanted["id"]));
         taken.push(request.into_responder());
     }
     assert!(service.try_receive().unwrap().is_none());
     let corrupt = vector["then"] != "well";
     assert_eq!(service.corrupt_clients(), u64::from(corrupt));
-    // No other client is touched.
+    // No other client is affected.
     let call = clients[1].submit(b"other").unwrap();
     service.receive().unwrap().reply(b"answer").unwrap();
     assert_eq!(&*clients[1].completion_of(call).unwrap(), b"answer");
     if corrupt {
         let until = Instant::now() + Duration::from_secs(60);
-        let error = clients[0].links[0]
+        let error = clients[0].balancer.connections[0]
             .outbox
             .sender
             .send_until(b"gone", until)
-            .and_then(|_| clients[0].links[0].outbox.sender.drain());
+            .and_then(|_| clients[0].balancer.connections[0].outbox.sender.drain());
         assert!(error.unwrap_err().is_closed());
     }
 }
@@ -185,10 +191,10 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
 fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
     let client = &mut clients[0];
     let calls: Vec<CallId> = (0..3).map(|_| client.submit(b"call").unwrap()).collect();
-    // Which the vectors' ids are.
+    // The ids in the vectors.
     assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), [1 << 32, 1 << 32 | 1, 1 << 32 | 2]);
     let taken: Vec<_> = (0..3).map(|_| service.receive().unwrap().into_responder()).collect();
-    let mut out = taken[0].caller.lock().unwrap();
+    let mut out = taken[0].session.lock().unwrap();
     vector["records"].as_array().unwrap().iter().for_each(|record| write(&mut out.outbox.sender, record));
     drop(out);
     for wanted in vector["messages"].as_array().unwrap() {
@@ -224,37 +230,37 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
 }
 
 #[test]
-fn who_floods_with_what_is_no_answer_does_not_keep_a_loop() {
+fn a_flood_of_parts_of_a_cancelled_call_does_not_block_a_poll() {
     let Link { mut service, clients } = link(1);
     let mut client = clients.into_iter().next().unwrap();
     let call = client.submit(b"stream").unwrap();
     let mut responder = service.receive().unwrap().into_responder();
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let looks = std::thread::scope(|scope| -> Result<usize> {
+    let polls = std::thread::scope(|scope| -> Result<usize> {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) && responder.try_part(b"").is_ok() {
                 std::hint::spin_loop();
             }
         });
         client.cancel(call)?;
-        let mut looks = 0;
-        while looks < 100 || client.late() < 2000 {
-            assert!(client.try_completion()?.is_none(), "it was given up");
-            looks += 1;
+        let mut polls = 0;
+        while polls < 100 || client.late() < 2000 {
+            assert!(client.try_completion()?.is_none(), "it is cancelled");
+            polls += 1;
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        Ok(looks)
+        Ok(polls)
     });
-    assert!(looks.unwrap() >= 100);
+    assert!(polls.unwrap() >= 100);
 }
 
 #[test]
-fn random_headers_are_refused_or_mean_what_they_say() {
+fn random_headers_are_refused_or_survive_a_round_trip() {
     let mut generator = Random::new(1);
     let mut random = || generator.word();
     let mut read = 0;
     for _ in 0..200_000 {
-        // Mostly near what is well made.
+        // Mostly close to a valid header.
         let id = if random() % 4 == 0 { random() } else { ((random() % 3) << 32) | (random() % 1030) };
         let word =
             (random() % 24) | ((random() % 5) << 8) | ((random() % 8 / 7) << 40) | ((random() % 16 / 15) * random());
@@ -271,7 +277,7 @@ fn random_headers_are_refused_or_mean_what_they_say() {
 }
 
 #[test]
-fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stays_so() {
+fn a_damaged_lane_of_requests_makes_its_service_corrupt_for_good() {
     let Link { mut service, clients } = link(1);
     let mut client = clients.into_iter().next().unwrap();
     client.submit(b"call").unwrap();
@@ -280,7 +286,7 @@ fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stay
     damage(&service);
     let until = Instant::now() + Duration::from_secs(60);
     let error = loop {
-        assert!(Instant::now() < until, "it is never looked at");
+        assert!(Instant::now() < until, "it is never detected");
         if let Err(error) = client.try_submit(&[7; 3000]) {
             break error;
         }
@@ -291,7 +297,7 @@ fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stay
 }
 
 #[test]
-fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_there() {
+fn a_lane_found_damaged_during_a_write_loses_only_its_own_calls() {
     let (mut services, mut client) = services_of_one_name(2);
     let mut asked = HashMap::new();
     let mut ask = |client: &mut Client| {
@@ -300,7 +306,7 @@ fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_the
         assert!(asked.insert(call, number).is_none(), "call {call:?} is in flight already");
         Some(())
     };
-    // Both lanes are full; then the one service has taken all, and the other damages its lane.
+    // Both lanes are full. Then one service takes all requests, and the other damages its lane.
     while ask(&mut client).is_some() {}
     let mut healthy = services.pop().unwrap();
     let mut taken = Vec::new();
@@ -311,7 +317,7 @@ fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_the
     };
     take(&mut healthy);
     damage(&services[0]);
-    // More than were lost.
+    // More requests than were lost.
     for _ in 0..3 {
         while ask(&mut client).is_some() {}
         assert_eq!(client.services(), 1);
@@ -336,7 +342,7 @@ fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_the
 }
 
 #[test]
-fn a_notification_waits_for_the_lane_that_took_it_and_no_other() {
+fn a_notification_waits_for_its_own_lane_only() {
     let (mut services, mut client) = services_of_one_name(2);
     let mut calls = Vec::new();
     for bytes in [3000, 0] {
@@ -344,38 +350,93 @@ fn a_notification_waits_for_the_lane_that_took_it_and_no_other() {
             calls.push(call);
         }
     }
-    // The one has room then; to the other, which is stopped, what was cancelled waits to be said.
+    // One lane then has space. In the other, whose service is stopped, the cancels wait for space.
     while let Some(request) = services[1].try_receive().unwrap() {
         drop(request);
     }
     for call in calls {
         client.cancel(call).unwrap();
     }
-    assert!(client.links.iter().any(|link| !link.outbox.is_empty()));
+    assert!(client.balancer.connections.iter().any(|connection| !connection.outbox.is_empty()));
     let until = Instant::now() + Duration::from_secs(20);
-    assert!(client.notify_until(b"told", until).unwrap());
-    assert!(Instant::now() < until, "it waited for the one that is stopped");
-    assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"told");
+    assert!(client.notify_until(b"note", until).unwrap());
+    assert!(Instant::now() < until, "it waited for the stopped service");
+    assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"note");
 }
 
 #[test]
-fn who_has_closed_is_asked_nothing_more_while_others_serve() {
+fn a_closed_service_gets_no_requests_while_others_serve() {
     let (mut services, mut client) = services_of_one_name(2);
     drop(services.remove(0));
     for _ in 0..4 {
         client.submit(b"x").unwrap();
     }
     for _ in 0..4 {
-        services[0].try_receive().unwrap().expect("asked of nobody").reply(b"").unwrap();
+        services[0].try_receive().unwrap().expect("no service got it").reply(b"").unwrap();
     }
 }
 
-/// Of notifications there is no end, and what answers one may be forgotten like anything else.
+/// The number of notifications is not bounded, and a user may leak the responder of each.
 #[test]
-fn however_many_never_come_back_a_client_is_not_taken_for_left() {
-    let away = super::edges::Away::new();
-    away.0.fetch_add(1 << 31, Ordering::Relaxed);
-    away.go();
-    assert!(!away.come_back(), "the service has not let go of it");
-    assert!(!away.is_nobody() && !away.leave());
+fn leaked_references_never_free_a_session() {
+    let detached = super::edges::DetachedCount::new();
+    detached.0.fetch_add(1 << 31, Ordering::Relaxed);
+    detached.add();
+    assert!(!detached.remove(), "the service has not released it");
+    assert!(!detached.is_zero() && !detached.release());
+}
+
+#[test]
+fn a_placed_value_is_dropped_once_and_not_after_it_was_moved_out() {
+    let mut storage = Storage::<Rc<()>>::new();
+    let counted = Rc::new(());
+    drop(storage.put(Rc::clone(&counted)));
+    assert_eq!(Rc::strong_count(&counted), 1);
+    let moved = storage.put(Rc::clone(&counted)).into_inner();
+    assert_eq!(Rc::strong_count(&counted), 2);
+    drop(moved);
+    // A leaked value is overwritten, not dropped.
+    std::mem::forget(storage.put(Rc::clone(&counted)));
+    assert!(Rc::ptr_eq(&storage.put(Rc::clone(&counted)), &counted));
+    assert_eq!(Rc::strong_count(&counted), 2);
+}
+
+#[test]
+fn a_kept_guard_excludes_others_until_it_is_taken() {
+    let lock = ReplyLock::new(1);
+    lock.lock().keep();
+    assert!(lock.try_lock().is_none());
+    // SAFETY: this thread kept the guard, and has no other reference to the contents.
+    let kept = unsafe { &mut *lock.kept() };
+    assert!(kept.is_kept());
+    **kept += 1;
+    drop(kept.take_kept());
+    assert_eq!(*lock.try_lock().expect("it is free"), 2);
+    // SAFETY: no other thread has this lock.
+    let guard = unsafe { lock.unlocked() };
+    assert!(!guard.is_locked());
+    guard.keep();
+    // SAFETY: as above.
+    assert!(!unsafe { &*lock.kept() }.is_kept() && lock.try_lock().is_some());
+}
+
+#[test]
+fn an_inbox_keeps_the_order_of_all_completions_and_of_each_call() {
+    let mut inbox = Inbox::default();
+    let stored = |call, outcome, byte| StoredCompletion { call: CallId(call), outcome, bytes: vec![byte] };
+    let byte = |completion: Option<StoredCompletion>| completion.map(|completion| completion.bytes[0]);
+    inbox.wait_for(CallId(2), Waker::noop());
+    assert!(inbox.store(stored(1, Outcome::Part, 1)).is_none());
+    assert!(inbox.store(stored(2, Outcome::Part, 2)).is_some());
+    inbox.store(stored(1, Outcome::Reply, 3));
+    inbox.store(stored(2, Outcome::End, 4));
+    inbox.store_first(stored(3, Outcome::Reply, 0));
+    assert_eq!((inbox.len(), inbox.finals()), (5, 3));
+    assert_eq!(inbox.part_bytes() * 5, inbox.bytes() * 2);
+    assert_eq!(byte(inbox.take_of(CallId(2))), Some(2));
+    assert_eq!([byte(inbox.take_first()), byte(inbox.take_first()), byte(inbox.take_first())], [0, 1, 3].map(Some));
+    assert_eq!(byte(inbox.take_of(CallId(1))), None);
+    assert_eq!(inbox.forget(CallId(2)), 1);
+    assert!(inbox.is_empty() && inbox.bytes() == 0 && inbox.part_bytes() == 0 && inbox.finals() == 0);
+    assert!(inbox.store(stored(2, Outcome::Part, 5)).is_none(), "its task was forgotten");
 }

@@ -7,7 +7,7 @@ use crate::options::text;
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{bytes, check_committed, fits};
 use pelton::Deadline;
-use pelton::raw::{RawCompletion, RawRequestRoom};
+use pelton::raw::{RawCompletion, RawRequestReservation};
 use pelton::{CallId, Client, Completion, Counters, Loss, Outcome};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,7 +18,7 @@ pub struct Calling {
     /// Taken and not released: meanwhile no other answer is looked for.
     current: Option<RawCompletion>,
     /// Meanwhile nothing else is asked.
-    room: Option<Room<RawRequestRoom>>,
+    room: Option<Room<RawRequestReservation>>,
 }
 
 /// Room that is used by giving its own pointer to what sends it.
@@ -54,7 +54,7 @@ impl Calling {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.free()?.arm().map(|armed| !armed))
+        came(self.free()?.arm().map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {
@@ -104,7 +104,7 @@ impl Calling {
     fn submit_room(&mut self, size: usize) -> Answer<CallId> {
         let room = self.room.take().expect("it was just there");
         // SAFETY: kept since it was reserved, and nothing else was asked since.
-        let room = unsafe { self.client.request_room_from_raw(room.raw) };
+        let room = unsafe { self.client.request_reservation_from_raw(room.raw) };
         room.submit_bytes(size).map_err(|error| code::of(&error))
     }
 }

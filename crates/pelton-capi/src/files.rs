@@ -200,7 +200,7 @@ impl Filing {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.engine.arm().map(|armed| !armed))
+        came(self.engine.arm().map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {

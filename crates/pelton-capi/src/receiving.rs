@@ -49,7 +49,7 @@ impl Receiving {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.free()?.arm().map(|armed| !armed))
+        came(self.free()?.arm().map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {

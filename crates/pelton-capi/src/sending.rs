@@ -425,7 +425,7 @@ pub unsafe extern "C" fn pelton_arm_send(sender: Handled, size: usize) -> c_int 
     let arm = |sending: &mut Sending| {
         let sender = sending.free()?;
         fits(size)?;
-        came(sender.arm(size).map(|armed| !armed))
+        came(sender.arm(size).map(|armed| !armed.is_waiting()))
     };
     // SAFETY: the caller's promises.
     unsafe { call(sender, arm) }

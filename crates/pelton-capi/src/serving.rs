@@ -9,8 +9,8 @@ use crate::options::text;
 use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{answer, bytes, fits};
 use pelton::Deadline;
-use pelton::raw::{RawReplyRoom, RawRequest};
-use pelton::{Counters, ReplyRoom, Request, Responder, Service, Stopper};
+use pelton::raw::{RawReplyReservation, RawRequest};
+use pelton::{Counters, ReplyReservation, Request, Responder, Service, Stopper};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -36,7 +36,7 @@ impl Serving {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.free()?.arm().map(|armed| !armed))
+        came(self.free()?.arm().map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn pelton_service_stop(service: *const Handle<Serving>, ho
 /// A responder behind a handle.
 pub struct Answering {
     /// Meanwhile nothing else is answered, and only by this thread.
-    room: Option<Room<RawReplyRoom>>,
+    room: Option<Room<RawReplyReservation>>,
     responder: Responder,
 }
 
@@ -242,7 +242,7 @@ impl Object for Answering {
 impl Answering {
     /// Whether what is reserved, if anything, is this thread's.
     fn check_thread(&self) -> Answer {
-        if self.room.is_none() || self.responder.has_room_here() {
+        if self.room.is_none() || self.responder.has_reservation_here() {
             return Ok(());
         }
         Err(code::tell(code::WRONG_THREAD, "another thread has reserved room for this reply: it is to use or abort it"))
@@ -252,7 +252,7 @@ impl Answering {
         self.check_thread()?;
         if let Some(room) = self.room.take() {
             // SAFETY: kept since it was reserved, and this is the thread.
-            drop(unsafe { self.responder.room_from_raw(room.raw) });
+            drop(unsafe { self.responder.reservation_from_raw(room.raw) });
         }
         Ok(())
     }
@@ -296,7 +296,7 @@ impl Answering {
         &mut self,
         data: *const c_void,
         size: usize,
-        send: impl FnOnce(ReplyRoom<'_>, usize) -> pelton::Result<()>,
+        send: impl FnOnce(ReplyReservation<'_>, usize) -> pelton::Result<()>,
     ) -> Answer<Option<&'a [u8]>> {
         if !Room::is_of(&self.room, data, size)? {
             // SAFETY: the caller's promise.
@@ -305,7 +305,7 @@ impl Answering {
         self.check_thread()?;
         let room = self.room.take().expect("it was just there");
         // SAFETY: kept since it was reserved, and this is the thread.
-        let room = unsafe { self.responder.room_from_raw(room.raw) };
+        let room = unsafe { self.responder.reservation_from_raw(room.raw) };
         send(room, size).map_err(|error| code::of(&error)).map(|()| None)
     }
 }

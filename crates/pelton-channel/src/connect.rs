@@ -16,6 +16,7 @@ use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
 use crate::settings::Settings;
 use crate::transport::{Queue, ThreadTransport};
+use crate::wait::Deadline;
 use pelton_lane::{Position, failpoint};
 use pelton_os::{Timer, membarrier};
 use std::os::fd::AsFd;
@@ -105,8 +106,8 @@ impl Listener {
     ///
     /// # Errors
     /// As [`Listener::accept_sender`].
-    pub fn accept_sender_until(&self, deadline: Instant) -> Result<Option<Sender>> {
-        self.sender(Some(deadline))
+    pub fn accept_sender_until(&self, deadline: impl Into<Deadline>) -> Result<Option<Sender>> {
+        self.sender(deadline.into().instant())
     }
 
     /// Waits until a sender connects, and returns the receiver from it. Otherwise as [`Listener::accept_sender`].
@@ -121,8 +122,8 @@ impl Listener {
     ///
     /// # Errors
     /// As [`Listener::accept_sender`].
-    pub fn accept_receiver_until(&self, deadline: Instant) -> Result<Option<Receiver>> {
-        self.receiver(Some(deadline))
+    pub fn accept_receiver_until(&self, deadline: impl Into<Deadline>) -> Result<Option<Receiver>> {
+        self.receiver(deadline.into().instant())
     }
 
     fn sender(&self, deadline: Option<Instant>) -> Result<Option<Sender>> {

@@ -224,7 +224,15 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`], and the errors of the checks.
     pub(crate) fn claim_receiver(&self) -> Result<ReceiverRole> {
-        let lock = retry_briefly(|| Ok((self.try_role(RECEIVER)?, true)))?;
+        self.claim_receiver_until(None)
+    }
+
+    /// As [`Directory::claim_receiver`]. Waits for the role until `deadline`.
+    ///
+    /// # Errors
+    /// As [`Directory::claim_receiver`].
+    pub(crate) fn claim_receiver_until(&self, deadline: Option<Instant>) -> Result<ReceiverRole> {
+        let lock = retry_until(deadline, || Ok((self.try_role(RECEIVER)?, true)))?;
         let Some(lock) = lock else { return Err(self.receiver_taken()) };
         Ok(ReceiverRole {
             lock,
@@ -239,8 +247,17 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`] if every lane has a sender and the channel has its maximum of lanes; [`Error::NoSpace`];
     /// the errors of the checks.
+    #[cfg(test)]
     pub(crate) fn claim_sender(&self) -> Result<SenderRole> {
-        let free = retry_briefly(|| Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
+        self.claim_sender_until(None)
+    }
+
+    /// As [`Directory::claim_sender`]. Waits for a lane until `deadline`.
+    ///
+    /// # Errors
+    /// As [`Directory::claim_sender`].
+    pub(crate) fn claim_sender_until(&self, deadline: Option<Instant>) -> Result<SenderRole> {
+        let free = retry_until(deadline, || Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
         if let Some(role) = free {
             return Ok(role);
         }
@@ -643,15 +660,26 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Repeats `attempt` for a while, as long as it returns no value and reports that waiting may help. A killed process
-/// keeps its locks until the kernel has released its resources, and its successor may start before that.
-fn retry_briefly<T>(mut attempt: impl FnMut() -> Result<(Option<T>, bool)>) -> Result<Option<T>> {
-    let deadline = Instant::now() + Duration::from_millis(200);
+/// How long an opener waits for a role without a deadline. A process that was killed keeps its locks until the kernel
+/// has ended it, and its successor may be started before that. A guess.
+const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
+/// [`ROLE_TIMEOUT`]. A wait for a lock has no deadline, so this polls, at first once a millisecond and later every ten.
+fn retry_until<T>(
+    deadline: Option<Instant>,
+    mut attempt: impl FnMut() -> Result<(Option<T>, bool)>,
+) -> Result<Option<T>> {
+    let soon = Instant::now() + ROLE_TIMEOUT;
+    let deadline = deadline.map_or(soon, |deadline| deadline.max(soon));
     loop {
-        match attempt()? {
-            (None, true) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
-            (found, _) => return Ok(found),
+        let (found, may_help) = attempt()?;
+        let now = Instant::now();
+        if found.is_some() || !may_help || now >= deadline {
+            return Ok(found);
         }
+        let interval = if now < soon { Duration::from_millis(1) } else { Duration::from_millis(10) };
+        std::thread::sleep(interval.min(deadline - now));
     }
 }
 

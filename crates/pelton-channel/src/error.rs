@@ -180,6 +180,14 @@ pub enum Error {
         /// The valid values.
         wanted: String,
     },
+    /// A message is no value of the type that the program requested, or a value of that type cannot be encoded.
+    #[error("the bytes are no {type_name}: {problem}")]
+    Value {
+        /// The name of the type.
+        type_name: &'static str,
+        /// What was found, what was wanted, and what to do.
+        problem: String,
+    },
     /// The sink of a flush did not accept the messages. None of them is released, and the next flush gets them again.
     #[error("the sink took nothing: {0}")]
     Sink(String),

@@ -41,6 +41,6 @@ pub use lane_id::LaneId;
 pub use listener::Listener;
 pub use options::Options;
 pub use pelton_os::Peer;
-pub use receiver::{Batch, Event, Held, Member, Message, Receiver};
+pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};
 pub use sender::{Reservation, Sender, Sent, SentBatch};
-pub use wait::{Deadline, Wait};
+pub use wait::{Armed, Deadline, Wait};

@@ -26,8 +26,12 @@ impl Options<maker::CreateSender> {
     /// Creates the path channel `directory`, or opens an existing one with the sizes that it was created with, as a
     /// sender. Continues after the last message that its predecessor committed. Needs no receiver.
     ///
+    /// Waits while the channel has as many senders as lanes: until [`Options::connect_deadline`], and without one for
+    /// 200 ms, because a killed process keeps its role until the kernel has ended it. So a restart right after a kill
+    /// succeeds.
+    ///
     /// # Errors
-    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] if
+    /// [`Error::RoleTaken`] if the channel has as many senders as lanes after that wait; [`Error::NotAChannel`] if
     /// something else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`];
     /// [`Error::Corrupt`]: `pelton recover`; [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
@@ -47,10 +51,29 @@ impl Options<maker::OpenSender> {
 
 impl Options<maker::CreateReceiver> {
     /// Creates the path channel `directory`, or opens an existing one, as its receiver. Begins with the oldest message
-    /// that its predecessor had not released. Needs no sender.
+    /// that its predecessor had not released. Needs no sender. Waits while another receiver is alive, as
+    /// [`Options::create_sender`] does.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// use std::time::{Duration, Instant};
+    /// let directory = std::env::temp_dir().join(format!("pelton-role-doc-{}", std::process::id()));
+    /// let first = pelton::Options::new().create_receiver(&directory)?;
+    /// let mut sender = pelton::Options::new().open_sender(&directory)?;
+    /// sender.send(b"for the successor")?;
+    /// // Usually another process, which ends some time later:
+    /// let ending = std::thread::spawn(move || drop(first));
+    /// let deadline = Instant::now() + Duration::from_secs(10);
+    /// let mut second = pelton::Options::new().connect_deadline(deadline).open_receiver(&directory)?;
+    /// assert_eq!(&*second.receive()?, b"for the successor");
+    /// # ending.join().unwrap();
+    /// # drop((sender, second));
+    /// # pelton::inspect::remove(&directory)
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
+    /// As [`Options::create_sender`]; [`Error::RoleTaken`] when another receiver is alive after that wait.
     pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
         receiver(directory.as_ref(), self.settings(), Make::Create)
     }
@@ -94,7 +117,7 @@ fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
-        directory.claim_sender()?;
+        directory.claim_sender_until(options.connect_deadline)?;
     failpoint("sender: claimed");
     let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
@@ -136,7 +159,7 @@ fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
     let directory = directory(path, options, make)?;
     check_size(&directory, options)?;
     let can_barrier = membarrier::register();
-    let role = directory.claim_receiver()?;
+    let role = directory.claim_receiver_until(options.connect_deadline)?;
     failpoint("receiver: claimed");
     let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;

@@ -2,8 +2,10 @@
 
 mod backoff;
 mod message;
+mod messages;
 
 pub use message::{Batch, Event, Held, Item, Member, Message};
+pub use messages::Messages;
 
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
@@ -15,7 +17,7 @@ use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::settings::Settings;
-use crate::wait::{self, Deadline, Side, Spin};
+use crate::wait::{self, Armed, Deadline, Side, Spin};
 use backoff::Backoff;
 use crossbeam_queue::SegQueue;
 use message::Returned;
@@ -32,6 +34,14 @@ use std::time::Instant;
 /// Messages are received in place ([`Receiver::receive`]: no copy, the space is released when the [`Message`] is
 /// dropped), copied out ([`Receiver::receive_into`]: safe against a sender that still writes), in batches
 /// ([`Receiver::try_receive_batch`]), or held ([`Message::hold`]).
+///
+/// The short name, [`Receiver::receive`], is that of receiving in place, because not copying is what a lane is for, and
+/// because between processes of one program the sender is trusted. It is sound for a sender that keeps the protocol. A
+/// sender that writes after it has committed can change the message while the receiver reads it, between a check and
+/// the use of what was checked; to Rust that is a data race, as with any file mapped into memory. So receive by copy
+/// from a sender that is not trusted, as one of another user: [`Receiver::receive_into`] into a buffer that is kept,
+/// [`Receiver::receive_vec`] or [`Receiver::messages`] into a new one. After the copy, nothing reads the shared bytes
+/// again.
 ///
 /// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages.
 #[derive(Debug)]
@@ -151,10 +161,10 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::receive`].
     #[inline]
-    pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Message<'_>>> {
+    pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Message<'_>>> {
         match self.peek_fast() {
             Some(record) => Ok(Some(Message { receiver: self, record })),
-            None => self.receive_slow(Deadline::At(deadline)),
+            None => self.receive_slow(deadline.into()),
         }
     }
 
@@ -179,8 +189,8 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`Receiver::receive`].
-    pub fn receive_event_until(&mut self, deadline: Instant) -> Result<Option<Event<'_>>> {
-        Ok(self.find(Deadline::At(deadline))?.map(|item| self.event(item)))
+    pub fn receive_event_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Event<'_>>> {
+        Ok(self.find(deadline.into())?.map(|item| self.event(item)))
     }
 
     fn event(&mut self, item: Item) -> Event<'_> {
@@ -232,10 +242,10 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::receive`].
     #[inline]
-    pub fn receive_into_until(&mut self, buffer: &mut Vec<u8>, deadline: Instant) -> Result<Option<usize>> {
+    pub fn receive_into_until(&mut self, buffer: &mut Vec<u8>, deadline: impl Into<Deadline>) -> Result<Option<usize>> {
         match self.peek_fast() {
             Some(record) => Ok(Some(self.copy_out(record, buffer))),
-            None => self.copy_slow(buffer, Deadline::At(deadline)),
+            None => self.copy_slow(buffer, deadline.into()),
         }
     }
 
@@ -648,12 +658,12 @@ impl Receiver {
         self.endpoint.reinstate();
     }
 
-    /// For an event loop: makes the descriptor readable when a message arrives, or the sender leaves. Returns true if
-    /// there is no message now: return to the loop. Returns false if there is one: receive it. Does not wait.
+    /// For an event loop: makes the descriptor readable when a message arrives, or the sender leaves. Does not
+    /// wait.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`]: here a loop detects that the sender has left.
-    pub fn arm(&mut self) -> Result<bool> {
+    pub fn arm(&mut self) -> Result<Armed> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -664,7 +674,8 @@ impl Receiver {
         let armed = Side::arm(self)?;
         if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
-            return if self.poll()? { Ok(false) } else { Side::end(self).map(|there| !there) };
+            let is_ready = self.poll()? || Side::end(self)?;
+            return Ok(Armed::waiting_if(!is_ready));
         }
         if !armed || Side::needs_timed_wait(self) {
             // The descriptor is readable while the lane has a message, even if the caller returns to the loop
@@ -672,7 +683,7 @@ impl Receiver {
             self.endpoint.doorbells.local_wake().ring();
             failpoint("receiver arms: nudged");
         }
-        Ok(armed)
+        Ok(Armed::waiting_if(armed))
     }
 
     /// Undoes [`Receiver::arm`].
@@ -698,8 +709,8 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`Receiver::resume`].
-    pub fn resume_until(&mut self, deadline: Instant) -> Result<bool> {
-        self.resumed(Some(deadline))
+    pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.resumed(deadline.into().instant())
     }
 
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {

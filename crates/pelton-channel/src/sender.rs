@@ -15,7 +15,7 @@ use crate::link::{Link, PASSED_MAX};
 use crate::options::Options;
 use crate::settings::Settings;
 use crate::transport::Found;
-use crate::wait::{self, Deadline, Side, Spin};
+use crate::wait::{self, Armed, Deadline, Side, Spin};
 use pelton_lane::{
     CAPACITY_MIN, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end, record_bytes,
 };
@@ -210,10 +210,10 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`].
     #[inline]
-    pub fn send_until(&mut self, payload: &[u8], deadline: Instant) -> Result<Sent> {
+    pub fn send_until(&mut self, payload: &[u8], deadline: impl Into<Deadline>) -> Result<Sent> {
         match self.send_fast(payload) {
             true => Ok(Sent::Sent),
-            false => self.send_slow(payload, Deadline::At(deadline)),
+            false => self.send_slow(payload, deadline.into()),
         }
     }
 
@@ -427,8 +427,8 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::send`].
-    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<Reservation<'_>>> {
-        let space = self.find_space(bytes, Deadline::At(deadline))?;
+    pub fn reserve_until(&mut self, bytes: usize, deadline: impl Into<Deadline>) -> Result<Option<Reservation<'_>>> {
+        let space = self.find_space(bytes, deadline.into())?;
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
@@ -501,9 +501,9 @@ impl Sender {
         &mut self,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
-        deadline: Instant,
+        deadline: impl Into<Deadline>,
     ) -> Result<Sent> {
-        self.send_and_pass(payload, fds, Some(deadline))
+        self.send_and_pass(payload, fds, deadline.into().instant())
     }
 
     fn send_and_pass(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<Sent> {
@@ -603,8 +603,8 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::drain`].
-    pub fn drain_until(&mut self, deadline: Instant) -> Result<bool> {
-        self.wait_drained(Some(deadline))
+    pub fn drain_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.wait_drained(deadline.into().instant())
     }
 
     fn wait_drained(&mut self, deadline: Option<Instant>) -> Result<bool> {
@@ -622,12 +622,11 @@ impl Sender {
     }
 
     /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`, or the receiver
-    /// leaves. Returns true if there is no space now: return to the loop. Returns false if there is: continue to send.
-    /// Does not wait.
+    /// leaves. Does not wait.
     ///
     /// # Errors
     /// As [`Sender::try_send`]: here a loop detects that the receiver has left.
-    pub fn arm(&mut self, bytes: usize) -> Result<bool> {
+    pub fn arm(&mut self, bytes: usize) -> Result<Armed> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -648,7 +647,7 @@ impl Sender {
             self.endpoint.doorbells.local_wake().ring();
             failpoint("sender arms: nudged");
         }
-        Ok(armed)
+        Ok(Armed::waiting_if(armed))
     }
 
     /// For an event loop that has nothing to send: makes the descriptor readable only when the receiver leaves, except
@@ -658,7 +657,7 @@ impl Sender {
     /// As [`Sender::try_send`]: here such a loop detects that the receiver has left.
     pub fn arm_for_end(&mut self) -> Result<()> {
         // `arm` checks for the end. Drains only this side's own wake: a later ring stays readable.
-        self.arm(0)?;
+        let _ = self.arm(0)?;
         self.disarm();
         self.endpoint.doorbells.local_wake().drain();
         Ok(())
@@ -689,8 +688,8 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::resume`].
-    pub fn resume_until(&mut self, deadline: Instant) -> Result<bool> {
-        self.resumed(Some(deadline))
+    pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.resumed(deadline.into().instant())
     }
 
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {

@@ -18,7 +18,19 @@ pub enum Wait {
     Block,
 }
 
-/// How long an operation may wait.
+/// How long an operation may wait. The methods `*_until` take it, or an [`Instant`] on the monotonic clock, or a
+/// [`Duration`] from now.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use std::time::{Duration, Instant};
+/// let (_sender, mut receiver) = pelton::Options::new().threads()?;
+/// assert!(receiver.receive_until(Duration::from_millis(1))?.is_none());
+/// assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1))?.is_none());
+/// assert!(receiver.receive_until(pelton::Deadline::Now)?.is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
     /// Not at all.
@@ -47,6 +59,41 @@ impl Deadline {
             Deadline::At(deadline) => Some(Some(deadline)),
             Deadline::Never => Some(None),
         }
+    }
+}
+
+impl From<Instant> for Deadline {
+    fn from(instant: Instant) -> Deadline {
+        Deadline::At(instant)
+    }
+}
+
+impl From<Duration> for Deadline {
+    /// From now; a time beyond the clock's range is never.
+    fn from(time: Duration) -> Deadline {
+        Instant::now().checked_add(time).map_or(Deadline::Never, Deadline::At)
+    }
+}
+
+/// What `arm` found.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// Nothing is ready: return to the event loop. The descriptor becomes readable.
+    Waiting,
+    /// Something is ready: take it. The descriptor is readable too, so returning to the loop loses nothing.
+    Ready,
+}
+
+impl Armed {
+    #[doc(hidden)]
+    pub fn waiting_if(is_waiting: bool) -> Armed {
+        if is_waiting { Armed::Waiting } else { Armed::Ready }
+    }
+
+    /// Whether the loop may sleep.
+    pub fn is_waiting(self) -> bool {
+        self == Armed::Waiting
     }
 }
 

@@ -258,7 +258,7 @@ impl CallLoop<'_> {
     /// Waits for input; fails if the service leaves meanwhile.
     fn wait_for_input(&mut self) -> Result<(), Failure> {
         loop {
-            if self.client.arm()? {
+            if self.client.arm()?.is_waiting() {
                 let stdin = std::io::stdin();
                 let waits = [(stdin.as_fd(), PollFlags::IN), (self.client.as_fd(), PollFlags::IN)];
                 let polled = self.signals.poll(waits, self.left()?);
@@ -434,7 +434,7 @@ impl CallLoop<'_> {
                 return self.read_input();
             }
         }
-        if !self.client.arm()? {
+        if !self.client.arm()?.is_waiting() {
             return Ok(());
         }
         let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };

@@ -29,6 +29,8 @@ pub struct ChannelArgs {
     /// The channel: a short name, unix:PATH for a socket at PATH, or path:DIR for a directory that keeps it
     pub name: String,
     /// Fail if the other side has not appeared after this time [default: wait without limit]
+    ///
+    /// For path:DIR, also the time to wait for another process that has the same role to end [default: 0.2 s].
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     timeout: Option<Duration>,
     /// How to wait for the other side once connected
@@ -96,7 +98,7 @@ impl ReceiveArgs {
         let channel = &self.channel;
         let options = self.memory.into_iter().fold(options, Options::memory);
         match transport {
-            Transport::Path(directory) => Ok(options.cast().create_receiver(directory)?),
+            Transport::Path(directory) => channel.claim(signals, || options.cast().create_receiver(directory)),
             Transport::Connect if self.connect => channel.connect("listening sender", signals, |limit| {
                 options.cast().handshake(limit).connect_receiver(&channel.name)
             }),
@@ -279,6 +281,22 @@ impl ChannelArgs {
                 return Err(self.no_peer(peer_name));
             }
             signals.poll([], Some(RETRY_INTERVAL))?;
+        }
+    }
+
+    /// Opens a path channel. With `--timeout` it waits that long for a role that another process has; between two
+    /// attempts, a signal ends the wait. Without it, each attempt waits for the end of a process that was killed.
+    pub fn claim<T>(&self, signals: &Signals, mut open: impl FnMut() -> pelton::Result<T>) -> Result<T, Failure> {
+        let until = self.peer_deadline();
+        let mut notice = self.notice("its role");
+        loop {
+            match open() {
+                Err(Error::RoleTaken { .. }) if until.is_some_and(|until| Instant::now() < until) => {
+                    notice.check();
+                    signals.poll([], Some(RETRY_INTERVAL))?;
+                }
+                done => return Ok(done?),
+            }
         }
     }
 

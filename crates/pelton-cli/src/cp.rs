@@ -105,7 +105,7 @@ impl CopyLoop {
                     return Ok(done);
                 }
             }
-            if self.engine.arm()? {
+            if self.engine.arm()?.is_waiting() {
                 self.signals.poll([(self.engine.as_fd(), PollFlags::IN)], None)?;
             }
         }

@@ -216,7 +216,7 @@ fn flush_all(
         }
         let next = due.into_iter().chain(peer_deadline).chain(notice.due).min();
         let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-        if args.receive.channel.wait == WaitArg::Block && left != Some(Duration::ZERO) && flush.arm() {
+        if args.receive.channel.wait == WaitArg::Block && left != Some(Duration::ZERO) && flush.arm().is_waiting() {
             signals.poll([(flush.as_fd(), PollFlags::IN)], left.map(|left| left.min(SLICE)))?;
         }
     }

@@ -248,7 +248,7 @@ impl RecvLoop<'_> {
             (WaitArg::Spin, _) => Some(Duration::ZERO),
             (WaitArg::Block, by) => by.map(|by| by.saturating_duration_since(Instant::now()).min(SLICE)),
         };
-        if !self.receiver.arm()? {
+        if !self.receiver.arm()?.is_waiting() {
             return Ok(());
         }
         // No events: the poll reports an error or a hang-up of the reader.

@@ -13,7 +13,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Sender, Sent};
+use pelton::{Armed, Sender, Sent};
 use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -118,7 +118,7 @@ fn open_sender(args: &SendArgs, transport: &Transport, signals: &Signals) -> Res
     let (channel, options) = (&args.channel, args.channel.options());
     match transport {
         Transport::Path(directory) => {
-            let mut sender = options.cast().create_sender(directory)?;
+            let mut sender = channel.claim(signals, || options.cast().create_sender(directory))?;
             if channel.peer_deadline().is_some() {
                 channel.wait_for_peer("receiver", signals, |slice| Ok(sender.resume_until(slice)?.then_some(())))?;
             }
@@ -220,7 +220,7 @@ impl SendLoop<'_> {
                 continue;
             }
             let armed = self.sender.arm(message.len());
-            if self.unless_kept(armed)? == Some(true) {
+            if self.unless_kept(armed)? == Some(Armed::Waiting) {
                 let polled = self.signals.poll([(self.sender.as_fd(), PollFlags::IN)], None);
                 self.sender.disarm();
                 polled?;

@@ -243,7 +243,7 @@ impl ServeLoop<'_> {
                 self.is_drained = true;
                 Ok(false)
             }
-            armed => Ok(armed?),
+            armed => Ok(armed?.is_waiting()),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::operation::{Operation, Output, Pieces, Transfer, Work};
 use crate::perform;
 use crate::pool::{Cancel, Pool};
 use crate::ring::Ring;
-use pelton_channel::{Error, Result};
+use pelton_channel::{Armed, Deadline, Error, Result};
 use pelton_lane::failpoint;
 use pelton_os::{Buffer, LocalWake, Owner, Pollable, poll_until};
 use rustix::io::Errno;
@@ -323,13 +323,13 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::run`].
-    pub fn run_until(&mut self, operation: Operation, deadline: Instant) -> Result<Option<Completion>> {
+    pub fn run_until(&mut self, operation: Operation, deadline: impl Into<Deadline>) -> Result<Option<Completion>> {
         self.check(&operation)?;
         self.inline_bytes = INLINE_BYTES_PER_TICK;
         let mut work = operation.0;
         match self.try_inline(&mut work) {
             Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
-            None => self.wait_for(work, Some(deadline)),
+            None => self.wait_for(work, deadline.into().instant()),
         }
     }
 
@@ -520,8 +520,8 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::completion`].
-    pub fn completion_until(&mut self, deadline: Instant) -> Result<Option<Completion>> {
-        self.completion_by(Some(deadline))
+    pub fn completion_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Completion>> {
+        self.completion_by(deadline.into().instant())
     }
 
     fn completion_by(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
@@ -591,7 +591,7 @@ impl Engine {
     }
 
     /// For an event loop: the descriptor becomes readable when an operation completes. Also begins the submitted
-    /// operations. True: no completion is available, so the loop may sleep. False: take the available one.
+    /// operations.
     ///
     /// Operations submitted while the engine is armed begin by themselves, the first immediately. If there are more,
     /// the descriptor becomes readable, and the rest begins when the loop takes completions or arms again: one system
@@ -599,7 +599,7 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::start`].
-    pub fn arm(&mut self) -> Result<bool> {
+    pub fn arm(&mut self) -> Result<Armed> {
         self.check_owner()?;
         self.inline_bytes = INLINE_BYTES_PER_TICK;
         self.local_wake.drain();
@@ -618,13 +618,13 @@ impl Engine {
         self.has_begun_one = false;
         if !self.ready.is_empty() {
             self.keep_readable();
-            return Ok(false);
+            return Ok(Armed::Ready);
         }
         if self.is_stuck() {
             // Nothing else would wake the loop: it wakes and retries.
             self.keep_readable();
         }
-        Ok(true)
+        Ok(Armed::Waiting)
     }
 
     /// Withdraws [`Engine::arm`].
@@ -646,8 +646,8 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::close`].
-    pub fn close_until(self, deadline: Instant) -> Result<bool> {
-        self.closed(Some(deadline))
+    pub fn close_until(self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.closed(deadline.into().instant())
     }
 
     fn closed(mut self, deadline: Option<Instant>) -> Result<bool> {

@@ -114,7 +114,7 @@ impl Pump {
                 if filled == 0 || (filled < wanted && !self.file.is_stream()) {
                     break;
                 }
-            } else if sender.arm(wanted)? {
+            } else if sender.arm(wanted)?.is_waiting() {
                 cancel.wait_for(sender.as_fd(), PollFlags::IN)?;
                 sender.disarm();
             }
@@ -144,7 +144,7 @@ impl Pump {
                 Err(error) if error.is_closed() => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
-            if is_empty && receiver.arm()? {
+            if is_empty && receiver.arm()?.is_waiting() {
                 cancel.wait_for(receiver.as_fd(), PollFlags::IN)?;
                 receiver.disarm();
             }

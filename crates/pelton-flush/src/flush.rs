@@ -1,17 +1,9 @@
 //! Messages in chunks to a sink, without a copy: from a receiver ([`Flush`]), or from threads that append
 //! ([`Appenders`]).
 
-use pelton_channel::Counters;
-use pelton_channel::Deadline;
-use pelton_channel::LaneId;
-use pelton_channel::Receiver;
-use pelton_channel::Senders;
-use pelton_channel::raw::Settings;
-use pelton_channel::raw::gather;
-use pelton_channel::raw::{ReservedSpace, TakenChunk};
-use pelton_channel::{Error, Result};
-use pelton_channel::{Options, options::maker};
-use pelton_channel::{Reservation, Sender, Sent};
+use pelton_channel::options::{Options, maker};
+use pelton_channel::raw::{ReservedSpace, Settings, TakenChunk, gather};
+use pelton_channel::{Armed, Counters, Deadline, Error, LaneId, Receiver, Reservation, Result, Sender, Senders, Sent};
 use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
 use pelton_os::Peer;
 use pelton_os::{self as os, Doorbell, Owner, Ready, locked, poll_until};
@@ -367,8 +359,8 @@ impl Flush {
     ///
     /// # Errors
     /// As [`Flush::run`].
-    pub fn run_until(&mut self, deadline: Instant) -> Result<bool> {
-        self.run_to(Some(deadline))
+    pub fn run_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.run_to(deadline.into().instant())
     }
 
     fn run_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
@@ -448,12 +440,12 @@ impl Flush {
         self.receiver.counters()
     }
 
-    /// As [`Receiver::arm`], with the receiver's descriptor: true means that the loop may sleep. Does not fail: the
-    /// next [`Flush::turn`] reports an error, after the messages that came before it.
-    pub fn arm(&mut self) -> bool {
+    /// As [`Receiver::arm`], with the receiver's descriptor. Does not fail: the next [`Flush::turn`] reports an error,
+    /// after the messages that came before it.
+    pub fn arm(&mut self) -> Armed {
         self.receiver.arm().unwrap_or_else(|error| {
             self.end = Some(error);
-            false
+            Armed::Ready
         })
     }
 
@@ -746,7 +738,7 @@ impl Shared {
             os::block_signals();
             loop {
                 let Some((idle, due)) = locked(&flush).as_mut().map(|flush| {
-                    let idle = flush.arm() && flush.taken.is_empty();
+                    let idle = flush.arm().is_waiting() && flush.taken.is_empty();
                     (idle, flush.sink_due())
                 }) else {
                     return;

@@ -129,26 +129,56 @@
 //!
 //! [`Client`], [`Service`] and [`file::Engine`] have the same three.
 //!
+//! # Copies, iterators, values
+//! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]
+//! return copies, which no sender can change. The module `values` (feature `zerocopy`) sends a value's bytes, and reads
+//! them in place; `encoded` (feature `postcard`) sends any value with serde, by messages and by calls.
+//!
+//! # Features
+//! | feature | on by default | content |
+//! |---|---|---|
+//! | `call` | yes | [`Client`], [`Service`] |
+//! | `file` | yes | the module [`mod@file`] |
+//! | `flush` | yes | `Flush`, `Appenders`, record files |
+//! | `tokio` | no | the module `tokio`: endpoints, streams, sinks, clients, services, files; with `call` and `file` |
+//! | `postcard` | no | the module `encoded` |
+//! | `zerocopy` | no | the module `values` |
+//!
+//! `docs/decisions/0035-features.md` has what each costs a build.
+//!
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "file")]
+#[cfg_attr(docsrs, doc(cfg(feature = "file")))]
 #[doc(inline)]
 pub use pelton_file as file;
+#[cfg(feature = "postcard")]
+#[cfg_attr(docsrs, doc(cfg(feature = "postcard")))]
+pub mod encoded;
 #[cfg(feature = "tokio")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
 pub mod tokio;
+#[cfg(feature = "zerocopy")]
+#[cfg_attr(docsrs, doc(cfg(feature = "zerocopy")))]
+pub mod values;
 
 #[cfg(feature = "call")]
+#[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 #[doc(inline)]
 pub use pelton_call::{
-    Answering, CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+    Answering, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation, Responder,
+    Service, Stopper,
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Options, Peer,
-    Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
+    Armed, Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages,
+    Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
+#[cfg_attr(docsrs, doc(cfg(feature = "flush")))]
 #[doc(inline)]
 pub use pelton_flush::{
     Appender, Appenders, Chunk, FileChange, FileChunk, Flush, Forward, Record, RecordFile, RecordFileOptions,
@@ -162,6 +192,8 @@ pub use pelton_lane::failpoints;
 #[doc(hidden)]
 pub mod raw {
     #[cfg(feature = "call")]
-    pub use pelton_call::raw::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
+    pub use pelton_call::raw::{
+        Inbox, RawCompletion, RawReplyReservation, RawRequest, RawRequestReservation, StoredCompletion,
+    };
     pub use pelton_channel::raw::*;
 }

@@ -18,9 +18,13 @@
 
 mod client;
 mod engine;
+mod service;
+mod stream;
 
 pub use client::{Answer, AsyncCall, AsyncClient};
 pub use engine::AsyncEngine;
+pub use service::{AsyncRequest, AsyncResponder, AsyncService};
+pub use stream::{MessageSink, MessageStream};
 
 use crate::{Error, Message, Receiver, Result, Sender, Sent};
 use ::tokio::io::Interest;
@@ -59,7 +63,7 @@ impl AsyncReceiver {
     /// # Errors
     /// As [`Receiver::receive`].
     pub async fn ready(&mut self) -> Result<()> {
-        while !self.0.get_mut().poll()? && self.0.get_mut().arm()? {
+        while !self.0.get_mut().poll()? && self.0.get_mut().arm()?.is_waiting() {
             let mut readable = self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
             // The reactor hears of the next ring because `arm` silences the descriptor before it looks.
             readable.clear_ready();
@@ -115,7 +119,7 @@ impl AsyncSender {
     /// # Errors
     /// As [`Sender::send`].
     pub async fn ready(&mut self, bytes: usize) -> Result<()> {
-        while self.0.get_mut().arm(bytes)? {
+        while self.0.get_mut().arm(bytes)?.is_waiting() {
             let mut readable = self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
             readable.clear_ready();
         }

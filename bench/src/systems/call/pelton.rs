@@ -43,7 +43,7 @@ impl Pelton {
             if let Some(completion) = self.client.try_completion()? {
                 return copy(&completion, &mut self.reply);
             }
-            if self.client.arm()? {
+            if self.client.arm()?.is_waiting() {
                 watch.sleep()?;
                 self.client.disarm();
             }
@@ -115,7 +115,7 @@ impl PeltonServing<'_> {
     #[inline(never)]
     fn wait_in_loop(&mut self) -> Result<()> {
         let watch = self.watch.as_ref().context("there is no loop")?;
-        if self.service.arm()? {
+        if self.service.arm()?.is_waiting() {
             watch.sleep()?;
             self.service.disarm();
         }

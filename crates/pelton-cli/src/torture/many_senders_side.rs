@@ -6,7 +6,7 @@ use super::journal::{Journal, READY, Word, Words};
 use super::message::{HEADER_BYTES, Pattern, Random, check};
 use super::plan::{Job, ManySendersPlan, Plan, Transport, WaitMode};
 use super::side::{connect_retrying, connecting_options, name, options, pause, record_death, wait_readable};
-use pelton::{Chunk, Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Sender, Senders, Sent, Sink};
+use pelton::{Armed, Chunk, Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Sender, Senders, Sent, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     collections::HashMap,
@@ -147,7 +147,7 @@ impl<'a> SenderState<'a> {
             sender.send(&self.buffer)?;
         }
         while self.plan.wait_mode == WaitMode::Poll && sender.try_send(&self.buffer)? != Sent::Sent {
-            if sender.arm(self.buffer.len())? {
+            if sender.arm(self.buffer.len())?.is_waiting() {
                 wait_readable(sender);
             }
             if self.random.one_in(2) {
@@ -355,8 +355,8 @@ fn receive(plan: &Plan, part: &ManySendersPlan, sender_table: &SenderTable, jour
             // Messages of dead senders may follow the end.
             Ok(false) if state.has_ended => return receiver.close(),
             Ok(false) if plan.wait_mode == WaitMode::Poll => match receiver.arm() {
-                Ok(true) => wait_readable(&receiver),
-                Ok(false) => {}
+                Ok(Armed::Waiting) => wait_readable(&receiver),
+                Ok(Armed::Ready) => {}
                 Err(error) if continues_after(plan, &error) => {}
                 Err(error) => return Err(error),
             },
@@ -471,7 +471,7 @@ fn flush_step(plan: &Plan, flush: &mut Flush) -> pelton::Result<()> {
         return flush.run_until(Instant::now() + Duration::from_secs(1)).map(|_| ());
     }
     let due = flush.turn()?;
-    if flush.arm() {
+    if flush.arm().is_waiting() {
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
         let left = left.map(|left| Timespec::try_from(left).expect("it is short"));
         // An interrupted poll has no effect here.

@@ -291,7 +291,7 @@ impl<'a> SenderSide<'a> {
     }
 
     fn wait_for_space(&mut self, bytes: usize) -> pelton::Result<()> {
-        if self.sender.arm(bytes)? {
+        if self.sender.arm(bytes)?.is_waiting() {
             self.journal.set(Word::Waiting, 1);
             wait_readable(&self.sender);
             self.journal.set(Word::Waiting, 0);
@@ -389,7 +389,7 @@ impl<'a> ReceiverSide<'a> {
                 self.journal.set(Word::Waiting, 0);
                 return Ok(());
             }
-            if self.receiver.arm()? {
+            if self.receiver.arm()?.is_waiting() {
                 self.journal.set(Word::Waiting, 1);
                 wait_readable(&self.receiver);
                 self.journal.set(Word::Waiting, 0);

@@ -8,6 +8,7 @@ mod demo;
 mod flush;
 mod path;
 mod refused;
+mod roles;
 mod send_recv;
 mod terminal;
 mod test_dirs;

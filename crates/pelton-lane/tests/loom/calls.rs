@@ -1,13 +1,13 @@
 //! Calls under loom: the words that a service's threads and its loop share without a lock, in every interleaving.
 //! `./run loom` runs these models, then again with each edge left out (`PELTON_WEAKEN`), when a model must fail.
 //!
-//! The models include `call/edges.rs` of the crate `pelton`. They are here because loom cannot run the rest of that
+//! The models include `edges.rs` of the crate `pelton-call`. They are here because loom cannot run the rest of that
 //! crate.
 
 #[path = "../../../pelton-call/src/edges.rs"]
 mod edges;
 
-use edges::{Away, Stirred};
+use edges::{DetachedCount, NotifyFlag};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use loom::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ const PUBLISH: Edge = Edge::named("publish");
 
 /// A client, as a model: its lane is a count of replies. Loom detects two threads that access the lane at once.
 struct Client {
-    away: Away,
+    detached: DetachedCount,
     lock: Mutex<()>,
     lane: UnsafeCell<u32>,
     frees: UnsafeCell<u32>,
@@ -32,8 +32,8 @@ unsafe impl Send for Client {}
 
 impl Client {
     fn new() -> Arc<Client> {
-        let (away, lock) = (Away::new(), Mutex::new(()));
-        Arc::new(Client { away, lock, lane: UnsafeCell::new(0), frees: UnsafeCell::new(0) })
+        let (detached, lock) = (DetachedCount::new(), Mutex::new(()));
+        Arc::new(Client { detached, lock, lane: UnsafeCell::new(0), frees: UnsafeCell::new(0) })
     }
 
     fn reply(&self) {
@@ -45,14 +45,14 @@ impl Client {
         let lock = self.lock.lock().unwrap();
         self.reply();
         drop(lock);
-        if self.away.come_back() {
+        if self.detached.remove() {
             self.free();
         }
     }
 
     /// As the loop, with a client that has detached references.
     fn reply_in_the_loop(&self) {
-        if self.away.is_nobody() {
+        if self.detached.is_zero() {
             self.reply();
         } else {
             let _lock = self.lock.lock().unwrap();
@@ -69,39 +69,39 @@ impl Client {
 
 /// The loop omits the lock while no reference is detached, and then sees every reply of the returned ones.
 #[test]
-fn home_the_loop_replies_without_the_lock_only_if_nothing_is_detached() {
+fn return_the_loop_replies_without_the_lock_only_if_nothing_is_detached() {
     loom::model(|| {
         let client = Client::new();
-        client.away.go();
+        client.detached.add();
         let other = client.clone();
         let other = thread::spawn(move || other.reply_and_return());
         client.reply_in_the_loop();
         // A second request of the same client is detached, perhaps before the first returns.
-        client.away.go();
+        client.detached.add();
         let third = client.clone();
         let third = thread::spawn(move || third.reply_and_return());
         client.reply_in_the_loop();
         other.join().unwrap();
         third.join().unwrap();
-        assert!(client.away.is_nobody());
+        assert!(client.detached.is_zero());
         client.lane.with(|lane| assert_eq!(unsafe { *lane }, 4));
     });
 }
 
 /// The last reference to a client frees it, once, after all others have finished.
 #[test]
-fn home_the_last_reference_frees_the_client() {
+fn return_the_last_reference_frees_the_client() {
     loom::model(|| {
         let client = Client::new();
         let others: Vec<_> = (0..2)
             .map(|_| {
-                client.away.go();
+                client.detached.add();
                 let other = client.clone();
                 thread::spawn(move || other.reply_and_return())
             })
             .collect();
         client.reply_in_the_loop();
-        if client.away.leave() {
+        if client.detached.release() {
             client.free();
         }
         others.into_iter().for_each(|other| other.join().unwrap());
@@ -111,9 +111,9 @@ fn home_the_last_reference_frees_the_client() {
 
 /// A thread stores its reason before it notifies. Once no notification is pending, the loop has seen every reason.
 #[test]
-fn stir_the_loop_sees_why_it_is_notified() {
+fn notify_the_loop_sees_why_it_is_notified() {
     loom::model(|| {
-        let shared = Arc::new((Stirred::new(), [AtomicU32::new(0), AtomicU32::new(0)]));
+        let shared = Arc::new((NotifyFlag::new(), [AtomicU32::new(0), AtomicU32::new(0)]));
         let notify = |which: usize| {
             let shared = shared.clone();
             thread::spawn(move || {

@@ -1,11 +1,12 @@
-//! A client for many tasks at a time. A task of its own hears the descriptor, takes what comes, and wakes those whom it is for. None of
-//! them does that for the others: it could be one that is polled no more, while it waits for one of them.
+//! A client for many tasks at a time. One task of its own, the driver, polls the descriptor, takes completions, stores
+//! them in an [`Inbox`] and wakes the tasks that wait for them. No other task does that: it might not be polled again
+//! while it waits for something else.
 
-use crate::{CallId, Client, Outcome};
-use crate::{Error, Result};
+use crate::raw::{Inbox, StoredCompletion};
+use crate::{Armed, CallId, Client, Error, Outcome, Result};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -13,9 +14,10 @@ use std::task::{Context, Poll, Waker};
 
 /// A [`Client`] in a Tokio runtime, for any number of tasks: `Clone`, `Send` and `Sync`.
 ///
-/// A call that is dropped before its last answer has come, for instance by `tokio::time::timeout`, is cancelled, and its service
-/// told. Parts that come to one [`AsyncCall`] while another is awaited are kept; once they are more than the client takes of
-/// one reply ([`crate::Options::call_bytes_max`]) nothing more is taken for anybody until some are read, or that call is dropped.
+/// A call that is dropped before its final completion, for instance by `tokio::time::timeout`, is cancelled, and its
+/// service notified. Parts that come for one [`AsyncCall`] while another is awaited are stored. Once they exceed the
+/// largest reply that the client takes ([`crate::Options::call_bytes_max`]), it receives nothing more for any call
+/// until some are taken, or that call is dropped.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -40,7 +42,7 @@ use std::task::{Context, Poll, Waker};
 #[derive(Clone, Debug)]
 pub struct AsyncClient(Arc<Handle>);
 
-/// What all clones and calls have. With the last of them the client is closed.
+/// What all clones and calls share. Dropping the last of them closes the client.
 #[derive(Debug)]
 struct Handle(Arc<Mutex<State>>);
 
@@ -55,83 +57,64 @@ impl Drop for Handle {
 #[derive(Debug)]
 struct State {
     client: Client,
-    calls: HashMap<CallId, Expecting>,
-    /// What the answers among them come to.
-    kept_bytes: u64,
-    kept_bytes_max: u64,
-    /// Who waits for room, by a number of each, in the order in which they came.
-    room: BTreeMap<u64, Waker>,
+    /// Completions that no task has taken yet, and the tasks that wait for others.
+    inbox: Inbox,
+    inbox_bytes_max: u64,
+    /// Tasks that wait for space, by a number of each, in the order in which they came.
+    waiting_for_space: BTreeMap<u64, Waker>,
     number: u64,
-    /// The task that hears the descriptor.
     driver: Option<Waker>,
-    /// It has been told of an error, which is for those who wait to be told too.
+    /// The driver got an error, which each waiting task has to get too.
     has_failed: bool,
     is_dropped: bool,
 }
 
-/// What has come of a call that nobody has taken yet, and who waits for it.
-#[derive(Debug, Default)]
-struct Expecting {
-    answers: VecDeque<Answer>,
-    task: Option<Waker>,
-}
-
-/// What came of a call, or some of it.
+/// A completion of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What it is.
+    /// What it means.
     pub outcome: Outcome,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-impl Answer {
-    fn cost(&self) -> u64 {
-        (self.bytes.len() + size_of::<Answer>()) as u64
-    }
-}
-
 impl State {
-    /// Hands what has come to who waits for it. True: there was something.
-    fn take_completions(&mut self) -> Result<bool> {
-        let mut took = false;
-        while self.kept_bytes <= self.kept_bytes_max {
+    fn is_inbox_full(&self) -> bool {
+        self.inbox.bytes() > self.inbox_bytes_max
+    }
+
+    /// Stores what has come, and wakes the tasks that wait for it. Returns whether anything has come.
+    fn receive(&mut self) -> Result<bool> {
+        let mut has_received = false;
+        while !self.is_inbox_full() {
             let Some(completion) = self.client.try_completion()? else { break };
-            took = true;
-            let call = completion.call();
-            let answer = Answer { outcome: completion.outcome(), bytes: completion.into_vec() };
-            let Some(expecting) = self.calls.get_mut(&call) else { continue };
-            self.kept_bytes += answer.cost();
-            expecting.answers.push_back(answer);
-            if let Some(task) = &expecting.task {
+            has_received = true;
+            let (call, outcome) = (completion.call(), completion.outcome());
+            let bytes = completion.into_vec();
+            if let Some(task) = self.inbox.store(StoredCompletion { call, outcome, bytes }) {
                 task.wake_by_ref();
             }
         }
-        Ok(took)
+        Ok(has_received)
     }
 
-    /// The next answer to a call, or nothing yet, of which this task is to hear then.
-    fn take_answer(&mut self, call: CallId, task: &Waker) -> Result<Option<Answer>> {
+    /// The next completion of a call; or none yet, and the task is woken when it comes.
+    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<Answer>> {
         loop {
-            let expecting = self.calls.get_mut(&call).expect("its handle is there");
-            if let Some(answer) = expecting.answers.pop_front() {
-                if answer.outcome.is_final() {
-                    self.calls.remove(&call);
-                }
-                self.give_back(answer.cost());
-                return Ok(Some(answer));
+            let was_full = self.is_inbox_full();
+            if let Some(StoredCompletion { outcome, bytes, .. }) = self.inbox.take_of(call) {
+                self.resume(was_full);
+                return Ok(Some(Answer { outcome, bytes }));
             }
-            expecting.task = Some(task.clone());
-            if !self.has_failed || !self.take_completions()? {
+            self.inbox.wait_for(call, task);
+            if !self.has_failed || !self.receive()? {
                 return Ok(None);
             }
         }
     }
 
-    /// So much of what was kept is not any more.
-    fn give_back(&mut self, bytes: u64) {
-        let was_full = self.kept_bytes > self.kept_bytes_max;
-        self.kept_bytes -= bytes;
+    /// Wakes the driver after something was taken out of a full inbox.
+    fn resume(&self, was_full: bool) {
         if was_full {
             self.wake_driver();
         }
@@ -143,39 +126,46 @@ impl State {
         }
     }
 
-    fn wake_those_without_room(&mut self) {
-        // They ask again, and so are noted again.
-        std::mem::take(&mut self.room).into_values().for_each(Waker::wake);
-        self.client.forget_room();
+    /// Wakes the driver if a message is queued: it arms for its space.
+    fn wake_driver_to_write(&self) {
+        if self.client.has_unwritten() {
+            self.wake_driver();
+        }
     }
 
-    /// What the task does that hears the descriptor, until there is nothing to do, when it is woken.
+    fn wake_tasks_for_space(&mut self) {
+        // They try again, and wait again.
+        std::mem::take(&mut self.waiting_for_space).into_values().for_each(Waker::wake);
+        self.client.forget_wanted_space();
+    }
+
+    /// Polls the driver: until there is nothing to do, when something wakes it.
     fn drive(&mut self, context: &mut Context<'_>, readiness: &AsyncFd<OwnedFd>) -> Poll<()> {
         self.driver = Some(context.waker().clone());
         while !self.is_dropped {
-            match self.take_completions() {
+            match self.receive() {
                 Ok(false) => {}
                 Ok(true) => {
-                    // A place among the calls may have come free.
-                    self.wake_those_without_room();
+                    // A slot may be free now.
+                    self.wake_tasks_for_space();
                     continue;
                 }
                 Err(_) => return self.fail(),
             }
-            if self.kept_bytes > self.kept_bytes_max {
+            if self.is_inbox_full() {
                 return Poll::Pending;
             }
             match self.client.arm() {
-                Ok(true) => {}
-                Ok(false) => {
-                    self.wake_those_without_room();
+                Ok(Armed::Waiting) => {}
+                Ok(Armed::Ready) => {
+                    self.wake_tasks_for_space();
                     continue;
                 }
                 Err(_) => return self.fail(),
             }
             match readiness.poll_read_ready(context) {
                 Poll::Pending => return Poll::Pending,
-                // The reactor hears of the next ring because `arm` silences the descriptor before it looks.
+                // The reactor reports the next ring, because `arm` drains the descriptor before it polls.
                 Poll::Ready(Ok(mut ready)) => ready.clear_ready(),
                 Poll::Ready(Err(_)) => return self.fail(),
             }
@@ -183,38 +173,38 @@ impl State {
         Poll::Ready(())
     }
 
-    /// All who wait are to see for themselves. Whoever asks anew wakes this.
+    /// Each waiting task finds the error by itself. The next submission wakes the driver again.
     fn fail(&mut self) -> Poll<()> {
         self.has_failed = true;
-        self.wake_those_without_room();
-        self.calls.values().filter_map(|expecting| expecting.task.as_ref()).for_each(Waker::wake_by_ref);
+        self.wake_tasks_for_space();
+        self.inbox.wake_all();
         Poll::Pending
     }
 }
 
-/// A task that waits for room, until it is dropped.
-struct WaitingForRoom<'a> {
+/// A task that waits for space, until it is dropped.
+struct WaitingForSpace<'a> {
     state: &'a Mutex<State>,
     number: u64,
 }
 
-impl<'a> WaitingForRoom<'a> {
-    fn new(state: &'a Mutex<State>) -> WaitingForRoom<'a> {
+impl<'a> WaitingForSpace<'a> {
+    fn new(state: &'a Mutex<State>) -> WaitingForSpace<'a> {
         let mut locked = locked(state);
         locked.number += 1;
-        WaitingForRoom { state, number: locked.number }
+        WaitingForSpace { state, number: locked.number }
     }
 
-    /// Waits until `attempt` has found something.
+    /// Waits until `attempt` returns something.
     async fn until<T>(&self, mut attempt: impl FnMut(&mut State) -> Result<Option<T>>) -> Result<T> {
         poll_fn(|context| {
             let mut state = locked(self.state);
             if let Some(found) = attempt(&mut state)? {
-                state.room.remove(&self.number);
+                state.waiting_for_space.remove(&self.number);
                 return Poll::Ready(Ok(found));
             }
-            state.room.insert(self.number, context.waker().clone());
-            // It asks to hear of room.
+            state.waiting_for_space.insert(self.number, context.waker().clone());
+            // The driver arms for the space.
             state.wake_driver();
             Poll::Pending
         })
@@ -222,18 +212,18 @@ impl<'a> WaitingForRoom<'a> {
     }
 }
 
-impl Drop for WaitingForRoom<'_> {
+impl Drop for WaitingForSpace<'_> {
     fn drop(&mut self) {
-        locked(self.state).room.remove(&self.number);
+        locked(self.state).waiting_for_space.remove(&self.number);
     }
 }
 
 impl AsyncClient {
-    /// Registers a client with the runtime that this is called in, and starts a task there for it, which ends when all clones of this and
-    /// all its calls have been dropped.
+    /// Registers a client with the runtime that this is called in, and starts a task there for it. The task ends when
+    /// all clones of this and all its calls have been dropped.
     ///
     /// # Errors
-    /// [`Error::System`] when the reactor does not take the descriptor, or there is none to be had.
+    /// [`Error::System`] when the reactor does not take the descriptor, or the process has none left.
     ///
     /// # Panics
     /// Outside a Tokio runtime with I/O enabled.
@@ -241,11 +231,10 @@ impl AsyncClient {
         let descriptor = client.as_fd().try_clone_to_owned().map_err(Error::system("duplicating a descriptor"))?;
         let readiness = super::registered(descriptor)?;
         let state = Arc::new(Mutex::new(State {
-            kept_bytes_max: client.reply_bytes_max(),
+            inbox_bytes_max: client.reply_bytes_max(),
             client,
-            calls: HashMap::new(),
-            kept_bytes: 0,
-            room: BTreeMap::new(),
+            inbox: Inbox::default(),
+            waiting_for_space: BTreeMap::new(),
             number: 0,
             driver: None,
             has_failed: false,
@@ -256,9 +245,9 @@ impl AsyncClient {
         Ok(AsyncClient(Arc::new(Handle(state))))
     }
 
-    /// Asks and awaits the answer, of a streaming reply the first part, after which the call is cancelled: for all of them
-    /// [`AsyncClient::submit`]. Waits for room and for the answer. Dropped before it completes, the call is cancelled, or was not
-    /// made.
+    /// Submits a request and awaits its completion; of a streaming reply the first part, after which the call is
+    /// cancelled: for all of them use [`AsyncClient::submit`]. Waits for space and for the completion. Dropped before
+    /// it completes, the call is cancelled, or was not submitted.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -267,7 +256,8 @@ impl AsyncClient {
         Ok(call.next().await?.expect("nothing of it has been taken"))
     }
 
-    /// Asks. Waits for room, and for a place among 1,024 calls. Dropped before it completes, it has asked nothing.
+    /// Submits a request. Waits for space, and for a free slot among 1,024 calls. Dropped before it completes, it has
+    /// submitted nothing.
     ///
     /// # Errors
     /// As [`Client::try_submit`].
@@ -275,8 +265,8 @@ impl AsyncClient {
         self.submitted(request, false).await
     }
 
-    /// As [`AsyncClient::submit`], of a call that may be carried out more than once, as [`Client::mark_idempotent`] says: marked later,
-    /// its service could have died in between.
+    /// As [`AsyncClient::submit`], of a call that may be executed more than once, as [`Client::mark_idempotent`] says.
+    /// If it were marked later, its service could have died in between.
     ///
     /// # Errors
     /// As [`AsyncClient::submit`].
@@ -290,39 +280,40 @@ impl AsyncClient {
             if is_idempotent {
                 state.client.mark_idempotent(call)?;
             }
-            state.calls.insert(call, Expecting::default());
-            // Of a name of many services another has come.
-            if std::mem::take(&mut state.has_failed) || state.client.has_unwritten() {
+            if std::mem::take(&mut state.has_failed) {
+                // By a short name another service has come.
                 state.wake_driver();
             }
+            state.wake_driver_to_write();
             Ok(Some(call))
         };
-        let call = WaitingForRoom::new(&self.0.0).until(attempt).await?;
+        let call = WaitingForSpace::new(&self.0.0).until(attempt).await?;
         Ok(AsyncCall { handle: self.0.clone(), call, is_over: false })
     }
 
-    /// Tells the service something that it does not answer. Waits for room. Dropped before it completes, it has told nothing.
+    /// Sends the service a message that gets no reply. Waits for space. Dropped before it completes, it has sent
+    /// nothing.
     ///
     /// # Errors
     /// As [`Client::try_notify`].
     pub async fn notify(&self, message: &[u8]) -> Result<()> {
         let attempt = |state: &mut State| {
-            let is_told = state.client.try_notify(message)?;
-            if is_told && state.client.has_unwritten() {
-                state.wake_driver();
+            let is_sent = state.client.try_notify(message)?;
+            if is_sent {
+                state.wake_driver_to_write();
             }
-            Ok(is_told.then_some(()))
+            Ok(is_sent.then_some(()))
         };
-        WaitingForRoom::new(&self.0.0).until(attempt).await
+        WaitingForSpace::new(&self.0.0).until(attempt).await
     }
 
-    /// Calls whose last answer has not come, also those cancelled.
+    /// Calls whose final completion has not come, cancelled ones included.
     pub fn in_flight(&self) -> usize {
         locked(&self.0.0).client.in_flight()
     }
 }
 
-/// A call in flight; see [`AsyncClient::submit`]. Dropped before its last answer has come, it is cancelled.
+/// A call in flight; see [`AsyncClient::submit`]. Dropped before its final completion, it is cancelled.
 #[derive(Debug)]
 pub struct AsyncCall {
     handle: Arc<Handle>,
@@ -331,40 +322,48 @@ pub struct AsyncCall {
 }
 
 impl AsyncCall {
-    /// The next answer: the reply, or the next part of one; `None` after the last. Waits for it. Dropped before it completes, it
-    /// has taken nothing.
+    /// The next completion: the reply, or the next part of one; `None` after the last. Waits for it. Dropped before it
+    /// completes, it has taken nothing.
     ///
     /// # Errors
-    /// As [`Client::completion_of`]; nothing more comes of the call then.
+    /// As [`Client::completion_of`]; the call has no further completion then.
     pub async fn next(&mut self) -> Result<Option<Answer>> {
         if self.is_over {
             return Ok(None);
         }
         let call = self.call;
-        let found = poll_fn(|context| match locked(&self.handle.0).take_answer(call, context.waker()) {
+        let found = poll_fn(|context| match locked(&self.handle.0).take(call, context.waker()) {
             Ok(None) => Poll::Pending,
             Ok(Some(answer)) => Poll::Ready(Ok(answer)),
             Err(error) => Poll::Ready(Err(error)),
         })
         .await;
         self.is_over = found.as_ref().map_or(true, |answer| answer.outcome.is_final());
-        match found? {
-            Answer { outcome: Outcome::Lost(loss), .. } => Err(locked(&self.handle.0).client.lost(loss)),
-            answer => Ok(Some(answer)),
+        match found {
+            Ok(Answer { outcome: Outcome::Lost(loss), .. }) => Err(locked(&self.handle.0).client.lost(loss)),
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) => {
+                self.cancel();
+                Err(error)
+            }
         }
+    }
+
+    fn cancel(&self) {
+        let mut state = locked(&self.handle.0);
+        let was_full = state.is_inbox_full();
+        state.inbox.forget(self.call);
+        // An error is that of the client's end, which the next function that uses it returns.
+        let _ = state.client.cancel(self.call);
+        state.wake_driver_to_write();
+        state.resume(was_full);
     }
 }
 
 impl Drop for AsyncCall {
     fn drop(&mut self) {
-        let mut state = locked(&self.handle.0);
-        if let Some(expecting) = state.calls.remove(&self.call) {
-            // An error is of the client's end, which whoever uses it next is told.
-            let _ = state.client.cancel(self.call);
-            if state.client.has_unwritten() {
-                state.wake_driver();
-            }
-            state.give_back(expecting.answers.iter().map(Answer::cost).sum());
+        if !self.is_over {
+            self.cancel();
         }
     }
 }

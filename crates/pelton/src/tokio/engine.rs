@@ -147,7 +147,7 @@ impl Ticket<'_> {
             if self.operation.is_some() && state.engine.has_free_slots(1) {
                 continue;
             }
-            if !state.engine.arm()? {
+            if !state.engine.arm()?.is_waiting() {
                 continue;
             }
             state.watcher = Some(self.token);

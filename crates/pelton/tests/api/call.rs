@@ -481,7 +481,7 @@ fn a_client_counts_its_rings_of_a_sleeping_service() {
     let (mut service, mut client, _responders, _) = service_with_calls(&dir, 1);
     for rung in 1..4 {
         let before = client.wakes_sent();
-        assert!(service.arm().unwrap());
+        assert!(service.arm().unwrap().is_waiting());
         client.submit(b"wakes it").unwrap();
         client.submit(b"finds it awake").unwrap();
         assert_eq!(client.wakes_sent(), before + 1, "{rung}");

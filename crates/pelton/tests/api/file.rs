@@ -395,31 +395,31 @@ fn the_descriptor_is_readable_exactly_while_a_completion_waits() {
         std::fs::write(case.path("a"), b"text").unwrap();
         let file = open(&mut engine, &case.path("a"));
         let (read, mut write) = pipe("a pipe");
-        assert!(engine.arm().unwrap());
+        assert!(engine.arm().unwrap().is_waiting());
         assert!(!is_readable(&engine));
         for round in 0..20 {
             // Nothing yet: the pipe is empty.
             submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
-            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            assert!(engine.arm().unwrap().is_waiting() && !is_readable(&engine), "round {round}");
             write.write_all(b"x").unwrap();
             readable(&engine);
             assert_eq!(engine.try_completion().unwrap().unwrap().bytes(), b"x");
             assert!(engine.try_completion().unwrap().is_none());
-            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            assert!(engine.arm().unwrap().is_waiting() && !is_readable(&engine), "round {round}");
             // Submitted while armed: it begins at once, or completes at once.
             submit(&mut engine, 2, Operation::sync_data(&file));
             readable(&engine);
             assert_eq!(done(&mut engine).token, 2);
-            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            assert!(engine.arm().unwrap().is_waiting() && !is_readable(&engine), "round {round}");
             submit(&mut engine, 3, Operation::read_at(&file, vec![0; 4], 0));
             readable(&engine);
             // Two are complete and one is taken: the descriptor stays readable, and arming reports that.
             submit(&mut engine, 4, Operation::read_at(&file, vec![0; 4], 0));
             assert_eq!(done(&mut engine).bytes(), b"text");
             assert!(is_readable(&engine));
-            assert!(!engine.arm().unwrap() && is_readable(&engine));
+            assert!(!engine.arm().unwrap().is_waiting() && is_readable(&engine));
             assert_eq!(done(&mut engine).bytes(), b"text");
-            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            assert!(engine.arm().unwrap().is_waiting() && !is_readable(&engine), "round {round}");
             engine.disarm();
         }
     });
@@ -724,7 +724,7 @@ fn continuations_after_a_poll_begin_before_the_loop_sleeps() {
         rustix::fs::fcntl_setfl(&unready, rustix::fs::OFlags::NONBLOCK).unwrap();
         submit(&mut engine, 1, Operation::read(&idle, vec![0; 1]));
         submit(&mut engine, 2, Operation::read(&unready, vec![0; 1]));
-        assert!(engine.arm().unwrap());
+        assert!(engine.arm().unwrap().is_waiting());
         writer.write_all(b"x").unwrap();
         readable(&engine);
         assert_eq!(engine.try_completion().unwrap().expect("it reports that").token, 2);
@@ -795,7 +795,7 @@ fn one_tick_completes_a_bounded_number_of_operations() {
         assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
         let mut seen = std::collections::BTreeSet::new();
         while engine.in_flight() > 0 {
-            if engine.arm().unwrap() {
+            if engine.arm().unwrap().is_waiting() {
                 readable(&engine);
             }
             while let Some(ended) = engine.try_completion().unwrap() {
@@ -867,7 +867,7 @@ fn everything_works_where_a_filter_refuses_io_uring_later() {
             }
             seccomp::refuse(libc::SYS_io_uring_enter, libc::EPERM);
             if is_armed {
-                engine.arm().unwrap();
+                engine.arm().unwrap().is_waiting();
             }
             assert!(engine.cancel(1001).unwrap());
             for n in 300..600u64 {
@@ -875,7 +875,7 @@ fn everything_works_where_a_filter_refuses_io_uring_later() {
             }
             let mut seen = std::collections::BTreeSet::new();
             while seen.len() < 601 {
-                if is_armed && engine.arm().unwrap() {
+                if is_armed && engine.arm().unwrap().is_waiting() {
                     readable(&engine);
                 }
                 let ended = done(&mut engine);
@@ -905,7 +905,7 @@ fn a_loop_wakes_for_a_completion_during_a_wait_for_another_operation() {
         let mut engine = case.engine();
         let (idle, _writer) = pipe("idle");
         for round in 0..200u64 {
-            assert!(engine.arm().unwrap());
+            assert!(engine.arm().unwrap().is_waiting());
             for token in 0..6 {
                 submit(&mut engine, token, Operation::read_link(case.root.path()));
             }
@@ -921,7 +921,7 @@ fn a_loop_wakes_for_a_completion_during_a_wait_for_another_operation() {
                 while engine.try_completion().unwrap().is_none() {
                     // The descriptor may be readable for a completion already taken; it must not be silent for one
                     // not taken.
-                    if engine.arm().unwrap() {
+                    if engine.arm().unwrap().is_waiting() {
                         readable(&engine);
                     }
                 }

@@ -151,7 +151,7 @@ fn others_are_served(what: &str, receiver: &mut Receiver, dir: &TestDir) {
 fn falls_asleep(what: &str, receiver: &mut Receiver) {
     eventually(&format!("{what}: the receiver sleeps"), || {
         assert!(receiver.try_receive().unwrap().is_none());
-        receiver.arm().unwrap() && !is_readable(receiver.as_fd())
+        receiver.arm().unwrap().is_waiting() && !is_readable(receiver.as_fd())
     });
 }
 
@@ -243,13 +243,13 @@ fn shutting_its_doorbell_loses_the_client(dir: &TestDir, waits: bool) {
         shut_down();
         eventually("the client is lost", || {
             assert!(service.try_receive().unwrap().is_none());
-            service.arm().unwrap();
+            service.arm().unwrap().is_waiting();
             matches!(responder.try_part(&[7; 1000]), Err(Error::PeerDied { .. }))
         });
     }
     eventually("the service sleeps", || {
         assert!(service.try_receive().unwrap().is_none());
-        service.arm().unwrap() && !is_readable(service.as_fd())
+        service.arm().unwrap().is_waiting() && !is_readable(service.as_fd())
     });
     client.write_line("end");
     client.wait_for_success();

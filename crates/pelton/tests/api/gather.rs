@@ -140,7 +140,7 @@ fn child() {
             });
             let mut next = || {
                 if role.get("how") == "loop" {
-                    while receiver.arm().unwrap() {
+                    while receiver.arm().unwrap().is_waiting() {
                         let mut fds = [PollFd::new(&receiver, PollFlags::IN)];
                         assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })), Ok(1));
                     }
@@ -598,7 +598,7 @@ fn one_descriptor_is_readable_for_every_event() {
     let dir = TestDir::new("one descriptor is readable for every event");
     let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
     use std::os::fd::AsFd as _;
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()));
     let children: Vec<_> = (0..3).map(|id| Child::start(sending(&dir, id, 2000))).collect();
     let (mut seen, mut left) = (Seen::default(), 0);
@@ -614,10 +614,10 @@ fn one_descriptor_is_readable_for_every_event() {
                 }
             }
         }
-        receiver.arm().unwrap();
+        receiver.arm().unwrap().is_waiting();
     }
     assert_eq!(seen.total(), 6000);
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()), "idle again");
     children.into_iter().for_each(Child::wait_for_success);
 }
@@ -781,7 +781,7 @@ fn an_edge_triggered_loop_accepts_every_pending_connection() {
     let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
     loop {
         assert!(receiver.try_receive().unwrap().is_none());
-        assert!(receiver.arm().unwrap());
+        assert!(receiver.arm().unwrap().is_waiting());
         if epoll::wait(&edges, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
             break;
         }
@@ -844,7 +844,7 @@ fn a_silent_connection_occupies_no_slot() {
     let mut receiver = Options::new().lanes(2).gather_at(&dir.name()).unwrap();
     let _lane = receiver.senders().unwrap().sender().unwrap();
     let silent = seqpacket(&dir);
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     let child = Child::start(sending(&dir, 7, 1));
     assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (7, 0));
     child.wait_for_success();
@@ -878,7 +878,7 @@ fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
         Kind::Joined
     );
     stranger.expect("connected");
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     stranger.write_line("send");
     stranger.expect("sent");
     // One message each time that the loop wakes, without arming in between.
@@ -905,7 +905,7 @@ fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
     first.kill();
     assert!(sender.drain().unwrap_err().is_peer_died());
     let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     let resuming = std::thread::spawn(move || {
         assert!(sender.resume_until(deadline()).unwrap());
         sender
@@ -922,7 +922,7 @@ fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
         assert!(is_readable(receiver.as_fd()), "before message {number}");
         assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
     }
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()), "idle again");
 }
 

@@ -347,7 +347,7 @@ fn receive_thousands() {
     assert!(sent > 16, "{sent} packets of 64");
     peer.put(0, 1, 0);
     assert_eq!(receiver.receive().unwrap().descriptors(), 0);
-    assert!(receiver.arm().unwrap(), "junk in the socket is no message");
+    assert!(receiver.arm().unwrap().is_waiting(), "junk in the socket is no message");
     assert!(!is_readable(receiver.as_fd()));
     drop(peer);
     assert!(matches!(receiver.receive(), Err(Error::PeerDied { .. })));
@@ -496,14 +496,14 @@ fn an_endless_doorbell_prevents_no_work_and_no_sleep_after_it_stops() {
                     continue;
                 }
                 while receiver.try_receive_into(&mut buffer).unwrap().is_none() {
-                    if receiver.arm().unwrap() {
+                    if receiver.arm().unwrap().is_waiting() {
                         event_loop.tick(receiver.as_fd());
                     }
                 }
             }
         });
         // Quiet again: it sleeps, and wakes for a message.
-        while !receiver.arm().unwrap() || is_readable(receiver.as_fd()) {}
+        while !receiver.arm().unwrap().is_waiting() || is_readable(receiver.as_fd()) {}
         receiver.disarm();
         std::thread::scope(|scope| {
             let (thread, of_thread) = std::sync::mpsc::channel();

@@ -4,7 +4,11 @@
 //! thread or their own harness. `failpoints/` and `steps.rs` need that feature. `races/` runs one race at a time, and
 //! `fast_path.rs` is for release builds.
 
+#[cfg(feature = "tokio")]
+mod async_service;
 mod call;
+#[cfg(feature = "postcard")]
+mod encoded;
 mod file;
 mod flush;
 mod foreign;
@@ -12,14 +16,20 @@ mod gather;
 mod handshake;
 mod hostile;
 mod memory;
+mod messages;
 mod path;
 mod readme;
 mod record_file;
 mod record_file_rotated;
+mod roles;
 mod services;
+#[cfg(feature = "tokio")]
+mod streams;
 #[path = "../support/mod.rs"]
 mod support;
 mod threads;
 #[cfg(feature = "tokio")]
 mod tokio;
 mod two_processes;
+#[cfg(feature = "zerocopy")]
+mod values;

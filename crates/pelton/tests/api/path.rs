@@ -486,7 +486,7 @@ fn a_flooding_sender_does_not_delay_another() {
 fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
     let here = Here::new("the descriptor of a path channel is readable for every event");
     let mut receiver = small().create_receiver(here.path()).unwrap();
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()));
     let child = Child::start(here.role("send").with("count", 1));
     readable(receiver.as_fd());
@@ -496,14 +496,14 @@ fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
             seen.note(&message);
             break;
         }
-        if receiver.arm().unwrap() {
+        if receiver.arm().unwrap().is_waiting() {
             readable(receiver.as_fd());
         }
     }
     child.expect("open");
     child.expect("sent 1");
     // Whatever rang before, there is nothing now.
-    while !receiver.arm().unwrap() {}
+    while !receiver.arm().unwrap().is_waiting() {}
     assert!(!is_readable(receiver.as_fd()));
     child.kill();
     readable(receiver.as_fd());
@@ -515,7 +515,7 @@ fn the_descriptor_of_a_path_channel_is_readable_for_every_event() {
     };
     assert!(reported.is_peer_died(), "{reported}");
     // The descriptor is silent again: an event loop does not spin for a dead peer.
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()));
 }
 

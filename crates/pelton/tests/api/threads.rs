@@ -352,17 +352,17 @@ fn dropping_one_endpoint_wakes_the_other_with_closed() {
 #[test]
 fn the_descriptor_is_readable_exactly_while_a_message_waits() {
     let (mut sender, mut receiver) = small();
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()));
     sender.send(b"one").unwrap();
     sender.send(b"two").unwrap();
     assert!(is_readable(receiver.as_fd()));
     drop(receiver.try_receive().unwrap().unwrap());
     assert!(is_readable(receiver.as_fd()), "one is left");
-    assert!(!receiver.arm().unwrap());
+    assert!(!receiver.arm().unwrap().is_waiting());
     assert!(is_readable(receiver.as_fd()));
     drop(receiver.try_receive().unwrap().unwrap());
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()));
     drop(sender);
     assert!(is_readable(receiver.as_fd()), "the end is an event");
@@ -372,10 +372,10 @@ fn the_descriptor_is_readable_exactly_while_a_message_waits() {
 #[test]
 fn the_senders_descriptor_is_readable_exactly_while_there_is_free_space() {
     let (mut sender, mut receiver) = small();
-    assert!(!sender.arm(10_000).unwrap());
+    assert!(!sender.arm(10_000).unwrap().is_waiting());
     assert!(is_readable(sender.as_fd()));
     let sent = fill(&mut sender);
-    assert!(sender.arm(10_000).unwrap());
+    assert!(sender.arm(10_000).unwrap().is_waiting());
     assert!(!is_readable(sender.as_fd()));
     for _ in 0..sent {
         drop(receiver.receive().unwrap());
@@ -413,7 +413,7 @@ fn counters_report_every_event() {
     let figures = receiver.counters();
     assert_eq!((figures.messages, figures.bytes), (sent, sent * 10_000));
     assert_eq!((figures.waits, figures.sleeps, figures.wakes_sent, figures.depth_max), (0, 0, 0, 0));
-    assert!(receiver.arm().unwrap());
+    assert!(receiver.arm().unwrap().is_waiting());
     sender.send(b"wake").unwrap();
     sender.send(b"no second ring").unwrap();
     assert_eq!((receiver.counters().sleeps, sender.counters().wakes_sent), (1, 1));

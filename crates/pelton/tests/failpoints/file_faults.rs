@@ -219,7 +219,7 @@ fn operations_submitted_while_armed_begin_with_few_system_calls() {
     };
     pelton::failpoints::set(count_entries);
     for round in 0..3 {
-        assert!(engine.arm().unwrap());
+        assert!(engine.arm().unwrap().is_waiting());
         ENTERED.store(0, Ordering::Relaxed);
         for token in 0..100 {
             assert!(engine.try_submit(token, Operation::read(&read, vec![0; 1])).unwrap().is_submitted());
@@ -227,7 +227,7 @@ fn operations_submitted_while_armed_begin_with_few_system_calls() {
         assert_eq!(ENTERED.load(Ordering::Relaxed), 1, "round {round}: the first begins at once");
         // The others begin when the loop ticks again, as the engine requested.
         assert!(readable(&engine, DEADLINE.as_secs() as i64));
-        assert!(engine.arm().unwrap() && !readable(&engine, 0), "round {round}");
+        assert!(engine.arm().unwrap().is_waiting() && !readable(&engine, 0), "round {round}");
         assert_eq!(ENTERED.load(Ordering::Relaxed), 2, "round {round}: the rest begins together");
         write.write_all(&[1; 100]).unwrap();
         let mut tokens = std::collections::BTreeSet::new();
@@ -237,7 +237,7 @@ fn operations_submitted_while_armed_begin_with_few_system_calls() {
                 assert_eq!(ended.count(), 1);
                 tokens.insert(ended.token);
             }
-            assert_eq!(engine.arm().unwrap(), engine.in_flight() > 0 || tokens.len() == 100);
+            assert_eq!(engine.arm().unwrap().is_waiting(), engine.in_flight() > 0 || tokens.len() == 100);
         }
     }
 }
@@ -274,7 +274,7 @@ fn a_completion_just_before_the_doorbell_is_cleared_reaches_the_loop() {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let read = File::from_fd(read, "a pipe").unwrap();
     assert!(engine.try_submit(1, Operation::read(&read, vec![0; 1])).unwrap().is_submitted());
-    assert!(engine.arm().unwrap());
+    assert!(engine.arm().unwrap().is_waiting());
     *WRITER.lock().unwrap() = Some(write.into());
     pelton::failpoints::set(two_end);
     let found = engine.run_until(Operation::stat("/"), Instant::now() + DEADLINE).unwrap();

@@ -221,7 +221,7 @@ trait Sleepy {
 /// A receiver that waits for a message with the number of the race.
 impl Sleepy for Receiver {
     fn arm(&mut self) -> bool {
-        Receiver::arm(self).unwrap()
+        Receiver::arm(self).unwrap().is_waiting()
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.as_fd()
@@ -257,7 +257,7 @@ impl Sleepy for Receiver {
 /// A sender that waits for free space. Its race number is the number of messages that it has sent.
 impl Sleepy for Sender {
     fn arm(&mut self) -> bool {
-        Sender::arm(self, LARGE).unwrap()
+        Sender::arm(self, LARGE).unwrap().is_waiting()
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.as_fd()

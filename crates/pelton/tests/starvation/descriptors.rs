@@ -451,7 +451,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
     child.write_line("go");
     // The child lists the channel's endpoints continuously, until everything is released.
     while second.unreleased() > 0 {
-        second.arm(8).unwrap();
+        second.arm(8).unwrap().is_waiting();
         second.disarm();
         std::thread::yield_now();
     }

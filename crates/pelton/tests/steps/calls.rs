@@ -263,7 +263,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
             assert!(outcomes.insert(*number, completion.outcome()).is_none());
         }
         // The client continues its handshake when it reserves space, or waits.
-        let _ = client.arm().unwrap();
+        let _ = client.arm().unwrap().is_waiting();
         while let Some(request) = successor.try_receive().unwrap() {
             done.push(request.to_vec());
             request.reply(b"done").unwrap();

@@ -67,7 +67,7 @@ pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
     let mut receiving = Receiving::new(listener.accept_receiver_until(deadline()).unwrap().unwrap(), 100);
     victim.wait_for_child();
     receiving.read(2);
-    assert!(receiving.receiver.arm().unwrap());
+    assert!(receiving.receiver.arm().unwrap().is_waiting());
     victim.go();
     run.finish(victim, || receiving.expect_no_death());
     readable(receiving.receiver.as_fd());

@@ -85,7 +85,7 @@ impl Receiving {
     pub fn for_a_moment(&mut self) {
         loop {
             let is_armed = match self.one(Instant::now()) {
-                Ok(None) => self.receiver.arm(),
+                Ok(None) => self.receiver.arm().map(pelton::Armed::is_waiting),
                 read => read.map(|_| false),
             };
             match is_armed {

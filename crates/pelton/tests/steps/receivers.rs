@@ -74,10 +74,10 @@ pub fn receiver_arms(run: &Run) {
         let mut receiver = opened().open_receiver(&path).unwrap();
         inside.synchronize();
         inside.count();
-        while !receiver.arm().unwrap() {}
+        while !receiver.arm().unwrap().is_waiting() {}
         readable(receiver.as_fd());
         take(&mut receiver);
-        let _ = receiver.arm().unwrap();
+        let _ = receiver.arm().unwrap().is_waiting();
         // The same calls as in a wait.
         take(&mut receiver);
         receiver
@@ -185,7 +185,7 @@ pub fn receiver_releases(run: &Run, how: Take) {
     victim.wait_for_child();
     assert!(sending.sender.resume_until(deadline()).unwrap());
     if how == Take::Wake {
-        assert!(sending.sender.arm(bytes as usize).unwrap());
+        assert!(sending.sender.arm(bytes as usize).unwrap().is_waiting());
     }
     victim.go();
     run.finish(victim, || {

@@ -227,7 +227,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     }
     victim.wait_for_child();
     if at == At::Asleep {
-        assert!(receiving.as_mut().unwrap().receiver.arm().unwrap());
+        assert!(receiving.as_mut().unwrap().receiver.arm().unwrap().is_waiting());
     }
     victim.go();
     if at == At::Waited {
@@ -243,7 +243,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         // It waits for free space, unless it exits before.
         victim.watch(true, &mut || {
             is_taken(opened().open_sender(run.path()));
-            assert!(!receiving.as_mut().unwrap().receiver.arm().unwrap(), "the lane is full");
+            assert!(!receiving.as_mut().unwrap().receiver.arm().unwrap().is_waiting(), "the lane is full");
         });
         receiving.as_mut().unwrap().read(12);
     }

@@ -161,7 +161,7 @@ pub fn send_one(sender: &mut Sender, bytes: &[u8], how: How, event_loop: &Loop) 
             Sent::Sent => return Ok(()),
             Sent::Full if how == How::Try => event_loop.tick(sender.as_fd()),
             Sent::Full => {
-                if sender.arm(bytes.len())? {
+                if sender.arm(bytes.len())?.is_waiting() {
                     event_loop.tick(sender.as_fd());
                     sender.disarm();
                 }
@@ -209,8 +209,8 @@ pub fn receive_all(receiver: &mut Receiver, from: u64, count: u64, sizes: Sizes,
             continue;
         }
         match receiver.arm() {
-            Ok(true) => event_loop.tick(receiver.as_fd()),
-            Ok(false) => {}
+            Ok(pelton::Armed::Waiting) => event_loop.tick(receiver.as_fd()),
+            Ok(pelton::Armed::Ready) => {}
             Err(error) => return (number, Some(error)),
         }
     }

@@ -25,11 +25,11 @@ fn both_sides_work_in_event_loops() {
                     armed => armed.unwrap(),
                 };
                 // Some later, when the loop is otherwise idle; and more than the lane holds.
-                let at_once = if armed { kept.len() } else { kept.len().saturating_sub(3) };
+                let at_once = if armed.is_waiting() { kept.len() } else { kept.len().saturating_sub(3) };
                 for (bytes, responder) in kept.drain(..at_once) {
                     let _ = responder.reply(&bytes.repeat(4));
                 }
-                if armed && at_once == 0 {
+                if armed.is_waiting() && at_once == 0 {
                     event_loop.tick(service.as_fd());
                 }
                 service.disarm();
@@ -52,7 +52,7 @@ fn both_sides_work_in_event_loops() {
                     assert!(*reply == *requested.remove(&reply.call()).unwrap().repeat(4));
                     answered += 1;
                 }
-                if !requested.is_empty() && client.arm().unwrap() {
+                if !requested.is_empty() && client.arm().unwrap().is_waiting() {
                     event_loop.tick(client.as_fd());
                     client.disarm();
                 }
@@ -73,7 +73,7 @@ fn an_event_loop_that_only_notifies_wakes_for_free_space() {
         while client.try_notify(&[5; 3000]).unwrap() {
             notified += 1;
         }
-        assert!(notified > before && client.arm().unwrap(), "there is no free space");
+        assert!(notified > before && client.arm().unwrap().is_waiting(), "there is no free space");
         assert!(!is_readable(client.as_fd()));
         let mut taken = 0;
         while service.try_receive().unwrap().is_some() {
@@ -95,7 +95,7 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
         let before = given;
         // Also on a thread other than the loop's, and while that sleeps.
         std::thread::scope(|scope| {
-            let armed = round % 2 == 0 && service.arm().unwrap();
+            let armed = round % 2 == 0 && service.arm().unwrap().is_waiting();
             let fill = || while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {};
             scope.spawn(fill).join().unwrap();
             if armed {
@@ -103,12 +103,12 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
                 service.disarm();
             }
         });
-        assert!(service.arm().unwrap(), "there is no free space");
+        assert!(service.arm().unwrap().is_waiting(), "there is no free space");
         // Events of the round before may be reported once more.
         for _ in 0..3 {
             if is_readable(service.as_fd()) {
                 service.disarm();
-                assert!(service.arm().unwrap(), "there is no free space");
+                assert!(service.arm().unwrap().is_waiting(), "there is no free space");
             }
         }
         assert!(!is_readable(service.as_fd()));
@@ -123,7 +123,7 @@ fn an_event_loop_that_streams_wakes_for_free_space_and_for_other_requests() {
     }
     // There is no free space, and the loop takes requests and other messages about the call.
     while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {}
-    assert!(service.arm().unwrap());
+    assert!(service.arm().unwrap().is_waiting());
     let another = client.submit(b"another").unwrap();
     client.cancel(ids[0]).unwrap();
     readable(service.as_fd());
@@ -152,7 +152,7 @@ fn an_event_loop_gets_the_end_after_the_last_replies() {
     responders.pop().unwrap().reply(b"answer").unwrap();
     drop(service);
     for _ in 0..ids.len() {
-        assert!(!client.arm().unwrap(), "an answer is there");
+        assert!(!client.arm().unwrap().is_waiting(), "an answer is there");
         assert_eq!(&*client.try_completion().unwrap().expect("an answer is there"), b"answer");
     }
     let error = loop {
@@ -193,7 +193,7 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
             .join()
             .unwrap();
         for _ in 0..10 {
-            assert!(!service.arm().unwrap(), "an answer is to be written still");
+            assert!(!service.arm().unwrap().is_waiting(), "an answer is to be written still");
             assert!(service.try_receive().unwrap().is_none());
             service.disarm();
         }

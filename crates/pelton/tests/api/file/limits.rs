@@ -33,7 +33,7 @@ pub(super) fn many(path: &Path, way: &str) {
         } else if n % 3 == 1 {
             engine.start().unwrap();
         } else {
-            engine.arm().unwrap();
+            engine.arm().unwrap().is_waiting();
             done(&mut engine);
         }
     };

@@ -324,7 +324,7 @@ fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usiz
                 }
                 0 => {
                     submit(&mut engine, number as u64, operation);
-                    if engine.arm().unwrap() {
+                    if engine.arm().unwrap().is_waiting() {
                         readable(&engine);
                     }
                     engine.disarm();

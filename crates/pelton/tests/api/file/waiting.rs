@@ -14,7 +14,7 @@ fn a_cancelled_operation_completes_and_returns_its_memory() {
         assert_eq!((ended.token, failure(&ended), &*ended.buffer), (1, "ECANCELED", &[1; 10][..]));
         submit(&mut engine, 2, Operation::read(&read, vec![2; 10]));
         submit(&mut engine, 3, Operation::read(&read, vec![3; 10]));
-        assert!(engine.arm().unwrap());
+        assert!(engine.arm().unwrap().is_waiting());
         assert!(engine.cancel(2).unwrap());
         readable(&engine);
         let ended = done(&mut engine);
@@ -560,7 +560,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
             take(&mut engine, random);
         }
         if waits_by_loop {
-            let is_waiting = engine.arm().unwrap();
+            let is_waiting = engine.arm().unwrap().is_waiting();
             random_delay(random);
             // From elsewhere in the loop: the descriptor reports operations that begin or are cancelled now.
             act(&mut engine, &mut going, random, is_last);
@@ -580,7 +580,7 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
         }
         readable(&engine);
         take(&mut engine, random);
-        while !engine.arm().unwrap() {
+        while !engine.arm().unwrap().is_waiting() {
             take(&mut engine, random);
         }
     }

@@ -1,0 +1,137 @@
+//! How a client submits requests and notifications without waiting.
+
+use super::{Client, Condition};
+use crate::calls::CallId;
+use crate::frame::{CALLS_MAX, Header, Kind};
+use crate::outbox::FrameSender as _;
+use pelton_channel::{Deadline, Error, Result};
+use pelton_lane::ReservedSpace;
+
+impl Client {
+    /// Submits to the only service, with an empty queue and space at the tail. `None` in any other case: use
+    /// [`Client::submit_now`]. Its result stays in registers.
+    #[inline(always)]
+    pub(super) fn submit_fast(&mut self, request: &[u8]) -> Option<CallId> {
+        if self.balancer.discovery.is_some() || self.balancer.end.is_some() || !self.inbox.is_empty() {
+            return None;
+        }
+        let connection = &mut self.balancer.connections[0];
+        if request.len() as u64 > connection.request_bytes_max || !connection.outbox.is_empty() {
+            return None;
+        }
+        let call = self.calls.next()?;
+        let header = Header::new(Kind::Request, call.0);
+        if !connection.outbox.sender.write_fast(header.words(), request) {
+            return None;
+        }
+        connection.in_flight += 1;
+        self.calls.begin(call, connection.number);
+        self.wanted = None;
+        Some(call)
+    }
+
+    /// Submits a request, if there is space now.
+    #[inline(never)]
+    pub(super) fn submit_now(&mut self, request: &[u8], deadline: u64) -> Result<Option<CallId>> {
+        self.balancer.check(request.len())?;
+        let Some(call) = self.next_call() else { return Ok(None) };
+        let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
+        let Some(at) = self.write_now(header, request)? else { return Ok(None) };
+        if self.balancer.has_many() {
+            // Calls of a connection that failed meanwhile have ended.
+            self.calls.put_first(call);
+        }
+        self.begin(call, at);
+        if self.balancer.has_many() {
+            self.calls.keep(call, deadline, request);
+            self.balancer.count_submission();
+        }
+        Ok(Some(call))
+    }
+
+    #[cold]
+    pub(super) fn submit_waiting(
+        &mut self,
+        request: &[u8],
+        deadline: Deadline,
+        deadline_ns: u64,
+    ) -> Result<Option<CallId>> {
+        loop {
+            if self.find(Condition::Space { bytes: request.len(), is_call: true }, deadline)?.is_none() {
+                return Ok(None);
+            }
+            if let Some(call) = self.submit_now(request, deadline_ns)? {
+                return Ok(Some(call));
+            }
+        }
+    }
+
+    /// Sends a notification, if there is space now. Returns the index of the connection.
+    pub(super) fn notify_now(&mut self, message: &[u8]) -> Result<Option<usize>> {
+        self.balancer.check(message.len())?;
+        if self.balancer.has_many() {
+            self.receive_drains()?;
+        }
+        let written = self.write_now(Header::new(Kind::Notify, 0), message)?;
+        if written.is_some() {
+            self.balancer.count_submission();
+        }
+        Ok(written)
+    }
+
+    /// The id of the next call, if the client may have one more.
+    pub(super) fn next_call(&mut self) -> Option<CallId> {
+        let may_submit = self.inbox.is_empty() || !self.is_inbox_full();
+        if may_submit { self.calls.next() } else { None }
+    }
+
+    #[inline(always)]
+    pub(super) fn begin(&mut self, call: CallId, at: usize) {
+        let connection = &mut self.balancer.connections[at];
+        connection.in_flight += 1;
+        self.calls.begin(call, connection.number);
+    }
+
+    /// Whether so many completions are stored that the client submits nothing more.
+    #[cold]
+    pub(super) fn is_inbox_full(&self) -> bool {
+        self.inbox.bytes() > self.reply_bytes_max || self.inbox.finals() >= CALLS_MAX as usize
+    }
+
+    /// Writes a message to a service that has space. Returns the index of the connection.
+    fn write_now(&mut self, header: Header, payload: &[u8]) -> Result<Option<usize>> {
+        self.before_failure();
+        let Client { balancer, calls, inbox, wanted, .. } = self;
+        let written = balancer.write(header, payload, calls, inbox)?;
+        *wanted = if written.is_some() { None } else { Some(payload.len()) };
+        if written.is_none() {
+            balancer.discover_if_due();
+        }
+        Ok(written)
+    }
+
+    /// Reserves space in the lane of a service that has some. Returns the index of the connection too.
+    pub(super) fn reserve_now(&mut self, bytes: usize) -> Result<Option<(usize, ReservedSpace)>> {
+        self.before_failure();
+        let Client { balancer, calls, inbox, wanted, .. } = self;
+        let reserved = balancer.reserve(bytes, calls, inbox)?;
+        *wanted = if reserved.is_some() { None } else { Some(bytes) };
+        if reserved.is_none() {
+            balancer.discover_if_due();
+        }
+        Ok(reserved)
+    }
+
+    /// A connection that fails is removed: a completion that a wait has found in its lane is stored before.
+    fn before_failure(&mut self) {
+        if self.found.is_some() && self.balancer.has_many() {
+            self.store_found();
+        }
+    }
+
+    #[cold]
+    pub(super) fn connection_failed(&mut self, at: usize, error: Error) -> Result<()> {
+        self.before_failure();
+        self.balancer.connection_failed(at, error, &mut self.calls, &mut self.inbox)
+    }
+}
