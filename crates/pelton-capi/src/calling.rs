@@ -64,7 +64,8 @@ impl Calling {
 
     pub fn info(&self) -> Info {
         let client = &self.client;
-        let counters = Counters { wakes_sent: client.wakes_sent(), ..Counters::default() };
+        let mut counters = Counters::default();
+        counters.wakes_sent = client.wakes_sent();
         let mut info = Info::new(client.peer(), counters);
         info.message_bytes_max = client.request_bytes_max();
         info.calls = client.in_flight() as u64;

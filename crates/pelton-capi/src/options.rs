@@ -89,12 +89,7 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     if given.message_bytes_max != 0 {
         made = made.message_bytes_max(given.message_bytes_max);
     }
-    made = match deadline(given.deadline_ns) {
-        Deadline::Now => made,
-        Deadline::At(instant) => made.connect_deadline(instant),
-        // Ten years.
-        Deadline::Never => made.connect_deadline(Instant::now() + Duration::from_secs(315_360_000)),
-    };
+    made = made.connect_deadline(deadline(given.deadline_ns));
     if given.uids_count != 0 {
         if given.uids.is_null() {
             return Err(code::null("options.uids, with a count,"));
@@ -234,7 +229,7 @@ const _: () = assert!(size_of::<Info>() == 128);
 
 impl Info {
     pub fn new(peer: Option<Peer>, counters: pelton::Counters) -> Info {
-        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max } = counters;
+        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max, .. } = counters;
         Info {
             has_peer: peer.is_some().into(),
             peer_pid: peer.map_or(0, |peer| peer.pid),

@@ -2,6 +2,7 @@
 
 /// Counters of one side of a channel, since its creation. They cost almost nothing: each side writes its own page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
     /// Messages sent or released.
     pub messages: u64,

@@ -39,6 +39,7 @@ pub struct ChannelInfo {
 
 /// The present, or last, holder of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RoleInfo {
     /// Whether a process holds the role now: a lock proves that.
     pub is_alive: bool,
@@ -169,6 +170,7 @@ pub fn info(path: impl AsRef<Path>) -> Result<ChannelInfo> {
 
 /// A listener under a name, live or dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ListenerInfo {
     /// Its socket.
     pub path: PathBuf,

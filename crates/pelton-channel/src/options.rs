@@ -3,7 +3,7 @@
 #[cfg(doc)]
 use crate::error::Error;
 use crate::settings::Settings;
-use crate::wait::Wait;
+use crate::wait::{Deadline, Wait};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -162,15 +162,27 @@ impl<M> Options<M> {
         self
     }
 
-    /// Connecting waits until `deadline` for a listener; opening a path waits for the channel to be created, and for
-    /// the other side to open it too. Without a deadline, connecting fails at once with [`Error::NoListener`] when no
-    /// process listens. Opening then fails with [`Error::NoChannel`] when there is no channel, but does not wait for
-    /// the other side.
-    pub fn connect_deadline(mut self, deadline: Instant) -> Options<M>
+    /// Connecting waits until `deadline` for a listener. Opening a path waits for the channel to be created, for its
+    /// role to be free, and for the other side to open it too. Without a deadline, connecting fails at once with
+    /// [`Error::NoListener`] when no process listens. Opening then fails with [`Error::NoChannel`] when there is no
+    /// channel, and does not wait for the other side.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let name = format!("unix:{}/nobody-{}", std::env::temp_dir().display(), std::process::id());
+    /// let options = pelton::Options::new().connect_deadline(Duration::from_millis(5));
+    /// assert!(matches!(options.connect_sender(&name), Err(pelton::Error::TimedOut(_))));
+    /// ```
+    pub fn connect_deadline(mut self, deadline: impl Into<Deadline>) -> Options<M>
     where
         M: Accepts<setting::ConnectDeadline>,
     {
-        self.settings.connect_deadline = Some(deadline);
+        self.settings.connect_deadline = match deadline.into() {
+            Deadline::Now => None,
+            Deadline::At(instant) => Some(instant),
+            // Ten years.
+            Deadline::Never => Instant::now().checked_add(Duration::from_secs(315_360_000)),
+        };
         self
     }
 

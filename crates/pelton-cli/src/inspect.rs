@@ -199,7 +199,7 @@ struct Lane {
 }
 
 fn role_of(role: &RoleInfo) -> Role {
-    let RoleInfo { is_alive, pid, generation, is_closed } = *role;
+    let RoleInfo { is_alive, pid, generation, is_closed, .. } = *role;
     Role { is_alive, pid, generation, is_closed }
 }
 

@@ -71,7 +71,7 @@ pub struct Counters {
 
 impl From<pelton::Counters> for Counters {
     fn from(counters: pelton::Counters) -> Counters {
-        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max } = counters;
+        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max, .. } = counters;
         Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max }
     }
 }
