@@ -592,8 +592,8 @@ impl Client {
 
     /// For an event loop: asks that the descriptor become readable when a completion comes, when there is space for the
     /// message that found none at the last attempt, when a queued message can be written, or when a service leaves.
-    /// When it is ready, take completions, or submit again. It first polls for as long as [`Options::hold`] says, while completions have
-    /// lately come within that time.
+    /// When it is ready, take completions, or submit again. It first polls for as long as [`Options::hold`] says, while
+    /// completions have lately come within that time.
     ///
     /// # Errors
     /// As [`Client::try_completion`].

@@ -34,7 +34,7 @@ unsafe impl<T: Send> Send for ReplyLock<T> {}
 #[derive(Debug)]
 pub(crate) struct Contents<T> {
     value: T,
-    /// `None`: nobody keeps it locked, or without the mutex.
+    /// `None`: nobody keeps a guard, or somebody keeps one without the mutex.
     kept: ManuallyDrop<Option<MutexGuard<'static, ()>>>,
 }
 

@@ -203,7 +203,8 @@ impl Service {
 
     /// For an event loop: asks that the descriptor become readable when a request comes, or when there is space for a
     /// part that found none in [`Responder::try_part`], on whatever thread. When it is ready, take requests and try the
-    /// parts again; it reports space once. Does not wait. The loop also wakes from time to time when clients connect, leave, or read their replies.
+    /// parts again; it reports space once. Does not wait. The loop also wakes from time to time when clients connect,
+    /// leave, or read their replies.
     ///
     /// # Errors
     /// As [`Service::receive`].

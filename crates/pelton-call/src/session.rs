@@ -366,8 +366,8 @@ impl Session {
     /// A final reply was written, and the lock released: a draining service checks whether it was the last one.
     #[inline(always)]
     pub(super) fn note_final(&self) {
-        // If the loop found the call open after it set this, it has released the lock to this thread: so this thread
-        // sees it.
+        // A loop that found the call open has read the flag before that. It has then released the lock to this thread:
+        // so this thread sees the flag.
         if self.shared.is_draining.load(Relaxed) {
             self.request_attention();
         }

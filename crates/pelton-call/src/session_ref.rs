@@ -77,8 +77,8 @@ impl Drop for SessionOwner {
 }
 
 impl<'a> SessionRef<'a> {
-    /// Detaches it from the loop: for a reply at a later time, or on another thread. What remains of this one is to be
-    /// dropped.
+    /// Detaches it from the loop: for a reply at a later time, or on another thread. The caller drops what remains of
+    /// this one.
     pub(super) fn detach(&mut self) -> SessionRef<'static> {
         if self.is_borrowed.is_set() {
             self.detached.add();
