@@ -96,6 +96,7 @@ pub struct Client {
 /// read them in place, trust the service not to write after it has replied. [`Completion::copy_into`] is safe against
 /// any service.
 #[derive(Debug)]
+#[must_use = "check `outcome`: a failed call is a completion too"]
 pub struct Completion<'a> {
     pub(super) call: CallId,
     pub(super) outcome: Outcome,
@@ -722,6 +723,7 @@ impl AsFd for Client {
 /// Reserved space for a request, to be written in place; see [`Client::try_reserve`]. Dropping it aborts: nothing is
 /// submitted.
 #[derive(Debug)]
+#[must_use = "dropping it aborts: nothing is submitted"]
 pub struct RequestReservation<'a> {
     pub(super) client: &'a mut Client,
     pub(super) call: CallId,

@@ -15,6 +15,7 @@ use std::time::Instant;
 /// client.
 ///
 /// It is one pointer, however much belongs to it: moving it costs as much as moving a number.
+#[must_use = "dropping it abandons the call"]
 pub struct Request<'a> {
     contents: Placed<'a, Contents<'a>>,
 }

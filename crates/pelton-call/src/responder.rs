@@ -19,6 +19,7 @@ use std::time::Instant;
 /// With its request ([`crate::Request::split`]) it is borrowed until the service is used again. It replies without a
 /// lock as long as no [`Responder`] of the same client is detached from its request.
 #[derive(Debug)]
+#[must_use = "dropping it abandons the call"]
 pub struct Answering<'a> {
     pub(super) session: SessionRef<'a>,
     pub(super) id: u64,
@@ -180,6 +181,7 @@ impl Answering<'_> {
 /// Reserved space for a reply, to be written in place; see [`Responder::try_reserve`]. Dropping it aborts: nothing is
 /// sent. It stays on its thread.
 #[derive(Debug)]
+#[must_use = "dropping it aborts: nothing is sent"]
 pub struct ReplyReservation<'a> {
     /// Borrowed for `'a`, and by that the way to the client, which has the space. One pointer: `docs/decisions/0023`.
     answering: NonNull<Answering<'static>>,

@@ -505,8 +505,8 @@ impl Session {
         if !self.is_backpressured() {
             return self.is_part_wanted();
         }
-        // A thread that has the lock is writing.
-        let Ok(Some(mut path)) = self.try_lock() else { return true };
+        // A thread that has the lock is writing, or has leaked a reservation: that one ends with the client.
+        let Ok(Some(mut path)) = self.try_lock() else { return !self.is_gone.load(Relaxed) };
         path.is_awaited &= path.is_polled;
         // An error means that the client has left. The loop detects that by the client's lane.
         let _ = self.flush(&mut path);
@@ -522,7 +522,7 @@ impl Session {
         let Ok(Some(mut path)) = self.try_lock() else {
             // The thread that has the lock may need this processor.
             std::thread::yield_now();
-            return false;
+            return self.is_gone.load(Relaxed);
         };
         if self.has_deferred() {
             return false;

@@ -191,8 +191,9 @@ impl<'a> SessionRef<'a> {
                 return Ok(Sent::Sent);
             }
             let Some(deadline) = deadline.until() else {
-                drop(path);
+                // Under the lock, because `Session::arm` clears the wish that it has read.
                 self.want_space(payload.len());
+                drop(path);
                 return Ok(Sent::Full);
             };
             let now = Instant::now();

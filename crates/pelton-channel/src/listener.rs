@@ -69,7 +69,7 @@ impl Listener {
         Listener::bound(name, options, false)
     }
 
-    /// As [`Listener::with_options`], beside other processes that listen under the same short name.
+    /// As [`Listener::bind`], beside other processes that listen under the same short name.
     #[doc(hidden)]
     pub fn beside_others(name: &str, options: &Settings) -> Result<Listener> {
         Listener::bound(name, options, true)

@@ -317,7 +317,8 @@ impl Receiver {
     }
 
     /// Returns the next message. Waits until `deadline`. Skips membership events.
-    pub(crate) fn find_record(&mut self, deadline: Deadline) -> Result<Option<Record>> {
+    #[doc(hidden)]
+    pub fn find_record(&mut self, deadline: Deadline) -> Result<Option<Record>> {
         loop {
             match self.find_slow(deadline)? {
                 Some(Item::Record(record)) => return Ok(Some(record)),

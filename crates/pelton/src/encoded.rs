@@ -45,11 +45,10 @@
 //! # fn main() {}
 //! ```
 
-use crate::{Error, Result, Sender, Sent};
+use crate::{Deadline, Error, Result, Sender, Sent};
 use postcard::ser_flavors::Size;
 use serde::{Deserialize, Serialize};
 use std::any::type_name;
-use std::time::Instant;
 
 #[cfg(feature = "call")]
 use crate::{Answering, Client, Completion, Request};
@@ -60,7 +59,7 @@ use std::cell::RefCell;
 ///
 /// A first pass finds out the size, a second one writes into the lane: no buffer, no copy, no allocation.
 pub trait SendEncoded {
-    /// Sends a value. Waits for space, as [`Sender::send`] does, whose thread rule applies too.
+    /// Sends a value. Waits for space, as [`Sender::send`] does.
     ///
     /// # Errors
     /// As [`Sender::send`]; [`Error::Value`] when the type's `Serialize` fails. Nothing is sent then.
@@ -76,7 +75,7 @@ pub trait SendEncoded {
     ///
     /// # Errors
     /// As [`Sender::send_until`]; [`Error::Value`].
-    fn send_encoded_until<T: Serialize + ?Sized>(&mut self, value: &T, deadline: Instant) -> Result<Sent>;
+    fn send_encoded_until<T: Serialize + ?Sized>(&mut self, value: &T, deadline: impl Into<Deadline>) -> Result<Sent>;
 }
 
 impl SendEncoded for Sender {
@@ -92,8 +91,11 @@ impl SendEncoded for Sender {
         space.commit_bytes(bytes).map(|()| Sent::Sent)
     }
 
-    fn send_encoded_until<T: Serialize + ?Sized>(&mut self, value: &T, deadline: Instant) -> Result<Sent> {
-        let Some(mut space) = self.reserve_until(encoded_bytes(value)?, deadline)? else { return Ok(Sent::TimedOut) };
+    fn send_encoded_until<T: Serialize + ?Sized>(&mut self, value: &T, deadline: impl Into<Deadline>) -> Result<Sent> {
+        let deadline = deadline.into();
+        let Some(mut space) = self.reserve_until(encoded_bytes(value)?, deadline)? else {
+            return Ok(if deadline == Deadline::Now { Sent::Full } else { Sent::TimedOut });
+        };
         let bytes = encode(value, &mut space)?;
         space.commit_bytes(bytes).map(|()| Sent::Sent)
     }

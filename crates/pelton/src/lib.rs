@@ -150,7 +150,8 @@
 //! `docs/decisions/0035-features.md` has what each costs a build.
 //!
 //! # Threads
-//! Handles are `Send` and not `Sync`: one thread at a time. Each thread makes its own sender; [`Senders`] is `Sync`.
+//! Handles are `Send` and not `Sync`: one thread at a time. Each thread makes its own sender. [`Senders`], `Appenders`,
+//! [`Listener`], `Stopper` and `AsyncClient` are `Sync`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,7 +1,8 @@
 //! Endpoints, clients, services and files in a Tokio runtime: a descriptor in its reactor, no thread, no timer.
 //!
-//! Every future here may be dropped at any await: it takes or sends a message only in the poll that completes it. For
-//! file operations see [`AsyncEngine`].
+//! Receiving and sending are cancel-safe: dropped before it completes, such a future has taken or sent nothing. Dropping
+//! a call cancels it, and its service may have executed it. A dropped `AsyncService::run` aborts its handlers. For file
+//! operations see [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -26,10 +27,10 @@ pub use engine::AsyncEngine;
 pub use service::{AsyncRequest, AsyncResponder, AsyncService};
 pub use stream::{MessageSink, MessageStream};
 
-use crate::{Error, Message, Receiver, Result, Sender, Sent};
+use crate::raw::Record;
+use crate::{Deadline, Error, Message, Receiver, Result, Sender, Sent};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
-use pelton_channel::raw::Side;
 
 /// A [`Receiver`] in a Tokio runtime. One task at a time.
 #[derive(Debug)]
@@ -63,29 +64,34 @@ impl AsyncReceiver {
     /// # Errors
     /// As [`Receiver::receive`].
     pub async fn ready(&mut self) -> Result<()> {
-        while !self.0.get_mut().poll()? && self.0.get_mut().arm()?.is_waiting() {
-            let mut readable = self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
-            // The reactor gets an event for the next ring, because `arm` drains the descriptor before it polls.
-            readable.clear_ready();
-        }
-        self.0.get_mut().disarm();
-        Ok(())
+        self.record().await.map(drop)
     }
 
-    /// The next message, in place; waits for it.
+    /// Waits for the next record. Skips membership events.
+    async fn record(&mut self) -> Result<Record> {
+        // A sender that is always faster must not keep this task's thread from the others.
+        ::tokio::task::coop::consume_budget().await;
+        loop {
+            if let Some(record) = self.0.get_mut().find_record(Deadline::Now)? {
+                self.0.get_mut().disarm();
+                return Ok(record);
+            }
+            if self.0.get_mut().arm()?.is_waiting() {
+                let mut readable =
+                    self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
+                // The reactor gets an event for the next ring, because `arm` drains the descriptor before it polls.
+                readable.clear_ready();
+            }
+        }
+    }
+
+    /// The next message, in place; waits for it. Cancel-safe: dropped before it completes, it has taken nothing.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
     pub async fn receive(&mut self) -> Result<Message<'_>> {
-        loop {
-            self.ready().await?;
-            // Looked at twice, since a borrow cannot be given back once it is returned; a hostile sender may take back
-            // what `ready` saw, and then this waits on.
-            if self.0.get_mut().poll()? {
-                break;
-            }
-        }
-        self.0.get_mut().receive()
+        let record = self.record().await?;
+        Ok(self.0.get_mut().message(record))
     }
 
     /// The next message, if there is one now.
@@ -114,7 +120,7 @@ impl AsyncSender {
         registered(sender).map(AsyncSender)
     }
 
-    /// Waits until there is room for a message of `bytes`: follow with [`AsyncSender::try_send`].
+    /// Waits until there is space for a message of `bytes`: follow with [`AsyncSender::try_send`].
     ///
     /// # Errors
     /// As [`Sender::send`].
@@ -127,18 +133,20 @@ impl AsyncSender {
         Ok(())
     }
 
-    /// Copies a message into the lane; waits for room. Dropped before it completes, it has sent nothing.
+    /// Copies a message into the lane; waits for space. Cancel-safe: dropped before it completes, it has sent nothing.
     ///
     /// # Errors
     /// As [`Sender::send`].
     pub async fn send(&mut self, payload: &[u8]) -> Result<()> {
+        // A receiver that is always faster must not keep this task's thread from the others.
+        ::tokio::task::coop::consume_budget().await;
         while self.0.get_mut().try_send(payload)? != Sent::Sent {
             self.ready(payload.len()).await?;
         }
         Ok(())
     }
 
-    /// Copies a message into the lane, if there is room now.
+    /// Copies a message into the lane, if there is space now.
     ///
     /// # Errors
     /// As [`Sender::try_send`].

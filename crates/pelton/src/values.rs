@@ -29,14 +29,13 @@
 //! # }
 //! ```
 
-use crate::{Error, Result, Sender, Sent};
+use crate::{Deadline, Error, Result, Sender, Sent};
 use std::any::type_name;
-use std::time::Instant;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Sends the bytes of a value as a message.
 pub trait SendValue {
-    /// Sends a value. Waits for space, as [`Sender::send`] does, whose thread rule applies too.
+    /// Sends a value. Waits for space, as [`Sender::send`] does.
     ///
     /// # Errors
     /// As [`Sender::send`].
@@ -52,7 +51,11 @@ pub trait SendValue {
     ///
     /// # Errors
     /// As [`Sender::send_until`].
-    fn send_value_until<T: IntoBytes + Immutable + ?Sized>(&mut self, value: &T, deadline: Instant) -> Result<Sent>;
+    fn send_value_until<T: IntoBytes + Immutable + ?Sized>(
+        &mut self,
+        value: &T,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Sent>;
 }
 
 impl SendValue for Sender {
@@ -67,7 +70,11 @@ impl SendValue for Sender {
     }
 
     #[inline(always)]
-    fn send_value_until<T: IntoBytes + Immutable + ?Sized>(&mut self, value: &T, deadline: Instant) -> Result<Sent> {
+    fn send_value_until<T: IntoBytes + Immutable + ?Sized>(
+        &mut self,
+        value: &T,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Sent> {
         self.send_until(value.as_bytes(), deadline)
     }
 }

@@ -7,6 +7,7 @@ use std::ops::{Deref, DerefMut};
 
 /// Space in the lane for one message, to be written in place. Dropping it aborts: nothing is sent.
 #[derive(Debug)]
+#[must_use = "dropping it aborts: nothing is sent"]
 pub struct Reservation<'a> {
     pub(super) sender: &'a mut Sender,
     pub(super) space: ReservedSpace,

@@ -315,6 +315,7 @@ impl AsyncClient {
 
 /// A call in flight; see [`AsyncClient::submit`]. Dropped before its final completion, it is cancelled.
 #[derive(Debug)]
+#[must_use = "dropping it cancels the call"]
 pub struct AsyncCall {
     handle: Arc<Handle>,
     call: CallId,

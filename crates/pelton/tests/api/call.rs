@@ -391,7 +391,7 @@ fn a_service_needs_few_descriptors_for_a_client() {
     service.expect("listening");
     let descriptors = || kernel::descriptors_of(service.pid());
     let mut first = Client::connect(&dir.name()).unwrap();
-    first.call(b"here").unwrap();
+    let _ = first.call(b"here").unwrap();
     let before = descriptors();
     let count = 60;
     let clients = Child::start(Role::new(child, "many").with("name", dir.name()).with("count", count));
@@ -401,7 +401,7 @@ fn a_service_needs_few_descriptors_for_a_client() {
     clients.kill();
     let until = deadline();
     while descriptors() > before {
-        first.call(b"here").unwrap();
+        let _ = first.call(b"here").unwrap();
         assert!(Instant::now() < until, "{} descriptors of dead clients are left", descriptors() - before);
     }
 }
