@@ -165,7 +165,8 @@ impl<M> Options<M> {
     /// Connecting waits until `deadline` for a listener. Opening a path waits for the channel to be created, for its
     /// role to be free, and for the other side to open it too. Without a deadline, connecting fails at once with
     /// [`Error::NoListener`] when no process listens. Opening then fails with [`Error::NoChannel`] when there is no
-    /// channel, and does not wait for the other side. A [`Duration`] counts from this call: set it anew before each use.
+    /// channel, and does not wait for the other side. A [`Duration`] counts from this call: set it anew before each
+    /// use.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Endpoints, clients, services and files in a Tokio runtime: a descriptor in its reactor, no thread, no timer.
 //!
-//! Receiving and sending are cancel-safe: dropped before it completes, such a future has taken or sent nothing. Dropping
-//! a call cancels it, and its service may have executed it. A dropped `AsyncService::run` aborts its handlers. For file
-//! operations see [`AsyncEngine`].
+//! Receiving and sending are cancel-safe: dropped before it completes, such a future has taken or sent nothing.
+//! Dropping a call cancels it, and its service may have executed it. A dropped `AsyncService::run` aborts its handlers.
+//! For file operations see [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {

@@ -61,6 +61,20 @@ fn a_receive_dropped_at_any_await_takes_no_message() {
 }
 
 #[test]
+fn membership_events_do_not_block_the_runtime_thread() {
+    run(async {
+        let (senders, receiver) = Options::new().announce(true).gather().unwrap();
+        let mut receiver = AsyncReceiver::new(receiver).unwrap();
+        let mut sender = senders.sender().unwrap();
+        // The join is pending, and no message: blocking would keep this thread from its timer for ever.
+        let waiting = tokio::time::timeout(Duration::from_millis(20), receiver.receive()).await;
+        assert!(waiting.is_err(), "there is no message");
+        sender.send(b"later").unwrap();
+        assert_eq!(&*receiver.receive().await.unwrap(), b"later");
+    });
+}
+
+#[test]
 fn a_send_dropped_at_any_await_sends_nothing() {
     run(async {
         let (mut sender, mut receiver) = pair(64 * 1024);
