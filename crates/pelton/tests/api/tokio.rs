@@ -67,8 +67,8 @@ fn membership_events_do_not_block_the_runtime_thread() {
         let mut receiver = AsyncReceiver::new(receiver).unwrap();
         let mut sender = senders.sender().unwrap();
         // The join is pending, and no message: blocking would keep this thread from its timer for ever.
-        let waiting = tokio::time::timeout(Duration::from_millis(20), receiver.receive()).await;
-        assert!(waiting.is_err(), "there is no message");
+        let is_waiting = tokio::time::timeout(Duration::from_millis(20), receiver.receive()).await.is_err();
+        assert!(is_waiting, "there is no message");
         sender.send(b"later").unwrap();
         assert_eq!(&*receiver.receive().await.unwrap(), b"later");
     });
