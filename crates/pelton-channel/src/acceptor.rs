@@ -25,12 +25,13 @@ pub(crate) struct Acceptor {
     pending: VecDeque<PendingHandshake>,
     /// The last number given to a handshake; 0 is the listener itself.
     number: u32,
-    /// The time since which no connection could be accepted. Until one is, the receiver does not poll the listener, and
-    /// the timer triggers the next attempt.
+    /// Since when no connection could be accepted. Until one is accepted, the receiver does not poll the listener, and
+    /// the timer triggers each attempt.
     paused_since: Option<Instant>,
     /// Created in advance: the process needs it when it has no descriptors left.
     timer: Timer,
-    /// Without a free descriptor it is closed: then a connection can be accepted, and refused with the reason.
+    /// A spare descriptor. If no descriptor is free, this is closed, so that a connection can be accepted and refused
+    /// with the reason.
     reserve: Option<Descriptor>,
 }
 
@@ -82,7 +83,7 @@ impl Acceptor {
     }
 
     /// Whether enough descriptors are left for one more peer, and for the program's own work for the present peers.
-    /// Checks the number of a new descriptor, which is the lowest free one.
+    /// Checks the number of a new descriptor, because the kernel gives it the lowest free number.
     fn has_descriptors(&self) -> bool {
         let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current else { return true };
         let lowest = self.reserve.as_ref().and_then(|reserve| rustix::io::fcntl_dupfd_cloexec(reserve, 0).ok());

@@ -34,8 +34,8 @@ impl Doorbells {
         Ok(Doorbells { doorbell: Arc::new(doorbell), local_wake: Arc::new(local_wake), pollable })
     }
 
-    /// Creates doorbells for one of several lanes by which an endpoint sends. The lane has a doorbell of its own, which
-    /// the endpoint's descriptor reports after [`Doorbells::add_doorbell`]. Nothing polls its local wake, `null`.
+    /// Creates doorbells for one lane of an endpoint that sends by several. The lane has a doorbell of its own. After
+    /// [`Doorbells::add_doorbell`], the endpoint's descriptor reports it. Nothing polls the lane's local wake, `null`.
     pub fn for_one_lane(&self, null: &Arc<LocalWake>, peer: Peer) -> std::io::Result<Doorbells> {
         let doorbell = if peer.uid == own_uid() { Doorbell::shared()? } else { Doorbell::pair(peer.uid)? };
         Ok(Doorbells { doorbell: Arc::new(doorbell), local_wake: null.clone(), pollable: self.pollable.clone() })
@@ -47,7 +47,7 @@ impl Doorbells {
     }
 
     /// The doorbell to give to `peer`. A peer of another user gets one of its own, so that it can neither ring for
-    /// other peers nor silence them.
+    /// other peers nor drain their rings.
     pub fn doorbell_for(&self, peer: Peer) -> std::io::Result<Arc<Doorbell>> {
         if peer.uid == own_uid() {
             return Ok(self.doorbell.clone());
@@ -67,8 +67,8 @@ impl Doorbells {
         self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Connecting(number))
     }
 
-    /// As [`Doorbells::watch_connecting`], for a socket. It leaves the epoll before its close, because the close may
-    /// block.
+    /// As [`Doorbells::watch_connecting`], for a socket. Removes the socket from the epoll before its close, because
+    /// the close may block.
     pub fn watch_connecting_socket(&self, socket: &Socket, number: u32) -> std::io::Result<()> {
         self.pollable.watch_socket(socket, EventFlags::IN, Event::Connecting(number))
     }
@@ -79,14 +79,14 @@ impl Doorbells {
         self.pollable.change(fd, events, Event::Connecting(number))
     }
 
-    /// After the handshake at `fd`: from now on only the peer's end is reported, with the number of `lane`. Needs no
-    /// new resource, so it cannot lack one.
+    /// Call this after the handshake at `fd`. From then on the epoll reports only the peer's end, with the number of
+    /// `lane`. Allocates no resource, so it cannot fail for lack of one.
     pub fn finish_connecting(&self, fd: BorrowedFd<'_>, lane: u32) -> Result<()> {
         let changed = self.pollable.change(fd, EventFlags::RDHUP, Event::Gone(lane));
         changed.map_err(Error::system("watching the peer"))
     }
 
-    /// Stops polling `fd`. The close of a doorbell would not suffice, because the peer has it too.
+    /// Stops polling `fd`. To close a doorbell would not stop that, because the peer has a descriptor of it too.
     pub fn forget(&self, fd: BorrowedFd<'_>) {
         self.pollable.forget([Some(fd), None]);
     }
@@ -101,7 +101,7 @@ impl Doorbells {
         self.pollable.watch([Some((fd, flags)), None], event).map_err(Error::system("watching the peer"))
     }
 
-    /// Appends all events except rings. Silences the doorbells that only one peer has.
+    /// Appends all events except rings. Drains the doorbells that only one peer rings.
     pub fn take_events(&self, events: &mut Vec<Event>) -> Result<()> {
         if self.pollable.events(events).map_err(Error::system("polling the peers"))? {
             self.keep_readable();

@@ -33,7 +33,7 @@ impl Departure {
 /// `R` is the trait by which this endpoint reaches a successor of its peer.
 #[derive(Debug)]
 pub(crate) struct Endpoint<R: ?Sized> {
-    /// One word that the fast path checks: whether the handle is usable, and in the process that created it.
+    /// One word that the fast path checks: whether the handle is usable, and whether this process created it.
     pub(crate) owner: Owner,
     /// How the peer left; `None` again with a successor.
     pub(crate) departure: Option<Departure>,
@@ -59,13 +59,13 @@ impl<R: ?Sized> Endpoint<R> {
         self.role.is_some()
     }
 
-    /// Notes that the peer has left. The next call returns that.
+    /// Notes that the peer has left. The next call returns that as an error.
     pub(crate) fn leave(&mut self, departure: Departure) {
         self.departure = Some(departure);
         self.owner.retire();
     }
 
-    /// Makes the handle usable again, with a successor of the peer, or in wait for one.
+    /// Makes the handle usable again, with a successor of the peer, or while it waits for one.
     pub(crate) fn reinstate(&mut self) {
         self.departure = None;
         self.owner.reinstate();

@@ -77,7 +77,7 @@ pub fn gather(options: &Settings, listener: Option<Listener>) -> Result<Receiver
     gather_with(options, listener, None)
 }
 
-/// As [`gather`]; with `replies`, each sender gets a lane back.
+/// As [`gather`]; with `replies`, each sender gets a reply lane.
 pub fn gather_with(options: &Settings, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
@@ -160,7 +160,7 @@ pub fn gather_with(options: &Settings, listener: Option<Listener>, replies: Opti
 #[derive(Debug)]
 pub struct Senders {
     shared: Arc<SharedRegistry>,
-    /// A thread's own sender belongs to the handles of one round. It ends with the last of these handles.
+    /// A thread's own sender belongs to the handles of one round, which ends with the last of these handles.
     round: u64,
 }
 

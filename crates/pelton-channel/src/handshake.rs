@@ -1,8 +1,9 @@
 //! The handshake of two processes with a socket between them: each side creates its segments, sends them to the other,
 //! and checks the other's. `spec/protocol.md` has the packets and their order.
 //!
-//! Each side copies a packet once, checks the copy, and uses only that. The last READY decides: both sides have mapped
-//! and attached everything when it is sent.
+//! HELLO states a side's role and limits; PRODUCER and CONSUMER carry segments; READY says that a side has mapped and
+//! attached everything. Each side copies a packet once, checks the copy, and uses only that. The last READY decides:
+//! when it is sent, both sides have mapped and attached everything.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -45,14 +46,14 @@ pub(crate) struct Handshake {
     socket: Socket,
     peer: Peer,
     pace: Pace,
-    /// What this side accepts from this peer.
+    /// The limits of this side for this peer.
     takes: Limits,
 }
 
 /// How a handshake waits for the peer's next packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pace {
-    /// Blocks until this deadline. The first poll of the future completes it: use [`in_call`].
+    /// Blocks until this deadline. So the first poll of the future completes it: run it by [`in_call`].
     Until(Instant),
     /// Does not wait. Poll the future when the socket is readable.
     Polled,
@@ -128,7 +129,7 @@ impl Handshake {
         Error::Refused(why)
     }
 
-    /// Polls its socket in `doorbells`, whose events have this number.
+    /// Adds its socket to the epoll of `doorbells`; the socket's events carry `number`.
     pub(crate) fn add_to(&self, doorbells: &Doorbells, number: u32) -> Result<()> {
         doorbells.watch_connecting_socket(&self.socket, number).map_err(self.refused_by("watching a connection"))
     }
@@ -193,8 +194,8 @@ impl Handshake {
             }
             let found = fds.len();
             if truncated && found < N {
-                // The socket does not return the system's error, but only one is possible. It concerns this side, not
-                // the peer.
+                // The socket reports only that descriptors were lost. One cause is possible, and it concerns this side,
+                // not the peer.
                 let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
                 return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
             }
@@ -280,8 +281,8 @@ impl Handshake {
         Ok(peer)
     }
 
-    /// Exchanges READY, after both sides have mapped everything. The last READY decides. A survivor sends it, so that a
-    /// lane never gets two successors; without one, the listener does.
+    /// Exchanges READY, after both sides have mapped everything. The last READY decides. A survivor sends the last one,
+    /// so that a lane never gets two successors; without a survivor, the listener does.
     async fn ready(&self, last: bool) -> Result<()> {
         if last {
             self.receive::<0>(READY).await?;
@@ -325,7 +326,7 @@ impl Handshake {
             .map_err(|error| self.refused_for(error))
     }
 
-    /// Checks whether this side accepts a lane that the peer has created, or has survived with.
+    /// Checks whether this side accepts the lane that the peer offers: a new one, or a survivor's.
     fn check_size(&self, packet: &Packet, takes: Limits) -> Result<()> {
         if packet.capacity > takes.lane_bytes {
             return Err(self.refuse(format!(
@@ -386,8 +387,8 @@ impl Handshake {
         Ok(segment)
     }
 
-    /// Polls for the peer's end, with the number of this lane. Call it before READY: a failure after READY would lose
-    /// messages that the peer has sent by then.
+    /// Polls for the peer's end; the event carries the number of this lane. Call it before READY: a failure after READY
+    /// would lose messages that the peer has sent by then.
     fn watch(&self, own: &Doorbells, lane: u32) -> Result<Option<Descriptor>> {
         own.watch(&self.socket, lane).map_err(self.refused_by("watching the peer"))
     }
@@ -624,7 +625,7 @@ pub(crate) async fn surviving_sender(
     Ok(())
 }
 
-/// How a service makes the lane back to each of its clients.
+/// How a service creates the reply lane to each of its clients.
 #[derive(Clone, Debug)]
 pub struct Replies {
     /// The options of these lanes.
@@ -645,7 +646,7 @@ pub(crate) struct ReceiverSide {
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
-    /// For a service: how to create the lane back to each client.
+    /// For a service: how to create the reply lane to each client.
     pub(crate) replies: Option<Replies>,
     /// Limit of all lanes together, if there is one.
     pub(crate) budget: Option<Arc<Budget>>,
@@ -663,8 +664,8 @@ impl ReceiverSide {
         Ok(Limits { lane_bytes, message_bytes: takes.message_bytes.min(message_bytes_limit(lane_bytes)) })
     }
 
-    /// Takes memory for the peer's lanes, of `bytes` in all. Call it after the peer has created them: a handshake that
-    /// only began takes no memory.
+    /// Takes `bytes` of the budget for the peer's lanes together. Call it after the peer has created them, so that a
+    /// handshake that only began takes no memory.
     fn take_share(&self, handshake: &Handshake, bytes: u64) -> Result<Option<Part>> {
         let Some(budget) = &self.budget else { return Ok(None) };
         budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(handshake, budget))
@@ -679,7 +680,7 @@ impl ReceiverSide {
     }
 }
 
-/// The handshake of a new receiver: of a new lane, or of the lane of a sender that survived its receiver.
+/// The handshake of a new receiver. It takes over a new lane, or the lane of a sender that survived its receiver.
 pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
@@ -777,7 +778,8 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbel
     Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, doorbells: doorbells.clone() }, bytes_max })
 }
 
-/// The handshake of a service, which listens. Returns the lane of requests, which contains the lane back to its client.
+/// The handshake of a service, which listens. Returns the lane of requests, which contains the reply lane to its
+/// client.
 pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide, replies: Replies) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
@@ -790,7 +792,7 @@ pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide
     let (consumer, memory, waiting, request_doorbell) =
         take_lane(&handshake, &receiver_side, takes, LINK_BYTES_MIN).await?;
     handshake.check_new(waiting)?;
-    // Both lanes together have one part of the budget.
+    // One part of the budget covers both lanes.
     let most = if receiver_side.budget.is_some() { takes.lane_bytes } else { u64::MAX };
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
     let doorbells = receiver_side
@@ -855,7 +857,8 @@ pub(crate) async fn surviving_receiver(
     Ok(())
 }
 
-/// For calls the limit applies to a whole request or reply. If the lane's messages are smaller, it is sent in pieces.
+/// For calls the limit applies to a whole request or reply. A request or reply above the lane's message limit is sent
+/// in pieces.
 fn of_calls(takes: Limits) -> Limits {
     Limits { message_bytes: Limits::ALL.message_bytes, ..takes }
 }

@@ -1,4 +1,5 @@
-//! The lanes that a receiver serves, round-robin, each with its sender.
+//! The lanes that a receiver serves, round-robin, each with its sender. A quantum is a lane's turn: the messages that
+//! the receiver takes from it before it serves the next lane.
 
 use crate::counters::Counters;
 use crate::directory::Directory;
@@ -16,8 +17,8 @@ use pelton_os::{self as os, ReceivedFd, Segment, membarrier};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// All lanes of a receiver: one that is served, busy ones in the order of their quanta, and idle ones, which are polled
-/// now and then.
+/// All lanes of a receiver: the current one; busy ones in the order of their quanta; idle ones. The end of each quantum
+/// polls a few idle lanes.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     /// The current lane.
@@ -29,16 +30,17 @@ pub(crate) struct Lanes {
     idle: Vec<Box<Lane>>,
     /// Index of the next idle lane to poll.
     next_idle: usize,
-    /// Whether a lane leaves with its sender: in a receiver of several senders.
+    /// Whether a lane is removed after its sender has left: true in a receiver of several senders.
     leave: bool,
-    /// The lane that never has a sender, while another lane is current. It is current itself if there is no other lane.
+    /// The lane that never has a sender. It is stored here while another lane is current, and is current if there is no
+    /// other.
     placeholder: Option<Box<Lane>>,
 }
 
 /// Idle lanes to poll at the end of a quantum: few, so that a thousand idle lanes cost the busy ones almost nothing.
 const IDLE_POLLS: usize = 32;
 
-/// The next item of all lanes. An item that is not a message stays the next one until [`Lanes::pass`].
+/// The next item of all lanes. Each call returns the same event until [`Lanes::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Nothing,
@@ -62,7 +64,7 @@ impl Lanes {
         }
     }
 
-    /// From now on, lanes join and leave with their senders. The present lane has no sender.
+    /// From now on, lanes join and leave with their senders. The present lane, which has no sender, is the placeholder.
     pub(crate) fn let_leave(&mut self) {
         self.leave = true;
     }
@@ -165,7 +167,7 @@ impl Lanes {
         }
     }
 
-    /// Ends the event that [`Lanes::peek`] returned. Returns the lane, if the event was its sender's departure.
+    /// Ends the event that [`Lanes::peek`] returned. If the event was a departure, returns that sender's lane.
     pub(crate) fn pass(&mut self) -> Option<Box<Lane>> {
         if !std::mem::replace(&mut self.current.is_announced, true) {
             return None;
@@ -183,10 +185,10 @@ pub(crate) struct ReceiverParts {
     pub(crate) doorbells: Doorbells,
 }
 
-/// For a link of two lanes: the lane back to the peer, and the largest message that the peer accepts.
+/// For a link: the reply lane, which leads back to the peer, and the largest message that the peer accepts.
 #[derive(Debug)]
 pub struct ReplyLane {
-    /// The sender of the lane back.
+    /// The sender of the reply lane.
     pub sender: Sender,
     /// The largest message that the peer accepts.
     pub bytes_max: u64,
@@ -197,7 +199,7 @@ pub struct ReplyLane {
 pub(crate) struct Lane {
     pub(crate) consumer: Consumer,
     pub(crate) link: Link,
-    /// A predecessor may have received messages up to this one, in the count of the consumer's page.
+    /// The last message that a predecessor may have received, as a number in the consumer page's count of messages.
     pub(crate) redelivered: u64,
     /// The lane's number in its channel.
     pub(crate) number: u32,
@@ -213,9 +215,9 @@ pub(crate) struct Lane {
     pub(crate) is_paused: bool,
     /// An index that the receiver's user assigns to this lane.
     pub(crate) user: usize,
-    /// The lane back, until the receiver's user takes it.
+    /// The reply lane, until the receiver's user takes it.
     pub(crate) reply: Option<Box<ReplyLane>>,
-    /// Its part of the memory that the receiver's peers may use.
+    /// The memory that this lane takes from the budget of the receiver's peers.
     pub(crate) _part: Option<Part>,
     /// Dropped after the consumer, which points into it.
     pub(crate) memory: LaneMemory,
@@ -251,13 +253,14 @@ impl Lane {
         let transport = PathTransport::new(directory.clone(), PeerRole::SenderOf(number));
         let link = Link::new(files.doorbell, transport, UNKNOWN_PEER);
         let mut lane = Lane::new(consumer, link, redelivered, number, memory);
-        // After a reboot, sequence numbers repeat: those of messages that were not durable.
+        // After a reboot, the numbers of messages that were not durable are used again, so the boot belongs to the
+        // identity.
         lane.id = lane.id.since_boot(directory.boot_id());
         Ok(lane)
     }
 
-    /// Returns the next record of this lane. If the lane `leaves` with its sender, also the sender's arrival and
-    /// departure.
+    /// Returns the next record of this lane. If the lane `leaves` (is removed) with its sender, also returns the
+    /// sender's arrival and departure.
     fn peek(&mut self, leaves: bool) -> std::result::Result<Next, LaneError> {
         if !leaves {
             return Ok(self.consumer.peek()?.map_or(Next::Nothing, Next::Record));
@@ -265,7 +268,7 @@ impl Lane {
         if !self.is_announced {
             return Ok(Next::Joined);
         }
-        // Not before a flush has released its chunks.
+        // Reports the departure only after a flush has released its chunks.
         let left = |consumer: &Consumer, end| if consumer.has_taken() { Next::Nothing } else { Next::Left(end) };
         if self.end == Some(Departure::Corrupt) {
             return Ok(left(&self.consumer, Departure::Corrupt));
@@ -333,8 +336,8 @@ impl Lane {
         self.end.is_none() && self.link.peer().is_some()
     }
 
-    /// Finds the sender of a lane that this side has just opened, and rings it. Does not report a sender that left
-    /// before and left no message.
+    /// Finds the sender of a lane that this side has just opened, and rings it. Does not report an earlier sender that
+    /// has gone and has left no message.
     pub(crate) fn find_and_ring_sender(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {
         let found = self.find_sender(doorbells, spin);
         if !self.consumer.may_be_ready() {
@@ -402,8 +405,9 @@ impl LaneMemory {
         Ok(unsafe { Consumer::attach(memory, message_bytes_max, can_barrier)? })
     }
 
-    /// Continues in the page of the previous consumer, whose role this process has, after the messages that it had
-    /// released. Also returns the last message, in the count of the page, that the previous consumer may have received.
+    /// Continues in the previous consumer's page, after the messages that the previous consumer had released. This
+    /// process has that consumer's role. Also returns the last message that the previous consumer may have received, by
+    /// the page's count.
     pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, u64)> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: the segment maps the page, for as long as `self` lives.

@@ -21,7 +21,7 @@ pub(crate) struct Link {
     last_check: Instant,
     /// Descriptors received before their message.
     arrived: VecDeque<Arrived>,
-    /// Whether a wait for descriptors was without effect, and none have arrived since.
+    /// Whether a wait for descriptors has timed out, and none have arrived since.
     is_silent: bool,
 }
 
@@ -173,8 +173,8 @@ impl Link {
     }
 
     /// Receives the descriptors of message `seq`, which the sender sent before it committed the message. If they
-    /// `may_be_late`, a surviving sender sends them again: this waits for at most a second, and after one failure not
-    /// again.
+    /// `may_be_late`, a surviving sender sends them again, and this waits for at most a second. After one such wait
+    /// without effect, it does not wait again.
     pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<ReceivedFd>> {
         let waits = may_be_late && !self.is_silent;
         let deadline = waits.then(|| Instant::now() + LATE_MAX);

@@ -95,11 +95,12 @@ impl Drop for Part {
     }
 }
 
-/// One client's share of a [`Budget`]: it grows only while the budget has at least as much left as the share has then.
+/// One client's share of a [`Budget`]. It grows only if, afterwards, the budget still has at least as much left as this
+/// share.
 ///
-/// So a single client has at most half. Two clients at their limits have a third each. A further client always finds as
-/// much left as the largest share has. The rule needs no number, and a single client need not leave space for many. A
-/// fixed fraction that is safe with a thousand clients would be too small for one large reply.
+/// So a single client has at most half. Two clients at their limits have a third each. A further client always finds at
+/// least as much left as the largest share. The rule needs no number of clients, and keeps little from a single client.
+/// A fixed fraction that is safe with a thousand clients would be too small for one large reply.
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
@@ -132,7 +133,7 @@ impl Share {
 
     fn grow(&self, bytes: u64) -> bool {
         if bytes == 0 {
-            // Succeeds even if lanes of new peers have left less than the share has.
+            // Succeeds even if, because of new peers' lanes, the budget has less left than this share.
             return true;
         }
         let count = |taken: u64| taken.checked_add(bytes);

@@ -1,4 +1,4 @@
-//! The options of each maker: [`Options`], and which of them a maker takes.
+//! The options of each maker, a function that creates endpoints or handles: [`Options`], and the options that it takes.
 
 #[cfg(doc)]
 use crate::error::Error;
@@ -8,8 +8,9 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-/// How a maker makes endpoints: sizes, a way to wait, and which users may connect. `M` is the maker. The compiler
-/// infers it from the method that ends the chain, and refuses an option that this maker would ignore.
+/// How to create endpoints: sizes, a way to wait, and which users may connect. `M` is the maker, the kind of function
+/// that creates them. The compiler infers it from the method that ends the chain, and refuses an option that this maker
+/// would ignore.
 ///
 /// | option | taken by |
 /// |---|---|
@@ -86,8 +87,8 @@ impl<M> Options<M> {
         &self.settings
     }
 
-    /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most 16
-    /// GiB. Memory is allocated only as it is used. A lane whose receiver keeps up uses 256 KiB of it, and a little
+    /// Bytes of the lane: how far the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most
+    /// 16 GiB. Memory is allocated only as it is used. A lane whose receiver keeps up uses 256 KiB of it, and a little
     /// more at times.
     ///
     /// For a receiver, or either side of calls, it is also the largest lane that this side accepts: the peer creates no
@@ -103,11 +104,11 @@ impl<M> Options<M> {
     /// Limit, in bytes, of the part of the lane that this side's sender uses while its receiver keeps up; default 16
     /// MiB. If the receiver falls behind, the lane still extends up to its capacity.
     ///
-    /// A sender starts with 256 KiB. While it is saturated (256 KiB take less than a millisecond, and the lane is not
-    /// empty), it tries more from time to time, and keeps more only if the throughput is higher. It releases the memory
-    /// some time after a trial that failed, when the stream slows down, within 256 messages after a pause, and by
-    /// `Sender::trim`. A sender that sends nothing more keeps it. All senders of a process together use at most 64 MiB
-    /// more than their 256 KiB each. Appenders are not affected.
+    /// A sender starts with 256 KiB. It is saturated while 256 KiB take less than a millisecond and the lane is not
+    /// empty. Then it tries a larger part at intervals, and keeps it only if the throughput is higher. It releases the
+    /// memory some time after a failed trial, when the stream slows down, within 256 messages after a pause, and by
+    /// `Sender::trim`. A sender that sends no further message keeps its memory. All senders of a process together use
+    /// at most 64 MiB more than their 256 KiB each. Appenders are not affected.
     pub fn resident_max(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::ResidentMax>,
@@ -127,15 +128,16 @@ impl<M> Options<M> {
         self
     }
 
-    /// Limit, in bytes, of the memory that the peers of this handle can make it use; by default none for lanes. For
-    /// several peers at least 1 MiB, for a service 2 MiB.
+    /// Limit, in bytes, of the memory that the peers of this handle can make it use. By default lanes have no such
+    /// limit. The value must be at least 1 MiB for several peers, and 2 MiB for a service.
     ///
-    /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of what is left
-    /// of it, and refuses peers while that is less than 64 KiB. A service counts its replies that wait for a client to
-    /// read, and requests that have come in part; a call that does not fit fails. Of one client it keeps only as much
-    /// as is then left for the others: alone it has half. Without this option all clients together may have 256 MiB, or
-    /// four times [`Options::call_bytes_max`] if that is more. With one peer, and of a path channel, it limits the
-    /// lanes. What the program keeps itself, for instance copies of messages, does not count.
+    /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of the memory
+    /// that is left. It refuses peers while less than 64 KiB is left. A service counts replies that wait for their
+    /// client to read, and requests that have arrived in part; a call that does not fit fails. For one client, a
+    /// service keeps at most as much as then remains for the others: a single client has at most half. Without this
+    /// option all clients together may have 256 MiB, or four times [`Options::call_bytes_max`] if that is more. With
+    /// one peer, and for a path channel, this limits the lanes. Memory that the program itself keeps, for instance
+    /// copies of messages, does not count.
     pub fn memory(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::Memory>,
@@ -163,8 +165,8 @@ impl<M> Options<M> {
     }
 
     /// Connecting waits until `deadline` for a listener. Opening a path waits for the channel to be created, for its
-    /// role to be free, and for the other side to open it too. Without a deadline, connecting fails at once with
-    /// [`Error::NoListener`] when no process listens. Opening then fails with [`Error::NoChannel`] when there is no
+    /// role to be free, and for the other side to open it too. Without a deadline, connecting fails immediately with
+    /// [`Error::NoListener`] if no process listens. Opening without one fails with [`Error::NoChannel`] if there is no
     /// channel, and does not wait for the other side. A [`Duration`] counts from this call: set it anew before each
     /// use.
     ///
@@ -209,8 +211,8 @@ impl<M> Options<M> {
         self
     }
 
-    /// Messages are handed to the sink at this number of bytes, by default 1 MiB: with their headers of 8 bytes, each
-    /// padded to a multiple of 8.
+    /// A flush hands messages to the sink once they have this number of bytes, by default 1 MiB. Each message counts
+    /// with its header of 8 bytes, and is padded to a multiple of 8.
     pub fn flush_bytes(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::FlushBytes>,
@@ -219,10 +221,10 @@ impl<M> Options<M> {
         self
     }
 
-    /// Messages are handed to the sink at most this long after they came, by default 100 ms; earlier if there are
-    /// enough, or a quarter of a lane's capacity. A sender that does not sleep while it waits for space may have to
-    /// wait this long, if its messages are about as large as that. `None`: a `Flush` hands over as soon as no more
-    /// messages are there; `Appenders` only when a buffer is full, or on request.
+    /// A flush hands messages to the sink at most this long after they arrived, by default 100 ms. It does so earlier
+    /// once it has [`Options::flush_bytes`], or a quarter of a lane's capacity. A sender that busy-polls for space may
+    /// wait this long if its messages are about as large as that quarter. `None`: a `Flush` hands over once no message
+    /// is left; `Appenders` only when a buffer is full, or on request.
     pub fn flush_interval(mut self, interval: Option<Duration>) -> Options<M>
     where
         M: Accepts<setting::FlushInterval>,
@@ -243,9 +245,10 @@ impl<M> Options<M> {
 
     /// Limit of the senders that a receiver has at a time, at most 1024. For a path channel the default is 1, and its
     /// creator decides; for a receiver of several senders the default is 1024. Each sender has a lane of its own,
-    /// created when it is first needed. For it the receiver needs three descriptors, or four for another user; a
-    /// service needs five for a client; a thread's sender has four. A new peer is refused where less than an eighth of
-    /// all descriptors (at most 64) would be left, after up to a second in which others may become free.
+    /// created when it is first needed. For each sender the receiver needs three descriptors, or four if it belongs to
+    /// another user. A service needs five for each client; the sender of a thread has four itself. The receiver refuses
+    /// a new peer if less than an eighth of all descriptors (at most 64) would remain. Before that, it waits up to a
+    /// second for others to become free.
     pub fn lanes(mut self, lanes: u32) -> Options<M>
     where
         M: Accepts<setting::Lanes>,
@@ -254,8 +257,8 @@ impl<M> Options<M> {
         self
     }
 
-    /// The largest request, or reply, or part of one, that this side accepts, in bytes; by default 64 MiB. What is
-    /// larger than the lane's largest message is assembled in this side's memory, one from each peer at a time.
+    /// The largest request, or reply, or part of one, that this side accepts, in bytes; by default 64 MiB. This side
+    /// assembles anything above the lane's message limit in its own memory, one from each peer at a time.
     pub fn call_bytes_max(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::CallBytesMax>,
@@ -264,8 +267,8 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long `Client::arm` may busy-poll for replies that have lately come within that time; by default 20 µs.
-    /// Zero: not at all.
+    /// How long `Client::arm` may busy-poll for replies, if recent replies arrived within that time; by default 20 µs.
+    /// Zero: it does not busy-poll.
     pub fn hold(mut self, most: Duration) -> Options<M>
     where
         M: Accepts<setting::Hold>,
@@ -275,7 +278,7 @@ impl<M> Options<M> {
     }
 }
 
-/// That a maker takes an option: see the table of [`Options`].
+/// Implemented if the maker takes the option: see the table of [`Options`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not take the option `{S}`",
     note = "an option that the maker would ignore is refused: the table of `pelton::Options` has which maker takes which"
@@ -288,7 +291,7 @@ macro_rules! kinds {
     };
 }
 
-/// What options are for: the `M` of [`Options<M>`](super::Options).
+/// The makers: the `M` of [`Options<M>`](super::Options).
 pub mod maker {
     kinds! {
         /// [`Options::threads`](crate::Options::threads).

@@ -129,12 +129,12 @@ impl Sender {
         self.parts.lane.has_consumer_closed()
     }
 
-    /// What reports the receiver's end, for a thread that waits while another uses the sender.
+    /// The handle that proves the receiver's end, for a thread that waits while another uses the sender.
     pub fn shared_liveness(&self) -> Option<SharedLiveness> {
         self.parts.link.shared_liveness()
     }
 
-    /// What wakes this sender.
+    /// The doorbells that wake this sender.
     pub fn doorbells(&self) -> &Doorbells {
         &self.endpoint.doorbells
     }
@@ -168,8 +168,8 @@ impl Receiver {
         if self.slow_path_reasons == 0 && self.comes_soon() { self.peek_fast() } else { None }
     }
 
-    /// As [`Receiver::peek_fast`], of a lane that is neither paused nor left by its sender; with the first three words
-    /// of the payload, each loaded once.
+    /// As [`Receiver::peek_fast`], for a lane that is not paused and whose sender has not left. Also returns the first
+    /// three words of the payload, each loaded once.
     #[inline(always)]
     pub fn peek_words_fast(&mut self) -> Option<(Record, [u64; 3])> {
         let record = self.peek_fast()?;
@@ -224,8 +224,8 @@ impl Receiver {
         }
     }
 
-    /// Copies the next message out and releases it in the common case, or if `may_poll`, when it comes soon. `None`
-    /// also for a message of more than `capacity` bytes.
+    /// Copies the next message out and releases it, in the common case. If `may_poll`, also if it arrives soon. Returns
+    /// `None` otherwise, and for a message of more than `capacity` bytes.
     ///
     /// # Safety
     /// `capacity` bytes can be written at `target`, which is not in a lane.
@@ -245,8 +245,8 @@ impl Receiver {
         Some(record.bytes as usize)
     }
 
-    /// Releases the next record, in the process that made the handle. By reference: a record that is moved after it was
-    /// stored word by word stalls the processor.
+    /// Releases the next record, in the process that created the handle. Takes the record by reference. To move it
+    /// right after narrow stores would need a wide load, which the store buffer cannot forward: the processor stalls.
     #[inline(always)]
     pub fn release_record(&mut self, record: &Record) {
         self.release(record);
@@ -258,15 +258,15 @@ impl Receiver {
         Message { receiver: self, record }
     }
 
-    /// The membership event that [`Receiver::find`] returned is delivered.
+    /// Marks the membership event that [`Receiver::find`] returned as delivered.
     #[cold]
     pub fn pass_event(&mut self) {
         self.pass();
     }
 
-    /// Takes one more message, or the first, of a batch that [`Receiver::release_batch`] releases, after `with` has
-    /// read it. Returns false if there is none now, if it has descriptors (it is to be received alone), or at the end
-    /// of the lane's quantum.
+    /// Takes one more message, or the first, of a batch, after `with` has read it; [`Receiver::release_batch`] releases
+    /// the batch. Returns false without a message, at the end of the lane's quantum, and for a message with
+    /// descriptors, which the caller must receive alone.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -289,7 +289,7 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Releases what [`Receiver::take_for_batch`] has taken.
+    /// Releases the messages that [`Receiver::take_for_batch`] has taken.
     pub fn release_batch(&mut self) {
         drop(Batch::new(self));
     }
@@ -309,7 +309,7 @@ impl Receiver {
         self.registry.as_ref().and_then(|registry| registry.budget())
     }
 
-    /// What wakes this receiver.
+    /// The doorbells that wake this receiver.
     pub fn doorbells(&self) -> &Doorbells {
         &self.endpoint.doorbells
     }
@@ -325,8 +325,8 @@ impl Receiver {
         self.lanes.current.user
     }
 
-    /// Hands out the lane back to each sender that has joined since the last call, with the number of its lane; `adopt`
-    /// returns the index to keep.
+    /// Hands out the reply lane to each sender that has joined since the last call, with the number of its lane;
+    /// `adopt` returns the index to keep.
     pub fn adopt_replies(&mut self, mut adopt: impl FnMut(ReplyLane, u32) -> usize) {
         for lane in self.lanes.iter_mut() {
             if let Some(reply) = lane.reply.take() {
@@ -354,14 +354,15 @@ impl Receiver {
         self.lanes.current.end.is_some()
     }
 
-    /// The current lane's sender has broken the rules of its records: it leaves, and nothing more of it is received.
+    /// The current lane's sender has violated the rules that this receiver's user sets for records: it leaves, and
+    /// nothing more is received from it.
     pub fn end_lane(&mut self) {
         self.lanes.current.end = Some(Departure::Corrupt);
         // Otherwise the fast path would continue with it.
         self.end_quantum();
     }
 
-    /// Nothing more is to be received.
+    /// Ends receiving: the caller receives nothing more.
     pub fn retire(&mut self) {
         self.endpoint.owner.retire();
     }
@@ -371,7 +372,7 @@ impl Receiver {
         self.lanes.current.memory.consumer.base()
     }
 
-    /// What reports the sender's end when it is polled.
+    /// The descriptors that report the sender's end when they are polled.
     pub fn liveness(&self) -> [Option<std::os::fd::BorrowedFd<'_>>; 2] {
         self.lanes.current.link.liveness()
     }
@@ -449,8 +450,8 @@ impl TakenChunk {
 
 #[doc(hidden)]
 impl Receiver {
-    /// Takes about `bytes` of records of the lane that is served, or of the next one that has any. `None`: there is
-    /// none. Records up to the number that `last_written` returns are not taken, but released at once.
+    /// Takes about `bytes` of records of the current lane, or of the next lane that has any. `None`: no lane has any.
+    /// Does not take records up to the number that `last_written` returns, but releases them immediately.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -513,7 +514,7 @@ impl Receiver {
         Ok(self.lanes.iter().map(end).collect())
     }
 
-    /// As [`Receiver::take_chunk`], only of lane `number`, and only what came before message `end`.
+    /// As [`Receiver::take_chunk`], but only from lane `number`, and only records before message `end`.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -533,7 +534,7 @@ impl Receiver {
                 // The lane's next quantum reports it.
                 Err(error) => return self.failed_in_batch(error).map(|()| None),
             };
-            // A sender that states a wrong end, and goes on sending, must not keep this from returning.
+            // A sender that states a wrong end and continues to send must not prevent this from returning.
             if end.wrapping_sub(record.seq).wrapping_sub(1) >= (self.lanes.current.consumer.capacity() / 8) as u32 {
                 return Ok(None);
             }
@@ -543,7 +544,8 @@ impl Receiver {
         }
     }
 
-    /// Takes all records of the lane of `sender`, which is of this process and rewinds after the flush.
+    /// Takes all records of the lane of `sender`. That sender belongs to this process, and its lane is rewound after
+    /// the flush.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -557,7 +559,7 @@ impl Receiver {
         Ok(Some(TakenChunk::new(lane, chunk)))
     }
 
-    /// Everything of the lane of `sender` is released: the lane begins at its front again.
+    /// Call this once everything in the lane of `sender` is released: moves both sides back to the front of the lane.
     pub fn rewind(&mut self, sender: &mut Sender) {
         if let Some(lane) = self.lanes.find(sender.parts.link.lane_number()) {
             sender.parts.lane.rewind(&mut lane.consumer);
@@ -586,7 +588,7 @@ impl Receiver {
         }
     }
 
-    /// Whether a sender has announced that it waits for space that chunks take.
+    /// Whether a sender has announced a wait for space that taken chunks occupy.
     pub fn is_space_wanted(&mut self) -> bool {
         self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.is_producer_waiting())
     }

@@ -35,13 +35,12 @@ use std::time::Instant;
 /// dropped), copied out ([`Receiver::receive_into`]: safe against a sender that still writes), in batches
 /// ([`Receiver::try_receive_batch`]), or held ([`Message::hold`]).
 ///
-/// The short name, [`Receiver::receive`], is that of receiving in place, because not copying is what a lane is for, and
-/// because between processes of one program the sender is trusted. It is sound for a sender that keeps the protocol. A
-/// sender that writes after it has committed can change the message while the receiver reads it, between a check and
-/// the use of what was checked; to Rust that is a data race, as with any file mapped into memory. So receive by copy
-/// from a sender that is not trusted, as one of another user: [`Receiver::receive_into`] into a buffer that is kept,
-/// [`Receiver::receive_vec`] or [`Receiver::messages`] into a new one. After the copy, nothing reads the shared bytes
-/// again.
+/// [`Receiver::receive`] has the short name because it does not copy, the purpose of a lane, and because processes of
+/// one program trust their sender. Receiving in place is sound if the sender keeps the protocol. A sender that writes
+/// after its commit can change the message between the receiver's check of a value and its use. To Rust that is a data
+/// race, as with any file mapped into memory. Receive by copy from a sender that you do not trust, such as one of
+/// another user. [`Receiver::receive_into`] copies into a buffer that you keep; [`Receiver::receive_vec`] and
+/// [`Receiver::messages`] copy into a new one. After the copy, nothing reads the shared bytes again.
 ///
 /// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages.
 #[derive(Debug)]
@@ -49,8 +48,8 @@ pub struct Receiver {
     pub(crate) lanes: Lanes,
     pub(crate) sleeper: Sleeper,
     pub(crate) endpoint: Endpoint<dyn Reconnect>,
-    /// The number of reasons for the slow path: held messages, which the program may return; the end of a quantum; a
-    /// pending membership event.
+    /// The number of reasons for the slow path: held messages, which the program may drop on any thread; the end of a
+    /// quantum; a pending membership event.
     pub(crate) slow_path_reasons: usize,
     pub(crate) is_quantum_over: bool,
     /// Whether there are, or may be, several lanes.
@@ -58,7 +57,7 @@ pub struct Receiver {
     /// For a receiver of several senders: how they join and leave, and whether the receiver reports that.
     pub(crate) registry: Option<Box<Registry>>,
     reports_events: bool,
-    /// Whether it has returned an event and has not passed it yet.
+    /// Whether it has returned a membership event that [`Receiver::pass`] has not ended yet.
     is_event_pending: bool,
     /// The number of quanta so far: the registry is checked at intervals of it.
     quanta: u32,
@@ -117,7 +116,8 @@ impl Receiver {
         self
     }
 
-    /// Creates a receiver of several senders, which join by `registry`. `parts` are those of the lane without a sender.
+    /// Creates a receiver of several senders, which join by `registry`. `parts` belong to the placeholder: a lane that
+    /// never has a sender.
     pub(crate) fn gathering(parts: ReceiverParts, options: &Settings, registry: Registry) -> Result<Receiver> {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
@@ -386,7 +386,7 @@ impl Receiver {
                 Err(error) => return Err(self.failed(error)),
             };
             if self.reports_events {
-                // The next call returns it too, until `pass`: before anything else of that lane.
+                // Until `pass`, each call returns this event, before anything else of that lane.
                 if !std::mem::replace(&mut self.is_event_pending, true) {
                     self.slow_path_reasons += 1;
                 }
@@ -429,7 +429,7 @@ impl Receiver {
         }
         let closed =
             self.lanes.is_one() && self.lanes.current.has_sender() && self.lanes.current.consumer.has_producer_closed();
-        // A departure that was noted before the last message was received is reported now.
+        // Reports a departure now if it was noted before the caller received the last message.
         let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_overdue();
         let may_have_ended = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
         if !may_have_ended || self.check_ends()?.is_none() {
@@ -448,7 +448,7 @@ impl Receiver {
         self.find_lanes()?;
         match self.peek_in_turn()? {
             Some(record) => {
-                // A sender that joins or leaves may not have rung. The ring keeps the descriptor readable until the
+                // A sender that joins or leaves may not have rung. This ring keeps the descriptor readable until the
                 // next `arm`.
                 if self.sleeper.is_armed() {
                     self.endpoint.doorbells.local_wake().ring();
@@ -496,7 +496,7 @@ impl Receiver {
         }
     }
 
-    /// How the channel ended: it has no sender, and the departure of the last one is not reported yet.
+    /// Returns how the channel ended, if it has no sender and the departure of the last one is not reported yet.
     fn found_end(&self) -> Option<Departure> {
         if let Some(registry) = &self.registry {
             return (self.lanes.count() == 0 && registry.is_shut()).then_some(Departure::Closed);
@@ -520,7 +520,7 @@ impl Receiver {
         for number in self.lanes.count() as u32..role.directory.lanes()? {
             let mut lane = Lane::open(&role.directory, number, self.lanes.current.memory.receiver.clone())?;
             let found = lane.find_and_ring_sender(&self.endpoint.doorbells, &mut self.endpoint.spin);
-            // Keeps the lane even if the check of its sender fails: to open it again would begin another generation.
+            // Keeps the lane even if the check of its sender fails: a second open would begin another generation.
             self.lanes.add(Box::new(lane));
             found?;
         }
@@ -644,8 +644,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Notes that the senders have left and that their last message was received. The next call returns that; later
-    /// calls too, except on a path channel.
+    /// Notes that the senders have left and that their last message was received. The next call returns that as an
+    /// error; later calls too, except on a path channel.
     fn note_end(&mut self) {
         self.endpoint.departure = self.found_end();
         self.endpoint.owner.retire();
@@ -695,13 +695,13 @@ impl Receiver {
     }
 
     /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to continue after the last
-    /// committed message. A receiver that had connected connects under the same name again; one that a
-    /// [`crate::Listener`] had accepted accepts the successor there. On a path channel it waits until there is a
-    /// sender; to receive does not need one.
+    /// committed message. If this receiver had connected, it connects under the same name again. If a
+    /// [`crate::Listener`] had accepted it, that listener accepts the successor. On a path channel, `resume` waits for
+    /// a sender; receiving needs none.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads;
-    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. It can be called again after an error.
+    /// [`Error::Refused`] between threads, and while the channel has not lost its peer (except on a path);
+    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. You can call it again after an error.
     pub fn resume(&mut self) -> Result<()> {
         self.resumed(None).map(|_| ())
     }
@@ -841,7 +841,8 @@ impl Drop for Receiver {
         }
         self.lanes.iter_mut().for_each(|lane| lane.consumer.close());
         self.sleeper.close();
-        // The order: the closed flags, the ring, the hang-up. A sender that detects one finds the earlier ones done.
+        // The order: the closed flags, the ring, the hang-up. A sender that detects one of them finds the earlier ones
+        // done.
         for lane in self.lanes.iter() {
             lane.hang_up();
             failpoint("receiver closes: hung up");
@@ -916,7 +917,8 @@ impl Side for Receiver {
     fn rung(&mut self, alone: bool) -> Result<bool> {
         self.endpoint.doorbells.drain()?;
         failpoint("receiver rung: drained");
-        // A sender that joins or leaves sets a flag and has an event of its own, so an event-free ring needs no check.
+        // A sender that joins or leaves sets the registry's flag or has an event of its own. A ring without either
+        // needs no check.
         if alone && self.registry.as_ref().is_some_and(|registry| !registry.may_be_ready()) {
             return Ok(false);
         }

@@ -65,11 +65,12 @@ pub(crate) struct SharedRegistry {
 pub(crate) struct State {
     pub(crate) arrived: Vec<Lane>,
     pub(crate) gone: Vec<u32>,
-    /// Lanes of [`Senders::with`], which end with the last [`Senders`] of their round.
+    /// Lanes of [`Senders::with`]. They end when the last [`Senders`] of their round is dropped.
     pub(crate) of_threads: Vec<u32>,
     /// The number of [`Senders`].
     pub(crate) handles: usize,
-    /// How often the last [`Senders`] was dropped. [`Receiver::senders`](crate::Receiver::senders) can create another.
+    /// How often the last [`Senders`] was dropped; a round ends there. [`Receiver::senders`](crate::Receiver::senders)
+    /// begins another.
     pub(crate) round: u64,
     /// The last number given to a lane.
     pub(crate) number: u32,

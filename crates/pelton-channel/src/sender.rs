@@ -50,12 +50,12 @@ pub enum Sent {
 /// Dropping it closes the channel: the receiver receives all messages, and then returns [`Error::Closed`].
 #[derive(Debug)]
 pub struct Sender {
-    /// The first field, because each message uses its first words: they share cache lines.
+    /// The first field: the first words of `parts`, which each message uses, share cache lines.
     pub(crate) parts: SenderParts,
     pub(crate) endpoint: Endpoint<dyn Reconnect>,
     /// Descriptors of messages that are not released yet. A successor of the receiver gets them again.
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
-    /// The number of these, counted from the back, that the successor has not got yet.
+    /// The number of entries, counted from the back, that the successor has not received yet.
     unsent: usize,
     window: Window,
 }
@@ -130,8 +130,8 @@ impl SenderMemory {
         Ok(unsafe { Producer::attach(memory, tail, head, floor, can_barrier)? })
     }
 
-    /// Continues in the page of the previous producer, whose role this process has, after the last message that it
-    /// committed.
+    /// Continues in the previous producer's page, after the last message that the previous producer committed. This
+    /// process has that producer's role.
     pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Producer> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: both segments map a whole page, for as long as `self` lives.
@@ -320,7 +320,7 @@ impl Sender {
             return Ok(true);
         }
         if is_found {
-            // From now on, a close is one of this receiver.
+            // From now on, a closed flag belongs to this receiver.
             lane.continue_without_consumer();
             self.endpoint.spin.set_peer(link.peer());
         }
@@ -386,7 +386,8 @@ impl Sender {
         }
     }
 
-    /// Notes that the receiver has left. The next call returns that; later calls too, except on a path channel.
+    /// Notes that the receiver has left. The next call returns that as an error; later calls too, except on a path
+    /// channel.
     fn note_end(&mut self) {
         let closed = self.parts.lane.has_consumer_closed();
         self.endpoint.leave(if closed { Departure::Closed } else { Departure::PeerDied });
@@ -453,8 +454,9 @@ impl Sender {
     /// message.
     #[inline(always)]
     pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
-        // The limit is above the largest message, so the sum wraps only for 2^33 messages. Even then a batch never
-        // returns more space than it has. For messages of one size the compiler computes this sum without a loop.
+        // Each length is limited to 2^31, above the largest message, so the sum wraps only for 2^33 messages. Even then
+        // a batch never returns more space than it has. For messages of one size the compiler computes this sum without
+        // a loop.
         let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
         if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
@@ -671,15 +673,15 @@ impl Sender {
     }
 
     /// After [`Error::PeerDied`]: waits for the receiver's successor and offers it the lane with all unreleased
-    /// messages. A sender that had connected connects under the same name again; one that a [`crate::Listener`] had
-    /// accepted accepts the successor there. Then it can send again, and the successor receives all unreleased messages
-    /// again.
+    /// messages. If this sender had connected, it connects under the same name again. If a [`crate::Listener`] had
+    /// accepted it, that listener accepts the successor. Then this sender can send again, and the successor receives
+    /// all unreleased messages again.
     ///
-    /// On a path channel it waits until there is a receiver; a send does not need one.
+    /// On a path channel, `resume` waits for a receiver; sending needs none.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads;
-    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. It can be called again after an error.
+    /// [`Error::Refused`] between threads, and while the channel has not lost its peer (except on a path);
+    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. You can call it again after an error.
     pub fn resume(&mut self) -> Result<()> {
         self.resumed(None).map(|_| ())
     }
@@ -934,8 +936,7 @@ impl Side for FreeSpace<'_> {
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         let gone = self.sender.is_peer_known_gone()?;
         if gone {
-            // Notes it now: `find_peer` returns only once that a receiver has left meanwhile, and the wait may end with
-            // new space instead.
+            // Notes the departure now: `find_peer` reports it only once, and new space may end this wait first.
             self.sender.note_end();
         }
         Ok(gone)

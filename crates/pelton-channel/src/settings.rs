@@ -1,4 +1,5 @@
-//! What the makers of endpoints read: sizes, a way to wait, users, limits. `options.rs` has the public face.
+//! The settings that the functions which create endpoints read: sizes, a way to wait, users, limits. `options.rs` has
+//! the public interface.
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
@@ -73,9 +74,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane by default.
+    /// The same for a link of two lanes: 4 MiB a lane by default, because each of a thousand clients may fill its
+    /// lanes.
     pub fn of_link(&self) -> Result<Settings> {
-        // Membership events are no requests.
+        // A link reports no membership events, because they are not requests.
         let options = Settings { usual_capacity: 4 << 20, announces: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
@@ -87,7 +89,7 @@ impl Settings {
         }
     }
 
-    /// That the memory has space for the first peer, with this number of lanes.
+    /// Checks that the memory has space for the first peer, with this number of lanes.
     pub fn check_memory(&self, lanes: u64) -> Result<()> {
         let least = GRANULE * SHARES * lanes;
         match self.memory {
@@ -125,7 +127,7 @@ impl Settings {
     pub(crate) fn takes(&self, is_own_user: bool) -> Limits {
         let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
         let of_memory = self.memory.map_or(u64::MAX, lane_within).max(CAPACITY_MIN);
-        // The handle's maker has reported impossible values.
+        // Invalid values are impossible here: the function that created the handle has refused them.
         let lane_bytes = self
             .capacity
             .map_or(usual.lane_bytes, |bytes| bytes.clamp(CAPACITY_MIN, CAPACITY_MAX).next_multiple_of(GRANULE));
@@ -134,7 +136,8 @@ impl Settings {
         Limits { lane_bytes, message_bytes: message_bytes.min(message_bytes_limit(lane_bytes)) }
     }
 
-    /// The largest lane that this side accepts from a path channel. Its own capacity is for a channel that it creates.
+    /// The largest lane that this side accepts from a path channel. `capacity` is no limit here: it is the size of a
+    /// channel that this side creates.
     pub(crate) fn path_lane_bytes_max(&self, is_own_user: bool) -> u64 {
         let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
         self.memory.unwrap_or(usual.lane_bytes)
@@ -155,7 +158,7 @@ impl Settings {
         let capacity = capacity.min(lane_within(within.lane_bytes));
         let most = message_bytes_limit(capacity).min(within.message_bytes);
         match self.message_bytes_max {
-            // Requests and replies go in pieces where the lane takes no larger ones.
+            // A request or reply above the lane's message limit is sent in pieces.
             Some(found) if found > most && within.message_bytes != Limits::ALL.message_bytes => {
                 let wanted = format!(
                     "at most {most}, as the peer takes lanes of {} bytes and messages of {}: lower it, or raise the peer's capacity, message_bytes_max or memory",

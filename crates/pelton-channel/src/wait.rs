@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Wait {
     /// Polls without sleeping. Has the lowest latency and occupies a whole processor; on a machine with one processor
-    /// use `Block`. A receiver that keeps up with its sender may back off by up to some 15 µs while that raises the
-    /// throughput, with `Block` too.
+    /// use `Block`. With either value, a receiver that keeps up with its sender may back off: it pauses for up to some
+    /// 15 µs while that helps throughput.
     Spin,
     /// Spins for some microseconds, then sleeps. Spins less if spinning was useless lately. With one processor it
     /// yields once instead.
@@ -69,7 +69,7 @@ impl From<Instant> for Deadline {
 }
 
 impl From<Duration> for Deadline {
-    /// From now; a time beyond the clock's range is never.
+    /// `time` counts from now. Beyond the clock's range, the result is [`Deadline::Never`].
     fn from(time: Duration) -> Deadline {
         Instant::now().checked_add(time).map_or(Deadline::Never, Deadline::At)
     }
@@ -99,7 +99,7 @@ impl Armed {
 
 /// One side of a channel and the condition that it waits for.
 pub trait Side {
-    /// Returns whether the condition holds. An error ends the wait; so the end of the channel does.
+    /// Returns whether the condition holds. An error ends the wait, and the end of the channel is an error.
     fn poll(&mut self) -> Result<bool>;
     /// Whether the condition may hold: a cheap hint, by one load.
     fn may_be_ready(&self) -> bool;
@@ -126,24 +126,24 @@ pub trait Side {
 const SPIN_MAX: Duration = Duration::from_micros(10);
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
-/// After this number of failed spins, the spins are shorter by this power of two: down to 1/16.
+/// Each failed spin halves the next ones, at most this many times: down to 1/16.
 const SHORTEST: u32 = 4;
-/// After these numbers of failed spins, one spin is long enough for a sleeping peer to wake up and reply. Otherwise two
-/// sides that wait for each other would never spin again after both have slept. The first long spin follows the first
-/// failure; later ones are so rare that they cost 0.2 µs per sleep.
+/// After these numbers of failed spins, one long spin follows: long enough for a sleeping peer to wake up and reply.
+/// Without it, two sides that wait for each other would never spin again after both have slept. The first long spin
+/// follows the first failure; later ones are so rare that they cost 0.2 µs per sleep.
 const LONG_AFTER: [u32; 2] = [1, 256];
-/// After this number of failed spins, a wait polls only once, until the next long spin: the peer is slower than any
-/// spin.
+/// After this number of failed spins, a wait polls only once, until the next long spin. Even the longest ordinary spin
+/// is too short for this peer.
 const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
 
-/// On one processor, a thread that yields before it sleeps lets its peer finish its work; a wake-up would interrupt the
-/// peer at each message. But a yield may give an unrelated thread a time slice of milliseconds, where a woken sleeper
-/// would run first. The clock shows that: the yield took longer than this.
+/// On one processor, a thread yields before it sleeps, so that its peer finishes its work. A sleep instead would let
+/// the wake-up interrupt the peer at each message. But the kernel may give the yielded processor to an unrelated thread
+/// for milliseconds, where a woken sleeper would run first. A yield that takes longer than this limit shows that.
 const YIELD_MAX: Duration = Duration::from_micros(500);
-/// After such a yield, this number of waits do not yield. Each further one doubles the number.
+/// After such a long yield, this number of waits do not yield. Each further long yield doubles the number.
 const YIELD_REST: u32 = 1024;
-/// The most doublings of it.
+/// At most this many doublings of `YIELD_REST`.
 const YIELD_DOUBLINGS_MAX: u32 = 6;
 
 /// Adaptive spinning before a sleep: it is longer if spinning was useful lately.
@@ -159,7 +159,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// For a side that waits by `wait` for `peer`.
+    /// Creates the spin of a side that waits for `peer` in the way `wait`.
     pub fn new(wait: Wait, peer: Option<pelton_os::Peer>) -> Spin {
         let mut spin = Spin { wait, one_processor: false, failed: 0, rest: 0, doublings: 0 };
         spin.set_peer(peer);

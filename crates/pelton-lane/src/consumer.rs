@@ -1,7 +1,8 @@
 //! The consumer's side: which record is next, and when the producer gets its space back.
 //!
-//! The consumer expects the next record at the cursor, and has released everything before the head. It has taken the
-//! records between the two and not released them: the current one, or the current batch, and the held ones.
+//! The consumer expects the next record at the cursor, and has released everything before the head. The records between
+//! the two are *taken*: the cursor has passed them, but they are not released. They are the current record or batch,
+//! and the *held* records. The caller keeps a held record and releases it later, in any order, by its ticket.
 //!
 //! Invariants:
 //! - each peek loads a header once and checks that copy alone;
@@ -32,7 +33,8 @@ pub struct Consumer {
     messages: u64,
     bytes: u64,
     waker: Waker,
-    /// Records taken and not all released, oldest first; empty unless the caller holds one.
+    /// From the oldest held record on: each with its end, and whether it is released. Empty unless the caller holds
+    /// one.
     held: VecDeque<Held>,
     /// The ticket of the first record in `held`.
     first_ticket: u64,
@@ -215,8 +217,8 @@ impl Consumer {
         Some(record)
     }
 
-    /// Moves the consumer to a cursor that it has returned since its last move. `bytes` is the payload of the messages
-    /// that the cursor has passed. [`Consumer::release_taken`] releases them.
+    /// Moves the consumer to `cursor`, which it has returned since its last move. `bytes` is the payload of the
+    /// messages that the cursor has passed. [`Consumer::release_taken`] releases them.
     ///
     /// # Panics
     /// If the cursor is of a larger lane.
@@ -446,7 +448,7 @@ impl Consumer {
     #[inline(never)]
     fn handle_peer_state(&mut self, state: PeerState) -> Wake {
         let PeerState::Asleep(epoch) = state else { return Wake::None };
-        // Relaxed: if the load is stale, the producer has not polled since it armed, and its poll finds this release.
+        // Relaxed: after a stale load, the producer has not polled since it armed, so its poll finds this release.
         // [sleep]
         let target = self.producer_page().room_seq.load(Relaxed) as u32;
         if (self.head().seq.wrapping_sub(target) as i32) < 0 {
@@ -559,8 +561,8 @@ impl Consumer {
     }
 }
 
-/// The rank of each kind of mark before one message: jump, generation, descriptors, then the kinds that a consumer may
-/// skip. 0: corrupt.
+/// The rank of a mark, by its kind. Ranks rise among the marks before one message: jump, generation, descriptors, then
+/// the kinds that a consumer may skip. 0: the mark is corrupt.
 const MARK_RANKS: [u32; 8] = [1, 3, 2, 0, 4, 5, 6, 7];
 
 /// The result of a scan of a lane.
@@ -581,7 +583,7 @@ pub struct Scan {
 /// does.
 pub fn scan(data: &Data, message_bytes_max: u64, start: Position, messages_max: u64) -> Scan {
     let mut found = Scan { end: start, messages: 0, floor: 0, problem: None };
-    // Also for `messages_max` 0: the caller may write at the end.
+    // Checks the start even if `messages_max` is 0: the caller may write at the end.
     if let Err(problem) = start.check("start of a walk", data.capacity()) {
         return Scan { problem: Some(problem), ..found };
     }

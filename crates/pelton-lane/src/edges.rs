@@ -10,7 +10,7 @@
 //!            store buffering: at least one of them observes the other's store. So the sleeper finds the message, or
 //!            the waker finds the sleeper. The same holds for `room_seq`, which the sleeper stores before its word. The
 //!            waker's barrier is a compiler fence while the sleeper's is a `membarrier`.
-//!            A waker that stops fencing and a sleeper that may rely on its fences have the same edge:
+//!            The same edge orders a waker that stops fencing against a sleeper that may rely on its fences:
 //!            waker: store fenced = 0, fence, load sleep word  <->  sleeper: store sleep word, fence, load fenced
 //! [fenced]   waker: store fenced = 1              ->  sleeper: load fenced, after its fence
 //!            everything published (or released) earlier without a fence is visible to a sleeper that omits its barrier
@@ -84,9 +84,10 @@ pub(crate) fn weakened(name: &str) -> bool {
 pub(crate) fn light_barrier() {
     #[cfg(not(loom))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
-    // Loom has no membarrier. A light and a heavy barrier together order like two full fences (C++ P1202), so a full
-    // fence replaces the light one in models whose membarrier reaches the waker. Other models have nothing here: a
-    // fence would hide a missing edge, or a missing fence. Without the heavy barrier the light one has no effect.
+    // The sleeper's `membarrier` is the heavy barrier, the waker's compiler fence the light one. Together they order
+    // like two full fences (C++ P1202); without the heavy one, the light one has no effect. Loom has no `membarrier`.
+    // So in models whose `membarrier` reaches the waker, a full fence replaces the light barrier. Other models have
+    // nothing here: a fence would hide a missing edge, or a missing fence.
     #[cfg(loom)]
     if MEMBARRIER.get() && !weakened("light") && !weakened("heavy") {
         loom::sync::atomic::fence(Ordering::SeqCst);
@@ -124,8 +125,8 @@ pub(crate) fn full_fence(name: &'static str) {
     }
 }
 
-/// A failpoint: a point between two changes that another process can see. A test may end the process there. Without the
-/// feature `failpoints`, and under loom, it is empty.
+/// A failpoint: a point between two changes of shared memory. Another process can see the state between them, and a
+/// test may end this process there. Without the feature `failpoints`, and under loom, this function is empty.
 #[cfg(any(not(feature = "failpoints"), loom))]
 #[doc(hidden)]
 #[inline(always)]

@@ -108,7 +108,7 @@ impl Preamble {
 /// | 80 | u32 | cursors | consumers; 1 in this version |
 /// | 96 | 16 bytes | boot_id | of the boot that created it (path lanes); zero otherwise |
 /// | 128 | position | tail | after the last committed record; may lag by one commit |
-/// | 136 | u64 | floor | while the tail is past it, the front is not free until the head is past it too |
+/// | 136 | u64 | floor | while tail >= floor, the front (the data from offset 0) is free only once head >= floor |
 /// | 144 | u64 | generation | 1 for the first producer, one more for each successor |
 /// | 152.. | u64 | messages, bytes, waits, sleeps, wakes_sent, depth_max | statistics, never acted upon |
 /// | 200 | position | synced | everything before it is on disk (path lanes) |
@@ -414,8 +414,8 @@ impl ProducerPage {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
-    /// Whether the producer fences each publication. Before it stops, it checks for a sleeper that relied on its
-    /// fences.
+    /// Whether the producer fences each publication. To stop, it clears `fenced`, then checks for a sleeper that relied
+    /// on its fences.
     pub fn is_fenced(&self) -> bool {
         self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
     }
@@ -477,7 +477,8 @@ impl ConsumerPage {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
-    /// Whether the consumer fences each release. Before it stops, it checks for a sleeper that relied on its fences.
+    /// Whether the consumer fences each release. To stop, it clears `fenced`, then checks for a sleeper that relied on
+    /// its fences.
     pub fn is_fenced(&self) -> bool {
         self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
     }
@@ -557,7 +558,7 @@ impl Position {
     #[inline]
     pub const fn since(self, earlier: Position) -> u64 {
         let steps = self.seq.wrapping_sub(earlier.seq);
-        // The numbers skip 0, so a distance across it counts one too many.
+        // Sequence numbers skip 0, so a plain difference across the wrap-around counts one record too many.
         (if self.seq < earlier.seq { steps.wrapping_sub(1) } else { steps }) as u64
     }
 }

@@ -78,8 +78,8 @@ impl Data {
         unsafe { self.base.byte_add(offset as usize) }
     }
 
-    /// Prefetches cache lines for writing; `lines` counts from the start of the data. A hint, without bounds: it
-    /// neither reads nor writes memory.
+    /// Prefetches cache lines for writing; `lines` counts from the start of the data. A hint that needs no bounds
+    /// check: it neither reads nor writes memory.
     #[inline(always)]
     pub(crate) fn prefetch_to_write(&self, lines: core::ops::Range<u64>) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,15 +1,17 @@
 //! The producer's side: where the next record goes, and how it becomes visible.
 //!
-//! The free space holds no unreleased record and no cleared header after the last record. With the producer's tail `t`,
-//! the head `h` as last loaded, the capacity `C` and the end `E` of the last lap:
+//! The free space excludes the unreleased records and the cleared header after the last record. A lap is one pass of
+//! the tail from the front (offset 0) to the end `E` of its last record. There a jump, a mark with a target offset,
+//! continues elsewhere. `t` is the producer's tail, `h` the head as last loaded, `C` the capacity, `E` that of the
+//! previous lap:
 //!
 //! ```text
 //! t >= h   0......h=========t........C    free: from t to C, or, after a wrap, from 0 to h
 //! t <  h   0===t......h========E.....C    free: from t to h; once that is used up, after E, by a jump
 //! jumped   0====-.....h========E.===t.C   free: after t only, until h has passed the floor (the jump's target)
 //! ```
-//! The last line makes an early wrap safe if the consumer stops right afterwards: the producer still uses the space
-//! after E.
+//! The third state keeps an early wrap safe. If the consumer stops right after the wrap, the producer still uses the
+//! space after E.
 //!
 //! Invariants:
 //! - a record and the cleared header after it end at or before `limit` (fast path), or where `find_space` allows;
@@ -114,9 +116,9 @@ pub struct Batch {
 unsafe impl Send for Producer {}
 
 impl Producer {
-    /// The producer of a lane whose next record goes to `tail`, with everything before `head` released. `floor` is 0
-    /// for a new lane, otherwise the predecessor's. `can_barrier` as for [`Sleeper::of_receiver`]. If the page's
-    /// generation is above 1, the first message has a mark with it.
+    /// Creates the producer of a lane whose next record goes to `tail`; the consumer has released everything before
+    /// `head`. `floor` is 0 for a new lane, otherwise the predecessor's. `can_barrier` as for [`Sleeper::of_receiver`].
+    /// If the page's generation is above 1, a mark with the generation precedes the first message.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`] if a position lies outside the data, or `tail` before `head`.
@@ -160,7 +162,8 @@ impl Producer {
             marks: [0; 2],
             mark_count: 0,
             head,
-            // A floor is valid for a tail past it. A crash between the two stores leaves a floor past the tail.
+            // A floor is valid only up to the tail. A crash between the stores of floor and tail leaves a floor after
+            // the tail.
             floor: if floor <= tail.offset { floor } else { 0 },
             lap_end: capacity,
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
@@ -243,13 +246,13 @@ impl Producer {
         self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > self.window
     }
 
-    /// Moves both sides of an empty lane to its front, without a mark. It is for the owner of both sides: no other
-    /// process reads the data. Does nothing if the lane is not empty.
+    /// Moves both sides of an empty lane to its front, without a mark. Only for the owner of both sides, and only if no
+    /// other process reads the data. Does nothing if the lane is not empty.
     pub fn rewind(&mut self, consumer: &mut Consumer) {
         if !consumer.rewind(self.tail()) {
             return;
         }
-        // Relaxed, all of it: the owner of both sides hands them to a later consumer, which orders these stores.
+        // Relaxed for each store here: the owner of both sides orders them when it hands the sides to a later consumer.
         self.data().header(0).store(0, Relaxed);
         self.tail = 0;
         self.head = self.tail();
@@ -296,8 +299,8 @@ impl Producer {
         &self.memory.data
     }
 
-    /// Reserves space for one message of `bytes`; never waits. `None`: the lane is full. The next reservation replaces
-    /// one that was not committed.
+    /// Reserves space for one message of `bytes`; never waits. `None`: the lane is full. A new reservation replaces an
+    /// earlier one that was not committed.
     ///
     /// # Errors
     /// [`LaneError::TooLarge`]; [`LaneError::Closed`] if the consumer has closed; [`LaneError::Corrupt`];
@@ -362,7 +365,7 @@ impl Producer {
             self.marks[self.mark_count] = mark(MARK_DESCRIPTORS, descriptors);
             self.mark_count += 1;
         }
-        // Plus the cleared header after the last record. The next jump goes there too.
+        // Plus the cleared header after the last record, where the next jump may be written.
         let need = 8 * self.mark_count as u64 + records + 8;
         let Some(start) = self.find_space(need)? else { return Ok(false) };
         // The producer is awake, so the consumer need not ring.
@@ -392,7 +395,7 @@ impl Producer {
                 self.limit = self.fast_limit(end.min(window).min(tail + need + FAST_PATH_BYTES_MAX));
                 return self.check_backed(tail, need);
             }
-            // The rest goes past the window, or finds the lane full. So it needs the current head.
+            // From here the reservation either goes past the window or finds the lane full. Both need the current head.
             if polled {
                 if fits {
                     self.limit = self.fast_limit(end.min(tail + need + HEAD_POLL_BYTES));
@@ -421,7 +424,7 @@ impl Producer {
         Ok(Some(offset))
     }
 
-    /// The limit of the fast path: 0 while the next message needs the generation's mark.
+    /// The limit of the fast path: 0 while the next message needs a mark with the generation.
     fn fast_limit(&self, limit: u64) -> u64 {
         if self.generation_due.is_some() { 0 } else { limit }
     }
@@ -552,7 +555,7 @@ impl Producer {
         }
         if let Some(target) = jump {
             if target > self.tail {
-                // Before the jump: a successor must not consider the front free.
+                // Store the floor before the jump: otherwise a successor could treat the front as free.
                 self.floor = target;
                 self.page().floor.store(target, Relaxed);
                 failpoint("jump: floor");
@@ -576,10 +579,10 @@ impl Producer {
         self.seq = next_seq;
         self.tail = end;
         let page = self.page();
-        // Relaxed, all three. The tail is for a successor: it detects the death by a system call and scans from here.
-        // The others are statistics, and continue from the predecessor's values, which may be any number. The page
-        // holds the only copy, as each store of a message occupies a slot of the store buffer until its cache line
-        // arrives.
+        // Relaxed for all three stores. A successor detects this producer's death by a system call, and scans from the
+        // tail. The other two are statistics; they continue from the predecessor's values, which may be any number.
+        // Only the page holds them: a private copy would add stores per message. Each store occupies a slot of the
+        // store buffer until its cache line arrives.
         page.tail.store(Position { offset: end, seq: self.seq }.pack(), Relaxed);
         failpoint("advance: tail");
         page.messages.store(page.messages.load(Relaxed).wrapping_add(messages.into()), Relaxed);
@@ -713,8 +716,8 @@ impl Producer {
     /// [`LaneError::Closed`] and [`LaneError::Corrupt`]: do not sleep.
     pub fn arm(&mut self, bytes: Option<u64>, barrier: impl FnOnce()) -> Result<bool, LaneError> {
         self.poll_consumer()?;
-        // The ring comes after half of the unreleased messages. Earlier, the consumer would ring for each message;
-        // later, the producer would start late. An empty lane always satisfies the rule.
+        // The consumer rings once it has released half of the unreleased messages. With an earlier target it would ring
+        // for each message; with a later one the producer would start late. An empty lane always satisfies the rule.
         let depth = self.unreleased();
         let wanted = if bytes.is_some() { depth.div_ceil(2) } else { depth };
         let mut target = self.head.seq.wrapping_add(wanted as u32);
@@ -754,8 +757,8 @@ impl Producer {
         failpoint("producer waits: counted");
     }
 
-    /// Whether the lane has space for a message of `bytes` and its marks. False is sound for a message that fits only
-    /// without marks: an empty lane has space for both, and until then the consumer rings at a release.
+    /// Whether the lane has space for a message of `bytes` and its marks. If only the message without marks fits, this
+    /// returns false. No wake-up is lost: the consumer rings at a release, and an empty lane has space for both.
     fn has_space(&mut self, bytes: u64) -> bool {
         let marks = 16;
         let found = self.find_space(marks + record_bytes(bytes.min(self.bytes_max)) + 8);
@@ -822,8 +825,9 @@ impl Producer {
         self.head
     }
 
-    /// The ranges of the data without a record, which the producer does not write before the tail arrives there. The
-    /// caller can return their memory to the system. Two ranges of `(offset, bytes)`; either may be empty.
+    /// Returns the ranges of the data that contain no record. The producer does not write them before the tail arrives
+    /// there, so the caller can return their memory to the system. Two ranges of `(offset, bytes)`; either may be
+    /// empty.
     pub fn idle(&self) -> [(u64, u64); 2] {
         let (tail, head) = (self.tail + 8, self.head.offset);
         if self.tail >= head {

@@ -1,11 +1,12 @@
 //! Going to sleep and being woken: no wake-up is lost, and the fast path of a message needs no fence.
 //!
-//! A sleep word is `epoch << 3 | closed: 4 | unbarriered: 2 | armed: 1`. Only the sleeper writes it.
+//! A sleep word is `epoch << 3 | closed: 4 | unbarriered: 2 | armed: 1`. Only the sleeper writes it. `unbarriered`: the
+//! sleeper, or a predecessor, has no `membarrier`, so each waker must run a full fence.
 //!
 //! | sleeper | waker |
 //! |---|---|
 //! | drain the doorbell | store header (or head) |
-//! | `arm`: store the word with the next epoch, armed | barrier: light, or full if either side requires it |
+//! | `arm`: store the word with the next epoch, armed | compiler fence, or a full fence if either side requires it |
 //! | full fence; `membarrier`, unless every waker fences | load the word |
 //! | poll once more; `disarm` if something is ready | armed, and this epoch not rung yet: ring the doorbell once |
 //! | sleep; on waking `disarm` | |
@@ -52,7 +53,7 @@ impl Sleeper {
     pub(crate) fn new(word: NonNull<AtomicU64>, can_barrier: bool) -> Sleeper {
         let mut sleeper = Sleeper { word, value: 0 };
         let old = sleeper.word().load(Relaxed);
-        // A new epoch: a ring that was sent to the predecessor must not count as one that this sleeper is still due.
+        // A new epoch: a waker that has rung the predecessor must still ring this sleeper.
         // The predecessor's request to fence stays: a waker that has acknowledged it must continue to fence.
         let unbarriered = if can_barrier { old & UNBARRIERED } else { UNBARRIERED };
         failpoint("sleep word: before");
@@ -81,8 +82,8 @@ impl Sleeper {
         failpoint("arm: before");
         self.set((self.value & !FLAGS).wrapping_add(EPOCH) | flags | ARMED);
         failpoint("arm: armed");
-        // Before `barrier` checks which wakers fence. A waker that is about to stop fencing either has stopped visibly,
-        // or loads this word afterwards.
+        // This fence precedes `barrier`, which checks which wakers fence. If a waker is about to stop, either `barrier`
+        // loads its `fenced = 0`, or the waker loads this word after the store above.
         full_fence("own"); // [sleep]
         barrier(); // [sleep]
         failpoint("arm: barrier");
@@ -130,8 +131,8 @@ impl Sleeper {
 pub struct Waker {
     word: NonNull<AtomicU64>,
     fenced: NonNull<AtomicU32>,
-    /// Flags that count as set, whatever the word contains: UNBARRIERED while this side fences, which `fenced`
-    /// announces.
+    /// Flags that this side adds to each loaded sleep word: UNBARRIERED while this side fences and announces that in
+    /// `fenced`.
     forced_flags: u64,
     registered: bool,
     /// The epoch of the last ring.
@@ -189,7 +190,7 @@ impl Waker {
     pub(crate) fn new(word: NonNull<AtomicU64>, fenced: NonNull<AtomicU32>, registered: bool) -> Waker {
         // SAFETY: the caller of `attach` keeps both pages mapped as long as this lives.
         let (peer, fenced_before) = unsafe { (word.as_ref().load(Relaxed), fenced.as_ref().load(Relaxed)) };
-        // A sleeper may already rely on a `fenced` that a predecessor has set, or this side for an earlier peer.
+        // A sleeper may already rely on `fenced = 1`, which a predecessor has set, or this side for an earlier peer.
         let fences = !registered || peer & UNBARRIERED != 0 || fenced_before == 1;
         let forced_flags = if fences { UNBARRIERED } else { 0 };
         let waker = Waker {
@@ -226,8 +227,8 @@ impl Waker {
         }
     }
 
-    /// Stops fencing. Returns the sleep word as it is afterwards: a sleeper that relied on the fences has armed in it,
-    /// and a later one will see that it cannot rely on them.
+    /// Stops fencing, then loads and returns the sleep word. A sleeper that relied on the fences has armed in that
+    /// word. A sleeper that arms later loads `fenced = 0`.
     fn stop_fencing(&mut self) -> u64 {
         self.announce_fencing(false);
         full_fence("stop"); // [sleep]
@@ -241,8 +242,8 @@ impl Waker {
         word
     }
 
-    /// After a store that the peer may be waiting for: whether the peer sleeps or has closed. If the peer is awake, the
-    /// usual case, this costs one load and one branch.
+    /// Call this after a store that the peer may be waiting for. Returns whether the peer sleeps or has closed. If the
+    /// peer is awake, the usual case, this costs one load and one branch.
     #[inline(always)]
     pub(crate) fn peer_state(&mut self) -> PeerState {
         light_barrier(); // [sleep]
@@ -282,7 +283,8 @@ impl Waker {
         self.word().load(CLOSE.load()) & CLOSED != 0 // [close]
     }
 
-    /// Counts the ring of this epoch, which needs no second one. `seq` is the number after the message that caused it.
+    /// Records a ring for `epoch`, which needs no second one. `seq` is the number after the message that caused the
+    /// ring.
     pub(crate) fn count_ring(&mut self, epoch: u64, seq: u32) {
         self.rung_epoch = epoch;
         self.near_rings = if seq.wrapping_sub(self.rung_seq) <= NEAR_MESSAGES { self.near_rings + 1 } else { 0 };

@@ -173,7 +173,7 @@ impl Window {
         self.bytes
     }
 
-    /// Returns true when the memory outside the window is to be released: once after the window shrank.
+    /// Returns true once after the window has shrunk, when the memory outside it (the excess) is to be released.
     pub(super) fn take_excess(&mut self) -> bool {
         // Not `excess -= u32::from(is_due)`: rustc 1.95.0 drops that store when it inlines this function.
         let is_due = self.excess == 1;
@@ -259,7 +259,7 @@ impl Window {
         *self.samples.select_nth_unstable(SAMPLES / 2).1
     }
 
-    /// Switches to the next larger or the next smaller window, alternating. Returns false if neither is possible.
+    /// Switches to the next larger or the next smaller window, alternately. Returns false if neither is possible.
     fn use_another(&mut self) -> bool {
         for _ in 0..2 {
             self.tries_larger = !self.tries_larger;
