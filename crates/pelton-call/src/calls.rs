@@ -150,7 +150,8 @@ impl Calls {
         Some(index)
     }
 
-    /// Makes the call that [`Calls::next`] returned the next one again, after others have ended while it was written.
+    /// Moves a call's slot back to the head of the free list. [`Calls::next`] had returned this call; while its request
+    /// was written, other calls ended and freed their slots.
     pub(super) fn put_first(&mut self, call: CallId) {
         let slot = slot_of(call.0);
         if self.free.last() != Some(&slot) {

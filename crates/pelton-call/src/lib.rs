@@ -4,7 +4,7 @@
 //!
 //! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
 //! - `outbox.rs`: records into one lane, and the queue of those that wait for space; `body.rs`: the bytes of a message;
-//! - the service: `service.rs`, with a session for each client (`session.rs`, `sessions.rs`). `session_ref.rs` are the
+//! - the service: `service.rs`, with a session for each client (`session.rs`, `sessions.rs`). `session_ref.rs` has the
 //!   references to one, `reply_lock.rs` its lock, `edges.rs` what threads share without a lock. `request.rs` (in memory
 //!   of `placed.rs`) and `responder.rs` are what the user has; `pool.rs` and `leader.rs` are threads;
 //! - the client: `client.rs` and `client/`, with `calls.rs` (the table of calls in flight) and `inbox.rs` (completions

@@ -141,7 +141,7 @@ impl Outbox {
         self.push_all(Outgoing::new(header, payload.to_vec(), None));
     }
 
-    /// As [`Outbox::push`].
+    /// Queues a message that is counted in a memory budget; [`Outbox::flush`] writes it.
     pub(crate) fn push_all(&mut self, message: Outgoing) {
         self.queue.push_back(message);
     }

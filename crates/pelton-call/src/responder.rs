@@ -191,8 +191,8 @@ pub struct ReplyReservation<'a> {
 impl ReplyReservation<'_> {
     #[inline(always)]
     fn answering(&self) -> &Answering<'_> {
-        // SAFETY: `Answering::reservation` borrowed it uniquely for as long as this lives. Its own lifetime is longer
-        // than that, so the shorter one here is sound.
+        // SAFETY: `Answering::reservation` borrowed the `Answering` uniquely for as long as this reservation lives. The
+        // reference returned here ends earlier.
         unsafe { self.answering.as_ref() }
     }
 
@@ -266,7 +266,7 @@ impl Drop for ReplyReservation<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Rarely anything is to be released or notified. A dropped reservation too has ended the announcement of a
-        // sleep. In a forked child this test is right, or `release` detects the fork.
+        // sleep. In a forked child either this test is still correct, or `release` detects the fork.
         if self.path().is_watched() || self.answering().session.shared.is_draining.load(Relaxed) {
             self.release();
         }

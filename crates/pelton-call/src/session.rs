@@ -484,8 +484,8 @@ impl Session {
         Ok(())
     }
 
-    /// A write ends the announcement of a sleep: a side that waits for space has to announce it again. Both the loop
-    /// and a polling thread have the doorbell.
+    /// A write ends the announcement of a sleep, so the waiting thread announces it again. The loop or a polling thread
+    /// may be that waiter: both have the doorbell.
     #[inline(always)]
     pub(super) fn pass_on_space(&self, path: &mut ReplyPath) {
         if path.is_awaited && !path.outbox.sender.is_armed() {

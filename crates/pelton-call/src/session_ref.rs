@@ -1,8 +1,8 @@
 //! References to a session: the loop's own, and one that goes with each request, borrowed or detached.
 //!
 //! The loop lends a reference with a request, and takes it back before it does anything else: nobody else uses the
-//! service until then. So while no reference is detached either, a borrowed one is the only access to the session, and
-//! writes replies without the lock. A detached one takes the lock.
+//! service until then. While no reference is detached, the borrowed one is the only access to the session, so it writes
+//! replies without the lock. A detached reference takes the lock.
 //!
 //! A reference is an uncounted pointer: to count it would cost two locked instructions for each request. The session is
 //! freed by the last of its owner and the detached references ([`DetachedCount`](super::edges::DetachedCount));
@@ -107,7 +107,7 @@ impl<'a> SessionRef<'a> {
     pub(super) fn lock(&self) -> Result<ReplyGuard<'_>> {
         match self.try_exclusive()? {
             Some(path) => Ok(path),
-            // The thread that has the lock may have a reservation too, and wait for the lock that this thread has.
+            // Deadlock otherwise: the lock's holder may itself wait for the lock that this thread's reservation keeps.
             None if has_reservation() => Err(reservation_is_held()),
             None => Ok(self.replies.lock()),
         }
@@ -200,8 +200,8 @@ impl<'a> SessionRef<'a> {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(Sent::TimedOut);
             }
-            // Other threads would wait for the reservation as long as this one waits. And this one releases the lock
-            // meanwhile, which it might not get again.
+            // A reservation keeps its lock, so other threads would wait as long as this one. This thread also releases
+            // the session's lock while it waits, and might never get it again.
             if has_reservation() {
                 return Err(reservation_is_held());
             }

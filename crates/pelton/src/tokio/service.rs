@@ -84,7 +84,7 @@ struct PartWaiters(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Of those that have not been woken since they checked for space.
+    /// The wakers of tasks that wait for space and have not been woken since they last checked.
     wakers: BTreeMap<u64, Waker>,
     next: u64,
     /// Tasks that wait, also those that check at this moment.
