@@ -81,7 +81,7 @@ impl Side {
     }
 
     pub fn resources(&self) -> Resources {
-        Resources::of(self.pid, self.plan.role)
+        Resources::of(self.pid)
     }
 
     /// Files in /dev/shm and /tmp that it has open or mapped.

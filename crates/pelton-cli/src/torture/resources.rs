@@ -2,7 +2,6 @@
 
 use super::{
     ledger::{Fault, FaultKind},
-    plan::Role,
     side,
 };
 use rustix::process::Pid;
@@ -15,14 +14,14 @@ use std::{collections::BTreeMap, fs, path::Path};
 pub struct Resources(BTreeMap<String, usize>);
 
 impl Resources {
-    /// Reads them from /proc. Descriptors that a sender keeps to send them again do not count: there is one per message
-    /// in flight. The sender checks that none is left once everything is released.
-    pub fn of(pid: Pid, role: Role) -> Resources {
+    /// Reads them from /proc. Descriptors that were sent along with messages do not count: both sides keep them for the
+    /// messages in flight. Each side checks that none is left once everything is released.
+    pub fn of(pid: Pid) -> Resources {
         let of_process = format!("/proc/{}", pid.as_raw_nonzero());
         let mut resources = Resources::default();
         for entry in fs::read_dir(format!("{of_process}/fd")).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
-            if role == Role::Receive || target != Path::new(side::SENT_FILE) {
+            if target != Path::new(side::SENT_FILE) {
                 resources.add("descriptor of", &target.to_string_lossy());
             }
         }
@@ -128,7 +127,7 @@ mod tests {
     fn an_open_file_is_among_the_resources() {
         let file = fs::File::open("/dev/null").unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
-        let held = Resources::of(rustix::process::getpid(), Role::Receive).0;
+        let held = Resources::of(rustix::process::getpid()).0;
         assert!(held["descriptor of /pipe:[#]"] >= 2 && held["descriptor of /dev/null"] >= 1, "{held:?}");
         assert!(held.keys().any(|kind| kind.starts_with("mapping of /")), "{held:?}");
         drop((file, reader, writer));

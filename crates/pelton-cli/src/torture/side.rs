@@ -177,10 +177,7 @@ impl<'a> SenderSide<'a> {
     /// After everything is released, the sender must keep no duplicate of a sent descriptor.
     fn check_kept_descriptors(&mut self) {
         self.sender.unreleased();
-        let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-        let kept = open
-            .filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == Path::new(SENT_FILE)))
-            .count();
+        let kept = sent_descriptors();
         if kept != 1 {
             self.journal.add(Word::Garbage, 1);
             self.journal.explain(&format!("a drained sender keeps {} sent descriptors", kept - 1));
@@ -315,6 +312,12 @@ impl<'a> SenderSide<'a> {
     }
 }
 
+/// Descriptors of this process that were sent along with messages, or are to be.
+fn sent_descriptors() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    open.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == Path::new(SENT_FILE))).count()
+}
+
 struct ReceiverSide<'a> {
     plan: &'a Plan,
     journal: &'a Journal,
@@ -353,12 +356,26 @@ impl<'a> ReceiverSide<'a> {
                 Err(Error::Closed { .. }) => {
                     self.journal.set(Word::Pending, self.last);
                     self.held.clear();
+                    self.check_received_descriptors();
                     self.receiver.close()?;
                     self.journal.set(Word::Done, self.last);
                     return Ok(());
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// The end comes after the last message, so no received descriptor may be left. Another thread closes those that
+    /// the program has not taken: this waits for it.
+    fn check_received_descriptors(&mut self) {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while sent_descriptors() > 0 && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let kept @ 1.. = sent_descriptors() {
+            self.journal.add(Word::Garbage, 1);
+            self.journal.explain(&format!("a receiver at the end of its channel keeps {kept} descriptors"));
         }
     }
 
