@@ -68,7 +68,7 @@ use waiting::Waiting;
 /// let (one, two) = (client.submit(b"one")?, client.submit(b"two")?);
 /// for _ in 0..2 {
 ///     let answer = client.completion()?;
-///     assert_eq!(&*answer, if answer.call() == one { b"ONE" } else { assert_eq!(answer.call(), two); b"TWO" });
+///     assert_eq!(&*answer, if answer.call_id() == one { b"ONE" } else { assert_eq!(answer.call_id(), two); b"TWO" });
 /// }
 /// stopper.stop();
 /// # serving.join().unwrap()
@@ -87,7 +87,7 @@ pub struct Client {
     reply_bytes_max: u64,
     clock: Clock,
     busy_poll: Duration,
-    late: u64,
+    completions_dropped: u64,
 }
 
 /// A completion of a call. Dropping it releases its space; until then the client can do nothing else.
@@ -107,7 +107,7 @@ pub struct Completion<'a> {
 
 impl Completion<'_> {
     /// Its call.
-    pub fn call(&self) -> CallId {
+    pub fn call_id(&self) -> CallId {
         self.call
     }
 
@@ -200,8 +200,8 @@ impl Client {
             wanted: None,
             reply_bytes_max: options.call_bytes_max,
             clock: Clock::new(),
-            busy_poll: options.hold,
-            late: 0,
+            busy_poll: options.busy_poll,
+            completions_dropped: 0,
         })
     }
 
@@ -435,7 +435,7 @@ impl Client {
     /// As [`Client::find`], of one call: its loss is an error.
     fn find_of(&mut self, call: CallId, deadline: Deadline) -> Result<Option<Found>> {
         match self.find(Condition::Of(call), deadline)? {
-            Some(Found::Owned(StoredCompletion { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
+            Some(Found::Owned(StoredCompletion { outcome: Outcome::Lost(loss), .. })) => Err(self.loss_error(loss)),
             found => Ok(found),
         }
     }
@@ -443,7 +443,7 @@ impl Client {
     /// The error for a caller that awaits a call which was lost.
     #[doc(hidden)]
     #[cold]
-    pub fn lost(&self, loss: Loss) -> Error {
+    pub fn loss_error(&self, loss: Loss) -> Error {
         match loss {
             Loss::PeerDied => Error::PeerDied { unreleased: 0 },
             Loss::Closed => Error::Closed { unreleased: 0 },
@@ -511,7 +511,7 @@ impl Client {
         self.balancer.check(0)?;
         self.store_found();
         let dropped = self.inbox.forget(call);
-        self.late += dropped as u64;
+        self.completions_dropped += dropped as u64;
         let number = match self.calls.state(call) {
             State::Awaited(number) => number,
             State::Unrouted(_) => {
@@ -559,7 +559,7 @@ impl Client {
 
     /// Services that this client uses at present: of a short name all processes that listen under it, as far as it has
     /// discovered them, and that do not drain; by `unix:PATH` one.
-    pub fn services(&self) -> usize {
+    pub fn service_count(&self) -> usize {
         self.balancer.usable().count()
     }
 
@@ -569,8 +569,8 @@ impl Client {
     }
 
     /// Completions of cancelled calls that came and were dropped.
-    pub fn late(&self) -> u64 {
-        self.late
+    pub fn completions_dropped(&self) -> u64 {
+        self.completions_dropped
     }
 
     /// How often this side has rung a doorbell: of a service that slept, or that waited for space. Of the services that
@@ -593,8 +593,8 @@ impl Client {
 
     /// For an event loop: asks that the descriptor become readable when a completion comes, when there is space for the
     /// message that found none at the last attempt, when a queued message can be written, or when a service leaves.
-    /// When it is ready, take completions, or submit again. It first polls for as long as [`Options::hold`] says, while
-    /// completions have lately come within that time.
+    /// When it is ready, take completions, or submit again. While completions have lately come within
+    /// [`Options::busy_poll`], it first busy-polls for that long.
     ///
     /// # Errors
     /// As [`Client::try_completion`].
@@ -622,13 +622,13 @@ impl Client {
 
     /// Withdraws the wish for space of a message that found none.
     #[doc(hidden)]
-    pub fn forget_wanted_space(&mut self) {
+    pub fn cancel_wanted_space(&mut self) {
         self.wanted = None;
     }
 
     /// Whether a message is queued, for whose space [`Client::arm`] has to be called.
     #[doc(hidden)]
-    pub fn has_unwritten(&self) -> bool {
+    pub fn has_queued_messages(&self) -> bool {
         let Balancer { connections, unrouted, .. } = &self.balancer;
         connections.iter().any(|connection| !connection.outbox.is_empty()) || !unrouted.is_empty()
     }

@@ -69,8 +69,8 @@ impl Calling {
         let mut info = Info::new(client.peer(), counters);
         info.message_bytes_max = client.request_bytes_max();
         info.calls = client.in_flight() as u64;
-        info.dropped = client.late();
-        info.services = client.services() as u64;
+        info.dropped = client.completions_dropped();
+        info.services = client.service_count() as u64;
         info
     }
 
@@ -147,7 +147,7 @@ impl CCompletion {
             Outcome::Abandoned => (5, 0),
             Outcome::Lost(loss) => (6, why(loss) as u32),
         };
-        CCompletion { call: completion.call().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
+        CCompletion { call: completion.call_id().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
     }
 }
 

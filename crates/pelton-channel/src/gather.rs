@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn lane_numbers_wrap_and_skip_those_in_use() {
-        let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
         let mut kept = vec![senders.sender().unwrap()];
         senders.shared.state().number = u32::MAX - 1;
         kept.extend((0..3).map(|_| senders.sender().unwrap()));

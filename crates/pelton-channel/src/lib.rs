@@ -42,5 +42,5 @@ pub use listener::Listener;
 pub use options::Options;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};
-pub use sender::{Reservation, Sender, Sent, SentBatch};
+pub use sender::{BatchReservation, Reservation, Sender, Sent};
 pub use wait::{Armed, Deadline, Wait};

@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 /// | [`allow_uids`](Options::allow_uids) | all between processes |
 /// | [`connect_deadline`](Options::connect_deadline) | `connect_*`, `create_*`, `open_*`, clients |
 /// | [`lanes`](Options::lanes) | `gather`, `gather_at`, `create_*`, services, appenders |
-/// | [`announce`](Options::announce) | `gather`, `gather_at` |
+/// | [`membership_events`](Options::membership_events) | `gather`, `gather_at` |
 /// | [`mode`](Options::mode) | `create_*`, `open_*` |
 /// | [`call_bytes_max`](Options::call_bytes_max) | calls |
-/// | [`hold`](Options::hold) | clients |
+/// | [`busy_poll`](Options::busy_poll) | clients |
 /// | [`flush_bytes`](Options::flush_bytes), [`flush_interval`](Options::flush_interval) | flushes, appenders |
 ///
 /// A sender creates its lane; each side limits the capacity and the messages, and the lower limit applies. The creator
@@ -203,11 +203,11 @@ impl<M> Options<M> {
     /// A receiver of several senders also reports membership:
     /// [`Receiver::receive_event`](crate::Receiver::receive_event) returns that a sender has joined, before its first
     /// message, and that it has left, after its last. Other methods skip these events.
-    pub fn announce(mut self, announce: bool) -> Options<M>
+    pub fn membership_events(mut self, reports: bool) -> Options<M>
     where
-        M: Accepts<setting::Announce>,
+        M: Accepts<setting::MembershipEvents>,
     {
-        self.settings.announces = announce;
+        self.settings.membership_events = reports;
         self
     }
 
@@ -267,13 +267,13 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long `Client::arm` may busy-poll for replies, if recent replies arrived within that time; by default 20 µs.
-    /// Zero: it does not busy-poll.
-    pub fn hold(mut self, most: Duration) -> Options<M>
+    /// How long `Client::arm` busy-polls for a reply before it returns, by default 20 µs. It does so only while recent
+    /// replies arrived within that time. Zero: it never busy-polls.
+    pub fn busy_poll(mut self, limit: Duration) -> Options<M>
     where
-        M: Accepts<setting::Hold>,
+        M: Accepts<setting::BusyPoll>,
     {
-        self.settings.hold = most;
+        self.settings.busy_poll = limit;
         self
     }
 }
@@ -349,14 +349,14 @@ pub mod setting {
         Handshake,
         /// `lanes`.
         Lanes,
-        /// `announce`.
-        Announce,
+        /// `membership_events`.
+        MembershipEvents,
         /// `mode`.
         Mode,
         /// `call_bytes_max`.
         CallBytesMax,
-        /// `hold`.
-        Hold,
+        /// `busy_poll`.
+        BusyPoll,
         /// `flush_bytes`.
         FlushBytes,
         /// `flush_interval`.
@@ -381,10 +381,10 @@ accepts! {
     ConnectDeadline: ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client;
     Handshake: ConnectSender ConnectReceiver;
     Lanes: Gather GatherAt CreateSender CreateReceiver Service Appenders;
-    Announce: Gather GatherAt;
+    MembershipEvents: Gather GatherAt;
     Mode: CreateSender CreateReceiver OpenSender OpenReceiver;
     CallBytesMax: Client Service;
-    Hold: Client;
+    BusyPoll: Client;
     FlushBytes: Flush Appenders;
     FlushInterval: Flush Appenders;
 }

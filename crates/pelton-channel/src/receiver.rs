@@ -122,7 +122,7 @@ impl Receiver {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
         receiver.registry = Some(Box::new(registry));
-        receiver.reports_events = options.announces;
+        receiver.reports_events = options.membership_events;
         receiver.lanes.let_leave();
         Ok(receiver)
     }
@@ -168,7 +168,7 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::try_receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
+    /// As [`Receiver::try_receive`]. With [`Options::membership_events`], also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -176,7 +176,7 @@ impl Receiver {
         Ok(self.find(Deadline::Now)?.map(|item| self.event(item)))
     }
 
-    /// As [`Receiver::receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
+    /// As [`Receiver::receive`]. With [`Options::membership_events`], also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::receive`].

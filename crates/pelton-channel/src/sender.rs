@@ -4,7 +4,7 @@ mod memory;
 mod reservation;
 mod window;
 
-pub use reservation::{Reservation, SentBatch};
+pub use reservation::{BatchReservation, Reservation};
 
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
@@ -453,7 +453,7 @@ impl Sender {
     /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more space than the largest
     /// message.
     #[inline(always)]
-    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
+    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<BatchReservation<'_>>> {
         // Each length is limited to 2^31, above the largest message, so the sum wraps only for 2^33 messages. Even then
         // a batch never returns more space than it has. For messages of one size the compiler computes this sum without
         // a loop.
@@ -461,9 +461,9 @@ impl Sender {
         if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
         {
-            return Ok(Some(SentBatch { sender: self, batch }));
+            return Ok(Some(BatchReservation { sender: self, batch }));
         }
-        Ok(self.find_batch(records)?.map(|batch| SentBatch { sender: self, batch }))
+        Ok(self.find_batch(records)?.map(|batch| BatchReservation { sender: self, batch }))
     }
 
     /// The slow path.
@@ -597,19 +597,19 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::send`]: [`Error::Closed`] and [`Error::PeerDied`] have the number of unreleased messages.
-    pub fn drain(&mut self) -> Result<()> {
-        self.wait_drained(None).map(|_| ())
+    pub fn wait_released(&mut self) -> Result<()> {
+        self.wait_released_to(None).map(|_| ())
     }
 
-    /// As [`Sender::drain`], until `deadline`; false when it passes.
+    /// As [`Sender::wait_released`], until `deadline`; false when it passes.
     ///
     /// # Errors
-    /// As [`Sender::drain`].
-    pub fn drain_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.wait_drained(deadline.into().instant())
+    /// As [`Sender::wait_released`].
+    pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.wait_released_to(deadline.into().instant())
     }
 
-    fn wait_drained(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    fn wait_released_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
         if !self.endpoint.owner.is_current() {
             return if self.endpoint.departure.is_some() && self.unreleased() == 0 {
                 Ok(true)
@@ -818,7 +818,7 @@ impl Sender {
     }
 
     /// Closes the channel. The receiver receives all messages and then returns [`Error::Closed`]. Does not wait; see
-    /// [`Sender::drain`]. Dropping the sender does the same.
+    /// [`Sender::wait_released`]. Dropping the sender does the same.
     ///
     /// # Errors
     /// [`Error::Forked`].

@@ -34,7 +34,7 @@ pub struct Settings {
     /// Limit of the senders.
     pub lanes: Option<u32>,
     /// Whether membership events are reported.
-    pub announces: bool,
+    pub membership_events: bool,
     /// Bytes at which a flush hands over.
     pub flush_bytes: u64,
     /// The longest time until a flush hands over.
@@ -45,8 +45,8 @@ pub struct Settings {
     pub resident_max: u64,
     /// The largest request, reply or part.
     pub call_bytes_max: u64,
-    /// How long a client busy-polls when it is armed.
-    pub hold: Duration,
+    /// How long arming a client busy-polls.
+    pub busy_poll: Duration,
 }
 
 impl Default for Settings {
@@ -55,7 +55,7 @@ impl Default for Settings {
             capacity: None,
             usual_capacity: 64 << 20,
             call_bytes_max: 64 << 20,
-            hold: Duration::from_micros(20),
+            busy_poll: Duration::from_micros(20),
             message_bytes_max: None,
             memory: None,
             wait: Wait::default(),
@@ -64,7 +64,7 @@ impl Default for Settings {
             handshake: Duration::from_secs(5),
             mode: 0o700,
             lanes: None,
-            announces: false,
+            membership_events: false,
             flush_bytes: 1 << 20,
             flush_interval: Some(Duration::from_millis(100)),
             window: None,
@@ -78,7 +78,7 @@ impl Settings {
     /// lanes.
     pub fn of_link(&self) -> Result<Settings> {
         // A link reports no membership events, because they are not requests.
-        let options = Settings { usual_capacity: 4 << 20, announces: false, ..self.clone() };
+        let options = Settings { usual_capacity: 4 << 20, membership_events: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
                 option: "message_bytes_max",

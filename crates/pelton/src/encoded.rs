@@ -51,7 +51,7 @@ use serde::{Deserialize, Serialize};
 use std::any::type_name;
 
 #[cfg(feature = "call")]
-use crate::{Answering, Client, Completion, Request};
+use crate::{BorrowedResponder, Client, Completion, Request};
 #[cfg(feature = "call")]
 use std::cell::RefCell;
 
@@ -186,7 +186,7 @@ impl ReplyEncoded for Request<'_> {
 }
 
 #[cfg(feature = "call")]
-impl ReplyEncoded for Answering<'_> {
+impl ReplyEncoded for BorrowedResponder<'_> {
     fn reply_encoded<T: Serialize + ?Sized>(mut self, value: &T) -> Result<()> {
         match reply_in_place(&mut self, value)? {
             true => Ok(()),
@@ -197,7 +197,7 @@ impl ReplyEncoded for Answering<'_> {
 
 /// Returns whether there was space.
 #[cfg(feature = "call")]
-fn reply_in_place<T: Serialize + ?Sized>(responder: &mut Answering<'_>, value: &T) -> Result<bool> {
+fn reply_in_place<T: Serialize + ?Sized>(responder: &mut BorrowedResponder<'_>, value: &T) -> Result<bool> {
     let bytes = encoded_bytes(value)?;
     let mut space = match responder.try_reserve(bytes) {
         Ok(Some(space)) => space,
@@ -206,7 +206,7 @@ fn reply_in_place<T: Serialize + ?Sized>(responder: &mut Answering<'_>, value: &
         Err(error) => return Err(error),
     };
     let bytes = encode(value, &mut space)?;
-    space.reply(bytes).map(|()| true)
+    space.reply_bytes(bytes).map(|()| true)
 }
 
 /// The size of a value's encoding.

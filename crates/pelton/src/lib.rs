@@ -71,9 +71,10 @@
 //! # Many senders
 //! [`Options::gather_at`] creates a receiver of up to 1,024 senders, which connect under one name. Each has its own
 //! lane: no sender waits for another, and the end of one affects no other. One wait and one descriptor serve all of
-//! them. A message has its sender's lane and process ([`Message::lane`], [`Message::peer`]); with
-//! [`Options::announce`] the receiver also reports when a sender joins or leaves. Lanes are served round-robin, at
-//! most 64 messages of one at a time. A lane that was idle waits at most one more round for each 32 idle lanes.
+//! them. A message has its sender's lane and process ([`Message::lane`], [`Message::peer`]). With
+//! [`Options::membership_events`] the receiver also reports when a sender joins or leaves. Lanes are served
+//! round-robin, at most 64 messages of one at a time. A lane that was idle waits at most one more round for each 32
+//! idle lanes.
 //! [`Options::gather`] does the same for threads, which make their senders by [`Senders`].
 //!
 //! # Whole buffers
@@ -173,13 +174,13 @@ pub mod values;
 #[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 #[doc(inline)]
 pub use pelton_call::{
-    Answering, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation, Responder,
-    Service, Stopper,
+    BorrowedResponder, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation,
+    Responder, Service, Stopper,
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Armed, Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages,
-    Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
+    Armed, Batch, BatchReservation, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member,
+    Message, Messages, Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

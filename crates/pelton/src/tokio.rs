@@ -22,7 +22,7 @@ mod engine;
 mod service;
 mod stream;
 
-pub use client::{Answer, AsyncCall, AsyncClient};
+pub use client::{AsyncCall, AsyncClient, OwnedCompletion};
 pub use engine::AsyncEngine;
 pub use service::{AsyncRequest, AsyncResponder, AsyncService};
 pub use stream::{MessageSink, MessageStream};

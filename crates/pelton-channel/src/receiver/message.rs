@@ -86,7 +86,7 @@ impl Message<'_> {
     }
 
     /// The number of descriptors of the message that were not taken yet.
-    pub fn descriptors(&self) -> usize {
+    pub fn descriptor_count(&self) -> usize {
         self.record.descriptors as usize
     }
 

@@ -64,12 +64,12 @@ impl DerefMut for Reservation<'_> {
 
 /// Space in the lane for several messages. The receiver gets all of them or none. Dropping it aborts: nothing is sent.
 #[derive(Debug)]
-pub struct SentBatch<'a> {
+pub struct BatchReservation<'a> {
     pub(super) sender: &'a mut Sender,
     pub(super) batch: Batch,
 }
 
-impl SentBatch<'_> {
+impl BatchReservation<'_> {
     /// Reserves the batch's space for its next message. Returns `None` when the space is used up.
     #[inline(always)]
     pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
@@ -106,7 +106,7 @@ impl SentBatch<'_> {
     /// [`Error::Forked`]. If the channel has ended, the next call returns that.
     #[inline(always)]
     pub fn commit(self) -> Result<()> {
-        let SentBatch { sender, batch } = self;
+        let BatchReservation { sender, batch } = self;
         if sender.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }

@@ -71,7 +71,7 @@ struct State {
 
 /// A completion of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct OwnedCompletion {
     /// What it means.
     pub outcome: Outcome,
     /// Its bytes.
@@ -89,7 +89,7 @@ impl State {
         while !self.is_inbox_full() {
             let Some(completion) = self.client.try_completion()? else { break };
             has_received = true;
-            let (call, outcome) = (completion.call(), completion.outcome());
+            let (call, outcome) = (completion.call_id(), completion.outcome());
             let bytes = completion.into_vec();
             if let Some(task) = self.inbox.store(StoredCompletion { call, outcome, bytes }) {
                 task.wake_by_ref();
@@ -99,12 +99,12 @@ impl State {
     }
 
     /// The next completion of a call; or none yet, and the task is woken when it comes.
-    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<Answer>> {
+    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<OwnedCompletion>> {
         loop {
             let was_full = self.is_inbox_full();
             if let Some(StoredCompletion { outcome, bytes, .. }) = self.inbox.take_of(call) {
                 self.resume(was_full);
-                return Ok(Some(Answer { outcome, bytes }));
+                return Ok(Some(OwnedCompletion { outcome, bytes }));
             }
             self.inbox.wait_for(call, task);
             if !self.has_failed || !self.receive()? {
@@ -128,7 +128,7 @@ impl State {
 
     /// Wakes the driver if a message is queued: it arms for its space.
     fn wake_driver_to_write(&self) {
-        if self.client.has_unwritten() {
+        if self.client.has_queued_messages() {
             self.wake_driver();
         }
     }
@@ -136,7 +136,7 @@ impl State {
     fn wake_tasks_for_space(&mut self) {
         // They try again, and wait again.
         std::mem::take(&mut self.waiting_for_space).into_values().for_each(Waker::wake);
-        self.client.forget_wanted_space();
+        self.client.cancel_wanted_space();
     }
 
     /// Polls the driver: until there is nothing to do, when something wakes it.
@@ -251,7 +251,7 @@ impl AsyncClient {
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub async fn call(&self, request: &[u8]) -> Result<Answer> {
+    pub async fn call(&self, request: &[u8]) -> Result<OwnedCompletion> {
         let mut call = self.submit(request).await?;
         Ok(call.next().await?.expect("nothing of it has been taken"))
     }
@@ -328,7 +328,7 @@ impl AsyncCall {
     ///
     /// # Errors
     /// As [`Client::completion_of`]; the call has no further completion then.
-    pub async fn next(&mut self) -> Result<Option<Answer>> {
+    pub async fn next(&mut self) -> Result<Option<OwnedCompletion>> {
         if self.is_over {
             return Ok(None);
         }
@@ -341,7 +341,9 @@ impl AsyncCall {
         .await;
         self.is_over = found.as_ref().map_or(true, |answer| answer.outcome.is_final());
         match found {
-            Ok(Answer { outcome: Outcome::Lost(loss), .. }) => Err(locked(&self.handle.0).client.lost(loss)),
+            Ok(OwnedCompletion { outcome: Outcome::Lost(loss), .. }) => {
+                Err(locked(&self.handle.0).client.loss_error(loss))
+            }
             Ok(answer) => Ok(Some(answer)),
             Err(error) => {
                 self.cancel();

@@ -32,7 +32,7 @@ fn echo(mut request: Request<'_>) {
     let (bytes, responder) = request.split();
     if let Ok(Some(mut reservation)) = responder.try_reserve(bytes.len()) {
         reservation.copy_from_slice(bytes);
-        reservation.reply(bytes.len()).unwrap();
+        reservation.reply().unwrap();
         return;
     }
     let (bytes, responder) = request.into_parts();
@@ -180,7 +180,7 @@ fn replies_of_every_size_pass_through_lanes_smaller_than_them() {
                 assert_eq!(reply.outcome(), Outcome::Reply);
                 assert!(*reply == *request, "{bytes} bytes");
             }
-            assert_eq!((client.in_flight(), client.late()), (0, 0));
+            assert_eq!((client.in_flight(), client.completions_dropped()), (0, 0));
             service.kill();
         }
     }
@@ -229,7 +229,7 @@ fn a_thousand_calls_in_flight_get_replies_in_any_order() {
         while taken.len() < 500
             && let Some(reply) = client.try_completion().unwrap()
         {
-            assert_eq!(*reply, *requested.remove(&reply.call()).expect("one reply for each"));
+            assert_eq!(*reply, *requested.remove(&reply.call_id()).expect("one reply for each"));
             answered += 1;
         }
     }
@@ -256,7 +256,7 @@ fn full_lanes_never_deadlock() {
             .collect();
         for _ in 0..requested.len() {
             let reply = client.completion_until(deadline()).unwrap().expect("deadlock");
-            assert!(*reply == *requested[&reply.call()].repeat(5));
+            assert!(*reply == *requested[&reply.call_id()].repeat(5));
         }
     }
 }
@@ -273,7 +273,7 @@ fn a_thread_that_awaits_one_call_takes_the_replies_to_others_later() {
     }
     for _ in 0..100 {
         let reply = client.completion_until(deadline()).unwrap().expect("no answer");
-        let number = calls.iter().position(|call| *call == reply.call()).unwrap() as u64;
+        let number = calls.iter().position(|call| *call == reply.call_id()).unwrap() as u64;
         assert!(number.is_multiple_of(2) && *reply == *numbered(number, 900));
     }
     assert!(matches!(client.completion_of(calls[0]), Err(Error::Refused(_))));
@@ -445,7 +445,8 @@ fn a_stopped_pool_ends_after_its_handlers_return() {
 fn a_call_gets_one_reply() {
     let dir = TestDir::new("a call gets one reply");
     let name = dir.name();
-    let mut service = Service::listen_with(&name, &<Options>::new().capacity(TINY).announce(true).cast()).unwrap();
+    let mut service =
+        Service::listen_with(&name, &<Options>::new().capacity(TINY).membership_events(true).cast()).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
         assert!(client.call_until(b"one", deadline()).unwrap().is_some());
@@ -453,7 +454,7 @@ fn a_call_gets_one_reply() {
     });
     let mut request = service.receive_until(deadline()).unwrap().unwrap();
     let (_, responder) = request.split();
-    responder.try_reserve(1).unwrap().unwrap().reply(1).unwrap();
+    responder.try_reserve(1).unwrap().unwrap().reply().unwrap();
     assert!(matches!(request.reply(b"again"), Err(Error::Refused(_))));
     service.receive_until(deadline()).unwrap().unwrap().reply(b"").unwrap();
     asking.join().unwrap();

@@ -44,7 +44,7 @@ fn child() {
             let found = match role.get("role") {
                 "connect-sender" => options.connect_sender(name).and_then(|mut sender| {
                     sender.send(b"hello")?;
-                    sender.drain()
+                    sender.wait_released()
                 }),
                 _ => options.cast().connect_receiver(name).and_then(|mut receiver| receiver.receive().map(|_| ())),
             };
@@ -61,7 +61,7 @@ fn child() {
                     break;
                 }
                 if number < 50 {
-                    assert!(sender.drain_until(deadline()).unwrap());
+                    assert!(sender.wait_released_until(deadline()).unwrap());
                 }
             }
             read_line_from_parent();
@@ -248,7 +248,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
             let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
             assert_eq!(sender.peer().unwrap().uid, 65534);
             sender.send(b"hello").unwrap();
-            assert!(sender.drain_until(deadline()).unwrap());
+            assert!(sender.wait_released_until(deadline()).unwrap());
         }
         child.expect("well");
     }
@@ -702,9 +702,9 @@ fn a_peer_in_another_pid_namespace_is_served_and_its_death_detected() {
     let mut sender = Sender::connect(&dir.name()).unwrap();
     sender.send(b"hello").unwrap();
     child.expect("5");
-    assert!(sender.drain_until(deadline()).unwrap());
+    assert!(sender.wait_released_until(deadline()).unwrap());
     sender.send(b"not released").unwrap();
     child.kill();
-    let error = sender.drain_until(deadline()).unwrap_err();
+    let error = sender.wait_released_until(deadline()).unwrap_err();
     assert!(matches!(error, Error::PeerDied { unreleased: 1 }), "{error}");
 }

@@ -669,7 +669,7 @@ proptest::proptest! {
             loop {
                 match reader.next_chunk() {
                     Ok(Some(chunk)) => {
-                        assert!(chunk.offset() >= at && chunk.records().count() == chunk.messages() as usize);
+                        assert!(chunk.offset() >= at && chunk.records().count() == chunk.message_count() as usize);
                         (chunks, at) = (chunks + 1, chunk.offset() + 64);
                     }
                     Ok(None) => return Some((chunks, None)),

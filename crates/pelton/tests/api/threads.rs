@@ -207,7 +207,7 @@ fn held_messages_are_released_in_any_order_on_any_thread() {
             }
         });
         assert!(receiver.try_receive().unwrap().is_none());
-        assert!(sender.drain_until(deadline()).unwrap());
+        assert!(sender.wait_released_until(deadline()).unwrap());
     }
 }
 
@@ -223,7 +223,7 @@ fn a_drain_succeeds_if_the_receiver_closes_after_the_last_message() {
                 (0..round % 64 * 8).for_each(|_| std::hint::spin_loop());
                 assert_eq!(&*receiver.receive().unwrap(), b"last");
             });
-            sender.drain().unwrap();
+            sender.wait_released().unwrap();
         });
     }
 }
@@ -253,7 +253,7 @@ fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
             scope.spawn(move || {
                 signal_sender.send(this_thread()).unwrap();
                 sender.send(&[99; 10_000]).unwrap();
-                assert!(sender.drain_until(deadline()).unwrap());
+                assert!(sender.wait_released_until(deadline()).unwrap());
             });
             scope.spawn(move || {
                 tell_too.send(this_thread()).unwrap();
@@ -279,11 +279,11 @@ fn a_deadline_in_the_past_still_takes_a_waiting_message() {
         let mut buffer = Vec::new();
         assert!(receiver.receive_until(past).unwrap().is_none());
         assert!(receiver.receive_into_until(&mut buffer, past).unwrap().is_none());
-        assert!(sender.drain_until(past).unwrap());
+        assert!(sender.wait_released_until(past).unwrap());
         assert_eq!(sender.send_until(b"x", past).unwrap(), Sent::Sent);
-        assert!(!sender.drain_until(past).unwrap());
+        assert!(!sender.wait_released_until(past).unwrap());
         assert_eq!(&*receiver.receive_until(past).unwrap().unwrap(), b"x");
-        assert!(sender.drain_until(past).unwrap());
+        assert!(sender.wait_released_until(past).unwrap());
         fill(&mut sender);
         assert_eq!(sender.send_until(&[0; 10_000], past).unwrap(), Sent::TimedOut);
         assert!(sender.reserve_until(10_000, past).unwrap().is_none());
@@ -305,7 +305,7 @@ fn no_wait_ends_before_its_deadline_without_a_result() {
         assert_eq!(sender.send_until(&[0; 10_000], until).unwrap(), Sent::TimedOut);
         assert!(Instant::now() >= until);
         let until = soon();
-        assert!(!sender.drain_until(until).unwrap());
+        assert!(!sender.wait_released_until(until).unwrap());
         assert!(Instant::now() >= until);
     }
 }
@@ -618,7 +618,7 @@ fn signals_while_waiting() {
                     fill(&mut sender);
                     assert_eq!(sender.send_until(&[0; 10_000], until).unwrap(), Sent::TimedOut);
                 }
-                _ => assert!(!sender.drain_until(until).unwrap()),
+                _ => assert!(!sender.wait_released_until(until).unwrap()),
             }
             assert!(Instant::now() >= until, "a signal ended wait {wait}");
         }

@@ -63,7 +63,7 @@ fn a_receive_dropped_at_any_await_takes_no_message() {
 #[test]
 fn membership_events_do_not_block_the_runtime_thread() {
     run(async {
-        let (senders, receiver) = Options::new().announce(true).gather().unwrap();
+        let (senders, receiver) = Options::new().membership_events(true).gather().unwrap();
         let mut receiver = AsyncReceiver::new(receiver).unwrap();
         let mut sender = senders.sender().unwrap();
         // The join is pending, and no message: blocking would keep this thread from its timer for ever.
@@ -377,7 +377,7 @@ fn pipe() -> (File, std::io::PipeWriter) {
 fn many_tasks_share_an_engine_and_wait_for_its_bound() {
     both_ways(async |options| {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).open().unwrap()).unwrap());
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).build().unwrap()).unwrap());
         let tasks: Vec<_> = (0..100u32)
             .map(|task| {
                 let (engine, path) = (engine.clone(), directory.path().join(task.to_string()));
@@ -419,7 +419,7 @@ async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Deb
 #[test]
 fn dropping_one_operation_still_wakes_the_others() {
     both_ways(async |options| {
-        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).open().unwrap()).unwrap());
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).build().unwrap()).unwrap());
         for round in 0..50 {
             let ((first, mut write), (second, _kept)) = (pipe(), pipe());
             let waits = {

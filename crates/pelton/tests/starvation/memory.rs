@@ -66,7 +66,7 @@ pub fn little_address_space(role: &Role) {
         "connect" => {
             let mut sender = with_each_space("a sender", root, || Options::new().capacity(SMALL).connect_sender(&name));
             sender.send(b"one").unwrap();
-            sender.drain().unwrap();
+            sender.wait_released().unwrap();
         }
         _ => {
             let mut sender = with_each_space("creation", root, || small_path().create_sender(&path));

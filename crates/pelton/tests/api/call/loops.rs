@@ -35,8 +35,8 @@ fn both_sides_work_in_event_loops() {
                 service.disarm();
             }
         });
-        for hold in [Duration::ZERO, Duration::from_micros(20)] {
-            let mut client = pelton::Client::connect_with(&dir.name(), &tiny().hold(hold)).unwrap();
+        for busy_poll in [Duration::ZERO, Duration::from_micros(20)] {
+            let mut client = pelton::Client::connect_with(&dir.name(), &tiny().busy_poll(busy_poll)).unwrap();
             let event_loop = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
             let (mut requested, mut answered) = (BTreeMap::new(), 0);
@@ -49,7 +49,7 @@ fn both_sides_work_in_event_loops() {
                     number += 1;
                 }
                 while let Some(reply) = client.try_completion().unwrap() {
-                    assert!(*reply == *requested.remove(&reply.call()).unwrap().repeat(4));
+                    assert!(*reply == *requested.remove(&reply.call_id()).unwrap().repeat(4));
                     answered += 1;
                 }
                 if !requested.is_empty() && client.arm().unwrap().is_waiting() {
@@ -178,7 +178,7 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
             let reservation = reserved.try_reserve(6).unwrap().unwrap();
             have.send(()).unwrap();
             may_go_on.recv_timeout(DEADLINE).unwrap();
-            reservation.reply(6).unwrap();
+            reservation.reply_bytes(6).unwrap();
         });
         has_space.recv_timeout(DEADLINE).unwrap();
         scope
