@@ -12,7 +12,7 @@ use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::options::{Options, maker};
 use pelton_channel::raw::{Side, busy_poll, wait};
-use pelton_channel::{Armed, Deadline, Error, Result};
+use pelton_channel::{Armed, Deadline, Error, Result, Sent};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Peer;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -74,7 +74,6 @@ use waiting::Waiting;
 /// # serving.join().unwrap()
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Client {
     pub(super) balancer: Balancer,
     calls: Calls,
@@ -95,7 +94,6 @@ pub struct Client {
 /// Its bytes are in memory that the service wrote, unless they came in pieces or while something else was awaited. To
 /// read them in place, trust the service not to write after it has replied. [`Completion::copy_into`] is safe against
 /// any service.
-#[derive(Debug)]
 #[must_use = "check `outcome`: a failed call is a completion too"]
 pub struct Completion<'a> {
     pub(super) call: CallId,
@@ -114,6 +112,20 @@ impl Completion<'_> {
     /// What it means.
     pub fn outcome(&self) -> Outcome {
         self.outcome
+    }
+
+    /// The completion, unless its call has failed: [`Client::call`] returns `Ok` for that too.
+    ///
+    /// # Errors
+    /// [`Error::CallFailed`] with the service's code and bytes; [`Error::CallAbandoned`]; for a call that was lost,
+    /// [`Error::PeerDied`], [`Error::Closed`] or [`Error::Corrupt`], and [`Error::Refused`] if a draining service
+    /// returned it.
+    #[inline]
+    pub fn ok(self) -> Result<Self> {
+        match self.outcome.error(|| self.body.bytes().to_vec()) {
+            None => Ok(self),
+            Some(error) => Err(error),
+        }
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace.
@@ -135,8 +147,23 @@ impl std::ops::Deref for Completion<'_> {
     }
 }
 
+impl AsRef<[u8]> for Completion<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion")
+            .field("call_id", &self.call)
+            .field("outcome", &self.outcome)
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// What a poll has found.
-#[derive(Debug)]
 enum Found {
     /// In the lane of replies of the connection of that index, next at the cursor.
     InPlace(Record, CallId, Outcome, usize),
@@ -206,8 +233,27 @@ impl Client {
     }
 
     /// Submits a request and awaits its completion. The [`Outcome`] says whether that is a reply, the first part of one
-    /// (then [`Client::completion_of`] returns the others), or a failure. Completions of other calls that come
-    /// meanwhile are stored.
+    /// (then [`Client::completion_of`] returns the others), or a failure by the service. That is `Ok` here:
+    /// [`Completion::ok`] turns it into an error. Completions of other calls that come meanwhile are stored.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # let name = format!("unix:{}/ok-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// let mut service = pelton::Service::listen(&name)?;
+    /// # let stopper = service.stopper();
+    /// // Usually another process:
+    /// let serving = std::thread::spawn(move || service.run(1, |request| _ = request.fail(7, b"not today")));
+    ///
+    /// let mut client = pelton::Client::connect(&name)?;
+    /// match client.call(b"now")?.ok() {
+    ///     Ok(reply) => println!("{} bytes", reply.len()),
+    ///     Err(pelton::Error::CallFailed(failure)) => assert_eq!(failure.code, 7),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # stopper.stop();
+    /// # serving.join().unwrap()
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Client::submit`] and [`Client::completion_of`]. The call has ended then, or is cancelled.
@@ -305,6 +351,13 @@ impl Client {
             Some(call) => Ok(Some(call)),
             None => self.submit_waiting(request, deadline, ns),
         }
+    }
+
+    /// As [`Client::try_submit`], with a deadline for the service.
+    #[doc(hidden)]
+    pub fn try_submit_by(&mut self, request: &[u8], deadline: Instant) -> Result<Option<CallId>> {
+        let ns = self.clock.ns_of(deadline);
+        self.submit_now(request, ns)
     }
 
     /// Reserves space for a request of `bytes`, to be written in place; `None` when there is none now, or 1,024 calls
@@ -445,13 +498,8 @@ impl Client {
     #[cold]
     pub fn loss_error(&self, loss: Loss) -> Error {
         match loss {
-            Loss::PeerDied => Error::PeerDied { unreleased: 0 },
-            Loss::Closed => Error::Closed { unreleased: 0 },
-            Loss::Corrupt => Error::Corrupt("the service broke the rules of calls".to_owned()),
             Loss::Returned if self.balancer.has_many() => self.balancer.no_listener(),
-            Loss::Returned => {
-                Error::Refused("the service gave the call back, as it drains: ask its successor".to_owned())
-            }
+            loss => loss.error(),
         }
     }
 
@@ -461,25 +509,26 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify(&mut self, message: &[u8]) -> Result<()> {
-        self.notify_waiting(message, Deadline::Never).map(|_| ())
+        self.notify_waiting(message, Deadline::Never).map(drop)
     }
 
-    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was sent. A message larger than the
-    /// lane's largest that the client has begun to write by then is sent all the same: see [`Client::try_notify`].
+    /// As [`Client::notify`], until `deadline`: [`Sent::TimedOut`] when it passes, and nothing was sent. A message
+    /// larger than the lane's largest that the client has begun to write by then is [`Sent::Sent`]: see
+    /// [`Client::try_notify`].
     ///
     /// # Errors
     /// As [`Client::submit`].
-    pub fn notify_until(&mut self, message: &[u8], deadline: impl Into<Deadline>) -> Result<bool> {
+    pub fn notify_until(&mut self, message: &[u8], deadline: impl Into<Deadline>) -> Result<Sent> {
         self.notify_waiting(message, deadline.into())
     }
 
-    fn notify_waiting(&mut self, message: &[u8], deadline: Deadline) -> Result<bool> {
+    fn notify_waiting(&mut self, message: &[u8], deadline: Deadline) -> Result<Sent> {
         let at = loop {
             if let Some(at) = self.notify_now(message)? {
                 break at;
             }
             if self.find(Condition::Space { bytes: message.len(), is_call: false }, deadline)?.is_none() {
-                return Ok(false);
+                return Ok(if deadline == Deadline::Now { Sent::Full } else { Sent::TimedOut });
             }
         };
         // No completion will come that the user could await. So all of a large message is in the lane before this
@@ -488,17 +537,17 @@ impl Client {
         if let Some(connection) = connection.filter(|connection| !connection.outbox.is_empty()) {
             self.find(Condition::Written(connection.number), deadline)?;
         }
-        Ok(true)
+        Ok(Sent::Sent)
     }
 
-    /// As [`Client::notify`], if there is space now; false otherwise. Never waits: a message larger than the lane's
-    /// largest is copied, and written as space comes, whenever this client is used. A service that ends, or drains, may
-    /// not have taken it.
+    /// As [`Client::notify`], if there is space now; [`Sent::Full`] otherwise. Never waits: a message larger than the
+    /// lane's largest is copied, and written as space comes, whenever this client is used. A service that ends, or
+    /// drains, may not have taken it.
     ///
     /// # Errors
     /// As [`Client::try_submit`].
-    pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
-        Ok(self.notify_now(message)?.is_some())
+    pub fn try_notify(&mut self, message: &[u8]) -> Result<Sent> {
+        Ok(if self.notify_now(message)?.is_some() { Sent::Sent } else { Sent::Full })
     }
 
     /// Cancels a call: the client returns none of its completions any more, and drops those that have come. The service
@@ -706,6 +755,16 @@ fn not_in_flight() -> Error {
     Error::Refused("no such call is in flight: nothing would ever come of waiting".to_owned())
 }
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("peer", &self.peer())
+            .field("in_flight", &self.in_flight())
+            .field("service_count", &self.service_count())
+            .finish_non_exhaustive()
+    }
+}
+
 impl AsRawFd for Client {
     /// As [`AsFd`], for runtimes that take the number.
     fn as_raw_fd(&self) -> RawFd {
@@ -722,7 +781,6 @@ impl AsFd for Client {
 
 /// Reserved space for a request, to be written in place; see [`Client::try_reserve`]. Dropping it aborts: nothing is
 /// submitted.
-#[derive(Debug)]
 #[must_use = "dropping it aborts: nothing is submitted"]
 pub struct RequestReservation<'a> {
     pub(super) client: &'a mut Client,
@@ -781,5 +839,17 @@ impl std::ops::Deref for RequestReservation<'_> {
 impl std::ops::DerefMut for RequestReservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.client.balancer.connections[self.at].outbox.sender.body_mut(self.space)
+    }
+}
+
+impl AsRef<[u8]> for RequestReservation<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for RequestReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RequestReservation").field("bytes", &self.len()).finish_non_exhaustive()
     }
 }

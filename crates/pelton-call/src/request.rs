@@ -23,14 +23,12 @@ pub struct Request<'a> {
 /// What belongs to a request. It stays where it was written until it is over: a wide load of it just after stores of
 /// single words cannot be forwarded. It stalls until the store buffer drains, which waits for the cache lines of the
 /// reply before, and the client has those (`docs/decisions/0023`).
-#[derive(Debug)]
 pub(super) struct Contents<'a> {
     pub(super) body: Body<'a>,
     pub(super) responder: BorrowedResponder<'a>,
 }
 
 /// Where a request is while it lives. A service has one, and each thread of a pool another.
-#[derive(Debug)]
 pub(super) struct RequestStorage(Storage<Contents<'static>>);
 
 impl RequestStorage {
@@ -133,8 +131,18 @@ impl std::ops::Deref for Request<'_> {
     }
 }
 
+impl AsRef<[u8]> for Request<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl std::fmt::Debug for Request<'_> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.contents().fmt(formatter)
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request")
+            .field("peer", &self.peer())
+            .field("is_notification", &self.is_notification())
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
     }
 }

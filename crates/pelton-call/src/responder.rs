@@ -18,7 +18,6 @@ use std::time::Instant;
 ///
 /// With its request ([`crate::Request::split`]) it is borrowed until the service is used again. It replies without a
 /// lock as long as no [`Responder`], which borrows nothing, of the same client exists.
-#[derive(Debug)]
 #[must_use = "dropping it abandons the call"]
 pub struct BorrowedResponder<'a> {
     pub(super) session: SessionRef<'a>,
@@ -160,6 +159,12 @@ impl BorrowedResponder<'_> {
     }
 }
 
+impl std::fmt::Debug for BorrowedResponder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Responder").field("peer", &self.peer()).finish_non_exhaustive()
+    }
+}
+
 impl Drop for BorrowedResponder<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -180,7 +185,6 @@ impl BorrowedResponder<'_> {
 
 /// Reserved space for a reply, to be written in place; see [`Responder::try_reserve`]. Dropping it aborts: nothing is
 /// sent. It stays on its thread.
-#[derive(Debug)]
 #[must_use = "dropping it aborts: nothing is sent"]
 pub struct ReplyReservation<'a> {
     /// Borrowed for `'a`, and by that the way to the client, which has the space. One pointer: `docs/decisions/0023`.
@@ -277,6 +281,18 @@ impl std::ops::DerefMut for ReplyReservation<'_> {
         let path = self.path_mut();
         let space = path.reserved();
         path.outbox.sender.body_mut(space)
+    }
+}
+
+impl AsRef<[u8]> for ReplyReservation<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for ReplyReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReplyReservation").field("bytes", &self.len()).finish_non_exhaustive()
     }
 }
 

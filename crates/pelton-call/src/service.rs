@@ -47,7 +47,6 @@ use std::time::Instant;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Service {
     pub(super) requests: Receiver,
     /// After the receiver: a client then finds the lane of requests closed before its replies.
@@ -68,7 +67,6 @@ pub struct Service {
 }
 
 /// A request that a poll has found in the current lane.
-#[derive(Debug)]
 enum Found {
     InPlace(Record, Header),
     Owned(Vec<u8>, Header),
@@ -488,6 +486,12 @@ impl AsRawFd for Service {
     /// As [`AsFd`], for runtimes that take the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("is_draining", &self.is_draining).finish_non_exhaustive()
     }
 }
 

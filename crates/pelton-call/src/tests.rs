@@ -362,7 +362,7 @@ fn a_notification_waits_for_its_own_lane_only() {
     }
     assert!(client.balancer.connections.iter().any(|connection| !connection.outbox.is_empty()));
     let until = Instant::now() + Duration::from_secs(20);
-    assert!(client.notify_until(b"note", until).unwrap());
+    assert_eq!(client.notify_until(b"note", until).unwrap(), pelton_channel::Sent::Sent);
     assert!(Instant::now() < until, "it waited for the stopped service");
     assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"note");
 }

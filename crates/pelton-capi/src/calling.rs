@@ -5,10 +5,10 @@ use crate::handle::give;
 use crate::handle::{Handle, Object, call, catch, number};
 use crate::options::text;
 use crate::options::{self, COptions, Info, deadline, wrong};
-use crate::sending::{bytes, check_committed, fits};
+use crate::sending::{answer, bytes, check_committed, fits};
 use pelton::Deadline;
 use pelton::raw::{RawCompletion, RawRequestReservation};
-use pelton::{CallId, Client, Completion, Counters, Loss, Outcome};
+use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, Sent};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -272,10 +272,10 @@ fn submit(client: &mut Client, request: &[u8], deadline_ns: i64) -> Answer<CallI
 }
 
 fn notify(client: &mut Client, message: &[u8], deadline_ns: i64) -> Answer {
-    came(match deadline(deadline_ns) {
+    answer(match deadline(deadline_ns) {
         Deadline::Now => client.try_notify(message),
         Deadline::At(instant) => client.notify_until(message, instant),
-        Deadline::Never => client.notify(message).map(|()| true),
+        Deadline::Never => client.notify(message).map(|()| Sent::Sent),
     })
 }
 

@@ -748,7 +748,9 @@ impl CCompletion {
 
 fn errno(error: &Error) -> c_int {
     match error {
-        Error::File { source, .. } | Error::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        Error::File { error: source, .. } | Error::System { error: source, .. } => {
+            source.raw_os_error().unwrap_or(libc::EIO)
+        }
         // What a channel says.
         _ => libc::EPIPE,
     }

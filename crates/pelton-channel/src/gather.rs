@@ -15,6 +15,7 @@ use crate::registry::{Registry, SharedRegistry, State, ToRegistry};
 use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
 use crate::settings::Settings;
 use crate::transport::{NoTransport, Queue, ThreadTransport};
+use crate::wait::Deadline;
 use pelton_lane::{CAPACITY_MIN, Position};
 use pelton_os::{Owner, membarrier};
 use std::cell::RefCell;
@@ -322,6 +323,14 @@ impl Senders {
     /// As [`Senders::send`].
     pub fn try_send(&self, payload: &[u8]) -> Result<Sent> {
         self.with(|sender| sender.try_send(payload))?
+    }
+
+    /// As [`Senders::send`], until `deadline`: [`Sent::TimedOut`] when it passes.
+    ///
+    /// # Errors
+    /// As [`Senders::send`].
+    pub fn send_until(&self, payload: &[u8], deadline: impl Into<Deadline>) -> Result<Sent> {
+        self.with(|sender| sender.send_until(payload, deadline))?
     }
 }
 

@@ -35,7 +35,7 @@ mod wait;
 
 pub use counters::Counters;
 pub use endpoint::Departure;
-pub use error::{Error, Result};
+pub use error::{CallFailure, Error, Result};
 pub use gather::Senders;
 pub use lane_id::LaneId;
 pub use listener::Listener;
@@ -43,4 +43,4 @@ pub use options::Options;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};
 pub use sender::{BatchReservation, Reservation, Sender, Sent};
-pub use wait::{Armed, Deadline, Wait};
+pub use wait::{Armed, ConnectDeadline, Deadline, Wait};

@@ -3,10 +3,12 @@
 #[cfg(doc)]
 use crate::error::Error;
 use crate::settings::Settings;
-use crate::wait::{Deadline, Wait};
+use crate::wait::{ConnectDeadline, Wait};
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(doc)]
+use std::time::Instant;
 
 /// How to create endpoints: sizes, a way to wait, and which users may connect. `M` is the maker, the kind of function
 /// that creates them. The compiler infers it from the method that ends the chain, and refuses an option that this maker
@@ -167,8 +169,8 @@ impl<M> Options<M> {
     /// Connecting waits until `deadline` for a listener. Opening a path waits for the channel to be created, for its
     /// role to be free, and for the other side to open it too. Without a deadline, connecting fails immediately with
     /// [`Error::NoListener`] if no process listens. Opening without one fails with [`Error::NoChannel`] if there is no
-    /// channel, and does not wait for the other side. A [`Duration`] counts from this call: set it anew before each
-    /// use.
+    /// channel, and does not wait for the other side. A [`Duration`] counts from each use of the options, an
+    /// [`Instant`] stays the same for all.
     ///
     /// ```
     /// use std::time::Duration;
@@ -176,16 +178,11 @@ impl<M> Options<M> {
     /// let options = pelton::Options::new().connect_deadline(Duration::from_millis(5));
     /// assert!(matches!(options.connect_sender(&name), Err(pelton::Error::TimedOut(_))));
     /// ```
-    pub fn connect_deadline(mut self, deadline: impl Into<Deadline>) -> Options<M>
+    pub fn connect_deadline(mut self, deadline: impl Into<ConnectDeadline>) -> Options<M>
     where
         M: Accepts<setting::ConnectDeadline>,
     {
-        self.settings.connect_deadline = match deadline.into() {
-            Deadline::Now => None,
-            Deadline::At(instant) => Some(instant),
-            // Ten years.
-            Deadline::Never => Instant::now().checked_add(Duration::from_secs(315_360_000)),
-        };
+        self.settings.connect_deadline = deadline.into();
         self
     }
 

@@ -96,7 +96,7 @@ enum Make {
     Open,
 }
 
-fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Directory>> {
+fn directory(path: &Path, options: &Settings, make: Make, deadline: Option<Instant>) -> Result<Arc<Directory>> {
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
         let (capacity, limit) = options.path_sizes()?;
@@ -106,7 +106,7 @@ fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Director
         if let Some(directory) = Directory::open(path, &access)? {
             return Ok(Arc::new(directory));
         }
-        match options.connect_deadline {
+        match deadline {
             Some(deadline) if Instant::now() < deadline => std::thread::sleep(RETRY),
             _ => return Err(Error::NoChannel { path: path.display().to_string() }),
         }
@@ -114,10 +114,11 @@ fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Director
 }
 
 fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
-    let directory = directory(path, options, make)?;
+    let deadline = options.connect_deadline.from_now();
+    let directory = directory(path, options, make, deadline)?;
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
-        directory.claim_sender_until(options.connect_deadline)?;
+        directory.claim_sender_until(deadline)?;
     failpoint("sender: claimed");
     let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
@@ -133,7 +134,7 @@ fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
     sender.endpoint.role = Some(role);
     sender.find_and_ring_peer()?;
     failpoint("sender: met");
-    if let Some(deadline) = options.connect_deadline
+    if let Some(deadline) = deadline
         && !sender.wait_for_peer(Some(deadline))?
     {
         return Err(timed_out("a receiver", path));
@@ -156,10 +157,11 @@ fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
 }
 
 fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
-    let directory = directory(path, options, make)?;
+    let deadline = options.connect_deadline.from_now();
+    let directory = directory(path, options, make, deadline)?;
     check_size(&directory, options)?;
     let can_barrier = membarrier::register();
-    let role = directory.claim_receiver_until(options.connect_deadline)?;
+    let role = directory.claim_receiver_until(deadline)?;
     failpoint("receiver: claimed");
     let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
@@ -173,7 +175,7 @@ fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
     receiver.find_and_ring_senders()?;
     failpoint("receiver: met");
     // With messages in the channel, the receiver needs no sender.
-    if let Some(deadline) = options.connect_deadline
+    if let Some(deadline) = deadline
         && !receiver.has_messages()
         && !receiver.wait_for_peer(Some(deadline))?
     {

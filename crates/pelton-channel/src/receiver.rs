@@ -285,6 +285,16 @@ impl Receiver {
         Ok(Batch::new(self))
     }
 
+    /// As [`Receiver::receive_batch`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    #[inline]
+    pub fn receive_batch_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Batch<'_>>> {
+        let has_message = self.peek_fast().is_some() || self.find_record(deadline.into())?.is_some();
+        Ok(has_message.then(|| Batch::new(self)))
+    }
+
     /// Polls several times for the next message, before any call that costs more than a message: most waits end here.
     /// Not inlined, so that the compiler does not unroll the loop into every caller.
     #[inline(never)]

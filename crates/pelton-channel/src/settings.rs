@@ -3,9 +3,9 @@
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
-use crate::wait::Wait;
+use crate::wait::{ConnectDeadline, Deadline, Wait};
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Default of [`Options::resident_max`](crate::Options::resident_max).
 pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
@@ -26,7 +26,7 @@ pub struct Settings {
     /// Users that may be the peer, besides the own one.
     pub uids: Vec<u32>,
     /// When waiting for a listener, a channel or a peer ends.
-    pub connect_deadline: Option<Instant>,
+    pub connect_deadline: ConnectDeadline,
     /// How long a handshake may take if connecting has no deadline.
     pub handshake: Duration,
     /// Permission bits of a path channel.
@@ -60,7 +60,7 @@ impl Default for Settings {
             memory: None,
             wait: Wait::default(),
             uids: Vec::new(),
-            connect_deadline: None,
+            connect_deadline: ConnectDeadline::At(Deadline::Now),
             handshake: Duration::from_secs(5),
             mode: 0o700,
             lanes: None,

@@ -71,7 +71,7 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
         (done, Err(_)) => done,
     };
     let done = done.map_err(|stop| match stop {
-        StreamError::Channel(Error::System { source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
+        StreamError::Channel(Error::System { error: source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
             StreamError::Other(Failure::OutputClosed)
         }
         stop => stop,
@@ -168,7 +168,7 @@ impl Sink for Stdout {
             match rustix::io::retry_on_intr(|| rustix::io::write(rustix::stdio::stdout(), left)) {
                 Ok(bytes) => self.written += bytes,
                 Err(error) => {
-                    return Err(Error::System { what: "writing to standard output".to_owned(), source: error.into() });
+                    return Err(Error::System { what: "writing to standard output".to_owned(), error: error.into() });
                 }
             }
         }

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Chunk<'a> {
     lane: LaneId,
     peer: Option<Peer>,
@@ -97,8 +97,19 @@ impl<'a> Chunk<'a> {
     }
 }
 
+impl fmt::Debug for Chunk<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk")
+            .field("lane", &self.lane)
+            .field("first_seq", &self.first_seq)
+            .field("messages", &self.messages)
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// Iterates over the records of a [`Chunk`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],
     /// The next record's number.
@@ -126,8 +137,18 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
+impl fmt::Debug for Records<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records")
+            .field("next_seq", &self.seq)
+            .field("left", &self.left)
+            .field("bytes", &self.rest.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// A message in a [`Chunk`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     seq: u32,
     payload: &'a [u8],
@@ -142,6 +163,18 @@ impl<'a> Record<'a> {
     /// The message's bytes.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
+    }
+}
+
+impl AsRef<[u8]> for Record<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.payload
+    }
+}
+
+impl fmt::Debug for Record<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("seq", &self.seq).field("bytes", &self.payload.len()).finish_non_exhaustive()
     }
 }
 

@@ -32,7 +32,7 @@
 //! // Usually another process:
 //! let asking = std::thread::spawn(move || -> pelton::Result<u64> {
 //!     let mut client = pelton::Client::connect(&name)?;
-//!     client.call_encoded(&("add", [40u64, 2]))?.decode()
+//!     client.call_encoded(&("add", [40u64, 2]))?.ok()?.decode()
 //! });
 //! let request = service.receive()?;
 //! let (verb, numbers): (String, [u64; 2]) = request.decode()?;
@@ -136,8 +136,8 @@ impl Decode for [u8] {
 #[cfg(feature = "call")]
 #[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 pub trait CallEncoded {
-    /// Calls with a value, and waits for the reply, as [`Client::call`] does: [`Decode::decode`] reads it. Encodes into
-    /// a buffer that each thread keeps.
+    /// Calls with a value, and waits for the completion, as [`Client::call`] does. [`Completion::ok`] returns the
+    /// reply, and [`Decode::decode`] reads it. Encodes into a buffer that each thread keeps.
     ///
     /// # Errors
     /// As [`Client::call`]; [`Error::Value`] when the type's `Serialize` fails. Nothing is sent then.

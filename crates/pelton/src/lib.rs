@@ -90,6 +90,7 @@
 //! reply, by parts and an end, or by a failure with a code ([`Outcome`]). The service takes requests of up to 1,024
 //! clients, in a loop of its own ([`Service::receive`]) or on several threads ([`Service::run`]), and replies from any
 //! thread ([`Responder`]).
+//! - A call that the service fails is `Ok` with [`Outcome::Failed`]; [`Completion::ok`] turns it into an error.
 //! - The death of a service fails its calls immediately. It is unknown whether the service carried them out, so the
 //!   client repeats none, unless [`Client::mark_idempotent`] allows it.
 //! - Several processes may serve one short name. A client sends each call to the least busy. A new version takes over
@@ -113,7 +114,7 @@
 //!     })
 //! });
 //! let mut client = pelton::Client::connect(&name)?;
-//! assert_eq!(&*client.call(b"41")?, b"42");
+//! assert_eq!(&*client.call(b"41")?.ok()?, b"42");
 //! assert_eq!(client.call(b"forty-one")?.outcome(), pelton::Outcome::Failed(1));
 //! stopper.stop();
 //! # serving.join().unwrap()
@@ -179,8 +180,9 @@ pub use pelton_call::{
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Armed, Batch, BatchReservation, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member,
-    Message, Messages, Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent, Wait, inspect, options,
+    Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
+    LaneId, Listener, Member, Message, Messages, Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent,
+    Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

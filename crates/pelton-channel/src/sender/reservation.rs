@@ -6,7 +6,6 @@ use pelton_lane::{Batch, ReservedSpace};
 use std::ops::{Deref, DerefMut};
 
 /// Space in the lane for one message, to be written in place. Dropping it aborts: nothing is sent.
-#[derive(Debug)]
 #[must_use = "dropping it aborts: nothing is sent"]
 pub struct Reservation<'a> {
     pub(super) sender: &'a mut Sender,
@@ -62,8 +61,20 @@ impl DerefMut for Reservation<'_> {
     }
 }
 
+impl AsRef<[u8]> for Reservation<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Reservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation").field("bytes", &self.len()).finish_non_exhaustive()
+    }
+}
+
 /// Space in the lane for several messages. The receiver gets all of them or none. Dropping it aborts: nothing is sent.
-#[derive(Debug)]
+#[must_use = "dropping it aborts: nothing is sent"]
 pub struct BatchReservation<'a> {
     pub(super) sender: &'a mut Sender,
     pub(super) batch: Batch,
@@ -112,5 +123,11 @@ impl BatchReservation<'_> {
         }
         sender.publish_batch(batch);
         Ok(())
+    }
+}
+
+impl std::fmt::Debug for BatchReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchReservation").finish_non_exhaustive()
     }
 }

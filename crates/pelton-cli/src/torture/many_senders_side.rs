@@ -85,7 +85,7 @@ pub fn run(plan: &Plan, part: &ManySendersPlan, journal: &Journal) -> pelton::Re
 }
 
 fn system(what: &str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { what: what.to_owned(), source }
+    move |source| Error::System { what: what.to_owned(), error: source }
 }
 
 /// The state of one sender.

@@ -132,7 +132,8 @@ impl<'a> SenderSide<'a> {
         journal.add(Word::Connections, 1);
         journal.set(Word::State, READY);
         let pattern = Pattern::new(plan.sizes.bytes_max);
-        let sent_file = File::open(SENT_FILE).map_err(|source| Error::System { what: SENT_FILE.to_owned(), source })?;
+        let sent_file =
+            File::open(SENT_FILE).map_err(|source| Error::System { what: SENT_FILE.to_owned(), error: source })?;
         Ok(SenderSide {
             plan,
             journal,

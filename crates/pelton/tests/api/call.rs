@@ -492,3 +492,74 @@ fn a_client_counts_its_rings_of_a_sleeping_service() {
         service.disarm();
     }
 }
+
+#[test]
+fn a_call_that_did_not_succeed_is_an_error_by_ok() {
+    let dir = TestDir::new("a call that did not succeed is an error by ok");
+    let serving = Serving::start(&tiny(), &dir.name(), 1, |request| match &*request {
+        b"secret" => request.reply(b"secret").unwrap(),
+        b"fail" => request.fail(7, b"secret").unwrap(),
+        b"parts" => {
+            let mut responder = request.into_responder();
+            responder.part(b"secret").unwrap();
+            responder.end().unwrap();
+        }
+        _ => drop(request),
+    });
+    let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
+    assert_eq!(client.call(b"secret").unwrap().ok().unwrap().as_ref(), b"secret");
+    match client.call(b"fail").unwrap().ok().unwrap_err() {
+        Error::CallFailed(failure) => assert_eq!((failure.code, &*failure.bytes), (7, &b"secret"[..])),
+        other => panic!("{other}"),
+    }
+    assert!(matches!(client.call(b"forget").unwrap().ok(), Err(Error::CallAbandoned)));
+    let parts = client.submit(b"parts").unwrap();
+    assert_eq!(client.completion_of(parts).unwrap().ok().unwrap().outcome(), Outcome::Part);
+    assert_eq!(client.completion_of(parts).unwrap().ok().unwrap().outcome(), Outcome::End);
+    drop(serving);
+}
+
+#[test]
+fn no_debug_output_has_the_bytes_of_a_call() {
+    let dir = TestDir::new("no debug output has the bytes of a call");
+    let hides = |what: &dyn std::fmt::Debug| {
+        let text = format!("{what:?} {what:#?}");
+        assert!(!["secret", "115, 101", "115,\n"].iter().any(|secret| text.contains(secret)), "{text}");
+    };
+    let name = dir.name();
+    std::thread::scope(|scope| {
+        let mut service = Service::listen_with(&name, &tiny()).unwrap();
+        let asking = scope.spawn(|| {
+            let mut client = Client::connect_with(&name, &tiny()).unwrap();
+            let mut reservation = client.reserve(6).unwrap();
+            reservation.copy_from_slice(b"secret");
+            hides(&reservation);
+            assert_eq!(reservation.as_ref(), b"secret");
+            let first = reservation.submit().unwrap();
+            let second = client.submit(b"secret").unwrap();
+            // The first is stored meanwhile.
+            let completion = client.completion_of(second).unwrap();
+            hides(&completion);
+            assert_eq!(completion.as_ref(), b"secret");
+            drop(completion);
+            hides(&client);
+            let completion = client.completion_of(first).unwrap();
+            hides(&completion);
+            assert_eq!(completion.as_ref(), b"secret");
+        });
+        for _ in 0..2 {
+            let mut request = service.receive_until(deadline()).unwrap().unwrap();
+            hides(&request);
+            assert_eq!(request.as_ref(), b"secret");
+            let (_, responder) = request.split();
+            let mut reservation = responder.try_reserve(6).unwrap().unwrap();
+            reservation.copy_from_slice(b"secret");
+            hides(&reservation);
+            assert_eq!(reservation.as_ref(), b"secret");
+            reservation.reply().unwrap();
+            hides(&request);
+        }
+        hides(&service);
+        asking.join().unwrap();
+    });
+}

@@ -495,7 +495,7 @@ fn an_error_names_the_operation_the_file_and_the_code() {
         assert_eq!(errno(&error), "ENOENT");
         let text = error.to_string();
         assert!(text.starts_with("opening ") && text.contains(missing.to_str().unwrap()), "{text}");
-        let Error::File { source, .. } = error else { panic!() };
+        let Error::File { error: source, .. } = error else { panic!() };
         assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
 
         let file = open(&mut engine, &case.path("a"));

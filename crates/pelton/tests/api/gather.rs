@@ -666,6 +666,26 @@ fn held_messages_outlive_their_senders() {
 }
 
 #[test]
+fn threads_with_a_deadline_wait_for_space_in_their_own_lanes() {
+    let _hang = Watchdog::new("threads_with_a_deadline_wait_for_space_in_their_own_lanes");
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let mut sent = 0;
+    while senders.send_until(&[7; 10_000], pelton::Deadline::Now).unwrap() == Sent::Sent {
+        sent += 1;
+    }
+    let until = Instant::now() + Duration::from_millis(30);
+    assert_eq!(senders.send_until(&[7; 10_000], until).unwrap(), Sent::TimedOut);
+    assert!(sent > 0 && Instant::now() >= until);
+    std::thread::scope(|scope| {
+        // Another thread's lane has space.
+        let other = scope.spawn(|| senders.send_until(&[8; 10_000], deadline()).unwrap());
+        assert_eq!(other.join().unwrap(), Sent::Sent);
+        scope.spawn(|| (0..=sent).for_each(|_| _ = receiver.receive_until(deadline()).unwrap().unwrap()));
+        assert_eq!(senders.send_until(&[7; 10_000], deadline()).unwrap(), Sent::Sent);
+    });
+}
+
+#[test]
 fn copies_and_batches_skip_events() {
     let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
     let mut buffer = Vec::new();

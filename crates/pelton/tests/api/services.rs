@@ -705,13 +705,13 @@ fn notifications_go_to_the_successor_while_another_client_is_drained() {
     let until = deadline();
     while reported.load(Ordering::Relaxed) < 100 {
         assert!(Instant::now() < until, "nobody takes them");
-        assert!(client.notify_until(b"hello", until).unwrap());
+        assert_eq!(client.notify_until(b"hello", until).unwrap(), pelton::Sent::Sent);
         std::thread::yield_now();
     }
     // From now on all of them.
     let before = reported.load(Ordering::Relaxed);
     for _ in 0..1000 {
-        assert!(client.notify_until(b"hello", until).unwrap());
+        assert_eq!(client.notify_until(b"hello", until).unwrap(), pelton::Sent::Sent);
     }
     while reported.load(Ordering::Relaxed) < before + 1000 {
         assert!(Instant::now() < until, "{} of 1000 were taken", reported.load(Ordering::Relaxed) - before);

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -193,6 +193,29 @@ fn many_tasks_share_one_client_in_one_thread_and_in_several() {
             assert_eq!(client.in_flight(), 0);
         });
     }
+}
+
+#[test]
+fn a_deadline_goes_to_the_service_and_a_failed_call_is_an_error_by_ok() {
+    let deadline = Instant::now() + Duration::from_secs(3600);
+    let calls = Calls::start(1, move |request| match request.deadline() {
+        // The clock of the calls counts nanoseconds.
+        Some(found) if found.max(deadline) - found.min(deadline) < Duration::from_millis(1) => {
+            request.reply(b"secret").unwrap();
+        }
+        Some(found) => panic!("{found:?} is not {deadline:?}"),
+        None => request.fail(7, b"secret").unwrap(),
+    });
+    run(async {
+        let client = calls.client();
+        let reply = client.submit_by(b"", deadline).await.unwrap().next().await.unwrap().unwrap();
+        assert!(!format!("{reply:?}").contains("115"), "{reply:?}");
+        assert_eq!(reply.ok().unwrap().as_ref(), b"secret");
+        match client.call(b"").await.unwrap().ok().unwrap_err() {
+            pelton::Error::CallFailed(failure) => assert_eq!((failure.code, &*failure.bytes), (7, &b"secret"[..])),
+            other => panic!("{other}"),
+        }
+    });
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Drop for Descriptors {
 /// Whether an error reports the lack of descriptors, and the remedy.
 fn needs_descriptors(error: &Error) -> bool {
     match error {
-        Error::System { source, .. } => {
+        Error::System { error: source, .. } => {
             source.raw_os_error() == Some(libc::EMFILE) || source.to_string().contains("RLIMIT_NOFILE")
         }
         Error::DescriptorsLost { .. } => true,

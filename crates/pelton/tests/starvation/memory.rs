@@ -44,7 +44,7 @@ pub fn little_address_space(role: &Role) {
                     assert!(pages > 10, "{what} took {pages} pages: was there a limit?");
                     return done;
                 }
-                Err(Error::System { source, .. }) if source.raw_os_error() == Some(libc::ENOMEM) => {}
+                Err(Error::System { error: source, .. }) if source.raw_os_error() == Some(libc::ENOMEM) => {}
                 Err(error) => panic!("{what} with {pages} pages: {error:?}"),
             }
             eventually_is(before, &format!("after {what} with {pages} pages"), || (descriptors(), mapped(root)));

@@ -70,9 +70,11 @@ fn an_event_loop_that_only_notifies_wakes_for_free_space() {
     let mut notified = 0;
     for _ in 0..20 {
         let before = notified;
-        while client.try_notify(&[5; 3000]).unwrap() {
+        while client.try_notify(&[5; 3000]).unwrap() == Sent::Sent {
             notified += 1;
         }
+        assert_eq!(client.notify_until(&[5; 3000], Duration::from_micros(100)).unwrap(), Sent::TimedOut);
+        assert_eq!(client.notify_until(&[5; 3000], pelton::Deadline::Now).unwrap(), Sent::Full);
         assert!(notified > before && client.arm().unwrap().is_waiting(), "there is no free space");
         assert!(!is_readable(client.as_fd()));
         let mut taken = 0;
@@ -147,7 +149,7 @@ fn an_event_loop_gets_the_end_after_the_last_replies() {
     let (service, mut client, mut responders, ids) = service_with_calls(&dir, 2);
     // Something waits to be written.
     while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
-    client.try_notify(&[7; 300_000]).unwrap();
+    assert_eq!(client.try_notify(&[7; 300_000]).unwrap(), Sent::Sent);
     responders.pop().unwrap().reply(b"answer").unwrap();
     responders.pop().unwrap().reply(b"answer").unwrap();
     drop(service);
