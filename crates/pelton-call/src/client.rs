@@ -11,8 +11,8 @@ use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::options::{Options, maker};
-use pelton_channel::raw::{Side, busy_poll, wait};
-use pelton_channel::{Armed, Deadline, Error, Result};
+use pelton_channel::raw::{Settings, Side, Waiter, busy_poll, in_call, wait};
+use pelton_channel::{Armed, Deadline, Error, Opening, Result};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Peer;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -190,10 +190,23 @@ impl Client {
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_with(name: &str, options: &Options<maker::Client>) -> Result<Client> {
-        let options = options.settings().of_link()?;
+        in_call(Client::open(name.to_owned(), options.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Client::connect_with`], but does not wait: the caller's event loop continues it. Under a short name it is
+    /// open once it has connected to one service.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_connect(name: &str, options: &Options<maker::Client>) -> Result<Opening<Client>> {
+        Opening::new(|waiter| Client::open(name.to_owned(), options.settings().clone(), waiter))
+    }
+
+    async fn open(name: String, options: Settings, waiter: Waiter) -> Result<Client> {
+        let options = options.of_link()?;
         options.checked_sizes()?;
         Ok(Client {
-            balancer: Balancer::connect(name, &options)?,
+            balancer: Balancer::connect(&name, &options, &waiter).await?,
             calls: Calls::default(),
             inbox: Inbox::default(),
             found: None,

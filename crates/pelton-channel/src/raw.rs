@@ -20,6 +20,7 @@ use crate::lanes::Lane;
 pub use crate::lanes::ReplyLane;
 pub use crate::memory::{Budget, Kept, Share};
 pub use crate::name::Name;
+pub use crate::opening::{Waiter, in_call};
 pub use crate::receiver::Item;
 use crate::receiver::{Batch, Held, Message, Receiver};
 use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};

@@ -12,6 +12,7 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+use crate::opening::{Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::registry::Registry;
@@ -717,7 +718,7 @@ impl Receiver {
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return self.wait_for_peer(deadline);
+            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
         }
         if self.registry.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
@@ -748,7 +749,7 @@ impl Receiver {
     }
 
     /// Waits until a path channel has a sender. Returns false at the deadline.
-    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
             if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
                 self.continue_without_peer();
@@ -767,7 +768,7 @@ impl Receiver {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.endpoint.doorbells.sleep(deadline)?;
+            waiter.sleep(&self.endpoint.doorbells, deadline).await?;
         }
     }
 
