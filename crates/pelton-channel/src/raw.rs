@@ -27,7 +27,7 @@ use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
 pub use crate::settings::Settings;
 pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
-pub use crate::wait::{Side, Spin, busy_poll, wait};
+pub use crate::wait::{BUSY_POLL, Polled, Side, Spin, busy_poll, wait};
 use pelton_lane::{Chunk, Wake};
 pub use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Peer;

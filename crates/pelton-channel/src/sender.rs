@@ -16,7 +16,7 @@ use crate::opening::{Waiter, in_call};
 use crate::options::Options;
 use crate::settings::Settings;
 use crate::transport::Found;
-use crate::wait::{self, Armed, Deadline, Side, Spin};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use pelton_lane::{
     CAPACITY_MIN, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end, record_bytes,
 };
@@ -630,13 +630,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::try_send`]: here a loop detects that the receiver has left.
     pub fn arm(&mut self, bytes: usize) -> Result<Armed> {
-        if !self.endpoint.owner.is_current() {
-            return Err(self.not_usable());
-        }
-        // There will never be space for it, so a wait would never end.
-        if bytes as u64 > self.message_bytes_max() {
-            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
-        }
+        self.check_wait_for(bytes)?;
         self.endpoint.doorbells.drain()?;
         failpoint("sender arms: drained");
         let armed = FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()?;
@@ -651,6 +645,29 @@ impl Sender {
             failpoint("sender arms: nudged");
         }
         Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds, longer
+    /// for a large message, and returns whether there is space. Polls for less if that was useless lately, and only
+    /// once if this process and the receiver have one processor. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`].
+    pub fn busy_poll(&mut self, bytes: usize) -> Result<bool> {
+        self.check_wait_for(bytes)?;
+        let want = WaitCondition::Message(bytes as u64, 0);
+        wait::busy_poll(&mut FreeSpace { sender: self, want }, BUSY_POLL, bytes as u64)
+    }
+
+    /// Checks that the sender can be used, and that there can ever be space for a message of `bytes`.
+    fn check_wait_for(&mut self, bytes: usize) -> Result<()> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        match self.message_bytes_max() {
+            bytes_max if bytes as u64 > bytes_max => Err(Error::TooLarge { bytes: bytes as u64, bytes_max }),
+            _ => Ok(()),
+        }
     }
 
     /// For an event loop that has nothing to send: makes the descriptor readable only when the receiver leaves, except
@@ -870,7 +887,7 @@ pub(crate) enum WaitCondition {
     Empty,
 }
 
-impl Side for FreeSpace<'_> {
+impl Polled for FreeSpace<'_> {
     fn poll(&mut self) -> Result<bool> {
         if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
@@ -889,6 +906,12 @@ impl Side for FreeSpace<'_> {
         self.sender.parts.lane.may_be_ready()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.sender.endpoint.spin
+    }
+}
+
+impl Side for FreeSpace<'_> {
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
         let lane = &mut self.sender.parts.lane;
@@ -941,10 +964,6 @@ impl Side for FreeSpace<'_> {
             self.sender.note_end();
         }
         Ok(gone)
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.sender.endpoint.spin
     }
 }
 

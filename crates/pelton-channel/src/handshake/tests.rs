@@ -3,6 +3,7 @@
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
     use super::super::*;
+    use crate::opening::in_call;
     use crate::packet::*;
     use pelton_os::socket::{accept_at, listen_at};
 
@@ -135,6 +136,7 @@ mod vectors {
 /// The rules of spec/protocol.md for a peer that does not complete the handshake.
 mod peers {
     use super::super::*;
+    use crate::opening::in_call;
     use crate::packet::*;
     use crate::{Listener, Sender};
     use pelton_os::socket::{accept_at, listen_at};
