@@ -113,8 +113,8 @@ pub trait Side: Polled {
     fn arm(&mut self) -> Result<bool>;
     /// Withdraws the announcement.
     fn disarm(&mut self);
-    /// Call this after a peer has gone and [`Polled::poll`] has returned false since. Returns an error if the channel has
-    /// ended, true if the condition holds after all, and false to continue the wait.
+    /// Call this after a peer has gone and [`Polled::poll`] has returned false since. Returns an error if the channel
+    /// has ended, true if the condition holds after all, and false to continue the wait.
     fn end(&mut self) -> Result<bool>;
     /// Whether a sleep must end after a millisecond, because a wake-up may be missed.
     fn needs_timed_wait(&self) -> bool;
