@@ -54,7 +54,8 @@ impl Calling {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.free()?.arm().map(|armed| !armed.is_waiting()))
+        let client = self.free()?;
+        came(client.busy_poll().and_then(|_| client.arm()).map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {

@@ -264,8 +264,8 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long `Client::arm` busy-polls for a reply before it returns, by default 20 µs. It does so only while recent
-    /// replies arrived within that time. Zero: it never busy-polls.
+    /// How long `Client::busy_poll` may poll for replies, if recent replies arrived within that time; by default
+    /// 20 µs. For large requests it polls for up to five times as long. Zero: it polls once.
     pub fn busy_poll(mut self, limit: Duration) -> Options<M>
     where
         M: Accepts<setting::BusyPoll>,

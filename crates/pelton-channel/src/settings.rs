@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
-use crate::wait::{ConnectDeadline, Deadline, Wait};
+use crate::wait::{BUSY_POLL, ConnectDeadline, Deadline, Wait};
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ pub struct Settings {
     pub resident_max: u64,
     /// The largest request, reply or part.
     pub call_bytes_max: u64,
-    /// How long arming a client busy-polls.
+    /// How long a client busy-polls for an event loop.
     pub busy_poll: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Default for Settings {
             capacity: None,
             usual_capacity: 64 << 20,
             call_bytes_max: 64 << 20,
-            busy_poll: Duration::from_micros(20),
+            busy_poll: BUSY_POLL,
             message_bytes_max: None,
             memory: None,
             wait: Wait::default(),

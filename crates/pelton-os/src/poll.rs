@@ -132,7 +132,7 @@ impl Pollable {
     /// Also readable once that doorbell of a peer of another user has rung, until [`Pollable::drain`], as long as the
     /// doorbell exists.
     pub fn add_doorbell(&self, doorbell: &Arc<Doorbell>) -> std::io::Result<()> {
-        doorbell.set_epoll(&self.epoll);
+        doorbell.add_epoll(&self.epoll);
         let mut doorbells = locked(&self.doorbells);
         let free = doorbells.iter().position(|doorbell| doorbell.strong_count() == 0);
         let number = free.unwrap_or(doorbells.len());
@@ -189,7 +189,7 @@ impl Pollable {
 
     /// As [`Pollable::watch`], by these events of one socket.
     pub fn watch_socket(&self, socket: &Socket, events: EventFlags, event: Event) -> std::io::Result<()> {
-        socket.set_epoll(&self.epoll);
+        socket.add_epoll(&self.epoll);
         self.watch([Some((socket.as_fd(), events)), None], event)
     }
 

@@ -132,7 +132,9 @@
 //!    the loop can afford: the descriptor stays readable. Then arm again.
 //! 3. *disarm*: before a method that waits, or when the loop loses interest.
 //!
-//! [`Client`], [`Service`] and [`file::Engine`] have the same three methods.
+//! A peer that answers within microseconds costs less if the loop first calls [`Receiver::busy_poll`] or
+//! [`Sender::busy_poll`], and arms only if that returns false. [`Client`], [`Service`] and [`file::Engine`] have the
+//! same four methods. Connecting and opening a path without waiting: [`Opening`].
 //!
 //! # Copies, iterators, values
 //! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]
@@ -181,8 +183,8 @@ pub use pelton_call::{
 #[doc(inline)]
 pub use pelton_channel::{
     Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
-    LaneId, Listener, Member, Message, Messages, Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent,
-    Wait, inspect, options,
+    LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Sender,
+    Senders, Sent, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]
