@@ -308,7 +308,7 @@ impl Engine {
 
     #[inline(never)]
     fn run_slow(&mut self, mut work: Work) -> Result<Completion> {
-        if self.has_size_limit && work.grows() {
+        if self.has_size_limit && work.action().grows {
             return Ok(self.wait_for(work, None)?.expect("without a deadline it has ended"));
         }
         let result = perform::perform(&mut work, self.root.as_deref(), &self.never, true);
@@ -781,7 +781,7 @@ impl Engine {
         }
         match &mut self.ring {
             // A passed limit raises a signal that ends the process; threads block that signal.
-            Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.grows()) => ring.push(key, work),
+            Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.action().grows) => ring.push(key, work),
             _ => self.leave_to_threads(key, work),
         }
     }

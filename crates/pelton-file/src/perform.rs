@@ -4,19 +4,19 @@
 use crate::faults::Fault;
 use crate::file::{File, INLINE_BYTES_MAX, InlineMode, Root};
 use crate::interrupt::Interrupt;
-use crate::operation::{Copy, Entry, Open, Output, Pieces, Position, Stat, Transfer, Work};
+use crate::operation::{Copy, Entry, OnFile, OnPath, Open, Output, Pieces, Position, Stat, Transfer, Work};
 use rustix::event::PollFlags;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
 };
 use rustix::io::{Errno, ReadWriteFlags, Result, retry_on_intr};
-use std::ffi::OsStr;
+use rustix::path::Arg;
+use std::ffi::{OsStr, OsString};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 /// The most buffers of one vectored system call.
@@ -108,22 +108,22 @@ fn step_slow(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Res
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
     let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
+    // A limited call moves bytes of one buffer only.
+    let count = if most < usize::MAX { 1 } else { IOV_MAX };
     match (&mut transfer.memory, transfer.writes) {
-        (memory, true) if most < usize::MAX => {
-            let bytes = match memory {
-                Pieces::One(buffer) => &buffer[done..],
-                Pieces::Many(buffers) => rest_of(buffers, done).next().unwrap_or_default(),
-            };
-            rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[..bytes.len().min(most)])], offset, flags)
-        }
-        (Pieces::One(buffer), false) if most < usize::MAX => {
+        (Pieces::One(buffer), false) => {
             let bytes = &mut buffer[done..];
             let most = most.min(bytes.len());
             rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut bytes[..most])], offset, flags)
         }
-        (Pieces::One(buffer), true) if is_plain => rustix::io::pwrite(fd, &buffer[done..], offset),
-        (Pieces::One(_), false) => unreachable!("`step` handles it"),
-        (Pieces::One(buffer), true) => rustix::io::pwritev2(fd, &[IoSlice::new(&buffer[done..])], offset, flags),
+        (Pieces::One(buffer), true) => {
+            let bytes = &buffer[done..];
+            let bytes = &bytes[..most.min(bytes.len())];
+            match is_plain {
+                true => rustix::io::pwrite(fd, bytes, offset),
+                false => rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], offset, flags),
+            }
+        }
         (Pieces::Many(buffers), false) => {
             let mut skipped = done;
             let mut slices: Vec<IoSliceMut<'_>> = (buffers.iter_mut())
@@ -132,12 +132,13 @@ fn step_slow(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Res
                     skipped -= skip;
                     (skip < buffer.len()).then(|| IoSliceMut::new(&mut buffer[skip..]))
                 })
-                .take(if most < usize::MAX { 1 } else { IOV_MAX })
+                .take(count)
                 .collect();
             rustix::io::preadv2(fd, &mut slices, offset, flags)
         }
         (Pieces::Many(buffers), true) => {
-            let slices: Vec<IoSlice<'_>> = rest_of(buffers, done).map(IoSlice::new).collect();
+            let rest = rest_of(buffers, done).take(count).map(|bytes| &bytes[..most.min(bytes.len())]);
+            let slices: Vec<IoSlice<'_>> = rest.map(IoSlice::new).collect();
             rustix::io::pwritev2(fd, &slices, offset, flags)
         }
     }
@@ -167,82 +168,93 @@ pub(crate) fn perform(
         return work.failed(Errno::CANCELED).map(Some);
     }
     match work {
-        Work::Open { path, how } if !waits && may_wait_for_others(root, path, *how) => Ok(None),
-        Work::Transfer(transfer) => transfer_all(transfer, cancel, waits, false),
-        Work::Pump(_) if !waits => Ok(None),
-        Work::Pump(pump) => pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
-        _ => perform_alone(work, root, cancel).map(Some),
+        Work::Transfer(transfer) => return transfer_all(transfer, cancel, waits, false),
+        Work::Pump(pump) if waits => return pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
+        Work::Pump(_) => return Ok(None),
+        Work::OnPath(path, OnPath::Open(how)) if !waits && may_wait_for_others(root, path, *how) => return Ok(None),
+        _ => {}
     }
-}
-
-/// Operations that wait only for the system, and opening, which may wait for another process.
-fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -> Result<Output> {
-    let nothing = |()| Output::Done;
     if let Some(errno) = Fault::error() {
         return Err(errno);
     }
-    match work {
-        Work::Open { path, how } => open_file(root, path, *how).map(Output::File),
-        Work::Close { file, .. } => match file.take().and_then(|file| Arc::into_inner(file.0)) {
-            Some(opened) => opened.fd.close().map(nothing),
-            None => Err(Errno::BUSY),
-        },
-        Work::Transfer(_) | Work::Pump(_) => unreachable!("`perform` handles it"),
-        Work::Sync { file, data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(&*file)).map(nothing),
-        Work::Sync { file, data_only: false } => retry_on_intr(|| rustix::fs::fsync(&*file)).map(nothing),
-        Work::Truncate { file, bytes } => retry_on_intr(|| rustix::fs::ftruncate(&*file, *bytes)).map(nothing),
-        Work::Allocate { file, offset, bytes } => {
-            retry_on_intr(|| rustix::fs::fallocate(&*file, FallocateFlags::empty(), *offset, *bytes)).map(nothing)
+    let output = match work {
+        Work::OnFile(file, what) => on_file(file, what)?,
+        Work::OnPath(path, what) => on_path(root, path, what)?,
+        Work::Close { file, .. } => {
+            let last = file.take().and_then(File::into_last).ok_or(Errno::BUSY)?;
+            last.fd.close()?;
+            Output::Done
         }
-        Work::Stat { path, follows } => Ok(Output::Stat(Box::new(Stat::of(&stat(root, path, *follows)?)))),
-        Work::StatFile(file) => {
-            let found = retry_on_intr(|| rustix::fs::statx(&*file, "", AtFlags::EMPTY_PATH, STATX))?;
-            Ok(Output::Stat(Box::new(Stat::of(&found))))
+        Work::Copy(copy) => copy_all(copy, cancel)?,
+        Work::Transfer(_) | Work::Pump(_) => unreachable!("handled above"),
+    };
+    Ok(Some(output))
+}
+
+fn on_file(file: &File, what: &OnFile) -> Result<Output> {
+    match what {
+        OnFile::Sync { data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(file))?,
+        OnFile::Sync { data_only: false } => retry_on_intr(|| rustix::fs::fsync(file))?,
+        OnFile::Truncate { bytes } => retry_on_intr(|| rustix::fs::ftruncate(file, *bytes))?,
+        OnFile::Allocate { offset, bytes } => {
+            retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), *offset, *bytes))?;
         }
-        Work::Times { path, accessed, modified } => {
+        OnFile::Stat => return stat_of(file, c"", AtFlags::EMPTY_PATH).map(stat_output),
+        OnFile::List => return list(file).map(Output::Entries),
+    }
+    Ok(Output::Done)
+}
+
+/// Waits only for the system; to open a file may wait for another process.
+fn on_path(root: Option<&Root>, path: &Path, what: &OnPath) -> Result<Output> {
+    // Below a root, a call that does not follow links would follow a name with a slash behind it.
+    if root.is_some() && has_trailing_slash(path) && matches!(what, OnPath::ReadLink | OnPath::Link { .. }) {
+        open_path_only(root, path, true)?;
+        return Err(if matches!(what, OnPath::ReadLink) { Errno::INVAL } else { Errno::PERM });
+    }
+    match what {
+        OnPath::Open(how) => return open_file(root, path, *how).map(Output::File),
+        OnPath::Stat { follows } => return stat(root, path, *follows).map(stat_output),
+        OnPath::Times { accessed, modified } => {
             let times = Timestamps { last_access: time(*accessed)?, last_modification: time(*modified)? };
-            match root {
-                None => retry_on_intr(|| rustix::fs::utimensat(CWD, &*path, &times, AtFlags::empty())).map(nothing),
-                Some(_) => {
-                    let opened = open_path_only(root, path, true)?;
-                    retry_on_intr(|| rustix::fs::utimensat(&opened, "", &times, AtFlags::EMPTY_PATH)).map(nothing)
-                }
-            }
+            let opened = root.map(|root| open_path_only(Some(root), path, true)).transpose()?;
+            retry_on_intr(|| match &opened {
+                None => rustix::fs::utimensat(CWD, path, &times, AtFlags::empty()),
+                Some(opened) => rustix::fs::utimensat(opened, "", &times, AtFlags::EMPTY_PATH),
+            })?;
         }
-        Work::Unlink { path, directory } => {
+        OnPath::Unlink { directory } => {
             let flags = if *directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             let parent = Parent::of(root, path)?;
-            retry_on_intr(|| rustix::fs::unlinkat(parent.fd(), parent.name, flags)).map(nothing)
+            retry_on_intr(|| rustix::fs::unlinkat(parent.fd(), parent.name, flags))?;
         }
-        Work::Rename { from, to } => {
-            let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
-            retry_on_intr(|| rustix::fs::renameat(from.fd(), from.name, to.fd(), to.name)).map(nothing)
+        OnPath::Rename { to } => {
+            let (from, to) = (Parent::of(root, path)?, Parent::of(root, to)?);
+            retry_on_intr(|| rustix::fs::renameat(from.fd(), from.name, to.fd(), to.name))?;
         }
-        Work::Link { from, .. } | Work::ReadLink { path: from } if root.is_some() && has_trailing_slash(from) => {
-            open_path_only(root, from, true)?;
-            Err(if matches!(work, Work::ReadLink { .. }) { Errno::INVAL } else { Errno::PERM })
+        OnPath::Link { to } => {
+            let (from, to) = (Parent::of(root, path)?, Parent::of(root, to)?);
+            retry_on_intr(|| rustix::fs::linkat(from.fd(), from.name, to.fd(), to.name, AtFlags::empty()))?;
         }
-        Work::Link { from, to } => {
-            let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
-            retry_on_intr(|| rustix::fs::linkat(from.fd(), from.name, to.fd(), to.name, AtFlags::empty())).map(nothing)
-        }
-        Work::Symlink { target, path } => {
+        OnPath::Symlink { target } => {
             let parent = Parent::of(root, path)?;
-            retry_on_intr(|| rustix::fs::symlinkat(&*target, parent.fd(), parent.name)).map(nothing)
+            retry_on_intr(|| rustix::fs::symlinkat(target, parent.fd(), parent.name))?;
         }
-        Work::ReadLink { path } => {
+        OnPath::ReadLink => {
             let parent = Parent::of(root, path)?;
             let target = retry_on_intr(|| rustix::fs::readlinkat(parent.fd(), parent.name, Vec::new()))?;
-            Ok(Output::Path(std::ffi::OsString::from_vec(target.into_bytes()).into()))
+            return Ok(Output::Path(OsString::from_vec(target.into_bytes()).into()));
         }
-        Work::MakeDirectory { path, mode } => {
+        OnPath::MakeDirectory { mode } => {
             let parent = Parent::of(root, path)?;
-            let mode = Mode::from_raw_mode(*mode);
-            retry_on_intr(|| rustix::fs::mkdirat(parent.fd(), parent.name, mode)).map(nothing)
+            retry_on_intr(|| rustix::fs::mkdirat(parent.fd(), parent.name, Mode::from_raw_mode(*mode)))?;
         }
-        Work::List { directory } => list(directory).map(Output::Entries),
-        Work::Copy(copy) => copy_all(copy, cancel),
     }
+    Ok(Output::Done)
+}
+
+fn stat_output(found: Statx) -> Output {
+    Output::Stat(Box::new(Stat::of(&found)))
 }
 
 pub(crate) const STATX: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -265,15 +277,14 @@ fn may_wait_for_others(root: Option<&Root>, path: &Path, how: Open) -> bool {
 
 fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
     match root {
-        None => {
-            let no_follow = if follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-            retry_on_intr(|| rustix::fs::statx(CWD, path, no_follow, STATX))
-        }
-        Some(_) => {
-            let opened = open_path_only(root, path, follows)?;
-            retry_on_intr(|| rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, STATX))
-        }
+        None if follows => stat_of(CWD, path, AtFlags::empty()),
+        None => stat_of(CWD, path, AtFlags::SYMLINK_NOFOLLOW),
+        Some(_) => stat_of(open_path_only(root, path, follows)?, c"", AtFlags::EMPTY_PATH),
     }
+}
+
+fn stat_of(directory: impl AsFd, path: impl Arg + std::marker::Copy, flags: AtFlags) -> Result<Statx> {
+    retry_on_intr(|| rustix::fs::statx(&directory, path, flags, STATX))
 }
 
 /// Transfers all bytes. A call on a stream does not wait, because a cancel could not interrupt it: other readers or

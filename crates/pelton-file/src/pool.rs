@@ -7,7 +7,7 @@
 
 use crate::file::{Opened, Root};
 use crate::interrupt::Interrupt;
-use crate::operation::{Output, Work};
+use crate::operation::{OnPath, Output, Work};
 use crate::perform::{open_file, perform};
 use pelton_lane::failpoint;
 use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
@@ -230,7 +230,7 @@ impl Shared {
 
     /// Moves a job that waits for another process to a thread of its own.
     fn move_to_own_thread(self: &Arc<Shared>, key: u32, work: Work, cancel: Arc<Cancel>) {
-        let opens = if let Work::Open { path, how } = &work { Some((path.clone(), *how)) } else { None };
+        let opens = if let Work::OnPath(path, OnPath::Open(how)) = &work { Some((path.clone(), *how)) } else { None };
         if opens.is_some() && STRANDED.load(Relaxed) >= STRANDED_MAX {
             return self.end(key, work, Err(Errno::MFILE));
         }
@@ -352,7 +352,10 @@ impl Cancel {
         }
         let parked = job.parked.take()?;
         // Its thread finds no job, and ends.
-        STRANDED.fetch_add(usize::from(parked.shared.is_some() && matches!(parked.work, Work::Open { .. })), Relaxed);
+        STRANDED.fetch_add(
+            usize::from(parked.shared.is_some() && matches!(parked.work, Work::OnPath(_, OnPath::Open(_)))),
+            Relaxed,
+        );
         Some(parked)
     }
 
