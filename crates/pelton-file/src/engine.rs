@@ -7,7 +7,7 @@
 //!   descriptor shows whether more are available. Only `ready` needs the local wake.
 
 use crate::file::{File, INLINE_BYTES_PER_TICK, Opened, Root};
-use crate::operation::{Operation, Output, Pieces, Transfer, Work};
+use crate::operation::{Operation, Outcome, Output, Pieces, Transfer, Work};
 use crate::perform;
 use crate::pool::{Cancel, Pool};
 use crate::ring::Ring;
@@ -111,10 +111,8 @@ impl EngineOptions {
             ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
             pool,
             local_wake,
-            is_woken: false,
+            arming: Arming::Disarmed,
             is_ring_watched: false,
-            is_armed: false,
-            has_begun_one: false,
             entries: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
@@ -155,12 +153,8 @@ pub struct Engine {
     pollable: Pollable,
     /// Wakes an armed loop: `ready` has a completion, or an operation is to be begun.
     local_wake: LocalWake,
-    /// Whether it was rung since the engine was armed: the loop wakes in any case.
-    is_woken: bool,
+    arming: Arming,
     is_ring_watched: bool,
-    is_armed: bool,
-    /// Whether an operation was begun since the engine was armed.
-    has_begun_one: bool,
     /// By key.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
@@ -173,11 +167,23 @@ pub struct Engine {
     /// How many bytes may still be copied inside the caller's calls, before it returns to its loop, or waits.
     inline_bytes: usize,
     has_size_limit: bool,
-    /// Whether no operation waits for [`Engine::start`].
+    /// Whether no operation waits for [`Engine::start`]. If one still does after a start, the system accepts nothing at
+    /// the moment. Those in flight may never end, so their ends are no reliable occasion to retry.
     all_begun: bool,
     root: Option<Arc<Root>>,
     /// For operations that are never cancelled.
     never: Cancel,
+}
+
+/// What the event loop can rely on since [`Engine::arm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arming {
+    Disarmed,
+    Armed,
+    /// As `Armed`; an operation was begun since.
+    BegunOne,
+    /// The local wake was rung since: the loop wakes in any case.
+    Woken,
 }
 
 /// An operation in flight.
@@ -221,7 +227,7 @@ pub struct Completion {
 
 impl Completion {
     /// Also returns the operation's handles of files.
-    fn of(token: u64, mut work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
+    fn of(token: u64, mut work: Work, result: Outcome) -> (Completion, [Option<File>; 2]) {
         let outcome = result.map_err(|errno| work.error(errno));
         let cut_short_by = work.cut_short_by().map(|errno| Box::new(work.error(errno)));
         let (memory, files) = work.into_parts();
@@ -230,6 +236,12 @@ impl Completion {
             Pieces::Many(buffers) => (Buffer::default(), buffers),
         };
         (Completion { token, outcome, buffer, buffers, cut_short_by }, files)
+    }
+
+    /// Of a transfer with one buffer that nothing cut short.
+    #[inline]
+    fn of_count(token: u64, bytes: usize, buffer: Buffer) -> Completion {
+        Completion { token, outcome: Ok(Output::Count(bytes)), buffer, buffers: Vec::new(), cut_short_by: None }
     }
 
     /// How many bytes were read, written or copied; 0 for other operations and after a failure.
@@ -301,7 +313,13 @@ impl Engine {
         if let Work::Transfer(transfer) = &mut operation.0
             && let Some(result) = perform::read_fast(transfer)
         {
-            return run_fast(operation.0, result);
+            return match (result, operation.0) {
+                (
+                    Ok(Output::Count(bytes)),
+                    Work::Transfer(Transfer { memory: Pieces::One(buffer), cut_short_by: None, .. }),
+                ) => Ok(Completion::of_count(0, bytes, buffer)),
+                (result, work) => succeeded(Completion::of(0, work, result).0),
+            };
         }
         self.run_slow(operation.0)
     }
@@ -341,23 +359,18 @@ impl Engine {
         }
         let key = self.enqueue(Waiter::Run, work, Vec::new());
         let waited = self.wait(deadline, |engine| engine.run_completion.is_some());
-        if !matches!(waited, Ok(true)) {
-            self.give_up(key);
+        // Once it has ended, another operation may have its slot.
+        if !matches!(waited, Ok(true))
+            && let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.waiter == Waiter::Run)
+        {
+            entry.waiter = Waiter::Abandoned;
+            self.cancel_entry(key);
+            let _ = self.start();
         }
         // It may have ended at the last moment.
         match (self.run_completion.take(), waited) {
             (Some(completion), _) => succeeded(completion).map(Some),
             (None, waited) => waited.map(|_| None),
-        }
-    }
-
-    /// Its caller waits no longer.
-    fn give_up(&mut self, key: u32) {
-        // Once it has ended, another operation may have its slot.
-        if let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.waiter == Waiter::Run) {
-            entry.waiter = Waiter::Abandoned;
-            self.cancel_entry(key);
-            let _ = self.start();
         }
     }
 
@@ -380,20 +393,17 @@ impl Engine {
 
     /// The usual end, on the fast path: some 40 ns of moves would be a tenth of a read from the page cache.
     #[inline]
-    fn complete_fast(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
+    fn complete_fast(&mut self, token: u64, work: Work, result: Outcome) {
         match (result, work) {
             (
-                Ok(Output::Count(count)),
+                Ok(Output::Count(bytes)),
                 Work::Transfer(Transfer { file, memory: Pieces::One(buffer), cut_short_by: None, .. }),
             ) => {
-                let outcome = Ok(Output::Count(count));
-                self.ready.push_back(Completion { token, outcome, buffer, buffers: Vec::new(), cut_short_by: None });
+                self.ready.push_back(Completion::of_count(token, bytes, buffer));
                 if let Some(last) = file.into_last() {
                     self.close_in_thread(last);
                 }
-                if self.is_armed {
-                    self.keep_readable();
-                }
+                self.wake_loop();
             }
             (result, work) => self.complete(token, work, result),
         }
@@ -460,7 +470,7 @@ impl Engine {
     /// As [`Engine::start`]; if the engine is armed, as for an operation submitted then. For FFI.
     #[doc(hidden)]
     pub fn start_submitted(&mut self) -> Result<()> {
-        if !self.is_armed {
+        if self.arming == Arming::Disarmed {
             return self.start();
         }
         self.start_if_armed();
@@ -492,7 +502,7 @@ impl Engine {
     }
 
     fn poll_and_take(&mut self) -> Result<Option<Completion>> {
-        self.poll_ends()?;
+        self.reap_and_start(&Engine::has_ready)?;
         let taken = self.take();
         if taken.is_none() {
             self.inline_bytes = INLINE_BYTES_PER_TICK;
@@ -513,7 +523,7 @@ impl Engine {
             self.inline_bytes = INLINE_BYTES_PER_TICK;
             return Ok(ready);
         }
-        Ok(self.completion_by(None)?.expect("without a deadline a completion came"))
+        Ok(self.completion_until(Deadline::Never)?.expect("without a deadline a completion came"))
     }
 
     /// As [`Engine::completion`], until `deadline`; `None` when it passes, and the operations stay in flight.
@@ -521,10 +531,6 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::completion`].
     pub fn completion_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Completion>> {
-        self.completion_by(deadline.into().instant())
-    }
-
-    fn completion_by(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
         self.check_owner()?;
         if self.in_flight == 0 {
             return Err(Error::Refused(
@@ -532,8 +538,12 @@ impl Engine {
             ));
         }
         self.inline_bytes = INLINE_BYTES_PER_TICK;
-        self.wait(deadline, |engine| !engine.ready.is_empty())?;
+        self.wait(deadline.into().instant(), Engine::has_ready)?;
         Ok(self.take())
+    }
+
+    fn has_ready(&mut self) -> bool {
+        !self.ready.is_empty()
     }
 
     #[inline]
@@ -602,34 +612,25 @@ impl Engine {
     pub fn arm(&mut self) -> Result<Armed> {
         self.check_owner()?;
         self.inline_bytes = INLINE_BYTES_PER_TICK;
-        self.local_wake.drain();
-        self.is_woken = false;
-        self.pool.doorbell().drain();
         if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
             self.is_ring_watched = true;
         }
-        self.is_armed = true;
-        if let Err(error) = self.poll_ends() {
-            // The loop wakes, and retries.
-            self.keep_readable();
-            return Err(error);
-        }
-        self.has_begun_one = false;
-        if !self.ready.is_empty() {
-            self.keep_readable();
-            return Ok(Armed::Ready);
-        }
-        if self.is_stuck() {
+        self.local_wake.drain();
+        self.pool.doorbell().drain();
+        self.arming = Arming::Armed;
+        let begun = self.reap_and_start(&Engine::has_ready);
+        if begun.is_err() || self.has_ready() || !self.all_begun {
             // Nothing else would wake the loop: it wakes and retries.
-            self.keep_readable();
+            self.wake_loop();
         }
-        Ok(Armed::Waiting)
+        begun?;
+        Ok(if self.has_ready() { Armed::Ready } else { Armed::Waiting })
     }
 
     /// Withdraws [`Engine::arm`].
     pub fn disarm(&mut self) {
-        self.is_armed = false;
+        self.arming = Arming::Disarmed;
     }
 
     /// Waits until all submitted operations and the threads have ended, and closes the engine. Take the completions
@@ -638,7 +639,7 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::start`]; after an error the engine is closed as if dropped.
     pub fn close(self) -> Result<()> {
-        self.closed(None).map(drop)
+        self.close_until(Deadline::Never).map(drop)
     }
 
     /// As [`Engine::close`], until `deadline`; false when it passes: then it cancels the rest. It does not wait for a
@@ -646,11 +647,8 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::close`].
-    pub fn close_until(self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.closed(deadline.into().instant())
-    }
-
-    fn closed(mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub fn close_until(mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        let deadline = deadline.into().instant();
         self.check_owner()?;
         let has_ended = self.wait(deadline, |engine| {
             engine.ready.clear();
@@ -728,7 +726,7 @@ impl Engine {
     }
 
     #[inline]
-    fn try_inline(&mut self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
+    fn try_inline(&mut self, work: &mut Work) -> Option<Outcome> {
         match work {
             Work::Transfer(transfer)
                 if !(transfer.writes && self.has_size_limit) && transfer.bytes() <= self.inline_bytes =>
@@ -800,36 +798,29 @@ impl Engine {
     /// loop wakes, retries, and gets the error.
     #[inline]
     fn start_if_armed(&mut self) {
-        if self.is_armed && !self.all_begun && !self.is_woken {
+        if !self.all_begun && matches!(self.arming, Arming::Armed | Arming::BegunOne) {
             self.start_or_wake();
         }
     }
 
     fn start_or_wake(&mut self) {
-        if !std::mem::replace(&mut self.has_begun_one, true) {
-            match self.start() {
-                Ok(()) if !self.is_stuck() => return,
-                _ => self.all_begun = false,
+        if self.arming == Arming::Armed {
+            self.arming = Arming::BegunOne;
+            if self.start().is_ok() && self.all_begun {
+                return;
             }
+            self.all_begun = false;
         }
-        self.keep_readable();
+        self.wake_loop();
     }
 
-    fn keep_readable(&mut self) {
-        if !std::mem::replace(&mut self.is_woken, true) {
+    /// Keeps the descriptor of an armed engine readable.
+    #[inline]
+    fn wake_loop(&mut self) {
+        if matches!(self.arming, Arming::Armed | Arming::BegunOne) {
+            self.arming = Arming::Woken;
             self.local_wake.ring();
         }
-    }
-
-    /// Whether an operation could not be begun. Those in flight may never end, so their ends are no reliable occasion
-    /// to retry.
-    fn is_stuck(&self) -> bool {
-        !self.all_begun
-    }
-
-    /// Moves completions to `ready`, if there are any. Otherwise begins the waiting operations.
-    fn poll_ends(&mut self) -> Result<()> {
-        self.reap_and_start(&|engine: &mut Engine| !engine.ready.is_empty())
     }
 
     /// Takes ended operations and begins waiting ones, until there is enough, or nothing of either is left. An ended
@@ -867,20 +858,22 @@ impl Engine {
 
     /// Decides whether the ring's result ends an operation.
     fn on_ring_end(&mut self, key: u32, mut work: Work, result: std::result::Result<Option<Output>, Errno>) {
-        let is_cancelled = self.entries[key as usize].as_ref().is_some_and(|entry| entry.is_cancelled);
+        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
         match result {
             Ok(Some(output)) => self.end(key, work, Ok(output)),
             // A partial transfer; or the thread that began it has exited, which makes the kernel stop it.
-            Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if is_cancelled => {
+            Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if entry.is_cancelled => {
                 let result = work.failed(Errno::CANCELED);
                 self.end(key, work, result);
             }
             Ok(None) => self.assign(key, work),
-            Err(Errno::CANCELED | Errno::INTR) if self.may_retry(key) => self.assign(key, work),
-            // If the file system itself returns this, a thread gets it too: then it is the outcome.
-            Err(Errno::CANCELED | Errno::INTR) => self.leave_to_threads(key, work),
-            // It has to wait in a way that the ring does not support.
-            Err(Errno::AGAIN) => self.leave_to_threads(key, work),
+            Err(Errno::CANCELED | Errno::INTR) if entry.tries < TRIES => {
+                entry.tries += 1;
+                self.assign(key, work);
+            }
+            // If the file system itself returns the first two, a thread gets them too: then that is the outcome. After
+            // the last it has to wait in a way that the ring does not support.
+            Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) => self.leave_to_threads(key, work),
             Err(error) => {
                 let result = work.failed(error);
                 self.end(key, work, result);
@@ -888,15 +881,8 @@ impl Engine {
         }
     }
 
-    /// Counts how often the kernel stopped an operation, as it does when the thread that began it exits.
-    fn may_retry(&mut self, key: u32) -> bool {
-        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
-        entry.tries += 1;
-        entry.tries < TRIES
-    }
-
     /// Handles the end of an operation.
-    fn end(&mut self, key: u32, work: Work, result: std::result::Result<Output, Errno>) {
+    fn end(&mut self, key: u32, work: Work, result: Outcome) {
         let Entry { waiter, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
         self.free.push(key);
         match waiter {
@@ -918,15 +904,13 @@ impl Engine {
         }
     }
 
-    fn complete(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
+    fn complete(&mut self, token: u64, work: Work, result: Outcome) {
         let completion = self.completion_of(token, work, result);
         self.ready.push_back(completion);
-        if self.is_armed {
-            self.keep_readable();
-        }
+        self.wake_loop();
     }
 
-    fn completion_of(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) -> Completion {
+    fn completion_of(&mut self, token: u64, work: Work, result: Outcome) -> Completion {
         let (completion, files) = Completion::of(token, work, result);
         self.give_back(files);
         completion
@@ -983,7 +967,7 @@ impl Engine {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            if self.is_stuck() {
+            if !self.all_begun {
                 std::thread::yield_now();
                 continue;
             }
@@ -1028,24 +1012,6 @@ impl AsRawFd for Engine {
     }
 }
 
-/// The fast path of `run`'s usual end: as [`Engine::complete_fast`].
-#[inline]
-fn run_fast(work: Work, result: std::result::Result<Output, Errno>) -> Result<Completion> {
-    match (result, work) {
-        (
-            Ok(Output::Count(count)),
-            Work::Transfer(Transfer { memory: Pieces::One(buffer), cut_short_by: None, .. }),
-        ) => Ok(Completion {
-            token: 0,
-            outcome: Ok(Output::Count(count)),
-            buffer,
-            buffers: Vec::new(),
-            cut_short_by: None,
-        }),
-        (result, work) => succeeded(Completion::of(0, work, result).0),
-    }
-}
-
 fn succeeded(completion: Completion) -> Result<Completion> {
     match completion.outcome {
         Err(error) => Err(error),
@@ -1054,7 +1020,7 @@ fn succeeded(completion: Completion) -> Result<Completion> {
 }
 
 /// Whether its chain continues.
-fn is_whole(work: &Work, result: &std::result::Result<Output, Errno>) -> bool {
+fn is_whole(work: &Work, result: &Outcome) -> bool {
     let is_written = match work {
         Work::Transfer(transfer) => !transfer.writes || transfer.done == transfer.bytes(),
         _ => true,

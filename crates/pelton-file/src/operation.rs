@@ -134,6 +134,9 @@ impl Open {
 #[derive(Debug)]
 pub struct Operation(pub(super) Work);
 
+/// How an operation ends.
+pub(crate) type Outcome = Result<Output, Errno>;
+
 /// An operation with its progress.
 #[derive(Debug)]
 pub(crate) enum Work {
@@ -515,7 +518,7 @@ impl Work {
     }
 
     /// The outcome after an error: after some bytes, their count.
-    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
+    pub(crate) fn failed(&mut self, error: Errno) -> Outcome {
         match self {
             Work::Transfer(transfer) => transfer.failed(error),
             Work::Pump(pump) => pump.failed(error).map(Output::Count),
@@ -574,7 +577,7 @@ impl Transfer {
     }
 
     /// The outcome after an error: after some bytes their count, and the next operation gets the error.
-    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
+    pub(crate) fn failed(&mut self, error: Errno) -> Outcome {
         if self.done == 0 {
             return Err(error);
         }

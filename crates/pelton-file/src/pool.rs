@@ -7,7 +7,7 @@
 
 use crate::file::{Opened, Root};
 use crate::interrupt::Interrupt;
-use crate::operation::{OnPath, Output, Work};
+use crate::operation::{OnPath, Outcome, Output, Work};
 use crate::perform::{open_file, perform};
 use pelton_lane::failpoint;
 use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
@@ -72,7 +72,7 @@ enum Job {
 pub(super) struct Ended {
     pub(super) key: u32,
     pub(super) work: Work,
-    pub(super) result: Result<Output, Errno>,
+    pub(super) result: Outcome,
 }
 
 impl Pool {
@@ -278,7 +278,7 @@ impl Shared {
         self.end(key, work, result.map(|output| output.expect("it was allowed to wait")));
     }
 
-    fn end(&self, key: u32, work: Work, result: Result<Output, Errno>) {
+    fn end(&self, key: u32, work: Work, result: Outcome) {
         let mut ended = locked(&self.ended);
         ended.push_back(Ended { key, work, result });
         let first = ended.len() == 1;
