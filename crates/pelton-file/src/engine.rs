@@ -7,10 +7,11 @@
 //!   descriptor shows whether more are available. Only `ready` needs the local wake.
 
 use crate::file::{File, INLINE_BYTES_PER_TICK, Opened, Root};
-use crate::operation::{Operation, Outcome, Output, Pieces, Transfer, Work};
-use crate::perform;
+use crate::operation::{Operation, Outcome, Output, Work};
+use crate::perform::perform;
 use crate::pool::{Cancel, Pool};
 use crate::ring::Ring;
+use crate::transfer::{Pieces, Transfer};
 use pelton_channel::{Armed, Deadline, Error, Result};
 use pelton_lane::failpoint;
 use pelton_os::{Buffer, LocalWake, Owner, Pollable, poll_until};
@@ -311,14 +312,13 @@ impl Engine {
         }
         // In place: moving the operation costs more than checking it.
         if let Work::Transfer(transfer) = &mut operation.0
-            && let Some(result) = perform::read_fast(transfer)
+            && let Some(result) = transfer.read_fast()
         {
             return match (result, operation.0) {
-                (
-                    Ok(Output::Count(bytes)),
-                    Work::Transfer(Transfer { memory: Pieces::One(buffer), cut_short_by: None, .. }),
-                ) => Ok(Completion::of_count(0, bytes, buffer)),
-                (result, work) => succeeded(Completion::of(0, work, result).0),
+                (Ok(bytes), Work::Transfer(Transfer { memory: Pieces::One(buffer), cut_short_by: None, .. })) => {
+                    Ok(Completion::of_count(0, bytes, buffer))
+                }
+                (result, work) => succeeded(Completion::of(0, work, result.map(Output::Count)).0),
             };
         }
         self.run_slow(operation.0)
@@ -329,7 +329,7 @@ impl Engine {
         if self.has_size_limit && work.action().grows {
             return Ok(self.wait_for(work, None)?.expect("without a deadline it has ended"));
         }
-        let result = perform::perform(&mut work, self.root.as_deref(), &self.never, true);
+        let result = perform(&mut work, self.root.as_deref(), &self.never, true);
         let result = result.map(|output| output.expect("it was allowed to wait"));
         // The caller waits for the close of a last handle, too.
         succeeded(Completion::of(0, work, result).0)
@@ -346,7 +346,7 @@ impl Engine {
         self.inline_bytes = INLINE_BYTES_PER_TICK;
         let mut work = operation.0;
         match self.try_inline(&mut work) {
-            Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
+            Some(result) => succeeded(self.completion_of(0, work, result.map(Output::Count))).map(Some),
             None => self.wait_for(work, deadline.into().instant()),
         }
     }
@@ -393,19 +393,16 @@ impl Engine {
 
     /// The usual end, on the fast path: some 40 ns of moves would be a tenth of a read from the page cache.
     #[inline]
-    fn complete_fast(&mut self, token: u64, work: Work, result: Outcome) {
+    fn complete_fast(&mut self, token: u64, work: Work, result: std::result::Result<usize, Errno>) {
         match (result, work) {
-            (
-                Ok(Output::Count(bytes)),
-                Work::Transfer(Transfer { file, memory: Pieces::One(buffer), cut_short_by: None, .. }),
-            ) => {
+            (Ok(bytes), Work::Transfer(Transfer { file, memory: Pieces::One(buffer), cut_short_by: None, .. })) => {
                 self.ready.push_back(Completion::of_count(token, bytes, buffer));
                 if let Some(last) = file.into_last() {
                     self.close_in_thread(last);
                 }
                 self.wake_loop();
             }
-            (result, work) => self.complete(token, work, result),
+            (result, work) => self.complete(token, work, result.map(Output::Count)),
         }
     }
 
@@ -502,7 +499,7 @@ impl Engine {
     }
 
     fn poll_and_take(&mut self) -> Result<Option<Completion>> {
-        self.reap_and_start(&Engine::has_ready)?;
+        self.poll_ends()?;
         let taken = self.take();
         if taken.is_none() {
             self.inline_bytes = INLINE_BYTES_PER_TICK;
@@ -538,12 +535,8 @@ impl Engine {
             ));
         }
         self.inline_bytes = INLINE_BYTES_PER_TICK;
-        self.wait(deadline.into().instant(), Engine::has_ready)?;
+        self.wait(deadline.into().instant(), |engine| !engine.ready.is_empty())?;
         Ok(self.take())
-    }
-
-    fn has_ready(&mut self) -> bool {
-        !self.ready.is_empty()
     }
 
     #[inline]
@@ -619,13 +612,13 @@ impl Engine {
         self.local_wake.drain();
         self.pool.doorbell().drain();
         self.arming = Arming::Armed;
-        let begun = self.reap_and_start(&Engine::has_ready);
-        if begun.is_err() || self.has_ready() || !self.all_begun {
+        let begun = self.poll_ends();
+        if begun.is_err() || !self.ready.is_empty() || !self.all_begun {
             // Nothing else would wake the loop: it wakes and retries.
             self.wake_loop();
         }
         begun?;
-        Ok(if self.has_ready() { Armed::Ready } else { Armed::Waiting })
+        Ok(if self.ready.is_empty() { Armed::Waiting } else { Armed::Ready })
     }
 
     /// Withdraws [`Engine::arm`].
@@ -726,12 +719,12 @@ impl Engine {
     }
 
     #[inline]
-    fn try_inline(&mut self, work: &mut Work) -> Option<Outcome> {
+    fn try_inline(&mut self, work: &mut Work) -> Option<std::result::Result<usize, Errno>> {
         match work {
             Work::Transfer(transfer)
                 if !(transfer.writes && self.has_size_limit) && transfer.bytes() <= self.inline_bytes =>
             {
-                let result = perform::try_inline(transfer);
+                let result = transfer.try_inline();
                 self.inline_bytes = self.inline_bytes.saturating_sub(transfer.done.max(CALL_COST_BYTES));
                 result
             }
@@ -742,6 +735,7 @@ impl Engine {
     /// Begins an operation and the rest of its chain, as far as they are done inline.
     fn begin(&mut self, mut token: u64, mut work: Work, mut rest: Vec<(u64, Operation)>) {
         while let Some(result) = self.try_inline(&mut work) {
+            let result = result.map(Output::Count);
             let continues = is_whole(&work, &result);
             self.complete(token, work, result);
             if !continues {
@@ -821,6 +815,11 @@ impl Engine {
             self.arming = Arming::Woken;
             self.local_wake.ring();
         }
+    }
+
+    /// Moves completions to `ready`, if there are any. Otherwise begins the waiting operations.
+    fn poll_ends(&mut self) -> Result<()> {
+        self.reap_and_start(&|engine: &mut Engine| !engine.ready.is_empty())
     }
 
     /// Takes ended operations and begins waiting ones, until there is enough, or nothing of either is left. An ended

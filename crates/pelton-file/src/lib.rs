@@ -79,6 +79,7 @@ mod pump;
 mod ring;
 #[cfg(feature = "flush")]
 mod tail;
+mod transfer;
 
 pub use engine::{Completion, Engine, EngineOptions, Submitted};
 pub use file::File;

@@ -2,6 +2,7 @@
 
 use crate::file::{File, Root};
 use crate::pump::{Channel, Pump};
+use crate::transfer::{Pieces, Position, Transfer};
 use io_uring::opcode;
 use pelton_channel::Error;
 use pelton_channel::Receiver;
@@ -180,35 +181,6 @@ pub(crate) struct Action {
     pub(crate) grows: bool,
     /// The code of io_uring; `None`: only threads perform it.
     pub(crate) code: Option<u8>,
-}
-
-/// A read or a write.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    pub(crate) file: File,
-    pub(crate) memory: Pieces,
-    pub(crate) position: Position,
-    pub(crate) writes: bool,
-    /// Bytes transferred so far.
-    pub(crate) done: usize,
-    /// The error that ended it after some bytes.
-    pub(crate) cut_short_by: Option<Errno>,
-    /// Whether the kernel must not copy its bytes inside the call that begins it.
-    pub(crate) is_async: bool,
-}
-
-#[derive(Debug)]
-pub(crate) enum Pieces {
-    One(Buffer),
-    Many(Vec<Buffer>),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Position {
-    At(u64),
-    /// The file's own position, which the transfer advances.
-    Current,
-    End,
 }
 
 #[derive(Debug)]
@@ -520,7 +492,7 @@ impl Work {
     /// The outcome after an error: after some bytes, their count.
     pub(crate) fn failed(&mut self, error: Errno) -> Outcome {
         match self {
-            Work::Transfer(transfer) => transfer.failed(error),
+            Work::Transfer(transfer) => transfer.failed(error).map(Output::Count),
             Work::Pump(pump) => pump.failed(error).map(Output::Count),
             _ => Err(error),
         }
@@ -547,42 +519,6 @@ impl Work {
             Work::Pump(pump) => [Some(pump.file), None],
         };
         (Pieces::One(Buffer::default()), files)
-    }
-}
-
-impl Transfer {
-    /// All bytes of the transfer.
-    pub(crate) fn bytes(&self) -> usize {
-        match &self.memory {
-            Pieces::One(buffer) => buffer.len(),
-            Pieces::Many(buffers) => buffers.iter().map(|buffer| buffer.len()).sum(),
-        }
-    }
-
-    /// The offset of the rest, for system calls. The current position and the end have no offset.
-    pub(crate) fn offset(&self) -> u64 {
-        match self.position {
-            // An invalid offset stays invalid, and does not become the current position.
-            Position::At(offset) => offset.saturating_add(self.done as u64).min(1 << 63),
-            Position::Current => u64::MAX,
-            Position::End => 0,
-        }
-    }
-
-    /// Counts transferred bytes. Returns the count if the transfer is complete.
-    pub(crate) fn advance(&mut self, bytes: usize) -> Option<Output> {
-        self.done += bytes;
-        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream());
-        all.then_some(Output::Count(self.done))
-    }
-
-    /// The outcome after an error: after some bytes their count, and the next operation gets the error.
-    pub(crate) fn failed(&mut self, error: Errno) -> Outcome {
-        if self.done == 0 {
-            return Err(error);
-        }
-        self.cut_short_by = Some(error);
-        Ok(Output::Count(self.done))
     }
 }
 

@@ -1,159 +1,28 @@
-//! Performs an operation in the calling thread: inline, if nothing has to wait; or to its end, in a thread that may
-//! wait.
+//! Performs an operation in a thread that may wait.
 
 use crate::faults::Fault;
-use crate::file::{File, INLINE_BYTES_MAX, InlineMode, Root};
+use crate::file::{File, Root};
 use crate::interrupt::Interrupt;
-use crate::operation::{Copy, Entry, OnFile, OnPath, Open, Output, Pieces, Position, Stat, Transfer, Work};
-use rustix::event::PollFlags;
+use crate::operation::{Copy, Entry, OnFile, OnPath, Open, Output, Stat, Work};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
 };
-use rustix::io::{Errno, ReadWriteFlags, Result, retry_on_intr};
+use rustix::io::{Errno, Result, retry_on_intr};
 use rustix::path::Arg;
 use std::ffi::{OsStr, OsString};
-use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 use std::time::SystemTime;
 
-/// The most buffers of one vectored system call.
-pub(crate) const IOV_MAX: usize = 1024;
 /// The buffer for entries of a directory, as large as the C library's.
 const LIST_BYTES: usize = 32 << 10;
 /// Bytes that a copy moves between two checks for a cancel: some milliseconds.
 const COPY_BYTES: u64 = 8 << 20;
-/// How often a file that is not a stream may return EAGAIN, which it should never do.
-const TRIES: usize = 1000;
 /// How often to resolve a path below a root while others rename its directories: each attempt fails only after such a
 /// rename.
 const RESOLVE_TRIES: usize = 1000;
-
-/// Performs as much of a transfer as needs no waiting. `None`: the rest would, or may, wait.
-#[inline]
-pub(crate) fn try_inline(transfer: &mut Transfer) -> Option<Result<Output>> {
-    // Inline writes to a stream could raise a signal.
-    if transfer.bytes() > INLINE_BYTES_MAX || (transfer.writes && transfer.file.is_stream()) {
-        return None;
-    }
-    loop {
-        let mode = transfer.file.inline_mode(transfer.writes).get();
-        let flags = match mode {
-            InlineMode::NOWAIT => ReadWriteFlags::NOWAIT,
-            InlineMode::MEMORY => ReadWriteFlags::empty(),
-            _ => return None,
-        };
-        match step(transfer, flags, usize::MAX) {
-            // Linux 5.9 and 5.10 also return 0 for bytes outside the page cache (preadv2(2), BUGS).
-            Ok(0) if mode == InlineMode::NOWAIT && transfer.done < transfer.bytes() => return None,
-            Ok(bytes) => {
-                if let Some(output) = transfer.advance(bytes) {
-                    return Some(Ok(output));
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return None,
-            // Tried once per file.
-            Err(Errno::OPNOTSUPP) if mode == InlineMode::NOWAIT => {
-                transfer.file.inline_mode(transfer.writes).set(InlineMode::NEVER);
-            }
-            Err(error) => return Some(transfer.failed(error)),
-        }
-    }
-}
-
-/// The fast path for the most frequent operation: a read that waits like the plain system call, from a file that is not
-/// a stream. `None`: the rest is for [`perform`].
-#[inline]
-pub(crate) fn read_fast(transfer: &mut Transfer) -> Option<Result<Output>> {
-    if transfer.writes || transfer.file.is_stream() {
-        return None;
-    }
-    match step(transfer, ReadWriteFlags::empty(), usize::MAX) {
-        Ok(bytes) => transfer.advance(bytes).map(Ok),
-        Err(Errno::INTR | Errno::AGAIN) => None,
-        Err(error) => Some(transfer.failed(error)),
-    }
-}
-
-/// One system call of a transfer, which moves at most so many bytes.
-#[inline]
-fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
-    let most = match Fault::next() {
-        Some(Fault::Error(errno)) => return Err(errno),
-        Some(Fault::Short(bytes)) => most.min(bytes),
-        None => most,
-    };
-    let (offset, done) = (transfer.offset(), transfer.done);
-    let fd = transfer.file.as_fd();
-    let flags = if matches!(transfer.position, Position::End) { flags | ReadWriteFlags::APPEND } else { flags };
-    let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
-    // The most frequent case first.
-    if let (Pieces::One(buffer), false, usize::MAX) = (&mut transfer.memory, transfer.writes, most) {
-        let rest = &mut buffer[done..];
-        // The plain calls are some tens of nanoseconds faster than those with flags.
-        return match is_plain {
-            true => rustix::io::pread(fd, rest, offset),
-            false => rustix::io::preadv2(fd, &mut [IoSliceMut::new(rest)], offset, flags),
-        };
-    }
-    step_slow(transfer, flags, most)
-}
-
-/// Any other system call of a transfer.
-#[inline(never)]
-fn step_slow(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
-    let (offset, done) = (transfer.offset(), transfer.done);
-    let fd = transfer.file.as_fd();
-    let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
-    // A limited call moves bytes of one buffer only.
-    let count = if most < usize::MAX { 1 } else { IOV_MAX };
-    match (&mut transfer.memory, transfer.writes) {
-        (Pieces::One(buffer), false) => {
-            let bytes = &mut buffer[done..];
-            let most = most.min(bytes.len());
-            rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut bytes[..most])], offset, flags)
-        }
-        (Pieces::One(buffer), true) => {
-            let bytes = &buffer[done..];
-            let bytes = &bytes[..most.min(bytes.len())];
-            match is_plain {
-                true => rustix::io::pwrite(fd, bytes, offset),
-                false => rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], offset, flags),
-            }
-        }
-        (Pieces::Many(buffers), false) => {
-            let mut skipped = done;
-            let mut slices: Vec<IoSliceMut<'_>> = (buffers.iter_mut())
-                .filter_map(|buffer| {
-                    let skip = skipped.min(buffer.len());
-                    skipped -= skip;
-                    (skip < buffer.len()).then(|| IoSliceMut::new(&mut buffer[skip..]))
-                })
-                .take(count)
-                .collect();
-            rustix::io::preadv2(fd, &mut slices, offset, flags)
-        }
-        (Pieces::Many(buffers), true) => {
-            let rest = rest_of(buffers, done).take(count).map(|bytes| &bytes[..most.min(bytes.len())]);
-            let slices: Vec<IoSlice<'_>> = rest.map(IoSlice::new).collect();
-            rustix::io::pwritev2(fd, &slices, offset, flags)
-        }
-    }
-}
-
-/// The bytes after the first `done`, as many buffers as one call takes.
-pub(crate) fn rest_of(buffers: &[pelton_os::Buffer], mut done: usize) -> impl Iterator<Item = &[u8]> {
-    (buffers.iter())
-        .filter_map(move |buffer| {
-            let skip = done.min(buffer.len());
-            done -= skip;
-            (skip < buffer.len()).then(|| &buffer[skip..])
-        })
-        .take(IOV_MAX)
-}
 
 /// Performs an operation, and waits as long as the system takes. If it would wait for another process, for instance at
 /// a pipe, it does so only if `waits`; else it returns `None`, and a later call can continue. A cancelled operation
@@ -168,7 +37,7 @@ pub(crate) fn perform(
         return work.failed(Errno::CANCELED).map(Some);
     }
     match work {
-        Work::Transfer(transfer) => return transfer_all(transfer, cancel, waits, false),
+        Work::Transfer(transfer) => return Ok(transfer.run(cancel, waits, false)?.map(Output::Count)),
         Work::Pump(pump) if waits => return pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
         Work::Pump(_) => return Ok(None),
         Work::OnPath(path, OnPath::Open(how)) if !waits && may_wait_for_others(root, path, *how) => return Ok(None),
@@ -285,78 +154,6 @@ fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
 
 fn stat_of(directory: impl AsFd, path: impl Arg + std::marker::Copy, flags: AtFlags) -> Result<Statx> {
     retry_on_intr(|| rustix::fs::statx(&directory, path, flags, STATX))
-}
-
-/// Transfers all bytes. A call on a stream does not wait, because a cancel could not interrupt it: other readers or
-/// writers may be faster. The thread waits for the stream and for the cancel together. If `is_nonblocking`, the file's
-/// own flag does that, and calls need no flag.
-fn transfer_all(
-    transfer: &mut Transfer,
-    cancel: &dyn Interrupt,
-    waits: bool,
-    is_nonblocking: bool,
-) -> Result<Option<Output>> {
-    let is_stream = transfer.file.is_stream();
-    let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
-    let (mut flags, mut most) = match is_stream && !is_nonblocking {
-        true => (ReadWriteFlags::NOWAIT, usize::MAX),
-        false => (ReadWriteFlags::empty(), usize::MAX),
-    };
-    let mut tries = TRIES;
-    loop {
-        // Without RWF_NOWAIT: a stream that reports readiness has at least this much space.
-        if is_stream && flags.is_empty() && !is_nonblocking {
-            if !waits {
-                return Ok(None);
-            }
-            cancel.wait_for(transfer.file.as_fd(), event)?;
-            most = if transfer.writes { libc::PIPE_BUF } else { usize::MAX };
-        }
-        if cancel.is_cancelled() {
-            return transfer.failed(Errno::CANCELED).map(Some);
-        }
-        match step(transfer, flags, most) {
-            Ok(bytes) => {
-                if let Some(output) = transfer.advance(bytes) {
-                    return Ok(Some(output));
-                }
-            }
-            Err(Errno::OPNOTSUPP) if !flags.is_empty() => {
-                if waits
-                    && cancel.can_cancel()
-                    && let Some(reopened) = reopened_nonblocking(transfer)
-                {
-                    let file = std::mem::replace(&mut transfer.file, reopened);
-                    let result = transfer_all(transfer, cancel, waits, true);
-                    transfer.file = file;
-                    return result;
-                }
-                flags = ReadWriteFlags::empty();
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if is_stream && !waits => return Ok(None),
-            Err(Errno::AGAIN) if is_stream => cancel.wait_for(transfer.file.as_fd(), event)?,
-            // No event says when to retry.
-            Err(Errno::AGAIN) if tries > 0 => tries -= 1,
-            Err(error) => return transfer.failed(error).map(Some),
-        }
-    }
-}
-
-/// A FIFO does not support RWF_NOWAIT, so this opens it once more with O_NONBLOCK. Otherwise a faster reader could
-/// leave this thread blocked in a call, which no cancel interrupts. `None`: it is no FIFO, has no reader, or may not be
-/// opened.
-#[cold]
-fn reopened_nonblocking(transfer: &Transfer) -> Option<File> {
-    let file = &transfer.file;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode);
-    if kind != FileType::Fifo {
-        return None;
-    }
-    let access = if transfer.writes { OFlags::WRONLY } else { OFlags::RDONLY };
-    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    File::opened(rustix::fs::open(itself, flags, Mode::empty()).ok()?, file.path().to_owned(), flags).ok()
 }
 
 fn time(time: Option<SystemTime>) -> Result<Timespec> {

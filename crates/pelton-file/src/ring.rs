@@ -3,8 +3,9 @@
 
 use crate::faults::Fault;
 use crate::file::Root;
-use crate::operation::{OnFile, OnPath, Output, Pieces, Position, Stat, Transfer, Work};
-use crate::perform::{STATX, rest_of};
+use crate::operation::{OnFile, OnPath, Output, Stat, Work};
+use crate::perform::STATX;
+use crate::transfer::{Pieces, Position, Transfer, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pelton_lane::failpoint;
 use pelton_os::fork::{self, Owner};
@@ -175,8 +176,8 @@ impl Ring {
         self.enter(1)
     }
 
-    /// Creates entries for pushed operations, and for cancels of operations that have one, as long as the kernel accepts
-    /// more. A caller that takes ended operations begins the rest.
+    /// Creates entries for pushed operations, and for cancels of operations that have one, as long as the kernel
+    /// accepts more. A caller that takes ended operations begins the rest.
     fn fill(&mut self) -> std::io::Result<()> {
         while let Some(&key) = self.cancels.front() {
             let data = CANCEL | u64::from(key);
@@ -278,7 +279,7 @@ impl Ring {
             let result = match fault.map_or(end.result(), |errno| -errno.raw_os_error()) {
                 error @ ..0 => Err(Errno::from_raw_os_error(-error)),
                 result => Ok(match (&mut work, extra) {
-                    (Work::Transfer(transfer), _) => transfer.advance(result as usize),
+                    (Work::Transfer(transfer), _) => transfer.advance(result as usize).map(Output::Count),
                     (Work::OnFile(_, OnFile::Stat) | Work::OnPath(_, OnPath::Stat { .. }), Some(extra)) => {
                         Some(Output::Stat(Box::new(Stat::of(&extra.found))))
                     }

@@ -3,10 +3,9 @@
 use crate::descriptor::Descriptor;
 use crate::doorbell::{Doorbell, LocalWake};
 use crate::mutex::locked;
-use crate::socket::Socket;
+use crate::socket::{Socket, poll_by};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -42,20 +41,6 @@ pub fn poll_until(
     // The end first: a process that still has a dead peer's doorbell cannot hide the death by ringing.
     let gone = fds[doorbells.len()..].iter().any(|fd| !fd.revents().is_empty());
     Ok(if gone { Ready::Gone } else { Ready::Rung })
-}
-
-/// Waits until one of these is ready, or hung up. Returns false at the deadline.
-pub(crate) fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
-    loop {
-        let timeout = deadline.map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
-        });
-        match poll(fds, timeout.as_ref()) {
-            Err(Errno::INTR) => {}
-            ready => return Ok(ready? > 0),
-        }
-    }
 }
 
 /// What a [`Pollable`] reports besides rings.

@@ -1,9 +1,8 @@
 //! The Unix sockets that connect two sides: seqpacket, with descriptors and credentials.
 
 use crate::descriptor::Descriptor;
-use crate::poll::poll_by;
 use crate::received_fd::{ReceivedFd, close_elsewhere};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -264,6 +263,20 @@ pub fn wait_for(
     let flags = if to_write { PollFlags::OUT } else { PollFlags::IN };
     let (also, its_flags) = process.map_or((fd, flags), |process| (process, PollFlags::IN));
     poll_by(&mut [PollFd::new(&fd, flags), PollFd::new(&also, its_flags)], deadline)
+}
+
+/// Waits until one of these is ready, or hung up. Returns false at the deadline.
+pub(crate) fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
+    loop {
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+        });
+        match poll(fds, timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
 }
 
 impl AsFd for Socket {
