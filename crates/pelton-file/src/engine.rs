@@ -6,10 +6,11 @@
 //! - **Ended operations stay in the ring, or in the threads' queue, until the engine takes them.** So each one's
 //!   descriptor shows whether more are available. Only `ready` needs the local wake.
 
+use crate::cancel::Cancel;
 use crate::file::{File, INLINE_BYTES_PER_TICK, Opened, Root};
 use crate::operation::{Operation, Outcome, Output, Work};
 use crate::perform::perform;
-use crate::pool::{Cancel, Pool};
+use crate::pool::{JobState, Pool};
 use crate::ring::Ring;
 use crate::transfer::{Pieces, Transfer};
 use pelton_channel::{Armed, Deadline, Error, Result};
@@ -124,7 +125,6 @@ impl EngineOptions {
             has_size_limit: limit.current.is_some(),
             all_begun: true,
             root,
-            never: Cancel::never(),
         })
     }
 }
@@ -172,8 +172,6 @@ pub struct Engine {
     /// the moment. Those in flight may never end, so their ends are no reliable occasion to retry.
     all_begun: bool,
     root: Option<Arc<Root>>,
-    /// For operations that are never cancelled.
-    never: Cancel,
 }
 
 /// What the event loop can rely on since [`Engine::arm`].
@@ -197,7 +195,7 @@ struct Entry {
     /// How often the kernel stopped it without a cancel.
     tries: u32,
     /// Cancels it if the threads have it; `None` in the ring.
-    thread: Option<Arc<Cancel>>,
+    thread: Option<Arc<JobState>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -329,7 +327,7 @@ impl Engine {
         if self.has_size_limit && work.action().grows {
             return Ok(self.wait_for(work, None)?.expect("without a deadline it has ended"));
         }
-        let result = perform(&mut work, self.root.as_deref(), &self.never, true);
+        let result = perform(&mut work, self.root.as_deref(), &Cancel::NEVER, true);
         let result = result.map(|output| output.expect("it was allowed to wait"));
         // The caller waits for the close of a last handle, too.
         succeeded(Completion::of(0, work, result).0)
@@ -581,7 +579,7 @@ impl Engine {
         let Some(entry) = &mut self.entries[key as usize] else { return };
         entry.is_cancelled = true;
         match (&entry.thread, &mut self.ring) {
-            (Some(cancel), _) => self.pool.cancel(cancel),
+            (Some(job), _) => self.pool.cancel(job),
             (None, Some(ring)) => match ring.cancel(key) {
                 Some(mut work) => {
                     let result = work.failed(Errno::CANCELED);
@@ -780,12 +778,12 @@ impl Engine {
 
     fn leave_to_threads(&mut self, key: u32, work: Work) {
         self.all_begun = false;
-        let cancel = self.pool.push(key, work);
+        let job = self.pool.push(key, work);
         let entry = self.entries[key as usize].as_mut().expect("it is in flight");
         if entry.is_cancelled {
-            self.pool.cancel(&cancel);
+            self.pool.cancel(&job);
         }
-        entry.thread = Some(cancel);
+        entry.thread = Some(job);
     }
 
     /// Begins submitted operations of an armed engine: see [`Engine::arm`]. If they cannot begin at the moment, the
@@ -991,8 +989,8 @@ impl Drop for Engine {
             return;
         }
         // The ring's own drop cancels its operations.
-        for cancel in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
-            self.pool.cancel(cancel);
+        for job in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
+            self.pool.cancel(job);
         }
     }
 }

@@ -64,6 +64,7 @@
 //! - Memory that the kernel may write belongs to the ring: an operation moves into `ring.rs` completely, and leaves it
 //!   only with its completion.
 
+mod cancel;
 mod engine;
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
@@ -71,7 +72,6 @@ pub mod faults;
 #[cfg(not(feature = "failpoints"))]
 mod faults;
 mod file;
-mod interrupt;
 mod operation;
 mod perform;
 mod pool;

@@ -1,8 +1,8 @@
 //! Performs an operation in a thread that may wait.
 
+use crate::cancel::Cancel;
 use crate::faults::Fault;
 use crate::file::{File, Root};
-use crate::interrupt::Interrupt;
 use crate::operation::{Copy, Entry, OnFile, OnPath, Open, Output, Stat, Work};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
@@ -27,12 +27,7 @@ const RESOLVE_TRIES: usize = 1000;
 /// Performs an operation, and waits as long as the system takes. If it would wait for another process, for instance at
 /// a pipe, it does so only if `waits`; else it returns `None`, and a later call can continue. A cancelled operation
 /// ends early if it can.
-pub(crate) fn perform(
-    work: &mut Work,
-    root: Option<&Root>,
-    cancel: &dyn Interrupt,
-    waits: bool,
-) -> Result<Option<Output>> {
+pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, waits: bool) -> Result<Option<Output>> {
     if cancel.is_cancelled() {
         return work.failed(Errno::CANCELED).map(Some);
     }
@@ -76,8 +71,9 @@ fn on_file(file: &File, what: &OnFile) -> Result<Output> {
 
 /// Waits only for the system; to open a file may wait for another process.
 fn on_path(root: Option<&Root>, path: &Path, what: &OnPath) -> Result<Output> {
-    // Below a root, a call that does not follow links would follow a name with a slash behind it.
-    if root.is_some() && has_trailing_slash(path) && matches!(what, OnPath::ReadLink | OnPath::Link { .. }) {
+    // Even calls that do not follow links follow a name with a slash behind it, which must be a directory.
+    let has_trailing_slash = path.as_os_str().as_bytes().ends_with(b"/");
+    if root.is_some() && has_trailing_slash && matches!(what, OnPath::ReadLink | OnPath::Link { .. }) {
         open_path_only(root, path, true)?;
         return Err(if matches!(what, OnPath::ReadLink) { Errno::INVAL } else { Errno::PERM });
     }
@@ -194,12 +190,6 @@ fn open_path_only(root: Option<&Root>, path: &Path, follows: bool) -> Result<Own
     open(root, path, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty(), Root::RESOLVE)
 }
 
-/// Whether a path ends with a slash. Then even calls that do not follow links follow the last name, which must be a
-/// directory.
-fn has_trailing_slash(path: &Path) -> bool {
-    path.as_os_str().as_bytes().ends_with(b"/")
-}
-
 /// A directory, and a name in it.
 struct Parent<'a> {
     directory: Option<OwnedFd>,
@@ -257,7 +247,7 @@ fn list(directory: &File) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-fn copy_all(copy: &mut Copy, cancel: &dyn Interrupt) -> Result<Output> {
+fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {

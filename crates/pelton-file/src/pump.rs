@@ -1,8 +1,8 @@
 //! From a file into a channel, and from a channel into a file: it reads into the lane, and writes from there. It runs
 //! in a thread of its own, because it may wait for ever for the channel's peer.
 
+use crate::cancel::Cancel;
 use crate::file::File;
-use crate::interrupt::Interrupt;
 use pelton_channel::Error;
 use pelton_channel::Receiver;
 use pelton_channel::Sender;
@@ -56,7 +56,7 @@ impl Pump {
     }
 
     /// Runs to its end, and waits as long as that takes.
-    pub(super) fn run(&mut self, cancel: &dyn Interrupt) -> std::result::Result<usize, Errno> {
+    pub(super) fn run(&mut self, cancel: &Cancel) -> std::result::Result<usize, Errno> {
         let ended = match self.channel.clone() {
             Channel::To(sender, message_bytes) => {
                 with_endpoint(&sender, |sender| self.send(sender, message_bytes, cancel))
@@ -83,12 +83,7 @@ impl Pump {
         Ok(self.done as usize)
     }
 
-    fn send(
-        &mut self,
-        sender: &mut Sender,
-        message_bytes: usize,
-        cancel: &dyn Interrupt,
-    ) -> std::result::Result<(), Failure> {
+    fn send(&mut self, sender: &mut Sender, message_bytes: usize, cancel: &Cancel) -> std::result::Result<(), Failure> {
         if message_bytes == 0 {
             return Err(Errno::INVAL.into());
         }
@@ -123,7 +118,7 @@ impl Pump {
         Ok(())
     }
 
-    fn receive(&mut self, receiver: &mut Receiver, cancel: &dyn Interrupt) -> std::result::Result<(), Failure> {
+    fn receive(&mut self, receiver: &mut Receiver, cancel: &Cancel) -> std::result::Result<(), Failure> {
         while self.done < self.bytes {
             let is_empty = match receiver.try_receive() {
                 Ok(Some(message)) => {
@@ -153,14 +148,14 @@ impl Pump {
         Ok(())
     }
 
-    fn read(&self, space: &mut [u8], from: u64, cancel: &dyn Interrupt) -> rustix::io::Result<usize> {
+    fn read(&self, space: &mut [u8], from: u64, cancel: &Cancel) -> rustix::io::Result<usize> {
         self.nonblocking(PollFlags::IN, cancel, |flags| match flags.is_empty() {
             true => rustix::io::pread(&self.file, &mut *space, from),
             false => rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(space)], from, flags),
         })
     }
 
-    fn write(&self, bytes: &[u8], cancel: &dyn Interrupt) -> rustix::io::Result<()> {
+    fn write(&self, bytes: &[u8], cancel: &Cancel) -> rustix::io::Result<()> {
         let mut written = 0;
         while written < bytes.len() {
             let (to, rest) = (self.offset + self.done + written as u64, &bytes[written..]);
@@ -177,7 +172,7 @@ impl Pump {
     fn nonblocking(
         &self,
         event: PollFlags,
-        cancel: &dyn Interrupt,
+        cancel: &Cancel,
         mut call: impl FnMut(ReadWriteFlags) -> rustix::io::Result<usize>,
     ) -> rustix::io::Result<usize> {
         let mut flags = match self.file.is_stream() {

@@ -1,9 +1,9 @@
 //! Reads and writes: their state, and the system calls that perform them, inline or in a thread that may wait. The ring
 //! performs them by entries instead.
 
+use crate::cancel::Cancel;
 use crate::faults::Fault;
 use crate::file::{File, INLINE_BYTES_MAX, InlineMode};
-use crate::interrupt::Interrupt;
 use pelton_os::Buffer;
 use rustix::event::PollFlags;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -130,7 +130,7 @@ impl Transfer {
     /// Transfers all bytes. A call on a stream does not wait, because a cancel could not interrupt it: other readers or
     /// writers may be faster. The thread waits for the stream and for the cancel together. If `is_nonblocking`, the file's
     /// own flag does that, and calls need no flag.
-    pub(crate) fn run(&mut self, cancel: &dyn Interrupt, waits: bool, is_nonblocking: bool) -> Result<Option<usize>> {
+    pub(crate) fn run(&mut self, cancel: &Cancel, waits: bool, is_nonblocking: bool) -> Result<Option<usize>> {
         let is_stream = self.file.is_stream();
         let event = if self.writes { PollFlags::OUT } else { PollFlags::IN };
         let (mut flags, mut most) = match is_stream && !is_nonblocking {
