@@ -320,16 +320,6 @@ impl RecordFile {
         Ok(Mode::from_raw_mode(stat(&self.file, &self.path)?.st_mode & 0o777))
     }
 
-    /// Ensures that `file` is the file at the path, with the counted length.
-    fn check_file(&mut self) -> Result<()> {
-        match locate(&self.file, self.identity, &self.path)? {
-            Location::Bytes(bytes) if bytes == self.end => Ok(()),
-            Location::Bytes(bytes) => self.repair(bytes),
-            Location::Moved => self.begin_at_path(FileChange::Moved),
-            Location::Deleted => self.begin_at_path(FileChange::Deleted),
-        }
-    }
-
     /// Handles a length that is not the counted one.
     #[cold]
     fn repair(&mut self, bytes: u64) -> Result<()> {
@@ -425,17 +415,6 @@ impl RecordFile {
         ended.or(failed_before).unwrap_or(Ok(())).map_err(failed(UNSYNCED, &self.path, 0))
     }
 
-    /// Starts a sync if it is due and none is in flight.
-    fn sync_if_due(&mut self) {
-        let Some(since) = self.unsynced_since else { return };
-        let many = self.options.sync_bytes.is_some_and(|bytes| self.end - self.synced >= bytes);
-        let late = self.options.sync_interval.is_some_and(|interval| since.elapsed() >= interval);
-        if (many || late) && !self.syncer.is_busy() {
-            (self.synced, self.unsynced_since) = (self.end, None);
-            self.sync_failed = self.syncer.start(&self.file).err();
-        }
-    }
-
     /// Waits until everything is on the disk.
     fn sync_all(&mut self) -> Result<()> {
         self.report_sync()?;
@@ -471,7 +450,12 @@ impl RecordFile {
 
     /// False: the file was truncated or deleted just before or after the write, which then does not count.
     fn try_append(&mut self, chunks: &[Chunk<'_>], bytes: u64) -> Result<bool> {
-        self.check_file()?;
+        match locate(&self.file, self.identity, &self.path)? {
+            Location::Bytes(bytes) if bytes == self.end => {}
+            Location::Bytes(bytes) => self.repair(bytes)?,
+            Location::Moved => self.begin_at_path(FileChange::Moved)?,
+            Location::Deleted => self.begin_at_path(FileChange::Deleted)?,
+        }
         if self.end > self.begin && self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most) {
             self.rotate()?;
         }
@@ -519,7 +503,14 @@ impl Sink for RecordFile {
         if !chunks.is_empty() {
             self.append(chunks)?;
         }
-        self.sync_if_due();
+        if let Some(since) = self.unsynced_since
+            && !self.syncer.is_busy()
+            && (self.options.sync_bytes.is_some_and(|bytes| self.end - self.synced >= bytes)
+                || self.options.sync_interval.is_some_and(|interval| since.elapsed() >= interval))
+        {
+            (self.synced, self.unsynced_since) = (self.end, None);
+            self.sync_failed = self.syncer.start(&self.file).err();
+        }
         Ok(())
     }
 

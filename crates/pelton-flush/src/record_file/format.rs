@@ -215,33 +215,24 @@ impl Broken {
     }
 }
 
-/// Checks the record at `at`. Returns where the next one begins.
-fn check_record(records: &[u8], at: usize, seq: u32) -> std::result::Result<usize, Broken> {
-    let left = (records.len() - at) as u64;
-    if left < 8 {
-        return Err(Broken::new(format!("the end of the chunk at byte {at} of its records"), format!("message {seq}")));
-    }
-    let (found, bytes) = (u32_at(records, at + 4), u64::from(u32_at(records, at)));
-    if found != seq {
-        return Err(Broken::new(
-            format!("message {found} at byte {at} of the chunk's records"),
-            format!("message {seq}"),
-        ));
-    }
-    if bytes >> 31 != 0 || record_bytes(bytes) > left {
-        return Err(Broken::new(
-            format!("message {seq} of {bytes} bytes at byte {at} of the chunk's records"),
-            format!("at most {}", left - 8),
-        ));
-    }
-    Ok(at + record_bytes(bytes) as usize)
-}
-
 /// Checks the records against their chunk's header.
 pub(super) fn check_records(header: &ChunkHeader, records: &[u8]) -> std::result::Result<(), Broken> {
     let (mut at, mut seq) = (0, header.first_seq);
     for _ in 0..header.messages {
-        at = check_record(records, at, seq)?;
+        let left = (records.len() - at) as u64;
+        let wanted = || format!("message {seq}");
+        if left < 8 {
+            return Err(Broken::new(format!("the end of the chunk at byte {at} of its records"), wanted()));
+        }
+        let (found, bytes) = (u32_at(records, at + 4), u64::from(u32_at(records, at)));
+        if found != seq {
+            return Err(Broken::new(format!("message {found} at byte {at} of the chunk's records"), wanted()));
+        }
+        if bytes >> 31 != 0 || record_bytes(bytes) > left {
+            let found = format!("message {seq} of {bytes} bytes at byte {at} of the chunk's records");
+            return Err(Broken::new(found, format!("at most {}", left - 8)));
+        }
+        at += record_bytes(bytes) as usize;
         seq = seq_after(seq);
     }
     match records.len() - at {
