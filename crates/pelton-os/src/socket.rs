@@ -4,6 +4,7 @@ use crate::descriptor::Descriptor;
 use crate::received_fd::{ReceivedFd, close_elsewhere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg,
@@ -96,10 +97,7 @@ fn option<T: Copy>(fd: impl AsFd, option: libc::c_int, value: &mut T) -> std::io
 
 /// Whether a received socket is of the kind of doorbells. Makes a request to the socket only.
 pub(crate) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
-    let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
-    option(&fd, libc::SO_DOMAIN, &mut domain)?;
-    option(&fd, libc::SO_TYPE, &mut kind)?;
-    Ok((domain, kind) == (libc::AF_UNIX, libc::SOCK_SEQPACKET))
+    Ok(socket_domain(&fd)? == AddressFamily::UNIX && socket_type(&fd)? == SocketType::SEQPACKET)
 }
 
 /// Whether the other end is shut down.

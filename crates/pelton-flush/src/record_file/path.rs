@@ -268,14 +268,8 @@ pub(super) fn open_or_begin(path: &Path, syncs: bool, predecessor: Option<&Prede
             }
         }
         let highest = highest_number(path)?;
-        let found;
-        let predecessor = match predecessor {
-            Some(predecessor) => predecessor,
-            None => {
-                found = Predecessor::found(path, highest);
-                &found
-            }
-        };
+        let found = predecessor.is_none().then(|| Predecessor::found(path, highest));
+        let predecessor = predecessor.or(found.as_ref()).expect("found if not given");
         let header = FileHeader::new((highest + 1).max(predecessor.number));
         if let Some(file) = opened {
             begin_file(&file, path, &header, &predecessor.lanes)?;
