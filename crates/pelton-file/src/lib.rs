@@ -65,6 +65,7 @@
 //!   only with its completion.
 
 mod cancel;
+mod completion;
 mod engine;
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
@@ -81,7 +82,8 @@ mod ring;
 mod tail;
 mod transfer;
 
-pub use engine::{Completion, Engine, EngineOptions, Submitted};
+pub use completion::{Completion, Submitted};
+pub use engine::{Engine, EngineOptions};
 pub use file::File;
 pub use operation::{Entry, Kind, Open, Operation, Output, Stat};
 pub use pelton_os::Buffer;
