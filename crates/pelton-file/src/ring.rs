@@ -86,18 +86,7 @@ impl Ring {
         let ring = fork::opening(|| {
             IoUring::builder().dontfork().setup_clamp().setup_cqsize(completion_entries).build(entries)
         })?;
-        let mut ring = Ring {
-            ring: ManuallyDrop::new(ring),
-            owner,
-            probe: Probe::new(),
-            root,
-            works: Vec::new(),
-            waiting: VecDeque::new(),
-            cancels: VecDeque::new(),
-            in_flight: 0,
-            queued: VecDeque::new(),
-            is_refused: false,
-        };
+        let mut ring = Ring::without_operations(ring, owner, root);
         ring.ring.submitter().register_probe(&mut ring.probe)?;
         // A seccomp filter may permit creating a ring but not using it.
         let nothing = opcode::Nop::new().build().user_data(IGNORED);
@@ -109,6 +98,21 @@ impl Ring {
         }
         ring.ring.completion().next();
         Ok(ring)
+    }
+
+    fn without_operations(ring: IoUring, owner: Owner, root: Option<Arc<Root>>) -> Ring {
+        Ring {
+            ring: ManuallyDrop::new(ring),
+            owner,
+            probe: Probe::new(),
+            root,
+            works: Vec::new(),
+            waiting: VecDeque::new(),
+            cancels: VecDeque::new(),
+            in_flight: 0,
+            queued: VecDeque::new(),
+            is_refused: false,
+        }
     }
 
     /// Whether it supports this operation.
@@ -452,20 +456,12 @@ impl Drop for Ring {
         if self.in_flight == 0 {
             return fork::close(ring);
         }
-        let mut works = std::mem::take(&mut self.works);
-        works.iter_mut().filter(|held| held.as_ref().is_some_and(|held| !held.is_begun)).for_each(|held| *held = None);
-        let mut left = Ring {
-            ring: ManuallyDrop::new(ring),
-            owner: self.owner,
-            probe: Probe::new(),
-            root: self.root.take(),
-            works,
-            waiting: VecDeque::new(),
-            cancels: VecDeque::new(),
-            in_flight: self.in_flight,
-            queued: std::mem::take(&mut self.queued),
-            is_refused: self.is_refused,
-        };
+        let mut left = Ring::without_operations(ring, self.owner, self.root.take());
+        (left.works, left.queued) = (std::mem::take(&mut self.works), std::mem::take(&mut self.queued));
+        (left.in_flight, left.is_refused) = (self.in_flight, self.is_refused);
+        for held in &mut left.works {
+            held.take_if(|held| !held.is_begun);
+        }
         let begun: Vec<u32> = (0..).zip(&left.works).filter(|(_, held)| held.is_some()).map(|(key, _)| key).collect();
         for key in begun {
             left.cancel(key);
