@@ -64,6 +64,11 @@
 //! - Memory that the kernel may write belongs to the ring: an operation moves into `ring.rs` completely, and leaves it
 //!   only with its completion.
 
+// Where things are:
+// - `operation`: the operations, and the table of all of them; `transfer`: reads and writes; `completion`: their ends.
+// - `engine`: owns what is in flight, and chooses: inline (`transfer`), io_uring (`ring`), or threads (`pool`).
+// - `perform`: the system calls of a thread; `cancel`: what interrupts it; `pump`: from files to channels and back.
+// - `file`: an open file, and the root of an engine; `tail`: a plain file as a sink; `faults`: for tests.
 mod cancel;
 mod completion;
 mod engine;

@@ -113,8 +113,8 @@ impl Transfer {
         }
     }
 
-    /// The fast path for the most frequent operation: a read that waits like the plain system call, from a file that is not
-    /// a stream. `None`: the rest is for [`Transfer::run`].
+    /// The fast path for the most frequent operation: a read that waits like the plain system call, from a file that is
+    /// not a stream. `None`: the rest is for [`Transfer::run`].
     #[inline]
     pub(crate) fn read_fast(&mut self) -> Option<Result<usize>> {
         if self.writes || self.file.is_stream() {
@@ -128,8 +128,8 @@ impl Transfer {
     }
 
     /// Transfers all bytes. A call on a stream does not wait, because a cancel could not interrupt it: other readers or
-    /// writers may be faster. The thread waits for the stream and for the cancel together. If `is_nonblocking`, the file's
-    /// own flag does that, and calls need no flag.
+    /// writers may be faster. The thread waits for the stream and for the cancel together. If `is_nonblocking`, the
+    /// file's own flag does that, and calls need no flag.
     pub(crate) fn run(&mut self, cancel: &Cancel, waits: bool, is_nonblocking: bool) -> Result<Option<usize>> {
         let is_stream = self.file.is_stream();
         let event = if self.writes { PollFlags::OUT } else { PollFlags::IN };
@@ -179,8 +179,8 @@ impl Transfer {
     }
 
     /// A FIFO does not support RWF_NOWAIT, so this opens it once more with O_NONBLOCK. Otherwise a faster reader could
-    /// leave this thread blocked in a call, which no cancel interrupts. `None`: it is no FIFO, has no reader, or may not be
-    /// opened.
+    /// leave this thread blocked in a call, which no cancel interrupts. `None`: it is no FIFO, has no reader, or may
+    /// not be opened.
     #[cold]
     fn reopened_nonblocking(&self) -> Option<File> {
         let file = &self.file;
