@@ -384,7 +384,7 @@ impl Flush {
     /// Those of the sink, and of [`Receiver::receive`] except [`Error::Closed`]. The sink has every message that came
     /// before such an error. After any error the caller can call again.
     pub fn run(&mut self) -> Result<()> {
-        self.run_to(None).map(|_| ())
+        self.run_until(Deadline::Never).map(|_| ())
     }
 
     /// As [`Flush::run`], until `deadline`; false when it passes. The flush may then hold chunks that are not due: see
@@ -393,10 +393,7 @@ impl Flush {
     /// # Errors
     /// As [`Flush::run`].
     pub fn run_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.run_to(deadline.into().instant())
-    }
-
-    fn run_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let deadline = deadline.into().instant();
         loop {
             let due = match self.tick() {
                 Ok(due) => due,

@@ -5,6 +5,7 @@ use crate::mutex::locked;
 use crate::received_fd::{ReceivedFd, close_elsewhere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg,
@@ -95,25 +96,14 @@ fn option<T: Copy>(fd: impl AsFd, option: libc::c_int, value: &mut T) -> std::io
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// The process that made, or listens at, the other end.
-fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
-    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    option(fd, libc::SO_PEERCRED, &mut found)?;
-    Ok(Peer { pid: found.pid as u32, uid: found.uid })
-}
-
 /// Whether a received socket is of the kind of doorbells. Makes a request to the socket only.
 pub(crate) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
-    let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
-    option(&fd, libc::SO_DOMAIN, &mut domain)?;
-    option(&fd, libc::SO_TYPE, &mut kind)?;
-    Ok((domain, kind) == (libc::AF_UNIX, libc::SOCK_SEQPACKET))
+    Ok(socket_domain(&fd)? == AddressFamily::UNIX && socket_type(&fd)? == SocketType::SEQPACKET)
 }
 
 /// Whether the other end is shut down.
 pub(crate) fn is_shut_down(socket: &Socket) -> bool {
-    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
-    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+    matches!(poll_by(&mut [PollFd::new(socket, PollFlags::RDHUP)], Some(Instant::now())), Ok(true))
 }
 
 /// Whether descriptors may wait in a socket that was shut down: not where they were refused; else if there is a packet,
@@ -177,7 +167,9 @@ impl Socket {
 
     /// The process that made, or listens at, the other end.
     pub fn peer(&self) -> std::io::Result<Peer> {
-        peer_of(self)
+        let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        option(self, libc::SO_PEERCRED, &mut found)?;
+        Ok(Peer { pid: found.pid as u32, uid: found.uid })
     }
 
     /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace
@@ -274,7 +266,8 @@ pub fn wait_for(
     poll_by(&mut [PollFd::new(&fd, flags), PollFd::new(&also, its_flags)], deadline)
 }
 
-fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
+/// Waits until one of these is ready, or hung up. Returns false at the deadline.
+pub(crate) fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
     loop {
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -282,8 +275,7 @@ fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result
         });
         match poll(fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(ready) => return Ok(ready > 0),
+            ready => return Ok(ready? > 0),
         }
     }
 }
