@@ -114,6 +114,8 @@ const BACKPRESSURED: u32 = 1;
 const DEFERRED: u32 = 2;
 /// DRAINED has been written: the service takes nothing more.
 const DRAINED: u32 = 4;
+/// The user takes no requests, and the next message of the lane is for it.
+const FULL: u32 = 8;
 /// Once for each thread that waits for space for a part: another request of this client could make one more thread
 /// wait.
 const WAITING: u32 = 1 << 8;
@@ -213,6 +215,14 @@ impl Session {
     /// Whether the loop should take none of its requests now.
     pub(super) fn is_paused(&self) -> bool {
         self.pauses.load(Relaxed) != 0
+    }
+
+    /// For the loop: the user takes no requests now, or takes them again.
+    pub(super) fn set_full(&self, is_full: bool) {
+        match is_full {
+            true => self.pauses.fetch_or(FULL, Relaxed),
+            false => self.pauses.fetch_and(!FULL, Relaxed),
+        };
     }
 
     /// Whether replies wait for space, or for the loop.
