@@ -88,14 +88,15 @@ impl BorrowedResponder<'_> {
 
     /// Reserves space for a reply, or a part of it, of `bytes`, to be written in place; `None` when there is none now:
     /// reply with a copy then. Write it without delay: meanwhile every other reply to this client waits, and one from
-    /// this thread is refused. Never waits for the client.
+    /// this thread is refused. Never waits for the client. A reservation that is leaked (`mem::forget`) ends when its
+    /// responder is next used, or dropped: do that on the same thread.
     ///
     /// # Errors
     /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes.
     #[inline(always)]
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyReservation<'_>>> {
         self.check(bytes)?;
-        let is_reserved = self.session.reserve_fast(bytes) || self.session.reserve_slow(bytes)?;
+        let is_reserved = self.session.reserve_fast(bytes) || self.session.reserve_slow(self.id, bytes)?;
         Ok(if is_reserved { Some(self.reservation()) } else { None })
     }
 

@@ -62,6 +62,8 @@ pub struct Service {
     /// does not say whose it is.
     found: Option<Found>,
     corrupt: u64,
+    /// Lanes are paused because the user takes no requests: see [`Service::try_receive_none`].
+    is_full: bool,
     /// The drain has begun, and the clients have been notified.
     is_draining: bool,
 }
@@ -117,6 +119,7 @@ impl Service {
             storage: RequestStorage::new(),
             found: None,
             corrupt: 0,
+            is_full: false,
             is_draining: false,
         })
     }
@@ -189,6 +192,17 @@ impl Service {
     /// As [`Service::receive`].
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Request<'_>>> {
         self.receive_slow(deadline.into())
+    }
+
+    /// As [`Service::try_receive`], for a user that takes no requests now: writes replies that wait, takes cancels and
+    /// departures, and pauses each lane whose next message is for the user. [`Service::arm`] ignores those lanes until
+    /// requests are taken again. Returns only a notification of a client that has left, whose lane cannot pause.
+    ///
+    /// # Errors
+    /// As [`Service::receive`].
+    #[doc(hidden)]
+    pub fn try_receive_none(&mut self) -> Result<Option<Request<'_>>> {
+        Ok(self.find_now(false)?.map(|found| self.give(found)))
     }
 
     pub(super) fn shared(&self) -> &Arc<ServiceShared> {
@@ -276,12 +290,12 @@ impl Service {
     }
 
     fn find(&mut self, deadline: Deadline) -> Result<Option<Found>> {
-        if let Some(found) = self.find_now()? {
+        if let Some(found) = self.find_now(true)? {
             return Ok(Some(found));
         }
         let Some(deadline) = deadline.until() else { return Ok(None) };
         while wait(self, deadline)? {
-            if let Some(found) = self.find_now()? {
+            if let Some(found) = self.find_now(true)? {
                 return Ok(Some(found));
             }
         }
@@ -301,10 +315,14 @@ impl Service {
         storage.put(body, BorrowedResponder { session, id: header.id, deadline: header.deadline, is_answered })
     }
 
-    /// The next request, if there is one now.
-    fn find_now(&mut self) -> Result<Option<Found>> {
+    /// The next request, if there is one now and the user takes it.
+    fn find_now(&mut self, takes: bool) -> Result<Option<Found>> {
         if self.found.is_some() {
             return Ok(self.found.take());
+        }
+        if takes && std::mem::take(&mut self.is_full) {
+            self.paused.iter().for_each(|session| session.set_full(false));
+            self.poll_sessions()?;
         }
         for _ in 0..RECORDS_PER_POLL {
             if !self.polled.is_empty() || self.shared.notified.is_set() {
@@ -327,6 +345,9 @@ impl Service {
                 Some(words) => Header::read(words, record.bytes - HEADER_BYTES as u64, By::Client),
                 None => Err("length"),
             };
+            if !takes && read.is_ok_and(|header| self.pause_before(header)) {
+                continue;
+            }
             match read.and_then(|header| self.sort(&record, header)) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
@@ -338,6 +359,25 @@ impl Service {
             }
         }
         Ok(None)
+    }
+
+    /// Pauses the current lane if its next record, of this header, is for a user that takes nothing now. Returns
+    /// whether it does.
+    fn pause_before(&mut self, header: Header) -> bool {
+        let is_for_user = match header.kind {
+            Kind::Request => !self.is_draining,
+            kind => kind == Kind::Notify,
+        };
+        if !is_for_user || self.requests.is_sender_gone() {
+            return false;
+        }
+        let Some(slot) = self.current() else { return false };
+        let session = Arc::clone(&slot.session);
+        session.set_full(true);
+        self.is_full = true;
+        self.sessions.update_pause(&session, &mut self.requests);
+        add(&mut self.paused, session);
+        true
     }
 
     /// Returns the record if it is a whole message for the user; releases it otherwise. An error is the rule that the
@@ -517,7 +557,7 @@ impl AsFd for Service {
 impl Polled for Service {
     fn poll(&mut self) -> Result<bool> {
         if self.found.is_none() {
-            self.found = self.find_now()?;
+            self.found = self.find_now(true)?;
         }
         Ok(self.found.is_some())
     }

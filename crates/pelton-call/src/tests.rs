@@ -194,7 +194,7 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
     // The ids in the vectors.
     assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), [1 << 32, 1 << 32 | 1, 1 << 32 | 2]);
     let taken: Vec<_> = (0..3).map(|_| service.receive().unwrap().into_responder()).collect();
-    let mut out = taken[0].session.lock().unwrap();
+    let mut out = taken[0].session.lock(0).unwrap();
     vector["records"].as_array().unwrap().iter().for_each(|record| write(&mut out.outbox.sender, record));
     drop(out);
     for wanted in vector["messages"].as_array().unwrap() {

@@ -594,6 +594,10 @@ pub(crate) async fn surviving_sender(
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
+    // The process of a receiver that has closed may still read messages that it holds.
+    if lane.has_consumer_closed() && lane.unreleased() > 0 {
+        memory.move_to(lane, make_data(lane.capacity()).map_err(Error::system("making a lane's memory"))?);
+    }
     let doorbell = handshake.doorbell_for_peer(doorbells)?;
     handshake.send(&packet, &[memory.page.as_fd(), doorbell.given(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, doorbell_fd]) = handshake.receive::<3>(CONSUMER).await?;

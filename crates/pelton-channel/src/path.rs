@@ -167,7 +167,7 @@ async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) ->
     let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
         directory.claim_sender_until(deadline, &waiter).await?;
     failpoint("sender: claimed");
-    let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
+    let role = RoleClaim::new(directory.clone(), liveness, lock);
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
@@ -210,7 +210,7 @@ async fn receiver(path: PathBuf, options: Settings, make: Make, waiter: Waiter) 
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver_until(deadline, &waiter).await?;
     failpoint("receiver: claimed");
-    let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
+    let claim = RoleClaim::new(directory, role.liveness, role.lock);
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before it opens a lane: a predecessor that closed has marked this page as closed.

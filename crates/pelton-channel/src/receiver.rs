@@ -43,7 +43,8 @@ use std::time::Instant;
 /// another user. [`Receiver::receive_into`] copies into a buffer that you keep; [`Receiver::receive_vec`] and
 /// [`Receiver::messages`] copy into a new one. After the copy, nothing reads the shared bytes again.
 ///
-/// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages.
+/// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages. A path
+/// channel's role is free once the last [`Held`] message is dropped too.
 #[derive(Debug)]
 pub struct Receiver {
     pub(crate) lanes: Lanes,
@@ -92,7 +93,7 @@ impl Receiver {
         let ReceiverParts { lane, sleeper, doorbells } = parts;
         let endpoint = Endpoint::new(doorbells, options.wait, lane.link.peer())?;
         let local_wake = endpoint.doorbells.local_wake().clone();
-        let returned = Arc::new(Returned { tickets: SegQueue::new(), local_wake, owner: endpoint.owner });
+        let returned = Arc::new(Returned { tickets: SegQueue::new(), local_wake, owner: endpoint.owner, role: None });
         Ok(Receiver {
             lanes: Lanes::of_one(lane),
             registry: None,
@@ -111,8 +112,9 @@ impl Receiver {
     }
 
     /// Gives the receiver its role in a path channel.
-    pub(crate) fn with_role(mut self, role: Arc<RoleClaim>) -> Receiver {
+    pub(crate) fn with_role(mut self, role: RoleClaim) -> Receiver {
         self.many = role.directory.lanes_max() > 1;
+        Arc::get_mut(&mut self.returned).expect("a new receiver holds no message").role = Some(role.lock.clone());
         self.endpoint.role = Some(role);
         self
     }

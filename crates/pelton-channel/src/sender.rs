@@ -152,6 +152,15 @@ impl SenderMemory {
         }
     }
 
+    /// Moves the lane into new data.
+    pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) {
+        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &data);
+        // SAFETY: the caller has just created the data with the lane's capacity. The old data lives until the
+        // assignment below replaces it.
+        unsafe { lane.move_to(memory.data) };
+        self.data = Arc::new(data);
+    }
+
     pub(crate) fn attach_consumer(
         &mut self,
         lane: &mut Producer,

@@ -13,9 +13,10 @@ use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 10] = [
+    let cases: [Case<fn(How)>; 11] = [
         ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
         ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
+        ("a_held_message_that_a_child_drops_keeps_its_receivers_role", a_dropped_held_message_keeps_the_role),
         ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
         ("an_inherited_opening_returns_forked_and_the_parents_continues", an_inherited_opening),
         ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
@@ -299,6 +300,20 @@ fn inherited_parts_do_nothing(how: How) {
     for (_, sender, receiver) in every_kind(&dir) {
         parts_do_nothing(how, sender, receiver);
     }
+}
+
+fn a_dropped_held_message_keeps_the_role(how: How) {
+    let dir = TestDir::new("a_dropped_held_message_keeps_the_role");
+    let path = dir.path().join("channel");
+    let mut sender = Options::new().create_sender(&path).unwrap();
+    sender.send(b"held").unwrap();
+    let mut receiver = Options::new().open_receiver(&path).unwrap();
+    let mut held = Some(receiver.receive().unwrap().hold());
+    receiver.close().unwrap();
+    Forked::new(how, || drop(held.take())).wait();
+    assert!(matches!(Options::new().open_receiver(&path), Err(Error::RoleTaken { .. })));
+    assert_eq!(*held.take().unwrap(), *b"held");
+    assert_eq!(*Options::new().open_receiver(&path).unwrap().receive().unwrap(), *b"held");
 }
 
 fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {

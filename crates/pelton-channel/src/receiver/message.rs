@@ -5,8 +5,8 @@ use crate::endpoint::Departure;
 use crate::error::{Error, Result};
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
-use pelton_os::Peer;
-use pelton_os::{LocalWake, Owner, ReceivedFd, Segment};
+use pelton_os::lock::Lock;
+use pelton_os::{LocalWake, Owner, Peer, ReceivedFd, Segment};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -106,7 +106,8 @@ impl Message<'_> {
     }
 
     /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread. The receiver continues.
-    /// Space is released in order, so a message that is held long delays the release of all later ones.
+    /// Space is released in order, so a message that is held long delays the release of all later ones. On a path
+    /// channel it also keeps the receiver's role: see [`Held`].
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -286,9 +287,15 @@ impl Receiver {
     }
 }
 
-/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is dropped. But then its
-/// bytes stay unchanged only until the sender has found a successor: drop it, or copy it, before you close the
-/// receiver.
+/// A message kept in the lane; see [`Message::hold`]. Its bytes stay readable and unchanged until it is dropped, also
+/// after its receiver has resumed or is dropped, and after its sender has left.
+///
+/// A closed receiver's held messages count as unreleased, so its successor receives them again. By connect, the sender
+/// copies them into new memory for that successor. On a path channel, the receiver's role stays taken until its last
+/// held message is dropped: another receiver waits ([`Options::connect_deadline`](crate::Options::connect_deadline)),
+/// or fails with [`Error::RoleTaken`].
+///
+/// In a forked child, dropping it does nothing. Do not read it there: the parent may release it.
 pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
@@ -341,7 +348,7 @@ impl Drop for Held {
     }
 }
 
-/// Tickets of held messages that were dropped, on any thread.
+/// What a receiver shares with its held messages: the tickets of those that were dropped, on any thread.
 #[derive(Debug)]
 pub(crate) struct Returned {
     /// Tickets with the numbers of their lanes. Without a lock: a thread that drops a message never waits for the
@@ -350,4 +357,6 @@ pub(crate) struct Returned {
     /// The receiver's local wake: the receiver may sleep with a lane full of held messages.
     pub(super) local_wake: Arc<LocalWake>,
     pub(crate) owner: Owner,
+    /// The receiver's role in a path channel. The last of the receiver and its held messages gives it up.
+    pub(super) role: Option<Arc<Lock>>,
 }

@@ -66,8 +66,8 @@ struct State {
     waiting_for_space: BTreeMap<u64, Waker>,
     number: u64,
     driver: Option<Waker>,
-    /// The driver got an error, which each waiting task has to get too.
-    has_failed: bool,
+    /// The driver's error, which each waiting task gets too. A new submission clears it: the driver tries again.
+    failure: Option<Error>,
     is_dropped: bool,
 }
 
@@ -136,8 +136,10 @@ impl State {
                 return Ok(Some(OwnedCompletion { outcome, bytes }));
             }
             self.inbox.wait_for(call, task);
-            if !self.has_failed || !self.receive()? {
-                return Ok(None);
+            let Some(failure) = self.failure.as_ref().map(same) else { return Ok(None) };
+            // At its end, a client returns more than one error: first those of the calls.
+            if !self.receive()? {
+                return Err(failure);
             }
         }
     }
@@ -179,7 +181,7 @@ impl State {
                     self.wake_tasks_for_space();
                     continue;
                 }
-                Err(_) => return self.fail(),
+                Err(error) => return self.fail(error),
             }
             if self.is_inbox_full() {
                 return Poll::Pending;
@@ -187,7 +189,7 @@ impl State {
             match self.client.busy_poll() {
                 Ok(false) => {}
                 Ok(true) => continue,
-                Err(_) => return self.fail(),
+                Err(error) => return self.fail(error),
             }
             match self.client.arm() {
                 Ok(Armed::Waiting) => {}
@@ -195,24 +197,47 @@ impl State {
                     self.wake_tasks_for_space();
                     continue;
                 }
-                Err(_) => return self.fail(),
+                Err(error) => return self.fail(error),
             }
             match readiness.poll_read_ready(context) {
                 Poll::Pending => return Poll::Pending,
                 // The reactor reports the next ring, because `arm` drains the descriptor before it polls.
                 Poll::Ready(Ok(mut ready)) => ready.clear_ready(),
-                Poll::Ready(Err(_)) => return self.fail(),
+                Poll::Ready(Err(error)) => return self.fail(Error::system("waiting in the Tokio runtime")(error)),
             }
         }
         Poll::Ready(())
     }
 
-    /// Each waiting task finds the error by itself. The next submission wakes the driver again.
-    fn fail(&mut self) -> Poll<()> {
-        self.has_failed = true;
+    /// Each waiting task gets the error.
+    fn fail(&mut self, error: Error) -> Poll<()> {
+        self.failure = Some(error);
         self.wake_tasks_for_space();
         self.inbox.wake_all();
         Poll::Pending
+    }
+
+    /// After an error, the driver tries again.
+    fn retry(&mut self) {
+        if self.failure.take().is_some() {
+            self.wake_driver();
+        }
+    }
+}
+
+/// The driver's error for one more task.
+fn same(error: &Error) -> Error {
+    match error {
+        Error::Closed { unreleased } => Error::Closed { unreleased: *unreleased },
+        Error::PeerDied { unreleased } => Error::PeerDied { unreleased: *unreleased },
+        Error::Corrupt(text) => Error::Corrupt(text.clone()),
+        Error::Forked => Error::Forked,
+        Error::System { what, error } => {
+            let of_text = || std::io::Error::new(error.kind(), error.to_string());
+            let error = error.raw_os_error().map_or_else(of_text, std::io::Error::from_raw_os_error);
+            Error::System { what: what.clone(), error }
+        }
+        other => Error::system("driving the client")(std::io::Error::other(other.to_string())),
     }
 }
 
@@ -231,14 +256,20 @@ impl<'a> WaitingForSpace<'a> {
 
     /// Waits until `attempt` returns something.
     async fn until<T>(&self, mut attempt: impl FnMut(&mut State) -> Result<Option<T>>) -> Result<T> {
+        let mut has_waited = false;
         poll_fn(|context| {
             let mut state = locked(self.state);
             if let Some(found) = attempt(&mut state)? {
                 state.waiting_for_space.remove(&self.number);
                 return Poll::Ready(Ok(found));
             }
+            match &state.failure {
+                Some(failure) if has_waited => return Poll::Ready(Err(same(failure))),
+                _ => has_waited = true,
+            }
             state.waiting_for_space.insert(self.number, context.waker().clone());
             // The driver arms for the space.
+            state.failure = None;
             state.wake_driver();
             Poll::Pending
         })
@@ -295,7 +326,7 @@ impl AsyncClient {
             waiting_for_space: BTreeMap::new(),
             number: 0,
             driver: None,
-            has_failed: false,
+            failure: None,
             is_dropped: false,
         }));
         let driven = state.clone();
@@ -373,10 +404,8 @@ impl AsyncClient {
             if is_idempotent {
                 state.client.mark_idempotent(call)?;
             }
-            if std::mem::take(&mut state.has_failed) {
-                // By a short name another service has come.
-                state.wake_driver();
-            }
+            // By a short name another service has come.
+            state.retry();
             state.wake_driver_to_write();
             Ok(Some(call))
         };

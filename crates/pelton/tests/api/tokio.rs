@@ -4,9 +4,10 @@
 use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
 use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
-use pelton::{Options, Outcome};
+use pelton::{Error, Options, Outcome};
 use std::future::Future;
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -383,6 +384,42 @@ fn every_waiting_task_detects_the_end() {
             assert!(error.is_closed(), "{error}");
         }
         assert!(client.call(b"again").await.is_err());
+    });
+}
+
+#[test]
+fn an_error_of_the_wait_alone_reaches_every_waiting_task() {
+    // One more than may be in flight.
+    const TASKS: usize = 1025;
+    let (give, given) = std::sync::mpsc::sync_channel(TASKS);
+    let calls = Calls::start(1, move |request| give.send(request.into_responder()).unwrap());
+    run(async {
+        let client = pelton::Client::connect_with(&name(&calls.dir), &small()).unwrap();
+        let descriptor = client.as_raw_fd();
+        let client = AsyncClient::new(client).unwrap();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(b"asked").await })
+            })
+            .collect();
+        while client.in_flight() < TASKS - 1 {
+            tokio::task::yield_now().await;
+        }
+        // Arming polls this descriptor, and receiving does not.
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: no pointers. The client closes its number later, whatever it refers to.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), descriptor) }, descriptor);
+        // The reply wakes the task that arms.
+        given.recv().unwrap().reply(b"").unwrap();
+        let mut replies = 0;
+        for task in tasks {
+            match tokio::time::timeout(Duration::from_secs(20), task).await.expect("sleeps").unwrap() {
+                Ok(_) => replies += 1,
+                Err(error) => assert!(matches!(error, Error::System { .. }), "{error}"),
+            }
+        }
+        assert_eq!(replies, 1);
     });
 }
 

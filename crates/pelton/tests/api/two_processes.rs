@@ -466,6 +466,44 @@ fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
 }
 
 #[test]
+fn a_held_message_of_a_closed_receiver_stays_unchanged_while_its_successor_receives() {
+    let dir = TestDir::new("a_held_message_of_a_closed_receiver_stays_unchanged_while_its_successor_receives");
+    let listener = <Options>::new().capacity(65536).cast().listen(&dir.name()).unwrap();
+    let name = dir.name();
+    let connecting = std::thread::spawn(move || Options::new().capacity(65536).connect_sender(&name).unwrap());
+    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+    let mut sender = connecting.join().unwrap();
+    // With and without a jump between the held messages and the tail.
+    for filled in [3, 11] {
+        let mut number = 0u8;
+        let mut send = |sender: &mut Sender| {
+            sender.send(&[number; 5000]).unwrap();
+            number += 1;
+        };
+        (0..filled).for_each(|_| send(&mut sender));
+        for number in 0..filled - 2 {
+            assert!(*receiver.receive().unwrap() == [number; 5000]);
+        }
+        (0..3).for_each(|_| send(&mut sender));
+        let held = receiver.receive().unwrap().hold();
+        receiver.close().unwrap();
+        assert!(matches!(sender.wait_released_until(deadline()), Err(Error::Closed { unreleased: 5 })));
+        receiver = std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().unwrap());
+            assert!(sender.resume_until(deadline()).unwrap());
+            accepting.join().unwrap()
+        });
+        for wanted in filled - 2..50 {
+            assert!(*receiver.receive_until(deadline()).unwrap().unwrap() == [wanted; 5000]);
+            assert!(*held == [filled - 2; 5000], "overwritten at {wanted}");
+            if wanted < 45 {
+                send(&mut sender);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_surviving_receiver_that_had_connected_reconnects_to_the_name() {
     let dir = TestDir::new("a_surviving_receiver_that_had_connected_reconnects_to_the_name");
     let sizes = Sizes::Random(14, 3000);

@@ -57,6 +57,31 @@ fn a_thread_with_a_reserved_reply_answers_other_calls_too() {
 }
 
 #[test]
+fn a_leaked_reservation_ends_when_its_responder_is_used_or_dropped() {
+    let dir = TestDir::new("a leaked reservation");
+    let (service, mut client, mut responders, ids) = service_with_calls(&dir, 4);
+    let last = responders.pop().unwrap();
+    for (number, mut responder) in responders.into_iter().enumerate() {
+        std::mem::forget(responder.try_reserve(4).unwrap().unwrap());
+        match number {
+            0 => drop(responder),
+            1 => responder.reply(b"after").unwrap(),
+            _ => {
+                std::mem::forget(responder.try_reserve(4).unwrap().unwrap());
+                responder.part(b"after").unwrap();
+                responder.end().unwrap();
+            }
+        }
+    }
+    // Another thread gets the lock.
+    std::thread::spawn(move || last.reply(b"last").unwrap()).join().unwrap();
+    for (id, wanted) in ids.into_iter().zip([Outcome::Abandoned, Outcome::Reply, Outcome::Part, Outcome::Reply]) {
+        assert_eq!(client.completion_of_until(id, deadline()).unwrap().unwrap().outcome(), wanted);
+    }
+    drop(service);
+}
+
+#[test]
 fn two_threads_with_reserved_replies_answer_each_others_clients() {
     let dir = TestDir::new("two threads with reservations do not wait for each other");
     let other = TestDir::new("the other client's");
