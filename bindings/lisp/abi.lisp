@@ -363,11 +363,10 @@
 (defconstant +engine-options.reserved+ 12)
 (defconstant +engine-options.root+ 16)
 
-(defconstant +sizeof-engine-info+ 24)
+(defconstant +sizeof-engine-info+ 16)
 (defconstant +engine-info.struct-bytes+ 0)
 (defconstant +engine-info.reserved+ 4)
 (defconstant +engine-info.in-flight+ 8)
-(defconstant +engine-info.sleeps+ 16)
 
 (defconstant +sizeof-entry+ 24)
 (defconstant +entry.name+ 0)
