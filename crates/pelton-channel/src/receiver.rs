@@ -688,9 +688,9 @@ impl Receiver {
         Ok(Armed::waiting_if(armed))
     }
 
-    /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether there
-    /// is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless lately,
-    /// and only once if this process and the sender have one processor. Neither sleeps nor arms.
+    /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether
+    /// there is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless
+    /// lately, and only once if this process and the sender have one processor. Neither sleeps nor arms.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {

@@ -647,9 +647,9 @@ impl Sender {
         Ok(Armed::waiting_if(armed))
     }
 
-    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds, longer
-    /// for a large message, and returns whether there is space. Polls for less if that was useless lately, and only
-    /// once if this process and the receiver have one processor. Neither sleeps nor arms.
+    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds,
+    /// longer for a large message, and returns whether there is space. Polls for less if that was useless lately, and
+    /// only once if this process and the receiver have one processor. Neither sleeps nor arms.
     ///
     /// # Errors
     /// As [`Sender::try_send`].

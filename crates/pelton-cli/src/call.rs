@@ -434,7 +434,7 @@ impl CallLoop<'_> {
                 return self.read_input();
             }
         }
-        if !self.client.arm()?.is_waiting() {
+        if self.client.busy_poll()? || !self.client.arm()?.is_waiting() {
             return Ok(());
         }
         let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };

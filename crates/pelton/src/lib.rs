@@ -130,7 +130,9 @@
 //!    the loop can afford: the descriptor stays readable. Then arm again.
 //! 3. *disarm*: before a method that waits, or when the loop loses interest.
 //!
-//! [`Client`], [`Service`] and [`file::Engine`] have the same three methods.
+//! A peer that answers within microseconds costs less if the loop first calls [`Receiver::busy_poll`] or
+//! [`Sender::busy_poll`], and arms only if that returns false. [`Client`], [`Service`] and [`file::Engine`] have the
+//! same four methods. Connecting and opening a path without waiting: [`Opening`].
 //!
 //! # Copies, iterators, values
 //! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]

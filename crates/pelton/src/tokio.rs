@@ -41,8 +41,8 @@ pub struct AsyncReceiver(AsyncFd<Receiver>);
 pub struct AsyncSender(AsyncFd<Sender>);
 
 fn registered<T: std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
-    // SAFETY: endpoints, clients, services, engines and openings own one descriptor each, and return the same one from their
-    // creation until their drop; a successor of the peer does not change it.
+    // SAFETY: endpoints, clients, services, engines and openings own one descriptor each, and return the same one from
+    // their creation until their drop; a successor of the peer does not change it.
     unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) }
         .map_err(|error| Error::system("registering with the Tokio runtime")(error.into_parts().1))
 }

@@ -13,10 +13,11 @@ use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 9] = [
+    let cases: [Case<fn(How)>; 10] = [
         ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
         ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
         ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
+        ("an_inherited_opening_returns_forked_and_the_parents_continues", an_inherited_opening),
         ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
         ("a_child_creates_channels_of_its_own", a_child_creates_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
@@ -229,6 +230,30 @@ fn handles_of_every_kind(how: How) {
         drop(sender);
         assert!(receiver.receive_until(deadline()).unwrap_err().is_closed(), "{kind}");
     }
+}
+
+/// An opening that the parent began.
+fn an_inherited_opening(how: How) {
+    let dir = TestDir::new("an_inherited_opening");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let mut inherited = Some(Options::new().start_connect_sender(&dir.name()).unwrap());
+    assert!(inherited.as_mut().unwrap().try_finish().unwrap().is_none(), "nothing accepts it yet");
+    Forked::new(how, || {
+        let mut opening = inherited.take().unwrap();
+        is_forked(opening.try_finish());
+        drop(opening);
+    })
+    .wait();
+    let mut opening = inherited.unwrap();
+    let accepting = std::thread::spawn(move || listener.accept_receiver().unwrap());
+    let mut sender = loop {
+        support::readable(opening.as_fd());
+        if let Some(sender) = opening.try_finish().unwrap() {
+            break sender;
+        }
+    };
+    sender.send(b"from the parent").unwrap();
+    assert_eq!(&*accepting.join().unwrap().receive().unwrap(), b"from the parent");
 }
 
 /// Forks without exec and with it.

@@ -645,3 +645,49 @@ fn a_batch_of_an_absurd_size_is_too_large() {
 
     assert!(matches!(sender.try_send(&[]), Ok(Sent::Sent)));
 }
+
+#[test]
+fn a_busy_poll_finds_messages_and_space_and_reports_the_end() {
+    let (mut sender, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    assert!(!receiver.busy_poll().unwrap());
+    assert!(sender.busy_poll(1000).unwrap());
+    while sender.try_send(&[7; 1000]).unwrap() == Sent::Sent {}
+    assert!(!sender.busy_poll(1000).unwrap());
+    assert!(receiver.busy_poll().unwrap());
+    while let Some(message) = receiver.try_receive().unwrap() {
+        drop(message);
+    }
+    assert!(sender.busy_poll(1000).unwrap());
+    assert_eq!(sender.try_send(&[7; 1000]).unwrap(), Sent::Sent);
+    assert!(matches!(sender.busy_poll(1 << 16), Err(Error::TooLarge { .. })));
+
+    // The last message comes before the end.
+    drop(sender);
+    assert!(receiver.busy_poll().unwrap());
+    drop(receiver.try_receive().unwrap().unwrap());
+    while !receiver.arm().is_err_and(|error| error.is_closed()) {}
+    assert!(receiver.busy_poll().unwrap_err().is_closed());
+    let (mut sender, receiver) = Options::new().threads().unwrap();
+    drop(receiver);
+    assert!(sender.busy_poll(8).unwrap_err().is_closed());
+}
+
+#[test]
+fn a_loop_of_busy_polls_finds_every_message_of_another_thread() {
+    let (mut sender, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    let sending = std::thread::spawn(move || {
+        for number in 0..20_000u64 {
+            while sender.try_send(&number.to_le_bytes()).unwrap() != Sent::Sent {
+                let _ = sender.busy_poll(8).unwrap();
+            }
+        }
+        sender.drain_until(deadline()).unwrap()
+    });
+    for number in 0..20_000u64 {
+        while !receiver.busy_poll().unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(*receiver.try_receive().unwrap().expect("the busy poll has found it"), number.to_le_bytes());
+    }
+    assert!(sending.join().unwrap());
+}

@@ -1,8 +1,9 @@
 //! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task wakes; file operations of
 //! many tasks.
 
+use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
-use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender};
+use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
 use pelton::{Options, Outcome};
 use std::future::Future;
 use std::io::Write as _;
@@ -443,5 +444,48 @@ fn dropping_one_operation_still_wakes_the_others() {
             // The cancelled operations free their slots.
             engine.run(Operation::stat("/")).await.unwrap();
         }
+    });
+}
+
+#[test]
+fn endpoints_and_a_client_connect_to_peers_in_the_same_thread() {
+    let dir = TestDir::new("endpoints_and_a_client_connect_to_peers_in_the_same_thread");
+    run(async {
+        let mut receiver = AsyncReceiver::new(Options::new().gather_at(&dir.name()).unwrap()).unwrap();
+        let name = dir.name();
+        let sending = async {
+            AsyncSender::connect(&name).await.unwrap().send(b"hello").await.unwrap();
+        };
+        let receiving = async { assert_eq!(&*receiver.receive().await.unwrap(), b"hello") };
+        tokio::join!(sending, receiving);
+        drop(receiver);
+
+        let mut service = AsyncService::new(pelton::Service::listen(&name).unwrap()).unwrap();
+        let stopper = service.stopper();
+        let serving = service.run(8, |request| async move { request.reply(b"answer").unwrap() });
+        let calling = async {
+            let client = AsyncClient::connect(&name).await.unwrap();
+            assert_eq!(client.call(b"question").await.unwrap().bytes, b"answer");
+            stopper.stop();
+        };
+        let (served, ()) = tokio::join!(serving, calling);
+        served.unwrap();
+    });
+}
+
+#[test]
+fn a_connect_that_waits_keeps_no_other_task_waiting() {
+    let dir = TestDir::new("a_connect_that_waits_keeps_no_other_task_waiting");
+    let path = dir.path().join("c");
+    run(async {
+        let error = AsyncReceiver::connect(&dir.name()).await.unwrap_err();
+        assert!(matches!(error, pelton::Error::NoListener { .. }), "{error:?}");
+        let options = <Options>::new().connect_deadline(Duration::from_secs(60));
+        // They wait for each other, in one thread.
+        let opening = AsyncReceiver::open(options.cast().start_open_receiver(&path).unwrap());
+        let making = AsyncSender::open(options.cast().start_create_sender(&path).unwrap());
+        let (receiver, sender) = tokio::join!(opening, making);
+        sender.unwrap().send(b"hello").await.unwrap();
+        assert_eq!(&*receiver.unwrap().receive().await.unwrap(), b"hello");
     });
 }

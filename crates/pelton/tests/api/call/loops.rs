@@ -204,3 +204,33 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
         assert!(client.completion_of_until(id, deadline()).unwrap().is_some());
     }
 }
+
+#[test]
+fn a_busy_poll_finds_requests_and_completions_and_reports_the_end() {
+    let dir = TestDir::new("a_busy_poll_finds_requests_and_completions_and_reports_the_end");
+    let mut service = pelton::Service::listen(&dir.name()).unwrap();
+    let mut opening = pelton::Client::start_connect(&dir.name(), &pelton::Options::new()).unwrap();
+    let mut client = loop {
+        assert!(!service.busy_poll().unwrap());
+        if let Some(client) = opening.try_finish().unwrap() {
+            break client;
+        }
+    };
+    assert!(!client.busy_poll().unwrap(), "no call is in flight");
+    // The mean size of the requests bounds the time, and nothing else.
+    for bytes in [0, 100, 1_000_000, 10] {
+        let call = client.try_submit(&vec![1; bytes]).unwrap().unwrap();
+        assert!(!client.busy_poll().unwrap());
+        assert!(service.busy_poll().unwrap());
+        service.try_receive().unwrap().expect("the busy poll has found it").reply(b"answer").unwrap();
+        assert!(client.busy_poll().unwrap());
+        let completion = client.try_completion().unwrap().expect("the busy poll has found it");
+        assert_eq!((completion.call(), &*completion), (call, &b"answer"[..]));
+    }
+    service.stopper().stop();
+    assert!(service.busy_poll().unwrap_err().is_closed());
+    let _ = client.try_submit(b"never answered").unwrap().unwrap();
+    drop(service);
+    while !client.arm().is_err_and(|error| error.is_closed()) {}
+    assert!(client.busy_poll().unwrap_err().is_closed());
+}

@@ -33,6 +33,24 @@ fn a_cancelled_operation_completes_and_returns_its_memory() {
 }
 
 #[test]
+fn a_busy_poll_begins_operations_and_finds_their_completions() {
+    everywhere("a busy poll begins operations", |case| {
+        let mut engine = case.engine();
+        let (read, mut write) = pipe("a pipe");
+        assert!(!engine.busy_poll().unwrap(), "nothing is in flight");
+        submit(&mut engine, 1, Operation::read(&read, vec![1; 10]));
+        assert!(!engine.busy_poll().unwrap());
+        write.write_all(b"one").unwrap();
+        let deadline = deadline();
+        while !engine.busy_poll().unwrap() {
+            assert!(Instant::now() < deadline, "no completion comes");
+        }
+        let ended = engine.try_completion().unwrap().expect("the busy poll has found it");
+        assert_eq!((ended.token, ended.bytes()), (1, &b"one"[..]));
+    });
+}
+
+#[test]
 fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
     everywhere("an operation cancelled behind busy threads completes at once", |case| {
         let mut engine = case.options.clone().threads(1).open().unwrap();
