@@ -75,6 +75,48 @@ impl From<Duration> for Deadline {
     }
 }
 
+/// The value of `Options::connect_deadline`: made from an [`Instant`], a [`Duration`] or a [`Deadline`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectDeadline {
+    /// This long after each use of the options.
+    After(Duration),
+    /// The same for all uses.
+    At(Deadline),
+}
+
+impl ConnectDeadline {
+    /// The deadline of a use that begins now. Returns `None` if it does not wait.
+    #[doc(hidden)]
+    pub fn from_now(self) -> Option<Instant> {
+        let after = match self {
+            ConnectDeadline::After(time) => time,
+            ConnectDeadline::At(Deadline::Now) => return None,
+            ConnectDeadline::At(Deadline::At(instant)) => return Some(instant),
+            ConnectDeadline::At(Deadline::Never) => Duration::MAX,
+        };
+        // Ten years at most, which the clock can represent.
+        Some(Instant::now() + after.min(Duration::from_secs(315_360_000)))
+    }
+}
+
+impl From<Duration> for ConnectDeadline {
+    fn from(time: Duration) -> ConnectDeadline {
+        ConnectDeadline::After(time)
+    }
+}
+
+impl From<Instant> for ConnectDeadline {
+    fn from(instant: Instant) -> ConnectDeadline {
+        ConnectDeadline::At(instant.into())
+    }
+}
+
+impl From<Deadline> for ConnectDeadline {
+    fn from(deadline: Deadline) -> ConnectDeadline {
+        ConnectDeadline::At(deadline)
+    }
+}
+
 /// What `arm` found.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

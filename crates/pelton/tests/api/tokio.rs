@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -64,7 +64,7 @@ fn a_receive_dropped_at_any_await_takes_no_message() {
 #[test]
 fn membership_events_do_not_block_the_runtime_thread() {
     run(async {
-        let (senders, receiver) = Options::new().announce(true).gather().unwrap();
+        let (senders, receiver) = Options::new().membership_events(true).gather().unwrap();
         let mut receiver = AsyncReceiver::new(receiver).unwrap();
         let mut sender = senders.sender().unwrap();
         // The join is pending, and no message: blocking would keep this thread from its timer for ever.
@@ -194,6 +194,29 @@ fn many_tasks_share_one_client_in_one_thread_and_in_several() {
             assert_eq!(client.in_flight(), 0);
         });
     }
+}
+
+#[test]
+fn a_deadline_goes_to_the_service_and_a_failed_call_is_an_error_by_ok() {
+    let deadline = Instant::now() + Duration::from_secs(3600);
+    let calls = Calls::start(1, move |request| match request.deadline() {
+        // The clock of the calls counts nanoseconds.
+        Some(found) if found.max(deadline) - found.min(deadline) < Duration::from_millis(1) => {
+            request.reply(b"secret").unwrap();
+        }
+        Some(found) => panic!("{found:?} is not {deadline:?}"),
+        None => request.fail(7, b"secret").unwrap(),
+    });
+    run(async {
+        let client = calls.client();
+        let reply = client.submit_by(b"", deadline).await.unwrap().next().await.unwrap().unwrap();
+        assert!(!format!("{reply:?}").contains("115"), "{reply:?}");
+        assert_eq!(reply.ok().unwrap().as_ref(), b"secret");
+        match client.call(b"").await.unwrap().ok().unwrap_err() {
+            pelton::Error::CallFailed(failure) => assert_eq!((failure.code, &*failure.bytes), (7, &b"secret"[..])),
+            other => panic!("{other}"),
+        }
+    });
 }
 
 #[test]
@@ -378,7 +401,7 @@ fn pipe() -> (File, std::io::PipeWriter) {
 fn many_tasks_share_an_engine_and_wait_for_its_bound() {
     both_ways(async |options| {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).open().unwrap()).unwrap());
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).build().unwrap()).unwrap());
         let tasks: Vec<_> = (0..100u32)
             .map(|task| {
                 let (engine, path) = (engine.clone(), directory.path().join(task.to_string()));
@@ -420,7 +443,7 @@ async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Deb
 #[test]
 fn dropping_one_operation_still_wakes_the_others() {
     both_ways(async |options| {
-        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).open().unwrap()).unwrap());
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).build().unwrap()).unwrap());
         for round in 0..50 {
             let ((first, mut write), (second, _kept)) = (pipe(), pipe());
             let waits = {

@@ -53,7 +53,7 @@ fn a_busy_poll_begins_operations_and_finds_their_completions() {
 #[test]
 fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
     everywhere("an operation cancelled behind busy threads completes at once", |case| {
-        let mut engine = case.options.clone().threads(1).open().unwrap();
+        let mut engine = case.options.clone().threads(1).build().unwrap();
         let (slow, peer) = slow_to_close();
         let is_closing = closing(&slow);
         submit(&mut engine, 1, Operation::close(slow));
@@ -310,7 +310,7 @@ fn an_operation_that_never_completes_delays_no_other() {
 #[test]
 fn operations_that_run_until_gives_up_count_towards_the_bound() {
     everywhere("operations that run_until gives up count", |case| {
-        let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
+        let mut engine = case.options.clone().in_flight_max(2).threads(64).build().unwrap();
         // Long enough for most to have begun; one that has not ends at once, and the test tries another.
         let soon = || Instant::now() + Duration::from_millis(30);
         // A close in progress cannot be cancelled; one that no thread has begun can. The former occupy all slots, and
