@@ -22,10 +22,10 @@ static int lines;
 static void *log_lines(void *name) {
     pelton_appender *appender;
     char line[100];
-    check(pelton_appender_open(appenders, &appender), "opening");
+    check(pelton_appenders_appender(appenders, &appender), "opening");
     for (int i = 0; i < lines; i++) {
         int size = snprintf(line, sizeof line, "%s: line %d", (const char *)name, i);
-        check(pelton_append(appender, line, (size_t)size), "appending");
+        check(pelton_appender_append(appender, line, (size_t)size), "appending");
     }
     pelton_close(appender);
     return NULL;
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
         }
         for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
         /* On the disk. */
-        check(pelton_sync(appenders), "writing to the disk");
+        check(pelton_appenders_sync(appenders), "writing to the disk");
         pelton_close(appenders);
     } else {
         print(argv[1]);

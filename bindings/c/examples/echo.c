@@ -22,13 +22,13 @@ static int serve(const char *to, const char *back) {
     pelton_receiver *questions;
     pelton_sender *answers;
     pelton_message message;
-    check(pelton_listen(to, NULL, &asked), "listening");
-    check(pelton_listen(back, NULL, &answered), "listening");
-    check(pelton_accept_receiver(asked, PELTON_FOREVER, &questions), "accepting");
-    check(pelton_accept_sender(answered, PELTON_FOREVER, &answers), "accepting");
-    while (check(pelton_receive(questions, PELTON_FOREVER, &message), "receiving") != PELTON_CLOSED) {
-        check(pelton_send(answers, message.data, message.size, PELTON_FOREVER), "answering");
-        pelton_release(questions);
+    check(pelton_listener_open(to, NULL, &asked), "listening");
+    check(pelton_listener_open(back, NULL, &answered), "listening");
+    check(pelton_listener_accept_receiver(asked, PELTON_FOREVER, &questions), "accepting");
+    check(pelton_listener_accept_sender(answered, PELTON_FOREVER, &answers), "accepting");
+    while (check(pelton_receiver_receive(questions, PELTON_FOREVER, &message), "receiving") != PELTON_CLOSED) {
+        check(pelton_sender_send(answers, message.data, message.size, PELTON_FOREVER), "answering");
+        pelton_receiver_release(questions);
     }
     pelton_close(questions);
     pelton_close(answers);
@@ -38,7 +38,7 @@ static int serve(const char *to, const char *back) {
 }
 
 static int ask(const char *to, const char *back, char **texts, int count) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *questions;
     pelton_receiver *answers;
     pelton_message message;
@@ -46,10 +46,10 @@ static int ask(const char *to, const char *back, char **texts, int count) {
     check(pelton_sender_open(to, &options, &questions), "opening");
     check(pelton_receiver_open(back, &options, &answers), "opening");
     for (int i = 0; i < count; i++) {
-        check(pelton_send(questions, texts[i], strlen(texts[i]), PELTON_FOREVER), "asking");
-        if (check(pelton_receive(answers, pelton_deadline(INT64_C(5000000000)), &message), "waiting for the answer") == PELTON_CLOSED) break;
+        check(pelton_sender_send(questions, texts[i], strlen(texts[i]), PELTON_FOREVER), "asking");
+        if (check(pelton_receiver_receive(answers, pelton_deadline(INT64_C(5000000000)), &message), "waiting for the answer") == PELTON_CLOSED) break;
         printf("%.*s\n", (int)message.size, (const char *)message.data);
-        pelton_release(answers);
+        pelton_receiver_release(answers);
     }
     pelton_close(questions);
     pelton_close(answers);

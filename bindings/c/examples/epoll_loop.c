@@ -53,25 +53,25 @@ static int receive_all(const char *name) {
     pelton_receiver *receiver = NULL;
     pelton_message message;
     int epoll = epoll_create1(0);
-    check(pelton_listen(name, NULL, &listener), "listening");
-    watch(epoll, pelton_fd(listener));
+    check(pelton_listener_open(name, NULL, &listener), "listening");
+    watch(epoll, pelton_listener_fd(listener));
     /* 1. Somebody connects. */
     do {
         next_ready(epoll);
-    } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
+    } while (check(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
     pelton_close(listener);
-    watch(epoll, pelton_fd(receiver));
+    watch(epoll, pelton_receiver_fd(receiver));
     for (;;) {
         /* 2. Arm: PELTON_AGAIN when there is nothing, so go to sleep. */
-        int code = check(pelton_arm(receiver), "arming");
+        int code = check(pelton_receiver_arm(receiver), "arming");
         if (code == PELTON_CLOSED) break;
         if (code == PELTON_AGAIN) next_ready(epoll);
         /* 3. Take what is there, at most so much that other descriptors have their turn. */
         for (int i = 0; i < 1000; i++) {
-            code = check(pelton_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
+            code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
             if (code != PELTON_OK) break;
             fwrite(message.data, 1, message.size, stdout);
-            pelton_release(receiver);
+            pelton_receiver_release(receiver);
         }
         if (code == PELTON_CLOSED) break;
     }
@@ -81,7 +81,7 @@ static int receive_all(const char *name) {
 }
 
 static int send_all(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     char buffer[4096];
     int epoll = epoll_create1(0);
@@ -93,7 +93,7 @@ static int send_all(const char *name) {
         fprintf(stderr, "nobody receives at %s\n", name);
         return 1;
     }
-    int room = pelton_fd(sender);
+    int room = pelton_sender_fd(sender);
     watch(epoll, STDIN_FILENO);
     int is_full = 0;
     for (;;) {
@@ -102,11 +102,11 @@ static int send_all(const char *name) {
             pending = read(STDIN_FILENO, buffer, sizeof buffer);
             if (pending <= 0) break;
         }
-        int code = check(pelton_send(sender, buffer, (size_t)pending, PELTON_NO_WAIT), "sending");
+        int code = check(pelton_sender_send(sender, buffer, (size_t)pending, PELTON_NO_WAIT), "sending");
         if (code == PELTON_CLOSED) break;
         if (code == PELTON_AGAIN) {
             /* Standard input waits until there is room. The descriptor is readable if some has come meanwhile. */
-            check(pelton_arm_send(sender, (size_t)pending), "arming");
+            check(pelton_sender_arm(sender, (size_t)pending), "arming");
         }
         if ((code == PELTON_AGAIN) != is_full) {
             is_full = !is_full;
@@ -115,8 +115,8 @@ static int send_all(const char *name) {
             watch(epoll, is_full ? room : STDIN_FILENO);
         }
     }
-    check(pelton_disarm(sender), "disarming");
-    check(pelton_drain(sender, pelton_deadline(INT64_C(60000000000))), "draining");
+    check(pelton_sender_disarm(sender), "disarming");
+    check(pelton_sender_wait_released(sender, pelton_deadline(INT64_C(60000000000))), "draining");
     pelton_close(sender);
     close(epoll);
     return pending < 0;

@@ -50,7 +50,7 @@ static void on_answer(pelton_uv_call *call, int code, const pelton_completion *a
     if (++answered == count) {
         pelton_uv_client_close(handle, NULL);
     } else {
-        pelton_release(handle->client);
+        pelton_client_release(handle->client);
         ask(handle);
     }
 }
@@ -73,7 +73,7 @@ static void on_end(pelton_uv_client *handle, int code) {
 }
 
 int main(int argc, char **argv) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_client_options options = PELTON_CLIENT_OPTIONS_INIT;
     pelton_client *client;
     pelton_uv_client handle;
     if (argc != 2) return fprintf(stderr, "usage: jwt-ask NAME < TOKENS\n"), 2;

@@ -90,11 +90,11 @@ static int send_next(pelton_sender *sender, stream *stream, int64_t deadline_ns)
     if (has_descriptor(stream)) {
         int fd = new_descriptor(stream);
         memset(buffer, (int)(stream->done & 0xff), stream->size);
-        code = pelton_send_descriptors(sender, buffer, stream->size, &fd, 1, deadline_ns);
+        code = pelton_sender_send_descriptors(sender, buffer, stream->size, &fd, 1, deadline_ns);
         close(fd);
-    } else if ((code = pelton_reserve(sender, stream->size, deadline_ns, &room)) == PELTON_OK) {
+    } else if ((code = pelton_sender_reserve(sender, stream->size, deadline_ns, &room)) == PELTON_OK) {
         memset(room, (int)(stream->done & 0xff), stream->size);
-        code = pelton_commit(sender, stream->size);
+        code = pelton_sender_commit(sender, stream->size);
     }
     if (code == PELTON_OK) {
         stream->done++;
@@ -108,7 +108,7 @@ static int send_next(pelton_sender *sender, stream *stream, int64_t deadline_ns)
 static void check_message(pelton_receiver *receiver, stream *stream, const pelton_message *message) {
     int fd = -1, code;
     size_t count;
-    if (message->descriptors && (code = pelton_take_descriptors(receiver, &fd, 1, &count)) != PELTON_OK) give_up("descriptors", code);
+    if (message->descriptor_count && (code = pelton_receiver_take_descriptors(receiver, &fd, 1, &count)) != PELTON_OK) give_up("descriptors", code);
     check(stream, message->data, message->size, fd);
 }
 
@@ -125,9 +125,9 @@ static void produce_spinning(pelton_sender *sender, stream *stream) {
 static void consume_spinning(pelton_receiver *receiver, stream *stream) {
     pelton_message message;
     int code;
-    while ((code = pelton_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
+    while ((code = pelton_receiver_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
         check_message(receiver, stream, &message);
-        pelton_release(receiver);
+        pelton_receiver_release(receiver);
     }
     if (code != PELTON_CLOSED) give_up("receiving", code);
     pelton_close(receiver);
@@ -246,7 +246,7 @@ static void consume_by_socket(int socket, stream *stream) {
 /* By pelton: the consumer listens, the producer, a child, connects. */
 static pid_t run_pelton(stream *stream, uint32_t wait, void (*produce)(pelton_sender *, struct stream *),
                         void (*consume)(pelton_receiver *, struct stream *)) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_listener *listener;
     pelton_receiver *receiver;
     pelton_sender *sender;
@@ -261,8 +261,8 @@ static pid_t run_pelton(stream *stream, uint32_t wait, void (*produce)(pelton_se
         produce(sender, stream);
         exit(0);
     }
-    if ((code = pelton_listen(name, &options, &listener)) != PELTON_OK) give_up("listening", code);
-    if ((code = pelton_accept_receiver(listener, PELTON_FOREVER, &receiver)) != PELTON_OK) give_up("accepting", code);
+    if ((code = pelton_listener_open(name, &options, &listener)) != PELTON_OK) give_up("listening", code);
+    if ((code = pelton_listener_accept_receiver(listener, PELTON_FOREVER, &receiver)) != PELTON_OK) give_up("accepting", code);
     pelton_close(listener);
     consume(receiver, stream);
     return producer;

@@ -52,19 +52,19 @@ int main(int argc, char **argv) {
         fprintf(stderr, "io_uring: %s\n", strerror(-code));
         return 77; /* refused here, as in some containers */
     }
-    check(pelton_listen(argv[1], NULL, &listener), "listening");
+    check(pelton_listener_open(argv[1], NULL, &listener), "listening");
     do {
-        wait_for_messages(&ring, pelton_fd(listener));
-    } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
+        wait_for_messages(&ring, pelton_listener_fd(listener));
+    } while (check(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
     pelton_close(listener);
-    while ((code = check(pelton_arm(receiver), "arming")) != PELTON_CLOSED) {
-        if (code == PELTON_AGAIN) wait_for_messages(&ring, pelton_fd(receiver));
+    while ((code = check(pelton_receiver_arm(receiver), "arming")) != PELTON_CLOSED) {
+        if (code == PELTON_AGAIN) wait_for_messages(&ring, pelton_receiver_fd(receiver));
         /* What is there, at most so much that others have their turn. */
         for (int i = 0; i < 1000; i++) {
-            code = check(pelton_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
+            code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
             if (code != PELTON_OK) break;
             fwrite(message.data, 1, message.size, stdout);
-            pelton_release(receiver);
+            pelton_receiver_release(receiver);
         }
         if (code == PELTON_CLOSED) break;
     }

@@ -37,7 +37,7 @@ static void note_end(pelton_uv_client *handle, int code) {
 
 static void note_services_end(pelton_uv_service *handle, int code) {
     notes *own = (notes *)handle->data;
-    ANSWERS(code, PELTON_CLOSED);
+    RETURNS(code, PELTON_CLOSED);
     CHECK(!uv_is_active((uv_handle_t *)&handle->poll));
     pelton_uv_service_close(handle, free_service);
     own->ends++;
@@ -61,7 +61,7 @@ static void new_service(uv_loop_t *loop, pelton_service *of, notes *own) {
 
 /* Both sides in one loop. */
 static void both_sides(uv_loop_t *loop, notes *own, uint64_t capacity) {
-    pelton_options options = soon(capacity);
+    pelton_client_options options = soon(capacity);
     CHECK(uv_loop_init(loop) == 0);
     memset(own, 0, sizeof *own);
     begin_with(&options);
@@ -105,7 +105,7 @@ static void count_answer(pelton_uv_call *call, int code, const pelton_completion
         return;
     }
     /* What is read is released before anything is asked. */
-    OK(pelton_release(handle->client));
+    OK(pelton_client_release(handle->client));
     ask_some(handle);
     if (own->answered % 1000 == 0) {
         pelton_uv_client_stop(handle);
@@ -123,7 +123,7 @@ static void ask_some(pelton_uv_client *handle) {
         fill(request, own->asked, own->size);
         int code = pelton_uv_call_start(handle, call, request, own->size, 0, count_answer);
         if (code != PELTON_OK) {
-            ANSWERS(code, PELTON_AGAIN);
+            RETURNS(code, PELTON_AGAIN);
             free(call);
             break;
         }
@@ -145,7 +145,7 @@ static void answer_later(pelton_uv_service *handle, const pelton_request *reques
     if (own->count < KEPT) return;
     while (own->count > 0) {
         own->count--;
-        OK(pelton_reply(own->kept[own->count], kept[own->count], request->size));
+        OK(pelton_responder_reply(own->kept[own->count], kept[own->count], request->size));
     }
 }
 
@@ -163,7 +163,7 @@ static void answers_come_in_any_order_to_many_calls_at_once(void) {
 
 static void echo_at_once(pelton_uv_service *handle, const pelton_request *request) {
     (void)handle;
-    OK(pelton_reply(request->responder, request->data, request->size));
+    OK(pelton_responder_reply(request->responder, request->data, request->size));
 }
 
 static void who_has_no_room_is_told_when_there_is_some(void) {
@@ -223,12 +223,12 @@ static void count_parts(pelton_uv_call *call, int code, const pelton_completion 
         return;
     }
     CHECK(answer->outcome == PELTON_END && own->parts == 100);
-    OK(pelton_release(call->handle->client));
-    ANSWERS(pelton_uv_call_cancel(call), PELTON_AGAIN);
+    OK(pelton_client_release(call->handle->client));
+    RETURNS(pelton_uv_call_cancel(call), PELTON_AGAIN);
     free(call);
     OK(pelton_uv_call_cancel(own->cancelled));
     free(own->cancelled);
-    OK(pelton_service_stop(own->service->service, PELTON_STOP_NOW));
+    OK(pelton_service_stop(own->service->service));
 }
 
 static void answer_in_parts(pelton_uv_service *handle, const pelton_request *request) {
@@ -238,8 +238,8 @@ static void answer_in_parts(pelton_uv_service *handle, const pelton_request *req
         own->kept[own->count++] = request->responder;
         return;
     }
-    for (size_t i = 0; i < 100; i++) OK(pelton_reply_part(request->responder, part, i, PELTON_NO_WAIT));
-    OK(pelton_reply_end(request->responder));
+    for (size_t i = 0; i < 100; i++) OK(pelton_responder_part(request->responder, part, i, PELTON_NO_WAIT));
+    OK(pelton_responder_end(request->responder));
 }
 
 static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
@@ -254,7 +254,7 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
     /* The service's end is the client's: it is closed by that. */
     end_loop(&loop);
     CHECK(own.parts == 100 && own.count == 1 && own.ends == 2 && own.closings == 2 && own.code == PELTON_CLOSED);
-    int code = pelton_reply(own.kept[0], "x", 1);
+    int code = pelton_responder_reply(own.kept[0], "x", 1);
     CHECK(code == PELTON_CLOSED || code == PELTON_PEER_DIED);
 }
 
@@ -262,7 +262,7 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
 
 static void note_lost(pelton_uv_call *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
-    ANSWERS(code, PELTON_PEER_DIED);
+    RETURNS(code, PELTON_PEER_DIED);
     CHECK(!answer && own->ends == 0);
     own->told++;
     free(call);
@@ -271,11 +271,11 @@ static void note_lost(pelton_uv_call *call, int code, const pelton_completion *a
 /* Takes all, and stands. */
 static void take_and_stand(const char *name) {
     pelton_service *of;
-    OK(pelton_service_listen(name, NULL, &of));
+    OK(pelton_service_open(name, NULL, &of));
     for (;;) {
         pelton_request request;
         OK(pelton_service_receive(of, SOON, &request));
-        OK(pelton_release(of));
+        OK(pelton_service_release(of));
     }
 }
 
@@ -283,7 +283,7 @@ static void every_call_is_told_when_the_service_is_killed(void) {
     char name[128], path[128];
     uv_loop_t loop;
     notes own;
-    pelton_options options = soon(0);
+    pelton_client_options options = soon(0);
     CHECK(uv_loop_init(&loop) == 0);
     memset(&own, 0, sizeof own);
     pid_t child = start(take_and_stand, place(name, "unix:%s/service"));
@@ -302,7 +302,7 @@ static void serve_in_a_loop(const char *name) {
     notes own;
     CHECK(uv_loop_init(&loop) == 0);
     memset(&own, 0, sizeof own);
-    OK(pelton_service_listen(name, NULL, &service));
+    OK(pelton_service_open(name, NULL, &service));
     new_service(&loop, service, &own);
     OK(pelton_uv_service_start(own.service, echo_at_once, note_services_end));
     uv_run(&loop, UV_RUN_DEFAULT);
@@ -310,15 +310,15 @@ static void serve_in_a_loop(const char *name) {
 
 static void a_service_in_a_loop_answers_another_process(void) {
     char name[128], path[128];
-    pelton_options options = soon(0);
+    pelton_client_options options = soon(0);
     pid_t child = start(serve_in_a_loop, place(name, "unix:%s/service"));
     OK(pelton_client_open(name, &options, &client));
     for (uint32_t i = 0; i < 1000; i++) submitted(&i, sizeof i);
     for (uint32_t i = 0; i < 1000; i++) {
         pelton_completion answer;
-        OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
+        OK(pelton_client_await(client, SOON, &answer));
         CHECK(answer.size == sizeof i);
-        OK(pelton_release(client));
+        OK(pelton_client_release(client));
     }
     kill_now(child);
     OK(pelton_close(client));

@@ -38,7 +38,7 @@ static void begin(void) {
     open.path = place(path, "%s/file");
     open.open_flags = O_RDWR | O_CREAT;
     open.mode = 0600;
-    OK(pelton_file_run(engine, &open, PELTON_FOREVER, &out));
+    OK(pelton_engine_run(engine, &open, PELTON_FOREVER, &out));
     file = out.file;
     handle = (pelton_uv_engine *)malloc(sizeof *handle);
     CHECK(handle);
@@ -133,7 +133,7 @@ static int synced;
 
 static void on_synced(pelton_uv_operation *operation, const pelton_file_completion *done) {
     (void)operation;
-    ANSWERS(done->code, PELTON_OK);
+    RETURNS(done->code, PELTON_OK);
     synced++;
 }
 
@@ -180,7 +180,7 @@ static void on_nothing(pelton_uv_operation *operation, const pelton_file_complet
 }
 
 static void close_in_callback(pelton_uv_operation *operation, const pelton_file_completion *done) {
-    ANSWERS(done->code, PELTON_OK);
+    RETURNS(done->code, PELTON_OK);
     pelton_uv_engine_close(operation->handle, free_engine);
 }
 
@@ -202,7 +202,7 @@ static void what_is_cancelled_comes_back_and_after_a_close_nothing_does(void) {
     OK(pelton_uv_file_cancel(&first->operation));
     run();
     CHECK(cancelled == 1);
-    ANSWERS(pelton_uv_file_cancel(&first->operation), PELTON_AGAIN);
+    RETURNS(pelton_uv_file_cancel(&first->operation), PELTON_AGAIN);
     /* Closed in a callback while another is in flight, with memory to be released, and one without. */
     first->what.release = release;
     first->what.context = &released;
