@@ -8,8 +8,8 @@ enum { MESSAGES = 50000 };
 typedef struct notes {
     uint32_t messages, rooms, ends, closings, turns;
     int code;                     /* of the last end */
-    pelton_uv_receiver *receiver; /* whom to stop or close */
-    pelton_uv_sender *sender;
+    pelton_uv_receiver_t *receiver; /* whom to stop or close */
+    pelton_uv_sender_t *sender;
 } notes;
 
 static size_t size_of(uint32_t number) {
@@ -17,18 +17,18 @@ static size_t size_of(uint32_t number) {
 }
 
 /* Heap memory for each handle, freed when libuv lets go of it, so that a use after that is found. */
-static void free_receiver(pelton_uv_receiver *handle) {
+static void free_receiver(pelton_uv_receiver_t *handle) {
     ((notes *)handle->data)->closings++;
     free(handle);
 }
 
-static void free_sender(pelton_uv_sender *handle) {
+static void free_sender(pelton_uv_sender_t *handle) {
     ((notes *)handle->data)->closings++;
     free(handle);
 }
 
-static pelton_uv_receiver *new_receiver(uv_loop_t *loop, pelton_receiver *receiver, notes *own) {
-    pelton_uv_receiver *handle = (pelton_uv_receiver *)malloc(sizeof *handle);
+static pelton_uv_receiver_t *new_receiver(uv_loop_t *loop, pelton_receiver *receiver, notes *own) {
+    pelton_uv_receiver_t *handle = (pelton_uv_receiver_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_receiver_init(loop, handle, receiver));
     handle->data = own;
@@ -36,8 +36,8 @@ static pelton_uv_receiver *new_receiver(uv_loop_t *loop, pelton_receiver *receiv
     return handle;
 }
 
-static pelton_uv_sender *new_sender(uv_loop_t *loop, pelton_sender *sender, notes *own) {
-    pelton_uv_sender *handle = (pelton_uv_sender *)malloc(sizeof *handle);
+static pelton_uv_sender_t *new_sender(uv_loop_t *loop, pelton_sender *sender, notes *own) {
+    pelton_uv_sender_t *handle = (pelton_uv_sender_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_sender_init(loop, handle, sender));
     handle->data = own;
@@ -66,7 +66,7 @@ static void end_loop(uv_loop_t *loop) {
 
 /* ---- Callbacks of several tests ---- */
 
-static void count_in_order(pelton_uv_receiver *handle, const pelton_message *message) {
+static void count_in_order(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     uint32_t found;
     memcpy(&found, message->data, sizeof found);
@@ -74,7 +74,7 @@ static void count_in_order(pelton_uv_receiver *handle, const pelton_message *mes
     own->messages++;
 }
 
-static void note_end_and_close(pelton_uv_receiver *handle, int code) {
+static void note_end_and_close(pelton_uv_receiver_t *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
@@ -82,7 +82,7 @@ static void note_end_and_close(pelton_uv_receiver *handle, int code) {
     pelton_uv_receiver_close(handle, free_receiver);
 }
 
-static void note_senders_end_and_close(pelton_uv_sender *handle, int code) {
+static void note_senders_end_and_close(pelton_uv_sender_t *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
@@ -90,7 +90,7 @@ static void note_senders_end_and_close(pelton_uv_sender *handle, int code) {
     pelton_uv_sender_close(handle, free_sender);
 }
 
-static int send_next(pelton_uv_sender *handle) {
+static int send_next(pelton_uv_sender_t *handle) {
     notes *own = (notes *)handle->data;
     char payload[500];
     memset(payload, 'x', sizeof payload);
@@ -100,7 +100,7 @@ static int send_next(pelton_uv_sender *handle) {
     return code;
 }
 
-static void fill(pelton_uv_sender *handle) {
+static void fill(pelton_uv_sender_t *handle) {
     int code;
     do {
         code = send_next(handle);
@@ -108,7 +108,7 @@ static void fill(pelton_uv_sender *handle) {
     RETURNS(code, PELTON_AGAIN);
 }
 
-static void send_all_and_close(pelton_uv_sender *handle) {
+static void send_all_and_close(pelton_uv_sender_t *handle) {
     notes *own = (notes *)handle->data;
     int code = PELTON_OK;
     while (own->rooms < MESSAGES && code == PELTON_OK) {
@@ -121,23 +121,23 @@ static void send_all_and_close(pelton_uv_sender *handle) {
     }
 }
 
-static void no_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void no_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle, (void)message;
     CHECK(!"a message that must not come");
 }
 
-static void no_room(pelton_uv_sender *handle) {
+static void no_room(pelton_uv_sender_t *handle) {
     (void)handle;
     CHECK(!"room that must not be told");
 }
 
-static void no_end(pelton_uv_receiver *handle, int code) {
+static void no_end(pelton_uv_receiver_t *handle, int code) {
     (void)handle;
     RETURNS(code, PELTON_OK);
     CHECK(!"an end that must not be told");
 }
 
-static void no_senders_end(pelton_uv_sender *handle, int code) {
+static void no_senders_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
     RETURNS(code, PELTON_OK);
     CHECK(!"an end that must not be told");
@@ -201,11 +201,11 @@ static int turn(uv_loop_t *loop, int turns) {
     return alive;
 }
 
-static void count_room(pelton_uv_sender *handle) {
+static void count_room(pelton_uv_sender_t *handle) {
     ((notes *)handle->data)->turns++;
 }
 
-static void close_sender_on_room(pelton_uv_sender *handle) {
+static void close_sender_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_sender_close(handle, free_sender);
 }
 
@@ -234,12 +234,12 @@ static void room_is_told_in_each_turn_that_has_it_and_in_no_other(void) {
     CHECK(own.messages == own.rooms && own.closings == 2);
 }
 
-static void stop_after_ten(pelton_uv_receiver *handle, const pelton_message *message) {
+static void stop_after_ten(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     if (((notes *)handle->data)->messages == 10) pelton_uv_receiver_stop(handle);
 }
 
-static void stop_and_start(pelton_uv_receiver *handle, const pelton_message *message) {
+static void stop_and_start(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     pelton_uv_receiver_stop(handle);
     OK(pelton_uv_receiver_start(handle, stop_and_start, note_end_and_close));
@@ -269,42 +269,42 @@ static void who_stops_gets_nothing_and_goes_on_where_it_stopped(void) {
     CHECK(own.messages == own.rooms && own.closings == 2);
 }
 
-static void close_in_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_in_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     pelton_uv_receiver_close(handle, free_receiver);
     /* There still. */
     count_in_order(handle, message);
 }
 
-static void close_sender_in_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_sender_in_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     count_in_order(handle, message);
     if (own->sender) pelton_uv_sender_close(own->sender, free_sender);
     own->sender = NULL;
 }
 
-static void close_both_in_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_both_in_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     close_sender_in_message(handle, message);
     pelton_uv_receiver_close(handle, free_receiver);
 }
 
-static void close_both_on_room(pelton_uv_sender *handle) {
+static void close_both_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_receiver_close(((notes *)handle->data)->receiver, free_receiver);
     pelton_uv_sender_close(handle, free_sender);
 }
 
-static void close_receiver_on_room(pelton_uv_sender *handle) {
+static void close_receiver_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_receiver_close(((notes *)handle->data)->receiver, free_receiver);
     pelton_uv_sender_stop(handle);
     OK(pelton_uv_sender_start(handle, 500, count_room, note_senders_end_and_close));
 }
 
-static void close_sender_when_closed(pelton_uv_receiver *handle) {
+static void close_sender_when_closed(pelton_uv_receiver_t *handle) {
     notes *own = (notes *)handle->data;
     pelton_uv_sender_close(own->sender, free_sender);
     free_receiver(handle);
 }
 
-static void close_both_nested(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_both_nested(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     pelton_uv_receiver_close(handle, close_sender_when_closed);
 }
@@ -312,7 +312,7 @@ static void close_both_nested(pelton_uv_receiver *handle, const pelton_message *
 static void a_handle_is_closed_in_any_callback_of_its_own_and_of_others(void) {
     static const struct {
         pelton_uv_message_cb on_message;
-        pelton_uv_room_cb on_room;
+        pelton_uv_space_cb on_room;
         uint32_t ends; /* that are told */
         int code;
     } ways[] = {
@@ -367,7 +367,7 @@ static void an_end_that_was_there_before_is_the_answer_of_start(void) {
 
 static pelton_receiver *unwatched;
 
-static void fill_lose_the_receiver_and_stop(pelton_uv_sender *handle) {
+static void fill_lose_the_receiver_and_stop(pelton_uv_sender_t *handle) {
     fill(handle);
     OK(pelton_close(unwatched));
     pelton_uv_sender_stop(handle);
@@ -398,7 +398,7 @@ static void close_all_after_three_turns(uv_prepare_t *prepare) {
     pelton_uv_sender_close(own->sender, free_sender);
 }
 
-static void send_another(pelton_uv_receiver *handle, const pelton_message *message) {
+static void send_another(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     count_in_order(handle, message);
     OK(send_next(own->sender));
@@ -520,7 +520,7 @@ static void send_ten_and_stand(const char *name) {
     OK(pelton_sender_get_info(sender, &info));
     /* The successor goes on where the first stopped. */
     own.rooms = info.next_seq - 1;
-    pelton_uv_sender *handle = new_sender(&loop, sender, &own);
+    pelton_uv_sender_t *handle = new_sender(&loop, sender, &own);
     for (int i = 0; i < 10; i++) {
         OK(send_next(handle));
     }
@@ -530,24 +530,24 @@ static void send_ten_and_stand(const char *name) {
 static pid_t dying;
 static uv_work_t resuming;
 
-static void kill_after_tens(pelton_uv_receiver *handle, const pelton_message *message) {
+static void kill_after_tens(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     if (((notes *)handle->data)->messages % 10 == 0) kill_now(dying);
 }
 
 static void resume(uv_work_t *work) {
-    pelton_uv_receiver *handle = (pelton_uv_receiver *)work->data;
+    pelton_uv_receiver_t *handle = (pelton_uv_receiver_t *)work->data;
     OK(pelton_receiver_resume(handle->receiver, SOON));
 }
 
 static void start_again(uv_work_t *work, int status) {
     CHECK(status == 0);
-    OK(pelton_uv_receiver_start((pelton_uv_receiver *)work->data, kill_after_tens, note_end_and_close));
+    OK(pelton_uv_receiver_start((pelton_uv_receiver_t *)work->data, kill_after_tens, note_end_and_close));
 }
 
 static const char *successors_name;
 
-static void resume_by_work(pelton_uv_receiver *handle, int code) {
+static void resume_by_work(pelton_uv_receiver_t *handle, int code) {
     RETURNS(code, PELTON_PEER_DIED);
     CHECK(strstr(pelton_error_detail(), "died without closing"));
     dying = start(send_ten_and_stand, successors_name);
@@ -654,7 +654,7 @@ static void release_elsewhere(uv_work_t *work) {
     OK(pelton_close(held));
 }
 
-static void hold_the_first(pelton_uv_receiver *handle, const pelton_message *message) {
+static void hold_the_first(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     count_in_order(handle, message);
     if (own->messages == 1) OK(pelton_receiver_hold(handle->receiver, &held));
@@ -676,7 +676,7 @@ static void a_message_held_is_released_on_another_thread(void) {
     CHECK(own.messages == own.rooms && own.closings == 2);
 }
 
-static void take_what_came_along(pelton_uv_receiver *handle, const pelton_message *message) {
+static void take_what_came_along(pelton_uv_receiver_t *handle, const pelton_message *message) {
     int fd;
     size_t count;
     char text[4];

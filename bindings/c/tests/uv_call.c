@@ -11,23 +11,23 @@ typedef struct notes {
     pelton_responder *kept[KEPT]; /* by a service that answers later */
     uint32_t numbers[KEPT], count;
     size_t size; /* of each request */
-    pelton_uv_client *client;
-    pelton_uv_service *service;
-    pelton_uv_call *cancelled;
+    pelton_uv_client_t *client;
+    pelton_uv_service_t *service;
+    pelton_uv_call_t *cancelled;
 } notes;
 
 /* Heap memory for everything, freed when libuv or the last answer lets go of it, so that a use after that is found. */
-static void free_client(pelton_uv_client *handle) {
+static void free_client(pelton_uv_client_t *handle) {
     ((notes *)handle->data)->closings++;
     free(handle);
 }
 
-static void free_service(pelton_uv_service *handle) {
+static void free_service(pelton_uv_service_t *handle) {
     ((notes *)handle->data)->closings++;
     free(handle);
 }
 
-static void note_end(pelton_uv_client *handle, int code) {
+static void note_end(pelton_uv_client_t *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
@@ -35,7 +35,7 @@ static void note_end(pelton_uv_client *handle, int code) {
     pelton_uv_client_close(handle, free_client);
 }
 
-static void note_services_end(pelton_uv_service *handle, int code) {
+static void note_services_end(pelton_uv_service_t *handle, int code) {
     notes *own = (notes *)handle->data;
     RETURNS(code, PELTON_CLOSED);
     CHECK(!uv_is_active((uv_handle_t *)&handle->poll));
@@ -44,7 +44,7 @@ static void note_services_end(pelton_uv_service *handle, int code) {
 }
 
 static void new_client(uv_loop_t *loop, pelton_client *of, notes *own) {
-    pelton_uv_client *handle = (pelton_uv_client *)malloc(sizeof *handle);
+    pelton_uv_client_t *handle = (pelton_uv_client_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_client_init(loop, handle, of));
     handle->data = own;
@@ -52,7 +52,7 @@ static void new_client(uv_loop_t *loop, pelton_client *of, notes *own) {
 }
 
 static void new_service(uv_loop_t *loop, pelton_service *of, notes *own) {
-    pelton_uv_service *handle = (pelton_uv_service *)malloc(sizeof *handle);
+    pelton_uv_service_t *handle = (pelton_uv_service_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_service_init(loop, handle, of));
     handle->data = own;
@@ -75,13 +75,13 @@ static void end_loop(uv_loop_t *loop) {
     CHECK(uv_loop_close(loop) == 0);
 }
 
-static pelton_uv_call *new_call(void) {
-    pelton_uv_call *call = (pelton_uv_call *)calloc(1, sizeof *call);
+static pelton_uv_call_t *new_call(void) {
+    pelton_uv_call_t *call = (pelton_uv_call_t *)calloc(1, sizeof *call);
     CHECK(call);
     return call;
 }
 
-static void not_answered(pelton_uv_call *call, int code, const pelton_completion *answer) {
+static void not_answered(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     (void)call;
     (void)code;
     CHECK(!answer && !"it was given up");
@@ -89,10 +89,10 @@ static void not_answered(pelton_uv_call *call, int code, const pelton_completion
 
 /* ---- Many at once ----------------------------------------------------------------------------------------------------------- */
 
-static void ask_some(pelton_uv_client *handle);
+static void ask_some(pelton_uv_client_t *handle);
 
-static void count_answer(pelton_uv_call *call, int code, const pelton_completion *answer) {
-    pelton_uv_client *handle = call->handle;
+static void count_answer(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
+    pelton_uv_client_t *handle = call->handle;
     notes *own = (notes *)handle->data;
     OK(code);
     CHECK(answer->outcome == PELTON_REPLY && answer->call == call->call && answer->size == own->size);
@@ -109,19 +109,19 @@ static void count_answer(pelton_uv_call *call, int code, const pelton_completion
     ask_some(handle);
     if (own->answered % 1000 == 0) {
         pelton_uv_client_stop(handle);
-        CHECK(!own->client->on_end);
-        OK(pelton_uv_client_start(handle, own->rooms ? handle->on_room : NULL, note_end));
+        CHECK(!own->client->end_cb);
+        OK(pelton_uv_client_start(handle, own->rooms ? handle->space_cb : NULL, note_end));
     }
 }
 
-static void ask_some(pelton_uv_client *handle) {
+static void ask_some(pelton_uv_client_t *handle) {
     notes *own = (notes *)handle->data;
     static unsigned char request[30000];
     while (own->asked < CALLS && own->asked - own->answered < AT_A_TIME) {
-        pelton_uv_call *call = new_call();
+        pelton_uv_call_t *call = new_call();
         call->data = (void *)(uintptr_t)own->asked;
         fill(request, own->asked, own->size);
-        int code = pelton_uv_call_start(handle, call, request, own->size, 0, count_answer);
+        int code = pelton_uv_call_start(call, handle, request, own->size, 0, count_answer);
         if (code != PELTON_OK) {
             RETURNS(code, PELTON_AGAIN);
             free(call);
@@ -131,13 +131,13 @@ static void ask_some(pelton_uv_client *handle) {
     }
 }
 
-static void ask_when_there_is_room(pelton_uv_client *handle) {
+static void ask_when_there_is_room(pelton_uv_client_t *handle) {
     ((notes *)handle->data)->rooms++;
     ask_some(handle);
 }
 
 /* Keeps some, and answers them in another order. */
-static void answer_later(pelton_uv_service *handle, const pelton_request *request) {
+static void answer_later(pelton_uv_service_t *handle, const pelton_request *request) {
     notes *own = (notes *)handle->data;
     static unsigned char kept[KEPT][30000];
     memcpy(kept[own->count], request->data, request->size);
@@ -161,7 +161,7 @@ static void answers_come_in_any_order_to_many_calls_at_once(void) {
     CHECK(own.answered == CALLS && own.closings == 2 && own.ends == 0);
 }
 
-static void echo_at_once(pelton_uv_service *handle, const pelton_request *request) {
+static void echo_at_once(pelton_uv_service_t *handle, const pelton_request *request) {
     (void)handle;
     OK(pelton_responder_reply(request->responder, request->data, request->size));
 }
@@ -182,7 +182,7 @@ static void who_has_no_room_is_told_when_there_is_some(void) {
 
 /* ---- In pieces, in parts, given up -------------------------------------------------------------------------------------------- */
 
-static void close_both(pelton_uv_call *call, int code, const pelton_completion *answer) {
+static void close_both(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
     OK(code);
     CHECK(answer->size == LONG_ANSWER && is_filled(answer->data, 1, answer->size));
@@ -196,7 +196,7 @@ static void ask_what_is_large(uv_timer_t *timer) {
     notes *own = (notes *)timer->data;
     static unsigned char large[LONG_ANSWER];
     fill(large, 1, sizeof large);
-    OK(pelton_uv_call_start(own->client, new_call(), large, sizeof large, 0, close_both));
+    OK(pelton_uv_call_start(new_call(), own->client, large, sizeof large, 0, close_both));
     uv_close((uv_handle_t *)timer, NULL);
 }
 
@@ -215,7 +215,7 @@ static void what_travels_in_pieces_arrives_though_nothing_else_happens(void) {
     CHECK(own.answered == 1 && own.closings == 2);
 }
 
-static void count_parts(pelton_uv_call *call, int code, const pelton_completion *answer) {
+static void count_parts(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
     OK(code);
     if (answer->outcome == PELTON_PART) {
@@ -231,7 +231,7 @@ static void count_parts(pelton_uv_call *call, int code, const pelton_completion 
     OK(pelton_service_stop(own->service->service));
 }
 
-static void answer_in_parts(pelton_uv_service *handle, const pelton_request *request) {
+static void answer_in_parts(pelton_uv_service_t *handle, const pelton_request *request) {
     notes *own = (notes *)handle->data;
     char part[100] = "";
     if (request->size > 0) {
@@ -249,8 +249,8 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
     own.cancelled = new_call();
     OK(pelton_uv_service_start(own.service, answer_in_parts, note_services_end));
     OK(pelton_uv_client_start(own.client, NULL, note_end));
-    OK(pelton_uv_call_start(own.client, own.cancelled, "x", 1, 0, not_answered));
-    OK(pelton_uv_call_start(own.client, new_call(), NULL, 0, 0, count_parts));
+    OK(pelton_uv_call_start(own.cancelled, own.client, "x", 1, 0, not_answered));
+    OK(pelton_uv_call_start(new_call(), own.client, NULL, 0, 0, count_parts));
     /* The service's end is the client's: it is closed by that. */
     end_loop(&loop);
     CHECK(own.parts == 100 && own.count == 1 && own.ends == 2 && own.closings == 2 && own.code == PELTON_CLOSED);
@@ -260,7 +260,7 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
 
 /* ---- Ends ------------------------------------------------------------------------------------------------------------------ */
 
-static void note_lost(pelton_uv_call *call, int code, const pelton_completion *answer) {
+static void note_lost(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
     RETURNS(code, PELTON_PEER_DIED);
     CHECK(!answer && own->ends == 0);
@@ -290,7 +290,7 @@ static void every_call_is_told_when_the_service_is_killed(void) {
     OK(pelton_client_open(name, &options, &client));
     new_client(&loop, client, &own);
     OK(pelton_uv_client_start(own.client, NULL, note_end));
-    for (int i = 0; i < 1000; i++) OK(pelton_uv_call_start(own.client, new_call(), "x", 1, 0, note_lost));
+    for (int i = 0; i < 1000; i++) OK(pelton_uv_call_start(new_call(), own.client, "x", 1, 0, note_lost));
     kill_now(child);
     end_loop(&loop);
     CHECK(own.told == 1000 && own.ends == 1 && own.code == PELTON_PEER_DIED && own.closings == 1);
@@ -329,9 +329,9 @@ static void a_closed_handle_calls_nobody_back(void) {
     uv_loop_t loop;
     notes own;
     both_sides(&loop, &own, 0);
-    pelton_uv_call *call = new_call();
+    pelton_uv_call_t *call = new_call();
     OK(pelton_uv_client_start(own.client, NULL, note_end));
-    OK(pelton_uv_call_start(own.client, call, "x", 1, 0, not_answered));
+    OK(pelton_uv_call_start(call, own.client, "x", 1, 0, not_answered));
     OK(pelton_uv_service_start(own.service, echo_at_once, note_services_end));
     pelton_uv_service_stop(own.service);
     pelton_uv_client_close(own.client, free_client);
