@@ -81,6 +81,14 @@ impl<T> Opening<T> {
     }
 }
 
+#[doc(hidden)]
+impl<T> Opening<T> {
+    /// Whether this process is a fork of the one that created the handle.
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+}
+
 impl<T> std::fmt::Debug for Opening<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Opening").field("has_ended", &self.steps.is_none()).finish_non_exhaustive()
