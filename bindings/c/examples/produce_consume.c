@@ -135,7 +135,7 @@ static void consume_spinning(pelton_receiver *receiver, stream *stream) {
 
 /* ---- In libuv loops ---- */
 
-static void on_room(pelton_uv_sender *handle) {
+static void on_space(pelton_uv_sender_t *handle) {
     stream *sent = (stream *)handle->data;
     /* Some at a time, so that the loop's other handles have their turn; the next turn goes on. */
     for (int i = 0; i < 2000 && sent->done < sent->messages; i++) {
@@ -144,35 +144,35 @@ static void on_room(pelton_uv_sender *handle) {
     if (sent->done == sent->messages) pelton_uv_sender_close(handle, NULL);
 }
 
-static void on_senders_end(pelton_uv_sender *handle, int code) {
+static void on_senders_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
     give_up("sending", code);
 }
 
 static void produce_in_a_loop(pelton_sender *sender, stream *stream) {
     uv_loop_t loop;
-    pelton_uv_sender handle;
+    pelton_uv_sender_t handle;
     int code;
     uv_loop_init(&loop);
     if ((code = pelton_uv_sender_init(&loop, &handle, sender)) != PELTON_OK) give_up("libuv", code);
     handle.data = stream;
-    if ((code = pelton_uv_sender_start(&handle, LARGEST, on_room, on_senders_end)) != PELTON_OK) give_up("sending", code);
+    if ((code = pelton_uv_sender_start(&handle, LARGEST, on_space, on_senders_end)) != PELTON_OK) give_up("sending", code);
     uv_run(&loop, UV_RUN_DEFAULT);
     uv_loop_close(&loop);
 }
 
-static void on_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     check_message(handle->receiver, (stream *)handle->data, message);
 }
 
-static void on_end(pelton_uv_receiver *handle, int code) {
+static void on_end(pelton_uv_receiver_t *handle, int code) {
     if (code != PELTON_CLOSED) give_up("receiving", code);
     pelton_uv_receiver_close(handle, NULL);
 }
 
 static void consume_in_a_loop(pelton_receiver *receiver, stream *stream) {
     uv_loop_t loop;
-    pelton_uv_receiver handle;
+    pelton_uv_receiver_t handle;
     int code;
     uv_loop_init(&loop);
     if ((code = pelton_uv_receiver_init(&loop, &handle, receiver)) != PELTON_OK) give_up("libuv", code);

@@ -21,20 +21,20 @@ static int complain(int code) {
     return 1;
 }
 
-static pelton_uv_service service;
-static pelton_uv_engine engine;
+static pelton_uv_service_t service;
+static pelton_uv_engine_t engine;
 
 /* A request under way: opening, then asking for the size, reading, answering, and closing. One thing at a time. */
 typedef struct job {
-    pelton_uv_operation operation;
+    pelton_uv_operation_t operation;
     pelton_responder *responder;
     pelton_file *file;
     struct iovec memory;
 } job;
 
-static void next(job *it, pelton_operation what, pelton_uv_done_cb on_done);
+static void next(job *it, pelton_operation what, pelton_uv_operation_cb cb);
 
-static void on_closed(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_closed(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     (void)done;
     free(it->memory.iov_base);
@@ -57,7 +57,7 @@ static void refuse(job *it, int error) {
     finish(it);
 }
 
-static void on_read(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_read(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     if (done->error) {
         refuse(it, done->error);
@@ -69,7 +69,7 @@ static void on_read(pelton_uv_operation *operation, const pelton_file_completion
     finish(it);
 }
 
-static void on_stat(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_stat(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     pelton_operation read;
     if (done->error) {
@@ -91,7 +91,7 @@ static void on_stat(pelton_uv_operation *operation, const pelton_file_completion
     else refuse(it, ENOMEM);
 }
 
-static void on_open(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_open(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     pelton_operation stat;
     if (done->error) {
@@ -106,15 +106,15 @@ static void on_open(pelton_uv_operation *operation, const pelton_file_completion
 }
 
 /* There is room for it: as many requests are under way as the engine takes operations. */
-static void next(job *it, pelton_operation what, pelton_uv_done_cb on_done) {
+static void next(job *it, pelton_operation what, pelton_uv_operation_cb cb) {
     size_t taken;
-    int code = pelton_uv_file_start(&engine, &it->operation, &what, 1, &taken, on_done);
+    int code = pelton_uv_engine_submit(&engine, &it->operation, &what, 1, &taken, cb);
     if (taken == 1) return;
     complain(code);
     abort();
 }
 
-static void on_request(pelton_uv_service *handle, const pelton_request *request) {
+static void on_request(pelton_uv_service_t *handle, const pelton_request *request) {
     job *it;
     char *path;
     pelton_operation open;
@@ -144,7 +144,7 @@ static void on_request(pelton_uv_service *handle, const pelton_request *request)
     free(path);
 }
 
-static void on_end(pelton_uv_service *handle, int code) {
+static void on_end(pelton_uv_service_t *handle, int code) {
     if (code != PELTON_CLOSED) complain(code);
     pelton_uv_service_close(handle, NULL);
 }
