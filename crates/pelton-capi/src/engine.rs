@@ -66,7 +66,7 @@ impl Engine {
         };
         let is_abandoned = matches!(ended, Ok(None) | Err(Error::System { .. }));
         if is_abandoned && (given.uses_memory_without_release() || given.uses_endpoint()) {
-            insist(|| self.inner.settle_given_up());
+            insist(|| self.inner.wait_given_up());
         }
         self.in_use.give_back_unused();
         match ended {
@@ -202,7 +202,7 @@ impl Drop for Engine {
         // What it could not start by now, the wait starts.
         let _ = self.inner.cancel_all();
         // Also operations that have ended but were not taken use memory, which nothing writes any more.
-        insist(|| self.inner.settle(None));
+        insist(|| self.inner.wait_idle(None));
         self.in_use.give_back_unused();
     }
 }
@@ -312,7 +312,7 @@ impl CFileCompletion {
 /// The kernel's number; of a channel's error EPIPE.
 fn errno(error: &Error) -> c_int {
     match error {
-        Error::File { source, .. } | Error::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        Error::File { error, .. } | Error::System { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
         _ => libc::EPIPE,
     }
 }
@@ -335,7 +335,7 @@ unsafe impl Sized32 for EngineInfo {
 
 entries! {
     fn pelton_engine_open(options: Options<CEngineOptions>, out: New<Engine>) {
-        let inner = done(options.build()?.open())?;
+        let inner = done(options.build()?.build())?;
         out.give(Engine { inner, in_use: InUse::default(), results: Vec::new() })
     }
 
@@ -385,7 +385,7 @@ entries! {
     }
 
     fn pelton_engine_wait_idle(engine: &mut Engine, deadline_ns: Deadline) {
-        is_done(engine.inner.settle(deadline_ns.instant()))
+        is_done(engine.inner.wait_idle(deadline_ns.instant()))
     }
 
     fn pelton_engine_fd(engine: &mut Engine) {

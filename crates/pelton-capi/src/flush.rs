@@ -32,7 +32,7 @@ impl CChunk {
             bytes: bytes.as_ptr().cast(),
             size: bytes.len(),
             first_seq: chunk.first_seq(),
-            messages: chunk.messages(),
+            messages: chunk.message_count(),
             pid,
             uid,
         }
@@ -134,7 +134,7 @@ entries! {
     }
 
     fn pelton_flush_flush(flush: &mut Flush) {
-        done(flush.0.now())
+        done(flush.0.flush())
     }
 
     fn pelton_flush_sync(flush: &mut Flush) {

@@ -305,7 +305,7 @@ impl GatherOptions {
         if is_threads_alone {
             GATHER_THREADS.check(&[("memory_bytes_max", self.memory_bytes_max != 0), ("uids", self.uid_count != 0)])?;
         }
-        let options = common!(self)?.announce(flag("membership_events", self.membership_events)?);
+        let options = common!(self)?.membership_events(flag("membership_events", self.membership_events)?);
         Ok(set(self.senders_max.into(), options, |options, senders| options.lanes(senders as u32)).cast())
     }
 }
@@ -318,8 +318,8 @@ impl ClientOptions {
         Ok(match self.poll_ns {
             0 => options,
             // PELTON_NO_POLL.
-            -1 => options.hold(Duration::ZERO),
-            ns => options.hold(interval("poll_ns", ns)?),
+            -1 => options.busy_poll(Duration::ZERO),
+            ns => options.busy_poll(interval("poll_ns", ns)?),
         }
         .cast())
     }

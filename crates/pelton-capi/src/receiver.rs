@@ -104,7 +104,7 @@ impl CMessage {
             lane: message.lane(),
             // PELTON_REDELIVERED.
             flags: u32::from(message.is_redelivered()),
-            descriptor_count: message.descriptors() as u32,
+            descriptor_count: message.descriptor_count() as u32,
         }
     }
 
@@ -390,7 +390,7 @@ entries! {
         }
         let record = receiver.take_one()?;
         let mut message = ManuallyDrop::new(receiver.channel.message(record));
-        let count = message.descriptors();
+        let count = message.descriptor_count();
         let taken = if count > out.len() {
             out_count.write(count);
             let detail = format!("the message has {count} descriptors, there is space for {}", out.len());

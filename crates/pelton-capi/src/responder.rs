@@ -94,12 +94,12 @@ entries! {
 
     fn pelton_responder_reply_reserved(responder: Raw<Responder>, size: usize) {
         // Once it is taken, the responder closes, even if the client has gone.
-        let (_, replied) = responder.take(|responder| Ok(done(responder.reserved(size)?.reply(size))))?;
+        let (_, replied) = responder.take(|responder| Ok(done(responder.reserved(size)?.reply_bytes(size))))?;
         replied
     }
 
     fn pelton_responder_part_reserved(responder: &mut Responder, size: usize) {
-        done(responder.reserved(size)?.part(size))
+        done(responder.reserved(size)?.part_bytes(size))
     }
 
     fn pelton_responder_abort(responder: &mut Responder) {

@@ -121,7 +121,7 @@ entries! {
     }
 
     fn pelton_sender_wait_released(sender: &mut Sender, deadline_ns: Deadline) {
-        is_done(sender.unreserved()?.drain_until(deadline_ns))
+        is_done(sender.unreserved()?.wait_released_until(deadline_ns))
     }
 
     fn pelton_sender_resume(sender: &mut Sender, deadline_ns: Deadline) {

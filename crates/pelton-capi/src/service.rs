@@ -187,7 +187,7 @@ entries! {
         out.write(ServiceInfo {
             struct_bytes: 0,
             reserved: 0,
-            dropped: service.inner.dropped(),
+            dropped: service.inner.replies_dropped(),
             corrupt: service.inner.corrupt_clients(),
         })
     }

@@ -42,7 +42,7 @@ impl Watch {
         }
     }
 
-    /// As [`Watch::add`]. The socket leaves the epoll before its close begins, which may take long.
+    /// As [`Watch::add`]. The socket leaves the epoll before its close, which may block.
     pub fn add_socket(&self, socket: &Socket) -> std::io::Result<()> {
         socket.add_epoll(&self.epoll);
         self.add(socket.as_fd())
