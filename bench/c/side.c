@@ -4,7 +4,7 @@
  * So each
  * call of pelton's goes through the PLT, as an installed program's does. With SIDE_UV it also has the sides in libuv's
  * loop,
- * through bindings/c/pelton_uv.h. It does the same as Rust's sides in src/workload.rs, message by message. The
+ * through bindings/c/pelton_uv.c. It does the same as Rust's sides in src/workload.rs, message by message. The
  * benchmark
  * itself measures clock, CPU time, system calls and percentiles. It also checks all bytes of a few messages, which is
  * not
@@ -21,7 +21,7 @@
 
 #include "pelton.h"
 #ifdef SIDE_UV
-#include "pelton_uv.h"
+#include "pelton_uv.c"
 #endif
 
 enum role { RECEIVER, SENDER, ASKER, ANSWERER };
@@ -306,8 +306,8 @@ static int answer_all(struct side *side, struct pass *pass) {
 
 static struct {
     uv_loop_t loop;
-    pelton_uv_sender sender;
-    pelton_uv_receiver receiver;
+    pelton_uv_sender_t sender;
+    pelton_uv_receiver_t receiver;
     struct side *side;
     struct pass *pass;
     uint64_t n;         /* the next message, or round */
@@ -324,24 +324,24 @@ static void end_uv_pass(int code) {
     if (uv.receiver.receiver != NULL) pelton_uv_receiver_stop(&uv.receiver);
 }
 
-static void on_sender_end(pelton_uv_sender *handle, int code) {
+static void on_sender_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
     end_uv_pass(fail(uv.side, "sending", code));
 }
 
-static void on_receiver_end(pelton_uv_receiver *handle, int code) {
+static void on_receiver_end(pelton_uv_receiver_t *handle, int code) {
     (void)handle;
     end_uv_pass(fail(uv.side, "receiving", code));
 }
 
 /* Sends the stream's messages, for one iteration of the loop. */
-static void on_free_space(pelton_uv_sender *handle) {
+static void on_free_space(pelton_uv_sender_t *handle) {
     uint64_t began = now_ns();
     /* A side with work for each message returns to the loop after each. */
     for (uint64_t i = 0, check_at = 1; i < (uv.side->work_steps > 0 ? 1 : UINT64_MAX); i++) {
-        /* An iteration as long as a receiver's: it reads the clock after 1, 2, 4, ... messages. */
+        /* An iteration as long as a receiver's tick: it reads the clock after 1, 2, 4, ... messages. */
         if (i == check_at) {
-            if (now_ns() - began >= PELTON_UV_TURN_NS) return;
+            if (now_ns() - began >= TICK_NS) return;
             check_at *= 2;
         }
         if (uv.unsent == NULL) {
@@ -353,7 +353,7 @@ static void on_free_space(pelton_uv_sender *handle) {
             work(uv.side, uv.pass);
             uv.unsent = payload(uv.side, uv.n);
         }
-        int code = pelton_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
+        int code = pelton_sender_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
         if (code == PELTON_AGAIN) return;
         if (code != PELTON_OK) {
             end_uv_pass(fail(uv.side, "sending", code));
@@ -380,7 +380,7 @@ static const void *uv_take(const pelton_message *message) {
     return NULL;
 }
 
-static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message_of_stream(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle;
     if (uv_take(message) == NULL) return;
     work(uv.side, uv.pass);
@@ -390,13 +390,13 @@ static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_messag
 
 static void uv_send_or_wait(const void *data);
 
-static void on_free_space_for_unsent(pelton_uv_sender *handle) {
+static void on_free_space_for_unsent(pelton_uv_sender_t *handle) {
     pelton_uv_sender_stop(handle);
     uv_send_or_wait(uv.unsent);
 }
 
 static void uv_send_or_wait(const void *data) {
-    int code = pelton_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
+    int code = pelton_sender_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
     if (code == PELTON_AGAIN) {
         uv.unsent = data;
         code = pelton_uv_sender_start(&uv.sender, uv.size, on_free_space_for_unsent, on_sender_end);
@@ -416,7 +416,7 @@ static void uv_ask(void) {
     uv_send_or_wait(payload(uv.side, uv.n));
 }
 
-static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message_for_asker(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle;
     if (uv_take(message) == NULL) return;
     if (message->size != uv.size) {
@@ -429,7 +429,7 @@ static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_messag
     else uv_ask();
 }
 
-static void on_message_for_answerer(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message_for_answerer(pelton_uv_receiver_t *handle, const pelton_message *message) {
     const void *data = uv_take(message);
     if (data == NULL) return;
     delay(uv_delay_ns());
