@@ -53,7 +53,7 @@
  *
  * EVENT LOOPS. A sender, receiver, client, service and engine has one descriptor (pelton_OBJECT_fd) for poll, epoll,
  * io_uring or libuv; poll it for reading. Then:
- *   1. Take what is there with PELTON_NO_WAIT, until PELTON_AGAIN.
+ *   1. Take everything with PELTON_NO_WAIT, until PELTON_AGAIN.
  *   2. Optionally, pelton_OBJECT_poll busy-polls for some microseconds; PELTON_OK: go to 1. It is worth its time where
  *      replies or messages usually arrive within the cost of a sleep, and it adapts: it polls less after failures.
  *   3. pelton_OBJECT_arm. PELTON_OK: return to the loop; the descriptor becomes readable once there is something.

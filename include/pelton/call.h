@@ -110,14 +110,14 @@ int pelton_client_opening_fd(const pelton_client_opening *opening);
 PELTON_MUST_USE int pelton_client_opening_finish(pelton_client_opening *opening, pelton_client **out);
 
 /* Submits a request and waits for its first completion: a reply, a failure, or a part (pelton_client_await_call returns
- * the others). Release it with pelton_client_release. Completions of other calls are stored meanwhile. The service is
- * told the deadline. Errors: PELTON_AGAIN: the deadline has passed; the call is cancelled, or was not submitted. As
+ * the others). Release it with pelton_client_release. Completions of other calls are stored meanwhile. The service gets
+ * the deadline. Errors: PELTON_AGAIN: the deadline has passed; the call is cancelled, or was not submitted. As
  * pelton_client_submit and pelton_client_await_call. */
 PELTON_MUST_USE int pelton_client_call(pelton_client *client, const void *data, size_t size, int64_t deadline_ns,
                                        pelton_completion *out);
 
 /* Submits a request, which is copied. *out_call is the call's number, never 0. Waits for free space, and while 1,024
- * calls are in flight. The service is told the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. flags:
+ * calls are in flight. The service gets the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. flags:
  * PELTON_IDEMPOTENT, or 0. data may be NULL if size is 0. If it fails, nothing was submitted. Errors: PELTON_AGAIN: no
  * space, or too many calls. PELTON_TOO_LARGE: for this service (pelton_client_info.request_bytes_max). PELTON_REFUSED:
  * more than options.call_bytes_max of parts wait to be taken. PELTON_RESERVED, PELTON_NOT_RELEASED. PELTON_CLOSED,
@@ -135,7 +135,7 @@ PELTON_MUST_USE int pelton_client_notify(pelton_client *client, const void *data
  * message of the lane: pelton_client_submit splits such a request. */
 PELTON_MUST_USE int pelton_client_reserve(pelton_client *client, size_t size, int64_t deadline_ns, void **out);
 
-/* Submits the first size bytes of the reservation as a request. Does not wait; no deadline is told. The next call
+/* Submits the first size bytes of the reservation as a request. Does not wait; it sends no deadline. The next call
  * reports a service that has ended. Errors: PELTON_NOT_RESERVED. PELTON_TOO_LARGE: more than reserved; the reservation
  * remains. */
 PELTON_MUST_USE int pelton_client_submit_reserved(pelton_client *client, size_t size, uint32_t flags,
@@ -217,7 +217,8 @@ typedef struct pelton_service_options {
 
 #define PELTON_SERVICE_OPTIONS_INIT {(uint32_t)sizeof(pelton_service_options), 0, 0, 0, 0, 0, 0, NULL, 0, 0}
 
-/* A request. data is never NULL, and valid until pelton_service_release; who may write it: see pelton_completion. */
+/* A request. data is never NULL, and valid until pelton_service_release. The client can change it: see
+ * pelton_completion. */
 typedef struct pelton_request {
     const void *data;
     size_t size;
@@ -232,7 +233,7 @@ typedef struct pelton_request {
 PELTON_MUST_USE int pelton_service_open(const char *name, const pelton_service_options *options, pelton_service **out);
 
 /* Receives the next request, of all clients round-robin, in place. Waits for one. Its responder belongs to the caller,
- * who replies before or after the release, on any thread. Requests of a client that does not read its replies wait.
+ * which replies before or after the release, on any thread. Requests of a client that does not read its replies wait.
  * Errors: PELTON_AGAIN: there is none. PELTON_CLOSED: pelton_service_stop was called, or pelton_service_drain and every
  * request has its reply. PELTON_NOT_RELEASED. */
 PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t deadline_ns, pelton_request *out);
@@ -303,7 +304,7 @@ PELTON_MUST_USE int pelton_responder_fail(pelton_responder *responder, uint32_t 
 
 /* Sends a part of the reply, which is copied. Waits for space in the client's lane: therefore not on the thread that
  * receives requests, unless with PELTON_NO_WAIT. Does not end the call. Errors: PELTON_AGAIN: there is no space; no
- * descriptor tells when there is. */
+ * descriptor becomes readable when there is. */
 PELTON_MUST_USE int pelton_responder_part(pelton_responder *responder, const void *data, size_t size,
                                           int64_t deadline_ns);
 
