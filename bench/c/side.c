@@ -155,12 +155,12 @@ static void sleep_in(int epoll) {
 
 __attribute__((noinline)) static int send_from_loop(struct side *side, const void *data, size_t size) {
     int code;
-    while ((code = pelton_send(side->sender, data, size, PELTON_NO_WAIT)) == PELTON_AGAIN) {
-        code = pelton_arm_send(side->sender, size);
-        if (code == PELTON_AGAIN) {
+    while ((code = pelton_sender_send(side->sender, data, size, PELTON_NO_WAIT)) == PELTON_AGAIN) {
+        code = pelton_sender_arm(side->sender, size);
+        if (code == PELTON_OK) {
             sleep_in(side->sender_epoll);
-            pelton_disarm(side->sender);
-        } else if (code != PELTON_OK) {
+            pelton_sender_disarm(side->sender);
+        } else if (code != PELTON_READY) {
             break;
         }
     }
@@ -168,7 +168,7 @@ __attribute__((noinline)) static int send_from_loop(struct side *side, const voi
 }
 
 static int send_bytes(struct side *side, const void *data, size_t size) {
-    int code = side->how == EPOLL ? send_from_loop(side, data, size) : pelton_send(side->sender, data, size, PELTON_FOREVER);
+    int code = side->how == EPOLL ? send_from_loop(side, data, size) : pelton_sender_send(side->sender, data, size, PELTON_FOREVER);
     return code == PELTON_OK ? 0 : fail(side, "sending", code);
 }
 
@@ -182,24 +182,24 @@ static int send_one(struct side *side, size_t size, uint64_t n) {
 /* Repeats the call until there is a message, and waits in between. */
 #define RECEIVE_FROM_LOOP(side, code, call)                          \
     while ((code = (call)) == PELTON_AGAIN) {                        \
-        code = pelton_arm((side)->receiver);                         \
-        if (code == PELTON_AGAIN) {                                  \
+        code = pelton_receiver_arm((side)->receiver);                \
+        if (code == PELTON_OK) {                                     \
             sleep_in((side)->receiver_epoll);                        \
-            pelton_disarm((side)->receiver);                         \
-        } else if (code != PELTON_OK) {                              \
+            pelton_receiver_disarm((side)->receiver);                \
+        } else if (code != PELTON_READY) {                           \
             break;                                                   \
         }                                                            \
     }
 
 __attribute__((noinline)) static int copy_from_loop(struct side *side, size_t *size) {
     int code;
-    RECEIVE_FROM_LOOP(side, code, pelton_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_NO_WAIT, size));
+    RECEIVE_FROM_LOOP(side, code, pelton_receiver_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_NO_WAIT, size));
     return code;
 }
 
 __attribute__((noinline)) static int receive_from_loop(struct side *side, pelton_message *message) {
     int code;
-    RECEIVE_FROM_LOOP(side, code, pelton_receive(side->receiver, PELTON_NO_WAIT, message));
+    RECEIVE_FROM_LOOP(side, code, pelton_receiver_receive(side->receiver, PELTON_NO_WAIT, message));
     return code;
 }
 
@@ -207,18 +207,18 @@ __attribute__((noinline)) static int receive_from_loop(struct side *side, pelton
 static int copy_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
     int code = side->how == EPOLL
                    ? copy_from_loop(side, size)
-                   : pelton_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_FOREVER, size);
+                   : pelton_receiver_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_FOREVER, size);
     return code == PELTON_OK ? check(side, pass, n, side->buffer, *size) : fail(side, "receiving", code);
 }
 
 /* Compares message n in place. */
 static int check_in_place(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
     pelton_message message;
-    int code = side->how == EPOLL ? receive_from_loop(side, &message) : pelton_receive(side->receiver, PELTON_FOREVER, &message);
+    int code = side->how == EPOLL ? receive_from_loop(side, &message) : pelton_receiver_receive(side->receiver, PELTON_FOREVER, &message);
     if (code != PELTON_OK) return fail(side, "receiving", code);
     *size = message.size;
     code = check(side, pass, n, message.data, message.size);
-    int released = pelton_release(side->receiver);
+    int released = pelton_receiver_release(side->receiver);
     return released == PELTON_OK ? code : fail(side, "releasing", released);
 }
 
@@ -475,29 +475,33 @@ static void uv_close_all(void) {
 
 /* ---- For the bench ----------------------------------------------------------------------------------------------- */
 
-static int open_sender(struct side *side, const pelton_options *options, const char *name, int first) {
+static int open_sender(struct side *side, const pelton_channel_options *options, const char *name, int first) {
     if (!first) return pelton_sender_open(name, options, &side->sender);
     pelton_listener *listener;
-    int code = pelton_listen(name, options, &listener);
+    pelton_channel_options listening = *options;
+    listening.deadline_ns = 0; /* accepting has it */
+    int code = pelton_listener_open(name, &listening, &listener);
     if (code != PELTON_OK) return code;
-    code = pelton_accept_sender(listener, options->deadline_ns, &side->sender);
+    code = pelton_listener_accept_sender(listener, options->deadline_ns, &side->sender);
     pelton_close(listener);
     return code;
 }
 
-static int open_receiver(struct side *side, const pelton_options *options, const char *name, int first) {
+static int open_receiver(struct side *side, const pelton_channel_options *options, const char *name, int first) {
     if (!first) return pelton_receiver_open(name, options, &side->receiver);
     pelton_listener *listener;
-    int code = pelton_listen(name, options, &listener);
+    pelton_channel_options listening = *options;
+    listening.deadline_ns = 0; /* accepting has it */
+    int code = pelton_listener_open(name, &listening, &listener);
     if (code != PELTON_OK) return code;
-    code = pelton_accept_receiver(listener, options->deadline_ns, &side->receiver);
+    code = pelton_listener_accept_receiver(listener, options->deadline_ns, &side->receiver);
     pelton_close(listener);
     return code;
 }
 
 /* Connects, waiting for the other side. Returns 0, or -1 with the reason in side->error. */
 int side_open(struct side *side) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
     options.capacity = side->capacity;
     options.deadline_ns = pelton_deadline(side->connect_ns);
@@ -518,8 +522,8 @@ int side_open(struct side *side) {
 #ifdef SIDE_UV
     if (side->how == UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
 #endif
-    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_fd(side->sender)) != 0) ||
-                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_fd(side->receiver)) != 0))) {
+    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
+                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
         snprintf(side->error, sizeof side->error, "watching with epoll: %s", strerror(errno));
         return -1;
     }

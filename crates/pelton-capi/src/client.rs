@@ -1,10 +1,11 @@
 //! The client of a service.
 
-use crate::c::{Bytes, Info, New, Options, Out, Sized32, Text, check_size, entries};
-use crate::code::{self, Answer, armed, done, found, is_done, sent};
+use crate::c::{Bytes, Info, New, Options, Out, Sized32, Text, check_size, text};
+use crate::code::{self, Answer, armed, done, found, is_done, sent, wrong};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
-use crate::opening::{Opened, Opening, text};
-use crate::options::{ClientOptions, wrong};
+use crate::opening::{Opened, Opening};
+use crate::options::ClientOptions;
 use crate::writer::check_used;
 use pelton::raw::{RawCompletion, RawRequestReservation};
 use pelton::{CallId, Completion, Deadline, Loss, Outcome, Sent};
@@ -174,7 +175,6 @@ entries! {
     fn pelton_client_call(client: &mut Client, data[size]: Bytes, deadline_ns: Deadline, out: Out<CCompletion>) {
         out.write(take(client, |client| match deadline_ns {
             Deadline::Never => done(client.call(data)),
-            // A deadline that has passed, as the service is told.
             deadline => found(client.call_until(data, deadline)),
         })?);
         Ok(())

@@ -72,6 +72,12 @@ pub fn null(what: &str) -> c_int {
     tell(NULL, format!("{what} is NULL"))
 }
 
+/// The error for an option, or a field, with an invalid value.
+#[cold]
+pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
+    tell(OPTION, format!("{option} is {found}, wanted {wanted}"))
+}
+
 /// The code of an error, which becomes the detail.
 #[cold]
 pub fn of(error: &Error) -> c_int {

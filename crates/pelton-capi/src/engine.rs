@@ -1,32 +1,23 @@
 //! Engines: operations on files are run, or submitted and taken back as completions.
 //!
-//! Memory without a release function is counted while an operation uses it. As long as there is some, closing waits: the
-//! caller has no other way to know when it is free.
+//! Memory without a release function is counted while an operation uses it. As long as there is some, closing waits:
+//! the caller has no other way to know when it is free.
 
-use crate::c::{AnyPath, Array, In, Info, New, OptionalOut, Options, Out, OutArray, Raw, Sized32, entries};
-use crate::code::{self, Answer, armed, done, is_done};
+use crate::c::{Array, In, Info, New, OptionalOut, Options, Out, OutArray, Raw, Sized32};
+use crate::code::{self, Answer, armed, done, is_done, wrong};
+use crate::entries::entries;
+use crate::file::File;
 use crate::handle::{Kind, Object};
 use crate::operation::{COperation, InUse};
-use crate::options::{CEngineOptions, wrong};
+use crate::options::CEngineOptions;
 use pelton::file::{Completion, Output, Stat};
 use pelton::{Deadline, Error};
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::SystemTime;
-
-/// An open file.
-pub struct File(pub pelton::file::File);
-
-impl Object for File {
-    const KIND: Kind = Kind::File;
-
-    fn is_forked(&self) -> bool {
-        !self.0.is_own()
-    }
-}
 
 pub struct Engine {
     inner: pelton::file::Engine,
@@ -407,20 +398,6 @@ entries! {
 
     fn pelton_engine_get_info(engine: &mut Engine, out: Info<EngineInfo>) {
         out.write(EngineInfo { struct_bytes: 0, reserved: 0, in_flight: engine.inner.in_flight() as u64 })
-    }
-
-    fn pelton_file_from_fd(fd: c_int, name: AnyPath, out: New<File>) {
-        // SAFETY: it reads the flags of a number, whatever that is.
-        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-            return Err(code::system(libc::EBADF, "the descriptor is not open"));
-        }
-        // SAFETY: it is open, and the C caller passes it on.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        out.give(File(done(pelton::file::File::from_fd(fd, name.to_owned()))?))
-    }
-
-    fn pelton_file_fd(file: &File) {
-        Ok(file.0.as_fd().as_raw_fd())
     }
 }
 

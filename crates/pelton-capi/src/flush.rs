@@ -1,7 +1,8 @@
 //! Sinks; flushing a receiver; appenders.
 
-use crate::c::{AnyPath, Bytes, New, Options, Out, Parameter, Raw, entries};
+use crate::c::{AnyPath, Bytes, New, Options, Out, Parameter, Raw};
 use crate::code::{self, Answer, done, is_done};
+use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
 use crate::options::{AppendersOptions, FlushOptions, RecordFile};
 use crate::receiver::{Receiver, numbers};
@@ -47,7 +48,7 @@ impl Parameter for Write {
     type Given = (Option<Write>,);
     type Value<'a> = Write;
 
-    unsafe fn checked<'a>(given: &'a (Option<Write>,), name: &'static str) -> Answer<Write> {
+    unsafe fn checked(given: &(Option<Write>,), name: &'static str) -> Answer<Write> {
         given.0.ok_or_else(|| code::null(name))
     }
 }

@@ -1,9 +1,9 @@
 //! The receiver of a channel, and messages that are held.
 
-use crate::c::{Info, New, Options, Out, OutArray, Sized32, Text, entries};
+use crate::c::{Info, New, Options, Out, OutArray, Sized32, Text, text};
 use crate::code::{self, Answer, armed, done, found, is_done};
+use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
-use crate::opening::text;
 use crate::options::GatherOptions;
 use crate::sender::Senders;
 use pelton::raw::{Item, Record};

@@ -1,7 +1,8 @@
 //! Replies to one request.
 
-use crate::c::{Bytes, Out, Raw, check_size, entries};
+use crate::c::{Bytes, Out, Raw, check_size};
 use crate::code::{self, Answer, done, found, sent};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
 use crate::writer::check_used;
 use pelton::raw::RawReplyReservation;

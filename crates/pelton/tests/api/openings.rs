@@ -150,7 +150,7 @@ fn services_of_a_short_name() {
             break client;
         }
     };
-    assert!(client.services() >= 1);
+    assert!(client.service_count() >= 1);
     let call = client.submit(b"question").unwrap();
     loop {
         for service in &mut services {
@@ -159,7 +159,7 @@ fn services_of_a_short_name() {
             }
         }
         if let Some(completion) = client.try_completion().unwrap() {
-            assert_eq!((completion.call(), &*completion), (call, &b"answer"[..]));
+            assert_eq!((completion.call_id(), &*completion), (call, &b"answer"[..]));
             break;
         }
     }

@@ -761,7 +761,7 @@ fn a_loop_of_busy_polls_finds_every_message_of_another_thread() {
                 let _ = sender.busy_poll(8).unwrap();
             }
         }
-        sender.drain_until(deadline()).unwrap()
+        sender.wait_released_until(deadline()).unwrap()
     });
     for number in 0..20_000u64 {
         while !receiver.busy_poll().unwrap() {

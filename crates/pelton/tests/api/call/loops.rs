@@ -227,7 +227,7 @@ fn a_busy_poll_finds_requests_and_completions_and_reports_the_end() {
         service.try_receive().unwrap().expect("the busy poll has found it").reply(b"answer").unwrap();
         assert!(client.busy_poll().unwrap());
         let completion = client.try_completion().unwrap().expect("the busy poll has found it");
-        assert_eq!((completion.call(), &*completion), (call, &b"answer"[..]));
+        assert_eq!((completion.call_id(), &*completion), (call, &b"answer"[..]));
     }
     service.stopper().stop();
     assert!(service.busy_poll().unwrap_err().is_closed());
