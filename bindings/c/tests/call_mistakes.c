@@ -69,7 +69,7 @@ static void a_closed_handle_is_recognised(void) {
     pelton_service *of;
     begin_call();
     OK(pelton_responder_reply(responder, "y", 1));
-    FAILS(pelton_responder_reply(responder, "y", 1), PELTON_CLOSED_HANDLE, "responder is closed");
+    FAILS(pelton_responder_reply(responder, "y", 1), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_responder");
     RETURNS(pelton_responder_fail(responder, 1, "y", 1), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_responder_end(responder), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_responder_part(responder, "y", 1, SOON), PELTON_CLOSED_HANDLE);
@@ -81,11 +81,11 @@ static void a_closed_handle_is_recognised(void) {
     own = client;
     of = service;
     end();
-    FAILS(pelton_client_submit(own, "x", 1, 0, SOON, &call), PELTON_CLOSED_HANDLE, "client is closed");
+    FAILS(pelton_client_submit(own, "x", 1, 0, SOON, &call), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_client");
     RETURNS(pelton_client_await(own, SOON, &answer), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_client_fd(own), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_close(own), PELTON_CLOSED_HANDLE);
-    FAILS(pelton_service_receive(of, SOON, &request), PELTON_CLOSED_HANDLE, "service is closed");
+    FAILS(pelton_service_receive(of, SOON, &request), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_service");
     RETURNS(pelton_service_stop(of), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_service_drain(of), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_close(of), PELTON_CLOSED_HANDLE);
@@ -94,9 +94,9 @@ static void a_closed_handle_is_recognised(void) {
 static void another_kind_of_handle_is_recognised(void) {
     begin_call();
     FAILS(pelton_client_submit((pelton_client *)(void *)service, "x", 1, 0, SOON, &call), PELTON_CLOSED_HANDLE,
-            "the handle is a pelton_service, wanted a pelton_client");
+            "the handle is a pelton_service, wanted an open pelton_client");
     FAILS(pelton_service_stop((pelton_service *)(void *)client), PELTON_CLOSED_HANDLE,
-            "the handle is a pelton_client, wanted a pelton_service");
+            "the handle is a pelton_client, wanted an open pelton_service");
     RETURNS(pelton_responder_reply((pelton_responder *)(void *)client, "x", 1), PELTON_CLOSED_HANDLE);
     end_call();
 }
@@ -110,7 +110,7 @@ static void what_is_used_was_reserved(void) {
     RETURNS(pelton_responder_part_reserved(responder, 8), PELTON_NOT_RESERVED);
     FAILS(pelton_client_abort(client), PELTON_NOT_RESERVED, "nothing is reserved");
     OK(pelton_client_reserve(client, 8, SOON, &room));
-    FAILS(pelton_client_submit_reserved(client, 9, 0, &other), PELTON_TOO_LARGE, "9 bytes committed of 8");
+    FAILS(pelton_client_submit_reserved(client, 9, 0, &other), PELTON_TOO_LARGE, "9 bytes used of 8 reserved");
     /* Its own pointer is nothing special. */
     RETURNS(pelton_client_submit(client, room, 8, 0, SOON, &other), PELTON_RESERVED);
     RETURNS(pelton_client_submit(client, NULL, 0, 0, SOON, &other), PELTON_RESERVED);
@@ -122,8 +122,8 @@ static void what_is_used_was_reserved(void) {
     FAILS(pelton_client_submit(client, "x", 1, 3, SOON, &other), PELTON_OPTION, "flags is 3");
     FAILS(pelton_responder_abort(responder), PELTON_NOT_RESERVED, "nothing is reserved");
     OK(pelton_responder_reserve(responder, 8, &reply));
-    FAILS(pelton_responder_reply_reserved(responder, 9), PELTON_TOO_LARGE, "9 bytes committed of 8");
-    FAILS(pelton_responder_part_reserved(responder, 9), PELTON_TOO_LARGE, "9 bytes committed of 8");
+    FAILS(pelton_responder_reply_reserved(responder, 9), PELTON_TOO_LARGE, "9 bytes used of 8 reserved");
+    FAILS(pelton_responder_part_reserved(responder, 9), PELTON_TOO_LARGE, "9 bytes used of 8 reserved");
     RETURNS(pelton_responder_reply(responder, reply, 8), PELTON_RESERVED);
     RETURNS(pelton_responder_part(responder, reply, 8, PELTON_NO_WAIT), PELTON_RESERVED);
     RETURNS(pelton_responder_fail(responder, 1, reply, 1), PELTON_RESERVED);
@@ -262,7 +262,7 @@ static void options_are_checked(void) {
     FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "at least 1024");
     listening.message_bytes_max = 0;
     listening.clients_max = 1025;
-    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "clients_max is 1025");
+    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "is 1025");
     listening.clients_max = 0;
     options.reserved = 1;
     FAILS(pelton_client_open(name, &options, &client), PELTON_OPTION, "reserved is 1");
@@ -270,10 +270,10 @@ static void options_are_checked(void) {
     options.deadline_ns = 0;
     RETURNS(pelton_client_open(name, &options, &client), PELTON_NO_LISTENER);
     FAILS(pelton_client_open("../x", NULL, &client), PELTON_NAME, "");
-    listening.struct_bytes = 12;
-    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "PELTON_SERVICE_OPTIONS_INIT");
+    listening.struct_bytes = 7;
+    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "_INIT macro");
     options.struct_bytes = 0;
-    FAILS(pelton_client_open(name, &options, &client), PELTON_OPTION, "PELTON_CLIENT_OPTIONS_INIT");
+    FAILS(pelton_client_open(name, &options, &client), PELTON_OPTION, "_INIT macro");
     info.struct_bytes = services.struct_bytes = 12;
     begin();
     FAILS(pelton_client_get_info(client, &info), PELTON_OPTION, "struct_bytes is 12");

@@ -642,6 +642,7 @@ static void events_and_messages_of_many_senders() {
 }
 
 static void openings_are_polled() {
+    using namespace std::chrono_literals;
     char name[128];
     auto receiver = pelton::receiver::gather(place(name, "unix:%s/socket"));
     IS(receiver, PELTON_OK);
@@ -664,8 +665,14 @@ static void openings_are_polled() {
     CHECK(as_text(receiver->receive()->bytes()) == "x");
     IS(receiver->poll(), PELTON_AGAIN);
     /* The other two kinds fail by themselves. */
-    CHECK(pelton::receiver::open_start("no good").error() == PELTON_NAME);
-    CHECK(pelton::client::open_start("no good").error() == PELTON_NAME);
+    auto of_receiver = pelton::receiver::open_start(name);
+    IS(of_receiver, PELTON_OK);
+    while (of_receiver->finish().error() == PELTON_AGAIN) IS(receiver->receive(1ms), PELTON_AGAIN);
+    auto of_client = pelton::client::open_start("unix:/nowhere/at/all");
+    IS(of_client, PELTON_OK);
+    pollfd failed{of_client->fd(), POLLIN, 0};
+    CHECK(poll(&failed, 1, 60000) == 1);
+    IS(of_client->finish(), PELTON_NO_LISTENER);
 }
 
 /* What the compiler refuses. */

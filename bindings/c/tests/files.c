@@ -411,7 +411,7 @@ static void a_chain_goes_on_until_something_fails(void) {
         asked[i] = of_path(PELTON_FILE_STAT, here, NULL);
         asked[i].flags = i < 5 ? PELTON_LINKED : 0;
     }
-    FAILS(pelton_engine_submit(engine, asked, 6, &taken), PELTON_REFUSED, "options.in_flight_max");
+    FAILS(pelton_engine_submit(engine, asked, 6, &taken), PELTON_REFUSED, "in_flight_max");
     /* A file that is closed in a chain, by who has it alone. */
     asked[0] = of_file(PELTON_FILE_SYNC, file);
     asked[0].flags = PELTON_LINKED;
@@ -558,7 +558,7 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
     both[2].offset = 3;
     OK(pelton_engine_submit(engine, both, 3, &taken));
     CHECK(taken == 3);
-    FAILS(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_WRONG_THREAD, "an operation on a file has the pelton_sender");
+    FAILS(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_WRONG_THREAD, "an operation on a file uses the pelton_sender");
     FAILS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_WRONG_THREAD, "the pelton_receiver");
     RETURNS(pelton_close(sender), PELTON_WRONG_THREAD);
     RETURNS(pelton_receiver_fd(receiver), PELTON_WRONG_THREAD);

@@ -102,23 +102,23 @@ static void an_operation_that_cannot_be_is_refused(void) {
     is_refused(PELTON_OPTION, "PELTON_LINKED");
     asked.flags = 0;
     asked.release = nothing;
-    is_refused(PELTON_OPTION, "but of a read or a write");
+    is_refused(PELTON_OPTION, "only a read or a write");
     asked.release = NULL;
     asked.memory = &memory;
     asked.memory_count = 1;
-    is_refused(PELTON_OPTION, "but of a read or a write");
+    is_refused(PELTON_OPTION, "only a read or a write");
     asked.kind = PELTON_FILE_READ;
     asked.file = file;
     asked.offset = PELTON_AT_END;
     is_refused(PELTON_OPTION, "PELTON_AT_END");
     asked.offset = 0;
     memory.iov_len = SIZE_MAX;
-    is_refused(PELTON_OPTION, "a piece of memory");
+    is_refused(PELTON_OPTION, "no more bytes than can exist");
     /* Nor more in all, whether or not that can be counted. */
     for (size_t i = 0; i < 3; i++) pieces[i].iov_base = bytes, pieces[i].iov_len = SIZE_MAX / 2;
     asked.memory = pieces;
     asked.release = nothing;
-    for (asked.memory_count = 2; asked.memory_count <= 3; asked.memory_count++) is_refused(PELTON_OPTION, "pieces of memory");
+    for (asked.memory_count = 2; asked.memory_count <= 3; asked.memory_count++) is_refused(PELTON_OPTION, "no more bytes than can exist");
     CHECK(nothings == 0);
     RETURNS(pelton_engine_completions(engine, PELTON_NO_WAIT, &out, 0, &taken), PELTON_TOO_SMALL);
     RETURNS(pelton_engine_completions(engine, PELTON_NO_WAIT, &out, 1, &taken), PELTON_AGAIN);
@@ -143,7 +143,7 @@ static void what_comes_before_a_mistake_is_taken(void) {
     both[1].file = file;
     both[2].kind = PELTON_FILE_SYNC;
     both[2].file = file;
-    FAILS(pelton_engine_submit(engine, both, 3, &taken), PELTON_CLOSED_HANDLE, "closed earlier in the chain");
+    FAILS(pelton_engine_submit(engine, both, 3, &taken), PELTON_CLOSED_HANDLE, "closes the file");
     CHECK(taken == 0);
     both[2].kind = 77;
     FAILS(pelton_engine_submit(engine, both, 3, &taken), PELTON_OPTION, "kind is 77");
@@ -181,7 +181,7 @@ static void handles_of_another_kind_and_closed_ones_are_recognised(void) {
     FAILS(pelton_file_from_fd(fd, "closed", &file), PELTON_SYSTEM, "not open");
     CHECK(errno == EBADF);
     OK(pelton_close(engine));
-    FAILS(pelton_engine_cancel(engine, 1), PELTON_CLOSED_HANDLE, "the pelton_engine is closed");
+    FAILS(pelton_engine_cancel(engine, 1), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_engine");
 }
 
 static void an_end_of_a_channel_that_cannot_be_had_is_refused(void) {
@@ -195,7 +195,7 @@ static void an_end_of_a_channel_that_cannot_be_had_is_refused(void) {
     asked.bytes = asked.message_bytes = 10;
     asked.kind = PELTON_FILE_SEND;
     asked.sender = (pelton_sender *)(void *)receiver;
-    is_refused(PELTON_CLOSED_HANDLE, "the handle is a pelton_receiver, wanted a pelton_sender");
+    is_refused(PELTON_CLOSED_HANDLE, "the handle is a pelton_receiver, wanted an open pelton_sender");
     asked.sender = sender;
     OK(pelton_sender_reserve(sender, 10, PELTON_NO_WAIT, &room));
     is_refused(PELTON_RESERVED, "commit or abort");
@@ -203,18 +203,18 @@ static void an_end_of_a_channel_that_cannot_be_had_is_refused(void) {
     asked.kind = PELTON_FILE_RECEIVE;
     asked.sender = NULL;
     asked.receiver = (pelton_receiver *)(void *)sender;
-    is_refused(PELTON_CLOSED_HANDLE, "wanted a pelton_receiver");
+    is_refused(PELTON_CLOSED_HANDLE, "wanted an open pelton_receiver");
     asked.receiver = receiver;
     OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     is_refused(PELTON_NOT_RELEASED, "release or hold");
     OK(pelton_receiver_release(receiver));
     OK(pelton_close(receiver));
-    is_refused(PELTON_CLOSED_HANDLE, "the pelton_receiver is closed");
+    is_refused(PELTON_CLOSED_HANDLE, "the handle is a closed pelton_receiver");
     asked.kind = PELTON_FILE_SEND;
     asked.receiver = NULL;
     asked.sender = sender;
     asked.memory_count = 1;
-    is_refused(PELTON_OPTION, "but of a read or a write");
+    is_refused(PELTON_OPTION, "only a read or a write");
     OK(pelton_close(sender));
     end();
 }

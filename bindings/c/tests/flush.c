@@ -109,7 +109,7 @@ static void everything_sent_comes_to_the_sink_up_to_the_end(void) {
         options.flush_interval_ns = intervals[i];
         OK(pelton_flush_to_function(receiver, take, &all, &options, &flush));
         /* It is the flush's now. */
-        FAILS(pelton_close(receiver), PELTON_CLOSED_HANDLE, "receiver is closed");
+        FAILS(pelton_close(receiver), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_receiver");
         CHECK(pthread_create(&thread, NULL, sends, sender) == 0);
         OK(pelton_flush_run(flush, PELTON_FOREVER));
         CHECK(pthread_join(thread, NULL) == 0);
@@ -239,9 +239,9 @@ static void a_receiver_that_cannot_be_flushed_stays_as_it_is(void) {
     FAILS(pelton_flush_to_record_file(receiver, "x", &file, NULL, &flush), PELTON_OPTION, "reserved is 1");
     file.reserved = 0;
     file.struct_bytes = 7;
-    FAILS(pelton_flush_to_record_file(receiver, "x", &file, NULL, &flush), PELTON_OPTION, "PELTON_RECORD_FILE_OPTIONS_INIT");
+    FAILS(pelton_flush_to_record_file(receiver, "x", &file, NULL, &flush), PELTON_OPTION, "_INIT macro");
     options.struct_bytes = 7;
-    FAILS(pelton_flush_to_function(receiver, take, &all, &options, &flush), PELTON_OPTION, "PELTON_FLUSH_OPTIONS_INIT");
+    FAILS(pelton_flush_to_function(receiver, take, &all, &options, &flush), PELTON_OPTION, "_INIT macro");
     options.struct_bytes = sizeof options;
     options.flush_bytes = (1 << 30) + 1;
     FAILS(pelton_flush_to_function(receiver, take, &all, &options, &flush), PELTON_OPTION, "flush_bytes");
@@ -393,7 +393,7 @@ static void what_is_reserved_is_seen_by_no_flush_until_it_is_committed(void) {
     FAILS(pelton_appender_append(appender, &message, sizeof message), PELTON_RESERVED, "commit or abort");
     OK(pelton_appenders_flush(appenders));
     CHECK(all.messages == 1);
-    FAILS(pelton_appender_commit(appender, 101), PELTON_TOO_LARGE, "101 bytes committed of 100");
+    FAILS(pelton_appender_commit(appender, 101), PELTON_TOO_LARGE, "101 bytes used of 100 reserved");
     OK(pelton_appender_commit(appender, 50));
     RETURNS(pelton_appender_commit(appender, 50), PELTON_NOT_RESERVED);
     OK(pelton_appenders_flush(appenders));
@@ -492,7 +492,7 @@ static void mistakes_get_codes(void) {
     RETURNS(pelton_appenders_to_record_file("/nowhere/at/all", NULL, NULL, NULL), PELTON_NULL);
     RETURNS(pelton_appenders_to_record_file("/nowhere/at/all", NULL, NULL, &appenders), PELTON_SYSTEM);
     CHECK(errno == ENOENT);
-    options.flush_bytes = (64 << 10) - 1;
+    options.flush_bytes = (1 << 30) + 1;
     FAILS(pelton_appenders_to_function(take, &all, &options, &appenders), PELTON_OPTION, "flush_bytes");
     options.flush_bytes = 0;
     RETURNS(pelton_appenders_to_function(take, &all, NULL, NULL), PELTON_NULL);
@@ -501,7 +501,7 @@ static void mistakes_get_codes(void) {
     RETURNS(pelton_appenders_appender(NULL, &appender), PELTON_NULL);
     RETURNS(pelton_appenders_appender(appenders, NULL), PELTON_NULL);
     OK(pelton_appenders_appender(appenders, &appender));
-    FAILS(pelton_appenders_appender(appenders, &second), PELTON_REFUSED, "appenders_max");
+    FAILS(pelton_appenders_appender(appenders, &second), PELTON_REFUSED, "raise lanes");
     RETURNS(pelton_appender_append(NULL, "x", 1), PELTON_NULL);
     RETURNS(pelton_appender_append(appender, NULL, 1), PELTON_NULL);
     RETURNS(pelton_appender_append((pelton_appender *)(void *)appenders, "x", 1), PELTON_CLOSED_HANDLE);

@@ -194,7 +194,7 @@ static void mistakes_get_codes(void) {
     RETURNS(pelton_senders_sender((pelton_senders *)(void *)receiver, &sender), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_senders_send(senders, NULL, 3, PELTON_NO_WAIT), PELTON_NULL);
     OK(pelton_senders_sender(senders, &sender));
-    FAILS(pelton_senders_sender(senders, &second), PELTON_REFUSED, "senders_max");
+    FAILS(pelton_senders_sender(senders, &second), PELTON_REFUSED, "raise lanes");
     FAILS(pelton_receiver_resume(receiver, PELTON_NO_WAIT), PELTON_REFUSED, "by itself");
     RETURNS(pelton_receiver_receive_event(NULL, SOON, &event), PELTON_NULL);
     RETURNS(pelton_receiver_receive_event(receiver, SOON, NULL), PELTON_NULL);

@@ -40,7 +40,7 @@ static void null_is_refused_everywhere(void) {
     FAILS(pelton_sender_reserve(sender, 1, PELTON_NO_WAIT, NULL), PELTON_NULL, "out");
     FAILS(pelton_sender_send_batch(NULL, batch, 2, PELTON_NO_WAIT), PELTON_NULL, "sender");
     FAILS(pelton_sender_send_batch(sender, NULL, 2, PELTON_NO_WAIT), PELTON_NULL, "messages");
-    FAILS(pelton_sender_send_batch(sender, batch, 2, PELTON_NO_WAIT), PELTON_NULL, "data");
+    FAILS(pelton_sender_send_batch(sender, batch, 2, PELTON_NO_WAIT), PELTON_NULL, "the address of a message");
     FAILS(pelton_sender_send_descriptors(NULL, "x", 1, &fd, 1, PELTON_NO_WAIT), PELTON_NULL, "sender");
     FAILS(pelton_sender_send_descriptors(sender, NULL, 1, &fd, 1, PELTON_NO_WAIT), PELTON_NULL, "data");
     FAILS(pelton_sender_send_descriptors(sender, "x", 1, NULL, 1, PELTON_NO_WAIT), PELTON_NULL, "fds");
@@ -78,11 +78,11 @@ static void a_closed_handle_is_recognised(void) {
     OK(pelton_close(listener));
     end();
     info.struct_bytes = sizeof info;
-    FAILS(pelton_close(held), PELTON_CLOSED_HANDLE, "held is closed");
-    FAILS(pelton_close(listener), PELTON_CLOSED_HANDLE, "listener is closed");
+    FAILS(pelton_close(held), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_held");
+    FAILS(pelton_close(listener), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_listener");
     RETURNS(pelton_listener_accept_sender(listener, PELTON_NO_WAIT, &sender), PELTON_CLOSED_HANDLE);
-    FAILS(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE, "sender is closed");
-    FAILS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED_HANDLE, "receiver is closed");
+    FAILS(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_sender");
+    FAILS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_receiver");
     RETURNS(pelton_receiver_release(receiver), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_sender_get_info(sender, &info), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_sender_fd(sender), PELTON_CLOSED_HANDLE);
@@ -93,9 +93,9 @@ static void a_closed_handle_is_recognised(void) {
 static void another_kind_of_handle_is_recognised(void) {
     begin();
     FAILS(pelton_sender_send((pelton_sender *)(void *)receiver, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE,
-            "the handle is a pelton_receiver, wanted a pelton_sender");
+            "the handle is a pelton_receiver, wanted an open pelton_sender");
     FAILS(pelton_receiver_receive((pelton_receiver *)(void *)sender, PELTON_NO_WAIT, &message), PELTON_CLOSED_HANDLE,
-            "the handle is a pelton_sender, wanted a pelton_receiver");
+            "the handle is a pelton_sender, wanted an open pelton_receiver");
     RETURNS(pelton_senders_send((pelton_senders *)(void *)sender, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE);
     OK(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT));
     end();
@@ -107,7 +107,7 @@ static void committing_needs_a_reservation(void) {
     FAILS(pelton_sender_commit(sender, 0), PELTON_NOT_RESERVED, "nothing is reserved");
     RETURNS(pelton_sender_abort(sender), PELTON_NOT_RESERVED);
     OK(pelton_sender_reserve(sender, 8, PELTON_NO_WAIT, &room));
-    FAILS(pelton_sender_commit(sender, 9), PELTON_TOO_LARGE, "9 bytes committed of 8");
+    FAILS(pelton_sender_commit(sender, 9), PELTON_TOO_LARGE, "9 bytes used of 8 reserved");
     OK(pelton_sender_commit(sender, 8));
     RETURNS(pelton_sender_commit(sender, 8), PELTON_NOT_RESERVED);
     /* A reservation that failed leaves none, whatever was there before. */
@@ -224,29 +224,30 @@ static void options_are_checked(void) {
     FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "message_bytes_max");
     options.message_bytes_max = 0;
     options.uid_count = 1;
-    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_NULL, "options.uids");
+    FAILS(pelton_listener_open("events", &options, &listener), PELTON_NULL, "options.uids");
+    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "uids is set");
     options.uid_count = 0;
     /* Options of a path, for a name and for threads. */
     options.create = 1;
-    FAILS(pelton_sender_open("events", &options, &sender), PELTON_OPTION, "create is 1");
-    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "create is 1");
-    FAILS(pelton_listener_open("events", &options, &listener), PELTON_OPTION, "create is 1");
+    FAILS(pelton_sender_open("events", &options, &sender), PELTON_OPTION, "create is set");
+    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "create is set");
+    FAILS(pelton_listener_open("events", &options, &listener), PELTON_OPTION, "create is set");
     options.create = 2;
     FAILS(pelton_sender_open("path:/nowhere", &options, &sender), PELTON_OPTION, "create is 2");
     options.create = 0;
     options.mode = 0600;
-    FAILS(pelton_receiver_open("events", &options, &receiver), PELTON_OPTION, "mode");
+    FAILS(pelton_receiver_open("events", &options, &receiver), PELTON_OPTION, "mode is set");
     options.mode = 0;
     options.lanes = 2;
-    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "lanes is 2");
+    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "lanes is set");
     options.lanes = 0;
     /* A deadline, for functions that do not wait. */
     options.deadline_ns = SOON;
-    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "deadline_ns");
-    FAILS(pelton_listener_open("events", &options, &listener), PELTON_OPTION, "deadline_ns");
+    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "deadline_ns is set");
+    FAILS(pelton_listener_open("events", &options, &listener), PELTON_OPTION, "deadline_ns is set");
     options.deadline_ns = 0;
     options.struct_bytes = 0;
-    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "PELTON_CHANNEL_OPTIONS_INIT");
+    FAILS(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "_INIT macro");
     struct {
         pelton_channel_options options;
         uint64_t later;
@@ -333,7 +334,7 @@ static void close_what_another_thread_of_the_parent_is_in(const char *name) {
     (void)name;
     RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_FORKED);
     RETURNS(pelton_close(receiver), PELTON_FORKED);
-    FAILS(pelton_close(receiver), PELTON_CLOSED_HANDLE, "receiver is closed");
+    FAILS(pelton_close(receiver), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_receiver");
 }
 
 static void a_forked_child_closes_what_another_thread_is_in(void) {

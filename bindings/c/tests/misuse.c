@@ -181,7 +181,7 @@ static void a_handle_of_another_kind_is_refused(void) {
     for (int i = 0; i < FUNCTIONS; i++) {
         for (int k = 0; k < KINDS; k++) {
             if (strcmp(kinds[k].name, functions[i].kind) == 0) continue;
-            snprintf(words, sizeof words, "the handle is a pelton_%s, wanted a pelton_%s", kinds[k].name, functions[i].kind);
+            snprintf(words, sizeof words, "the handle is a pelton_%s, wanted an open pelton_%s", kinds[k].name, functions[i].kind);
             wrong += !returns(&functions[i], kinds[k].handle, PELTON_CLOSED_HANDLE, words);
         }
     }
@@ -198,7 +198,7 @@ static void a_closed_handle_is_refused(void) {
     create_all();
     end_all();
     for (int i = 0; i < FUNCTIONS; i++) {
-        wrong += !returns(&functions[i], handle_of(functions[i].kind), PELTON_CLOSED_HANDLE, "closed");
+        wrong += !returns(&functions[i], handle_of(functions[i].kind), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_");
     }
     CHECK(wrong == 0);
 }

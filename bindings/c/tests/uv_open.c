@@ -142,10 +142,11 @@ static void without_a_listener_the_callback_has_the_reason(void) {
     OK(pelton_uv_client_open(&loop, new_request(), name, &client_options, note_failure));
     run_to_the_end();
     CHECK(opened == 3 && last_code == PELTON_TIMED_OUT);
-    /* What start refuses has no callback. */
+    /* What is refused at the start has no callback. */
     CHECK(uv_loop_init(&loop) == 0);
     pelton_uv_open_t *request = new_request();
-    RETURNS(pelton_uv_sender_open(&loop, request, "no good", NULL, note_failure), PELTON_NAME);
+    options.lanes = 2;
+    RETURNS(pelton_uv_sender_open(&loop, request, "unix:/nowhere", &options, note_failure), PELTON_OPTION);
     free(request);
     run_to_the_end();
     CHECK(opened == 3);
