@@ -8,6 +8,7 @@
 use crate::code::{self, Answer};
 use crate::handle::{self, Handle, Object};
 use pelton::Deadline;
+use pelton::raw::Name;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -85,9 +86,11 @@ pub fn deadline(deadline_ns: i64) -> Deadline {
     }
 }
 
-/// A name that is no path.
+/// A name that is no path, and valid.
 pub fn text(name: &CStr) -> Answer<&str> {
-    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
+    let not_utf8 = |_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is"));
+    let text = name.to_str().map_err(not_utf8)?;
+    code::done(Name::parse(text)).map(|_| text)
 }
 
 macro_rules! values {

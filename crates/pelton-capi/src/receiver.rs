@@ -458,9 +458,9 @@ impl Receiver {
     fn take_batch(&mut self, out: &mut [MaybeUninit<CMessage>]) -> Answer<usize> {
         self.received = Received::Batch;
         let mut count = 0;
-        while count < out.len() {
-            let look = |message: &Message<'_>| _ = out[count].write(CMessage::of(message));
-            match self.channel.take_for_batch(count == 0, look) {
+        for place in out {
+            let show = |message: &Message<'_>| _ = place.write(CMessage::of(message));
+            match self.channel.take_for_batch(count == 0, show) {
                 Ok(true) => count += 1,
                 Ok(false) => break,
                 // The next call returns it.
