@@ -86,7 +86,7 @@ PELTON_MUST_USE int pelton_receiver_open(const char *name, const pelton_channel_
 
 /* Starts to open, for event loops: as pelton_sender_open, but does not wait. Poll the opening's descriptor for reading,
  * and call pelton_sender_opening_finish each time it is readable, until that does not return PELTON_AGAIN. Then close
- * the opening. Errors: PELTON_OPTION. Others, such as PELTON_NAME, can come from either function. */
+ * the opening. Errors: PELTON_NAME, PELTON_OPTION. */
 PELTON_MUST_USE int pelton_sender_open_start(const char *name, const pelton_channel_options *options,
                                              pelton_sender_opening **out);
 PELTON_MUST_USE int pelton_receiver_open_start(const char *name, const pelton_channel_options *options,
