@@ -1,5 +1,6 @@
-/* A sender and a receiver, each in an epoll loop with other descriptors: lines come from standard input and go to standard output.
- * Each waits in epoll only. Without space the sender stops reading, and continues when there is space.
+/* A sender and a receiver, each in an epoll loop with other descriptors: lines come from standard input and go to
+ * standard output. Each waits in epoll only. Without space the sender stops reading, and continues when there is
+ * space.
  *
  *     epoll_loop receive NAME > copy
  *     producer | epoll_loop send NAME

@@ -1,5 +1,5 @@
-/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `examples/jwt`, which makes
- * tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
+/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `examples/jwt`, which
+ * makes tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
  *
  *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
  *
@@ -26,7 +26,8 @@ static const char public_key[] = "-----BEGIN PUBLIC KEY-----\n" /* of RFC 7515, 
                                  "6e8Tus9uPHvRVEXH8UTNG72bfocs3+257rn0s2ldbqkLJK2KRiMohYjlrQ==\n"
                                  "-----END PUBLIC KEY-----\n";
 
-/* Three parts of base64url between dots. libjwt leaves out what is not of it, ends at a NUL, and writes past what it has for an empty part. */
+/* Three parts of base64url between dots. libjwt leaves out what is not of it, ends at a NUL, and writes past what it
+ * has for an empty part. */
 static int is_well_formed(const char *token, size_t size) {
     const char *at = token;
     for (int part = 0; part < 3; part++, at++) {
@@ -37,7 +38,8 @@ static int is_well_formed(const char *token, size_t size) {
     return at == token + size + 1;
 }
 
-/* A claim that is a time: 1 and its seconds, 0 where there is none, -1 where it is no number. Not by _int, for which a fraction is 0. */
+/* A claim that is a time: 1 and its seconds, 0 where there is none, -1 where it is no number. Not by _int, for which a
+ * fraction is 0. */
 static int time_of(jwt_t *jwt, const char *claim, double *seconds) {
     char *text = jwt_get_grants_json(jwt, claim), *end = text;
     if (text) *seconds = strtod(text, &end);

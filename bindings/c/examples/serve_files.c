@@ -1,5 +1,5 @@
-/* A service that sends files to whoever asks, by one loop that nothing keeps waiting: requests come as callbacks, and so does what is read. However slow the
- * disk is, or a file server, the loop goes on with other requests.
+/* A service that sends files to whoever asks, by one loop that nothing keeps waiting: requests come as callbacks, and
+ * so does what is read. However slow the disk is, or a file server, the loop goes on with other requests.
  *
  *     serve_files serve NAME DIR   answers with the files below DIR, until it is told to stop
  *     serve_files get NAME FILE    writes the file to standard output; NAME is a short name or unix:PATH

@@ -1,5 +1,5 @@
-/* A receiver in the program's own io_uring: lines go to standard output. The ring polls the descriptor with IORING_OP_POLL_ADD, one
- * completion for each sleep. The sender is epoll_loop's.
+/* A receiver in the program's own io_uring: lines go to standard output. The ring polls the descriptor with
+ * IORING_OP_POLL_ADD, one completion for each sleep. The sender is epoll_loop's.
  *
  *     uring_loop NAME > copy
  *     producer | epoll_loop send NAME

@@ -5,7 +5,7 @@ enum { LARGEST = 1 << 20, MANY = 1000, CALLS_MAX = 1024 };
 
 static unsigned char large[LARGEST];
 
-/* ---- Between processes ---------------------------------------------------------------------------------------------------- */
+/* ---- Between processes ------------------------------------------------------------------------------------------- */
 
 static void every_size_comes_back_by(void (*serve)(const char *), uint64_t capacity) {
     char name[128];
@@ -153,7 +153,7 @@ static void full_lanes_never_wait_for_each_other(void) {
     OK(pelton_close(client));
 }
 
-/* ---- By loops ------------------------------------------------------------------------------------------------------------- */
+/* ---- By loops ---------------------------------------------------------------------------------------------------- */
 
 enum { BY_LOOP = 20000, AT_A_TIME = 100 };
 
@@ -303,7 +303,7 @@ static void polling_finds_requests_and_replies_without_a_wake_up(void) {
     OK(pelton_close(client));
 }
 
-/* ---- Answers of every kind ------------------------------------------------------------------------------------------------- */
+/* ---- Answers of every kind --------------------------------------------------------------------------------------- */
 
 static void answers_to_other_calls_are_kept(void) {
     begin();
@@ -487,7 +487,7 @@ static void a_full_lane_takes_no_part_and_keeps_the_last_answer(void) {
     end();
 }
 
-/* ---- Giving up ------------------------------------------------------------------------------------------------------------- */
+/* ---- Giving up --------------------------------------------------------------------------------------------------- */
 
 static void a_cancelled_call_is_told_and_its_late_answer_is_dropped(void) {
     pelton_request request;
@@ -537,7 +537,7 @@ static void a_call_whose_deadline_passes_is_cancelled(void) {
     end();
 }
 
-/* ---- Ends ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
 static int told[2]; /* a pipe */
 
@@ -639,7 +639,7 @@ static void a_client_that_is_killed_leaves_the_others_untouched(void) {
     end();
 }
 
-/* ---- A pool ---------------------------------------------------------------------------------------------------------------- */
+/* ---- A pool ------------------------------------------------------------------------------------------------------ */
 
 typedef struct pool {
     pelton_service *service;
@@ -720,13 +720,14 @@ static void a_wait_for_requests_ends_when_another_thread_stops_it(void) {
     end();
 }
 
-/* ---- Many threads ---------------------------------------------------------------------------------------------------------- */
+/* ---- Many threads ------------------------------------------------------------------------------------------------ */
 
 enum { ANSWERING = 4, ROUNDS = 200 };
 
 static pelton_responder *hand_over[ANSWERING];
-/* Written before a request, read by who answers it, which adds 1. Atomic, though nothing else is done to order it: ThreadSanitizer does not
- * see what is ordered by one memory at two addresses, as that of a service and its client is. */
+/* Written before a request, read by who answers it, which adds 1. Atomic, though nothing else is done to order it:
+ * ThreadSanitizer does not see what is ordered by one memory at two addresses, as that of a service and its client
+ * is. */
 static long noted[ANSWERING * ROUNDS];
 
 static void note(long number, long what) {
@@ -809,7 +810,7 @@ static void answers_come_from_many_threads_and_order_the_memory_around_them(void
     end();
 }
 
-/* ---- Several processes of one name ------------------------------------------------------------------------------------------ */
+/* ---- Several processes of one name ------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t drained;
 static pelton_service *draining;

@@ -352,7 +352,7 @@ static void a_reply_without_memory_fails_the_call_and_closes_the_responder(void)
     end();
 }
 
-/* ---- Threads -------------------------------------------------------------------------------------------------------------- */
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
 static void *use_from_another_thread(void *unused) {
     (void)unused;
@@ -405,7 +405,7 @@ static void two_threads_in_one_handle_are_recognised(void) {
     end();
 }
 
-/* ---- Forks ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Forks ------------------------------------------------------------------------------------------------------- */
 
 static void use_handles_of_the_parent(const char *name) {
     pelton_client_info info;
@@ -447,7 +447,7 @@ static void a_forked_child_can_only_close(void) {
     end_call();
 }
 
-/* ---- Draining --------------------------------------------------------------------------------------------------------------- */
+/* ---- Draining ---------------------------------------------------------------------------------------------------- */
 
 static void a_service_that_drains_answers_what_it_took_and_gives_back_the_rest(void) {
     begin_call();

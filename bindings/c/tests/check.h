@@ -1,5 +1,5 @@
-/* What the tests share. A test is a function named by its claim; CHECK ends the program where a claim is wrong. Whatever waits has a
- * deadline: SOON for pelton, an alarm for everything. Compiles as C11 and as C++17. */
+/* What the tests share. A test is a function named by its claim; CHECK ends the program where a claim is wrong.
+ * Whatever waits has a deadline: SOON for pelton, an alarm for everything. Compiles as C11 and as C++17. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -98,7 +98,8 @@ static inline void kill_now(pid_t pid) {
     CHECK(WIFSIGNALED(status));
 }
 
-/* The kernel's state of a thread: S sleeps, R runs or is ready to, D waits within a system call; X also if it has ended. */
+/* The kernel's state of a thread: S sleeps, R runs or is ready to, D waits within a system call; X also if it has
+ * ended. */
 static inline char state_of(pid_t process, const char *thread) {
     char path[64], stat[512];
     int written = snprintf(path, sizeof path, "/proc/%d/task/%.16s/stat", (int)process, thread);
@@ -113,7 +114,8 @@ static inline char state_of(pid_t process, const char *thread) {
     return strrchr(stat, ')')[2];
 }
 
-/* Waits until every thread of a process sleeps, but the calling one: what a wake-up before this call has started is done. */
+/* Waits until every thread of a process sleeps, but the calling one: what a wake-up before this call has started is
+ * done. */
 static inline void await_sleep(pid_t process) {
     char path[64], own[16];
     snprintf(path, sizeof path, "/proc/%d/task", (int)process);
@@ -130,8 +132,8 @@ static inline void await_sleep(pid_t process) {
     }
 }
 
-/* Accepts a sender without waiting for one, when the listener's descriptor says that one is there. One that took longer than the half
- * second that it has, on a busy machine, is let go, and comes again. */
+/* Accepts a sender without waiting for one, when the listener's descriptor says that one is there. One that took
+ * longer than the half second that it has, on a busy machine, is let go, and comes again. */
 static inline pelton_receiver *accepted_at_once(pelton_listener *listener, int64_t deadline_ns) {
     struct pollfd listening = {pelton_listener_fd(listener), POLLIN, 0};
     pelton_receiver *receiver = NULL;

@@ -1,5 +1,5 @@
-/* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is the caller's again exactly
- * once, whatever becomes of its operation. */
+/* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is
+ * the caller's again exactly once, whatever becomes of its operation. */
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -591,7 +591,8 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
     OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     OK(pelton_receiver_release(receiver));
 
-    /* Given up at a deadline, cancelled, and by the engine's end: it is back at once, or with the completion, or with the close. */
+    /* Given up at a deadline, cancelled, and by the engine's end: it is back at once, or with the completion, or with
+     * the close. */
     both[0] = pump(PELTON_FILE_RECEIVE, to, NULL, receiver, 5);
     RETURNS(pelton_engine_run(engine, &both[0], pelton_deadline(1000000), &out), PELTON_AGAIN);
     RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
@@ -735,7 +736,8 @@ static void a_child_of_a_fork_has_no_part_in_it(void) {
     OK(pelton_file_from_fd(ends[0], "a pipe", &idle));
     OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory, 1, PELTON_CURRENT), 0), 1, &taken));
     fflush(NULL);
-    /* What a thread is given that has not run yet belongs to nobody in the child, which valgrind would count as lost. */
+    /* What a thread is given that has not run yet belongs to nobody in the child, which valgrind would count as
+     * lost. */
     await_sleep(getpid());
     pid_t pid = fork();
     if (pid == 0) {

@@ -1,4 +1,5 @@
-/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and their mistakes. */
+/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and
+ * their mistakes. */
 #include "check.h"
 
 /* A message says whose it is, and which one. */
@@ -82,7 +83,7 @@ static pelton_receiver *small_channel(pelton_sender **sender) {
     return receiver;
 }
 
-/* ---- Flushing ---------------------------------------------------------------------------------------------------------- */
+/* ---- Flushing ---------------------------------------------------------------------------------------------------- */
 
 enum { SENT = 20000 };
 
@@ -286,7 +287,7 @@ static void a_chunk_that_is_not_what_it_says_ends_early(void) {
     CHECK(!pelton_chunk_next(&chunk, &at, &record) && at == 0);
 }
 
-/* ---- Appending --------------------------------------------------------------------------------------------------------- */
+/* ---- Appending --------------------------------------------------------------------------------------------------- */
 
 enum { THREADS = 8, EACH = 20000 };
 
@@ -577,7 +578,7 @@ static void a_forked_child_flushes_nothing_of_its_parents(void) {
     OK(pelton_close(sender));
 }
 
-/* ---- Record files ------------------------------------------------------------------------------------------------------ */
+/* ---- Record files ------------------------------------------------------------------------------------------------ */
 
 static off_t size_of(const char *path) {
     struct stat found;

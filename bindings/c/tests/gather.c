@@ -1,4 +1,5 @@
-/* Many senders, one receiver: threads by a shared handle and by senders of their own, processes that come, close and die. */
+/* Many senders, one receiver: threads by a shared handle and by senders of their own, processes that come, close and
+ * die. */
 #include "check.h"
 
 enum { EACH = 5000 };

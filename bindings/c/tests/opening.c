@@ -1,5 +1,5 @@
-/* Opening without waiting: start, poll the descriptor, finish; with a listener, without one, with one that never answers, and closed in the
- * middle. */
+/* Opening without waiting: start, poll the descriptor, finish; with a listener, without one, with one that never
+ * answers, and closed in the middle. */
 #include "calls.h"
 
 #include <sys/socket.h>

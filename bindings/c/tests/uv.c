@@ -428,8 +428,8 @@ static void announce_turn(uv_prepare_t *prepare) {
     CHECK(write(turns_begun[1], "", 1) == 1);
 }
 
-/* Waits until the parent's loop has had a turn since the last time, and sleeps; then leaves it asleep for 20 ms, in which timed waits of a
- * millisecond would be 20 turns. */
+/* Waits until the parent's loop has had a turn since the last time, and sleeps; then leaves it asleep for 20 ms, in
+ * which timed waits of a millisecond would be 20 turns. */
 static void await_sleeping_loop(void) {
     char bytes[64];
     CHECK(read(turns_begun[0], bytes, sizeof bytes) > 0);

@@ -87,7 +87,7 @@ static void not_answered(pelton_uv_call_t *call, int code, const pelton_completi
     CHECK(!answer && !"it was given up");
 }
 
-/* ---- Many at once ----------------------------------------------------------------------------------------------------------- */
+/* ---- Many at once ------------------------------------------------------------------------------------------------ */
 
 static void ask_some(pelton_uv_client_t *handle);
 
@@ -180,7 +180,7 @@ static void who_has_no_room_is_told_when_there_is_some(void) {
     CHECK(own.answered == CALLS && own.closings == 2 && own.rooms > 0);
 }
 
-/* ---- In pieces, in parts, given up -------------------------------------------------------------------------------------------- */
+/* ---- In pieces, in parts, given up ------------------------------------------------------------------------------- */
 
 static void close_both(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
@@ -258,7 +258,7 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
     CHECK(code == PELTON_CLOSED || code == PELTON_PEER_DIED);
 }
 
-/* ---- Ends ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
 static void note_lost(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
