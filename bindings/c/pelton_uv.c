@@ -1,6 +1,6 @@
 /* pelton_uv.c: see pelton_uv.h.
  *
- * Each handle has a uv_poll for its descriptor. A tick is one callback of that. It delivers what is there and then
+ * Each handle has a uv_poll for its descriptor. A tick is one callback of that. It delivers everything, then
  * arms. A tick that ends before it has armed leaves the descriptor readable, so the loop comes back after its other
  * handles. */
 #ifndef _GNU_SOURCE

@@ -1,7 +1,8 @@
-/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `examples/jwt`, which
+/* Verifies JSON Web Tokens (RFC 7519) for clients in any language, by libjwt 1: as `examples/jwt`, which
  * makes tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
  *
- *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
+ *     jwt_serve NAME      replies with a token's claims as JSON, or fails the call:
+ *                         1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
  *
  * The keys are published ones. A real service would have its own.
  */
@@ -82,9 +83,9 @@ static void answer(void *context, const pelton_request *request) {
         token[request->size] = '\0';
         if (is_well_formed(token, request->size)) code = verify(token, &claims, &why);
     }
-    int told = code == 0 ? pelton_responder_reply(request->responder, claims, strlen(claims))
+    int sent = code == 0 ? pelton_responder_reply(request->responder, claims, strlen(claims))
                          : pelton_responder_fail(request->responder, code, why, strlen(why));
-    if (told == PELTON_TOO_LARGE) pelton_close(request->responder); /* for this client; and who has gone wants no answer */
+    if (sent == PELTON_TOO_LARGE) pelton_close(request->responder); /* for this client; a client that has gone needs no reply */
     free(claims);
 }
 

@@ -2,7 +2,7 @@
 // that was put survives both.
 //
 //     producer | keep put DIR        creates DIR if there is none
-//     keep take DIR > lines          prints what is there; once more, what has come since
+//     keep take DIR > lines          prints them, and removes them from DIR
 #include <iostream>
 #include <pelton.hpp>
 #include <string>

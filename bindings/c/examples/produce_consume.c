@@ -119,7 +119,7 @@ static void produce_spinning(pelton_sender *sender, stream *stream) {
     while (stream->done < stream->messages) {
         send_next(sender, stream, PELTON_FOREVER);
     }
-    /* The consumer reads everything that was committed, then is told of the end. */
+    /* The consumer reads everything that was committed, then gets PELTON_CLOSED. */
     pelton_close(sender);
 }
 

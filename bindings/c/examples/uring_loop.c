@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     } while (check(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
     pelton_close(listener);
     for (;;) {
-        /* Take what is there, at most so much that other completions have their turn. */
+        /* Receive at most so many messages that other completions have their turn. */
         for (int i = 0; i < 1000; i++) {
             code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
             if (code != PELTON_OK) break;

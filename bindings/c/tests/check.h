@@ -28,25 +28,25 @@
 #define SECONDS 1000000000
 #define SOON pelton_deadline((int64_t)60 * SECONDS)
 
-#define CHECK(claim)                                                                     \
-    do {                                                                                 \
-        if (!(claim)) fail(__FILE__, __LINE__, #claim, "");                              \
+#define CHECK(claim)                                                                                                   \
+    do {                                                                                                               \
+        if (!(claim)) fail(__FILE__, __LINE__, #claim, "");                                                            \
     } while (0)
 
 /* That a call answers this code. */
-#define RETURNS(call, code)                                                              \
-    do {                                                                                 \
-        int answered_ = (call);                                                          \
-        if (answered_ != (code)) fail(__FILE__, __LINE__, #call, pelton_code_text(answered_)); \
+#define RETURNS(call, code)                                                                                            \
+    do {                                                                                                               \
+        int answered_ = (call);                                                                                        \
+        if (answered_ != (code)) fail(__FILE__, __LINE__, #call, pelton_code_text(answered_));                         \
     } while (0)
 
 #define OK(call) RETURNS(call, PELTON_OK)
 
 /* That a call answers this code, and that the detail says so in these words. */
-#define FAILS(call, code, words)                                                       \
-    do {                                                                                 \
-        RETURNS(call, code);                                                             \
-        if (!strstr(pelton_error_detail(), words)) fail(__FILE__, __LINE__, #call, words); \
+#define FAILS(call, code, words)                                                                                       \
+    do {                                                                                                               \
+        RETURNS(call, code);                                                                                           \
+        if (!strstr(pelton_error_detail(), words)) fail(__FILE__, __LINE__, #call, words);                             \
     } while (0)
 
 static inline void fail(const char *file, int line, const char *claim, const char *found) {
@@ -156,12 +156,12 @@ static inline void pass_on(int number) { kill(tests_run, number); }
 
 static inline int run_tests(const test *tests, size_t count) {
     CHECK(pelton_version() == PELTON_VERSION);
-    /* Below the directory of whoever runs the tests, if it says one. */
+    /* In the directory that the environment names, if any. */
     const char *below = getenv("PELTON_TEST_BELOW");
     int written = snprintf(here, sizeof here, "%s/pelton-c-test-XXXXXX", below ? below : "/tmp"), status = 0;
     CHECK(written > 0 && (size_t)written < sizeof here);
     CHECK(mkdtemp(here));
-    /* In a process of their own: however that ends, also by who stops this one, this one removes what it leaves. */
+    /* In a process of their own: whatever ends that process, this one removes what it leaves. */
     tests_run = fork();
     CHECK(tests_run >= 0);
     if (tests_run == 0) {
