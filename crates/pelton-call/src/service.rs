@@ -454,9 +454,11 @@ impl Service {
     /// have been notified of their end.
     #[cold]
     fn drain(&mut self, changed: &mut Vec<Arc<Session>>) -> bool {
-        if !std::mem::replace(&mut self.is_draining, true) {
+        if !self.is_draining {
             self.requests.stop_listening();
+            // Before `is_draining`: it would notify the new clients, and the loop below notifies all of them.
             self.add_clients();
+            self.is_draining = true;
             for slot in self.sessions.iter() {
                 slot.session.begin_drain();
                 add(&mut self.polled, Arc::clone(&slot.session));

@@ -1,8 +1,8 @@
 //! The macro that defines the exported functions.
 
-/// Defines exported functions. Each one checks its handle, and enters it with `&mut Object`, or shares it with `&Object`;
-/// checks its other parameters for NULL; catches panics; and returns the body's [`Answer`](crate::code::Answer) as a
-/// number.
+/// Defines exported functions. Each one checks its handle, and enters it with `&mut Object`, or shares it with
+/// `&Object`; checks its other parameters for NULL; catches panics; and returns the body's
+/// [`Answer`](crate::code::Answer) as a number.
 ///
 /// `data[size]: Bytes` are two parameters in C, and one slice in the body. With `fast { .. }`, which has the parameters
 /// as C passed them, the body runs only if that is `None`.

@@ -91,7 +91,7 @@ impl<'a> Chunk<'a> {
     }
 
     /// The messages, in order. It ends early at an invalid record, which only a hostile sender causes: compare the
-    /// number of records with [`Chunk::messages`].
+    /// number of records with [`Chunk::message_count`].
     pub fn records(&self) -> Records<'a> {
         Records { rest: self.bytes, seq: self.first_seq, left: self.messages }
     }
