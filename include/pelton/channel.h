@@ -308,7 +308,7 @@ int pelton_receiver_release(pelton_receiver *receiver);
 
 /* Keeps the received message without a copy, while the receiver continues. Its data is valid until *out is closed. Space
  * becomes free in order: a message that is held long delays the release of later ones. Descriptors that were not taken are
- * closed. Errors: PELTON_NOT_RECEIVED: also for a batch of more than one. */
+ * closed. Errors: PELTON_NOT_RECEIVED: also for what pelton_receiver_receive_batch returned with a count above 1. */
 PELTON_MUST_USE int pelton_receiver_hold(pelton_receiver *receiver, pelton_held **out);
 
 /* Takes the descriptors of the received message. The caller closes them; they close on exec. *out_count is their number, 0 if

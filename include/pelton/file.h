@@ -251,7 +251,6 @@ typedef struct pelton_engine_info {
     uint32_t struct_bytes; /* sizeof(pelton_engine_info) */
     uint32_t reserved;     /* 0 */
     uint64_t in_flight;    /* operations without a taken completion */
-    uint64_t sleeps;       /* times that it slept, or armed its descriptor */
 } pelton_engine_info;
 
 /* Errors: PELTON_OPTION: struct_bytes is 0, no multiple of 8, or above 4096. */

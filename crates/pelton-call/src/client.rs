@@ -11,8 +11,8 @@ use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::options::{Options, maker};
-use pelton_channel::raw::{Side, busy_poll, wait};
-use pelton_channel::{Armed, Deadline, Error, Result};
+use pelton_channel::raw::{Polled, Settings, Side, Waiter, busy_poll, in_call, wait};
+use pelton_channel::{Armed, Deadline, Error, Opening, Result};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Peer;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -87,6 +87,9 @@ pub struct Client {
     reply_bytes_max: u64,
     clock: Clock,
     busy_poll: Duration,
+    /// Messages and bytes submitted until the last busy-poll, and the mean size of the last of them.
+    sent: (u64, u64),
+    request_bytes: u64,
     late: u64,
 }
 
@@ -190,10 +193,23 @@ impl Client {
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_with(name: &str, options: &Options<maker::Client>) -> Result<Client> {
-        let options = options.settings().of_link()?;
+        in_call(Client::open(name.to_owned(), options.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Client::connect_with`], but does not wait: the caller's event loop continues it. Under a short name it is
+    /// open once it has connected to one service.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_connect(name: &str, options: &Options<maker::Client>) -> Result<Opening<Client>> {
+        Opening::new(|waiter| Client::open(name.to_owned(), options.settings().clone(), waiter))
+    }
+
+    async fn open(name: String, options: Settings, waiter: Waiter) -> Result<Client> {
+        let options = options.of_link()?;
         options.checked_sizes()?;
         Ok(Client {
-            balancer: Balancer::connect(name, &options)?,
+            balancer: Balancer::connect(&name, &options, &waiter).await?,
             calls: Calls::default(),
             inbox: Inbox::default(),
             found: None,
@@ -201,6 +217,8 @@ impl Client {
             reply_bytes_max: options.call_bytes_max,
             clock: Clock::new(),
             busy_poll: options.hold,
+            sent: (0, 0),
+            request_bytes: 0,
             late: 0,
         })
     }
@@ -593,15 +611,13 @@ impl Client {
 
     /// For an event loop: asks that the descriptor become readable when a completion comes, when there is space for the
     /// message that found none at the last attempt, when a queued message can be written, or when a service leaves.
-    /// When it is ready, take completions, or submit again. It first polls for as long as [`Options::hold`] says, while
-    /// completions have lately come within that time.
+    /// When it is ready, take completions, or submit again. Does not wait; see [`Client::busy_poll`].
     ///
     /// # Errors
     /// As [`Client::try_completion`].
     pub fn arm(&mut self) -> Result<Armed> {
-        let most = if self.calls.awaited() > 0 { self.busy_poll } else { Duration::ZERO };
         let mut side = Waiting { client: self, condition: Condition::Any, wanted: None };
-        busy_poll(&mut side, most)?;
+        side.poll()?;
         // Of both lanes of all connections.
         side.client.balancer.doorbells.drain()?;
         side.wanted = side.client.wanted;
@@ -618,6 +634,33 @@ impl Client {
             self.balancer.doorbells.local_wake().ring();
         }
         Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Client::arm`]: polls for a completion for as long as [`Options::hold`] says, longer
+    /// after large requests, and returns whether there is one. Polls for less if that was useless lately, and only once
+    /// if this process and the service have one processor, or no call is in flight. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Client::try_completion`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        let most = if self.calls.awaited() > 0 { self.busy_poll } else { Duration::ZERO };
+        let bytes = self.request_bytes();
+        busy_poll(&mut Waiting { client: self, condition: Condition::Any, wanted: None }, most, bytes)
+    }
+
+    /// The mean bytes of the messages submitted between the last two calls of this that found new ones.
+    fn request_bytes(&mut self) -> u64 {
+        let sent = |connection: &Connection| connection.outbox.sender.counters();
+        let sent = self.balancer.connections.iter().map(sent);
+        let (messages, bytes) = sent.fold((0u64, 0u64), |(messages, bytes), lane| {
+            (messages.wrapping_add(lane.messages), bytes.wrapping_add(lane.bytes))
+        });
+        // Fewer than before: a connection has ended.
+        if let Some(new @ 1..) = messages.checked_sub(self.sent.0) {
+            self.request_bytes = bytes.saturating_sub(self.sent.1) / new;
+        }
+        self.sent = (messages, bytes);
+        self.request_bytes
     }
 
     /// Withdraws the wish for space of a message that found none.

@@ -13,7 +13,7 @@ use super::session::{ServiceShared, Session};
 use super::sessions::{SessionSlot, Sessions};
 use crate::body::{Body, Flag, RECORDS_PER_POLL};
 use pelton_channel::options::{Options, maker};
-use pelton_channel::raw::{Item, Replies, Settings, Side, Spin, gather_with, wait};
+use pelton_channel::raw::{BUSY_POLL, Item, Polled, Replies, Settings, Side, Spin, busy_poll, gather_with, wait};
 use pelton_channel::{Armed, Deadline, Error, Listener, Receiver, Result};
 use pelton_lane::Record;
 use pelton_os::{LocalWake, Ready, locked};
@@ -218,6 +218,15 @@ impl Service {
             self.shared.local_wake.ring();
         }
         Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Service::arm`]: polls for a request for some microseconds, and returns whether there
+    /// is one. Otherwise as [`Receiver::busy_poll`].
+    ///
+    /// # Errors
+    /// As [`Service::receive`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        busy_poll(self, BUSY_POLL, 0)
     }
 
     /// Withdraws [`Service::arm`].
@@ -498,7 +507,7 @@ impl AsFd for Service {
 }
 
 /// A service that waits: for requests as any receiver does, and for space for queued replies.
-impl Side for Service {
+impl Polled for Service {
     fn poll(&mut self) -> Result<bool> {
         if self.found.is_none() {
             self.found = self.find_now()?;
@@ -510,6 +519,12 @@ impl Side for Service {
         self.requests.has_messages() || self.shared.notified.is_set()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        Polled::spin(&mut self.requests)
+    }
+}
+
+impl Side for Service {
     fn arm(&mut self) -> Result<bool> {
         if !Side::arm(&mut self.requests)? {
             return Ok(false);
@@ -545,10 +560,6 @@ impl Side for Service {
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         Side::is_peer_known_gone(&mut self.requests)
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        Side::spin(&mut self.requests)
     }
 }
 

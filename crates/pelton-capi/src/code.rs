@@ -1,13 +1,38 @@
-//! The codes, which `build.rs` reads from the header, and the text that explains the last one.
+//! The codes, which `build.rs` reads from `result.h`, and the detail that explains the last one.
 
-use pelton::Error;
+use pelton::{Armed, Error, Sent};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 include!(concat!(env!("OUT_DIR"), "/codes.rs"));
 
-/// What a function answers: `Err` is a code whose detail, if it is to have one, has been told.
+/// The result of a function: `Err` is a code whose detail has been stored, if it has one.
 pub type Answer<T = ()> = Result<T, c_int>;
+
+/// `PELTON_READY`.
+const READY: c_int = 1;
+
+/// What a function returns besides negative codes.
+pub trait Success {
+    fn number(self) -> c_int;
+}
+
+impl Success for () {
+    fn number(self) -> c_int {
+        0
+    }
+}
+
+impl Success for c_int {
+    fn number(self) -> c_int {
+        self
+    }
+}
+
+/// The number that C gets.
+pub fn number(answer: Answer<impl Success>) -> c_int {
+    answer.map_or_else(|code| code, Success::number)
+}
 
 thread_local! {
     static DETAIL: RefCell<CString> = RefCell::default();
@@ -24,30 +49,30 @@ pub fn detail() -> *const c_char {
     DETAIL.try_with(|detail| detail.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(c"".as_ptr())
 }
 
-/// Tells the detail of a code.
+/// Stores the detail of a code.
 #[cold]
 pub fn tell(code: c_int, detail: impl Into<String>) -> c_int {
     let mut bytes = detail.into().into_bytes();
     bytes.retain(|byte| *byte != 0);
     let text = CString::new(bytes).unwrap_or_default();
-    // A thread that is ending has nobody to read it.
-    let _ = DETAIL.try_with(|detail| detail.try_borrow_mut().map(|mut told| *told = text));
+    // A thread that is ending reads it no more.
+    let _ = DETAIL.try_with(|detail| detail.try_borrow_mut().map(|mut stored| *stored = text));
     code
 }
 
-/// Tells a code whose text says all.
+/// A code whose text is its detail.
 #[cold]
 pub fn plain(code: c_int) -> c_int {
     tell(code, text(code).to_string_lossy())
 }
 
-/// NULL where it must not be.
+/// The error for a pointer that is NULL.
 #[cold]
 pub fn null(what: &str) -> c_int {
     tell(NULL, format!("{what} is NULL"))
 }
 
-/// The code of an error, told.
+/// The code of an error, which becomes the detail.
 #[cold]
 pub fn of(error: &Error) -> c_int {
     let code = match error {
@@ -69,7 +94,7 @@ pub fn of(error: &Error) -> c_int {
         // The call has failed, and its responder is closed.
         Error::Memory { .. } | Error::Refused(_) => REFUSED,
         Error::HungUp => HUNG_UP,
-        Error::TimedOut(_) => AGAIN,
+        Error::TimedOut(_) => TIMED_OUT,
         Error::Option { .. } => OPTION,
         Error::NotARecordFile { .. } => NOT_A_RECORD_FILE,
         Error::Damaged { next: Some(_), .. } => DAMAGED,
@@ -90,25 +115,44 @@ pub fn of(error: &Error) -> c_int {
     code
 }
 
-/// What the error of a sink of the caller's begins with; its number follows. It may be told in another thread than the sink was called in.
-const ANSWERED: &str = "its write answered ";
+/// The beginning of the error of a caller's sink; its number follows. Another thread than the sink's may get the error.
+const ANSWERED: &str = "its write returned ";
 
-/// The error of a sink of the caller's that answered a number below 0.
+/// The error of a caller's sink that returned a negative number.
 #[cold]
 pub fn sink_error(answered: c_int) -> Error {
     Error::Sink(format!("{ANSWERED}{answered}"))
 }
 
-/// Whether it came true, by the deadline if there is one.
-pub fn came(answer: pelton::Result<bool>) -> Answer {
-    match answer {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(AGAIN),
-        Err(error) => Err(of(&error)),
+/// The result, or its error's code.
+pub fn done<T>(result: pelton::Result<T>) -> Answer<T> {
+    result.map_err(|error| of(&error))
+}
+
+/// What was found; `PELTON_AGAIN` if nothing was.
+pub fn found<T>(result: pelton::Result<Option<T>>) -> Answer<T> {
+    done(result)?.ok_or(AGAIN)
+}
+
+/// `PELTON_AGAIN` unless it is true.
+pub fn is_done(result: pelton::Result<bool>) -> Answer {
+    if done(result)? { Ok(()) } else { Err(AGAIN) }
+}
+
+/// `PELTON_AGAIN` unless it was sent.
+pub fn sent(result: pelton::Result<Sent>) -> Answer {
+    match done(result)? {
+        Sent::Sent => Ok(()),
+        Sent::Full | Sent::TimedOut => Err(AGAIN),
     }
 }
 
-/// A mistake that the system would have found, told as it does.
+/// `PELTON_OK` or `PELTON_READY`.
+pub fn armed(result: pelton::Result<Armed>) -> Answer<c_int> {
+    Ok(if done(result)?.is_waiting() { 0 } else { READY })
+}
+
+/// An error that the kernel would report, as it reports it.
 #[cold]
 pub fn system(errno: c_int, detail: &str) -> c_int {
     set_errno(errno);
@@ -116,6 +160,6 @@ pub fn system(errno: c_int, detail: &str) -> c_int {
 }
 
 fn set_errno(errno: c_int) {
-    // SAFETY: the thread's own word, always there.
+    // SAFETY: it returns the address of this thread's errno.
     unsafe { *libc::__errno_location() = errno };
 }

@@ -1,32 +1,32 @@
-//! The C interface of pelton: the implementation of the promises in `include/pelton.h`.
+//! The C interface of pelton: the implementation of `include/pelton.h` and the headers below it.
 //!
-//! A function has a fast path, inlined from `pelton`, behind one comparison of the handle's gate. Every other case takes the
-//! slow path through `handle::enter`, where every mistake gets its code.
+//! An exported function is an entry of the macro in `c.rs`, which checks handles and pointers, and catches panics. The
+//! functions for each message have a fast path, inlined from `pelton`, behind one comparison of the handle's gate.
 //!
 //! Invariants:
-//! - No panic crosses into C. The slow paths run under `handle::catch`, and a caught panic closes the handle for every
-//!   function but `pelton_close`. Fast paths that could panic do the same; a panic in any other would end the process.
-//! - A gate is FREE only while nothing is reserved or received, the handle is alive, and threads need not be checked.
-//! - Only `any.rs` determines a handle's kind, and only from the gate.
-//! - A raw message or reservation is kept only while its sender or receiver has no other use: the functions that would use
-//!   it otherwise refuse before that.
-//! - Closing an engine waits, without bound, while the kernel or a thread may use memory that has no release function, or
-//!   a channel's endpoint (`files.rs`). Closing the last appenders handle flushes and syncs its sink.
+//! - No panic crosses into C. A panic that was caught makes a handle unusable, except for `pelton_close`.
+//! - A gate is free only while nothing is reserved or received, the handle is open, and threads need not be checked.
+//! - A record, or a reservation, is kept by its handle only while that uses its endpoint for nothing else.
+//! - Closing an engine waits while an operation uses memory without a release function, or an endpoint. Closing the last
+//!   handle of appenders flushes and syncs their sink.
 
-mod any;
-mod calling;
+mod c;
+mod client;
 mod code;
-mod files;
-mod flushing;
+mod engine;
+mod flush;
 mod handle;
-mod making;
+mod opening;
+mod operation;
 mod options;
-mod receiving;
+mod receiver;
 mod records;
-mod sending;
-mod serving;
+mod responder;
+mod sender;
+mod service;
+mod writer;
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 /// See `pelton.h`.
 #[unsafe(no_mangle)]
@@ -49,6 +49,16 @@ pub extern "C" fn pelton_error_detail() -> *const c_char {
 /// See `pelton.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pelton_deadline(timeout_ns: i64) -> i64 {
-    // Not 0 and not less, lest a deadline that has passed be taken for another thing.
+    // At least 1: 0 is PELTON_NO_WAIT.
     options::now().saturating_add(timeout_ns).max(1)
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_close(handle: *mut c_void) -> c_int {
+    // SAFETY: the C caller guarantees that it is NULL or a handle, and that no other thread uses it.
+    unsafe { handle::close_any(handle) }
 }

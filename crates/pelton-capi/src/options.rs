@@ -1,52 +1,15 @@
-//! Options, deadlines and figures as C has them.
+//! Options and deadlines as C has them. An option that the function cannot use is refused, with the reason.
 
+use crate::c::{Sized32, Text};
 use crate::code::{self, Answer};
 use pelton::file::EngineOptions;
-use pelton::{Deadline, Options, Peer, Wait};
-use std::ffi::{CStr, OsStr, c_char};
-use std::mem::{MaybeUninit, size_of};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use pelton::{Deadline, RecordFileOptions, Wait};
 use std::time::{Duration, Instant};
-
-/// `pelton_options`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct COptions {
-    struct_bytes: u32,
-    wait: u32,
-    capacity: u64,
-    message_bytes_max: u64,
-    deadline_ns: i64,
-    uids: *const u32,
-    uids_count: u32,
-    create: u32,
-    mode: u32,
-    lanes: u32,
-    announce: u32,
-    reserved: u32,
-    flush_bytes: u64,
-    flush_interval_ns: i64,
-    call_bytes_max: u64,
-    hold_ns: i64,
-    in_flight: u32,
-    threads: u32,
-    root: *const c_char,
-    resident_max: u64,
-    memory: u64,
-}
-
-const _: () = assert!(size_of::<COptions>() == 128);
-/// Of the first header.
-const OPTIONS_BYTES_MIN: usize = 64;
-
-/// More than a struct of any header will have.
-const BYTES_MAX: u32 = 4096;
 
 /// Nanoseconds of CLOCK_MONOTONIC.
 pub fn now() -> i64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills a struct of ours; this clock is always there.
+    // SAFETY: it writes to this structure; Linux always has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
@@ -57,223 +20,373 @@ pub fn deadline(deadline_ns: i64) -> Deadline {
     match deadline_ns {
         ..=0 => Deadline::Now,
         i64::MAX => Deadline::Never,
-        // An instant is only made from another one and a difference.
+        // An instant can be computed only from another one and a difference.
         _ => Deadline::At(Instant::now() + Duration::from_nanos((deadline_ns - now()).max(0) as u64)),
     }
 }
 
-/// The options given, and whether to create.
-///
-/// # Safety
-/// `options` is NULL, or points to as many bytes as its first word says.
-pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
-    if options.is_null() {
-        return Ok((Options::new(), false));
-    }
-    // SAFETY: the caller's promise.
-    let given = unsafe { copied(options, OPTIONS_BYTES_MIN, "pelton_options: begin with PELTON_OPTIONS_INIT")? };
-    let wait = match given.wait {
-        0 => Wait::Block,
-        1 => Wait::Spin,
-        found => return Err(wrong("wait", found, "PELTON_BLOCK (0) or PELTON_SPIN (1)")),
-    };
-    let create = match given.create {
-        0 => false,
-        1 => true,
-        found => return Err(wrong("create", found, "0 or 1")),
-    };
-    let mut made = Options::new().wait(wait);
-    if given.capacity != 0 {
-        made = made.capacity(given.capacity);
-    }
-    if given.message_bytes_max != 0 {
-        made = made.message_bytes_max(given.message_bytes_max);
-    }
-    made = made.connect_deadline(deadline(given.deadline_ns));
-    if given.uids_count != 0 {
-        if given.uids.is_null() {
-            return Err(code::null("options.uids, with a count,"));
-        }
-        // SAFETY: the caller's promise.
-        made = made.allow_uids(unsafe { std::slice::from_raw_parts(given.uids, given.uids_count as usize) });
-    }
-    if given.mode != 0 {
-        made = made.mode(given.mode);
-    }
-    if given.lanes != 0 {
-        made = made.lanes(given.lanes);
-    }
-    made = match given.announce {
-        0 => made,
-        1 => made.announce(true),
-        found => return Err(wrong("announce", found, "0 or 1")),
-    };
-    if given.reserved != 0 {
-        return Err(wrong("reserved", given.reserved, "0: begin with PELTON_OPTIONS_INIT"));
-    }
-    if given.flush_bytes != 0 {
-        made = made.flush_bytes(given.flush_bytes);
-    }
-    made = match given.flush_interval_ns {
-        0 => made,
-        i64::MAX => made.flush_interval(None),
-        found => made.flush_interval(Some(interval("flush_interval_ns", found)?)),
-    };
-    if given.call_bytes_max != 0 {
-        made = made.call_bytes_max(given.call_bytes_max);
-    }
-    made = match given.hold_ns {
-        0 => made,
-        // PELTON_NO_HOLD.
-        -1 => made.hold(Duration::ZERO),
-        found => made.hold(interval("hold_ns", found)?),
-    };
-    if given.resident_max != 0 {
-        made = made.resident_max(given.resident_max);
-    }
-    if given.memory != 0 {
-        made = made.memory(given.memory);
-    }
-    Ok((made, create))
+/// A function that creates handles, and the options that it cannot use, each with the reason.
+pub struct Maker {
+    name: &'static str,
+    unused: &'static [(&'static str, &'static str)],
 }
 
-/// As much of the options as is for an engine.
-///
-/// # Safety
-/// As of [`of`]; `root` is NULL or a string.
-pub unsafe fn of_engine(options: *const COptions) -> Answer<EngineOptions> {
-    let mut made = EngineOptions::new();
-    if options.is_null() {
-        return Ok(made);
-    }
-    // SAFETY: the caller's promises.
-    unsafe {
-        of(options)?;
-        let given = copied(options, OPTIONS_BYTES_MIN, "pelton_options: begin with PELTON_OPTIONS_INIT")?;
-        if given.in_flight != 0 {
-            made = made.in_flight_max(given.in_flight as usize);
-        }
-        if given.threads != 0 {
-            made = made.threads(given.threads as usize);
-        }
-        if !given.root.is_null() {
-            made = made.root(path(given.root));
-        }
-    }
-    Ok(made)
-}
-
-/// A time that is no deadline.
-pub fn interval(option: &str, found: i64) -> Answer<Duration> {
-    u64::try_from(found).map(Duration::from_nanos).map_err(|_| wrong(option, found, "nanoseconds, not less than 0"))
-}
-
-#[cold]
-pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
-    code::tell(code::OPTION, format!("{option} is {found}, wanted {wanted}"))
-}
-
-/// A struct of a caller whose header may be newer: then what this library does not know must be 0. What an older one lacks is 0.
-///
-/// # Safety
-/// `given` points to as many bytes as its first word, an u32, says; all zeros are a `T`.
-pub unsafe fn copied<T: Copy>(given: *const T, bytes_min: usize, what: &str) -> Answer<T> {
-    let bytes_known = size_of::<T>();
-    // SAFETY: the caller's promise.
-    let bytes = unsafe { given.cast::<u32>().read() } as usize;
-    if bytes < bytes_min || bytes > BYTES_MAX as usize {
-        return Err(wrong("struct_bytes", bytes, &format!("the size of {what}")));
-    }
-    // SAFETY: as above.
-    let all = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), bytes) };
-    if all.iter().skip(bytes_known).any(|byte| *byte != 0) {
-        return Err(code::tell(
-            code::OPTION,
-            "an option is set that this libpelton does not know: install one as new as the program's pelton.h",
-        ));
-    }
-    let mut copy = MaybeUninit::<T>::zeroed();
-    // SAFETY: no more than both have; the caller's promise about zeros.
-    unsafe {
-        std::ptr::copy_nonoverlapping(all.as_ptr(), copy.as_mut_ptr().cast(), bytes.min(bytes_known));
-        Ok(copy.assume_init())
-    }
-}
-
-/// `pelton_info`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Info {
-    struct_bytes: u32,
-    has_peer: u32,
-    peer_pid: u32,
-    peer_uid: u32,
-    pub next_seq: u32,
-    pub generation: u32,
-    pub capacity: u64,
-    pub message_bytes_max: u64,
-    pub unreleased: u64,
-    messages: u64,
-    bytes: u64,
-    waits: u64,
-    sleeps: u64,
-    wakes_sent: u64,
-    depth_max: u64,
-    pub calls: u64,
-    pub dropped: u64,
-    pub corrupt: u64,
-    pub services: u64,
-}
-
-const _: () = assert!(size_of::<Info>() == 128);
-
-impl Info {
-    pub fn new(peer: Option<Peer>, counters: pelton::Counters) -> Info {
-        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max, .. } = counters;
-        Info {
-            has_peer: peer.is_some().into(),
-            peer_pid: peer.map_or(0, |peer| peer.pid),
-            peer_uid: peer.map_or(0, |peer| peer.uid),
-            messages,
-            bytes,
-            waits,
-            sleeps,
-            wakes_sent,
-            depth_max,
-            ..Info::default()
-        }
-    }
-
-    /// Writes as much as the caller's header knows of.
-    ///
-    /// # Safety
-    /// `out` points to as many bytes as its first word says.
-    pub unsafe fn write(mut self, out: *mut Info) -> Answer {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { (*out).struct_bytes };
-        // Set by nobody, it could be anything.
-        if bytes == 0 || bytes % 8 != 0 || bytes > BYTES_MAX {
-            return Err(wrong("struct_bytes", bytes, "sizeof(pelton_info)"));
-        }
-        self.struct_bytes = bytes;
-        let known = (bytes as usize).min(size_of::<Info>());
-        // SAFETY: as above; what is beyond what this library knows is 0.
-        unsafe {
-            out.cast::<u8>().write_bytes(0, bytes as usize);
-            std::ptr::copy_nonoverlapping((&raw const self).cast::<u8>(), out.cast::<u8>(), known);
+impl Maker {
+    /// Refuses the options that are set and that it cannot use. `is_set` has all options that some maker cannot use.
+    fn check(&self, is_set: &[(&str, bool)]) -> Answer {
+        for (option, reason) in self.unused {
+            if is_set.iter().any(|(name, is_set)| name == option && *is_set) {
+                let detail = format!("{option} is set, but {} does not use it: {reason}", self.name);
+                return Err(code::tell(code::OPTION, detail));
+            }
         }
         Ok(())
     }
 }
 
-/// A name that is not a path's.
-pub fn text(name: &CStr) -> Answer<&str> {
-    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
+const PATH_ONLY: &str = "it is for \"path:DIR\"";
+const CREATOR_ONLY: &str = "the channel's creator decides it: set create to 1 to create the channel";
+const SENDER_ONLY: &str = "it limits a sender";
+const RECEIVER_ONLY: &str = "it limits what a peer can make a receiver use";
+const NO_WAIT: &str = "it does not wait";
+const NO_PEER: &str = "its endpoints belong to this process";
+
+pub const SENDER_BY_NAME: Maker = Maker {
+    name: "a sender that connects",
+    unused: &[("memory_bytes_max", RECEIVER_ONLY), ("create", PATH_ONLY), ("mode", PATH_ONLY), ("lanes", PATH_ONLY)],
+};
+pub const RECEIVER_BY_NAME: Maker = Maker {
+    name: "a receiver that connects",
+    unused: &[("resident_bytes_max", SENDER_ONLY), ("create", PATH_ONLY), ("mode", PATH_ONLY), ("lanes", PATH_ONLY)],
+};
+pub const CREATED_SENDER: Maker = Maker { name: "a sender of a path channel", unused: &[] };
+pub const CREATED_RECEIVER: Maker =
+    Maker { name: "a receiver of a path channel", unused: &[("resident_bytes_max", SENDER_ONLY)] };
+pub const OPENED_SENDER: Maker = Maker {
+    name: "a sender of an existing path channel",
+    unused: &[
+        ("capacity", CREATOR_ONLY),
+        ("message_bytes_max", CREATOR_ONLY),
+        ("lanes", CREATOR_ONLY),
+        ("memory_bytes_max", RECEIVER_ONLY),
+    ],
+};
+pub const OPENED_RECEIVER: Maker = Maker {
+    name: "a receiver of an existing path channel",
+    unused: &[
+        ("capacity", CREATOR_ONLY),
+        ("message_bytes_max", CREATOR_ONLY),
+        ("lanes", CREATOR_ONLY),
+        ("resident_bytes_max", SENDER_ONLY),
+    ],
+};
+pub const LISTENER: Maker = Maker {
+    name: "a listener",
+    unused: &[("deadline_ns", NO_WAIT), ("create", PATH_ONLY), ("mode", PATH_ONLY), ("lanes", PATH_ONLY)],
+};
+pub const THREADS: Maker = Maker {
+    name: "pelton_threads",
+    unused: &[
+        ("memory_bytes_max", NO_PEER),
+        ("uids", NO_PEER),
+        ("deadline_ns", NO_WAIT),
+        ("create", PATH_ONLY),
+        ("mode", PATH_ONLY),
+        ("lanes", PATH_ONLY),
+    ],
+};
+const GATHER_THREADS: Maker =
+    Maker { name: "a receiver of threads alone", unused: &[("memory_bytes_max", NO_PEER), ("uids", NO_PEER)] };
+
+/// The options that several makers have.
+struct Common {
+    wait: u32,
+    capacity: u64,
+    message_bytes_max: u64,
+    resident_bytes_max: u64,
+    memory_bytes_max: u64,
+    uids: *const u32,
+    uid_count: u32,
 }
 
-/// # Safety
-/// It is a string, which stays for as long as is said.
-pub unsafe fn path<'a>(path: *const c_char) -> &'a Path {
-    // SAFETY: the caller's promise.
-    Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
+impl Common {
+    fn build(&self) -> Answer<pelton::Options> {
+        let wait = match self.wait {
+            0 => Wait::Block,
+            1 => Wait::Spin,
+            found => return Err(wrong("wait", found, "PELTON_BLOCK (0) or PELTON_SPIN (1)")),
+        };
+        let mut options = pelton::Options::new().wait(wait);
+        options = set(self.capacity, options, pelton::Options::capacity);
+        options = set(self.message_bytes_max, options, pelton::Options::message_bytes_max);
+        options = set(self.resident_bytes_max, options, pelton::Options::resident_max);
+        options = set(self.memory_bytes_max, options, pelton::Options::memory);
+        if self.uid_count != 0 {
+            if self.uids.is_null() {
+                return Err(code::null("options.uids, with a count,"));
+            }
+            // SAFETY: the C caller guarantees so many readable numbers; it is not NULL.
+            options = options.allow_uids(unsafe { std::slice::from_raw_parts(self.uids, self.uid_count as usize) });
+        }
+        Ok(options)
+    }
+}
+
+/// Sets an option, unless it is 0: the default.
+fn set<T>(value: u64, options: T, set: impl FnOnce(T, u64) -> T) -> T {
+    if value == 0 { options } else { set(options, value) }
+}
+
+fn flag(option: &str, found: u32) -> Answer<bool> {
+    match found {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(wrong(option, found, "0 or 1")),
+    }
+}
+
+/// A time that is no deadline.
+fn interval(option: &str, found: i64) -> Answer<Duration> {
+    u64::try_from(found).map(Duration::from_nanos).map_err(|_| wrong(option, found, "nanoseconds, not less than 0"))
+}
+
+fn check_reserved(found: u32) -> Answer {
+    if found == 0 { Ok(()) } else { Err(wrong("reserved", found, "0: begin with the _INIT macro")) }
+}
+
+/// The error for an option, or a field, with an invalid value.
+#[cold]
+pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
+    code::tell(code::OPTION, format!("{option} is {found}, wanted {wanted}"))
+}
+
+macro_rules! structures {
+    ($($c_name:literal $name:ident, $size:literal { $($field:ident: $type:ty,)* })*) => {
+        $(
+            #[doc = concat!("`", $c_name, "`.")]
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub struct $name {
+                struct_bytes: u32,
+                $($field: $type,)*
+            }
+
+            const _: () = assert!(size_of::<$name>() == $size);
+
+            // SAFETY: it has only numbers and pointers, which may be 0, and the sum of their sizes is the structure's.
+            unsafe impl Sized32 for $name {
+                const NAME: &'static str = $c_name;
+            }
+
+            const _: () = assert!(4 $(+ size_of::<$type>())* == $size, "it has no padding");
+        )*
+    };
+}
+
+structures! {
+    "pelton_channel_options" ChannelOptions, 72 {
+        wait: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        resident_bytes_max: u64,
+        memory_bytes_max: u64,
+        deadline_ns: i64,
+        uids: *const u32,
+        uid_count: u32,
+        create: u32,
+        mode: u32,
+        lanes: u32,
+    }
+    "pelton_gather_options" GatherOptions, 64 {
+        wait: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        resident_bytes_max: u64,
+        memory_bytes_max: u64,
+        uids: *const u32,
+        uid_count: u32,
+        senders_max: u32,
+        membership_events: u32,
+        reserved: u32,
+    }
+    "pelton_client_options" ClientOptions, 80 {
+        wait: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        resident_bytes_max: u64,
+        memory_bytes_max: u64,
+        call_bytes_max: u64,
+        deadline_ns: i64,
+        poll_ns: i64,
+        uids: *const u32,
+        uid_count: u32,
+        reserved: u32,
+    }
+    "pelton_service_options" ServiceOptions, 64 {
+        wait: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        resident_bytes_max: u64,
+        memory_bytes_max: u64,
+        call_bytes_max: u64,
+        uids: *const u32,
+        uid_count: u32,
+        clients_max: u32,
+    }
+    "pelton_record_file_options" RecordFile, 32 {
+        reserved: u32,
+        rotate_bytes: u64,
+        sync_bytes: u64,
+        sync_interval_ns: i64,
+    }
+    "pelton_flush_options" FlushOptions, 24 {
+        reserved: u32,
+        flush_bytes: u64,
+        flush_interval_ns: i64,
+    }
+    "pelton_appenders_options" AppendersOptions, 32 {
+        appenders_max: u32,
+        flush_bytes: u64,
+        message_bytes_max: u64,
+        flush_interval_ns: i64,
+    }
+    "pelton_engine_options" CEngineOptions, 24 {
+        in_flight_max: u32,
+        threads_max: u32,
+        reserved: u32,
+        root: Text,
+    }
+}
+
+macro_rules! common {
+    ($options:expr) => {
+        Common {
+            wait: $options.wait,
+            capacity: $options.capacity,
+            message_bytes_max: $options.message_bytes_max,
+            resident_bytes_max: $options.resident_bytes_max,
+            memory_bytes_max: $options.memory_bytes_max,
+            uids: $options.uids,
+            uid_count: $options.uid_count,
+        }
+        .build()
+    };
+}
+
+impl ChannelOptions {
+    /// Whether to create a path channel.
+    pub fn creates(&self) -> Answer<bool> {
+        flag("create", self.create)
+    }
+
+    pub fn build<M>(&self, maker: &Maker) -> Answer<pelton::Options<M>> {
+        self.creates()?;
+        maker.check(&[
+            ("capacity", self.capacity != 0),
+            ("message_bytes_max", self.message_bytes_max != 0),
+            ("resident_bytes_max", self.resident_bytes_max != 0),
+            ("memory_bytes_max", self.memory_bytes_max != 0),
+            ("deadline_ns", self.deadline_ns != 0),
+            ("uids", self.uid_count != 0),
+            ("create", self.create != 0),
+            ("mode", self.mode != 0),
+            ("lanes", self.lanes != 0),
+        ])?;
+        let mut options = common!(self)?.connect_deadline(deadline(self.deadline_ns));
+        options = set(self.mode.into(), options, |options, mode| options.mode(mode as u32));
+        options = set(self.lanes.into(), options, |options, lanes| options.lanes(lanes as u32));
+        Ok(options.cast())
+    }
+}
+
+impl GatherOptions {
+    pub fn build<M>(&self, is_threads_alone: bool) -> Answer<pelton::Options<M>> {
+        check_reserved(self.reserved)?;
+        if is_threads_alone {
+            GATHER_THREADS.check(&[("memory_bytes_max", self.memory_bytes_max != 0), ("uids", self.uid_count != 0)])?;
+        }
+        let options = common!(self)?.announce(flag("membership_events", self.membership_events)?);
+        Ok(set(self.senders_max.into(), options, |options, senders| options.lanes(senders as u32)).cast())
+    }
+}
+
+impl ClientOptions {
+    pub fn build<M>(&self) -> Answer<pelton::Options<M>> {
+        check_reserved(self.reserved)?;
+        let options = common!(self)?.connect_deadline(deadline(self.deadline_ns));
+        let options = set(self.call_bytes_max, options, pelton::Options::call_bytes_max);
+        Ok(match self.poll_ns {
+            0 => options,
+            // PELTON_NO_POLL.
+            -1 => options.hold(Duration::ZERO),
+            ns => options.hold(interval("poll_ns", ns)?),
+        }
+        .cast())
+    }
+}
+
+impl ServiceOptions {
+    pub fn build<M>(&self) -> Answer<pelton::Options<M>> {
+        let options = set(self.call_bytes_max, common!(self)?, pelton::Options::call_bytes_max);
+        Ok(set(self.clients_max.into(), options, |options, clients| options.lanes(clients as u32)).cast())
+    }
+}
+
+impl RecordFile {
+    pub fn build(&self) -> Answer<RecordFileOptions> {
+        check_reserved(self.reserved)?;
+        let options = set(self.rotate_bytes, RecordFileOptions::new(), RecordFileOptions::rotate_bytes);
+        let options = match self.sync_bytes {
+            0 => options,
+            // PELTON_EACH_WRITE.
+            u64::MAX => options.sync_bytes(0),
+            bytes => options.sync_bytes(bytes),
+        };
+        match self.sync_interval_ns {
+            0 => Ok(options),
+            ns => Ok(options.sync_interval(interval("sync_interval_ns", ns)?)),
+        }
+    }
+}
+
+/// When a flush, or appenders, call the sink.
+fn flushing(flush_bytes: u64, flush_interval_ns: i64) -> Answer<pelton::Options> {
+    let options = set(flush_bytes, pelton::Options::new(), pelton::Options::flush_bytes);
+    Ok(match flush_interval_ns {
+        0 => options,
+        i64::MAX => options.flush_interval(None),
+        ns => options.flush_interval(Some(interval("flush_interval_ns", ns)?)),
+    })
+}
+
+impl FlushOptions {
+    pub fn build<M>(&self) -> Answer<pelton::Options<M>> {
+        check_reserved(self.reserved)?;
+        Ok(flushing(self.flush_bytes, self.flush_interval_ns)?.cast())
+    }
+}
+
+impl AppendersOptions {
+    pub fn build<M>(&self) -> Answer<pelton::Options<M>> {
+        let options = flushing(self.flush_bytes, self.flush_interval_ns)?;
+        let options = set(self.message_bytes_max, options, pelton::Options::message_bytes_max);
+        Ok(set(self.appenders_max.into(), options, |options, appenders| options.lanes(appenders as u32)).cast())
+    }
+}
+
+impl CEngineOptions {
+    pub fn build(&self) -> Answer<EngineOptions> {
+        check_reserved(self.reserved)?;
+        let mut options = EngineOptions::new();
+        if self.in_flight_max != 0 {
+            options = options.in_flight_max(self.in_flight_max as usize);
+        }
+        if self.threads_max != 0 {
+            options = options.threads(self.threads_max as usize);
+        }
+        if !self.root.is_null() {
+            options = options.root(self.root.path("options.root")?);
+        }
+        Ok(options)
+    }
 }

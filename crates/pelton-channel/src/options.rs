@@ -267,8 +267,8 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long `Client::arm` may busy-poll for replies, if recent replies arrived within that time; by default 20 µs.
-    /// Zero: it does not busy-poll.
+    /// How long `Client::busy_poll` may poll for replies, if recent replies arrived within that time; by default 20 µs.
+    /// For large requests it polls for up to five times as long. Zero: it polls once.
     pub fn hold(mut self, most: Duration) -> Options<M>
     where
         M: Accepts<setting::Hold>,

@@ -12,12 +12,13 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+use crate::opening::{Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::settings::Settings;
-use crate::wait::{self, Armed, Deadline, Side, Spin};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use backoff::Backoff;
 use crossbeam_queue::SegQueue;
 use message::Returned;
@@ -687,6 +688,27 @@ impl Receiver {
         Ok(Armed::waiting_if(armed))
     }
 
+    /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether there
+    /// is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless lately,
+    /// and only once if this process and the sender have one processor. Neither sleeps nor arms.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
+    /// assert!(!receiver.busy_poll()?);
+    /// sender.send(b"hello")?;
+    /// assert!(receiver.busy_poll()?);
+    /// assert_eq!(receiver.try_receive()?.as_deref(), Some(&b"hello"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        wait::busy_poll(self, BUSY_POLL, 0)
+    }
+
     /// Undoes [`Receiver::arm`].
     pub fn disarm(&mut self) {
         if self.endpoint.owner.is_current() {
@@ -717,7 +739,7 @@ impl Receiver {
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return self.wait_for_peer(deadline);
+            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
         }
         if self.registry.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
@@ -748,7 +770,7 @@ impl Receiver {
     }
 
     /// Waits until a path channel has a sender. Returns false at the deadline.
-    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
             if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
                 self.continue_without_peer();
@@ -767,7 +789,7 @@ impl Receiver {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.endpoint.doorbells.sleep(deadline)?;
+            waiter.sleep(&self.endpoint.doorbells, deadline).await?;
         }
     }
 
@@ -864,7 +886,7 @@ impl AsFd for Receiver {
     }
 }
 
-impl Side for Receiver {
+impl Polled for Receiver {
     fn poll(&mut self) -> Result<bool> {
         Ok(self.peek()?.is_some())
     }
@@ -873,6 +895,12 @@ impl Side for Receiver {
         self.has_messages()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.endpoint.spin
+    }
+}
+
+impl Side for Receiver {
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
         // A sender that joins later rings the doorbell.
@@ -940,9 +968,5 @@ impl Side for Receiver {
         // Needs one system call for any number of lanes.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
         Ok(gone || (!self.lanes.is_one() && self.endpoint.doorbells.is_any_gone()?))
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.endpoint.spin
     }
 }

@@ -11,11 +11,12 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
+use crate::opening::{Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::settings::Settings;
 use crate::transport::Found;
-use crate::wait::{self, Armed, Deadline, Side, Spin};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use pelton_lane::{
     CAPACITY_MIN, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end, record_bytes,
 };
@@ -629,13 +630,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::try_send`]: here a loop detects that the receiver has left.
     pub fn arm(&mut self, bytes: usize) -> Result<Armed> {
-        if !self.endpoint.owner.is_current() {
-            return Err(self.not_usable());
-        }
-        // There will never be space for it, so a wait would never end.
-        if bytes as u64 > self.message_bytes_max() {
-            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
-        }
+        self.check_wait_for(bytes)?;
         self.endpoint.doorbells.drain()?;
         failpoint("sender arms: drained");
         let armed = FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()?;
@@ -650,6 +645,29 @@ impl Sender {
             failpoint("sender arms: nudged");
         }
         Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds, longer
+    /// for a large message, and returns whether there is space. Polls for less if that was useless lately, and only
+    /// once if this process and the receiver have one processor. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`].
+    pub fn busy_poll(&mut self, bytes: usize) -> Result<bool> {
+        self.check_wait_for(bytes)?;
+        let want = WaitCondition::Message(bytes as u64, 0);
+        wait::busy_poll(&mut FreeSpace { sender: self, want }, BUSY_POLL, bytes as u64)
+    }
+
+    /// Checks that the sender can be used, and that there can ever be space for a message of `bytes`.
+    fn check_wait_for(&mut self, bytes: usize) -> Result<()> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        match self.message_bytes_max() {
+            bytes_max if bytes as u64 > bytes_max => Err(Error::TooLarge { bytes: bytes as u64, bytes_max }),
+            _ => Ok(()),
+        }
     }
 
     /// For an event loop that has nothing to send: makes the descriptor readable only when the receiver leaves, except
@@ -697,7 +715,7 @@ impl Sender {
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return self.wait_for_peer(deadline);
+            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
         }
         if self.endpoint.departure.is_none() && self.endpoint.owner.is_current() && self.parts.link.is_peer_gone()? {
             self.note_end();
@@ -736,7 +754,7 @@ impl Sender {
     }
 
     /// Waits until a path channel has a receiver. Returns false at the deadline.
-    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
             let closed = self.parts.link.peer().is_some() && self.parts.lane.has_consumer_closed();
             if self.endpoint.departure.is_some() || closed || self.parts.link.is_peer_gone()? {
@@ -757,7 +775,7 @@ impl Sender {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.endpoint.doorbells.sleep(deadline)?;
+            waiter.sleep(&self.endpoint.doorbells, deadline).await?;
         }
     }
 
@@ -869,7 +887,7 @@ pub(crate) enum WaitCondition {
     Empty,
 }
 
-impl Side for FreeSpace<'_> {
+impl Polled for FreeSpace<'_> {
     fn poll(&mut self) -> Result<bool> {
         if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
@@ -888,6 +906,12 @@ impl Side for FreeSpace<'_> {
         self.sender.parts.lane.may_be_ready()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.sender.endpoint.spin
+    }
+}
+
+impl Side for FreeSpace<'_> {
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
         let lane = &mut self.sender.parts.lane;
@@ -940,10 +964,6 @@ impl Side for FreeSpace<'_> {
             self.sender.note_end();
         }
         Ok(gone)
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.sender.endpoint.spin
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
-use crate::wait::Wait;
+use crate::wait::{BUSY_POLL, Wait};
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ pub struct Settings {
     pub resident_max: u64,
     /// The largest request, reply or part.
     pub call_bytes_max: u64,
-    /// How long a client busy-polls when it is armed.
+    /// How long a client busy-polls for an event loop.
     pub hold: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Default for Settings {
             capacity: None,
             usual_capacity: 64 << 20,
             call_bytes_max: 64 << 20,
-            hold: Duration::from_micros(20),
+            hold: BUSY_POLL,
             message_bytes_max: None,
             memory: None,
             wait: Wait::default(),

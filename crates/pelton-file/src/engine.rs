@@ -11,15 +11,16 @@ use crate::operation::{Operation, Output, Pieces, Transfer, Work};
 use crate::perform;
 use crate::pool::{Cancel, Pool};
 use crate::ring::Ring;
-use pelton_channel::{Armed, Deadline, Error, Result};
+use pelton_channel::raw::{BUSY_POLL, Polled, Spin, busy_poll};
+use pelton_channel::{Armed, Deadline, Error, Peer, Result, Wait};
 use pelton_lane::failpoint;
-use pelton_os::{Buffer, LocalWake, Owner, Pollable, poll_until};
+use pelton_os::{Buffer, LocalWake, Owner, Pollable, own_uid, poll_until};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// As many as a client's calls in flight. A guess.
 const IN_FLIGHT_MAX: usize = 1024;
@@ -126,6 +127,8 @@ impl EngineOptions {
             all_begun: true,
             root,
             never: Cancel::never(),
+            // The kernel and the threads may use the processors of this process.
+            spin: Spin::new(Wait::Block, Some(Peer { pid: std::process::id(), uid: own_uid() })),
         })
     }
 }
@@ -178,6 +181,23 @@ pub struct Engine {
     root: Option<Arc<Root>>,
     /// For operations that are never cancelled.
     never: Cancel,
+    spin: Spin,
+}
+
+impl Polled for Engine {
+    fn poll(&mut self) -> Result<bool> {
+        self.poll_ends()?;
+        Ok(!self.ready.is_empty())
+    }
+
+    /// The poll itself is about as cheap as a hint would be.
+    fn may_be_ready(&self) -> bool {
+        true
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.spin
+    }
 }
 
 /// An operation in flight.
@@ -625,6 +645,17 @@ impl Engine {
             self.keep_readable();
         }
         Ok(Armed::Waiting)
+    }
+
+    /// For an event loop, before [`Engine::arm`]: polls for a completion for some microseconds, and returns whether
+    /// there is one. Also begins the submitted operations. Polls for less if that was useless lately, and only once if
+    /// this process has one processor, or nothing is in flight. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        self.check_owner()?;
+        busy_poll(self, if self.in_flight > 0 { BUSY_POLL } else { Duration::ZERO }, 0)
     }
 
     /// Withdraws [`Engine::arm`].

@@ -130,7 +130,7 @@ impl Doorbell {
     /// Notes the only epoll that polls the socket of a pair: the socket leaves it before its close, which may block.
     pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
         if let Form::Pair { near, .. } = &self.0 {
-            near.set_epoll(epoll);
+            near.add_epoll(epoll);
         }
     }
 

@@ -189,7 +189,7 @@ impl Pollable {
 
     /// As [`Pollable::watch`], by these events of one socket.
     pub fn watch_socket(&self, socket: &Socket, events: EventFlags, event: Event) -> std::io::Result<()> {
-        socket.set_epoll(&self.epoll);
+        socket.add_epoll(&self.epoll);
         self.watch([Some((socket.as_fd(), events)), None], event)
     }
 

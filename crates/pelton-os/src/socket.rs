@@ -1,6 +1,7 @@
 //! The Unix sockets that connect two sides: seqpacket, with descriptors and credentials.
 
 use crate::descriptor::Descriptor;
+use crate::mutex::locked;
 use crate::received_fd::{ReceivedFd, close_elsewhere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -13,7 +14,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 /// Limit of the descriptors with one message.
@@ -35,8 +36,8 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Socket {
     fd: ManuallyDrop<Descriptor>,
-    /// The epoll that polls it: the socket leaves it before its close, which may block, begins.
-    epoll: OnceLock<Weak<Descriptor>>,
+    /// The epolls that poll it: the socket leaves them before its close, which may block, begins.
+    epolls: Mutex<Vec<Weak<Descriptor>>>,
     /// Of a socket pair: the user of the other end.
     other_uid: Option<u32>,
 }
@@ -136,7 +137,7 @@ fn may_have_descriptors(fd: impl AsFd) -> bool {
 
 impl Socket {
     fn of(fd: OwnedFd) -> std::io::Result<Socket> {
-        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epoll: OnceLock::new(), other_uid: None })
+        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epolls: Mutex::default(), other_uid: None })
     }
 
     /// A connected pair: this side's end, which accepts no descriptors where the kernel can refuse them, and that
@@ -154,9 +155,11 @@ impl Socket {
         self.other_uid.map_or_else(|| self.peer().map(|peer| peer.uid), Ok)
     }
 
-    /// Notes the only epoll that polls this socket.
-    pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
-        let _ = self.epoll.set(Arc::downgrade(epoll));
+    /// Notes an epoll that polls this socket.
+    pub(crate) fn add_epoll(&self, epoll: &Arc<Descriptor>) {
+        let mut epolls = locked(&self.epolls);
+        epolls.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(epoll));
+        epolls.push(Arc::downgrade(epoll));
     }
 
     /// From now on the peer may send descriptors: its user is checked.
@@ -305,7 +308,7 @@ impl Drop for Socket {
             && let Ok(uid) = uid
             && let Some(fd) = socket.into_owned()
         {
-            if let Some(epoll) = self.epoll.get().and_then(Weak::upgrade) {
+            for epoll in locked(&self.epolls).drain(..).filter_map(|epoll| epoll.upgrade()) {
                 let _ = rustix::event::epoll::delete(&*epoll, &fd);
             }
             close_elsewhere(fd, uid);

@@ -43,7 +43,7 @@ impl Pelton {
             if let Some(completion) = self.client.try_completion()? {
                 return copy(&completion, &mut self.reply);
             }
-            if self.client.arm()?.is_waiting() {
+            if !self.client.busy_poll()? && self.client.arm()?.is_waiting() {
                 watch.sleep()?;
                 self.client.disarm();
             }

@@ -3,7 +3,7 @@
 //! while it waits for something else.
 
 use crate::raw::{Inbox, StoredCompletion};
-use crate::{Armed, CallId, Client, Error, Outcome, Result};
+use crate::{Armed, CallId, Client, Error, Opening, Options, Outcome, Result};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ use std::task::{Context, Poll, Waker};
 ///         let _ = request.reply(&answer);
 ///     })
 /// });
-/// let client = pelton::tokio::AsyncClient::new(pelton::Client::connect(&name)?)?;
+/// let client = pelton::tokio::AsyncClient::connect(&name).await?;
 /// let (one, two) = ::tokio::join!(client.call(b"one"), client.call(b"two"));
 /// assert_eq!((&*one?.bytes, &*two?.bytes), (&b"ONE"[..], &b"TWO"[..]));
 /// stopper.stop();
@@ -155,6 +155,11 @@ impl State {
             if self.is_inbox_full() {
                 return Poll::Pending;
             }
+            match self.client.busy_poll() {
+                Ok(false) => {}
+                Ok(true) => continue,
+                Err(_) => return self.fail(),
+            }
             match self.client.arm() {
                 Ok(Armed::Waiting) => {}
                 Ok(Armed::Ready) => {
@@ -219,6 +224,30 @@ impl Drop for WaitingForSpace<'_> {
 }
 
 impl AsyncClient {
+    /// Connects to the service that listens under `name` (a short name, or `unix:PATH`) with default [`Options`], as
+    /// [`Client::connect`] does, without blocking the thread, and registers the client as [`AsyncClient::new`] does.
+    /// Cancel-safe: dropped before it completes, it leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime with I/O enabled.
+    pub async fn connect(name: &str) -> Result<AsyncClient> {
+        AsyncClient::open(Client::start_connect(name, &Options::new())?).await
+    }
+
+    /// As [`AsyncClient::connect`], with options: of [`Client::start_connect`].
+    ///
+    /// # Errors
+    /// As [`Opening::try_finish`].
+    ///
+    /// # Panics
+    /// As [`AsyncClient::connect`].
+    pub async fn open(opening: Opening<Client>) -> Result<AsyncClient> {
+        AsyncClient::new(super::opened(opening).await?)
+    }
+
     /// Registers a client with the runtime that this is called in, and starts a task there for it. The task ends when
     /// all clones of this and all its calls have been dropped.
     ///

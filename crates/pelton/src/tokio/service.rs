@@ -10,7 +10,7 @@ use super::stream::poll_rung;
 use crate::{Error, Peer, Request, Responder, Result, Sent, Service, Stopper};
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::task::JoinSet;
-use pelton_channel::raw::Side;
+use pelton_channel::raw::Polled;
 use pelton_os::locked;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
