@@ -16,8 +16,7 @@ tests() ->
      {an_asynchronous_mistake_is_told_too, fun an_asynchronous_mistake_is_told_too/1},
      {any_process_uses_a_handle, fun any_process_uses_a_handle/1},
      {file_takes_the_handle, fun file_takes_the_handle/1},
-     {opening_moves_the_mailbox_off_the_heap, fun opening_moves_the_mailbox_off_the_heap/1},
-     {garbage_is_collected_as_often_as_was_said, fun garbage_is_collected_as_often_as_was_said/1},
+     {no_process_flag_is_set, fun no_process_flag_is_set/1},
      {a_file_ends_with_its_owner, fun a_file_ends_with_its_owner/1},
      {a_forgotten_file_is_closed, fun a_forgotten_file_is_closed/1},
      {waiting_readers_do_not_keep_schedulers, fun waiting_readers_do_not_keep_schedulers/1},
@@ -119,42 +118,23 @@ file_takes_the_handle(Place) ->
     ?assertEqual({ok, "hello"}, file:read_line(File)),
     ok = file:close(File).
 
-opening_moves_the_mailbox_off_the_heap(Place) ->
-    Kept = fun(Modes) ->
-        in_process(fun() ->
-            {ok, _} = pelton_file:open(Place("a"), [write | Modes]),
-            element(2, process_info(self(), message_queue_data))
-        end)
+%% Neither opening nor any other function sets a flag of the calling process.
+no_process_flag_is_set(Place) ->
+    Flags = fun() ->
+        [{garbage_collection, Collection} | Others] =
+            [process_info(self(), Key) || Key <- [garbage_collection, message_queue_data, priority, trap_exit]],
+        [lists:keydelete(minor_gcs, 1, Collection) | Others]
     end,
-    ?assertEqual(off_heap, Kept([])),
-    ?assertEqual(on_heap, Kept([{mailbox, unchanged}])).
-
-garbage_is_collected_as_often_as_was_said(Place) ->
-    Collections = fun(Modes) ->
-        Test = self(),
-        %% A heap that is no reason to collect.
-        Pid = spawn_opt(fun() ->
-            {ok, File} = pelton_file:open(Place("b"), [write, read, binary | Modes]),
-            ok = pelton_file:write(File, binary:copy(<<1>>, 4096)),
-            receive read -> ok end,
-            lists:foreach(fun(_) -> {ok, _} = pelton_file:pread(File, 0, 4096) end, lists:seq(1, 2000)),
-            Test ! {done, self()}
-        end, [link, {min_heap_size, 100000}]),
-        1 = erlang:trace(Pid, true, [garbage_collection]),
-        Pid ! read,
-        receive {done, Pid} -> ok end,
-        Told = erlang:trace_delivered(Pid),
-        receive {trace_delivered, Pid, Told} -> counted(Pid, 0) end
-    end,
-    Often = Collections([]),
-    Seldom = Collections([{garbage, 4 bsl 20}]),
-    ?assertMatch({_, Few, Many} when 3 * Few < Many, {fewer, Seldom, Often}).
-
-counted(Pid, Count) ->
-    receive {trace, Pid, gc_minor_start, _} -> counted(Pid, Count + 1);
-            {trace, Pid, _, _} -> counted(Pid, Count)
-    after 0 -> Count
-    end.
+    {Before, After} = in_process(fun() ->
+        Before = Flags(),
+        {ok, File} = pelton_file:open(Place("a"), [read, write, binary, delayed_write, read_ahead]),
+        ok = pelton_file:write(File, "hello"),
+        {ok, _} = pelton_file:read_file(Place("a")),
+        {ok, Receiver} = pelton:open(receiver, ["unix:", Place("socket")]),
+        {error, timeout} = pelton:recv(Receiver, 0),
+        {Before, Flags()}
+    end),
+    ?assertEqual(Before, After).
 
 a_file_ends_with_its_owner(Place) ->
     File = in_process(fun() -> {ok, File} = pelton_file:open(Place("a"), [write]), File end),

@@ -212,9 +212,14 @@ is_told_meanwhile(File, Fifo, Receiver, Sender) ->
     Left > 0.
 
 a_mistaken_option_opens_nothing(Place) ->
-    [?assertError(_, pelton:open(receiver, name(Place), [Option]))
-     || Option <- [{active, 0}, {timeout, infinity}, {capacity, -1}, {actve, true}, {messages, held}, nonsense]],
-    {ok, _} = pelton:open(receiver, name(Place)).
+    [?assertError({bad_option, Option}, pelton:open(receiver, name(Place), [Option]))
+     || Option <- [{active, 0}, {timeout, 5}, {capacity, -1}, {actve, true}, {messages, held}, {clients_max, 1}, nonsense]],
+    {ok, Receiver} = pelton:open(receiver, name(Place)),
+    [?assertError({bad_option, Option}, pelton:setopts(Receiver, [Option]))
+     || Option <- [{active, twice}, {messages, held}, {capacity, 4096}]],
+    ?assertError({bad_option, {timeout, -1}}, pelton:open(sender, name(Place), [{timeout, -1}])),
+    ?assertError({bad_option, {call_bytes_max, 1}}, pelton:open(sender, name(Place), [{call_bytes_max, 1}])),
+    ?assertError({bad_option, {create, true}}, pelton:open(sender, name(Place), [{create, true}])).
 
 %% As many as there are dirty schedulers, and more.
 openings_keep_no_scheduler(Place) ->
@@ -286,7 +291,7 @@ calls_are_answered(Place) ->
     {_, Client} = service(Place),
     ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
     ?assertEqual({ok, <<>>}, pelton:call(Client, "")),
-    ?assertEqual({error, {failed, 7, <<"no">>}}, pelton:call(Client, "fail")),
+    ?assertEqual({error, {failed, {7, <<"no">>}}}, pelton:call(Client, "fail")),
     Large = rand:bytes(1 bsl 20),
     ?assertEqual({ok, Large}, pelton:call(Client, Large)),
     ok = pelton:cast(Client, "remember this"),
@@ -405,7 +410,7 @@ what_is_lent_to_a_file_comes_back(Place) ->
     {Receiver, Sender} = channel(Place, []),
     {ok, File} = pelton_file:open(Place("file"), [read, write, binary]),
     ok = pelton_file:pwrite(File, 0, binary:copy(<<"x">>, 1000)),
-    IsLent = fun() -> pelton:recv(Receiver, 0) =:= {error, lent} end,
+    IsLent = fun() -> pelton:recv(Receiver, 0) =:= {error, in_operation} end,
     Lend = fun(Fun, Is) ->
         {Pid, Monitor} = spawn_monitor(fun() -> exit(Fun()) end),
         pelton_file_tests:eventually(Is),
@@ -415,7 +420,7 @@ what_is_lent_to_a_file_comes_back(Place) ->
     Receives = fun() -> pelton_file:recv(File, Receiver, 0, 1000) end,
     %% Nobody else has it meanwhile; one who is killed gives it back.
     {Killed, _} = Lend(Receives, IsLent),
-    ?assertEqual({error, lent}, Receives()),
+    ?assertEqual({error, in_operation}, Receives()),
     exit(Killed, kill),
     pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, timeout} end),
     %% A process that waits for a message has it afterwards.
@@ -455,7 +460,7 @@ what_is_lent_to_a_file_comes_back(Place) ->
     end),
     {_, There} = receive {ends, Held, Sends} -> {Held, Sends} end,
     ok = pelton_file:pwrite(File, 0, binary:copy(<<"y">>, 100 bsl 20)),
-    Full = Lend(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end, fun() -> pelton:send(There, "x", 0) =:= {error, lent} end),
+    Full = Lend(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end, fun() -> pelton:send(There, "x", 0) =:= {error, in_operation} end),
     exit(Owner, kill),
     ?assertMatch({error, _}, Told(Full)),
     pelton_file_tests:eventually(fun() -> pelton:send(There, "x", 0) =:= {error, closed} end).
