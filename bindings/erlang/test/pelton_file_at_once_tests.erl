@@ -4,7 +4,7 @@
 -include_lib("eunit/include/eunit.hrl").
 
 in_a_node_test_() ->
-    {foreach, fun pelton_file_tests:place/0, fun pelton_file_tests:remove/1,
+    {foreach, fun pelton_file_tests:directory/0, fun pelton_file_tests:remove/1,
      [fun(Place) -> {atom_to_list(Test), {timeout, 120, fun() -> in_node(Test, Place("")) end}} end ||
          Test <- [a_local_file, a_file_that_is_asked, what_may_wait, blocks_that_are_there, halves, a_slow_file, one_at_a_time, a_shared_file, a_read_that_waited]]}.
 

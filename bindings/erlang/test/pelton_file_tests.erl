@@ -1,11 +1,11 @@
 %% What pelton_file promises beyond doing what `file' does, which pelton_file_alike_tests compares.
 -module(pelton_file_tests).
--export([place/0, remove/1, eventually/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1, leave_delayed/1]).
+-export([directory/0, remove/1, eventually/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1, leave_delayed/1]).
 -include_lib("eunit/include/eunit.hrl").
 -include_lib("kernel/include/file.hrl").
 
 in_a_place_test_() ->
-    {foreach, fun place/0, fun remove/1,
+    {foreach, fun directory/0, fun remove/1,
      [fun(Place) -> {atom_to_list(Name), {timeout, 120, fun() -> Test(Place) end}} end || {Name, Test} <- tests()]}.
 
 tests() ->
@@ -660,7 +660,7 @@ the_receive_does_not_look_at_the_mailbox() ->
 
 %% ---- What the tests share ----
 
-place() ->
+directory() ->
     Directory = filename:join(os:getenv("TMPDIR", "/tmp"), "pelton-erlang-" ++ os:getpid() ++ "-" ++
                                   integer_to_list(erlang:unique_integer([positive]))),
     ok = file:make_dir(Directory),

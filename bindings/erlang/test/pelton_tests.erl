@@ -5,7 +5,7 @@
 -export([init/1, handle_request/3, handle_info/2]).
 
 in_a_place_test_() ->
-    {foreach, fun pelton_file_tests:place/0, fun pelton_file_tests:remove/1,
+    {foreach, fun pelton_file_tests:directory/0, fun pelton_file_tests:remove/1,
      [fun(Place) -> {atom_to_list(Name), {timeout, 120, fun() -> Test(Place) end}} end || {Name, Test} <- tests()]}.
 
 tests() ->
@@ -20,12 +20,19 @@ tests() ->
      {a_mistaken_option_opens_nothing, fun a_mistaken_option_opens_nothing/1},
      {openings_keep_no_scheduler, fun openings_keep_no_scheduler/1},
      {active_is_as_many_as_was_said, fun active_is_as_many_as_was_said/1},
-     {an_end_ends_with_its_owner, fun an_end_ends_with_its_owner/1},
+     {active_counts_are_added, fun active_counts_are_added/1},
+     {no_thread_waits_for_an_open, fun no_thread_waits_for_an_open/1},
+     {an_open_waits_for_its_listener, fun an_open_waits_for_its_listener/1},
+     {an_open_ends_at_its_timeout, fun an_open_ends_at_its_timeout/1},
+     {an_open_ends_with_its_process, fun an_open_ends_with_its_process/1},
+     {an_endpoint_ends_with_its_owner, fun an_endpoint_ends_with_its_owner/1},
+     {names_are_free_once_their_owner_has_ended, fun names_are_free_once_their_owner_has_ended/1},
      {another_process_becomes_the_owner, fun another_process_becomes_the_owner/1},
      {closing_ends_who_waits_to_receive, fun closing_ends_who_waits_to_receive/1},
      {a_wait_ends_with_its_time, fun a_wait_ends_with_its_time/1},
      {nobody_listens, fun nobody_listens/1},
      {calls_are_answered, fun calls_are_answered/1},
+     {a_cast_does_not_wait, fun a_cast_does_not_wait/1},
      {a_large_cast_is_written, fun a_large_cast_is_written/1},
      {many_processes_call_by_one_client, fun many_processes_call_by_one_client/1},
      {a_late_answer_is_for_who_asked, fun a_late_answer_is_for_who_asked/1},
@@ -35,6 +42,7 @@ tests() ->
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
      {a_file_goes_to_the_command_and_comes_from_it, fun a_file_goes_to_the_command_and_comes_from_it/1},
      {what_is_lent_to_a_file_comes_back, fun what_is_lent_to_a_file_comes_back/1},
+     {each_reason_has_a_text, fun each_reason_has_a_text/1},
      {nothing_is_left_open, fun nothing_is_left_open/1}].
 
 name(Place) -> ["unix:", Place("socket")].
@@ -221,6 +229,67 @@ a_mistaken_option_opens_nothing(Place) ->
     ?assertError({bad_option, {call_bytes_max, 1}}, pelton:open(sender, name(Place), [{call_bytes_max, 1}])),
     ?assertError({bad_option, {create, true}}, pelton:open(sender, name(Place), [{create, true}])).
 
+%% As with inet:setopts/2.
+active_counts_are_added(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    ok = pelton:setopts(Receiver, [{active, 2}]),
+    ok = pelton:setopts(Receiver, [{active, 2}]),
+    ok = pelton:setopts(Receiver, [{messages, hold}]),
+    ok = pelton:setopts(Receiver, [{active, -1}]),
+    [ok = pelton:send(Sender, <<I>>) || I <- lists:seq(1, 4)],
+    Wanted = [{pelton, Receiver, <<I>>} || I <- [1, 2, 3]] ++ [{pelton_passive, Receiver}],
+    ?assertEqual(Wanted, [next() || _ <- Wanted]),
+    ?assertEqual({ok, <<4>>}, pelton:recv(Receiver)),
+    ok = pelton:setopts(Receiver, [{active, 1}]),
+    ok = pelton:setopts(Receiver, [{active, -5}]),
+    ?assertEqual({pelton_passive, Receiver}, next()),
+    ?assertEqual({error, timeout}, pelton:recv(Receiver, 0)).
+
+threads() ->
+    {ok, Tasks} = file:list_dir("/proc/self/task"),
+    length(Tasks).
+
+%% Processes that open, and wait.
+openers(Count, Kind, Name, Options) ->
+    Openers = [spawn_monitor(fun() -> exit(pelton:open(Kind, Name, Options)) end) || _ <- lists:seq(1, Count)],
+    pelton_file_tests:eventually(fun() ->
+        lists:all(fun({Pid, _}) -> process_info(Pid, status) =:= {status, waiting} end, Openers)
+    end),
+    Openers.
+
+no_thread_waits_for_an_open(Place) ->
+    {error, _} = pelton:open(sender, name(Place)),
+    Before = threads(),
+    Openers = openers(100, sender, name(Place), [{timeout, infinity}]) ++ openers(100, client, name(Place), [{timeout, 60000}]),
+    ?assertEqual(Before, threads()),
+    [exit(Pid, kill) || {Pid, _} <- Openers].
+
+an_open_waits_for_its_listener(Place) ->
+    [{Client, ClientDown}] = openers(1, client, name(Place), [{timeout, infinity}]),
+    {ok, Service} = pelton:open(service, name(Place), [{active, true}]),
+    receive {'DOWN', ClientDown, process, Client, Opened} -> ?assertMatch({ok, _}, Opened) end,
+    ok = pelton:close(Service),
+    Other = ["path:", Place("channel")],
+    [{Sender, SenderDown}] = openers(1, sender, Other, [{timeout, 60000}]),
+    {ok, Receiver} = pelton:open(receiver, Other, [{create, true}]),
+    receive {'DOWN', SenderDown, process, Sender, Second} -> ?assertMatch({ok, _}, Second) end,
+    ok = pelton:close(Receiver).
+
+an_open_ends_at_its_timeout(Place) ->
+    Begun = erlang:monotonic_time(millisecond),
+    {error, {Reason, Detail}} = pelton:open(client, name(Place), [{timeout, 50}]),
+    ?assert(erlang:monotonic_time(millisecond) - Begun >= 50),
+    ?assert(lists:member(Reason, [timeout, no_listener])),
+    ?assertNotEqual(<<>>, Detail).
+
+an_open_ends_with_its_process(Place) ->
+    {ok, Before} = file:list_dir("/proc/self/fd"),
+    Openers = openers(20, sender, name(Place), [{timeout, infinity}]),
+    {ok, During} = file:list_dir("/proc/self/fd"),
+    ?assert(length(During) > length(Before)),
+    [exit(Pid, kill) || {Pid, _} <- Openers],
+    pelton_file_tests:eventually(fun() -> {ok, Left} = file:list_dir("/proc/self/fd"), length(Left) =< length(Before) end).
+
 %% As many as there are dirty schedulers, and more.
 openings_keep_no_scheduler(Place) ->
     Count = 2 * erlang:system_info(dirty_io_schedulers),
@@ -244,12 +313,24 @@ active_is_as_many_as_was_said(Place) ->
     [ok = pelton:send(Sender, <<I:16>>) || I <- lists:seq(1, 1000)],
     [?assertEqual({pelton, Receiver, <<I:16>>}, next()) || I <- lists:seq(1, 1000)].
 
-an_end_ends_with_its_owner(Place) ->
+an_endpoint_ends_with_its_owner(Place) ->
     {Pid, Monitor} = spawn_monitor(fun() -> {ok, Receiver} = pelton:open(receiver, name(Place)), exit({told, Receiver}) end),
     {told, Receiver} = receive {'DOWN', Monitor, process, Pid, Reason} -> Reason end,
     pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, closed} end),
     %% The name is free.
     {ok, _} = pelton:open(receiver, name(Place)).
+
+%% At once, though the notifier thread has not closed them yet: a supervisor restarts the owner as soon as it has ended.
+names_are_free_once_their_owner_has_ended(Place) ->
+    Names = [["unix:", Place("s" ++ integer_to_list(I))] || I <- lists:seq(1, 100)],
+    Open = fun() -> [element(1, pelton:open(service, Name)) || Name <- Names] end,
+    Test = self(),
+    lists:foreach(fun(_) ->
+        {Pid, Monitor} = spawn_monitor(fun() -> Test ! {opened, Open()}, receive stop -> ok end end),
+        receive {opened, Opened} -> ?assertEqual([ok], lists:usort(Opened)) end,
+        exit(Pid, kill),
+        receive {'DOWN', Monitor, process, Pid, killed} -> ok end
+    end, "123").
 
 another_process_becomes_the_owner(Place) ->
     {Receiver, Sender} = channel(Place, []),
@@ -296,6 +377,35 @@ calls_are_answered(Place) ->
     ?assertEqual({ok, Large}, pelton:call(Client, Large)),
     ok = pelton:cast(Client, "remember this"),
     ?assertEqual({ok, <<"remember this">>}, pelton:call(Client, "what")).
+
+%% A service that does not receive: the lane is full at some time. What was sent then arrives, and nothing else.
+a_cast_does_not_wait(Place) ->
+    {ok, Service} = pelton:open(service, name(Place), [{capacity, 65536}]),
+    ok = pelton:setopts(Service, [{active, once}]),
+    {ok, Client} = pelton:open(client, name(Place), [{timeout, 30000}, {capacity, 65536}]),
+    ok = pelton:cast(Client, <<0:32>>),
+    receive {pelton_request, Service, undefined, <<0:32>>} -> ok end,
+    Sent = (fun Send(I) ->
+        case pelton:cast(Client, <<I:32, 0:8000>>) of
+            ok -> Send(I + 1);
+            {error, full} -> I - 1
+        end
+    end)(1),
+    ?assert(Sent > 10),
+    ?assertEqual({error, full}, pelton:cast(Client, <<0:8000>>)),
+    ok = pelton:setopts(Service, [{active, true}]),
+    [receive {pelton_request, Service, undefined, <<I:32, _/binary>>} -> ok after 30000 -> error({lost, I}) end
+     || I <- lists:seq(1, Sent)],
+    ok = pelton:cast(Client, "last"),
+    ?assertEqual({pelton_request, Service, undefined, <<"last">>}, next()).
+
+each_reason_has_a_text(Place) ->
+    {error, Open} = pelton:open(sender, name(Place)),
+    Reasons = [Open, timeout, closed, peer_died, full, too_large, abandoned, in_operation, not_owner, noproc, enoent, einval,
+               {failed, {7, <<"no">>}}, {lost, peer_died}, {lost, not_begun}, {closed, 3000}],
+    Texts = [pelton:format_error(Reason) || Reason <- Reasons],
+    [?assert(length(Text) > 5) || Text <- Texts],
+    ?assertEqual([], [Text || Text <- Texts, string:find(Text, "unknown") =/= nomatch]).
 
 %% More than the lane takes: the rest is written though the client does nothing else.
 a_large_cast_is_written(Place) ->
