@@ -7,7 +7,7 @@
  *   notifier.c         the notifier thread
  *   buffer.c           the memory of delayed_write and read_ahead                                    file.h
  *   file.c             open files: users, owner, deferred close
- *   endpoint.c         senders, receivers, clients, services: who waits at them, deferred close      endpoint.h
+ *   endpoint.c         senders, receivers, clients, services; their waiters, deferred close   endpoint.h
  *   request.c          engines, and requests to them                                                 request.h
  *   buffered_io.c      reads and writes through a buffer
  *   fast_io.c          reads and writes that complete within the call
