@@ -2,49 +2,58 @@
  *
  * Linux 5.10 or later, 64-bit, little-endian; C11 or C++17. This header includes one header for each verb:
  *
- *   pelton/channel.h   send     a stream of messages of any size to another thread or process; many senders, one receiver
+ *   pelton/channel.h   send     messages of any size to another thread or process; many senders, one receiver
  *   pelton/call.h      call     a service in another process, in any language, and await its reply
  *   pelton/flush.h     flush    whole buffers of messages to a file or a function; record files
  *   pelton/file.h      file     read and write files without blocking an event loop
  *
  * and pelton/result.h with what all of them share: codes, deadlines, the library's version.
  *
- *     pelton_sender *sender;                                   pelton_listener *listener;
- *     pelton_sender_open("events", NULL, &sender);             pelton_receiver *receiver;
- *     pelton_sender_send(sender, "hello", 5, PELTON_FOREVER);  pelton_listener_open("events", NULL, &listener);
- *     pelton_close(sender);                                    pelton_listener_accept_receiver(listener, PELTON_FOREVER, &receiver);
- *                                                              pelton_message message;
- *                                                              while (pelton_receiver_receive(receiver, PELTON_FOREVER, &message) == 0) {
- *                                                                  use(message.data, message.size);
- *                                                                  pelton_receiver_release(receiver);
- *                                                              }
- *                                                              pelton_close(receiver);
+ *     pelton_sender *sender;
+ *     pelton_sender_open("events", NULL, &sender);
+ *     pelton_sender_send(sender, "hello", 5, PELTON_FOREVER);
+ *     pelton_close(sender);
+ *
+ * and in the other process
+ *
+ *     pelton_listener *listener;
+ *     pelton_receiver *receiver;
+ *     pelton_message message;
+ *     pelton_listener_open("events", NULL, &listener);
+ *     pelton_listener_accept_receiver(listener, PELTON_FOREVER, &receiver);
+ *     while (pelton_receiver_receive(receiver, PELTON_FOREVER, &message) == 0) {
+ *         use(message.data, message.size);
+ *         pelton_receiver_release(receiver);
+ *     }
+ *     pelton_close(receiver);
+ *     pelton_close(listener);
  *
  * NAMES. A function is pelton_OBJECT_VERB, and its first parameter is the object. The compiler refuses another kind of
  * handle. Only pelton_close takes a handle of any kind.
  *
- * RESULTS. A function that returns int returns PELTON_OK (0) or a negative code; a few return a positive number, as their
- * comment says. PELTON_AGAIN is not an error: nothing is there, there is no space, or the deadline has passed. After any
- * other negative code, pelton_error_detail() describes what was found, what was wanted, and what to do. An out-parameter is
- * written only with PELTON_OK, unless the comment says otherwise. "Errors" in a comment lists the function's own codes.
- * Besides these, each function can return:
+ * RESULTS. A function that returns int returns PELTON_OK (0) or a negative code; a few return a positive number, as
+ * their comment says. PELTON_AGAIN is not an error: nothing is there, there is no space, or the deadline has passed.
+ * After any other negative code, pelton_error_detail() describes what was found, what was wanted, and what to do. An
+ * out-parameter is written only with PELTON_OK, unless the comment says otherwise. "Errors" in a comment lists the
+ * function's own codes. Besides these, each function can return:
  *   PELTON_NULL           a pointer is NULL that must not be.
- *   PELTON_CLOSED_HANDLE  the handle is closed, or is of another kind, which a cast or another language made possible. A
- *                         closed handle is recognised for at least the next 64 closings of the process, not for ever.
- *   PELTON_WRONG_THREAD   another thread is in a call with this handle, found only if PELTON_CHECK_THREADS is set in the
- *                         environment or the library is a debug build; or an operation on a file uses the endpoint.
- *   PELTON_FORKED         a fork of the process that created the handle called. Close the handle, and create another one.
+ *   PELTON_CLOSED_HANDLE  the handle is closed, or is of another kind, which a cast or another language made possible.
+ *                         A closed handle is recognised for at least the next 64 closings of the process, not for ever.
+ *   PELTON_WRONG_THREAD   another thread is in a call with this handle, found only if PELTON_CHECK_THREADS is set in
+ *                         the environment or the library is a debug build; or an operation on a file uses the endpoint.
+ *   PELTON_FORKED         a fork of the process that created the handle called. Close the handle, and create another
+ *                         one.
  *   PELTON_INTERNAL       a bug in pelton. The handle can only be closed. Please report pelton_error_detail().
  *   PELTON_SYSTEM         the kernel refused something: errno has its number.
  *
  * WAITING. A function with the parameter deadline_ns can wait until that time of CLOCK_MONOTONIC, in nanoseconds.
- * PELTON_NO_WAIT and PELTON_FOREVER are the two limits; pelton_deadline(n) is n nanoseconds from now. Functions without that
- * parameter do not wait, unless their comment says so. A signal does not end a wait: a program that needs that uses its
- * own event loop.
+ * PELTON_NO_WAIT and PELTON_FOREVER are the two limits; pelton_deadline(n) is n nanoseconds from now. Functions without
+ * that parameter do not wait, unless their comment says so. A signal does not end a wait: a program that needs that
+ * uses its own event loop.
  *
  * EVENT LOOPS. A sender, receiver, client, service and engine has one descriptor (pelton_OBJECT_fd) for poll, epoll,
  * io_uring or libuv; poll it for reading. Then:
- *   1. Take what is there with PELTON_NO_WAIT, until PELTON_AGAIN.
+ *   1. Take everything with PELTON_NO_WAIT, until PELTON_AGAIN.
  *   2. Optionally, pelton_OBJECT_poll busy-polls for some microseconds; PELTON_OK: go to 1. It is worth its time where
  *      replies or messages usually arrive within the cost of a sleep, and it adapts: it polls less after failures.
  *   3. pelton_OBJECT_arm. PELTON_OK: return to the loop; the descriptor becomes readable once there is something.
@@ -54,12 +63,12 @@
  * pelton_OBJECT_disarm ends the interest, and must precede functions that wait. For libuv, use pelton_uv.h.
  * To open without waiting, see pelton_sender_open_start.
  *
- * THREADS. One thread at a time uses a handle. Another one may use it later, if the program orders the two uses. Different
- * handles are independent. A comment says "any thread" where several threads may call at the same time.
+ * THREADS. One thread at a time uses a handle. Another one may use it later, if the program orders the two uses.
+ * Different handles are independent. A comment says "any thread" where several threads may call at the same time.
  *
- * OPTIONS. Each kind of function that creates handles has a structure of options. NULL selects the defaults, and so does 0
- * in a field. Begin with the structure's _INIT macro. It is copied. An option that the function cannot use, for example
- * `create` for a name that is not a path, is refused with PELTON_OPTION.
+ * OPTIONS. Each kind of function that creates handles has a structure of options. NULL selects the defaults, and so
+ * does 0 in a field. Begin with the structure's _INIT macro. It is copied. An option that the function cannot use, for
+ * example `create` for a name that is not a path, is refused with PELTON_OPTION.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */

@@ -1,746 +1,929 @@
-// pelton.hpp: pelton.h for C++17. Header-only: each function is the one of the same word in pelton.h, which says what it does, whether it
-// waits, its errors and units; here is what C++ adds. Nothing throws and nothing allocates; with -fno-exceptions -fno-rtti it is the same.
+// pelton.hpp: pelton.h for C++17 and later, header-only. A member function is the C function of the same name, whose comment in
+// pelton/*.h says what it does, whether it waits, and its errors.
 //
-//     auto sender = pelton::sender::open("events");                  auto listener = pelton::listener::listen("events");
-//     if (!sender) report(sender.text(), pelton::error_detail());    auto receiver = listener->accept_receiver();
-//     auto sent = sender->send("hello");                             while (auto message = receiver->receive()) {
-//     if (sent.is_again()) ... full, with a deadline                     use(message->data(), message->size());
-//                                                                    }
+//     auto sender = pelton::sender::open("events");                  auto listener = pelton::listener::open("events");
+//     if (!sender) return report(sender.error());                    auto receiver = listener->accept_receiver();
+//     auto sent = sender->send(pelton::as_bytes("hello"), 1s);       for (auto &message : receiver->messages())
+//     if (!sent && sent.error() == PELTON_AGAIN) wait_for_space();       use(message.bytes());
 //
-// Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service, responder, engine and file are
-// handles: moved, not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers
-// PELTON_NULL. message, messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has
-// given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let
-// its scope be the loop's, as above. They can be returned and passed on, but not assigned to.
+// RESULTS are pelton::expected<T>: std::expected<T, std::error_code> where the standard library has it, else a class with the
+// same members. An error compares equal to a code of pelton.h; PELTON_SYSTEM becomes errno in std::system_category(). Only
+// value() throws, if it has none; the header works with -fno-exceptions and -fno-rtti.
+//
+// HANDLES (sender, receiver, client and so on) are unique: they move, and their destructor closes them. An empty one, after a
+// move, returns PELTON_NULL. Message, request, completion and reservation belong to a handle for a while: their destructor
+// releases or aborts. Destroy each before the handle, and before you receive or reserve the next one.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
-#include "pelton.h"
+#include <pelton.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <type_traits>
 #include <utility>
+#if __has_include(<version>)
+#include <version>
+#endif
+#ifdef __cpp_lib_expected
+#include <expected>
+#endif
+#ifdef __cpp_lib_span
+#include <span>
+#endif
+
+// ---- Errors --------------------------------------------------------------------------------------------------------------
 
 namespace pelton {
 
-// Deadlines.
-inline constexpr std::int64_t no_wait = PELTON_NO_WAIT;
-inline constexpr std::int64_t forever = PELTON_FOREVER;
-inline std::int64_t deadline(std::chrono::nanoseconds timeout) noexcept { return pelton_deadline(timeout.count()); }
+inline const std::error_category &category() noexcept {
+    static const struct : std::error_category {
+        const char *name() const noexcept override { return "pelton"; }
+        std::string message(int code) const override { return pelton_code_text(code); }
+    } category;
+    return category;
+}
 
-inline std::uint32_t version() noexcept { return pelton_version(); }
+} // namespace pelton
+
+template <> struct std::is_error_code_enum<pelton_code> : std::true_type {};
+inline std::error_code make_error_code(pelton_code code) noexcept { return {code, pelton::category()}; }
+
+namespace pelton {
+
+// One line about the last failed call of this thread; valid until its next call.
 inline const char *error_detail() noexcept { return pelton_error_detail(); }
+inline std::uint32_t version() noexcept { return pelton_version(); }
 
-// What a function answered: true for PELTON_OK.
-class [[nodiscard]] answer {
-public:
-    constexpr answer(int code) noexcept : code_(code) {}
-    constexpr explicit operator bool() const noexcept { return code_ == PELTON_OK; }
-    constexpr bool is_again() const noexcept { return code_ == PELTON_AGAIN; }
-    constexpr int code() const noexcept { return code_; }
-    const char *text() const noexcept { return pelton_code_text(code_); }
-
-private:
-    int code_;
-};
-
-// An answer and what came with it: with another answer than PELTON_OK it is empty, or what the function says.
-template <typename T> class [[nodiscard]] result : public answer {
-public:
-    result(int code) noexcept : answer(code), value_() {}
-    result(int code, T &&value) noexcept : answer(code), value_(std::move(value)) {}
-    T &operator*() & noexcept { return value_; }
-    T &&operator*() && noexcept { return std::move(value_); }
-    T *operator->() noexcept { return &value_; }
+#ifdef __cpp_lib_expected
+template <typename T> using expected = std::expected<T, std::error_code>;
+using unexpected = std::unexpected<std::error_code>;
+#else
+struct unexpected {
+    explicit unexpected(std::error_code error) noexcept : error_(error) {}
+    const std::error_code &error() const noexcept { return error_; }
 
 private:
-    T value_;
+    std::error_code error_;
 };
 
-// Bytes that somebody else keeps.
-class bytes {
+struct bad_expected_access : std::exception {
+    explicit bad_expected_access(std::error_code error) noexcept : error_(error) {}
+    const char *what() const noexcept override { return "bad access to pelton::expected without a value"; }
+    const std::error_code &error() const noexcept { return error_; }
+
+private:
+    std::error_code error_;
+};
+
+namespace detail {
+[[noreturn]] inline void no_value(std::error_code error) {
+#ifdef __cpp_exceptions
+    throw bad_expected_access(error);
+#else
+    (void)error;
+    std::abort();
+#endif
+}
+} // namespace detail
+
+// The members of std::expected that this header's users need.
+template <typename T> class [[nodiscard]] expected {
 public:
-    constexpr bytes() noexcept = default;
-    constexpr bytes(const void *data, std::size_t size) noexcept : data_(data), size_(size) {}
-    // A string, literal, or std::string_view.
-    template <typename T, typename = std::enable_if_t<std::is_convertible_v<const T &, std::string_view>>>
-    constexpr bytes(const T &text) noexcept : data_(std::string_view(text).data()), size_(std::string_view(text).size()) {}
-    constexpr const void *data() const noexcept { return data_; }
+    expected(T value) noexcept : value_(std::move(value)) {}
+    expected(unexpected error) noexcept : error_(error.error()) {}
+    bool has_value() const noexcept { return value_.has_value(); }
+    explicit operator bool() const noexcept { return has_value(); }
+    const std::error_code &error() const noexcept { return error_; }
+    T &value() & { return has_value() ? *value_ : (detail::no_value(error_), *value_); }
+    T &&value() && { return std::move(value()); }
+    T &operator*() & noexcept { return *value_; }
+    T &&operator*() && noexcept { return *std::move(value_); }
+    T *operator->() noexcept { return &*value_; }
+    template <typename U> T value_or(U &&other) && { return std::move(value_).value_or(std::forward<U>(other)); }
+
+private:
+    std::optional<T> value_;
+    std::error_code error_;
+};
+
+template <> class [[nodiscard]] expected<void> {
+public:
+    expected() noexcept = default;
+    expected(unexpected error) noexcept : error_(error.error()) {}
+    bool has_value() const noexcept { return !error_; }
+    explicit operator bool() const noexcept { return has_value(); }
+    const std::error_code &error() const noexcept { return error_; }
+    void value() const {
+        if (!has_value()) detail::no_value(error_);
+    }
+
+private:
+    std::error_code error_;
+};
+#endif
+
+// ---- Bytes and deadlines -------------------------------------------------------------------------------------------------
+
+#ifdef __cpp_lib_span
+using std::span;
+#else
+template <typename T> class span {
+public:
+    constexpr span() noexcept = default;
+    constexpr span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
+    template <std::size_t N> constexpr span(T (&array)[N]) noexcept : data_(array), size_(N) {}
+    template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], T (*)[]>>>
+    constexpr span(span<U> other) noexcept : data_(other.data()), size_(other.size()) {}
+    constexpr T *data() const noexcept { return data_; }
     constexpr std::size_t size() const noexcept { return size_; }
-    const unsigned char *begin() const noexcept { return static_cast<const unsigned char *>(data_); }
-    const unsigned char *end() const noexcept { return begin() + size_; }
-    std::string_view text() const noexcept { return {static_cast<const char *>(data_), size_}; }
+    constexpr bool empty() const noexcept { return size_ == 0; }
+    constexpr T *begin() const noexcept { return data_; }
+    constexpr T *end() const noexcept { return data_ + size_; }
+    constexpr T &operator[](std::size_t at) const noexcept { return data_[at]; }
 
 private:
-    const void *data_ = nullptr;
+    T *data_ = nullptr;
     std::size_t size_ = 0;
 };
+#endif
 
-// pelton_options with its defaults: `pelton::options options; options.capacity = 1 << 20;`.
-struct options : pelton_options {
-    options() noexcept : pelton_options{} { struct_bytes = sizeof(pelton_options); }
+using bytes = span<const std::byte>;
+using writable_bytes = span<std::byte>;
+
+// The bytes of a text, without a terminating 0.
+inline bytes as_bytes(std::string_view text) noexcept { return {reinterpret_cast<const std::byte *>(text.data()), text.size()}; }
+// The bytes of an object, for instance of a number.
+template <typename T, typename = std::enable_if_t<std::is_trivially_copyable_v<T> && !std::is_convertible_v<const T &, std::string_view>>>
+bytes as_bytes(const T &object) noexcept {
+    return {reinterpret_cast<const std::byte *>(&object), sizeof object};
+}
+inline std::string_view as_text(bytes of) noexcept { return {reinterpret_cast<const char *>(of.data()), of.size()}; }
+// The bytes of a pelton_message, pelton_record or another structure with data and size.
+template <typename T> bytes bytes_of(const T &found) noexcept { return {static_cast<const std::byte *>(found.data), found.size}; }
+
+// Until when a function waits: a duration from now, a time, `no_wait` or `forever`.
+class deadline {
+public:
+    explicit constexpr deadline(std::int64_t ns) noexcept : ns_(ns) {}
+    deadline(std::chrono::steady_clock::time_point time) noexcept : ns_(time.time_since_epoch() / std::chrono::nanoseconds(1)) {}
+    template <typename R, typename P>
+    deadline(std::chrono::duration<R, P> timeout) noexcept
+        : ns_(timeout > std::chrono::hours(2000000)
+                  ? PELTON_FOREVER
+                  : pelton_deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count())) {}
+    // For deadline_ns of an options structure.
+    constexpr std::int64_t ns() const noexcept { return ns_; }
+
+private:
+    std::int64_t ns_;
+};
+inline constexpr deadline no_wait{PELTON_NO_WAIT};
+inline constexpr deadline forever{PELTON_FOREVER};
+
+// ---- What the classes below share ----------------------------------------------------------------------------------------
+
+namespace detail {
+
+// A C++ function as the context of a C function.
+template <typename F> void *context_of(F &function) noexcept {
+    return const_cast<void *>(static_cast<const void *>(std::addressof(function)));
+}
+
+// A deleter that calls a C function.
+template <auto Function> struct calls {
+    template <typename T> void operator()(T *handle) const noexcept { (void)Function(handle); }
 };
 
-// A handle of pelton.h's that closes itself, and what several kinds have in common. Not to be named.
-template <typename T> class owned {
+inline std::error_code error_of(int code) noexcept {
+    if (code == PELTON_SYSTEM) return {errno, std::system_category()};
+    return {code, category()};
+}
+
+inline expected<void> check(int code) noexcept {
+    if (code != PELTON_OK) return unexpected(error_of(code));
+    return {};
+}
+
+// Calls a function that creates a handle, its last parameter.
+template <typename T, typename F, typename... Arguments> expected<T> create(F function, Arguments... arguments) noexcept {
+    typename T::native_handle_type handle = nullptr;
+    if (int code = function(arguments..., &handle); code != PELTON_OK) return unexpected(error_of(code));
+    return T(handle);
+}
+
+// Calls a function that writes a value to its last parameter.
+template <typename T, typename F, typename... Arguments> expected<T> get(F function, Arguments... arguments) noexcept {
+    T value{};
+    if (int code = function(arguments..., &value); code != PELTON_OK) return unexpected(error_of(code));
+    return value;
+}
+
+template <typename Info, typename F, typename T> expected<Info> get_info(F function, T *handle) noexcept {
+    Info info{};
+    info.struct_bytes = sizeof info;
+    if (int code = function(handle, &info); code != PELTON_OK) return unexpected(error_of(code));
+    return info;
+}
+
+// A C structure of options with its default values.
+template <typename C> struct options : C {
+    options() noexcept : C{} { this->struct_bytes = sizeof(C); }
+};
+
+} // namespace detail
+
+using channel_options = detail::options<pelton_channel_options>;
+using gather_options = detail::options<pelton_gather_options>;
+using client_options = detail::options<pelton_client_options>;
+using service_options = detail::options<pelton_service_options>;
+using record_file_options = detail::options<pelton_record_file_options>;
+using flush_options = detail::options<pelton_flush_options>;
+using appenders_options = detail::options<pelton_appenders_options>;
+using engine_options = detail::options<pelton_engine_options>;
+
+// What arm() has done: armed the descriptor, or nothing, as something is there already.
+enum class readiness { armed, ready };
+
+namespace detail {
+inline expected<readiness> armed(int code) noexcept {
+    if (code < 0) return unexpected(error_of(code));
+    return code == PELTON_READY ? readiness::ready : readiness::armed;
+}
+} // namespace detail
+
+template <typename T> class handle {
 public:
-    owned() noexcept = default;
-    explicit owned(T *handle) noexcept : handle_(handle) {}
-    owned(owned &&other) noexcept : handle_(other.detach()) {}
-    owned &operator=(owned &&other) noexcept {
-        if (this != &other) {
-            pelton_close(handle_);
-            handle_ = other.detach();
-        }
-        return *this;
-    }
-    ~owned() { pelton_close(handle_); }
-    // Closes now, and is empty.
-    answer close() noexcept { return pelton_close(detach()); }
-    // For pelton.h's functions, and pelton_uv.h's.
-    T *get() const noexcept { return handle_; }
-    // Gives the handle up: it is the caller's to close.
-    T *detach() noexcept { return std::exchange(handle_, nullptr); }
-    // Whether it is not empty.
+    using native_handle_type = T *;
+    handle() noexcept = default;
+    explicit handle(T *native) noexcept : handle_(native) {}
     explicit operator bool() const noexcept { return handle_ != nullptr; }
+    T *native_handle() const noexcept { return handle_.get(); }
+    // Gives up the C handle, which the caller closes.
+    T *release() noexcept { return handle_.release(); }
+    expected<void> close() noexcept { return detail::check(pelton_close(release())); }
 
 protected:
-    int fd() const noexcept { return pelton_fd(handle_); }
-    answer arm() noexcept { return pelton_arm(handle_); }
-    answer disarm() noexcept { return pelton_disarm(handle_); }
-    result<pelton_info> info() const noexcept {
-        pelton_info info{};
-        info.struct_bytes = sizeof info;
-        int code = pelton_get_info(handle_, &info);
-        return {code, std::move(info)};
-    }
-    answer resume(std::int64_t deadline_ns = forever) noexcept { return pelton_resume(handle_, deadline_ns); }
-    answer sync() const noexcept { return pelton_sync(handle_); }
-    answer flush_now() const noexcept { return pelton_flush_now(handle_); }
-    template <typename R> result<R> reserved(std::size_t size, std::int64_t deadline_ns) noexcept {
-        void *at = nullptr;
-        int code = pelton_reserve(handle_, size, deadline_ns, &at);
-        if (code != PELTON_OK) return code;
-        return {code, R(handle_, at, size)};
-    }
-
-    T *handle_ = nullptr;
+    std::unique_ptr<T, detail::calls<pelton_close>> handle_;
 };
 
-// What a handle has given out, and gets back by Back. Not to be named.
-template <typename T, int (*Back)(void *)> class lent {
+// An open in progress. Poll fd() for reading, and finish() each time, until that does not return PELTON_AGAIN.
+template <typename T, auto Fd, auto Finish, typename C> class opening : public handle<C> {
 public:
-    lent() noexcept = default;
-    lent(lent &&other) noexcept : handle_(other.taken()) {}
-    lent &operator=(lent &&) = delete;
-    ~lent() {
-        if (handle_) Back(handle_);
-    }
-
-protected:
-    explicit lent(T *handle) noexcept : handle_(handle) {}
-    T *taken() noexcept { return std::exchange(handle_, nullptr); }
-    // Gives it back before the end; once.
-    answer back() noexcept { return Back(taken()); }
-    T *handle_ = nullptr;
+    using handle<C>::handle;
+    int fd() const noexcept { return Fd(this->native_handle()); }
+    expected<T> finish() noexcept { return detail::create<T>(Finish, this->native_handle()); }
 };
 
-// ---- Sending --------------------------------------------------------------------------------------------------------------
-
-// Room in a lane, aborted unless it is used. Not to be named.
-template <typename T> class room : protected lent<T, pelton_abort> {
+// Reserved bytes to write in place; aborted by the destructor unless they were used.
+template <typename T, auto Abort> class reserved_bytes {
 public:
-    unsigned char *data() const noexcept { return data_; }
-    std::size_t size() const noexcept { return size_; }
-    answer abort() noexcept { return this->back(); }
+    std::byte *data() const noexcept { return bytes_.data(); }
+    std::size_t size() const noexcept { return bytes_.size(); }
+    writable_bytes bytes() const noexcept { return bytes_; }
+    expected<void> abort() noexcept { return detail::check(Abort(handle_.release())); }
+    reserved_bytes(T *handle, void *data, std::size_t size) noexcept
+        : handle_(handle), bytes_(static_cast<std::byte *>(data), size) {}
+    reserved_bytes(reserved_bytes &&) noexcept = default;
+    reserved_bytes &operator=(reserved_bytes &&) = delete;
 
 protected:
-    room() noexcept = default;
-    room(T *handle, void *data, std::size_t size) noexcept
-        : lent<T, pelton_abort>(handle), data_(static_cast<unsigned char *>(data)), size_(size) {}
-    // What using it has answered. With PELTON_TOO_LARGE it is as before.
+    // After PELTON_TOO_LARGE the reservation remains.
     int used(int code) noexcept {
-        if (code != PELTON_TOO_LARGE) this->taken();
+        if (code != PELTON_TOO_LARGE) handle_.release();
         return code;
     }
-    unsigned char *data_ = nullptr;
-    std::size_t size_ = 0;
+    std::unique_ptr<T, detail::calls<Abort>> handle_;
+    writable_bytes bytes_;
 };
 
-// Room for a message of a sender or an appender.
-class reservation : public room<void> {
+// Reserved bytes for one message.
+template <typename T, auto Commit, auto Abort> class reservation : public reserved_bytes<T, Abort> {
 public:
-    reservation() noexcept = default;
-    // Commits the first size bytes.
-    answer commit(std::size_t size) noexcept { return used(pelton_commit(handle_, size)); }
-    answer commit() noexcept { return commit(size_); }
+    using reserved_bytes<T, Abort>::reserved_bytes;
+    // Sends the first size bytes.
+    expected<void> commit(std::size_t size) noexcept { return detail::check(this->used(Commit(this->handle_.get(), size))); }
+    expected<void> commit() noexcept { return commit(this->size()); }
+};
+
+namespace detail {
+template <typename R, typename T> expected<R> reserve(int code, T *handle, void *const &data, std::size_t size) noexcept {
+    if (code != PELTON_OK) return unexpected(error_of(code));
+    return R(handle, data, size);
+}
+} // namespace detail
+
+// ---- Channels ------------------------------------------------------------------------------------------------------------
+
+class sender : public handle<pelton_sender> {
+public:
+    using handle::handle;
+    using opening = pelton::opening<sender, pelton_sender_opening_fd, pelton_sender_opening_finish, pelton_sender_opening>;
+    using reservation = pelton::reservation<pelton_sender, pelton_sender_commit, pelton_sender_abort>;
+
+    static expected<sender> open(const char *name, const channel_options &options = {}) noexcept {
+        return detail::create<sender>(pelton_sender_open, name, &options);
+    }
+    static expected<opening> open_start(const char *name, const channel_options &options = {}) noexcept {
+        return detail::create<opening>(pelton_sender_open_start, name, &options);
+    }
+    expected<void> send(bytes message, deadline until = forever) noexcept {
+        return detail::check(pelton_sender_send(handle_.get(), message.data(), message.size(), until.ns()));
+    }
+    expected<void> send_batch(span<const iovec> messages, deadline until = forever) noexcept {
+        return detail::check(pelton_sender_send_batch(handle_.get(), messages.data(), messages.size(), until.ns()));
+    }
+    expected<void> send_descriptors(bytes message, span<const int> fds, deadline until = forever) noexcept {
+        return detail::check(pelton_sender_send_descriptors(handle_.get(), message.data(), message.size(), fds.data(), fds.size(),
+                                                            until.ns()));
+    }
+    expected<reservation> reserve(std::size_t size, deadline until = forever) noexcept {
+        void *data = nullptr;
+        return detail::reserve<reservation>(pelton_sender_reserve(handle_.get(), size, until.ns(), &data), handle_.get(), data, size);
+    }
+    expected<void> wait_released(deadline until = forever) noexcept {
+        return detail::check(pelton_sender_wait_released(handle_.get(), until.ns()));
+    }
+    expected<void> resume(deadline until = forever) noexcept { return detail::check(pelton_sender_resume(handle_.get(), until.ns())); }
+    expected<void> sync() noexcept { return detail::check(pelton_sender_sync(handle_.get())); }
+    expected<void> trim() noexcept { return detail::check(pelton_sender_trim(handle_.get())); }
+    int fd() const noexcept { return pelton_sender_fd(handle_.get()); }
+    expected<void> poll(std::size_t size) noexcept { return detail::check(pelton_sender_poll(handle_.get(), size)); }
+    expected<readiness> arm(std::size_t size) noexcept { return detail::armed(pelton_sender_arm(handle_.get(), size)); }
+    expected<void> arm_for_end() noexcept { return detail::check(pelton_sender_arm_for_end(handle_.get())); }
+    expected<void> disarm() noexcept { return detail::check(pelton_sender_disarm(handle_.get())); }
+    expected<pelton_sender_info> info() noexcept {
+        return detail::get_info<pelton_sender_info>(pelton_sender_get_info, handle_.get());
+    }
+};
+
+// A message kept after its receiver has continued; any thread may read and destroy it.
+class held_message : public handle<pelton_held> {
+public:
+    held_message() noexcept = default;
+    held_message(pelton_held *held, pelton::bytes bytes) noexcept : handle(held), bytes_(bytes) {}
+    pelton::bytes bytes() const noexcept { return bytes_; }
 
 private:
-    template <typename> friend class owned;
-    using room::room;
+    pelton::bytes bytes_;
 };
 
-class sender : public owned<pelton_sender> {
+// A message in the lane, released by the destructor.
+class message {
 public:
-    using owned::owned;
-    static result<sender> open(const char *name, const options &options = {}) noexcept {
-        pelton_sender *opened = nullptr;
-        int code = pelton_sender_open(name, &options, &opened);
-        return {code, sender(opened)};
+    message(pelton_receiver *receiver, const pelton_message &received) noexcept : receiver_(receiver), received_(received) {}
+    message(message &&) noexcept = default;
+    message &operator=(message &&) = delete;
+    pelton::bytes bytes() const noexcept { return bytes_of(received_); }
+    std::uint32_t seq() const noexcept { return received_.seq; }
+    std::uint32_t lane() const noexcept { return received_.lane; }
+    bool is_redelivered() const noexcept { return (received_.flags & PELTON_REDELIVERED) != 0; }
+    std::size_t descriptor_count() const noexcept { return received_.descriptor_count; }
+    // Returns how many it wrote to out, which needs space for descriptor_count().
+    expected<std::size_t> take_descriptors(span<int> out) noexcept {
+        return detail::get<std::size_t>(pelton_receiver_take_descriptors, receiver_.get(), out.data(), out.size());
     }
-    answer send(bytes payload, std::int64_t deadline_ns = forever) noexcept {
-        return pelton_send(handle_, payload.data(), payload.size(), deadline_ns);
+    expected<void> release() noexcept { return detail::check(pelton_receiver_release(receiver_.release())); }
+    // Keeps it while the receiver continues; this message is released.
+    expected<held_message> hold() noexcept {
+        pelton_held *held = nullptr;
+        if (int code = pelton_receiver_hold(receiver_.get(), &held); code != PELTON_OK) return unexpected(detail::error_of(code));
+        receiver_.release();
+        return held_message(held, bytes());
     }
-    answer send_batch(const iovec *messages, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
-        return pelton_send_batch(handle_, messages, count, deadline_ns);
-    }
-    result<reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
-        return reserved<reservation>(size, deadline_ns);
-    }
-    answer send_descriptors(bytes payload, const int *fds, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
-        return pelton_send_descriptors(handle_, payload.data(), payload.size(), fds, count, deadline_ns);
-    }
-    answer drain(std::int64_t deadline_ns = forever) noexcept { return pelton_drain(handle_, deadline_ns); }
-    answer trim() noexcept { return pelton_trim(handle_); }
-    answer arm_send(std::size_t size) noexcept { return pelton_arm_send(handle_, size); }
-    using owned::arm, owned::disarm, owned::fd, owned::info, owned::resume, owned::sync;
-};
-
-// ---- Receiving ------------------------------------------------------------------------------------------------------------
-
-// A message kept: read and destroyed on any thread.
-class held {
-public:
-    held() noexcept = default;
-    held(held &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)), payload_(other.payload_) {}
-    held &operator=(held &&other) noexcept {
-        std::swap(handle_, other.handle_);
-        std::swap(payload_, other.payload_);
-        return *this;
-    }
-    ~held() { pelton_close(handle_); }
-    bytes payload() const noexcept { return payload_; }
-    const void *data() const noexcept { return payload_.data(); }
-    std::size_t size() const noexcept { return payload_.size(); }
 
 private:
-    friend class message;
-    held(pelton_held *handle, bytes payload) noexcept : handle_(handle), payload_(payload) {}
-    pelton_held *handle_ = nullptr;
-    bytes payload_;
+    std::unique_ptr<pelton_receiver, detail::calls<pelton_receiver_release>> receiver_;
+    pelton_message received_;
 };
 
-// A message in place, released when destroyed.
-class message : lent<pelton_receiver, pelton_release> {
+// Several messages in the lane, released together by the destructor.
+class message_batch {
 public:
-    message() noexcept = default;
-    bytes payload() const noexcept { return {message_.data, message_.size}; }
-    const void *data() const noexcept { return message_.data; }
-    std::size_t size() const noexcept { return message_.size; }
-    std::uint32_t seq() const noexcept { return message_.seq; }
-    std::uint32_t lane() const noexcept { return message_.lane; }
-    bool is_redelivered() const noexcept { return (message_.flags & PELTON_REDELIVERED) != 0; }
-    // PELTON_JOINED and the like, if it is no message, else 0.
-    std::uint32_t tells() const noexcept { return message_.flags & PELTON_TELLS; }
-    std::uint32_t descriptors() const noexcept { return message_.descriptors; }
-    // How many were taken; with PELTON_TOO_SMALL, how many there are.
-    result<std::size_t> take_descriptors(int *out, std::size_t capacity) noexcept {
+    message_batch(pelton_receiver *receiver, span<const pelton_message> received) noexcept
+        : receiver_(receiver), received_(received) {}
+    message_batch(message_batch &&) noexcept = default;
+    message_batch &operator=(message_batch &&) = delete;
+    const pelton_message *begin() const noexcept { return received_.data(); }
+    const pelton_message *end() const noexcept { return received_.data() + received_.size(); }
+    std::size_t size() const noexcept { return received_.size(); }
+    // As of message: one that has descriptors comes alone.
+    expected<std::size_t> take_descriptors(span<int> out) noexcept {
+        return detail::get<std::size_t>(pelton_receiver_take_descriptors, receiver_.get(), out.data(), out.size());
+    }
+    expected<void> release() noexcept { return detail::check(pelton_receiver_release(receiver_.release())); }
+
+private:
+    std::unique_ptr<pelton_receiver, detail::calls<pelton_receiver_release>> receiver_;
+    span<const pelton_message> received_;
+};
+
+// A message, or which sender has joined or left.
+struct event {
+    pelton_event_kind kind;
+    std::uint32_t lane;
+    std::uint32_t peer_pid;
+    std::uint32_t peer_uid;
+    std::optional<pelton::message> message; // of PELTON_MESSAGE
+};
+
+// Messages to iterate over, once: each is released before the next is received. The iteration ends with the first error.
+class message_range {
+public:
+    struct sentinel {};
+    class iterator {
+    public:
+        explicit iterator(message_range *range) noexcept : range_(range) {}
+        message &operator*() const noexcept { return *range_->current_; }
+        message *operator->() const noexcept { return &*range_->current_; }
+        iterator &operator++() noexcept {
+            range_->next();
+            return *this;
+        }
+        bool operator!=(sentinel) const noexcept { return range_->current_.has_value(); }
+
+    private:
+        message_range *range_;
+    };
+
+    message_range(pelton_receiver *receiver, deadline until) noexcept : receiver_(receiver), until_(until) {}
+    iterator begin() noexcept {
+        next();
+        return iterator(this);
+    }
+    sentinel end() const noexcept { return {}; }
+    // Why it ended: PELTON_CLOSED after the last message, PELTON_AGAIN at the deadline, or an error.
+    std::error_code error() const noexcept { return error_; }
+
+private:
+    void next() noexcept {
+        pelton_message received;
+        current_.reset();
+        if (int code = pelton_receiver_receive(receiver_, until_.ns(), &received); code == PELTON_OK) current_.emplace(receiver_, received);
+        else error_ = detail::error_of(code);
+    }
+    pelton_receiver *receiver_;
+    deadline until_;
+    std::optional<message> current_;
+    std::error_code error_;
+};
+
+// Creates senders for threads of this process; any thread may use it.
+class senders : public handle<pelton_senders> {
+public:
+    using handle::handle;
+    expected<pelton::sender> sender() const noexcept { return detail::create<pelton::sender>(pelton_senders_sender, handle_.get()); }
+    expected<void> send(bytes message, deadline until = forever) const noexcept {
+        return detail::check(pelton_senders_send(handle_.get(), message.data(), message.size(), until.ns()));
+    }
+};
+
+class receiver : public handle<pelton_receiver> {
+public:
+    using handle::handle;
+    using opening = pelton::opening<receiver, pelton_receiver_opening_fd, pelton_receiver_opening_finish, pelton_receiver_opening>;
+
+    static expected<receiver> open(const char *name, const channel_options &options = {}) noexcept {
+        return detail::create<receiver>(pelton_receiver_open, name, &options);
+    }
+    static expected<opening> open_start(const char *name, const channel_options &options = {}) noexcept {
+        return detail::create<opening>(pelton_receiver_open_start, name, &options);
+    }
+    // name may be nullptr: only senders of this process.
+    static expected<receiver> gather(const char *name, const gather_options &options = {}) noexcept {
+        return detail::create<receiver>(pelton_receiver_gather, name, &options);
+    }
+    expected<pelton::senders> senders() noexcept { return detail::create<pelton::senders>(pelton_receiver_senders, handle_.get()); }
+    expected<message> receive(deadline until = forever) noexcept {
+        pelton_message received;
+        if (int code = pelton_receiver_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
+            return unexpected(detail::error_of(code));
+        return message(handle_.get(), received);
+    }
+    message_range messages(deadline until = forever) noexcept { return {handle_.get(), until}; }
+    expected<event> receive_event(deadline until = forever) noexcept {
+        pelton_event found;
+        if (int code = pelton_receiver_receive_event(handle_.get(), until.ns(), &found); code != PELTON_OK)
+            return unexpected(detail::error_of(code));
+        event event{static_cast<pelton_event_kind>(found.kind), found.lane, found.peer_pid, found.peer_uid, std::nullopt};
+        if (found.kind == PELTON_MESSAGE) event.message.emplace(handle_.get(), found.message);
+        return event;
+    }
+    // The messages are described in `space`, which outlives the batch.
+    expected<message_batch> receive_batch(span<pelton_message> space, deadline until = forever) noexcept {
         std::size_t count = 0;
-        int code = pelton_take_descriptors(handle_, out, capacity, &count);
-        return {code, std::move(count)};
+        if (int code = pelton_receiver_receive_batch(handle_.get(), until.ns(), space.data(), space.size(), &count); code != PELTON_OK)
+            return unexpected(detail::error_of(code));
+        return message_batch(handle_.get(), {space.data(), count});
     }
-    answer release() noexcept { return back(); }
-    // Keeps it and lets the receiver go on: this is empty then.
-    result<held> hold() noexcept {
-        pelton_held *kept = nullptr;
-        int code = pelton_hold(handle_, &kept);
-        if (code != PELTON_OK) return code;
-        taken();
-        return {code, held(kept, payload())};
+    // Returns the message's size. After PELTON_TOO_SMALL the message remains: receive() shows its size.
+    expected<std::size_t> receive_copy(writable_bytes buffer, deadline until = forever) noexcept {
+        return detail::get<std::size_t>(pelton_receiver_receive_copy, handle_.get(), buffer.data(), buffer.size(), until.ns());
     }
-
-private:
-    friend class receiver;
-    message(pelton_receiver *receiver, const pelton_message &found) noexcept : lent(receiver), message_(found) {}
-    pelton_message message_{};
+    expected<void> resume(deadline until = forever) noexcept {
+        return detail::check(pelton_receiver_resume(handle_.get(), until.ns()));
+    }
+    expected<void> sync() noexcept { return detail::check(pelton_receiver_sync(handle_.get())); }
+    int fd() const noexcept { return pelton_receiver_fd(handle_.get()); }
+    expected<void> poll() noexcept { return detail::check(pelton_receiver_poll(handle_.get())); }
+    expected<readiness> arm() noexcept { return detail::armed(pelton_receiver_arm(handle_.get())); }
+    expected<void> disarm() noexcept { return detail::check(pelton_receiver_disarm(handle_.get())); }
+    expected<pelton_receiver_info> info() noexcept {
+        return detail::get_info<pelton_receiver_info>(pelton_receiver_get_info, handle_.get());
+    }
 };
 
-// Several messages in place, released together when destroyed.
-class messages : lent<pelton_receiver, pelton_release> {
+class listener : public handle<pelton_listener> {
 public:
-    messages() noexcept = default;
-    const pelton_message *begin() const noexcept { return first_; }
-    const pelton_message *end() const noexcept { return first_ + count_; }
-    std::size_t size() const noexcept { return count_; }
-    // As message::take_descriptors: a message that has any comes alone.
-    result<std::size_t> take_descriptors(int *out, std::size_t capacity) noexcept {
-        std::size_t count = 0;
-        int code = pelton_take_descriptors(handle_, out, capacity, &count);
-        return {code, std::move(count)};
+    using handle::handle;
+    static expected<listener> open(const char *name, const channel_options &options = {}) noexcept {
+        return detail::create<listener>(pelton_listener_open, name, &options);
     }
-    answer release() noexcept { return back(); }
-
-private:
-    friend class receiver;
-    messages(pelton_receiver *receiver, const pelton_message *first, std::size_t count) noexcept
-        : lent(receiver), first_(first), count_(count) {}
-    const pelton_message *first_ = nullptr;
-    std::size_t count_ = 0;
+    expected<sender> accept_sender(deadline until = forever) noexcept {
+        return detail::create<sender>(pelton_listener_accept_sender, handle_.get(), until.ns());
+    }
+    expected<receiver> accept_receiver(deadline until = forever) noexcept {
+        return detail::create<receiver>(pelton_listener_accept_receiver, handle_.get(), until.ns());
+    }
+    int fd() const noexcept { return pelton_listener_fd(handle_.get()); }
 };
 
-// Makes senders for threads; used by any number of them at once, but for closing.
-class senders : public owned<pelton_senders> {
-public:
-    using owned::owned;
-    result<sender> open() const noexcept {
-        pelton_sender *opened = nullptr;
-        int code = pelton_senders_open(handle_, &opened);
-        return {code, sender(opened)};
-    }
-    // By the calling thread's own lane.
-    answer send(bytes payload, std::int64_t deadline_ns = forever) const noexcept {
-        return pelton_senders_send(handle_, payload.data(), payload.size(), deadline_ns);
-    }
-};
-
-class receiver : public owned<pelton_receiver> {
-public:
-    using owned::owned;
-    // Without a name, of threads of this process.
-    static result<receiver> gather(const char *name, const options &options = {}) noexcept {
-        pelton_receiver *gathering = nullptr;
-        int code = pelton_gather(name, &options, &gathering);
-        return {code, receiver(gathering)};
-    }
-    result<pelton::senders> senders() noexcept {
-        pelton_senders *made = nullptr;
-        int code = pelton_receiver_senders(handle_, &made);
-        return {code, pelton::senders(made)};
-    }
-    static result<receiver> open(const char *name, const options &options = {}) noexcept {
-        pelton_receiver *opened = nullptr;
-        int code = pelton_receiver_open(name, &options, &opened);
-        return {code, receiver(opened)};
-    }
-    result<message> receive(std::int64_t deadline_ns = forever) noexcept {
-        pelton_message found;
-        int code = pelton_receive(handle_, deadline_ns, &found);
-        if (code != PELTON_OK) return code;
-        return {code, message(handle_, found)};
-    }
-    // Up to count messages, described in the caller's array, which stays as long as what this answers.
-    result<messages> receive_batch(pelton_message *array, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
-        std::size_t found = 0;
-        int code = pelton_receive_batch(handle_, deadline_ns, array, count, &found);
-        if (code != PELTON_OK) return code;
-        return {code, messages(handle_, array, found)};
-    }
-    // The size of what was copied; with PELTON_TOO_SMALL, the size wanted.
-    result<std::size_t> receive_copy(void *buffer, std::size_t capacity, std::int64_t deadline_ns = forever) noexcept {
-        std::size_t size = 0;
-        int code = pelton_receive_copy(handle_, buffer, capacity, deadline_ns, &size);
-        return {code, std::move(size)};
-    }
-    using owned::arm, owned::disarm, owned::fd, owned::info, owned::resume, owned::sync;
-};
-
-// ---- Making a channel -----------------------------------------------------------------------------------------------------
-
-class listener : public owned<pelton_listener> {
-public:
-    using owned::owned;
-    static result<listener> listen(const char *name, const options &options = {}) noexcept {
-        pelton_listener *listening = nullptr;
-        int code = pelton_listen(name, &options, &listening);
-        return {code, listener(listening)};
-    }
-    result<sender> accept_sender(std::int64_t deadline_ns = forever) noexcept {
-        pelton_sender *accepted = nullptr;
-        int code = pelton_accept_sender(handle_, deadline_ns, &accepted);
-        return {code, sender(accepted)};
-    }
-    result<receiver> accept_receiver(std::int64_t deadline_ns = forever) noexcept {
-        pelton_receiver *accepted = nullptr;
-        int code = pelton_accept_receiver(handle_, deadline_ns, &accepted);
-        return {code, receiver(accepted)};
-    }
-    using owned::fd;
-};
-
-struct both_ends {
+struct channel {
     pelton::sender sender;
     pelton::receiver receiver;
 };
 
-inline result<both_ends> threads(const options &options = {}) noexcept {
-    pelton_sender *sending = nullptr;
-    pelton_receiver *receiving = nullptr;
-    int code = pelton_threads(&options, &sending, &receiving);
-    return {code, both_ends{sender(sending), receiver(receiving)}};
+// Both endpoints of a channel between threads of this process.
+inline expected<channel> threads(const channel_options &options = {}) noexcept {
+    pelton_sender *sender = nullptr;
+    pelton_receiver *receiver = nullptr;
+    if (int code = pelton_threads(&options, &sender, &receiver); code != PELTON_OK) return unexpected(detail::error_of(code));
+    return channel{pelton::sender(sender), pelton::receiver(receiver)};
 }
 
-// ---- Flushing -------------------------------------------------------------------------------------------------------------
-
-// The records of a run: `for (const pelton_record &record : pelton::records_of(run))`.
-class records_of {
-public:
-    explicit records_of(const pelton_run &run) noexcept : run_(&run) {}
-    struct sentinel {};
-    class iterator {
-    public:
-        const pelton_record &operator*() const noexcept { return record_; }
-        const pelton_record *operator->() const noexcept { return &record_; }
-        iterator &operator++() noexcept {
-            found_ = pelton_run_next(run_, &at_, &record_);
-            return *this;
-        }
-        bool operator!=(sentinel) const noexcept { return found_ != 0; }
-
-    private:
-        friend class records_of;
-        explicit iterator(const pelton_run *run) noexcept : run_(run) { ++*this; }
-        const pelton_run *run_;
-        std::size_t at_ = 0;
-        pelton_record record_{};
-        int found_ = 0;
-    };
-    iterator begin() const noexcept { return iterator(run_); }
-    sentinel end() const noexcept { return {}; }
-
-private:
-    const pelton_run *run_;
-};
-
-// What a callback is given.
-class runs {
-public:
-    runs(const pelton_run *first, std::size_t count) noexcept : first_(first), count_(count) {}
-    const pelton_run *begin() const noexcept { return first_; }
-    const pelton_run *end() const noexcept { return first_ + count_; }
-    std::size_t size() const noexcept { return count_; }
-
-private:
-    const pelton_run *first_;
-    std::size_t count_;
-};
-
-// pelton_sink. `pelton::sink sink("log"); sink.rotate_bytes = 1 << 30;` is a file. `pelton::sink sink(take);` is a callback, something
-// that is called with runs, answers an int as pelton_write does, and lives until the flush, or the last of the appenders, is closed;
-// what it throws ends the program.
-struct sink : pelton_sink {
-    explicit sink(const char *file) noexcept : pelton_sink{} {
-        struct_bytes = sizeof(pelton_sink);
-        path = file;
-    }
-    template <typename F, typename = std::enable_if_t<std::is_invocable_r_v<int, F &, runs>>>
-    explicit sink(F &callback) noexcept : pelton_sink{} {
-        struct_bytes = sizeof(pelton_sink);
-        context = const_cast<void *>(static_cast<const void *>(std::addressof(callback)));
-        write = [](void *given, const pelton_run *first, std::size_t count) noexcept -> int {
-            return (*static_cast<F *>(given))(runs(first, count));
-        };
-    }
-};
-
-class flush : public owned<pelton_flush> {
-public:
-    using owned::owned;
-    // Takes the receiver, unless it fails.
-    static result<flush> open(receiver &&from, const sink &sink, const options &options = {}) noexcept {
-        pelton_flush *opened = nullptr;
-        int code = pelton_flush_open(from.get(), &options, &sink, &opened);
-        if (code == PELTON_OK) from.detach();
-        return {code, flush(opened)};
-    }
-    answer run(std::int64_t deadline_ns = forever) noexcept { return pelton_flush_run(handle_, deadline_ns); }
-    using owned::flush_now, owned::sync;
-};
-
-// ---- Appending ------------------------------------------------------------------------------------------------------------
-
-class appender : public owned<pelton_appender> {
-public:
-    using owned::owned;
-    answer append(bytes payload) noexcept { return pelton_append(handle_, payload.data(), payload.size()); }
-    result<reservation> reserve(std::size_t size) noexcept { return reserved<reservation>(size, no_wait); }
-};
-
-// Makes appenders for threads; used by any number of them at once, but for closing.
-class appenders : public owned<pelton_appenders> {
-public:
-    using owned::owned;
-    static result<appenders> open(const sink &sink, const options &options = {}) noexcept {
-        pelton_appenders *opened = nullptr;
-        int code = pelton_appenders_open(&options, &sink, &opened);
-        return {code, appenders(opened)};
-    }
-    result<pelton::appender> appender() const noexcept {
-        pelton_appender *opened = nullptr;
-        int code = pelton_appender_open(handle_, &opened);
-        return {code, pelton::appender(opened)};
-    }
-    // By the calling thread's own appender.
-    answer append(bytes payload) const noexcept { return pelton_appenders_append(handle_, payload.data(), payload.size()); }
-    using owned::flush_now, owned::sync;
-};
-
-// Reads a record file: `while (auto record = records->next()) use(record->data, record->size);`.
-class records : public owned<pelton_records> {
-public:
-    using owned::owned;
-    static result<records> open(const char *path) noexcept {
-        pelton_records *opened = nullptr;
-        int code = pelton_records_open(path, &opened);
-        return {code, records(opened)};
-    }
-    // Its data stays good until the next call.
-    result<pelton_record> next() noexcept {
-        pelton_record found{};
-        int code = pelton_records_next(handle_, &found);
-        return {code, std::move(found)};
-    }
-};
-
-// ---- Calls ----------------------------------------------------------------------------------------------------------------
+// ---- Calls ---------------------------------------------------------------------------------------------------------------
 //
-//     auto client = pelton::client::open("echo");                    auto service = pelton::service::listen("echo");
-//     if (auto answer = client->call("hello"))                       while (auto request = service->receive())
-//         use(answer->data(), answer->size());                           if (!request->responder.reply(request->payload())) ...
+//     auto client = pelton::client::open("echo");                    auto service = pelton::service::open("echo");
+//     auto reply = client->call(pelton::as_bytes("hello"), 1s);      while (auto request = service->receive())
+//     if (reply) use(reply->bytes());                                    (void)request->responder().reply(request->bytes());
 
-inline constexpr std::uint64_t any_call = PELTON_ANY_CALL;
-
-// An answer in place, released when destroyed.
-class completion : lent<pelton_client, pelton_release> {
+// A completion in the lane, released by the destructor.
+class completion {
 public:
-    completion() noexcept = default;
-    std::uint64_t call() const noexcept { return completion_.call; }
-    // PELTON_REPLY and the like.
-    std::uint32_t outcome() const noexcept { return completion_.outcome; }
-    std::uint32_t code() const noexcept { return completion_.code; }
-    bytes payload() const noexcept { return {completion_.data, completion_.size}; }
-    const void *data() const noexcept { return completion_.data; }
-    std::size_t size() const noexcept { return completion_.size; }
-    answer release() noexcept { return back(); }
+    completion(pelton_client *client, const pelton_completion &taken) noexcept : client_(client), taken_(taken) {}
+    completion(completion &&) noexcept = default;
+    completion &operator=(completion &&) = delete;
+    std::uint64_t call() const noexcept { return taken_.call; }
+    pelton_outcome outcome() const noexcept { return static_cast<pelton_outcome>(taken_.outcome); }
+    std::uint32_t code() const noexcept { return taken_.code; }
+    pelton::bytes bytes() const noexcept { return bytes_of(taken_); }
+    expected<void> release() noexcept { return detail::check(pelton_client_release(client_.release())); }
 
 private:
-    friend class client;
-    completion(pelton_client *client, const pelton_completion &found) noexcept : lent(client), completion_(found) {}
-    pelton_completion completion_{};
+    std::unique_ptr<pelton_client, detail::calls<pelton_client_release>> client_;
+    pelton_completion taken_;
 };
 
-// Room for a request.
-class request_reservation : public room<pelton_client> {
+// Reserved bytes for a request.
+class request_reservation : public reserved_bytes<pelton_client, pelton_client_abort> {
 public:
-    request_reservation() noexcept = default;
-    // Asks with the first size bytes: the call. Flags are 0 or PELTON_IDEMPOTENT.
-    result<std::uint64_t> submit(std::size_t size, std::uint32_t flags = 0) noexcept {
+    using reserved_bytes::reserved_bytes;
+    // Submits the first size bytes. Returns the call's number.
+    expected<std::uint64_t> submit(std::size_t size, std::uint32_t flags = 0) noexcept {
         std::uint64_t call = 0;
-        int code = used(pelton_submit(handle_, data_, size, flags, no_wait, &call));
-        return {code, std::move(call)};
+        if (int code = used(pelton_client_submit_reserved(handle_.get(), size, flags, &call)); code != PELTON_OK)
+            return unexpected(detail::error_of(code));
+        return call;
     }
-    result<std::uint64_t> submit() noexcept { return submit(size_); }
+};
+
+class client : public handle<pelton_client> {
+public:
+    using handle::handle;
+    using opening = pelton::opening<client, pelton_client_opening_fd, pelton_client_opening_finish, pelton_client_opening>;
+
+    static expected<client> open(const char *name, const client_options &options = {}) noexcept {
+        return detail::create<client>(pelton_client_open, name, &options);
+    }
+    static expected<opening> open_start(const char *name, const client_options &options = {}) noexcept {
+        return detail::create<opening>(pelton_client_open_start, name, &options);
+    }
+    expected<completion> call(bytes request, deadline until = forever) noexcept {
+        pelton_completion taken;
+        return completed(pelton_client_call(handle_.get(), request.data(), request.size(), until.ns(), &taken), taken);
+    }
+    // Returns the call's number. flags: PELTON_IDEMPOTENT, or 0.
+    expected<std::uint64_t> submit(bytes request, deadline until = forever, std::uint32_t flags = 0) noexcept {
+        return detail::get<std::uint64_t>(pelton_client_submit, handle_.get(), request.data(), request.size(), flags, until.ns());
+    }
+    expected<void> notify(bytes message, deadline until = forever) noexcept {
+        return detail::check(pelton_client_notify(handle_.get(), message.data(), message.size(), until.ns()));
+    }
+    expected<request_reservation> reserve(std::size_t size, deadline until = forever) noexcept {
+        void *data = nullptr;
+        return detail::reserve<request_reservation>(pelton_client_reserve(handle_.get(), size, until.ns(), &data), handle_.get(), data,
+                                                    size);
+    }
+    expected<completion> await(deadline until = forever) noexcept {
+        pelton_completion taken;
+        return completed(pelton_client_await(handle_.get(), until.ns(), &taken), taken);
+    }
+    expected<completion> await_call(std::uint64_t call, deadline until = forever) noexcept {
+        pelton_completion taken;
+        return completed(pelton_client_await_call(handle_.get(), call, until.ns(), &taken), taken);
+    }
+    expected<void> cancel(std::uint64_t call) noexcept { return detail::check(pelton_client_cancel(handle_.get(), call)); }
+    int fd() const noexcept { return pelton_client_fd(handle_.get()); }
+    expected<void> poll() noexcept { return detail::check(pelton_client_poll(handle_.get())); }
+    expected<readiness> arm() noexcept { return detail::armed(pelton_client_arm(handle_.get())); }
+    expected<void> disarm() noexcept { return detail::check(pelton_client_disarm(handle_.get())); }
+    expected<pelton_client_info> info() noexcept {
+        return detail::get_info<pelton_client_info>(pelton_client_get_info, handle_.get());
+    }
 
 private:
-    template <typename> friend class owned;
-    using room::room;
-};
-
-class client : public owned<pelton_client> {
-public:
-    using owned::owned;
-    static result<client> open(const char *name, const options &options = {}) noexcept {
-        pelton_client *opened = nullptr;
-        int code = pelton_client_open(name, &options, &opened);
-        return {code, client(opened)};
+    expected<completion> completed(int code, const pelton_completion &taken) noexcept {
+        if (code != PELTON_OK) return unexpected(detail::error_of(code));
+        return completion(handle_.get(), taken);
     }
-    result<completion> call(bytes request, std::int64_t deadline_ns = forever) noexcept {
-        pelton_completion found;
-        int code = pelton_call(handle_, request.data(), request.size(), deadline_ns, &found);
-        if (code != PELTON_OK) return code;
-        return {code, completion(handle_, found)};
-    }
-    // Flags are 0 or PELTON_IDEMPOTENT.
-    result<std::uint64_t> submit(bytes request, std::int64_t deadline_ns = forever, std::uint32_t flags = 0) noexcept {
-        std::uint64_t call = 0;
-        int code = pelton_submit(handle_, request.data(), request.size(), flags, deadline_ns, &call);
-        return {code, std::move(call)};
-    }
-    // PELTON_NOTIFY.
-    answer notify(bytes message, std::int64_t deadline_ns = forever) noexcept {
-        return pelton_submit(handle_, message.data(), message.size(), PELTON_NOTIFY, deadline_ns, nullptr);
-    }
-    result<request_reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
-        return reserved<request_reservation>(size, deadline_ns);
-    }
-    answer cancel(std::uint64_t call) noexcept { return pelton_cancel(handle_, call); }
-    result<completion> await(std::uint64_t call = any_call, std::int64_t deadline_ns = forever) noexcept {
-        pelton_completion found;
-        int code = pelton_await(handle_, call, deadline_ns, &found);
-        if (code != PELTON_OK) return code;
-        return {code, completion(handle_, found)};
-    }
-    using owned::arm, owned::disarm, owned::fd, owned::info;
 };
 
 class reply_reservation;
 
-// Answers one request, on any thread; destroyed without an answer, it lets go of the call. Empty after the last answer.
-class responder : public owned<pelton_responder> {
+// Replies to one call, on any thread. Its final reply, or its destructor, closes it: then it is empty.
+class responder : public handle<pelton_responder> {
 public:
-    using owned::owned;
-    answer reply(bytes reply) noexcept { return last(pelton_reply(handle_, reply.data(), reply.size())); }
-    answer fail(std::uint32_t code, bytes why) noexcept { return last(pelton_reply_fail(handle_, code, why.data(), why.size())); }
-    answer end() noexcept { return last(pelton_reply_end(handle_)); }
-    answer part(bytes part, std::int64_t deadline_ns = forever) noexcept {
-        return pelton_reply_part(handle_, part.data(), part.size(), deadline_ns);
+    using handle::handle;
+    expected<void> reply(bytes reply) noexcept { return final(pelton_responder_reply(handle_.get(), reply.data(), reply.size())); }
+    expected<void> fail(std::uint32_t code, bytes reason) noexcept {
+        return final(pelton_responder_fail(handle_.get(), code, reason.data(), reason.size()));
     }
-    // The responder stays where it is as long as what this answers.
-    result<reply_reservation> reserve(std::size_t size) noexcept;
-    bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_) == 1; }
+    expected<void> end() noexcept { return final(pelton_responder_end(handle_.get())); }
+    expected<void> part(bytes part, deadline until = forever) noexcept {
+        return detail::check(pelton_responder_part(handle_.get(), part.data(), part.size(), until.ns()));
+    }
+    // The responder must not be moved before the reservation is used.
+    expected<reply_reservation> reserve(std::size_t size) noexcept;
+    bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_.get()) == 1; }
 
 private:
-    int last(int code) noexcept {
-        if (code != PELTON_TOO_LARGE && code != PELTON_RESERVED && code != PELTON_NULL && code != PELTON_WRONG_THREAD &&
-            code != PELTON_FORKED && code != PELTON_INTERNAL)
-            detach();
-        return code;
+    friend class reply_reservation;
+    // These codes leave the responder open.
+    expected<void> final(int code) noexcept {
+        if (code != PELTON_TOO_LARGE && code != PELTON_RESERVED && code != PELTON_NOT_RESERVED && code != PELTON_NULL &&
+            code != PELTON_WRONG_THREAD && code != PELTON_FORKED && code != PELTON_INTERNAL)
+            release();
+        return detail::check(code);
     }
 };
 
-// Room for a reply or a part of one.
-class reply_reservation : public room<pelton_responder> {
+// Reserved bytes for a reply, or a part of one.
+class reply_reservation : public reserved_bytes<pelton_responder, pelton_responder_abort> {
 public:
-    reply_reservation() noexcept = default;
-    // Replies with the first size bytes.
-    answer reply(std::size_t size) noexcept {
-        int code = used(pelton_reply(handle_, data_, size));
-        if (code == PELTON_OK) responder_->detach();
-        return code;
+    reply_reservation(responder *owner, void *data, std::size_t size) noexcept
+        : reserved_bytes(owner->native_handle(), data, size), owner_(owner) {}
+    // Replies with the first size bytes, and ends the call.
+    expected<void> reply(std::size_t size) noexcept {
+        return owner_->final(used(pelton_responder_reply_reserved(handle_.get(), size)));
     }
-    answer reply() noexcept { return reply(size_); }
-    answer part(std::size_t size) noexcept { return used(pelton_reply_part(handle_, data_, size, no_wait)); }
+    // Sends the first size bytes as a part.
+    expected<void> part(std::size_t size) noexcept { return detail::check(used(pelton_responder_part_reserved(handle_.get(), size))); }
 
 private:
-    template <typename> friend class owned;
-    friend class responder;
-    using room::room;
-    responder *responder_ = nullptr;
+    responder *owner_;
 };
 
-inline result<reply_reservation> responder::reserve(std::size_t size) noexcept {
-    auto room = reserved<reply_reservation>(size, no_wait);
-    room->responder_ = this;
-    return room;
+inline expected<reply_reservation> responder::reserve(std::size_t size) noexcept {
+    void *data = nullptr;
+    return detail::reserve<reply_reservation>(pelton_responder_reserve(handle_.get(), size, &data), this, data, size);
 }
 
-// A request in place, released when destroyed, and what answers it: to be moved elsewhere, if it is to be answered later.
-class request : lent<pelton_service, pelton_release> {
+// A request in the lane, released by the destructor. Move its responder elsewhere to reply later.
+class request {
 public:
-    request() noexcept = default;
-    bytes payload() const noexcept { return {request_.data, request_.size}; }
-    const void *data() const noexcept { return request_.data; }
-    std::size_t size() const noexcept { return request_.size; }
-    bool is_notification() const noexcept { return request_.responder == nullptr; }
-    std::int64_t deadline_ns() const noexcept { return request_.deadline_ns; }
-    std::uint32_t pid() const noexcept { return request_.pid; }
-    std::uint32_t uid() const noexcept { return request_.uid; }
-    answer release() noexcept { return back(); }
-    pelton::responder responder;
+    request(pelton_service *service, const pelton_request &received) noexcept
+        : service_(service), received_(received), responder_(received.responder) {}
+    request(request &&) noexcept = default;
+    request &operator=(request &&) = delete;
+    pelton::bytes bytes() const noexcept { return bytes_of(received_); }
+    bool is_notification() const noexcept { return received_.responder == nullptr; }
+    pelton::responder &responder() noexcept { return responder_; }
+    pelton::deadline deadline() const noexcept { return pelton::deadline(received_.deadline_ns); }
+    std::uint32_t pid() const noexcept { return received_.pid; }
+    std::uint32_t uid() const noexcept { return received_.uid; }
+    expected<void> release() noexcept { return detail::check(pelton_service_release(service_.release())); }
 
 private:
-    friend class service;
-    request(pelton_service *service, const pelton_request &found) noexcept
-        : lent(service), responder(found.responder), request_(found) {}
-    pelton_request request_{};
+    std::unique_ptr<pelton_service, detail::calls<pelton_service_release>> service_;
+    pelton_request received_;
+    pelton::responder responder_;
 };
 
-class service : public owned<pelton_service> {
+class service : public handle<pelton_service> {
 public:
-    using owned::owned;
-    static result<service> listen(const char *name, const options &options = {}) noexcept {
-        pelton_service *listening = nullptr;
-        int code = pelton_service_listen(name, &options, &listening);
-        return {code, service(listening)};
+    using handle::handle;
+    static expected<service> open(const char *name, const service_options &options = {}) noexcept {
+        return detail::create<service>(pelton_service_open, name, &options);
     }
-    result<request> receive(std::int64_t deadline_ns = forever) noexcept {
-        pelton_request found;
-        int code = pelton_service_receive(handle_, deadline_ns, &found);
-        if (code != PELTON_OK) return code;
-        return {code, request(handle_, found)};
+    expected<request> receive(deadline until = forever) noexcept {
+        pelton_request received;
+        if (int code = pelton_service_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
+            return unexpected(detail::error_of(code));
+        return request(handle_.get(), received);
     }
-    // By a callback that is called with each request, by as many threads at once; what it throws ends the program. The bytes are a copy,
-    // good until it returns.
+    // Calls handler(request) on so many threads at the same time. The request's bytes are valid until it returns. An exception
+    // of the handler ends the program.
     template <typename F, typename = std::enable_if_t<std::is_invocable_v<F &, request>>>
-    answer run(std::uint32_t threads, F &callback) noexcept {
-        auto handler = [](void *given, const pelton_request *found) noexcept {
-            (*static_cast<F *>(given))(request(nullptr, *found));
+    expected<void> run(std::uint32_t threads, F &handler) noexcept {
+        auto call = [](void *context, const pelton_request *received) noexcept {
+            (*static_cast<F *>(context))(request(nullptr, *received));
         };
-        return pelton_service_run(handle_, threads, handler, const_cast<void *>(static_cast<const void *>(std::addressof(callback))));
+        return detail::check(pelton_service_run(handle_.get(), threads, call, detail::context_of(handler)));
     }
-    // Any thread, at any time before the close.
-    answer stop(std::uint32_t how = PELTON_STOP_NOW) const noexcept { return pelton_service_stop(handle_, how); }
-    using owned::arm, owned::disarm, owned::fd, owned::info;
+    // Any thread, before the service is closed.
+    expected<void> stop() const noexcept { return detail::check(pelton_service_stop(handle_.get())); }
+    expected<void> drain() const noexcept { return detail::check(pelton_service_drain(handle_.get())); }
+    int fd() const noexcept { return pelton_service_fd(handle_.get()); }
+    expected<void> poll() noexcept { return detail::check(pelton_service_poll(handle_.get())); }
+    expected<readiness> arm() noexcept { return detail::armed(pelton_service_arm(handle_.get())); }
+    expected<void> disarm() noexcept { return detail::check(pelton_service_disarm(handle_.get())); }
+    expected<pelton_service_info> info() noexcept {
+        return detail::get_info<pelton_service_info>(pelton_service_get_info, handle_.get());
+    }
 };
 
-// ---- Files -----------------------------------------------------------------------------------------------------------------
+// ---- Flushing ------------------------------------------------------------------------------------------------------------
 
-// pelton_operation of a kind: `pelton::operation read(PELTON_FILE_READ); read.file = file.get();`.
-struct operation : pelton_operation {
-    explicit operation(pelton_file_operation what) noexcept : pelton_operation{} { kind = what; }
-};
-
-class file : public owned<pelton_file> {
+// The records of a chunk: `for (const pelton_record &record : pelton::records_of(chunk))`.
+class records_of {
 public:
-    using owned::owned;
-    static result<file> from_fd(int fd, const char *name) noexcept {
-        pelton_file *opened = nullptr;
-        int code = pelton_file_from_fd(fd, name, &opened);
-        return {code, file(opened)};
-    }
-    using owned::fd;
+    struct sentinel {};
+    class iterator {
+    public:
+        explicit iterator(const pelton_chunk *chunk) noexcept : chunk_(chunk) { ++*this; }
+        const pelton_record &operator*() const noexcept { return record_; }
+        iterator &operator++() noexcept {
+            is_found_ = pelton_chunk_next(chunk_, &at_, &record_) != 0;
+            return *this;
+        }
+        bool operator!=(sentinel) const noexcept { return is_found_; }
+
+    private:
+        const pelton_chunk *chunk_;
+        std::size_t at_ = 0;
+        pelton_record record_{};
+        bool is_found_ = false;
+    };
+
+    explicit records_of(const pelton_chunk &chunk) noexcept : chunk_(&chunk) {}
+    iterator begin() const noexcept { return iterator(chunk_); }
+    sentinel end() const noexcept { return {}; }
+
+private:
+    const pelton_chunk *chunk_;
 };
 
-// What came of an operation. A file that was opened is closed with it, unless it is taken.
-struct file_completion : pelton_file_completion {
-    file_completion() noexcept : pelton_file_completion{} {}
-    file_completion(file_completion &&other) noexcept : pelton_file_completion(other) { other.file = nullptr; }
-    file_completion &operator=(file_completion &&) = delete;
-    ~file_completion() { pelton_close(file); }
-    pelton::file take_file() noexcept { return pelton::file(std::exchange(file, nullptr)); }
-};
+namespace detail {
+// A pelton_write for a C++ function, its context.
+template <typename F> int write(void *context, const pelton_chunk *chunks, std::size_t count) noexcept {
+    return (*static_cast<F *>(context))(span<const pelton_chunk>(chunks, count));
+}
+template <typename F> inline constexpr bool is_writer = std::is_invocable_r_v<int, F &, span<const pelton_chunk>>;
+} // namespace detail
 
-class engine : public owned<pelton_engine> {
+// A function to flush to is called as write(span<const pelton_chunk>) and returns an int, as a pelton_write. It outlives the
+// flush or the appenders. If it throws, the program ends.
+class flush : public handle<pelton_flush> {
 public:
-    using owned::owned;
-    static result<engine> open(const options &options = {}) noexcept {
-        pelton_engine *opened = nullptr;
-        int code = pelton_engine_open(&options, &opened);
-        return {code, engine(opened)};
+    using handle::handle;
+    // If it fails, the receiver is unchanged.
+    static expected<flush> to_record_file(receiver &&from, const char *path, const record_file_options &file = {},
+                                          const flush_options &options = {}) noexcept {
+        return taken(std::move(from), detail::create<flush>(pelton_flush_to_record_file, from.native_handle(), path, &file, &options));
     }
-    // Also of what failed there is what came of it.
-    result<file_completion> run(const pelton_operation &operation, std::int64_t deadline_ns = forever) noexcept {
-        file_completion done;
-        int code = pelton_file_run(handle_, &operation, deadline_ns, &done);
-        return {code, std::move(done)};
+    template <typename F, typename = std::enable_if_t<detail::is_writer<F>>>
+    static expected<flush> to_function(receiver &&from, F &write, const flush_options &options = {}) noexcept {
+        return taken(std::move(from), detail::create<flush>(pelton_flush_to_function, from.native_handle(), detail::write<F>,
+                                                            detail::context_of(write), &options));
     }
-    // How many were taken, whatever is answered.
-    result<std::size_t> submit(const pelton_operation *operations, std::size_t count) noexcept {
-        std::size_t taken = 0;
-        int code = pelton_file_submit(handle_, operations, count, &taken);
-        return {code, std::move(taken)};
+    expected<void> run(deadline until = forever) noexcept { return detail::check(pelton_flush_run(handle_.get(), until.ns())); }
+    expected<void> flush_now() noexcept { return detail::check(pelton_flush_flush(handle_.get())); }
+    expected<void> sync() noexcept { return detail::check(pelton_flush_sync(handle_.get())); }
+
+private:
+    static expected<flush> taken(receiver &&from, expected<flush> made) noexcept {
+        if (made) from.release();
+        return made;
     }
-    // How many were taken.
-    result<std::size_t> completions(pelton_file_completion *out, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
-        std::size_t taken = 0;
-        int code = pelton_file_completions(handle_, deadline_ns, out, count, &taken);
-        return {code, std::move(taken)};
+};
+
+class appender : public handle<pelton_appender> {
+public:
+    using handle::handle;
+    using reservation = pelton::reservation<pelton_appender, pelton_appender_commit, pelton_appender_abort>;
+    expected<void> append(bytes message) noexcept {
+        return detail::check(pelton_appender_append(handle_.get(), message.data(), message.size()));
     }
-    answer cancel(std::uint64_t token) noexcept { return pelton_file_cancel(handle_, token); }
-    answer drain(std::int64_t deadline_ns = forever) noexcept { return pelton_drain(handle_, deadline_ns); }
-    using owned::arm, owned::disarm, owned::fd, owned::info;
+    expected<reservation> reserve(std::size_t size) noexcept {
+        void *data = nullptr;
+        return detail::reserve<reservation>(pelton_appender_reserve(handle_.get(), size, &data), handle_.get(), data, size);
+    }
+};
+
+// Creates appenders for threads; any thread may use it.
+class appenders : public handle<pelton_appenders> {
+public:
+    using handle::handle;
+    static expected<appenders> to_record_file(const char *path, const record_file_options &file = {},
+                                              const appenders_options &options = {}) noexcept {
+        return detail::create<appenders>(pelton_appenders_to_record_file, path, &file, &options);
+    }
+    template <typename F, typename = std::enable_if_t<detail::is_writer<F>>>
+    static expected<appenders> to_function(F &write, const appenders_options &options = {}) noexcept {
+        return detail::create<appenders>(pelton_appenders_to_function, detail::write<F>, detail::context_of(write), &options);
+    }
+    expected<pelton::appender> appender() const noexcept {
+        return detail::create<pelton::appender>(pelton_appenders_appender, handle_.get());
+    }
+    expected<void> append(bytes message) const noexcept {
+        return detail::check(pelton_appenders_append(handle_.get(), message.data(), message.size()));
+    }
+    expected<void> flush() const noexcept { return detail::check(pelton_appenders_flush(handle_.get())); }
+    expected<void> sync() const noexcept { return detail::check(pelton_appenders_sync(handle_.get())); }
+};
+
+// Reads a record file: `while (auto record = records->next()) use(pelton::bytes_of(*record));`.
+class records : public handle<pelton_records> {
+public:
+    using handle::handle;
+    static expected<records> open(const char *path) noexcept { return detail::create<records>(pelton_records_open, path); }
+    // Its data is valid until the next call.
+    expected<pelton_record> next() noexcept { return detail::get<pelton_record>(pelton_records_next, handle_.get()); }
+};
+
+// ---- Files ---------------------------------------------------------------------------------------------------------------
+
+// `auto read = pelton::operation(PELTON_FILE_READ); read.file = file.native_handle();`.
+inline pelton_operation operation(pelton_file_operation kind) noexcept {
+    pelton_operation operation{};
+    operation.kind = kind;
+    return operation;
+}
+
+class file : public handle<pelton_file> {
+public:
+    using handle::handle;
+    static expected<file> from_fd(int fd, const char *name) noexcept { return detail::create<file>(pelton_file_from_fd, fd, name); }
+    int fd() const noexcept { return pelton_file_fd(handle_.get()); }
+};
+
+class engine : public handle<pelton_engine> {
+public:
+    using handle::handle;
+    static expected<engine> open(const engine_options &options = {}) noexcept {
+        return detail::create<engine>(pelton_engine_open, &options);
+    }
+    // PELTON_FILE_OPEN: open_file().
+    expected<pelton_file_completion> run(const pelton_operation &operation, deadline until = forever) noexcept {
+        return detail::get<pelton_file_completion>(pelton_engine_run, handle_.get(), &operation, until.ns());
+    }
+    // Runs a PELTON_FILE_OPEN.
+    expected<file> open_file(const pelton_operation &operation, deadline until = forever) noexcept {
+        auto done = run(operation, until);
+        if (!done) return unexpected(done.error());
+        return file(done->file);
+    }
+    // accepted is how many were, whatever is returned.
+    expected<void> submit(span<const pelton_operation> operations, std::size_t &accepted) noexcept {
+        accepted = 0;
+        return detail::check(pelton_engine_submit(handle_.get(), operations.data(), operations.size(), &accepted));
+    }
+    // Returns the completions in `space`.
+    expected<span<pelton_file_completion>> completions(span<pelton_file_completion> space, deadline until = forever) noexcept {
+        std::size_t count = 0;
+        if (int code = pelton_engine_completions(handle_.get(), until.ns(), space.data(), space.size(), &count); code != PELTON_OK)
+            return unexpected(detail::error_of(code));
+        return span<pelton_file_completion>(space.data(), count);
+    }
+    expected<void> cancel(std::uint64_t token) noexcept { return detail::check(pelton_engine_cancel(handle_.get(), token)); }
+    expected<void> wait_idle(deadline until = forever) noexcept {
+        return detail::check(pelton_engine_wait_idle(handle_.get(), until.ns()));
+    }
+    int fd() const noexcept { return pelton_engine_fd(handle_.get()); }
+    expected<void> poll() noexcept { return detail::check(pelton_engine_poll(handle_.get())); }
+    expected<readiness> arm() noexcept { return detail::armed(pelton_engine_arm(handle_.get())); }
+    expected<void> disarm() noexcept { return detail::check(pelton_engine_disarm(handle_.get())); }
+    expected<pelton_engine_info> info() noexcept {
+        return detail::get_info<pelton_engine_info>(pelton_engine_get_info, handle_.get());
+    }
 };
 
 } // namespace pelton

@@ -4,7 +4,7 @@
  * So each
  * call of pelton's goes through the PLT, as an installed program's does. With SIDE_UV it also has the sides in libuv's
  * loop,
- * through bindings/c/pelton_uv.h. It does the same as Rust's sides in src/workload.rs, message by message. The
+ * through bindings/c/pelton_uv.c. It does the same as Rust's sides in src/workload.rs, message by message. The
  * benchmark
  * itself measures clock, CPU time, system calls and percentiles. It also checks all bytes of a few messages, which is
  * not
@@ -21,7 +21,7 @@
 
 #include "pelton.h"
 #ifdef SIDE_UV
-#include "pelton_uv.h"
+#include "pelton_uv.c"
 #endif
 
 enum role { RECEIVER, SENDER, ASKER, ANSWERER };
@@ -155,12 +155,12 @@ static void sleep_in(int epoll) {
 
 __attribute__((noinline)) static int send_from_loop(struct side *side, const void *data, size_t size) {
     int code;
-    while ((code = pelton_send(side->sender, data, size, PELTON_NO_WAIT)) == PELTON_AGAIN) {
-        code = pelton_arm_send(side->sender, size);
-        if (code == PELTON_AGAIN) {
+    while ((code = pelton_sender_send(side->sender, data, size, PELTON_NO_WAIT)) == PELTON_AGAIN) {
+        code = pelton_sender_arm(side->sender, size);
+        if (code == PELTON_OK) {
             sleep_in(side->sender_epoll);
-            pelton_disarm(side->sender);
-        } else if (code != PELTON_OK) {
+            pelton_sender_disarm(side->sender);
+        } else if (code != PELTON_READY) {
             break;
         }
     }
@@ -168,7 +168,7 @@ __attribute__((noinline)) static int send_from_loop(struct side *side, const voi
 }
 
 static int send_bytes(struct side *side, const void *data, size_t size) {
-    int code = side->how == EPOLL ? send_from_loop(side, data, size) : pelton_send(side->sender, data, size, PELTON_FOREVER);
+    int code = side->how == EPOLL ? send_from_loop(side, data, size) : pelton_sender_send(side->sender, data, size, PELTON_FOREVER);
     return code == PELTON_OK ? 0 : fail(side, "sending", code);
 }
 
@@ -182,24 +182,24 @@ static int send_one(struct side *side, size_t size, uint64_t n) {
 /* Repeats the call until there is a message, and waits in between. */
 #define RECEIVE_FROM_LOOP(side, code, call)                          \
     while ((code = (call)) == PELTON_AGAIN) {                        \
-        code = pelton_arm((side)->receiver);                         \
-        if (code == PELTON_AGAIN) {                                  \
+        code = pelton_receiver_arm((side)->receiver);                \
+        if (code == PELTON_OK) {                                     \
             sleep_in((side)->receiver_epoll);                        \
-            pelton_disarm((side)->receiver);                         \
-        } else if (code != PELTON_OK) {                              \
+            pelton_receiver_disarm((side)->receiver);                \
+        } else if (code != PELTON_READY) {                           \
             break;                                                   \
         }                                                            \
     }
 
 __attribute__((noinline)) static int copy_from_loop(struct side *side, size_t *size) {
     int code;
-    RECEIVE_FROM_LOOP(side, code, pelton_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_NO_WAIT, size));
+    RECEIVE_FROM_LOOP(side, code, pelton_receiver_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_NO_WAIT, size));
     return code;
 }
 
 __attribute__((noinline)) static int receive_from_loop(struct side *side, pelton_message *message) {
     int code;
-    RECEIVE_FROM_LOOP(side, code, pelton_receive(side->receiver, PELTON_NO_WAIT, message));
+    RECEIVE_FROM_LOOP(side, code, pelton_receiver_receive(side->receiver, PELTON_NO_WAIT, message));
     return code;
 }
 
@@ -207,18 +207,18 @@ __attribute__((noinline)) static int receive_from_loop(struct side *side, pelton
 static int copy_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
     int code = side->how == EPOLL
                    ? copy_from_loop(side, size)
-                   : pelton_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_FOREVER, size);
+                   : pelton_receiver_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_FOREVER, size);
     return code == PELTON_OK ? check(side, pass, n, side->buffer, *size) : fail(side, "receiving", code);
 }
 
 /* Compares message n in place. */
 static int check_in_place(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
     pelton_message message;
-    int code = side->how == EPOLL ? receive_from_loop(side, &message) : pelton_receive(side->receiver, PELTON_FOREVER, &message);
+    int code = side->how == EPOLL ? receive_from_loop(side, &message) : pelton_receiver_receive(side->receiver, PELTON_FOREVER, &message);
     if (code != PELTON_OK) return fail(side, "receiving", code);
     *size = message.size;
     code = check(side, pass, n, message.data, message.size);
-    int released = pelton_release(side->receiver);
+    int released = pelton_receiver_release(side->receiver);
     return released == PELTON_OK ? code : fail(side, "releasing", released);
 }
 
@@ -306,8 +306,8 @@ static int answer_all(struct side *side, struct pass *pass) {
 
 static struct {
     uv_loop_t loop;
-    pelton_uv_sender sender;
-    pelton_uv_receiver receiver;
+    pelton_uv_sender_t sender;
+    pelton_uv_receiver_t receiver;
     struct side *side;
     struct pass *pass;
     uint64_t n;         /* the next message, or round */
@@ -324,24 +324,24 @@ static void end_uv_pass(int code) {
     if (uv.receiver.receiver != NULL) pelton_uv_receiver_stop(&uv.receiver);
 }
 
-static void on_sender_end(pelton_uv_sender *handle, int code) {
+static void on_sender_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
     end_uv_pass(fail(uv.side, "sending", code));
 }
 
-static void on_receiver_end(pelton_uv_receiver *handle, int code) {
+static void on_receiver_end(pelton_uv_receiver_t *handle, int code) {
     (void)handle;
     end_uv_pass(fail(uv.side, "receiving", code));
 }
 
 /* Sends the stream's messages, for one iteration of the loop. */
-static void on_free_space(pelton_uv_sender *handle) {
+static void on_free_space(pelton_uv_sender_t *handle) {
     uint64_t began = now_ns();
     /* A side with work for each message returns to the loop after each. */
     for (uint64_t i = 0, check_at = 1; i < (uv.side->work_steps > 0 ? 1 : UINT64_MAX); i++) {
-        /* An iteration as long as a receiver's: it reads the clock after 1, 2, 4, ... messages. */
+        /* An iteration as long as a receiver's tick: it reads the clock after 1, 2, 4, ... messages. */
         if (i == check_at) {
-            if (now_ns() - began >= PELTON_UV_TURN_NS) return;
+            if (now_ns() - began >= TICK_NS) return;
             check_at *= 2;
         }
         if (uv.unsent == NULL) {
@@ -353,7 +353,7 @@ static void on_free_space(pelton_uv_sender *handle) {
             work(uv.side, uv.pass);
             uv.unsent = payload(uv.side, uv.n);
         }
-        int code = pelton_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
+        int code = pelton_sender_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
         if (code == PELTON_AGAIN) return;
         if (code != PELTON_OK) {
             end_uv_pass(fail(uv.side, "sending", code));
@@ -380,7 +380,7 @@ static const void *uv_take(const pelton_message *message) {
     return NULL;
 }
 
-static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message_of_stream(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle;
     if (uv_take(message) == NULL) return;
     work(uv.side, uv.pass);
@@ -390,13 +390,13 @@ static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_messag
 
 static void uv_send_or_wait(const void *data);
 
-static void on_free_space_for_unsent(pelton_uv_sender *handle) {
+static void on_free_space_for_unsent(pelton_uv_sender_t *handle) {
     pelton_uv_sender_stop(handle);
     uv_send_or_wait(uv.unsent);
 }
 
 static void uv_send_or_wait(const void *data) {
-    int code = pelton_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
+    int code = pelton_sender_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
     if (code == PELTON_AGAIN) {
         uv.unsent = data;
         code = pelton_uv_sender_start(&uv.sender, uv.size, on_free_space_for_unsent, on_sender_end);
@@ -416,7 +416,7 @@ static void uv_ask(void) {
     uv_send_or_wait(payload(uv.side, uv.n));
 }
 
-static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message_for_asker(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle;
     if (uv_take(message) == NULL) return;
     if (message->size != uv.size) {
@@ -429,7 +429,7 @@ static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_messag
     else uv_ask();
 }
 
-static void on_message_for_answerer(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message_for_answerer(pelton_uv_receiver_t *handle, const pelton_message *message) {
     const void *data = uv_take(message);
     if (data == NULL) return;
     delay(uv_delay_ns());
@@ -475,29 +475,33 @@ static void uv_close_all(void) {
 
 /* ---- For the bench ----------------------------------------------------------------------------------------------- */
 
-static int open_sender(struct side *side, const pelton_options *options, const char *name, int first) {
+static int open_sender(struct side *side, const pelton_channel_options *options, const char *name, int first) {
     if (!first) return pelton_sender_open(name, options, &side->sender);
     pelton_listener *listener;
-    int code = pelton_listen(name, options, &listener);
+    pelton_channel_options listening = *options;
+    listening.deadline_ns = 0; /* accepting has it */
+    int code = pelton_listener_open(name, &listening, &listener);
     if (code != PELTON_OK) return code;
-    code = pelton_accept_sender(listener, options->deadline_ns, &side->sender);
+    code = pelton_listener_accept_sender(listener, options->deadline_ns, &side->sender);
     pelton_close(listener);
     return code;
 }
 
-static int open_receiver(struct side *side, const pelton_options *options, const char *name, int first) {
+static int open_receiver(struct side *side, const pelton_channel_options *options, const char *name, int first) {
     if (!first) return pelton_receiver_open(name, options, &side->receiver);
     pelton_listener *listener;
-    int code = pelton_listen(name, options, &listener);
+    pelton_channel_options listening = *options;
+    listening.deadline_ns = 0; /* accepting has it */
+    int code = pelton_listener_open(name, &listening, &listener);
     if (code != PELTON_OK) return code;
-    code = pelton_accept_receiver(listener, options->deadline_ns, &side->receiver);
+    code = pelton_listener_accept_receiver(listener, options->deadline_ns, &side->receiver);
     pelton_close(listener);
     return code;
 }
 
 /* Connects, waiting for the other side. Returns 0, or -1 with the reason in side->error. */
 int side_open(struct side *side) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
     options.capacity = side->capacity;
     options.deadline_ns = pelton_deadline(side->connect_ns);
@@ -518,8 +522,8 @@ int side_open(struct side *side) {
 #ifdef SIDE_UV
     if (side->how == UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
 #endif
-    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_fd(side->sender)) != 0) ||
-                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_fd(side->receiver)) != 0))) {
+    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
+                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
         snprintf(side->error, sizeof side->error, "watching with epoll: %s", strerror(errno));
         return -1;
     }

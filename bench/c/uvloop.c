@@ -19,8 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <pelton.h>
-#include <pelton_uv.h>
+#include <pelton_uv.c>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,10 +108,10 @@ static void on_end(uv_timer_t *handle) {
 
 // By pelton.
 
-static pelton_uv_engine engine;
+static pelton_uv_engine_t engine;
 static pelton_file *file;
 static struct slot {
-    pelton_uv_operation operation;
+    pelton_uv_operation_t operation;
     pelton_operation file_operation;
     struct iovec memory;
     uv_fs_t request;
@@ -123,7 +122,7 @@ static void finished(void) {
         stop();
 }
 
-static void on_synced(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_synced(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     (void)operation;
     if (done->code != PELTON_OK)
         fail("syncing", strerror(done->error));
@@ -132,16 +131,16 @@ static void on_synced(pelton_uv_operation *operation, const pelton_file_completi
 
 static void write_next(struct slot *slot);
 
-static void on_written(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_written(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     if (done->code != PELTON_OK || done->count != piece_bytes)
         fail("writing", strerror(done->error));
     write_next(operation->data);
     finished();
 }
 
-static void begin(struct slot *slot, pelton_uv_done_cb on_done) {
+static void begin(struct slot *slot, pelton_uv_operation_cb on_done) {
     size_t taken;
-    if (pelton_uv_file_start(&engine, &slot->operation, &slot->file_operation, 1, &taken, on_done) != PELTON_OK)
+    if (pelton_uv_engine_submit(&engine, &slot->operation, &slot->file_operation, 1, &taken, on_done) != PELTON_OK)
         fail("starting an operation", pelton_error_detail());
     unfinished++;
 }
@@ -155,7 +154,7 @@ static void write_next(struct slot *slot) {
         begin(&syncs[next / sync_after - 1], on_synced);
 }
 
-static void closed(pelton_uv_engine *handle) {
+static void closed(pelton_uv_engine_t *handle) {
     (void)handle;
     pelton_close(file);
 }
@@ -168,7 +167,7 @@ static void write_by_pelton(const char *path, uint64_t in_flight) {
     open.path = path;
     open.open_flags = O_WRONLY | O_CREAT | O_TRUNC;
     open.mode = 0600;
-    if (pelton_engine_open(NULL, &opened) != PELTON_OK || pelton_file_run(opened, &open, PELTON_FOREVER, &out) != PELTON_OK ||
+    if (pelton_engine_open(NULL, &opened) != PELTON_OK || pelton_engine_run(opened, &open, PELTON_FOREVER, &out) != PELTON_OK ||
         pelton_uv_engine_init(loop, &engine, opened) != PELTON_OK)
         fail(path, pelton_error_detail());
     file = out.file;

@@ -13,7 +13,7 @@ import (
 // HELLO, the first packet of each side: its role, its features, what it takes, and which version of the library it is. spec/protocol.md, "Features".
 
 // versionText is this library's name and version, for people.
-const versionText = "pelton 0.1.0"
+const versionText = "pelton 0.2.0"
 
 // featuresOffered has a bit for each feature of this version: none has been defined. It requires none either.
 const featuresOffered uint64 = 0

@@ -2,7 +2,7 @@
 
 (defsystem "pelton"
   :description "Messages at memory speed between the threads and processes of one machine"
-  :version "0.1.0"
+  :version "0.2.0"
   :license "MIT OR Apache-2.0"
   :depends-on ()
   :serial t

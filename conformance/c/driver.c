@@ -30,13 +30,13 @@ static int wrong(long i, size_t found) {
 static int matches(long i, const void *data, size_t found) { return found == size && memcmp(data, message(i), size) == 0; }
 
 static int send_messages(void) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     options.deadline_ns = deadline(); /* until then it waits for a receiver to listen */
     int code = pelton_sender_open(name, &options, &sender);
     if (code != PELTON_OK) return failed("connect", code);
-    for (long i = 0; i < count && code == PELTON_OK; i++) code = pelton_send(sender, message(i), size, deadline());
-    if (code == PELTON_OK) code = pelton_drain(sender, deadline()); /* until the receiver has released every message */
+    for (long i = 0; i < count && code == PELTON_OK; i++) code = pelton_sender_send(sender, message(i), size, deadline());
+    if (code == PELTON_OK) code = pelton_sender_wait_released(sender, deadline());
     if (code != PELTON_OK) return failed("send", code);
     return pelton_close(sender) == PELTON_OK ? 0 : 1;
 }
@@ -45,16 +45,16 @@ static int receive_messages(void) {
     pelton_listener *listener;
     pelton_receiver *receiver;
     pelton_message received;
-    int code = pelton_listen(name, NULL, &listener);
-    if (code == PELTON_OK) code = pelton_accept_receiver(listener, deadline(), &receiver);
+    int code = pelton_listener_open(name, NULL, &listener);
+    if (code == PELTON_OK) code = pelton_listener_accept_receiver(listener, deadline(), &receiver);
     if (code != PELTON_OK) return failed("listen", code);
     for (long i = 0; i < count; i++) {
-        code = pelton_receive(receiver, deadline(), &received); /* in place: received.data */
+        code = pelton_receiver_receive(receiver, deadline(), &received); /* in place: received.data */
         if (code != PELTON_OK) return failed("receive", code);
         if (!matches(i, received.data, received.size)) return wrong(i, received.size);
-        pelton_release(receiver);
+        pelton_receiver_release(receiver);
     }
-    code = pelton_receive(receiver, deadline(), &received);
+    code = pelton_receiver_receive(receiver, deadline(), &received);
     if (code != PELTON_CLOSED) return failed("receive, after the last message", code);
     pelton_close(receiver);
     pelton_close(listener);
@@ -64,32 +64,32 @@ static int receive_messages(void) {
 static int gather_messages(void) {
     pelton_receiver *receiver;
     pelton_message received;
-    int code = pelton_gather(name, NULL, &receiver);
+    int code = pelton_receiver_gather(name, NULL, &receiver);
     if (code != PELTON_OK) return failed("listen", code);
     for (long i = 0; i < count; i++) {
-        code = pelton_receive(receiver, deadline(), &received); /* of all senders, round-robin */
+        code = pelton_receiver_receive(receiver, deadline(), &received); /* of all senders, round-robin */
         if (code != PELTON_OK) return failed("receive", code);
         fwrite(received.data, 1, received.size < size ? received.size : size, stdout);
         putchar('\n');
         fflush(stdout);
-        pelton_release(receiver);
+        pelton_receiver_release(receiver);
     }
     pelton_close(receiver);
     return 0;
 }
 
 static int call_service(void) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_client_options options = PELTON_CLIENT_OPTIONS_INIT;
     pelton_client *client;
     pelton_completion reply;
     options.deadline_ns = deadline();
     int code = pelton_client_open(name, &options, &client);
     if (code != PELTON_OK) return failed("connect", code);
     for (long i = 0; i < count; i++) {
-        code = pelton_call(client, message(i), size, deadline(), &reply);
+        code = pelton_client_call(client, message(i), size, deadline(), &reply);
         if (code != PELTON_OK) return failed("call", code);
         if (!matches(i, reply.data, reply.size)) return wrong(i, reply.size);
-        pelton_release(client);
+        pelton_client_release(client);
     }
     pelton_close(client);
     return 0;
@@ -98,19 +98,19 @@ static int call_service(void) {
 static int serve_calls(void) {
     pelton_service *service;
     pelton_request request;
-    int code = pelton_service_listen(name, NULL, &service);
+    int code = pelton_service_open(name, NULL, &service);
     if (code != PELTON_OK) return failed("listen", code);
     for (long i = 0; i < count; i++) {
         code = pelton_service_receive(service, deadline(), &request);
         if (code != PELTON_OK) return failed("serve", code);
         if (request.responder != NULL) { /* NULL: a notification */
-            code = pelton_reply(request.responder, request.data, request.size);
+            code = pelton_responder_reply(request.responder, request.data, request.size);
             if (code != PELTON_OK) failed("reply", code); /* the client has gone */
         }
-        pelton_release(service);
+        pelton_service_release(service);
     }
     /* Draining ends when every client has its replies. */
-    pelton_service_stop(service, PELTON_STOP_DRAIN);
+    pelton_service_drain(service);
     code = pelton_service_receive(service, deadline(), &request);
     if (code != PELTON_CLOSED) return failed("drain", code);
     pelton_close(service);

@@ -23,8 +23,8 @@ extern "C" {
 #define PELTON_MUST_USE
 #endif
 
-/* All codes: name, number, text. Programs in other languages can read this table: one X(...) a line, nothing in between.
- * Numbers never change; new codes come at the end. */
+/* All codes: name, number, text. Programs in other languages can read this table: one X(...) a line, nothing in
+ * between. Numbers never change; new codes come at the end. */
 #define PELTON_CODES(X) \
     X(PELTON_AGAIN, -1, "not now: nothing is there, there is no space, or the deadline has passed") \
     X(PELTON_CLOSED, -2, "the peer has closed") \
@@ -80,18 +80,18 @@ uint32_t pelton_version(void);
 /* Returns the text of a code, "ok" for 0, "an unknown code" for others. Never NULL; never freed. Any thread. */
 const char *pelton_code_text(int code);
 
-/* Returns one line about the last failed call of this thread: what was found, what was wanted, what to do. "" if no call
- * failed. PELTON_AGAIN does not set it. Valid until this thread's next pelton call; never freed. After PELTON_SYSTEM, errno
- * has the kernel's number. */
+/* Returns one line about the last failed call of this thread: what was found, what was wanted, what to do. "" if no
+ * call failed. PELTON_AGAIN does not set it. Valid until this thread's next pelton call; never freed. After
+ * PELTON_SYSTEM, errno has the kernel's number. */
 const char *pelton_error_detail(void);
 
 /* Returns the deadline timeout_ns from now. A negative timeout has passed; a sum beyond the clock is PELTON_FOREVER. */
 int64_t pelton_deadline(int64_t timeout_ns);
 
 /* Closes and frees a handle of any kind, also after an error, and while something is reserved or received. Does nothing
- * with NULL. Does not wait, except for the last handle of appenders, and for an engine whose operations use memory without a
- * release function or an endpoint. Each kind's comment has what closing means for the peer.
- * Errors: PELTON_CLOSED_HANDLE. PELTON_FORKED: it is freed, and the parent's handle is unchanged. */
+ * with NULL. Does not wait, except for the last handle of appenders, and for an engine whose operations use memory
+ * without a release function or an endpoint. Each kind's comment has what closing means for the peer. Errors:
+ * PELTON_CLOSED_HANDLE. PELTON_FORKED: it is freed, and the parent's handle is unchanged. */
 int pelton_close(void *handle);
 
 #ifdef __cplusplus

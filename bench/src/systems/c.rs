@@ -19,8 +19,16 @@ use crate::{
 };
 
 const SOURCE: &str = include_str!("../../c/side.c");
-/// Its headers: like the source, they are part of the fingerprint of the compiled program.
-const HEADERS: [&str; 2] = [include_str!("../../../include/pelton.h"), include_str!("../../../bindings/c/pelton_uv.h")];
+/// What it includes: like the source, part of the fingerprint of the compiled program.
+const HEADERS: [&str; 7] = [
+    include_str!("../../../include/pelton/result.h"),
+    include_str!("../../../include/pelton/channel.h"),
+    include_str!("../../../include/pelton/call.h"),
+    include_str!("../../../include/pelton/flush.h"),
+    include_str!("../../../include/pelton/file.h"),
+    include_str!("../../../bindings/c/pelton_uv.h"),
+    include_str!("../../../bindings/c/pelton_uv.c"),
+];
 /// The compiler's include directories.
 const INCLUDES: [&str; 2] = [
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),

@@ -1,7 +1,7 @@
-/* Threads that log to one file, none of which waits for another but while one writes a full buffer to it; and what is in the file.
+/* Threads that log to one file. A thread waits for another only while that writes a full buffer to the file.
  *
  *     append FILE THREADS LINES     each thread appends so many lines
- *     append FILE                   prints what is in it
+ *     append FILE                   prints its lines
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -22,10 +22,10 @@ static int lines;
 static void *log_lines(void *name) {
     pelton_appender *appender;
     char line[100];
-    check(pelton_appender_open(appenders, &appender), "opening");
+    check(pelton_appenders_appender(appenders, &appender), "opening");
     for (int i = 0; i < lines; i++) {
         int size = snprintf(line, sizeof line, "%s: line %d", (const char *)name, i);
-        check(pelton_append(appender, line, (size_t)size), "appending");
+        check(pelton_appender_append(appender, line, (size_t)size), "appending");
     }
     pelton_close(appender);
     return NULL;
@@ -50,19 +50,17 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (argc == 4) {
-        pelton_sink file = PELTON_SINK_INIT;
         pthread_t threads[MOST];
         char names[MOST][20];
-        file.path = argv[1];
         lines = atoi(argv[3]);
-        check(pelton_appenders_open(NULL, &file, &appenders), "opening");
+        check(pelton_appenders_to_record_file(argv[1], NULL, NULL, &appenders), "opening");
         for (int i = 0; i < count; i++) {
             snprintf(names[i], sizeof names[i], "thread %d", i);
             if (pthread_create(&threads[i], NULL, log_lines, names[i]) != 0) return 1;
         }
         for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
         /* On the disk. */
-        check(pelton_sync(appenders), "writing to the disk");
+        check(pelton_appenders_sync(appenders), "writing to the disk");
         pelton_close(appenders);
     } else {
         print(argv[1]);

@@ -1,5 +1,5 @@
-/* Both ends in an epoll of their own, with other descriptors beside: lines come from standard input, and go to standard output.
- * Nobody is ever waited for but by epoll: where there is no room the loop stops reading, and goes on when there is.
+/* A sender and a receiver, each in an epoll loop with other descriptors: lines come from standard input and go to standard output.
+ * Each waits in epoll only. Without space the sender stops reading, and continues when there is space.
  *
  *     epoll_loop receive NAME > copy
  *     producer | epoll_loop send NAME
@@ -16,7 +16,7 @@
 #include "pelton.h"
 
 static int check(int code, const char *what) {
-    if (code != PELTON_OK && code != PELTON_AGAIN && code != PELTON_CLOSED) {
+    if (code < 0 && code != PELTON_AGAIN && code != PELTON_CLOSED) {
         fprintf(stderr, "%s: %s: %s\n", what, pelton_code_text(code), pelton_error_detail());
         exit(1);
     }
@@ -53,25 +53,27 @@ static int receive_all(const char *name) {
     pelton_receiver *receiver = NULL;
     pelton_message message;
     int epoll = epoll_create1(0);
-    check(pelton_listen(name, NULL, &listener), "listening");
-    watch(epoll, pelton_fd(listener));
-    /* 1. Somebody connects. */
+    check(pelton_listener_open(name, NULL, &listener), "listening");
+    watch(epoll, pelton_listener_fd(listener));
     do {
         next_ready(epoll);
-    } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
+    } while (check(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
     pelton_close(listener);
-    watch(epoll, pelton_fd(receiver));
+    watch(epoll, pelton_receiver_fd(receiver));
     for (;;) {
-        /* 2. Arm: PELTON_AGAIN when there is nothing, so go to sleep. */
-        int code = check(pelton_arm(receiver), "arming");
-        if (code == PELTON_CLOSED) break;
-        if (code == PELTON_AGAIN) next_ready(epoll);
-        /* 3. Take what is there, at most so much that other descriptors have their turn. */
-        for (int i = 0; i < 1000; i++) {
-            code = check(pelton_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
+        /* Take what is there, at most so much that other descriptors have their turn. */
+        int code = PELTON_OK;
+        for (int i = 0; i < 1000 && code == PELTON_OK; i++) {
+            code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
             if (code != PELTON_OK) break;
             fwrite(message.data, 1, message.size, stdout);
-            pelton_release(receiver);
+            pelton_receiver_release(receiver);
+        }
+        /* Nothing more: busy-poll for some microseconds, then arm, and sleep. */
+        if (code == PELTON_AGAIN) code = check(pelton_receiver_poll(receiver), "polling");
+        if (code == PELTON_AGAIN) {
+            code = check(pelton_receiver_arm(receiver), "arming");
+            if (code == PELTON_OK) next_ready(epoll);
         }
         if (code == PELTON_CLOSED) break;
     }
@@ -81,7 +83,7 @@ static int receive_all(const char *name) {
 }
 
 static int send_all(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     char buffer[4096];
     int epoll = epoll_create1(0);
@@ -90,10 +92,10 @@ static int send_all(const char *name) {
     /* Small, so that it is full at times. */
     options.capacity = 64 << 10;
     if (check(pelton_sender_open(name, &options, &sender), "opening") != PELTON_OK) {
-        fprintf(stderr, "nobody receives at %s\n", name);
+        fprintf(stderr, "no process receives at %s\n", name);
         return 1;
     }
-    int room = pelton_fd(sender);
+    int space = pelton_sender_fd(sender);
     watch(epoll, STDIN_FILENO);
     int is_full = 0;
     for (;;) {
@@ -102,21 +104,21 @@ static int send_all(const char *name) {
             pending = read(STDIN_FILENO, buffer, sizeof buffer);
             if (pending <= 0) break;
         }
-        int code = check(pelton_send(sender, buffer, (size_t)pending, PELTON_NO_WAIT), "sending");
+        int code = check(pelton_sender_send(sender, buffer, (size_t)pending, PELTON_NO_WAIT), "sending");
         if (code == PELTON_CLOSED) break;
         if (code == PELTON_AGAIN) {
-            /* Standard input waits until there is room. The descriptor is readable if some has come meanwhile. */
-            check(pelton_arm_send(sender, (size_t)pending), "arming");
+            /* Standard input waits until there is space. PELTON_READY: there is; the descriptor is readable. */
+            check(pelton_sender_arm(sender, (size_t)pending), "arming");
         }
         if ((code == PELTON_AGAIN) != is_full) {
             is_full = !is_full;
-            /* The sender's descriptor is of interest only while something waits to be sent: there is room most of the time. */
-            unwatch(epoll, is_full ? STDIN_FILENO : room);
-            watch(epoll, is_full ? room : STDIN_FILENO);
+            /* The sender's descriptor is polled only while something waits to be sent: usually there is space. */
+            unwatch(epoll, is_full ? STDIN_FILENO : space);
+            watch(epoll, is_full ? space : STDIN_FILENO);
         }
     }
-    check(pelton_disarm(sender), "disarming");
-    check(pelton_drain(sender, pelton_deadline(INT64_C(60000000000))), "draining");
+    check(pelton_sender_disarm(sender), "disarming");
+    check(pelton_sender_wait_released(sender, pelton_deadline(INT64_C(60000000000))), "waiting for the receiver");
     pelton_close(sender);
     close(epoll);
     return pending < 0;

@@ -13,7 +13,7 @@
 #include "pelton_uv.h"
 
 typedef struct token {
-    pelton_uv_call call;
+    pelton_uv_call_t call;
     char *text;
     char *verdict;
 } token;
@@ -36,11 +36,11 @@ static void read_tokens(void) {
     }
 }
 
-static void ask(pelton_uv_client *handle);
+static void ask(pelton_uv_client_t *handle);
 
-static void on_answer(pelton_uv_call *call, int code, const pelton_completion *answer) {
+static void on_answer(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     static const char *const refusals[] = {"refused", "malformed", "forged", "expired", "early"};
-    pelton_uv_client *handle = call->handle;
+    pelton_uv_client_t *handle = call->handle;
     token *own = (token *)call->data;
     if (code != PELTON_OK) fail("the service has gone", code);
     const char *verdict = answer->outcome == PELTON_REPLY ? "valid" : refusals[answer->code < 5 ? answer->code : 0];
@@ -50,32 +50,32 @@ static void on_answer(pelton_uv_call *call, int code, const pelton_completion *a
     if (++answered == count) {
         pelton_uv_client_close(handle, NULL);
     } else {
-        pelton_release(handle->client);
+        pelton_client_release(handle->client);
         ask(handle);
     }
 }
 
-/* Asks for as many as there is room for; on_answer, or on_room, goes on. */
-static void ask(pelton_uv_client *handle) {
+/* Asks for as many as there is room for; on_answer, or on_space, goes on. */
+static void ask(pelton_uv_client_t *handle) {
     int code = PELTON_OK;
     while (asked < count && code == PELTON_OK) {
         token *next = &tokens[asked];
         next->call.data = next;
-        code = pelton_uv_call_start(handle, &next->call, next->text, strlen(next->text), 0, on_answer);
+        code = pelton_uv_call_start(&next->call, handle, next->text, strlen(next->text), 0, on_answer);
         if (code == PELTON_OK) asked++;
     }
     if (code != PELTON_OK && code != PELTON_AGAIN) fail("asking", code);
 }
 
-static void on_end(pelton_uv_client *handle, int code) {
+static void on_end(pelton_uv_client_t *handle, int code) {
     (void)handle;
     fail("the service has gone", code);
 }
 
 int main(int argc, char **argv) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_client_options options = PELTON_CLIENT_OPTIONS_INIT;
     pelton_client *client;
-    pelton_uv_client handle;
+    pelton_uv_client_t handle;
     if (argc != 2) return fprintf(stderr, "usage: jwt-ask NAME < TOKENS\n"), 2;
     options.deadline_ns = pelton_deadline(INT64_C(30000000000)); /* for the service to be there; nothing runs in the loop yet */
     int code = pelton_client_open(argv[1], &options, &client);

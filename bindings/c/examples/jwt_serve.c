@@ -80,8 +80,8 @@ static void answer(void *context, const pelton_request *request) {
         token[request->size] = '\0';
         if (is_well_formed(token, request->size)) code = verify(token, &claims, &why);
     }
-    int told = code == 0 ? pelton_reply(request->responder, claims, strlen(claims))
-                         : pelton_reply_fail(request->responder, code, why, strlen(why));
+    int told = code == 0 ? pelton_responder_reply(request->responder, claims, strlen(claims))
+                         : pelton_responder_fail(request->responder, code, why, strlen(why));
     if (told == PELTON_TOO_LARGE) pelton_close(request->responder); /* for this client; and who has gone wants no answer */
     free(claims);
 }
@@ -89,7 +89,7 @@ static void answer(void *context, const pelton_request *request) {
 int main(int argc, char **argv) {
     pelton_service *service;
     if (argc != 2) return fprintf(stderr, "usage: jwt_serve NAME\n"), 2;
-    int code = pelton_service_listen(argv[1], NULL, &service);
+    int code = pelton_service_open(argv[1], NULL, &service);
     if (code == PELTON_OK) code = pelton_service_run(service, (uint32_t)sysconf(_SC_NPROCESSORS_ONLN), answer, NULL);
     fprintf(stderr, "%s: %s\n", pelton_code_text(code), pelton_error_detail());
     return 1;

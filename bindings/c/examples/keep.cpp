@@ -1,52 +1,53 @@
-// Lines kept in a directory until somebody takes them: a path channel, by pelton.hpp. Neither side needs the other to be there, and what
-// was put survives both.
+// Lines kept in a directory until they are taken, by a path channel. Neither side needs the other to run, and a line that was put survives
+// both.
 //
-//     producer | keep put DIR        creates DIR if need be
-//     keep take DIR > lines          what is there; again, what has come since
-#include <cstdio>
+//     producer | keep put DIR        creates DIR if there is none
+//     keep take DIR > lines          prints what is there; once more, what has come since
 #include <iostream>
+#include <pelton.hpp>
 #include <string>
 
-#include <pelton.hpp>
+using namespace std::chrono_literals;
 
-static int give_up(const char *what, pelton::answer answer) {
-    std::fprintf(stderr, "%s: %s: %s\n", what, answer.text(), pelton::error_detail());
+static int fail(const char *what, std::error_code error) {
+    std::cerr << what << ": " << error.message() << ": " << pelton::error_detail() << '\n';
     return 1;
 }
 
 static int put(const std::string &name) {
-    pelton::options options;
+    pelton::channel_options options;
     options.create = 1;
     auto sender = pelton::sender::open(name.c_str(), options);
-    if (!sender) return give_up("opening", sender);
+    if (!sender) return fail("opening", sender.error());
     for (std::string line; std::getline(std::cin, line);) {
-        // Waits for a taker when it is full, 10 seconds.
-        auto sent = sender->send(line, pelton::deadline(std::chrono::seconds(10)));
-        if (!sent) return give_up("putting", sent);
+        // When the channel is full, it waits for the other side.
+        auto sent = sender->send(pelton::as_bytes(line), 10s);
+        if (!sent) return fail("putting", sent.error());
     }
     auto synced = sender->sync();
-    return synced ? 0 : give_up("writing to the disk", synced);
+    return synced ? 0 : fail("writing to the disk", synced.error());
 }
 
 static int take(const std::string &name) {
     auto receiver = pelton::receiver::open(name.c_str());
-    if (!receiver) return give_up("opening", receiver);
+    if (!receiver) return fail("opening", receiver.error());
     for (;;) {
-        // Released at the end of the scope: who is killed before finds it again.
-        auto message = receiver->receive(pelton::no_wait);
-        if (message.is_again()) return 0;
-        // Who put it has closed, or died, which is told once: everything is here.
-        if (message.code() == PELTON_CLOSED || message.code() == PELTON_PEER_DIED) continue;
-        if (!message) return give_up("taking", message);
-        std::cout << message->payload().text() << '\n';
-        if (!std::cout.flush()) return 1;
+        auto messages = receiver->messages(pelton::no_wait);
+        for (const auto &message : messages) {
+            // It is released after this: a process that is killed before finds the line again.
+            std::cout << pelton::as_text(message.bytes()) << std::endl;
+            if (!std::cout) return 1;
+        }
+        if (messages.error() == PELTON_AGAIN) return 0;
+        // The end of the sender is reported once, and the channel continues.
+        if (messages.error() != PELTON_CLOSED && messages.error() != PELTON_PEER_DIED) return fail("taking", messages.error());
     }
 }
 
 int main(int argc, char **argv) {
-    const std::string_view verb = argc == 3 ? argv[1] : "";
+    const std::string verb = argc == 3 ? argv[1] : "";
     if (verb == "put") return put(std::string("path:") + argv[2]);
     if (verb == "take") return take(std::string("path:") + argv[2]);
-    std::fprintf(stderr, "usage: keep put DIR | keep take DIR\n");
+    std::cerr << "usage: keep put DIR | keep take DIR\n";
     return 2;
 }

@@ -90,11 +90,11 @@ static int send_next(pelton_sender *sender, stream *stream, int64_t deadline_ns)
     if (has_descriptor(stream)) {
         int fd = new_descriptor(stream);
         memset(buffer, (int)(stream->done & 0xff), stream->size);
-        code = pelton_send_descriptors(sender, buffer, stream->size, &fd, 1, deadline_ns);
+        code = pelton_sender_send_descriptors(sender, buffer, stream->size, &fd, 1, deadline_ns);
         close(fd);
-    } else if ((code = pelton_reserve(sender, stream->size, deadline_ns, &room)) == PELTON_OK) {
+    } else if ((code = pelton_sender_reserve(sender, stream->size, deadline_ns, &room)) == PELTON_OK) {
         memset(room, (int)(stream->done & 0xff), stream->size);
-        code = pelton_commit(sender, stream->size);
+        code = pelton_sender_commit(sender, stream->size);
     }
     if (code == PELTON_OK) {
         stream->done++;
@@ -108,7 +108,7 @@ static int send_next(pelton_sender *sender, stream *stream, int64_t deadline_ns)
 static void check_message(pelton_receiver *receiver, stream *stream, const pelton_message *message) {
     int fd = -1, code;
     size_t count;
-    if (message->descriptors && (code = pelton_take_descriptors(receiver, &fd, 1, &count)) != PELTON_OK) give_up("descriptors", code);
+    if (message->descriptor_count && (code = pelton_receiver_take_descriptors(receiver, &fd, 1, &count)) != PELTON_OK) give_up("descriptors", code);
     check(stream, message->data, message->size, fd);
 }
 
@@ -125,9 +125,9 @@ static void produce_spinning(pelton_sender *sender, stream *stream) {
 static void consume_spinning(pelton_receiver *receiver, stream *stream) {
     pelton_message message;
     int code;
-    while ((code = pelton_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
+    while ((code = pelton_receiver_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
         check_message(receiver, stream, &message);
-        pelton_release(receiver);
+        pelton_receiver_release(receiver);
     }
     if (code != PELTON_CLOSED) give_up("receiving", code);
     pelton_close(receiver);
@@ -135,7 +135,7 @@ static void consume_spinning(pelton_receiver *receiver, stream *stream) {
 
 /* ---- In libuv loops ---- */
 
-static void on_room(pelton_uv_sender *handle) {
+static void on_space(pelton_uv_sender_t *handle) {
     stream *sent = (stream *)handle->data;
     /* Some at a time, so that the loop's other handles have their turn; the next turn goes on. */
     for (int i = 0; i < 2000 && sent->done < sent->messages; i++) {
@@ -144,35 +144,35 @@ static void on_room(pelton_uv_sender *handle) {
     if (sent->done == sent->messages) pelton_uv_sender_close(handle, NULL);
 }
 
-static void on_senders_end(pelton_uv_sender *handle, int code) {
+static void on_senders_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
     give_up("sending", code);
 }
 
 static void produce_in_a_loop(pelton_sender *sender, stream *stream) {
     uv_loop_t loop;
-    pelton_uv_sender handle;
+    pelton_uv_sender_t handle;
     int code;
     uv_loop_init(&loop);
     if ((code = pelton_uv_sender_init(&loop, &handle, sender)) != PELTON_OK) give_up("libuv", code);
     handle.data = stream;
-    if ((code = pelton_uv_sender_start(&handle, LARGEST, on_room, on_senders_end)) != PELTON_OK) give_up("sending", code);
+    if ((code = pelton_uv_sender_start(&handle, LARGEST, on_space, on_senders_end)) != PELTON_OK) give_up("sending", code);
     uv_run(&loop, UV_RUN_DEFAULT);
     uv_loop_close(&loop);
 }
 
-static void on_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void on_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     check_message(handle->receiver, (stream *)handle->data, message);
 }
 
-static void on_end(pelton_uv_receiver *handle, int code) {
+static void on_end(pelton_uv_receiver_t *handle, int code) {
     if (code != PELTON_CLOSED) give_up("receiving", code);
     pelton_uv_receiver_close(handle, NULL);
 }
 
 static void consume_in_a_loop(pelton_receiver *receiver, stream *stream) {
     uv_loop_t loop;
-    pelton_uv_receiver handle;
+    pelton_uv_receiver_t handle;
     int code;
     uv_loop_init(&loop);
     if ((code = pelton_uv_receiver_init(&loop, &handle, receiver)) != PELTON_OK) give_up("libuv", code);
@@ -246,7 +246,7 @@ static void consume_by_socket(int socket, stream *stream) {
 /* By pelton: the consumer listens, the producer, a child, connects. */
 static pid_t run_pelton(stream *stream, uint32_t wait, void (*produce)(pelton_sender *, struct stream *),
                         void (*consume)(pelton_receiver *, struct stream *)) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_listener *listener;
     pelton_receiver *receiver;
     pelton_sender *sender;
@@ -261,8 +261,8 @@ static pid_t run_pelton(stream *stream, uint32_t wait, void (*produce)(pelton_se
         produce(sender, stream);
         exit(0);
     }
-    if ((code = pelton_listen(name, &options, &listener)) != PELTON_OK) give_up("listening", code);
-    if ((code = pelton_accept_receiver(listener, PELTON_FOREVER, &receiver)) != PELTON_OK) give_up("accepting", code);
+    if ((code = pelton_listener_open(name, &options, &listener)) != PELTON_OK) give_up("listening", code);
+    if ((code = pelton_listener_accept_receiver(listener, PELTON_FOREVER, &receiver)) != PELTON_OK) give_up("accepting", code);
     pelton_close(listener);
     consume(receiver, stream);
     return producer;

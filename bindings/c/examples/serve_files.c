@@ -21,20 +21,20 @@ static int complain(int code) {
     return 1;
 }
 
-static pelton_uv_service service;
-static pelton_uv_engine engine;
+static pelton_uv_service_t service;
+static pelton_uv_engine_t engine;
 
 /* A request under way: opening, then asking for the size, reading, answering, and closing. One thing at a time. */
 typedef struct job {
-    pelton_uv_operation operation;
+    pelton_uv_operation_t operation;
     pelton_responder *responder;
     pelton_file *file;
     struct iovec memory;
 } job;
 
-static void next(job *it, pelton_operation what, pelton_uv_done_cb on_done);
+static void next(job *it, pelton_operation what, pelton_uv_operation_cb cb);
 
-static void on_closed(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_closed(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     (void)done;
     free(it->memory.iov_base);
@@ -53,23 +53,23 @@ static void finish(job *it) {
 
 static void refuse(job *it, int error) {
     const char *text = strerror(error);
-    if (pelton_reply_fail(it->responder, (uint32_t)error, text, strlen(text)) != PELTON_OK) pelton_close(it->responder);
+    if (pelton_responder_fail(it->responder, (uint32_t)error, text, strlen(text)) != PELTON_OK) pelton_close(it->responder);
     finish(it);
 }
 
-static void on_read(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_read(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     if (done->error) {
         refuse(it, done->error);
         return;
     }
-    if (pelton_reply(it->responder, it->memory.iov_base, (size_t)done->count) != PELTON_OK) {
+    if (pelton_responder_reply(it->responder, it->memory.iov_base, (size_t)done->count) != PELTON_OK) {
         pelton_close(it->responder);
     }
     finish(it);
 }
 
-static void on_stat(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_stat(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     pelton_operation read;
     if (done->error) {
@@ -91,7 +91,7 @@ static void on_stat(pelton_uv_operation *operation, const pelton_file_completion
     else refuse(it, ENOMEM);
 }
 
-static void on_open(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_open(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     job *it = (job *)operation->data;
     pelton_operation stat;
     if (done->error) {
@@ -106,21 +106,21 @@ static void on_open(pelton_uv_operation *operation, const pelton_file_completion
 }
 
 /* There is room for it: as many requests are under way as the engine takes operations. */
-static void next(job *it, pelton_operation what, pelton_uv_done_cb on_done) {
+static void next(job *it, pelton_operation what, pelton_uv_operation_cb cb) {
     size_t taken;
-    int code = pelton_uv_file_start(&engine, &it->operation, &what, 1, &taken, on_done);
+    int code = pelton_uv_engine_submit(&engine, &it->operation, &what, 1, &taken, cb);
     if (taken == 1) return;
     complain(code);
     abort();
 }
 
-static void on_request(pelton_uv_service *handle, const pelton_request *request) {
+static void on_request(pelton_uv_service_t *handle, const pelton_request *request) {
     job *it;
     char *path;
     pelton_operation open;
     /* A notification: stop. */
     if (!request->responder) {
-        pelton_service_stop(handle->service, PELTON_STOP_DRAIN);
+        pelton_service_drain(handle->service);
         return;
     }
     it = (job *)calloc(1, sizeof *it);
@@ -144,20 +144,20 @@ static void on_request(pelton_uv_service *handle, const pelton_request *request)
     free(path);
 }
 
-static void on_end(pelton_uv_service *handle, int code) {
+static void on_end(pelton_uv_service_t *handle, int code) {
     if (code != PELTON_CLOSED) complain(code);
     pelton_uv_service_close(handle, NULL);
 }
 
 static int serve(const char *name, const char *directory) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_engine_options options = PELTON_ENGINE_OPTIONS_INIT;
     pelton_service *listening;
     pelton_engine *files;
     uv_loop_t *loop = uv_default_loop();
     int code;
     options.root = directory;
     code = pelton_engine_open(&options, &files);
-    if (code == PELTON_OK) code = pelton_service_listen(name, NULL, &listening);
+    if (code == PELTON_OK) code = pelton_service_open(name, NULL, &listening);
     if (code == PELTON_OK) code = pelton_uv_engine_init(loop, &engine, files);
     if (code == PELTON_OK) code = pelton_uv_service_init(loop, &service, listening);
     if (code == PELTON_OK) code = pelton_uv_service_start(&service, on_request, on_end);
@@ -170,7 +170,7 @@ static int serve(const char *name, const char *directory) {
 }
 
 int main(int argc, char **argv) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_client_options options = PELTON_CLIENT_OPTIONS_INIT;
     pelton_client *client;
     pelton_completion answer;
     int code, failed = 0;
@@ -179,14 +179,14 @@ int main(int argc, char **argv) {
     options.deadline_ns = pelton_deadline(INT64_C(5000000000)); /* for the service to be there */
     code = pelton_client_open(argv[2], &options, &client);
     if (code == PELTON_OK && strcmp(argv[1], "stop") == 0) {
-        code = pelton_submit(client, NULL, 0, PELTON_NOTIFY, PELTON_FOREVER, NULL);
+        code = pelton_client_notify(client, NULL, 0, PELTON_FOREVER);
     } else if (code == PELTON_OK && argc == 4) {
-        code = pelton_call(client, argv[3], strlen(argv[3]), PELTON_FOREVER, &answer);
+        code = pelton_client_call(client, argv[3], strlen(argv[3]), PELTON_FOREVER, &answer);
         if (code == PELTON_OK) {
             failed = answer.outcome != PELTON_REPLY;
             fwrite(answer.data, 1, answer.size, failed ? stderr : stdout);
             if (failed) fputc('\n', stderr);
-            pelton_release(client);
+            pelton_client_release(client);
         }
     }
     if (code != PELTON_OK) return complain(code);

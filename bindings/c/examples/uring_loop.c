@@ -1,5 +1,5 @@
-/* A receiver in an io_uring of the program's own, beside whatever else is in it: lines go to standard output. The steps are those of
- * pelton.h; the ring watches the descriptor by IORING_OP_POLL_ADD, one completion for each sleep. The sender is epoll_loop's.
+/* A receiver in the program's own io_uring: lines go to standard output. The ring polls the descriptor with IORING_OP_POLL_ADD, one
+ * completion for each sleep. The sender is epoll_loop's.
  *
  *     uring_loop NAME > copy
  *     producer | epoll_loop send NAME
@@ -15,7 +15,7 @@
 enum { COMES = 1 };
 
 static int check(int code, const char *what) {
-    if (code != PELTON_OK && code != PELTON_AGAIN && code != PELTON_CLOSED) {
+    if (code < 0 && code != PELTON_AGAIN && code != PELTON_CLOSED) {
         fprintf(stderr, "%s: %s: %s\n", what, pelton_code_text(code), pelton_error_detail());
         exit(1);
     }
@@ -52,19 +52,22 @@ int main(int argc, char **argv) {
         fprintf(stderr, "io_uring: %s\n", strerror(-code));
         return 77; /* refused here, as in some containers */
     }
-    check(pelton_listen(argv[1], NULL, &listener), "listening");
+    check(pelton_listener_open(argv[1], NULL, &listener), "listening");
     do {
-        wait_for_messages(&ring, pelton_fd(listener));
-    } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
+        wait_for_messages(&ring, pelton_listener_fd(listener));
+    } while (check(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
     pelton_close(listener);
-    while ((code = check(pelton_arm(receiver), "arming")) != PELTON_CLOSED) {
-        if (code == PELTON_AGAIN) wait_for_messages(&ring, pelton_fd(receiver));
-        /* What is there, at most so much that others have their turn. */
+    for (;;) {
+        /* Take what is there, at most so much that other completions have their turn. */
         for (int i = 0; i < 1000; i++) {
-            code = check(pelton_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
+            code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
             if (code != PELTON_OK) break;
             fwrite(message.data, 1, message.size, stdout);
-            pelton_release(receiver);
+            pelton_receiver_release(receiver);
+        }
+        if (code == PELTON_AGAIN) {
+            code = check(pelton_receiver_arm(receiver), "arming");
+            if (code == PELTON_OK) wait_for_messages(&ring, pelton_receiver_fd(receiver));
         }
         if (code == PELTON_CLOSED) break;
     }

@@ -13,7 +13,7 @@ static void send_numbered(pelton_sender *sender, uint32_t count) {
     unsigned char buffer[400];
     for (uint32_t number = 0; number < count; number++) {
         size_t size = compose(buffer, number);
-        OK(pelton_send(sender, buffer, size, SOON));
+        OK(pelton_sender_send(sender, buffer, size, SOON));
     }
 }
 
@@ -26,24 +26,24 @@ static void expect(const void *data, size_t size, uint32_t number) {
 static void receive_numbered(pelton_receiver *receiver, uint32_t count) {
     pelton_message message;
     for (uint32_t number = 0; number < count; number++) {
-        OK(pelton_receive(receiver, SOON, &message));
+        OK(pelton_receiver_receive(receiver, SOON, &message));
         CHECK(message.data && (uintptr_t)message.data % 8 == 0);
-        CHECK(message.seq != 0 && message.lane == 0 && message.descriptors == 0);
+        CHECK(message.seq != 0 && message.lane == 0 && message.descriptor_count == 0);
         expect(message.data, message.size, number);
-        OK(pelton_release(receiver));
+        OK(pelton_receiver_release(receiver));
     }
 }
 
 enum { MANY = 20000 };
 
 static void send_many(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     options.deadline_ns = SOON;
     options.capacity = 1 << 20;
     OK(pelton_sender_open(name, &options, &sender));
     send_numbered(sender, MANY);
-    OK(pelton_drain(sender, SOON));
+    OK(pelton_sender_wait_released(sender, SOON));
     OK(pelton_close(sender));
 }
 
@@ -52,16 +52,16 @@ static void two_processes_connect_under_a_name(void) {
     pelton_listener *listener;
     pelton_receiver *receiver;
     pelton_message message;
-    pelton_info info;
-    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
-    ANSWERS(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), PELTON_AGAIN);
+    pelton_receiver_info info;
+    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
+    RETURNS(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), PELTON_AGAIN);
     pid_t child = start(send_many, name);
     receiver = accepted_at_once(listener, PELTON_NO_WAIT);
     OK(pelton_close(listener));
     receive_numbered(receiver, MANY);
-    ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
+    RETURNS(pelton_receiver_receive(receiver, SOON, &message), PELTON_CLOSED);
     info.struct_bytes = sizeof info;
-    OK(pelton_get_info(receiver, &info));
+    OK(pelton_receiver_get_info(receiver, &info));
     CHECK(info.has_peer == 1 && info.peer_pid == (uint32_t)child && info.peer_uid == geteuid());
     CHECK(info.messages == MANY && info.capacity == 1 << 20 && info.generation == 1);
     CHECK(info.message_bytes_max == (1 << 19) - 32);
@@ -73,8 +73,8 @@ static void who_is_there_is_accepted_when_the_deadline_has_passed(void) {
     char name[128];
     pelton_listener *listener;
     pelton_receiver *receiver;
-    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
-    ANSWERS(pelton_accept_receiver(listener, pelton_deadline(-1), &receiver), PELTON_AGAIN);
+    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
+    RETURNS(pelton_listener_accept_receiver(listener, pelton_deadline(-1), &receiver), PELTON_AGAIN);
     pid_t child = start(send_many, name);
     receiver = accepted_at_once(listener, pelton_deadline(-1));
     receive_numbered(receiver, MANY);
@@ -86,10 +86,10 @@ static void who_is_there_is_accepted_when_the_deadline_has_passed(void) {
 static void answer_with_figures(const char *name) {
     pelton_listener *listener;
     pelton_sender *sender;
-    OK(pelton_listen(name, NULL, &listener));
-    OK(pelton_accept_sender(listener, SOON, &sender));
+    OK(pelton_listener_open(name, NULL, &listener));
+    OK(pelton_listener_accept_sender(listener, SOON, &sender));
     send_numbered(sender, 3);
-    OK(pelton_drain(sender, SOON));
+    OK(pelton_sender_wait_released(sender, SOON));
     OK(pelton_close(sender));
     OK(pelton_close(listener));
 }
@@ -97,7 +97,7 @@ static void answer_with_figures(const char *name) {
 static void a_receiver_may_be_the_one_that_connects(void) {
     char name[128];
     pelton_receiver *receiver;
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     options.deadline_ns = SOON;
     options.wait = PELTON_SPIN;
     pid_t child = start(answer_with_figures, place(name, "unix:%s/socket"));
@@ -114,13 +114,13 @@ static void remove_channel(const char *path) {
 }
 
 static void send_many_by_path(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     options.create = 1;
     options.capacity = 16 << 20;
     OK(pelton_sender_open(name, &options, &sender));
     send_numbered(sender, MANY);
-    OK(pelton_sync(sender));
+    OK(pelton_sender_sync(sender));
     OK(pelton_close(sender));
 }
 
@@ -128,44 +128,44 @@ static void a_path_keeps_what_was_sent_until_it_is_received(void) {
     char name[128];
     pelton_receiver *receiver;
     pelton_message message;
-    pelton_info info;
+    pelton_receiver_info info;
     place(name, "path:%s/channel");
-    ANSWERS(pelton_receiver_open(name, NULL, &receiver), PELTON_NO_CHANNEL);
+    RETURNS(pelton_receiver_open(name, NULL, &receiver), PELTON_NO_CHANNEL);
     CHECK(strstr(pelton_error_detail(), "there is no channel"));
     finish(start(send_many_by_path, name));
     OK(pelton_receiver_open(name, NULL, &receiver));
     pelton_receiver *second;
-    ANSWERS(pelton_receiver_open(name, NULL, &second), PELTON_ROLE_TAKEN);
-    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    RETURNS(pelton_receiver_open(name, NULL, &second), PELTON_ROLE_TAKEN);
+    OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     CHECK(message.seq == 1 && message.flags == 0);
     OK(pelton_close(receiver));
     /* It was not released. */
     OK(pelton_receiver_open(name, NULL, &receiver));
-    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     CHECK(message.seq == 1 && message.flags == PELTON_REDELIVERED);
     expect(message.data, message.size, 0);
-    OK(pelton_release(receiver));
+    OK(pelton_receiver_release(receiver));
     for (uint32_t number = 1; number < MANY; number++) {
-        OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+        OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
         expect(message.data, message.size, number);
-        OK(pelton_release(receiver));
+        OK(pelton_receiver_release(receiver));
     }
     /* Its sender's end is told once; then the next one may come. */
-    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED);
-    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-    OK(pelton_sync(receiver));
+    RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED);
+    RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    OK(pelton_receiver_sync(receiver));
     info.struct_bytes = sizeof info;
-    OK(pelton_get_info(receiver, &info));
+    OK(pelton_receiver_get_info(receiver, &info));
     CHECK(info.has_peer == 0 && info.messages == MANY);
     /* Nobody is there by the deadline, nor has been. */
-    ANSWERS(pelton_resume(receiver, pelton_deadline(1000000)), PELTON_AGAIN);
+    RETURNS(pelton_receiver_resume(receiver, pelton_deadline(1000000)), PELTON_AGAIN);
     OK(pelton_close(receiver));
     remove_channel(name);
 }
 
 static void each_sender_of_a_path_has_a_lane(void) {
     char name[128];
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *one, *two, *three;
     pelton_receiver *receiver;
     pelton_message message;
@@ -174,17 +174,17 @@ static void each_sender_of_a_path_has_a_lane(void) {
     options.capacity = 1 << 20;
     OK(pelton_sender_open(place(name, "path:%s/lanes"), &options, &one));
     OK(pelton_sender_open(name, &options, &two));
-    ANSWERS(pelton_sender_open(name, &options, &three), PELTON_ROLE_TAKEN);
+    RETURNS(pelton_sender_open(name, &options, &three), PELTON_ROLE_TAKEN);
     OK(pelton_receiver_open(name, &options, &receiver));
-    OK(pelton_send(one, "one", 3, PELTON_NO_WAIT));
-    OK(pelton_send(two, "two", 3, PELTON_NO_WAIT));
+    OK(pelton_sender_send(one, "one", 3, PELTON_NO_WAIT));
+    OK(pelton_sender_send(two, "two", 3, PELTON_NO_WAIT));
     int seen[2] = {0, 0};
     for (int i = 0; i < 2; i++) {
-        OK(pelton_receive(receiver, SOON, &message));
+        OK(pelton_receiver_receive(receiver, SOON, &message));
         CHECK(message.lane < 2);
         CHECK(memcmp(message.data, message.lane == 0 ? "one" : "two", 3) == 0);
         seen[message.lane]++;
-        OK(pelton_release(receiver));
+        OK(pelton_receiver_release(receiver));
     }
     CHECK(seen[0] == 1 && seen[1] == 1);
     OK(pelton_close(one));
@@ -207,13 +207,13 @@ static void threads_of_one_process_have_a_channel(void) {
     OK(pelton_threads(NULL, &sender, &receiver));
     CHECK(pthread_create(&thread, NULL, send_many_from_a_thread, sender) == 0);
     receive_numbered(receiver, MANY);
-    ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
+    RETURNS(pelton_receiver_receive(receiver, SOON, &message), PELTON_CLOSED);
     CHECK(pthread_join(thread, NULL) == 0);
     OK(pelton_close(receiver));
 }
 
 static void small_channel(pelton_sender **sender, pelton_receiver **receiver) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     options.capacity = 64 << 10;
     OK(pelton_threads(&options, sender, receiver));
 }
@@ -224,25 +224,25 @@ static void what_is_reserved_is_seen_when_committed(void) {
     pelton_message message;
     void *room;
     small_channel(&sender, &receiver);
-    OK(pelton_reserve(sender, 100, PELTON_NO_WAIT, &room));
+    OK(pelton_sender_reserve(sender, 100, PELTON_NO_WAIT, &room));
     memcpy(room, "never", 5);
-    OK(pelton_abort(sender));
-    OK(pelton_reserve(sender, 1000, PELTON_NO_WAIT, &room));
+    OK(pelton_sender_abort(sender));
+    OK(pelton_sender_reserve(sender, 1000, PELTON_NO_WAIT, &room));
     memcpy(room, "lost", 4);
-    OK(pelton_reserve(sender, 100, SOON, &room));
+    OK(pelton_sender_reserve(sender, 100, SOON, &room));
     CHECK((uintptr_t)room % 8 == 0);
     memcpy(room, "hello", 5);
-    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-    OK(pelton_commit(sender, 5));
-    OK(pelton_reserve(sender, 0, PELTON_FOREVER, &room));
-    OK(pelton_commit(sender, 0));
-    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    OK(pelton_sender_commit(sender, 5));
+    OK(pelton_sender_reserve(sender, 0, PELTON_FOREVER, &room));
+    OK(pelton_sender_commit(sender, 0));
+    OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     CHECK(message.size == 5 && memcmp(message.data, "hello", 5) == 0);
-    OK(pelton_release(receiver));
-    OK(pelton_receive(receiver, PELTON_FOREVER, &message));
+    OK(pelton_receiver_release(receiver));
+    OK(pelton_receiver_receive(receiver, PELTON_FOREVER, &message));
     CHECK(message.size == 0 && message.data);
-    OK(pelton_release(receiver));
-    OK(pelton_trim(sender));
+    OK(pelton_receiver_release(receiver));
+    OK(pelton_sender_trim(sender));
     OK(pelton_close(sender));
     OK(pelton_close(receiver));
 }
@@ -251,9 +251,11 @@ static void a_batch_appears_at_once_and_is_released_at_once(void) {
     pelton_sender *sender;
     pelton_receiver *receiver;
     pelton_message messages[8];
-    pelton_info info;
+    pelton_sender_info info;
+    pelton_receiver_info receivers;
     size_t count;
     info.struct_bytes = sizeof info;
+    receivers.struct_bytes = sizeof receivers;
     small_channel(&sender, &receiver);
     /* Also around the end of the lane, many times over. */
     for (int round = 0; round < 500; round++) {
@@ -264,67 +266,67 @@ static void a_batch_appears_at_once_and_is_released_at_once(void) {
             batch[i].iov_base = texts[i];
             batch[i].iov_len = sizeof texts[i];
         }
-        OK(pelton_get_info(receiver, &info));
-        ANSWERS(pelton_receive_batch(receiver, PELTON_NO_WAIT, messages, 8, &count), PELTON_AGAIN);
-        OK(pelton_send_batch(sender, batch, 5, SOON));
-        OK(pelton_receive_batch(receiver, PELTON_NO_WAIT, messages, 3, &count));
+        OK(pelton_receiver_get_info(receiver, &receivers));
+        RETURNS(pelton_receiver_receive_batch(receiver, PELTON_NO_WAIT, messages, 8, &count), PELTON_AGAIN);
+        OK(pelton_sender_send_batch(sender, batch, 5, SOON));
+        OK(pelton_receiver_receive_batch(receiver, PELTON_NO_WAIT, messages, 3, &count));
         CHECK(count == 3);
         for (int i = 0; i < 3; i++) {
             CHECK(messages[i].size == 101 && *(const char *)messages[i].data == 'a' + i);
             CHECK(messages[i].seq == messages[0].seq + (uint32_t)i);
         }
-        OK(pelton_get_info(sender, &info));
+        OK(pelton_sender_get_info(sender, &info));
         CHECK(info.unreleased == 5);
-        OK(pelton_release(receiver));
-        OK(pelton_get_info(sender, &info));
+        OK(pelton_receiver_release(receiver));
+        OK(pelton_sender_get_info(sender, &info));
         CHECK(info.unreleased == 2);
-        OK(pelton_receive_batch(receiver, SOON, messages, 8, &count));
+        OK(pelton_receiver_receive_batch(receiver, SOON, messages, 8, &count));
         CHECK(count == 2 && *(const char *)messages[1].data == 'e');
-        OK(pelton_release(receiver));
+        OK(pelton_receiver_release(receiver));
     }
     /* Empty ones too, and none at all. */
     struct iovec empty[3] = {{NULL, 0}, {NULL, 0}, {messages, 0}};
-    OK(pelton_send_batch(sender, empty, 3, PELTON_NO_WAIT));
-    OK(pelton_send_batch(sender, NULL, 0, PELTON_NO_WAIT));
-    OK(pelton_receive_batch(receiver, SOON, messages, 8, &count));
+    OK(pelton_sender_send_batch(sender, empty, 3, PELTON_NO_WAIT));
+    OK(pelton_sender_send_batch(sender, NULL, 0, PELTON_NO_WAIT));
+    OK(pelton_receiver_receive_batch(receiver, SOON, messages, 8, &count));
     CHECK(count == 3 && messages[0].size == 0 && messages[2].size == 0);
-    OK(pelton_release(receiver));
-    OK(pelton_send(sender, "z", 1, PELTON_NO_WAIT));
-    OK(pelton_receive_batch(receiver, SOON, messages, 1, &count));
+    OK(pelton_receiver_release(receiver));
+    OK(pelton_sender_send(sender, "z", 1, PELTON_NO_WAIT));
+    OK(pelton_receiver_receive_batch(receiver, SOON, messages, 1, &count));
     CHECK(count == 1 && *(const char *)messages[0].data == 'z');
-    OK(pelton_release(receiver));
+    OK(pelton_receiver_release(receiver));
     OK(pelton_close(sender));
     OK(pelton_close(receiver));
 }
 
 static void *release_later(void *receiver) {
     pelton_message message;
-    OK(pelton_receive((pelton_receiver *)receiver, SOON, &message));
-    OK(pelton_release((pelton_receiver *)receiver));
+    OK(pelton_receiver_receive((pelton_receiver *)receiver, SOON, &message));
+    OK(pelton_receiver_release((pelton_receiver *)receiver));
     return NULL;
 }
 
 static void a_batch_waits_for_its_room(void) {
     pelton_sender *sender;
     pelton_receiver *receiver;
-    pelton_info info;
+    pelton_sender_info info;
     pthread_t thread;
     static char large[30000];
     struct iovec batch[2] = {{large, 15000}, {large, 14000}};
     info.struct_bytes = sizeof info;
     small_channel(&sender, &receiver);
-    while (pelton_send(sender, large, sizeof large, PELTON_NO_WAIT) == PELTON_OK) {
+    while (pelton_sender_send(sender, large, sizeof large, PELTON_NO_WAIT) == PELTON_OK) {
     }
-    OK(pelton_get_info(sender, &info));
-    ANSWERS(pelton_send_batch(sender, batch, 2, PELTON_NO_WAIT), PELTON_AGAIN);
-    ANSWERS(pelton_send_batch(sender, batch, 2, pelton_deadline(1000000)), PELTON_AGAIN);
+    OK(pelton_sender_get_info(sender, &info));
+    RETURNS(pelton_sender_send_batch(sender, batch, 2, PELTON_NO_WAIT), PELTON_AGAIN);
+    RETURNS(pelton_sender_send_batch(sender, batch, 2, pelton_deadline(1000000)), PELTON_AGAIN);
     uint64_t before = info.messages;
-    OK(pelton_get_info(sender, &info));
+    OK(pelton_sender_get_info(sender, &info));
     CHECK(info.messages == before);
     CHECK(pthread_create(&thread, NULL, release_later, receiver) == 0);
-    OK(pelton_send_batch(sender, batch, 2, SOON));
+    OK(pelton_sender_send_batch(sender, batch, 2, SOON));
     CHECK(pthread_join(thread, NULL) == 0);
-    OK(pelton_get_info(sender, &info));
+    OK(pelton_sender_get_info(sender, &info));
     CHECK(info.messages == before + 2);
     OK(pelton_close(sender));
     OK(pelton_close(receiver));
@@ -335,32 +337,32 @@ static void a_batch_as_large_as_the_largest_message_has_its_room_and_none_larger
     pelton_sender *sender;
     pelton_receiver *receiver;
     pelton_message message;
-    pelton_info info;
+    pelton_sender_info info;
     static char bytes[4096];
     info.struct_bytes = sizeof info;
     for (uint64_t largest = 1001; largest <= 1008; largest++) {
-        pelton_options options = PELTON_OPTIONS_INIT;
+        pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
         options.capacity = 64 << 10;
         options.message_bytes_max = largest;
         OK(pelton_threads(&options, &sender, &receiver));
-        OK(pelton_get_info(sender, &info));
+        OK(pelton_sender_get_info(sender, &info));
         CHECK(info.message_bytes_max == largest);
         for (int full = 0; full < 2; full++) {
             /* As much as a record of the largest message takes, with its header. */
             size_t room = (size_t)(largest + 8 + 7) / 8 * 8;
             struct iovec batch[2] = {{bytes, 392}, {bytes, room - 400 - 8}};
-            OK(pelton_send_batch(sender, batch, 2, SOON));
+            OK(pelton_sender_send_batch(sender, batch, 2, SOON));
             batch[1].iov_len++;
-            REFUSES(pelton_send_batch(sender, batch, 2, full ? SOON : PELTON_NO_WAIT), PELTON_TOO_LARGE, "");
+            FAILS(pelton_sender_send_batch(sender, batch, 2, full ? SOON : PELTON_NO_WAIT), PELTON_TOO_LARGE, "");
             batch[1].iov_len = (size_t)largest + 1;
-            REFUSES(pelton_send_batch(sender, batch + 1, 1, PELTON_FOREVER), PELTON_TOO_LARGE, "");
+            FAILS(pelton_sender_send_batch(sender, batch + 1, 1, PELTON_FOREVER), PELTON_TOO_LARGE, "");
             batch[1].iov_len = room - 400 - 8;
-            while (pelton_send_batch(sender, batch, 2, PELTON_NO_WAIT) == PELTON_OK) {
+            while (pelton_sender_send_batch(sender, batch, 2, PELTON_NO_WAIT) == PELTON_OK) {
             }
-            ANSWERS(pelton_send_batch(sender, batch, 2, pelton_deadline(1000)), PELTON_AGAIN);
+            RETURNS(pelton_sender_send_batch(sender, batch, 2, pelton_deadline(1000)), PELTON_AGAIN);
             for (int i = 0; i < 40; i++) {
-                OK(pelton_receive(receiver, SOON, &message));
-                OK(pelton_release(receiver));
+                OK(pelton_receiver_receive(receiver, SOON, &message));
+                OK(pelton_receiver_release(receiver));
             }
         }
         OK(pelton_close(sender));
@@ -374,20 +376,20 @@ static void a_copy_needs_room_and_takes_the_message(void) {
     char buffer[16];
     size_t size = 0;
     small_channel(&sender, &receiver);
-    OK(pelton_send(sender, "twelve bytes", 12, PELTON_NO_WAIT));
-    OK(pelton_send(sender, "next", 4, PELTON_NO_WAIT));
-    OK(pelton_send(sender, NULL, 0, PELTON_NO_WAIT));
-    ANSWERS(pelton_receive_copy(receiver, NULL, 0, PELTON_NO_WAIT, &size), PELTON_TOO_SMALL);
+    OK(pelton_sender_send(sender, "twelve bytes", 12, PELTON_NO_WAIT));
+    OK(pelton_sender_send(sender, "next", 4, PELTON_NO_WAIT));
+    OK(pelton_sender_send(sender, NULL, 0, PELTON_NO_WAIT));
+    RETURNS(pelton_receiver_receive_copy(receiver, NULL, 0, PELTON_NO_WAIT, &size), PELTON_TOO_SMALL);
     CHECK(size == 12);
-    REFUSES(pelton_receive_copy(receiver, buffer, 11, SOON, &size), PELTON_TOO_SMALL, "12 bytes");
-    OK(pelton_receive_copy(receiver, buffer, sizeof buffer, SOON, &size));
+    FAILS(pelton_receiver_receive_copy(receiver, buffer, 11, SOON, &size), PELTON_TOO_SMALL, "12 bytes");
+    OK(pelton_receiver_receive_copy(receiver, buffer, sizeof buffer, SOON, &size));
     CHECK(size == 12 && memcmp(buffer, "twelve bytes", 12) == 0);
-    OK(pelton_receive_copy(receiver, buffer, 4, PELTON_FOREVER, &size));
+    OK(pelton_receiver_receive_copy(receiver, buffer, 4, PELTON_FOREVER, &size));
     CHECK(size == 4 && memcmp(buffer, "next", 4) == 0);
-    OK(pelton_receive_copy(receiver, NULL, 0, PELTON_NO_WAIT, &size));
+    OK(pelton_receiver_receive_copy(receiver, NULL, 0, PELTON_NO_WAIT, &size));
     CHECK(size == 0);
-    ANSWERS(pelton_receive_copy(receiver, buffer, 4, PELTON_NO_WAIT, &size), PELTON_AGAIN);
-    OK(pelton_drain(sender, PELTON_NO_WAIT));
+    RETURNS(pelton_receiver_receive_copy(receiver, buffer, 4, PELTON_NO_WAIT, &size), PELTON_AGAIN);
+    OK(pelton_sender_wait_released(sender, PELTON_NO_WAIT));
     OK(pelton_close(sender));
     OK(pelton_close(receiver));
 }
@@ -403,31 +405,31 @@ static void what_waits_ends_at_its_deadline(void) {
     size_t size;
     const int64_t begun = pelton_deadline(0), wait = 20000000;
     small_channel(&sender, &receiver);
-    ANSWERS(pelton_receive(receiver, pelton_deadline(wait), &message), PELTON_AGAIN);
+    RETURNS(pelton_receiver_receive(receiver, pelton_deadline(wait), &message), PELTON_AGAIN);
     CHECK(pelton_deadline(0) - begun >= wait);
-    ANSWERS(pelton_receive(receiver, begun, &message), PELTON_AGAIN);
-    ANSWERS(pelton_receive(receiver, -1, &message), PELTON_AGAIN);
-    ANSWERS(pelton_receive_copy(receiver, large, sizeof large, pelton_deadline(1000), &size), PELTON_AGAIN);
-    ANSWERS(pelton_receive_batch(receiver, pelton_deadline(1000), &message, 1, &size), PELTON_AGAIN);
-    OK(pelton_send(sender, large, sizeof large, begun));
-    while (pelton_send(sender, large, sizeof large, PELTON_NO_WAIT) == PELTON_OK) {
+    RETURNS(pelton_receiver_receive(receiver, begun, &message), PELTON_AGAIN);
+    RETURNS(pelton_receiver_receive(receiver, -1, &message), PELTON_AGAIN);
+    RETURNS(pelton_receiver_receive_copy(receiver, large, sizeof large, pelton_deadline(1000), &size), PELTON_AGAIN);
+    RETURNS(pelton_receiver_receive_batch(receiver, pelton_deadline(1000), &message, 1, &size), PELTON_AGAIN);
+    OK(pelton_sender_send(sender, large, sizeof large, begun));
+    while (pelton_sender_send(sender, large, sizeof large, PELTON_NO_WAIT) == PELTON_OK) {
     }
-    ANSWERS(pelton_send(sender, large, sizeof large, pelton_deadline(wait)), PELTON_AGAIN);
-    ANSWERS(pelton_reserve(sender, sizeof large, pelton_deadline(wait), &room), PELTON_AGAIN);
-    ANSWERS(pelton_reserve(sender, sizeof large, PELTON_NO_WAIT, &room), PELTON_AGAIN);
+    RETURNS(pelton_sender_send(sender, large, sizeof large, pelton_deadline(wait)), PELTON_AGAIN);
+    RETURNS(pelton_sender_reserve(sender, sizeof large, pelton_deadline(wait), &room), PELTON_AGAIN);
+    RETURNS(pelton_sender_reserve(sender, sizeof large, PELTON_NO_WAIT, &room), PELTON_AGAIN);
     int standard_input = 0;
-    ANSWERS(pelton_send_descriptors(sender, large, sizeof large, &standard_input, 1, pelton_deadline(wait)), PELTON_AGAIN);
-    ANSWERS(pelton_send_descriptors(sender, large, sizeof large, &standard_input, 1, PELTON_NO_WAIT), PELTON_AGAIN);
-    ANSWERS(pelton_drain(sender, pelton_deadline(wait)), PELTON_AGAIN);
-    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
+    RETURNS(pelton_sender_send_descriptors(sender, large, sizeof large, &standard_input, 1, pelton_deadline(wait)), PELTON_AGAIN);
+    RETURNS(pelton_sender_send_descriptors(sender, large, sizeof large, &standard_input, 1, PELTON_NO_WAIT), PELTON_AGAIN);
+    RETURNS(pelton_sender_wait_released(sender, pelton_deadline(wait)), PELTON_AGAIN);
+    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
     pelton_receiver *accepted;
-    ANSWERS(pelton_accept_receiver(listener, pelton_deadline(wait), &accepted), PELTON_AGAIN);
+    RETURNS(pelton_listener_accept_receiver(listener, pelton_deadline(wait), &accepted), PELTON_AGAIN);
     OK(pelton_close(listener));
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *opened;
     options.deadline_ns = pelton_deadline(wait);
-    ANSWERS(pelton_sender_open(name, &options, &opened), PELTON_AGAIN);
-    ANSWERS(pelton_sender_open(name, NULL, &opened), PELTON_NO_LISTENER);
+    RETURNS(pelton_sender_open(name, &options, &opened), PELTON_TIMED_OUT);
+    RETURNS(pelton_sender_open(name, NULL, &opened), PELTON_NO_LISTENER);
     CHECK(pelton_deadline(0) - begun < (int64_t)100 * SECONDS);
     CHECK(pelton_deadline(INT64_MAX) == PELTON_FOREVER && pelton_deadline(-INT64_MAX) == 1);
     OK(pelton_close(sender));
@@ -435,18 +437,18 @@ static void what_waits_ends_at_its_deadline(void) {
 }
 
 static void send_descriptors(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     int ends[2];
     options.deadline_ns = SOON;
     OK(pelton_sender_open(name, &options, &sender));
     CHECK(pipe(ends) == 0);
-    OK(pelton_send(sender, "none", 4, SOON));
-    OK(pelton_send_descriptors(sender, "some", 4, ends, 2, SOON));
+    OK(pelton_sender_send(sender, "none", 4, SOON));
+    OK(pelton_sender_send_descriptors(sender, "some", 4, ends, 2, SOON));
     CHECK(write(ends[1], "through a pipe", 14) == 14);
-    OK(pelton_send_descriptors(sender, "dropped", 7, ends, 1, SOON));
-    OK(pelton_send_descriptors(sender, "no descriptors", 14, NULL, 0, SOON));
-    OK(pelton_drain(sender, SOON));
+    OK(pelton_sender_send_descriptors(sender, "dropped", 7, ends, 1, SOON));
+    OK(pelton_sender_send_descriptors(sender, "no descriptors", 14, NULL, 0, SOON));
+    OK(pelton_sender_wait_released(sender, SOON));
     OK(pelton_close(sender));
 }
 
@@ -457,33 +459,33 @@ static void descriptors_come_with_their_message(void) {
     pelton_message messages[4];
     int fds[2];
     size_t count;
-    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
+    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
     pid_t child = start(send_descriptors, name);
-    OK(pelton_accept_receiver(listener, SOON, &receiver));
-    OK(pelton_receive_batch(receiver, SOON, messages, 4, &count));
-    CHECK(count == 1 && messages[0].descriptors == 0);
-    OK(pelton_take_descriptors(receiver, fds, 2, &count));
+    OK(pelton_listener_accept_receiver(listener, SOON, &receiver));
+    OK(pelton_receiver_receive_batch(receiver, SOON, messages, 4, &count));
+    CHECK(count == 1 && messages[0].descriptor_count == 0);
+    OK(pelton_receiver_take_descriptors(receiver, fds, 2, &count));
     CHECK(count == 0);
-    OK(pelton_release(receiver));
-    OK(pelton_receive_batch(receiver, SOON, messages, 4, &count));
-    CHECK(count == 1 && messages[0].descriptors == 2);
-    ANSWERS(pelton_take_descriptors(receiver, fds, 1, &count), PELTON_TOO_SMALL);
+    OK(pelton_receiver_release(receiver));
+    OK(pelton_receiver_receive_batch(receiver, SOON, messages, 4, &count));
+    CHECK(count == 1 && messages[0].descriptor_count == 2);
+    RETURNS(pelton_receiver_take_descriptors(receiver, fds, 1, &count), PELTON_TOO_SMALL);
     CHECK(count == 2);
-    OK(pelton_take_descriptors(receiver, fds, 2, &count));
+    OK(pelton_receiver_take_descriptors(receiver, fds, 2, &count));
     CHECK(count == 2);
-    OK(pelton_take_descriptors(receiver, fds, 2, &count));
+    OK(pelton_receiver_take_descriptors(receiver, fds, 2, &count));
     CHECK(count == 0 && fds[0] >= 0);
     CHECK(fcntl(fds[0], F_GETFD) & FD_CLOEXEC);
-    OK(pelton_release(receiver));
+    OK(pelton_receiver_release(receiver));
     CHECK(read(fds[0], text, sizeof text) == 14 && memcmp(text, "through a pipe", 14) == 0);
     close(fds[0]);
     close(fds[1]);
-    OK(pelton_receive(receiver, SOON, messages));
-    CHECK(messages[0].descriptors == 1);
-    OK(pelton_release(receiver));
-    OK(pelton_receive(receiver, SOON, messages));
-    CHECK(messages[0].size == 14 && messages[0].descriptors == 0);
-    OK(pelton_release(receiver));
+    OK(pelton_receiver_receive(receiver, SOON, messages));
+    CHECK(messages[0].descriptor_count == 1);
+    OK(pelton_receiver_release(receiver));
+    OK(pelton_receiver_receive(receiver, SOON, messages));
+    CHECK(messages[0].size == 14 && messages[0].descriptor_count == 0);
+    OK(pelton_receiver_release(receiver));
     finish(child);
     OK(pelton_close(receiver));
     OK(pelton_close(listener));
@@ -516,31 +518,31 @@ static void held_messages_are_released_in_any_order_from_any_thread(void) {
         /* So much of the lane that a large message finds no room before the oldest is back. */
         for (size_t i = 0; i < HELD; i++) {
             memset(payload, (int)i, 1000);
-            OK(pelton_send(sender, payload, 1000, SOON));
-            OK(pelton_receive(receiver, SOON, &message));
+            OK(pelton_sender_send(sender, payload, 1000, SOON));
+            OK(pelton_receiver_receive(receiver, SOON, &message));
             kept[i].data = (const unsigned char *)message.data;
-            OK(pelton_hold(receiver, &kept[i].held));
+            OK(pelton_receiver_hold(receiver, &kept[i].held));
         }
-        ANSWERS(pelton_send(sender, payload, sizeof payload, PELTON_NO_WAIT), PELTON_AGAIN);
-        ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+        RETURNS(pelton_sender_send(sender, payload, sizeof payload, PELTON_NO_WAIT), PELTON_AGAIN);
+        RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
         for (int i = 0; i < 2; i++) {
             CHECK(pthread_create(&threads[i], NULL, release_every_third, &from[i]) == 0);
         }
         for (int i = 0; i < 2; i++) {
             CHECK(pthread_join(threads[i], NULL) == 0);
         }
-        ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-        ANSWERS(pelton_send(sender, payload, 30000, PELTON_NO_WAIT), PELTON_AGAIN);
+        RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+        RETURNS(pelton_sender_send(sender, payload, 30000, PELTON_NO_WAIT), PELTON_AGAIN);
         size_t zero = 0;
         release_every_third(&zero);
         /* The receiver gives the space back when it is next used. */
-        ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-        OK(pelton_drain(sender, PELTON_NO_WAIT));
+        RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+        OK(pelton_sender_wait_released(sender, PELTON_NO_WAIT));
     }
     /* One outlives its receiver. */
-    OK(pelton_send(sender, payload, 5, SOON));
-    OK(pelton_receive(receiver, SOON, &message));
-    OK(pelton_hold(receiver, &kept[0].held));
+    OK(pelton_sender_send(sender, payload, 5, SOON));
+    OK(pelton_receiver_receive(receiver, SOON, &message));
+    OK(pelton_receiver_hold(receiver, &kept[0].held));
     OK(pelton_close(receiver));
     CHECK(memcmp(message.data, payload, 5) == 0);
     OK(pelton_close(kept[0].held));
@@ -562,18 +564,18 @@ static void an_older_caller_gets_what_its_struct_has_room_for(void) {
     pelton_sender *sender;
     pelton_receiver *receiver;
     struct {
-        pelton_info info;
+        pelton_sender_info info;
         uint64_t beyond[2];
     } later;
-    pelton_info info;
+    pelton_sender_info info;
     small_channel(&sender, &receiver);
     memset(&later, 0xff, sizeof later);
     later.info.struct_bytes = sizeof later.info + 8;
-    OK(pelton_get_info(sender, &later.info));
+    OK(pelton_sender_get_info(sender, &later.info));
     CHECK(later.info.capacity == 64 << 10 && later.beyond[0] == 0 && later.beyond[1] == UINT64_MAX);
     memset(&info, 0xff, sizeof info);
-    info.struct_bytes = offsetof(pelton_info, unreleased);
-    OK(pelton_get_info(sender, &info));
+    info.struct_bytes = offsetof(pelton_sender_info, unreleased);
+    OK(pelton_sender_get_info(sender, &info));
     CHECK(info.next_seq == 1 && info.capacity == 64 << 10 && info.unreleased == UINT64_MAX);
     OK(pelton_close(sender));
     OK(pelton_close(receiver));

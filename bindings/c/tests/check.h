@@ -34,18 +34,18 @@
     } while (0)
 
 /* That a call answers this code. */
-#define ANSWERS(call, code)                                                              \
+#define RETURNS(call, code)                                                              \
     do {                                                                                 \
         int answered_ = (call);                                                          \
         if (answered_ != (code)) fail(__FILE__, __LINE__, #call, pelton_code_text(answered_)); \
     } while (0)
 
-#define OK(call) ANSWERS(call, PELTON_OK)
+#define OK(call) RETURNS(call, PELTON_OK)
 
 /* That a call answers this code, and that the detail says so in these words. */
-#define REFUSES(call, code, words)                                                       \
+#define FAILS(call, code, words)                                                       \
     do {                                                                                 \
-        ANSWERS(call, code);                                                             \
+        RETURNS(call, code);                                                             \
         if (!strstr(pelton_error_detail(), words)) fail(__FILE__, __LINE__, #call, words); \
     } while (0)
 
@@ -133,12 +133,12 @@ static inline void await_sleep(pid_t process) {
 /* Accepts a sender without waiting for one, when the listener's descriptor says that one is there. One that took longer than the half
  * second that it has, on a busy machine, is let go, and comes again. */
 static inline pelton_receiver *accepted_at_once(pelton_listener *listener, int64_t deadline_ns) {
-    struct pollfd listening = {pelton_fd(listener), POLLIN, 0};
+    struct pollfd listening = {pelton_listener_fd(listener), POLLIN, 0};
     pelton_receiver *receiver = NULL;
     int code;
     do {
         CHECK(poll(&listening, 1, 60000) == 1);
-        code = pelton_accept_receiver(listener, deadline_ns, &receiver);
+        code = pelton_listener_accept_receiver(listener, deadline_ns, &receiver);
     } while (code == PELTON_AGAIN);
     OK(code);
     return receiver;

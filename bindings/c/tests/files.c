@@ -57,10 +57,10 @@ static int submits;
 
 static int done(const pelton_operation *asked, pelton_file_completion *out) {
     size_t taken = 0;
-    if (!submits) return pelton_file_run(engine, asked, PELTON_FOREVER, out);
-    OK(pelton_file_submit(engine, asked, 1, &taken));
+    if (!submits) return pelton_engine_run(engine, asked, PELTON_FOREVER, out);
+    OK(pelton_engine_submit(engine, asked, 1, &taken));
     CHECK(taken == 1);
-    OK(pelton_file_completions(engine, SOON, out, 1, &taken));
+    OK(pelton_engine_completions(engine, SOON, out, 1, &taken));
     CHECK(taken == 1 && out->token == asked->token);
     if (out->code == PELTON_SYSTEM) errno = out->error;
     return out->code;
@@ -75,7 +75,7 @@ static pelton_file_completion did(pelton_operation asked) {
 static int failed(pelton_operation asked) {
     pelton_file_completion out;
     memset(&out, 0, sizeof out);
-    ANSWERS(done(&asked, &out), PELTON_SYSTEM);
+    RETURNS(done(&asked, &out), PELTON_SYSTEM);
     CHECK(out.code == PELTON_SYSTEM && out.error == errno && !out.file && !out.stat && !out.text);
     return out.error;
 }
@@ -89,7 +89,7 @@ static pelton_file *opened(const char *at, int flags) {
 
 static size_t next(pelton_file_completion *out) {
     size_t taken = 0;
-    OK(pelton_file_completions(engine, SOON, out, 1, &taken));
+    OK(pelton_engine_completions(engine, SOON, out, 1, &taken));
     return taken;
 }
 
@@ -102,7 +102,7 @@ static void operations_do_what_they_say(void) {
     begin();
     file = opened(path, O_RDWR | O_CREAT | O_EXCL);
     CHECK(stat(path, &found) == 0 && S_ISREG(found.st_mode));
-    CHECK(fcntl(pelton_fd(file), F_GETFD) == FD_CLOEXEC);
+    CHECK(fcntl(pelton_file_fd(file), F_GETFD) == FD_CLOEXEC);
     memcpy(bytes, "hello", 5);
     CHECK(did(transfer(PELTON_FILE_WRITE, file, &one, 1, 2)).count == 5);
     CHECK(did(transfer(PELTON_FILE_WRITE, file, &one, 1, PELTON_AT_END)).count == 5);
@@ -177,7 +177,7 @@ static void operations_do_what_they_say(void) {
         CHECK(did(asked).count == 4000);
         CHECK(did(of_file(PELTON_FILE_STAT, to)).stat->bytes == 4001);
         did(of_file(PELTON_FILE_CLOSE, to));
-        ANSWERS(pelton_fd(to), PELTON_CLOSED_HANDLE);
+        RETURNS(pelton_file_fd(to), PELTON_CLOSED_HANDLE);
     }
     /* What fails says by which number. */
     CHECK(failed(of_path(PELTON_FILE_STAT, "/nowhere/at/all", NULL)) == ENOENT);
@@ -238,7 +238,7 @@ static void a_directory_is_listed_in_batches(void) {
 }
 
 static int readable(int timeout) {
-    struct pollfd watched = {pelton_fd(engine), POLLIN, 0};
+    struct pollfd watched = {pelton_engine_fd(engine), POLLIN, 0};
     return poll(&watched, 1, timeout);
 }
 
@@ -249,12 +249,12 @@ static void a_loop_does_many_at_a_time_and_each_comes_back_with_its_token(void) 
     pelton_operation asked[MANY];
     pelton_file_completion out[7];
     char seen[MANY] = {0};
-    pelton_info info;
+    pelton_engine_info info;
     size_t taken;
     pelton_file *file;
     begin();
     file = opened(path, O_RDWR | O_CREAT);
-    ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+    OK(pelton_engine_arm(engine));
     for (int reads = 0; reads < 2; reads++) {
         for (int i = 0; i < MANY; i++) {
             memset(bytes[i], reads ? 0 : i, 4096);
@@ -263,15 +263,15 @@ static void a_loop_does_many_at_a_time_and_each_comes_back_with_its_token(void) 
             asked[i] = transfer(reads ? PELTON_FILE_READ : PELTON_FILE_WRITE, file, &memory[i], 1, (uint64_t)i * 4096);
             asked[i].token = (uint64_t)i;
         }
-        OK(pelton_file_submit(engine, asked, MANY, &taken));
+        OK(pelton_engine_submit(engine, asked, MANY, &taken));
         CHECK(taken == MANY);
         info.struct_bytes = sizeof info;
-        OK(pelton_get_info(engine, &info));
-        CHECK(info.calls == MANY);
+        OK(pelton_engine_get_info(engine, &info));
+        CHECK(info.in_flight == MANY);
         memset(seen, 0, sizeof seen);
         for (size_t found = 0; found < MANY;) {
-            if (pelton_arm(engine) == PELTON_AGAIN) CHECK(readable(60000) == 1);
-            while (pelton_file_completions(engine, PELTON_NO_WAIT, out, 7, &taken) == PELTON_OK) {
+            if (pelton_engine_arm(engine) == PELTON_OK) CHECK(readable(60000) == 1);
+            while (pelton_engine_completions(engine, PELTON_NO_WAIT, out, 7, &taken) == PELTON_OK) {
                 CHECK(taken >= 1 && taken <= 7);
                 for (size_t i = 0; i < taken; i++) {
                     CHECK(out[i].code == PELTON_OK && out[i].count == 4096 && out[i].error == 0 && out[i].token < MANY);
@@ -280,11 +280,11 @@ static void a_loop_does_many_at_a_time_and_each_comes_back_with_its_token(void) 
                 found += taken;
             }
         }
-        ANSWERS(pelton_file_completions(engine, PELTON_NO_WAIT, out, 7, &taken), PELTON_AGAIN);
-        ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+        RETURNS(pelton_engine_completions(engine, PELTON_NO_WAIT, out, 7, &taken), PELTON_AGAIN);
+        OK(pelton_engine_arm(engine));
         CHECK(readable(0) == 0);
     }
-    OK(pelton_disarm(engine));
+    OK(pelton_engine_disarm(engine));
     for (int i = 0; i < MANY; i++) CHECK(bytes[i][0] == (char)i && bytes[i][4095] == (char)i);
     OK(pelton_close(file));
     CHECK(unlink(path) == 0);
@@ -307,16 +307,16 @@ static void an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_th
         asked[i].token = (uint64_t)i;
     }
     for (int round = 0; round < 3; round++) {
-        ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+        OK(pelton_engine_arm(engine));
         CHECK(readable(0) == 0);
-        OK(pelton_file_submit(engine, &asked[0], 1, &taken));
+        OK(pelton_engine_submit(engine, &asked[0], 1, &taken));
         CHECK(readable(0) == 0);
-        OK(pelton_file_submit(engine, &asked[1], 1, &taken));
+        OK(pelton_engine_submit(engine, &asked[1], 1, &taken));
         /* The loop is to come, and begins it with whatever else there is by then. */
         CHECK(readable(0) == 1);
         if (round == 2) {
             /* Begun: it is readable for what has come, not for what is to begin. */
-            ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+            OK(pelton_engine_arm(engine));
             CHECK(readable(0) == 0);
         }
         CHECK(write(ends[0][1], "a", 1) == 1 && write(ends[1][1], "b", 1) == 1);
@@ -324,8 +324,8 @@ static void an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_th
         CHECK(memcmp(bytes, "ab", 2) == 0);
     }
     /* Without another call of the engine. */
-    ANSWERS(pelton_arm(engine), PELTON_AGAIN);
-    OK(pelton_file_submit(engine, &asked[0], 1, &taken));
+    OK(pelton_engine_arm(engine));
+    OK(pelton_engine_submit(engine, &asked[0], 1, &taken));
     CHECK(write(ends[0][1], "c", 1) == 1);
     CHECK(readable(60000) == 1);
     next(&out);
@@ -337,17 +337,42 @@ static void an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_th
     end();
 }
 
+static void polling_finds_a_completion_without_arming(void) {
+    char byte = 0;
+    struct iovec memory = {&byte, 1};
+    pelton_file_completion out;
+    pelton_operation asked;
+    pelton_file *idle;
+    size_t taken;
+    int ends[2], code;
+    begin();
+    CHECK(pipe2(ends, O_CLOEXEC) == 0);
+    OK(pelton_file_from_fd(ends[0], "a pipe", &idle));
+    RETURNS(pelton_engine_poll(engine), PELTON_AGAIN);
+    asked = transfer(PELTON_FILE_READ, idle, &memory, 1, PELTON_CURRENT);
+    OK(pelton_engine_submit(engine, &asked, 1, &taken));
+    RETURNS(pelton_engine_poll(engine), PELTON_AGAIN);
+    CHECK(write(ends[1], "x", 1) == 1);
+    while ((code = pelton_engine_poll(engine)) == PELTON_AGAIN) sched_yield();
+    OK(code);
+    OK(pelton_engine_completions(engine, PELTON_NO_WAIT, &out, 1, &taken));
+    CHECK(out.count == 1 && byte == 'x');
+    OK(pelton_close(idle));
+    CHECK(close(ends[1]) == 0);
+    end();
+}
+
 static void a_chain_goes_on_until_something_fails(void) {
     char bytes[4] = "abc";
     struct iovec memory = {bytes, 3};
     pelton_file_completion out;
     size_t taken;
     pelton_file *file;
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_engine_options options = PELTON_ENGINE_OPTIONS_INIT;
     pelton_operation asked[6];
     begin();
     OK(pelton_close(engine));
-    options.in_flight = 4;
+    options.in_flight_max = 4;
     OK(pelton_engine_open(&options, &engine));
     file = opened(path, O_RDWR | O_CREAT);
     asked[0] = transfer(PELTON_FILE_WRITE, file, &memory, 1, 0);
@@ -360,9 +385,9 @@ static void a_chain_goes_on_until_something_fails(void) {
     }
     asked[4] = of_path(PELTON_FILE_STAT, here, NULL);
     /* As many as there is room for; a chain whole or not at all. */
-    OK(pelton_file_submit(engine, asked, 5, &taken));
+    OK(pelton_engine_submit(engine, asked, 5, &taken));
     CHECK(taken == 4);
-    ANSWERS(pelton_file_submit(engine, asked + 4, 1, &taken), PELTON_AGAIN);
+    RETURNS(pelton_engine_submit(engine, asked + 4, 1, &taken), PELTON_AGAIN);
     CHECK(taken == 0);
     for (uint64_t i = 0; i < 4; i++) {
         next(&out);
@@ -370,15 +395,15 @@ static void a_chain_goes_on_until_something_fails(void) {
         CHECK(out.error == (i < 2 ? 0 : i == 2 ? ENOENT : ECANCELED));
     }
     CHECK(access(other, F_OK) == 0);
-    OK(pelton_file_submit(engine, asked + 4, 1, &taken));
+    OK(pelton_engine_submit(engine, asked + 4, 1, &taken));
     asked[0].flags = asked[1].flags = PELTON_LINKED;
     asked[1] = of_path(PELTON_FILE_STAT, here, NULL);
     asked[1].flags = PELTON_LINKED;
     asked[2] = asked[3] = of_path(PELTON_FILE_STAT, here, NULL);
     asked[2].flags = PELTON_LINKED;
-    ANSWERS(pelton_file_submit(engine, asked, 4, &taken), PELTON_AGAIN);
+    RETURNS(pelton_engine_submit(engine, asked, 4, &taken), PELTON_AGAIN);
     CHECK(taken == 0);
-    OK(pelton_drain(engine, SOON));
+    OK(pelton_engine_wait_idle(engine, SOON));
     next(&out);
     CHECK(out.code == PELTON_OK && out.stat && out.stat->kind == PELTON_DIRECTORY);
     /* More than can ever be. */
@@ -386,18 +411,18 @@ static void a_chain_goes_on_until_something_fails(void) {
         asked[i] = of_path(PELTON_FILE_STAT, here, NULL);
         asked[i].flags = i < 5 ? PELTON_LINKED : 0;
     }
-    REFUSES(pelton_file_submit(engine, asked, 6, &taken), PELTON_REFUSED, "options.in_flight");
+    FAILS(pelton_engine_submit(engine, asked, 6, &taken), PELTON_REFUSED, "in_flight_max");
     /* A file that is closed in a chain, by who has it alone. */
     asked[0] = of_file(PELTON_FILE_SYNC, file);
     asked[0].flags = PELTON_LINKED;
     asked[1] = of_file(PELTON_FILE_CLOSE, file);
-    OK(pelton_file_submit(engine, asked, 2, &taken));
+    OK(pelton_engine_submit(engine, asked, 2, &taken));
     CHECK(taken == 2);
     for (int i = 0; i < 2; i++) {
         next(&out);
         CHECK(out.code == PELTON_OK);
     }
-    ANSWERS(pelton_close(file), PELTON_CLOSED_HANDLE);
+    RETURNS(pelton_close(file), PELTON_CLOSED_HANDLE);
     CHECK(unlink(other) == 0);
     end();
 }
@@ -412,7 +437,7 @@ static void await_release(int *times) {
         pelton_file_completion out;
         size_t taken;
         CHECK(i < 60000);
-        if (engine) ANSWERS(pelton_file_completions(engine, PELTON_NO_WAIT, &out, 1, &taken), PELTON_AGAIN);
+        if (engine) RETURNS(pelton_engine_completions(engine, PELTON_NO_WAIT, &out, 1, &taken), PELTON_AGAIN);
         usleep(1000);
     }
     CHECK(*times == 1);
@@ -434,40 +459,40 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     for (int i = 0; i < 8; i++) memory[i].iov_base = bytes[i], memory[i].iov_len = sizeof bytes[i];
 #define LENT(made, number) (asked = made, asked.release = release, asked.context = &released[number], asked.token = number, &asked)
     /* Before the completion is answered; of several pieces once; also of one that fails. */
-    OK(pelton_file_submit(engine, LENT(transfer(PELTON_FILE_WRITE, file, &memory[0], 1, 0), 0), 1, &taken));
+    OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_WRITE, file, &memory[0], 1, 0), 0), 1, &taken));
     next(&out);
     CHECK(released[0] == 1 && out.count == 5000);
     both[0] = memory[1];
     both[1] = memory[2];
-    OK(pelton_file_run(engine, LENT(transfer(PELTON_FILE_READ, file, both, 2, 0), 1), PELTON_FOREVER, NULL));
+    OK(pelton_engine_run(engine, LENT(transfer(PELTON_FILE_READ, file, both, 2, 0), 1), PELTON_FOREVER, NULL));
     CHECK(released[1] == 1);
-    ANSWERS(pelton_file_run(engine, LENT(transfer(PELTON_FILE_READ, file, &memory[2], 1, UINT64_MAX - 7), 2), SOON, &out), PELTON_SYSTEM);
+    RETURNS(pelton_engine_run(engine, LENT(transfer(PELTON_FILE_READ, file, &memory[2], 1, UINT64_MAX - 7), 2), SOON, &out), PELTON_SYSTEM);
     CHECK(released[2] == 1 && out.error == EINVAL);
     /* What is not taken is not released. */
     asked.kind = 99;
-    REFUSES(pelton_file_submit(engine, &asked, 1, &taken), PELTON_OPTION, "enum pelton_file_operation");
+    FAILS(pelton_engine_submit(engine, &asked, 1, &taken), PELTON_OPTION, "enum pelton_file_operation");
     CHECK(released[2] == 1);
     /* Cancelled; undone in a chain; given up by its deadline; left in flight. */
-    OK(pelton_file_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[3], 1, PELTON_CURRENT), 3), 1, &taken));
-    OK(pelton_file_cancel(engine, 3));
+    OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[3], 1, PELTON_CURRENT), 3), 1, &taken));
+    OK(pelton_engine_cancel(engine, 3));
     next(&out);
     CHECK(out.token == 3 && out.error == ECANCELED && released[3] == 1);
-    ANSWERS(pelton_file_cancel(engine, 3), PELTON_AGAIN);
+    RETURNS(pelton_engine_cancel(engine, 3), PELTON_AGAIN);
     chain[0] = of_path(PELTON_FILE_UNLINK, "/nowhere/at/all", NULL);
     chain[0].flags = PELTON_LINKED;
     chain[1] = *LENT(transfer(PELTON_FILE_WRITE, file, &memory[4], 1, 0), 4);
-    OK(pelton_file_submit(engine, chain, 2, &taken));
+    OK(pelton_engine_submit(engine, chain, 2, &taken));
     next(&out), next(&out);
     CHECK(out.token == 4 && out.error == ECANCELED && released[4] == 1);
-    ANSWERS(pelton_file_run(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[5], 1, PELTON_CURRENT), 5), pelton_deadline(1000000), NULL),
+    RETURNS(pelton_engine_run(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[5], 1, PELTON_CURRENT), 5), pelton_deadline(1000000), NULL),
             PELTON_AGAIN);
-    OK(pelton_drain(engine, SOON));
+    OK(pelton_engine_wait_idle(engine, SOON));
     CHECK(released[5] == 1);
-    OK(pelton_file_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[6], 1, PELTON_CURRENT), 6), 1, &taken));
+    OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[6], 1, PELTON_CURRENT), 6), 1, &taken));
     /* Without a release it is waited for: by the deadline of what is run, and by closing. */
     asked = transfer(PELTON_FILE_READ, idle, &memory[7], 1, PELTON_CURRENT);
-    ANSWERS(pelton_file_run(engine, &asked, pelton_deadline(1000000), NULL), PELTON_AGAIN);
-    OK(pelton_file_submit(engine, &asked, 1, &taken));
+    RETURNS(pelton_engine_run(engine, &asked, pelton_deadline(1000000), NULL), PELTON_AGAIN);
+    OK(pelton_engine_submit(engine, &asked, 1, &taken));
     end();
     await_release(&released[6]);
     /* A read that were still in flight would have taken these bytes when every other thread sleeps. */
@@ -493,9 +518,11 @@ static char *content(const char *at, size_t *size) {
     return bytes;
 }
 
-static pelton_operation pump(uint32_t kind, pelton_file *file, void *channel, uint64_t bytes) {
+/* With one of both endpoints. */
+static pelton_operation pump(uint32_t kind, pelton_file *file, pelton_sender *sender, pelton_receiver *receiver, uint64_t bytes) {
     pelton_operation made = of_file(kind, file);
-    made.channel = channel;
+    made.sender = sender;
+    made.receiver = receiver;
     made.bytes = bytes;
     made.message_bytes = 10000;
     made.token = kind;
@@ -506,7 +533,7 @@ static pelton_operation pump(uint32_t kind, pelton_file *file, void *channel, ui
 static void a_file_goes_into_a_channel_and_out_of_one(void) {
     static char bytes[LARGE];
     struct iovec memory = {bytes, sizeof bytes};
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_operation both[3];
     pelton_file_completion out;
     pelton_message message;
@@ -523,18 +550,18 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
     CHECK(did(transfer(PELTON_FILE_WRITE, from, &memory, 1, 0)).count == LARGE);
 
     /* Both ends at a time, the file in two parts, one after the other; until then they are no one else's. */
-    both[0] = pump(PELTON_FILE_SEND, from, sender, 1000000);
+    both[0] = pump(PELTON_FILE_SEND, from, sender, NULL, 1000000);
     both[0].flags = PELTON_LINKED;
-    both[1] = pump(PELTON_FILE_SEND, from, sender, UINT64_MAX);
+    both[1] = pump(PELTON_FILE_SEND, from, sender, NULL, UINT64_MAX);
     both[1].offset = 1000000;
-    both[2] = pump(PELTON_FILE_RECEIVE, to, receiver, LARGE);
+    both[2] = pump(PELTON_FILE_RECEIVE, to, NULL, receiver, LARGE);
     both[2].offset = 3;
-    OK(pelton_file_submit(engine, both, 3, &taken));
+    OK(pelton_engine_submit(engine, both, 3, &taken));
     CHECK(taken == 3);
-    REFUSES(pelton_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_WRONG_THREAD, "an operation on a file has the pelton_sender");
-    REFUSES(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_WRONG_THREAD, "the pelton_receiver");
-    ANSWERS(pelton_close(sender), PELTON_WRONG_THREAD);
-    ANSWERS(pelton_fd(receiver), PELTON_WRONG_THREAD);
+    FAILS(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_WRONG_THREAD, "an operation on a file uses the pelton_sender");
+    FAILS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_WRONG_THREAD, "the pelton_receiver");
+    RETURNS(pelton_close(sender), PELTON_WRONG_THREAD);
+    RETURNS(pelton_receiver_fd(receiver), PELTON_WRONG_THREAD);
     for (uint64_t sent = 0, i = 0; i < 3; i++) {
         next(&out);
         CHECK(out.code == PELTON_OK && out.error == 0);
@@ -548,45 +575,45 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
         free(found);
     }
     /* Then they are the caller's again. A message that is too large for what is wanted stays. */
-    OK(pelton_send(sender, "one", 3, PELTON_NO_WAIT));
-    OK(pelton_send(sender, "two", 3, PELTON_NO_WAIT));
-    both[0] = pump(PELTON_FILE_RECEIVE, to, receiver, 5);
-    OK(pelton_file_run(engine, &both[0], SOON, &out));
+    OK(pelton_sender_send(sender, "one", 3, PELTON_NO_WAIT));
+    OK(pelton_sender_send(sender, "two", 3, PELTON_NO_WAIT));
+    both[0] = pump(PELTON_FILE_RECEIVE, to, NULL, receiver, 5);
+    OK(pelton_engine_run(engine, &both[0], SOON, &out));
     CHECK(out.count == 3);
-    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     CHECK(message.size == 3 && memcmp(message.data, "two", 3) == 0);
-    OK(pelton_release(receiver));
+    OK(pelton_receiver_release(receiver));
     /* Messages of nothing would never be all. */
-    both[0] = pump(PELTON_FILE_SEND, from, sender, 5);
+    both[0] = pump(PELTON_FILE_SEND, from, sender, NULL, 5);
     both[0].message_bytes = 0;
     CHECK(failed(both[0]) == EINVAL);
-    OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
-    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
-    OK(pelton_release(receiver));
+    OK(pelton_sender_send(sender, "x", 1, PELTON_NO_WAIT));
+    OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
+    OK(pelton_receiver_release(receiver));
 
     /* Given up at a deadline, cancelled, and by the engine's end: it is back at once, or with the completion, or with the close. */
-    both[0] = pump(PELTON_FILE_RECEIVE, to, receiver, 5);
-    ANSWERS(pelton_file_run(engine, &both[0], pelton_deadline(1000000), &out), PELTON_AGAIN);
-    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-    OK(pelton_file_submit(engine, both, 1, &taken));
-    OK(pelton_file_cancel(engine, PELTON_FILE_RECEIVE));
+    both[0] = pump(PELTON_FILE_RECEIVE, to, NULL, receiver, 5);
+    RETURNS(pelton_engine_run(engine, &both[0], pelton_deadline(1000000), &out), PELTON_AGAIN);
+    RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    OK(pelton_engine_submit(engine, both, 1, &taken));
+    OK(pelton_engine_cancel(engine, PELTON_FILE_RECEIVE));
     next(&out);
     CHECK(out.code == PELTON_SYSTEM && out.error == ECANCELED);
-    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-    OK(pelton_file_submit(engine, both, 1, &taken));
+    RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    OK(pelton_engine_submit(engine, both, 1, &taken));
     OK(pelton_close(engine));
     OK(pelton_engine_open(NULL, &engine));
-    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
 
     /* The end of the channel: of the sender's all is written, of the receiver's it is told. */
-    OK(pelton_send(sender, "last", 4, PELTON_NO_WAIT));
+    OK(pelton_sender_send(sender, "last", 4, PELTON_NO_WAIT));
     OK(pelton_close(sender));
-    CHECK(did(pump(PELTON_FILE_RECEIVE, to, receiver, UINT64_MAX)).count == 4);
+    CHECK(did(pump(PELTON_FILE_RECEIVE, to, NULL, receiver, UINT64_MAX)).count == 4);
     OK(pelton_close(receiver));
     for (submits = 0; submits < 2; submits++) {
         OK(pelton_threads(&options, &sender, &receiver));
         OK(pelton_close(receiver));
-        both[0] = pump(PELTON_FILE_SEND, from, sender, UINT64_MAX);
+        both[0] = pump(PELTON_FILE_SEND, from, sender, NULL, UINT64_MAX);
         int code = done(&both[0], &out);
         /* It may be told after some messages that nobody will read. */
         if (code == PELTON_OK) {
@@ -620,7 +647,7 @@ static void closing_waits_for_memory_also_where_waiting_is_refused(void) {
     begin();
     file = opened(path, O_RDWR | O_CREAT);
     asked = transfer(PELTON_FILE_WRITE, file, &memory, 1, 0);
-    OK(pelton_file_submit(engine, &asked, 1, &taken));
+    OK(pelton_engine_submit(engine, &asked, 1, &taken));
     do {
         sched_yield();
         CHECK(stat(path, &found) == 0);
@@ -651,22 +678,22 @@ static void what_is_cut_short_says_by_what(void) {
     OK(pelton_file_from_fd(ends[1], "a pipe", &full));
     asked = transfer(PELTON_FILE_WRITE, full, &memory, 1, PELTON_CURRENT);
     asked.token = 7;
-    OK(pelton_file_submit(engine, &asked, 1, &taken));
+    OK(pelton_engine_submit(engine, &asked, 1, &taken));
     struct pollfd room = {ends[0], POLLIN, 0};
     CHECK(poll(&room, 1, 60000) == 1);
     /* Until it is full. */
-    for (struct pollfd more = {pelton_fd(full), POLLOUT, 0}; poll(&more, 1, 0) > 0;) sched_yield();
-    OK(pelton_file_cancel(engine, 7));
+    for (struct pollfd more = {pelton_file_fd(full), POLLOUT, 0}; poll(&more, 1, 0) > 0;) sched_yield();
+    OK(pelton_engine_cancel(engine, 7));
     next(&out);
     CHECK(out.code == PELTON_OK && out.error == ECANCELED && out.count > 0 && out.count < sizeof bytes);
-    REFUSES(pelton_file_completions(engine, PELTON_FOREVER, &out, 1, &taken), PELTON_REFUSED, "nothing is in flight");
+    FAILS(pelton_engine_completions(engine, PELTON_FOREVER, &out, 1, &taken), PELTON_REFUSED, "nothing is in flight");
     OK(pelton_close(full));
     close(ends[0]);
     end();
 }
 
 static void below_a_root_nothing_leads_out(void) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_engine_options options = PELTON_ENGINE_OPTIONS_INIT;
     pelton_engine *plain;
     pelton_file *file;
     if (!has_openat2()) {
@@ -687,7 +714,7 @@ static void below_a_root_nothing_leads_out(void) {
     did(of_path(PELTON_FILE_UNLINK, "inside", NULL));
     OK(pelton_close(engine));
     options.root = "/nowhere/at/all";
-    REFUSES(pelton_engine_open(&options, &engine), PELTON_SYSTEM, "opening the root");
+    FAILS(pelton_engine_open(&options, &engine), PELTON_SYSTEM, "opening the root");
     CHECK(errno == ENOENT);
     engine = plain;
     CHECK(rmdir(path) == 0);
@@ -706,17 +733,17 @@ static void a_child_of_a_fork_has_no_part_in_it(void) {
     memset(released, 0, sizeof released);
     CHECK(pipe2(ends, O_CLOEXEC) == 0);
     OK(pelton_file_from_fd(ends[0], "a pipe", &idle));
-    OK(pelton_file_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory, 1, PELTON_CURRENT), 0), 1, &taken));
+    OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory, 1, PELTON_CURRENT), 0), 1, &taken));
     fflush(NULL);
     /* What a thread is given that has not run yet belongs to nobody in the child, which valgrind would count as lost. */
     await_sleep(getpid());
     pid_t pid = fork();
     if (pid == 0) {
         alarm(100);
-        ANSWERS(pelton_file_completions(engine, PELTON_NO_WAIT, &out, 1, &taken), PELTON_FORKED);
-        ANSWERS(pelton_file_submit(engine, &asked, 1, &taken), PELTON_FORKED);
-        ANSWERS(pelton_close(engine), PELTON_FORKED);
-        ANSWERS(pelton_close(idle), PELTON_FORKED);
+        RETURNS(pelton_engine_completions(engine, PELTON_NO_WAIT, &out, 1, &taken), PELTON_FORKED);
+        RETURNS(pelton_engine_submit(engine, &asked, 1, &taken), PELTON_FORKED);
+        RETURNS(pelton_close(engine), PELTON_FORKED);
+        RETURNS(pelton_close(idle), PELTON_FORKED);
         CHECK(released[0] == 0);
         _exit(0);
     }
@@ -742,10 +769,10 @@ static void *reads_much(void *own) {
         pelton_file_completion out;
         size_t taken;
         if (i % 2) {
-            OK(pelton_file_run(mine, &asked, PELTON_FOREVER, &out));
+            OK(pelton_engine_run(mine, &asked, PELTON_FOREVER, &out));
         } else {
-            OK(pelton_file_submit(mine, &asked, 1, &taken));
-            OK(pelton_file_completions(mine, SOON, &out, 1, &taken));
+            OK(pelton_engine_submit(mine, &asked, 1, &taken));
+            OK(pelton_engine_completions(mine, SOON, &out, 1, &taken));
         }
         CHECK(out.count == 4096 && bytes[0] == 'a' + i % 4 && bytes[4095] == 'a' + i % 4);
     }
@@ -774,6 +801,7 @@ static const test tests[] = {
     TEST(a_loop_does_many_at_a_time_and_each_comes_back_with_its_token),
     TEST(a_chain_goes_on_until_something_fails),
     TEST(an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_the_rest),
+    TEST(polling_finds_a_completion_without_arming),
     TEST(memory_is_released_once_whatever_becomes_of_its_operation),
     TEST(a_file_goes_into_a_channel_and_out_of_one),
     TEST(closing_waits_for_memory_also_where_waiting_is_refused),

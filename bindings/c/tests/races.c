@@ -31,28 +31,28 @@ static void *release_all(void *nothing) {
 static void *receive_all(void *seeded) {
     pelton_message message;
     for (long round = 1; round <= ROUNDS; round++) {
-        OK(pelton_receive(receiver, SOON, &message));
+        OK(pelton_receiver_receive(receiver, SOON, &message));
         const unsigned char *data = (const unsigned char *)message.data;
         CHECK(message.size == size_of(round) && data[0] == (unsigned char)round && data[message.size - 1] == data[0]);
         CHECK(told[round] == round);
         heard[round] = round;
         if (round % 3 == 0) {
             pelton_held *one;
-            OK(pelton_hold(receiver, &one));
+            OK(pelton_receiver_hold(receiver, &one));
             held_data[round] = data;
             __atomic_store_n(&held[round], one, __ATOMIC_RELEASE);
         } else {
-            OK(pelton_release(receiver));
+            OK(pelton_receiver_release(receiver));
         }
     }
     /* What others hold comes back while it waits. */
-    ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
+    RETURNS(pelton_receiver_receive(receiver, SOON, &message), PELTON_CLOSED);
     if (seeded) heard[0]++;
     return NULL;
 }
 
 static void messages_order_the_memory_around_them(int seeded) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pthread_t thread, releasing;
     /* Small: the same bytes again and again, and both sides sleep at times. */
     options.capacity = 64 << 10;
@@ -62,11 +62,11 @@ static void messages_order_the_memory_around_them(int seeded) {
     for (long round = 1; round <= ROUNDS; round++) {
         void *room;
         told[round] = round;
-        OK(pelton_reserve(sender, size_of(round), SOON, &room));
+        OK(pelton_sender_reserve(sender, size_of(round), SOON, &room));
         memset(room, (int)(round & 0xff), size_of(round));
-        OK(pelton_commit(sender, size_of(round)));
+        OK(pelton_sender_commit(sender, size_of(round)));
         if (round % 1000 == 0) {
-            OK(pelton_drain(sender, SOON));
+            OK(pelton_sender_wait_released(sender, SOON));
             CHECK(heard[round] == round && heard[round - 999] == round - 999);
         }
     }

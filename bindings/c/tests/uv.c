@@ -8,8 +8,8 @@ enum { MESSAGES = 50000 };
 typedef struct notes {
     uint32_t messages, rooms, ends, closings, turns;
     int code;                     /* of the last end */
-    pelton_uv_receiver *receiver; /* whom to stop or close */
-    pelton_uv_sender *sender;
+    pelton_uv_receiver_t *receiver; /* whom to stop or close */
+    pelton_uv_sender_t *sender;
 } notes;
 
 static size_t size_of(uint32_t number) {
@@ -17,18 +17,18 @@ static size_t size_of(uint32_t number) {
 }
 
 /* Heap memory for each handle, freed when libuv lets go of it, so that a use after that is found. */
-static void free_receiver(pelton_uv_receiver *handle) {
+static void free_receiver(pelton_uv_receiver_t *handle) {
     ((notes *)handle->data)->closings++;
     free(handle);
 }
 
-static void free_sender(pelton_uv_sender *handle) {
+static void free_sender(pelton_uv_sender_t *handle) {
     ((notes *)handle->data)->closings++;
     free(handle);
 }
 
-static pelton_uv_receiver *new_receiver(uv_loop_t *loop, pelton_receiver *receiver, notes *own) {
-    pelton_uv_receiver *handle = (pelton_uv_receiver *)malloc(sizeof *handle);
+static pelton_uv_receiver_t *new_receiver(uv_loop_t *loop, pelton_receiver *receiver, notes *own) {
+    pelton_uv_receiver_t *handle = (pelton_uv_receiver_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_receiver_init(loop, handle, receiver));
     handle->data = own;
@@ -36,8 +36,8 @@ static pelton_uv_receiver *new_receiver(uv_loop_t *loop, pelton_receiver *receiv
     return handle;
 }
 
-static pelton_uv_sender *new_sender(uv_loop_t *loop, pelton_sender *sender, notes *own) {
-    pelton_uv_sender *handle = (pelton_uv_sender *)malloc(sizeof *handle);
+static pelton_uv_sender_t *new_sender(uv_loop_t *loop, pelton_sender *sender, notes *own) {
+    pelton_uv_sender_t *handle = (pelton_uv_sender_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_sender_init(loop, handle, sender));
     handle->data = own;
@@ -47,7 +47,7 @@ static pelton_uv_sender *new_sender(uv_loop_t *loop, pelton_sender *sender, note
 
 /* Both ends in one loop, with a small lane. */
 static void both_ends(uv_loop_t *loop, notes *own) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     pelton_receiver *receiver;
     options.capacity = 64 << 10;
@@ -66,7 +66,7 @@ static void end_loop(uv_loop_t *loop) {
 
 /* ---- Callbacks of several tests ---- */
 
-static void count_in_order(pelton_uv_receiver *handle, const pelton_message *message) {
+static void count_in_order(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     uint32_t found;
     memcpy(&found, message->data, sizeof found);
@@ -74,7 +74,7 @@ static void count_in_order(pelton_uv_receiver *handle, const pelton_message *mes
     own->messages++;
 }
 
-static void note_end_and_close(pelton_uv_receiver *handle, int code) {
+static void note_end_and_close(pelton_uv_receiver_t *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
@@ -82,7 +82,7 @@ static void note_end_and_close(pelton_uv_receiver *handle, int code) {
     pelton_uv_receiver_close(handle, free_receiver);
 }
 
-static void note_senders_end_and_close(pelton_uv_sender *handle, int code) {
+static void note_senders_end_and_close(pelton_uv_sender_t *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
@@ -90,25 +90,25 @@ static void note_senders_end_and_close(pelton_uv_sender *handle, int code) {
     pelton_uv_sender_close(handle, free_sender);
 }
 
-static int send_next(pelton_uv_sender *handle) {
+static int send_next(pelton_uv_sender_t *handle) {
     notes *own = (notes *)handle->data;
     char payload[500];
     memset(payload, 'x', sizeof payload);
     memcpy(payload, &own->rooms, sizeof own->rooms);
-    int code = pelton_send(handle->sender, payload, size_of(own->rooms), PELTON_NO_WAIT);
+    int code = pelton_sender_send(handle->sender, payload, size_of(own->rooms), PELTON_NO_WAIT);
     if (code == PELTON_OK) own->rooms++;
     return code;
 }
 
-static void fill(pelton_uv_sender *handle) {
+static void fill(pelton_uv_sender_t *handle) {
     int code;
     do {
         code = send_next(handle);
     } while (code == PELTON_OK);
-    ANSWERS(code, PELTON_AGAIN);
+    RETURNS(code, PELTON_AGAIN);
 }
 
-static void send_all_and_close(pelton_uv_sender *handle) {
+static void send_all_and_close(pelton_uv_sender_t *handle) {
     notes *own = (notes *)handle->data;
     int code = PELTON_OK;
     while (own->rooms < MESSAGES && code == PELTON_OK) {
@@ -117,29 +117,29 @@ static void send_all_and_close(pelton_uv_sender *handle) {
     if (own->rooms == MESSAGES) {
         pelton_uv_sender_close(handle, free_sender);
     } else {
-        ANSWERS(code, PELTON_AGAIN);
+        RETURNS(code, PELTON_AGAIN);
     }
 }
 
-static void no_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void no_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle, (void)message;
     CHECK(!"a message that must not come");
 }
 
-static void no_room(pelton_uv_sender *handle) {
+static void no_room(pelton_uv_sender_t *handle) {
     (void)handle;
     CHECK(!"room that must not be told");
 }
 
-static void no_end(pelton_uv_receiver *handle, int code) {
+static void no_end(pelton_uv_receiver_t *handle, int code) {
     (void)handle;
-    ANSWERS(code, PELTON_OK);
+    RETURNS(code, PELTON_OK);
     CHECK(!"an end that must not be told");
 }
 
-static void no_senders_end(pelton_uv_sender *handle, int code) {
+static void no_senders_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
-    ANSWERS(code, PELTON_OK);
+    RETURNS(code, PELTON_OK);
     CHECK(!"an end that must not be told");
 }
 
@@ -147,7 +147,7 @@ static void no_senders_end(pelton_uv_sender *handle, int code) {
 
 /* A process whose loop sends everything. */
 static void send_by_loop(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     uv_loop_t loop;
     notes own;
@@ -167,7 +167,7 @@ static pelton_listener *listener;
 static void accept_and_receive(uv_poll_t *listening, int status, int events) {
     pelton_receiver *receiver;
     CHECK(status == 0 && events == UV_READABLE);
-    int code = pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver);
+    int code = pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver);
     if (code == PELTON_AGAIN) return;
     OK(code);
     uv_close((uv_handle_t *)listening, NULL);
@@ -181,14 +181,14 @@ static void messages_come_as_callbacks_in_order_between_two_processes(void) {
     uv_poll_t listening;
     notes own;
     memset(&own, 0, sizeof own);
-    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
+    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
     pid_t child = start(send_by_loop, name);
     CHECK(uv_loop_init(&loop) == 0);
-    CHECK(uv_poll_init(&loop, &listening, pelton_fd(listener)) == 0);
+    CHECK(uv_poll_init(&loop, &listening, pelton_listener_fd(listener)) == 0);
     listening.data = &own;
     CHECK(uv_poll_start(&listening, UV_READABLE, accept_and_receive) == 0);
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_CLOSED);
+    RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.messages == MESSAGES && own.ends == 1 && own.closings == 1);
     finish(child);
 }
@@ -201,11 +201,11 @@ static int turn(uv_loop_t *loop, int turns) {
     return alive;
 }
 
-static void count_room(pelton_uv_sender *handle) {
+static void count_room(pelton_uv_sender_t *handle) {
     ((notes *)handle->data)->turns++;
 }
 
-static void close_sender_on_room(pelton_uv_sender *handle) {
+static void close_sender_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_sender_close(handle, free_sender);
 }
 
@@ -225,21 +225,21 @@ static void room_is_told_in_each_turn_that_has_it_and_in_no_other(void) {
     CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
     OK(pelton_uv_sender_start(own.sender, 500, no_room, no_senders_end));
     CHECK(turn(&loop, 5) != 0);
-    ANSWERS(pelton_uv_sender_start(own.sender, 1 << 20, no_room, no_senders_end), PELTON_TOO_LARGE);
+    RETURNS(pelton_uv_sender_start(own.sender, 1 << 20, no_room, no_senders_end), PELTON_TOO_LARGE);
     /* Room again: the callback is another meanwhile. */
     OK(pelton_uv_sender_start(own.sender, 500, close_sender_on_room, no_senders_end));
     OK(pelton_uv_receiver_start(own.receiver, count_in_order, note_end_and_close));
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_CLOSED);
+    RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.messages == own.rooms && own.closings == 2);
 }
 
-static void stop_after_ten(pelton_uv_receiver *handle, const pelton_message *message) {
+static void stop_after_ten(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     if (((notes *)handle->data)->messages == 10) pelton_uv_receiver_stop(handle);
 }
 
-static void stop_and_start(pelton_uv_receiver *handle, const pelton_message *message) {
+static void stop_and_start(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     pelton_uv_receiver_stop(handle);
     OK(pelton_uv_receiver_start(handle, stop_and_start, note_end_and_close));
@@ -265,46 +265,46 @@ static void who_stops_gets_nothing_and_goes_on_where_it_stopped(void) {
     OK(pelton_uv_sender_start(own.sender, 500, close_sender_on_room, no_senders_end));
     OK(pelton_uv_receiver_start(own.receiver, stop_and_start, note_end_and_close));
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_CLOSED);
+    RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.messages == own.rooms && own.closings == 2);
 }
 
-static void close_in_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_in_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     pelton_uv_receiver_close(handle, free_receiver);
     /* There still. */
     count_in_order(handle, message);
 }
 
-static void close_sender_in_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_sender_in_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     count_in_order(handle, message);
     if (own->sender) pelton_uv_sender_close(own->sender, free_sender);
     own->sender = NULL;
 }
 
-static void close_both_in_message(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_both_in_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     close_sender_in_message(handle, message);
     pelton_uv_receiver_close(handle, free_receiver);
 }
 
-static void close_both_on_room(pelton_uv_sender *handle) {
+static void close_both_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_receiver_close(((notes *)handle->data)->receiver, free_receiver);
     pelton_uv_sender_close(handle, free_sender);
 }
 
-static void close_receiver_on_room(pelton_uv_sender *handle) {
+static void close_receiver_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_receiver_close(((notes *)handle->data)->receiver, free_receiver);
     pelton_uv_sender_stop(handle);
     OK(pelton_uv_sender_start(handle, 500, count_room, note_senders_end_and_close));
 }
 
-static void close_sender_when_closed(pelton_uv_receiver *handle) {
+static void close_sender_when_closed(pelton_uv_receiver_t *handle) {
     notes *own = (notes *)handle->data;
     pelton_uv_sender_close(own->sender, free_sender);
     free_receiver(handle);
 }
 
-static void close_both_nested(pelton_uv_receiver *handle, const pelton_message *message) {
+static void close_both_nested(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     pelton_uv_receiver_close(handle, close_sender_when_closed);
 }
@@ -312,7 +312,7 @@ static void close_both_nested(pelton_uv_receiver *handle, const pelton_message *
 static void a_handle_is_closed_in_any_callback_of_its_own_and_of_others(void) {
     static const struct {
         pelton_uv_message_cb on_message;
-        pelton_uv_room_cb on_room;
+        pelton_uv_space_cb on_room;
         uint32_t ends; /* that are told */
         int code;
     } ways[] = {
@@ -354,10 +354,10 @@ static void an_end_that_was_there_before_is_the_answer_of_start(void) {
         }
         CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
         if (which == 0) {
-            ANSWERS(pelton_uv_receiver_start(own.receiver, no_message, no_end), PELTON_CLOSED);
+            RETURNS(pelton_uv_receiver_start(own.receiver, no_message, no_end), PELTON_CLOSED);
             pelton_uv_receiver_close(own.receiver, free_receiver);
         } else {
-            ANSWERS(pelton_uv_sender_start(own.sender, 500, no_room, no_senders_end), PELTON_CLOSED);
+            RETURNS(pelton_uv_sender_start(own.sender, 500, no_room, no_senders_end), PELTON_CLOSED);
             pelton_uv_sender_close(own.sender, free_sender);
         }
         end_loop(&loop);
@@ -367,7 +367,7 @@ static void an_end_that_was_there_before_is_the_answer_of_start(void) {
 
 static pelton_receiver *unwatched;
 
-static void fill_lose_the_receiver_and_stop(pelton_uv_sender *handle) {
+static void fill_lose_the_receiver_and_stop(pelton_uv_sender_t *handle) {
     fill(handle);
     OK(pelton_close(unwatched));
     pelton_uv_sender_stop(handle);
@@ -382,7 +382,7 @@ static void who_stops_in_a_callback_is_told_nothing_more(void) {
     OK(pelton_threads(NULL, &sender, &unwatched));
     OK(pelton_uv_sender_start(new_sender(&loop, sender, &own), 500, fill_lose_the_receiver_and_stop, no_senders_end));
     CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
-    ANSWERS(pelton_uv_sender_start(own.sender, 500, NULL, no_senders_end), PELTON_CLOSED);
+    RETURNS(pelton_uv_sender_start(own.sender, 500, NULL, no_senders_end), PELTON_CLOSED);
     pelton_uv_sender_close(own.sender, free_sender);
     end_loop(&loop);
     CHECK(own.closings == 1);
@@ -398,7 +398,7 @@ static void close_all_after_three_turns(uv_prepare_t *prepare) {
     pelton_uv_sender_close(own->sender, free_sender);
 }
 
-static void send_another(pelton_uv_receiver *handle, const pelton_message *message) {
+static void send_another(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     count_in_order(handle, message);
     OK(send_next(own->sender));
@@ -439,31 +439,31 @@ static void await_sleeping_loop(void) {
 
 /* Sends two messages, each to a loop that sleeps. */
 static void send_two_later(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     options.deadline_ns = SOON;
     OK(pelton_sender_open(name, &options, &sender));
     for (uint32_t number = 0; number < 2; number++) {
         uint32_t payload[2] = {number, 0};
         await_sleeping_loop();
-        OK(pelton_send(sender, payload, size_of(number), SOON));
+        OK(pelton_sender_send(sender, payload, size_of(number), SOON));
     }
     OK(pelton_close(sender));
 }
 
 /* Receives everything, once the sender's loop sleeps. */
 static void receive_all_later(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_receiver *receiver;
     pelton_message message;
     int code;
     options.deadline_ns = SOON;
     OK(pelton_receiver_open(name, &options, &receiver));
     await_sleeping_loop();
-    while ((code = pelton_receive(receiver, SOON, &message)) == PELTON_OK) {
-        OK(pelton_release(receiver));
+    while ((code = pelton_receiver_receive(receiver, SOON, &message)) == PELTON_OK) {
+        OK(pelton_receiver_release(receiver));
     }
-    ANSWERS(code, PELTON_CLOSED);
+    RETURNS(code, PELTON_CLOSED);
     OK(pelton_close(receiver));
 }
 
@@ -472,25 +472,25 @@ static void nothing_runs_while_nothing_happens(void) {
         char name[128];
         uv_loop_t loop;
         uv_prepare_t prepare;
-        pelton_options options = PELTON_OPTIONS_INIT;
+        pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
         pelton_receiver *receiver;
         pelton_sender *sender;
         notes own;
         memset(&own, 0, sizeof own);
         options.capacity = 64 << 10;
         CHECK(pipe2(turns_begun, O_CLOEXEC) == 0);
-        OK(pelton_listen(place(name, "unix:%s/socket"), &options, &listener));
+        OK(pelton_listener_open(place(name, "unix:%s/socket"), &options, &listener));
         pid_t child = start(sends ? receive_all_later : send_two_later, name);
         CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
         prepare.data = &own;
         CHECK(uv_prepare_start(&prepare, announce_turn) == 0);
         uv_unref((uv_handle_t *)&prepare);
         if (sends) {
-            OK(pelton_accept_sender(listener, SOON, &sender));
+            OK(pelton_listener_accept_sender(listener, SOON, &sender));
             fill(new_sender(&loop, sender, &own));
             OK(pelton_uv_sender_start(own.sender, 500, close_sender_on_room, no_senders_end));
         } else {
-            OK(pelton_accept_receiver(listener, SOON, &receiver));
+            OK(pelton_listener_accept_receiver(listener, SOON, &receiver));
             OK(pelton_uv_receiver_start(new_receiver(&loop, receiver, &own), count_in_order, note_end_and_close));
         }
         OK(pelton_close(listener));
@@ -507,7 +507,7 @@ static void nothing_runs_while_nothing_happens(void) {
 /* ---- Deaths and forks ---- */
 
 static void send_ten_and_stand(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     notes own;
     uv_loop_t loop;
@@ -515,12 +515,12 @@ static void send_ten_and_stand(const char *name) {
     memset(&own, 0, sizeof own);
     CHECK(uv_loop_init(&loop) == 0);
     OK(pelton_sender_open(name, &options, &sender));
-    pelton_info info;
+    pelton_sender_info info;
     info.struct_bytes = sizeof info;
-    OK(pelton_get_info(sender, &info));
+    OK(pelton_sender_get_info(sender, &info));
     /* The successor goes on where the first stopped. */
     own.rooms = info.next_seq - 1;
-    pelton_uv_sender *handle = new_sender(&loop, sender, &own);
+    pelton_uv_sender_t *handle = new_sender(&loop, sender, &own);
     for (int i = 0; i < 10; i++) {
         OK(send_next(handle));
     }
@@ -530,25 +530,25 @@ static void send_ten_and_stand(const char *name) {
 static pid_t dying;
 static uv_work_t resuming;
 
-static void kill_after_tens(pelton_uv_receiver *handle, const pelton_message *message) {
+static void kill_after_tens(pelton_uv_receiver_t *handle, const pelton_message *message) {
     count_in_order(handle, message);
     if (((notes *)handle->data)->messages % 10 == 0) kill_now(dying);
 }
 
 static void resume(uv_work_t *work) {
-    pelton_uv_receiver *handle = (pelton_uv_receiver *)work->data;
-    OK(pelton_resume(handle->receiver, SOON));
+    pelton_uv_receiver_t *handle = (pelton_uv_receiver_t *)work->data;
+    OK(pelton_receiver_resume(handle->receiver, SOON));
 }
 
 static void start_again(uv_work_t *work, int status) {
     CHECK(status == 0);
-    OK(pelton_uv_receiver_start((pelton_uv_receiver *)work->data, kill_after_tens, note_end_and_close));
+    OK(pelton_uv_receiver_start((pelton_uv_receiver_t *)work->data, kill_after_tens, note_end_and_close));
 }
 
 static const char *successors_name;
 
-static void resume_by_work(pelton_uv_receiver *handle, int code) {
-    ANSWERS(code, PELTON_PEER_DIED);
+static void resume_by_work(pelton_uv_receiver_t *handle, int code) {
+    RETURNS(code, PELTON_PEER_DIED);
     CHECK(strstr(pelton_error_detail(), "died without closing"));
     dying = start(send_ten_and_stand, successors_name);
     resuming.data = handle;
@@ -561,19 +561,19 @@ static void a_killed_sender_is_an_event_and_its_successor_goes_on(void) {
     pelton_receiver *receiver;
     notes own;
     memset(&own, 0, sizeof own);
-    OK(pelton_listen(successors_name = place(name, "unix:%s/socket"), NULL, &listener));
+    OK(pelton_listener_open(successors_name = place(name, "unix:%s/socket"), NULL, &listener));
     dying = start(send_ten_and_stand, name);
-    OK(pelton_accept_receiver(listener, SOON, &receiver));
+    OK(pelton_listener_accept_receiver(listener, SOON, &receiver));
     CHECK(uv_loop_init(&loop) == 0);
     OK(pelton_uv_receiver_start(new_receiver(&loop, receiver, &own), kill_after_tens, resume_by_work));
     end_loop(&loop);
     OK(pelton_close(listener));
-    ANSWERS(own.code, PELTON_PEER_DIED);
+    RETURNS(own.code, PELTON_PEER_DIED);
     CHECK(own.messages == 20 && own.closings == 1);
 }
 
 static void receive_nothing(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_receiver *receiver;
     options.deadline_ns = SOON;
     OK(pelton_receiver_open(name, &options, &receiver));
@@ -590,14 +590,14 @@ static void tell_a_killed_receiver(int full) {
     char name[128];
     uv_loop_t loop;
     uv_prepare_t prepare;
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     notes own;
     memset(&own, 0, sizeof own);
     options.capacity = 64 << 10;
-    OK(pelton_listen(place(name, "unix:%s/socket"), &options, &listener));
+    OK(pelton_listener_open(place(name, "unix:%s/socket"), &options, &listener));
     dying = start(receive_nothing, name);
-    OK(pelton_accept_sender(listener, SOON, &sender));
+    OK(pelton_listener_accept_sender(listener, SOON, &sender));
     OK(pelton_close(listener));
     CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
     CHECK(uv_prepare_start(&prepare, kill_receiver) == 0);
@@ -605,7 +605,7 @@ static void tell_a_killed_receiver(int full) {
     if (full) fill(own.sender);
     OK(pelton_uv_sender_start(own.sender, 500, full ? no_room : NULL, note_senders_end_and_close));
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_PEER_DIED);
+    RETURNS(own.code, PELTON_PEER_DIED);
     CHECK(own.ends == 1 && own.closings == 1);
 }
 
@@ -628,8 +628,8 @@ static void a_forked_child_closes_its_handles_and_the_parents_go_on(void) {
     if (child == 0) {
         alarm(200);
         CHECK(uv_loop_fork(&loop) == 0);
-        ANSWERS(pelton_uv_receiver_start(own.receiver, no_message, no_end), PELTON_FORKED);
-        ANSWERS(pelton_uv_sender_start(own.sender, 500, no_room, no_senders_end), PELTON_FORKED);
+        RETURNS(pelton_uv_receiver_start(own.receiver, no_message, no_end), PELTON_FORKED);
+        RETURNS(pelton_uv_sender_start(own.sender, 500, no_room, no_senders_end), PELTON_FORKED);
         pelton_uv_receiver_close(own.receiver, free_receiver);
         pelton_uv_sender_close(own.sender, free_sender);
         end_loop(&loop);
@@ -640,7 +640,7 @@ static void a_forked_child_closes_its_handles_and_the_parents_go_on(void) {
     OK(pelton_uv_receiver_start(own.receiver, count_in_order, note_end_and_close));
     OK(pelton_uv_sender_start(own.sender, 500, send_all_and_close, note_senders_end_and_close));
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_CLOSED);
+    RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.messages == MESSAGES && own.ends == 1 && own.closings == 2);
 }
 
@@ -654,10 +654,10 @@ static void release_elsewhere(uv_work_t *work) {
     OK(pelton_close(held));
 }
 
-static void hold_the_first(pelton_uv_receiver *handle, const pelton_message *message) {
+static void hold_the_first(pelton_uv_receiver_t *handle, const pelton_message *message) {
     notes *own = (notes *)handle->data;
     count_in_order(handle, message);
-    if (own->messages == 1) OK(pelton_hold(handle->receiver, &held));
+    if (own->messages == 1) OK(pelton_receiver_hold(handle->receiver, &held));
     /* All of the lane is behind the first, so there is no room before it is released. */
     if (own->messages == own->rooms) {
         OK(pelton_uv_sender_start(own->sender, 500, close_sender_on_room, no_senders_end));
@@ -672,16 +672,16 @@ static void a_message_held_is_released_on_another_thread(void) {
     fill(own.sender);
     OK(pelton_uv_receiver_start(own.receiver, hold_the_first, note_end_and_close));
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_CLOSED);
+    RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.messages == own.rooms && own.closings == 2);
 }
 
-static void take_what_came_along(pelton_uv_receiver *handle, const pelton_message *message) {
+static void take_what_came_along(pelton_uv_receiver_t *handle, const pelton_message *message) {
     int fd;
     size_t count;
     char text[4];
-    CHECK(message->descriptors == 1);
-    OK(pelton_take_descriptors(handle->receiver, &fd, 1, &count));
+    CHECK(message->descriptor_count == 1);
+    OK(pelton_receiver_take_descriptors(handle->receiver, &fd, 1, &count));
     CHECK(count == 1 && read(fd, text, sizeof text) == 4 && memcmp(text, "here", 4) == 0);
     close(fd);
     uv_stop(handle->poll.loop);
@@ -693,13 +693,13 @@ static void descriptors_come_along_and_the_loop_can_be_stopped(void) {
     int ends[2];
     both_ends(&loop, &own);
     CHECK(pipe(ends) == 0 && write(ends[1], "here", 4) == 4);
-    OK(pelton_send_descriptors(own.sender->sender, "x", 1, ends, 1, PELTON_NO_WAIT));
+    OK(pelton_sender_send_descriptors(own.sender->sender, "x", 1, ends, 1, PELTON_NO_WAIT));
     OK(pelton_uv_receiver_start(own.receiver, take_what_came_along, note_end_and_close));
     /* Stopped, it is alive, and goes on with the next run. */
     CHECK(uv_run(&loop, UV_RUN_DEFAULT) != 0);
     pelton_uv_sender_close(own.sender, free_sender);
     end_loop(&loop);
-    ANSWERS(own.code, PELTON_CLOSED);
+    RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.closings == 2);
     close(ends[0]);
     close(ends[1]);

@@ -5,14 +5,14 @@
 enum { BLOCKS = 500, BYTES = 4096, AT_A_TIME = 40 };
 
 static uv_loop_t loop;
-static pelton_uv_engine *handle;
+static pelton_uv_engine_t *handle;
 static pelton_file *file;
 static char path[128];
 static int closings, in_callback;
 
 /* One block of a copy, read and then written: heap memory, so that a use after its end is found. */
 typedef struct block {
-    pelton_uv_operation operation;
+    pelton_uv_operation_t operation;
     pelton_operation what;
     struct iovec memory;
     char *bytes;
@@ -22,7 +22,7 @@ typedef struct block {
 
 static uint64_t begun, ended;
 
-static void free_engine(pelton_uv_engine *closed) {
+static void free_engine(pelton_uv_engine_t *closed) {
     closings++;
     free(closed);
 }
@@ -38,9 +38,9 @@ static void begin(void) {
     open.path = place(path, "%s/file");
     open.open_flags = O_RDWR | O_CREAT;
     open.mode = 0600;
-    OK(pelton_file_run(engine, &open, PELTON_FOREVER, &out));
+    OK(pelton_engine_run(engine, &open, PELTON_FOREVER, &out));
     file = out.file;
-    handle = (pelton_uv_engine *)malloc(sizeof *handle);
+    handle = (pelton_uv_engine_t *)malloc(sizeof *handle);
     CHECK(handle);
     OK(pelton_uv_engine_init(&loop, handle, engine));
     CHECK(!uv_is_active((uv_handle_t *)&handle->poll));
@@ -60,11 +60,11 @@ static void end(void) {
     CHECK(unlink(path) == 0);
 }
 
-static void submit(block *it, pelton_uv_done_cb on_done) {
+static void submit(block *it, pelton_uv_operation_cb on_done) {
     size_t taken;
     int was_in_callback = in_callback;
     in_callback = 0;
-    OK(pelton_uv_file_start(handle, &it->operation, &it->what, 1, &taken, on_done));
+    OK(pelton_uv_engine_submit(handle, &it->operation, &it->what, 1, &taken, on_done));
     CHECK(taken == 1);
     /* No callback comes from within it. */
     CHECK(in_callback == 0);
@@ -92,7 +92,7 @@ static void free_block(block *it) {
     free(it);
 }
 
-static void on_block(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_block(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     block *it = (block *)operation->data;
     in_callback = 1;
     CHECK(operation->handle == handle && done->code == PELTON_OK && done->error == 0 && done->count == BYTES);
@@ -131,14 +131,14 @@ static void on_timer(uv_timer_t *timer) {
 
 static int synced;
 
-static void on_synced(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_synced(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     (void)operation;
-    ANSWERS(done->code, PELTON_OK);
+    RETURNS(done->code, PELTON_OK);
     synced++;
 }
 
 static void a_chain_and_the_loops_other_handles_go_on(void) {
-    pelton_uv_operation operations[3];
+    pelton_uv_operation_t operations[3];
     pelton_operation what[3];
     uv_timer_t timer;
     block *large = new_block(0, PELTON_FILE_WRITE, 8 << 20);
@@ -156,7 +156,7 @@ static void a_chain_and_the_loops_other_handles_go_on(void) {
     what[2] = what[1];
     what[2].flags = 0;
     synced = timers = 0;
-    OK(pelton_uv_file_start(handle, operations, what, 3, &taken, on_synced));
+    OK(pelton_uv_engine_submit(handle, operations, what, 3, &taken, on_synced));
     CHECK(taken == 3);
     while (synced < 3) uv_run(&loop, UV_RUN_ONCE);
     CHECK(timers > 0);
@@ -167,20 +167,20 @@ static void a_chain_and_the_loops_other_handles_go_on(void) {
 
 static int cancelled;
 
-static void on_cancelled(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_cancelled(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     (void)operation;
     CHECK(done->code == PELTON_SYSTEM && done->error == ECANCELED);
     cancelled++;
 }
 
-static void on_nothing(pelton_uv_operation *operation, const pelton_file_completion *done) {
+static void on_nothing(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
     (void)operation;
     (void)done;
     CHECK(!"a callback after the close");
 }
 
-static void close_in_callback(pelton_uv_operation *operation, const pelton_file_completion *done) {
-    ANSWERS(done->code, PELTON_OK);
+static void close_in_callback(pelton_uv_operation_t *operation, const pelton_file_completion *done) {
+    RETURNS(done->code, PELTON_OK);
     pelton_uv_engine_close(operation->handle, free_engine);
 }
 
@@ -199,10 +199,10 @@ static void what_is_cancelled_comes_back_and_after_a_close_nothing_does(void) {
     first->what.offset = PELTON_CURRENT;
     submit(first, on_cancelled);
     cancelled = 0;
-    OK(pelton_uv_file_cancel(&first->operation));
+    OK(pelton_uv_operation_cancel(&first->operation));
     run();
     CHECK(cancelled == 1);
-    ANSWERS(pelton_uv_file_cancel(&first->operation), PELTON_AGAIN);
+    RETURNS(pelton_uv_operation_cancel(&first->operation), PELTON_AGAIN);
     /* Closed in a callback while another is in flight, with memory to be released, and one without. */
     first->what.release = release;
     first->what.context = &released;

@@ -39,7 +39,7 @@ impl Leader<'_> {
                 *buffer = bytes;
                 Ok(responder)
             }
-            None => Ok(self.service.receive()?.copy_out(buffer)),
+            None => Ok(self.service.receive()?.copy_into(buffer)),
         }
     }
 

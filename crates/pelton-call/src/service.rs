@@ -8,7 +8,7 @@
 use super::Responder;
 use super::frame::{Assembly, By, HEADER_BYTES, Header, Kind};
 use super::request::{Request, RequestStorage};
-use super::responder::Answering;
+use super::responder::BorrowedResponder;
 use super::session::{ServiceShared, Session};
 use super::sessions::{SessionSlot, Sessions};
 use crate::body::{Body, Flag, RECORDS_PER_POLL};
@@ -26,7 +26,7 @@ use std::time::Instant;
 /// at a time takes requests; any thread may reply.
 ///
 /// The user's own loop takes requests by [`Service::receive`], round-robin from all clients, or [`Service::run`] does
-/// it with a pool of threads. Each request is answered once, by its [`Answering`].
+/// it with a pool of threads. Each request is answered once, by its [`BorrowedResponder`].
 ///
 /// Dropping it closes: all calls in flight fail with [`Error::Closed`] at their clients.
 ///
@@ -47,7 +47,6 @@ use std::time::Instant;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Service {
     pub(super) requests: Receiver,
     /// After the receiver: a client then finds the lane of requests closed before its replies.
@@ -68,7 +67,6 @@ pub struct Service {
 }
 
 /// A request that a poll has found in the current lane.
-#[derive(Debug)]
 enum Found {
     InPlace(Record, Header),
     Owned(Vec<u8>, Header),
@@ -107,7 +105,8 @@ impl Service {
         let null_wake = Arc::new(LocalWake::new().map_err(Error::system("making an eventfd"))?);
         let replies =
             Replies { options: options.clone(), bytes_max: options.call_bytes_max, null_wake: null_wake.clone() };
-        let requests = gather_with(&Settings { announces: true, ..options.clone() }, Some(listener), Some(replies))?;
+        let requests =
+            gather_with(&Settings { membership_events: true, ..options.clone() }, Some(listener), Some(replies))?;
         let shared = Arc::new(ServiceShared::new(options, &requests, null_wake)?);
         Ok(Service {
             requests,
@@ -241,7 +240,7 @@ impl Service {
     }
 
     /// Replies to clients that had left.
-    pub fn dropped(&self) -> u64 {
+    pub fn replies_dropped(&self) -> u64 {
         self.shared.dropped.load(Relaxed)
     }
 
@@ -267,7 +266,7 @@ impl Service {
         // lives.
         let session = unsafe { slot.session.lend() };
         let body = Body::InPlace(requests.message(record));
-        storage.put(body, Answering { session, id, deadline, is_answered: Flag::No })
+        storage.put(body, BorrowedResponder { session, id, deadline, is_answered: Flag::No })
     }
 
     #[cold]
@@ -299,7 +298,7 @@ impl Service {
             Found::Owned(bytes, header) => (Body::Owned(bytes), header),
         };
         let is_answered = if header.kind == Kind::Notify { Flag::Yes } else { Flag::No };
-        storage.put(body, Answering { session, id: header.id, deadline: header.deadline, is_answered })
+        storage.put(body, BorrowedResponder { session, id: header.id, deadline: header.deadline, is_answered })
     }
 
     /// The next request, if there is one now.
@@ -455,9 +454,11 @@ impl Service {
     /// have been notified of their end.
     #[cold]
     fn drain(&mut self, changed: &mut Vec<Arc<Session>>) -> bool {
-        if !std::mem::replace(&mut self.is_draining, true) {
+        if !self.is_draining {
             self.requests.stop_listening();
+            // Before `is_draining`: it would notify the new clients, and the loop below notifies all of them.
             self.add_clients();
+            self.is_draining = true;
             for slot in self.sessions.iter() {
                 slot.session.begin_drain();
                 add(&mut self.polled, Arc::clone(&slot.session));
@@ -496,6 +497,12 @@ impl AsRawFd for Service {
     /// As [`AsFd`], for runtimes that take the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("is_draining", &self.is_draining).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What crosses from C: the macro [`entries`] that defines the exported functions, and the types of their parameters.
+//! What crosses from C: the types of the exported functions' parameters, which the macro `entries!` uses.
 //!
 //! The caller of an exported function guarantees what `pelton.h` states: each pointer is NULL, or valid for what the
 //! function does with it during the call; a size states what is readable or writable there; a handle is NULL or was
@@ -8,116 +8,13 @@
 use crate::code::{self, Answer};
 use crate::handle::{self, Handle, Object};
 use pelton::Deadline;
+use pelton::raw::Name;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-
-/// Defines exported functions. Each one checks its handle, enters it (or shares it, with `&Object`), checks its other
-/// parameters for NULL, catches panics, and returns the body's [`Answer`] as a number.
-///
-/// `data[size]: Bytes` are two parameters in C, and one slice in the body. With `fast { .. }`, which has the parameters
-/// as C passed them, the body runs only if that is `None`.
-macro_rules! entries {
-    ($(fn $name:ident($($parameters:tt)*) $(fast $fast:block)? $body:block)*) => {
-        $(crate::c::entries!(@one $name [$($fast)?] $body $($parameters)*);)*
-    };
-    (@one $name:ident [] $body:block $handle:ident: &mut $object:ty
-        $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
-        /// See `pelton.h`.
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $handle: *mut crate::handle::Handle<$object>,
-            $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
-        ) -> std::ffi::c_int {
-            let body = |$handle: &mut $object| {
-                crate::c::entries!(@checked $($parameter $([$size])?: $type,)*);
-                $body
-            };
-            // SAFETY: the C caller guarantees the handle and its use by one thread.
-            crate::code::number(unsafe { crate::handle::enter($handle, body) })
-        }
-    };
-    (@one $name:ident [$fast:block] $body:block $handle:ident: &mut $object:ty
-        $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
-        /// See `pelton.h`.
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $handle: *mut crate::handle::Handle<$object>,
-            $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
-        ) -> std::ffi::c_int {
-            #[cold]
-            #[inline(never)]
-            unsafe extern "C" fn slow(
-                $handle: *mut crate::handle::Handle<$object>,
-                $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
-            ) -> std::ffi::c_int {
-                let body = |$handle: &mut $object| {
-                    crate::c::entries!(@checked $($parameter $([$size])?: $type,)*);
-                    $body
-                };
-                // SAFETY: the C caller guarantees the handle and its use by one thread.
-                crate::code::number(unsafe { crate::handle::enter($handle, body) })
-            }
-            // SAFETY: the C caller guarantees the handle, its use by one thread, and the other parameters.
-            unsafe {
-                match $fast {
-                    Some(number) => number,
-                    None => slow($handle, $($parameter, $($size,)?)*),
-                }
-            }
-        }
-    };
-    (@one $name:ident [] $body:block $handle:ident: & $object:ty
-        $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
-        /// See `pelton.h`.
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $handle: *const crate::handle::Handle<$object>,
-            $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
-        ) -> std::ffi::c_int {
-            let body = |$handle: &$object| {
-                crate::c::entries!(@checked $($parameter $([$size])?: $type,)*);
-                $body
-            };
-            // SAFETY: the C caller guarantees the handle, and that no thread closes it meanwhile.
-            crate::code::number(unsafe { crate::handle::share($handle, body) })
-        }
-    };
-    (@one $name:ident [] $body:block $($parameter:ident $([$size:ident])?: $type:ty),* $(,)?) => {
-        /// See `pelton.h`.
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
-        ) -> std::ffi::c_int {
-            crate::code::number(crate::handle::catch(|| {
-                crate::c::entries!(@checked $($parameter $([$size])?: $type,)*);
-                $body
-            }))
-        }
-    };
-    (@checked $($parameter:ident $([$size:ident])?: $type:ty,)*) => {
-        $(
-            let given = ($parameter, $($size,)?);
-            // SAFETY: it is a parameter of an exported function, whose caller guarantees what `pelton.h` states.
-            let $parameter = unsafe { <$type as crate::c::Parameter>::checked(&given, stringify!($parameter)) }?;
-        )*
-    };
-}
-pub(crate) use entries;
+use std::time::{Duration, Instant};
 
 /// The type of a parameter, or of two: a pointer and a size.
 pub trait Parameter {
@@ -170,6 +67,32 @@ pub fn check_size(size: usize) -> Answer {
     Err(code::tell(code::TOO_LARGE, format!("a size of {size} bytes: less than 2 GiB is possible")))
 }
 
+/// Nanoseconds of CLOCK_MONOTONIC.
+pub fn now() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes to this structure; Linux always has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// A `deadline_ns`.
+#[cold]
+pub fn deadline(deadline_ns: i64) -> Deadline {
+    match deadline_ns {
+        ..=0 => Deadline::Now,
+        i64::MAX => Deadline::Never,
+        // An instant can be computed only from another one and a difference.
+        _ => Deadline::At(Instant::now() + Duration::from_nanos((deadline_ns - now()).max(0) as u64)),
+    }
+}
+
+/// A name that is no path, and valid.
+pub fn text(name: &CStr) -> Answer<&str> {
+    let not_utf8 = |_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is"));
+    let text = name.to_str().map_err(not_utf8)?;
+    code::done(Name::parse(text)).map(|_| text)
+}
+
 macro_rules! values {
     ($($type:ty)*) => {
         $(impl Parameter for $type {
@@ -177,7 +100,7 @@ macro_rules! values {
             type Given = ($type,);
             type Value<'a> = $type;
 
-            unsafe fn checked<'a>(given: &'a ($type,), _: &'static str) -> Answer<$type> {
+            unsafe fn checked(given: &($type,), _: &'static str) -> Answer<$type> {
                 Ok(given.0)
             }
         })*
@@ -190,8 +113,8 @@ impl Parameter for Deadline {
     type Given = (i64,);
     type Value<'a> = Deadline;
 
-    unsafe fn checked<'a>(given: &'a (i64,), _: &'static str) -> Answer<Deadline> {
-        Ok(crate::options::deadline(given.0))
+    unsafe fn checked(given: &(i64,), _: &'static str) -> Answer<Deadline> {
+        Ok(deadline(given.0))
     }
 }
 
@@ -386,7 +309,7 @@ impl<T: 'static> Parameter for Raw<T> {
     type Given = (Raw<T>,);
     type Value<'a> = Raw<T>;
 
-    unsafe fn checked<'a>(given: &'a (Raw<T>,), _: &'static str) -> Answer<Raw<T>> {
+    unsafe fn checked(given: &(Raw<T>,), _: &'static str) -> Answer<Raw<T>> {
         Ok(given.0)
     }
 }
@@ -435,7 +358,7 @@ impl<T: Sized32> Parameter for Options<T> {
     type Given = (*const T,);
     type Value<'a> = T;
 
-    unsafe fn checked<'a>(given: &'a (*const T,), _: &'static str) -> Answer<T> {
+    unsafe fn checked(given: &(*const T,), _: &'static str) -> Answer<T> {
         let mut copy = MaybeUninit::<T>::zeroed();
         if given.0.is_null() {
             // SAFETY: all zeros are one.
@@ -445,7 +368,7 @@ impl<T: Sized32> Parameter for Options<T> {
         let bytes = unsafe { given.0.cast::<u32>().read() };
         if !(8..=STRUCT_BYTES_MAX).contains(&bytes) {
             let wanted = format!("sizeof({}): begin with its _INIT macro", T::NAME);
-            return Err(crate::options::wrong("struct_bytes", bytes, &wanted));
+            return Err(code::wrong("struct_bytes", bytes, &wanted));
         }
         // SAFETY: the C caller guarantees that the structure has that size.
         let all = unsafe { std::slice::from_raw_parts(given.0.cast::<u8>(), bytes as usize) };
@@ -490,7 +413,7 @@ impl<T: Sized32> Parameter for Info<T> {
         let bytes = *unsafe { reference(given.0.cast_const().cast::<u32>(), name)? };
         // Without the caller's size it could be anything.
         if bytes == 0 || bytes % 8 != 0 || bytes > STRUCT_BYTES_MAX {
-            return Err(crate::options::wrong("struct_bytes", bytes, &format!("sizeof({})", T::NAME)));
+            return Err(code::wrong("struct_bytes", bytes, &format!("sizeof({})", T::NAME)));
         }
         // SAFETY: the C caller guarantees that the structure has that size, and is writable.
         Ok(InfoPlace(unsafe { std::slice::from_raw_parts_mut(given.0.cast(), bytes as usize) }, PhantomData))

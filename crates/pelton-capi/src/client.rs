@@ -1,13 +1,14 @@
 //! The client of a service.
 
-use crate::c::{Bytes, Info, New, Options, Out, Sized32, Text, check_size, entries};
-use crate::code::{self, Answer, armed, done, found, is_done};
+use crate::c::{Bytes, Info, New, Options, Out, Sized32, Text, check_size, text};
+use crate::code::{self, Answer, armed, done, found, is_done, sent, wrong};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
-use crate::opening::{Opened, Opening, text};
-use crate::options::{ClientOptions, wrong};
+use crate::opening::{Opened, Opening};
+use crate::options::ClientOptions;
 use crate::writer::check_used;
 use pelton::raw::{RawCompletion, RawRequestReservation};
-use pelton::{CallId, Completion, Deadline, Loss, Outcome};
+use pelton::{CallId, Completion, Deadline, Loss, Outcome, Sent};
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 
@@ -106,7 +107,7 @@ impl CCompletion {
             Outcome::Abandoned => (COutcome::Abandoned, 0),
             Outcome::Lost(loss) => (COutcome::Lost, loss_code(loss) as u32),
         };
-        CCompletion { call: completion.call().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
+        CCompletion { call: completion.call_id().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
     }
 }
 
@@ -174,7 +175,6 @@ entries! {
     fn pelton_client_call(client: &mut Client, data[size]: Bytes, deadline_ns: Deadline, out: Out<CCompletion>) {
         out.write(take(client, |client| match deadline_ns {
             Deadline::Never => done(client.call(data)),
-            // A deadline that has passed, as the service is told.
             deadline => found(client.call_until(data, deadline)),
         })?);
         Ok(())
@@ -201,10 +201,10 @@ entries! {
 
     fn pelton_client_notify(client: &mut Client, data[size]: Bytes, deadline_ns: Deadline) {
         let inner = client.unused()?;
-        is_done(match deadline_ns {
+        sent(match deadline_ns {
             Deadline::Now => inner.try_notify(data),
             Deadline::At(deadline) => inner.notify_until(data, deadline),
-            Deadline::Never => inner.notify(data).map(|()| true),
+            Deadline::Never => inner.notify(data).map(|()| Sent::Sent),
         })
     }
 
@@ -295,9 +295,9 @@ entries! {
             peer_pid: peer.map_or(0, |peer| peer.pid),
             peer_uid: peer.map_or(0, |peer| peer.uid),
             request_bytes_max: client.request_bytes_max(),
-            services: client.services() as u64,
+            services: client.service_count() as u64,
             in_flight: client.in_flight() as u64,
-            dropped: client.late(),
+            dropped: client.completions_dropped(),
             wakes_sent: client.wakes_sent(),
         })
     }

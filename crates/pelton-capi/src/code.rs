@@ -72,6 +72,12 @@ pub fn null(what: &str) -> c_int {
     tell(NULL, format!("{what} is NULL"))
 }
 
+/// The error for an option, or a field, with an invalid value.
+#[cold]
+pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
+    tell(OPTION, format!("{option} is {found}, wanted {wanted}"))
+}
+
 /// The code of an error, which becomes the detail.
 #[cold]
 pub fn of(error: &Error) -> c_int {
@@ -104,7 +110,10 @@ pub fn of(error: &Error) -> c_int {
         other => return tell(INTERNAL, format!("no code for this error: {other}")),
     };
     tell(code, error.to_string());
-    if let Error::System { source, .. } | Error::NoSpace { source, .. } | Error::File { source, .. } = error {
+    if let Error::System { error: source, .. }
+    | Error::NoSpace { error: source, .. }
+    | Error::File { error: source, .. } = error
+    {
         set_errno(source.raw_os_error().unwrap_or(libc::EIO));
     }
     if let Error::Sink(why) = error

@@ -1,32 +1,23 @@
 //! Engines: operations on files are run, or submitted and taken back as completions.
 //!
-//! Memory without a release function is counted while an operation uses it. As long as there is some, closing waits: the
-//! caller has no other way to know when it is free.
+//! Memory without a release function is counted while an operation uses it. As long as there is some, closing waits:
+//! the caller has no other way to know when it is free.
 
-use crate::c::{AnyPath, Array, In, Info, New, OptionalOut, Options, Out, OutArray, Raw, Sized32, entries};
-use crate::code::{self, Answer, armed, done, is_done};
+use crate::c::{Array, In, Info, New, OptionalOut, Options, Out, OutArray, Raw, Sized32};
+use crate::code::{self, Answer, armed, done, is_done, wrong};
+use crate::entries::entries;
+use crate::file::File;
 use crate::handle::{Kind, Object};
 use crate::operation::{COperation, InUse};
-use crate::options::{CEngineOptions, wrong};
+use crate::options::CEngineOptions;
 use pelton::file::{Completion, Output, Stat};
 use pelton::{Deadline, Error};
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::SystemTime;
-
-/// An open file.
-pub struct File(pub pelton::file::File);
-
-impl Object for File {
-    const KIND: Kind = Kind::File;
-
-    fn is_forked(&self) -> bool {
-        !self.0.is_own()
-    }
-}
 
 pub struct Engine {
     inner: pelton::file::Engine,
@@ -66,7 +57,7 @@ impl Engine {
         };
         let is_abandoned = matches!(ended, Ok(None) | Err(Error::System { .. }));
         if is_abandoned && (given.uses_memory_without_release() || given.uses_endpoint()) {
-            insist(|| self.inner.settle_given_up());
+            insist(|| self.inner.wait_given_up());
         }
         self.in_use.give_back_unused();
         match ended {
@@ -202,7 +193,7 @@ impl Drop for Engine {
         // What it could not start by now, the wait starts.
         let _ = self.inner.cancel_all();
         // Also operations that have ended but were not taken use memory, which nothing writes any more.
-        insist(|| self.inner.settle(None));
+        insist(|| self.inner.wait_idle(None));
         self.in_use.give_back_unused();
     }
 }
@@ -312,7 +303,7 @@ impl CFileCompletion {
 /// The kernel's number; of a channel's error EPIPE.
 fn errno(error: &Error) -> c_int {
     match error {
-        Error::File { source, .. } | Error::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        Error::File { error, .. } | Error::System { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
         _ => libc::EPIPE,
     }
 }
@@ -335,7 +326,7 @@ unsafe impl Sized32 for EngineInfo {
 
 entries! {
     fn pelton_engine_open(options: Options<CEngineOptions>, out: New<Engine>) {
-        let inner = done(options.build()?.open())?;
+        let inner = done(options.build()?.build())?;
         out.give(Engine { inner, in_use: InUse::default(), results: Vec::new() })
     }
 
@@ -385,7 +376,7 @@ entries! {
     }
 
     fn pelton_engine_wait_idle(engine: &mut Engine, deadline_ns: Deadline) {
-        is_done(engine.inner.settle(deadline_ns.instant()))
+        is_done(engine.inner.wait_idle(deadline_ns.instant()))
     }
 
     fn pelton_engine_fd(engine: &mut Engine) {
@@ -407,20 +398,6 @@ entries! {
 
     fn pelton_engine_get_info(engine: &mut Engine, out: Info<EngineInfo>) {
         out.write(EngineInfo { struct_bytes: 0, reserved: 0, in_flight: engine.inner.in_flight() as u64 })
-    }
-
-    fn pelton_file_from_fd(fd: c_int, name: AnyPath, out: New<File>) {
-        // SAFETY: it reads the flags of a number, whatever that is.
-        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-            return Err(code::system(libc::EBADF, "the descriptor is not open"));
-        }
-        // SAFETY: it is open, and the C caller passes it on.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        out.give(File(done(pelton::file::File::from_fd(fd, name.to_owned()))?))
-    }
-
-    fn pelton_file_fd(file: &File) {
-        Ok(file.0.as_fd().as_raw_fd())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Sinks; flushing a receiver; appenders.
 
-use crate::c::{AnyPath, Bytes, New, Options, Out, Parameter, Raw, entries};
+use crate::c::{AnyPath, Bytes, New, Options, Out, Parameter, Raw};
 use crate::code::{self, Answer, done, is_done};
+use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
 use crate::options::{AppendersOptions, FlushOptions, RecordFile};
 use crate::receiver::{Receiver, numbers};
@@ -32,7 +33,7 @@ impl CChunk {
             bytes: bytes.as_ptr().cast(),
             size: bytes.len(),
             first_seq: chunk.first_seq(),
-            messages: chunk.messages(),
+            messages: chunk.message_count(),
             pid,
             uid,
         }
@@ -47,7 +48,7 @@ impl Parameter for Write {
     type Given = (Option<Write>,);
     type Value<'a> = Write;
 
-    unsafe fn checked<'a>(given: &'a (Option<Write>,), name: &'static str) -> Answer<Write> {
+    unsafe fn checked(given: &(Option<Write>,), name: &'static str) -> Answer<Write> {
         given.0.ok_or_else(|| code::null(name))
     }
 }
@@ -134,7 +135,7 @@ entries! {
     }
 
     fn pelton_flush_flush(flush: &mut Flush) {
-        done(flush.0.now())
+        done(flush.0.flush())
     }
 
     fn pelton_flush_sync(flush: &mut Flush) {

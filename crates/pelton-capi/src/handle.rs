@@ -310,11 +310,12 @@ unsafe fn opened<'a, T: Object>(handle: *const Handle<T>) -> Answer<&'a Handle<T
     // SAFETY: each kind begins with a head, and a closed handle stays allocated. Relaxed: the caller orders creating,
     // closing, and one thread's use before another's.
     let gate = unsafe { (*handle.cast::<Head>()).gate.load(Relaxed) };
-    match (kind_of(gate), State::of_gate(gate)) {
-        // SAFETY: the gate says that it is of this kind.
-        (Some(kind), State::Free | State::One | State::Slow) if kind == T::KIND => Ok(unsafe { &*handle }),
-        _ => Err(unusable(gate, Some(T::KIND))),
+    // Free, One or Slow.
+    if !(Handle::<T>::gate(State::Free)..=Handle::<T>::gate(State::Slow)).contains(&gate) {
+        return Err(unusable(gate, Some(T::KIND)));
     }
+    // SAFETY: the gate says that it is of this kind.
+    Ok(unsafe { &*handle })
 }
 
 /// The kind that the gate names.

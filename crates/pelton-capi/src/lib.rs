@@ -1,19 +1,22 @@
 //! The C interface of pelton: the implementation of `include/pelton.h` and the headers below it.
 //!
-//! An exported function is an entry of the macro in `c.rs`, which checks handles and pointers, and catches panics. The
-//! functions for each message have a fast path, inlined from `pelton`, behind one comparison of the handle's gate.
+//! An exported function is an entry of the macro in `entries.rs`, which checks handles and pointers, and catches
+//! panics. The functions for each message have a fast path, inlined from `pelton`, behind one comparison of the
+//! handle's gate.
 //!
 //! Invariants:
 //! - No panic crosses into C. A panic that was caught makes a handle unusable, except for `pelton_close`.
 //! - A gate is free only while nothing is reserved or received, the handle is open, and threads need not be checked.
 //! - A record, or a reservation, is kept by its handle only while that uses its endpoint for nothing else.
-//! - Closing an engine waits while an operation uses memory without a release function, or an endpoint. Closing the last
-//!   handle of appenders flushes and syncs their sink.
+//! - Closing an engine waits while an operation uses memory without a release function, or an endpoint. Closing the
+//!   last handle of appenders flushes and syncs their sink.
 
 mod c;
 mod client;
 mod code;
 mod engine;
+mod entries;
+mod file;
 mod flush;
 mod handle;
 mod opening;
@@ -50,7 +53,7 @@ pub extern "C" fn pelton_error_detail() -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn pelton_deadline(timeout_ns: i64) -> i64 {
     // At least 1: 0 is PELTON_NO_WAIT.
-    options::now().saturating_add(timeout_ns).max(1)
+    c::now().saturating_add(timeout_ns).max(1)
 }
 
 /// See `pelton.h`.

@@ -1,7 +1,8 @@
 //! Opening endpoints, with and without waiting; listening and accepting.
 
-use crate::c::{New, Options, Text, entries};
+use crate::c::{New, Options, Text, text};
 use crate::code::{self, Answer, done, found};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
 use crate::options::{self, ChannelOptions};
 use crate::receiver::Receiver;
@@ -13,11 +14,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// A name that is no path.
-pub fn text(name: &CStr) -> Answer<&str> {
-    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
-}
 
 /// What a name leads to, and how to open it there.
 enum Place<'a> {

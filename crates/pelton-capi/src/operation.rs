@@ -4,10 +4,9 @@
 //! is taken.
 
 use crate::c::{Raw, Text};
-use crate::code::{self, Answer};
-use crate::engine::File;
+use crate::code::{self, Answer, wrong};
+use crate::file::File;
 use crate::handle::Object;
-use crate::options::wrong;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use crate::writer::Writer;
@@ -359,7 +358,9 @@ impl Endpoint for Receiver {
 }
 
 /// Endpoints that operations use, with the handles that they are detached from.
-struct Endpoints<T: Endpoint>(Vec<(Raw<T>, Arc<Mutex<T::Inner>>)>);
+struct Endpoints<T: Endpoint>(Vec<(Raw<T>, SharedEndpoint<T>)>);
+
+type SharedEndpoint<T> = Arc<Mutex<<T as Endpoint>::Inner>>;
 
 impl<T: Endpoint> Default for Endpoints<T> {
     fn default() -> Endpoints<T> {
@@ -368,7 +369,7 @@ impl<T: Endpoint> Default for Endpoints<T> {
 }
 
 impl<T: Endpoint> Endpoints<T> {
-    fn find(&self, handle: Raw<T>) -> Option<&Arc<Mutex<T::Inner>>> {
+    fn find(&self, handle: Raw<T>) -> Option<&SharedEndpoint<T>> {
         self.0.iter().find(|(detached, _)| *detached == handle).map(|(_, endpoint)| endpoint)
     }
 
@@ -377,7 +378,7 @@ impl<T: Endpoint> Endpoints<T> {
         if self.find(handle).is_some() { Ok(()) } else { handle.enter(T::check_unused) }
     }
 
-    fn detach(&mut self, handle: Raw<T>) -> Answer<Arc<Mutex<T::Inner>>> {
+    fn detach(&mut self, handle: Raw<T>) -> Answer<SharedEndpoint<T>> {
         if let Some(endpoint) = self.find(handle) {
             return Ok(endpoint.clone());
         }

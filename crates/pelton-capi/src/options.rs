@@ -1,29 +1,10 @@
-//! Options and deadlines as C has them. An option that the function cannot use is refused, with the reason.
+//! Options as C has them. An option that the function cannot use is refused, with the reason.
 
-use crate::c::{Sized32, Text};
-use crate::code::{self, Answer};
+use crate::c::{Sized32, Text, deadline};
+use crate::code::{self, Answer, wrong};
 use pelton::file::EngineOptions;
-use pelton::{Deadline, RecordFileOptions, Wait};
-use std::time::{Duration, Instant};
-
-/// Nanoseconds of CLOCK_MONOTONIC.
-pub fn now() -> i64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes to this structure; Linux always has this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec * 1_000_000_000 + time.tv_nsec
-}
-
-/// A `deadline_ns`.
-#[cold]
-pub fn deadline(deadline_ns: i64) -> Deadline {
-    match deadline_ns {
-        ..=0 => Deadline::Now,
-        i64::MAX => Deadline::Never,
-        // An instant can be computed only from another one and a difference.
-        _ => Deadline::At(Instant::now() + Duration::from_nanos((deadline_ns - now()).max(0) as u64)),
-    }
-}
+use pelton::{RecordFileOptions, Wait};
+use std::time::Duration;
 
 /// A function that creates handles, and the options that it cannot use, each with the reason.
 pub struct Maker {
@@ -152,12 +133,6 @@ fn interval(option: &str, found: i64) -> Answer<Duration> {
 
 fn check_reserved(found: u32) -> Answer {
     if found == 0 { Ok(()) } else { Err(wrong("reserved", found, "0: begin with the _INIT macro")) }
-}
-
-/// The error for an option, or a field, with an invalid value.
-#[cold]
-pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
-    code::tell(code::OPTION, format!("{option} is {found}, wanted {wanted}"))
 }
 
 macro_rules! structures {
@@ -305,7 +280,7 @@ impl GatherOptions {
         if is_threads_alone {
             GATHER_THREADS.check(&[("memory_bytes_max", self.memory_bytes_max != 0), ("uids", self.uid_count != 0)])?;
         }
-        let options = common!(self)?.announce(flag("membership_events", self.membership_events)?);
+        let options = common!(self)?.membership_events(flag("membership_events", self.membership_events)?);
         Ok(set(self.senders_max.into(), options, |options, senders| options.lanes(senders as u32)).cast())
     }
 }
@@ -318,8 +293,8 @@ impl ClientOptions {
         Ok(match self.poll_ns {
             0 => options,
             // PELTON_NO_POLL.
-            -1 => options.hold(Duration::ZERO),
-            ns => options.hold(interval("poll_ns", ns)?),
+            -1 => options.busy_poll(Duration::ZERO),
+            ns => options.busy_poll(interval("poll_ns", ns)?),
         }
         .cast())
     }

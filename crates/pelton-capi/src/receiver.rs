@@ -1,9 +1,9 @@
 //! The receiver of a channel, and messages that are held.
 
-use crate::c::{Info, New, Options, Out, OutArray, Sized32, Text, entries};
+use crate::c::{Info, New, Options, Out, OutArray, Sized32, Text, text};
 use crate::code::{self, Answer, armed, done, found, is_done};
+use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
-use crate::opening::text;
 use crate::options::GatherOptions;
 use crate::sender::Senders;
 use pelton::raw::{Item, Record};
@@ -104,7 +104,7 @@ impl CMessage {
             lane: message.lane(),
             // PELTON_REDELIVERED.
             flags: u32::from(message.is_redelivered()),
-            descriptor_count: message.descriptors() as u32,
+            descriptor_count: message.descriptor_count() as u32,
         }
     }
 
@@ -390,7 +390,7 @@ entries! {
         }
         let record = receiver.take_one()?;
         let mut message = ManuallyDrop::new(receiver.channel.message(record));
-        let count = message.descriptors();
+        let count = message.descriptor_count();
         let taken = if count > out.len() {
             out_count.write(count);
             let detail = format!("the message has {count} descriptors, there is space for {}", out.len());
@@ -458,9 +458,9 @@ impl Receiver {
     fn take_batch(&mut self, out: &mut [MaybeUninit<CMessage>]) -> Answer<usize> {
         self.received = Received::Batch;
         let mut count = 0;
-        while count < out.len() {
-            let look = |message: &Message<'_>| _ = out[count].write(CMessage::of(message));
-            match self.channel.take_for_batch(count == 0, look) {
+        for place in out {
+            let show = |message: &Message<'_>| _ = place.write(CMessage::of(message));
+            match self.channel.take_for_batch(count == 0, show) {
                 Ok(true) => count += 1,
                 Ok(false) => break,
                 // The next call returns it.

@@ -1,7 +1,8 @@
 //! Reading record files.
 
-use crate::c::{AnyPath, New, Out, entries};
+use crate::c::{AnyPath, New, Out};
 use crate::code::{done, found};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
 use crate::receiver::numbers;
 use pelton::{LaneId, RecordReader};

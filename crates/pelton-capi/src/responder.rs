@@ -1,7 +1,8 @@
 //! Replies to one request.
 
-use crate::c::{Bytes, Out, Raw, check_size, entries};
+use crate::c::{Bytes, Out, Raw, check_size};
 use crate::code::{self, Answer, done, found, sent};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
 use crate::writer::check_used;
 use pelton::raw::RawReplyReservation;
@@ -94,12 +95,12 @@ entries! {
 
     fn pelton_responder_reply_reserved(responder: Raw<Responder>, size: usize) {
         // Once it is taken, the responder closes, even if the client has gone.
-        let (_, replied) = responder.take(|responder| Ok(done(responder.reserved(size)?.reply(size))))?;
+        let (_, replied) = responder.take(|responder| Ok(done(responder.reserved(size)?.reply_bytes(size))))?;
         replied
     }
 
     fn pelton_responder_part_reserved(responder: &mut Responder, size: usize) {
-        done(responder.reserved(size)?.part(size))
+        done(responder.reserved(size)?.part_bytes(size))
     }
 
     fn pelton_responder_abort(responder: &mut Responder) {

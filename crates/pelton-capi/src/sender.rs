@@ -1,7 +1,8 @@
 //! The sender of a channel, and what creates senders for threads.
 
-use crate::c::{Array, Bytes, Info, New, Out, Sized32, check_size, entries};
+use crate::c::{Array, Bytes, Info, New, Out, Sized32, check_size};
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
+use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
 use crate::writer::{Reserved, Writer, commit_fast, reserve_fast, send_fast};
 use pelton::{Deadline, Error};
@@ -121,7 +122,7 @@ entries! {
     }
 
     fn pelton_sender_wait_released(sender: &mut Sender, deadline_ns: Deadline) {
-        is_done(sender.unreserved()?.drain_until(deadline_ns))
+        is_done(sender.unreserved()?.wait_released_until(deadline_ns))
     }
 
     fn pelton_sender_resume(sender: &mut Sender, deadline_ns: Deadline) {

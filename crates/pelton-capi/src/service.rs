@@ -1,9 +1,9 @@
 //! A service: its requests, and the threads that handle them.
 
-use crate::c::{Info, New, Options, Out, Parameter, Raw, Sized32, Text, entries};
+use crate::c::{Info, New, Options, Out, Parameter, Raw, Sized32, Text, text};
 use crate::code::{self, Answer, armed, done, found, is_done};
+use crate::entries::entries;
 use crate::handle::{Kind, Object};
-use crate::opening::text;
 use crate::options::ServiceOptions;
 use crate::receiver::numbers;
 use crate::responder::Responder;
@@ -79,7 +79,7 @@ impl Parameter for Handler {
     type Given = (Option<Handler>,);
     type Value<'a> = Handler;
 
-    unsafe fn checked<'a>(given: &'a (Option<Handler>,), name: &'static str) -> Answer<Handler> {
+    unsafe fn checked(given: &(Option<Handler>,), name: &'static str) -> Answer<Handler> {
         given.0.ok_or_else(|| code::null(name))
     }
 }
@@ -187,7 +187,7 @@ entries! {
         out.write(ServiceInfo {
             struct_bytes: 0,
             reserved: 0,
-            dropped: service.inner.dropped(),
+            dropped: service.inner.replies_dropped(),
             corrupt: service.inner.corrupt_clients(),
         })
     }

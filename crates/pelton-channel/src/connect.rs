@@ -321,7 +321,7 @@ enum Reach {
 
 impl Reach {
     fn of(options: &Settings) -> Reach {
-        options.connect_deadline.map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
+        options.connect_deadline.from_now().map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
     }
 }
 

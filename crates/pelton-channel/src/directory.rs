@@ -489,7 +489,7 @@ impl Directory {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => {
                 let left = path.with_file_name(temporary);
-                Err(Error::System { what: format!("removing {}", left.display()), source: errno.into() })
+                Err(Error::System { what: format!("removing {}", left.display()), error: errno.into() })
             }
         }
     }
@@ -551,7 +551,7 @@ impl Directory {
     }
 
     fn cannot_lock(&self, name: &str, source: std::io::Error) -> Error {
-        Error::System { what: format!("locking {}", self.dir.file(name).display()), source }
+        Error::System { what: format!("locking {}", self.dir.file(name).display()), error: source }
     }
 
     /// Fails if the locked file was removed. A remover holds all locks, so a later lock is one of a removed file.

@@ -300,7 +300,7 @@ impl Handshake {
     /// Sends the peer the reason as well.
     fn refused_for(&self, error: Error) -> Error {
         self.refuse(match &error {
-            Error::System { source, .. } if lacks_descriptors(source) => no_descriptor_left(),
+            Error::System { error: source, .. } if lacks_descriptors(source) => no_descriptor_left(),
             error => error.to_string(),
         });
         error

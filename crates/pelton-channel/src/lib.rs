@@ -36,7 +36,7 @@ mod wait;
 
 pub use counters::Counters;
 pub use endpoint::Departure;
-pub use error::{Error, Result};
+pub use error::{CallFailure, Error, Result};
 pub use gather::Senders;
 pub use lane_id::LaneId;
 pub use listener::Listener;
@@ -44,5 +44,5 @@ pub use opening::Opening;
 pub use options::Options;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};
-pub use sender::{Reservation, Sender, Sent, SentBatch};
-pub use wait::{Armed, Deadline, Wait};
+pub use sender::{BatchReservation, Reservation, Sender, Sent};
+pub use wait::{Armed, ConnectDeadline, Deadline, Wait};

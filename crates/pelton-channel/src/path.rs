@@ -137,7 +137,13 @@ enum Make {
     Open,
 }
 
-async fn directory(path: &Path, options: &Settings, make: Make, waiter: &Waiter) -> Result<Arc<Directory>> {
+async fn directory(
+    path: &Path,
+    options: &Settings,
+    make: Make,
+    deadline: Option<Instant>,
+    waiter: &Waiter,
+) -> Result<Arc<Directory>> {
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
         let (capacity, limit) = options.path_sizes()?;
@@ -147,7 +153,7 @@ async fn directory(path: &Path, options: &Settings, make: Make, waiter: &Waiter)
         if let Some(directory) = Directory::open(path, &access)? {
             return Ok(Arc::new(directory));
         }
-        match options.connect_deadline {
+        match deadline {
             Some(deadline) if Instant::now() < deadline => waiter.pause(Instant::now() + RETRY).await?,
             _ => return Err(Error::NoChannel { path: path.display().to_string() }),
         }
@@ -155,10 +161,11 @@ async fn directory(path: &Path, options: &Settings, make: Make, waiter: &Waiter)
 }
 
 async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) -> Result<Sender> {
-    let directory = directory(&path, &options, make, &waiter).await?;
+    let deadline = options.connect_deadline.from_now();
+    let directory = directory(&path, &options, make, deadline, &waiter).await?;
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
-        directory.claim_sender_until(options.connect_deadline, &waiter).await?;
+        directory.claim_sender_until(deadline, &waiter).await?;
     failpoint("sender: claimed");
     let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
@@ -174,7 +181,7 @@ async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) ->
     sender.endpoint.role = Some(role);
     sender.find_and_ring_peer()?;
     failpoint("sender: met");
-    if let Some(deadline) = options.connect_deadline
+    if let Some(deadline) = deadline
         && !sender.wait_for_peer(Some(deadline), &waiter).await?
     {
         return Err(timed_out("a receiver", &path));
@@ -197,10 +204,11 @@ fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
 }
 
 async fn receiver(path: PathBuf, options: Settings, make: Make, waiter: Waiter) -> Result<Receiver> {
-    let directory = directory(&path, &options, make, &waiter).await?;
+    let deadline = options.connect_deadline.from_now();
+    let directory = directory(&path, &options, make, deadline, &waiter).await?;
     check_size(&directory, &options)?;
     let can_barrier = membarrier::register();
-    let role = directory.claim_receiver_until(options.connect_deadline, &waiter).await?;
+    let role = directory.claim_receiver_until(deadline, &waiter).await?;
     failpoint("receiver: claimed");
     let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
@@ -214,7 +222,7 @@ async fn receiver(path: PathBuf, options: Settings, make: Make, waiter: Waiter) 
     receiver.find_and_ring_senders()?;
     failpoint("receiver: met");
     // With messages in the channel, the receiver needs no sender.
-    if let Some(deadline) = options.connect_deadline
+    if let Some(deadline) = deadline
         && !receiver.has_messages()
         && !receiver.wait_for_peer(Some(deadline), &waiter).await?
     {

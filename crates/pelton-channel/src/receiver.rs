@@ -123,7 +123,7 @@ impl Receiver {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
         receiver.registry = Some(Box::new(registry));
-        receiver.reports_events = options.announces;
+        receiver.reports_events = options.membership_events;
         receiver.lanes.let_leave();
         Ok(receiver)
     }
@@ -169,7 +169,7 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::try_receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
+    /// As [`Receiver::try_receive`]. With [`Options::membership_events`], also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -177,7 +177,7 @@ impl Receiver {
         Ok(self.find(Deadline::Now)?.map(|item| self.event(item)))
     }
 
-    /// As [`Receiver::receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
+    /// As [`Receiver::receive`]. With [`Options::membership_events`], also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
@@ -284,6 +284,16 @@ impl Receiver {
             self.wait_for_message(Deadline::Never)?;
         }
         Ok(Batch::new(self))
+    }
+
+    /// As [`Receiver::receive_batch`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    #[inline]
+    pub fn receive_batch_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Batch<'_>>> {
+        let has_message = self.peek_fast().is_some() || self.find_record(deadline.into())?.is_some();
+        Ok(has_message.then(|| Batch::new(self)))
     }
 
     /// Polls several times for the next message, before any call that costs more than a message: most waits end here.
@@ -688,9 +698,9 @@ impl Receiver {
         Ok(Armed::waiting_if(armed))
     }
 
-    /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether there
-    /// is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless lately,
-    /// and only once if this process and the sender have one processor. Neither sleeps nor arms.
+    /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether
+    /// there is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless
+    /// lately, and only once if this process and the sender have one processor. Neither sleeps nor arms.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {

@@ -4,7 +4,7 @@ mod memory;
 mod reservation;
 mod window;
 
-pub use reservation::{Reservation, SentBatch};
+pub use reservation::{BatchReservation, Reservation};
 
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
@@ -234,19 +234,30 @@ impl Sender {
 
     /// Reserves space for a message of `bytes`. Waits until `deadline`.
     pub(crate) fn find_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
+        let bytes = bytes as u64;
+        self.find(WaitCondition::Message(bytes, 0), deadline, |lane| lane.try_reserve(bytes))
+    }
+
+    /// Reserves by `reserve`. Waits for `want` until `deadline`.
+    fn find<T>(
+        &mut self,
+        want: WaitCondition,
+        deadline: Deadline,
+        mut reserve: impl FnMut(&mut Producer) -> std::result::Result<Option<T>, LaneError>,
+    ) -> Result<Option<T>> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         self.find_window();
         loop {
-            let space = self.with_memory(|lane| lane.try_reserve(bytes as u64))?;
+            let space = self.with_memory(&mut reserve)?;
             if space.is_none() && self.is_peer_known_gone()? {
                 self.note_end();
                 return Err(self.not_usable());
             }
             let Some(deadline) = deadline.until().filter(|_| space.is_none()) else { return Ok(space) };
             self.parts.lane.count_wait();
-            if !wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }, deadline)? {
+            if !wait::wait(&mut FreeSpace { sender: self, want }, deadline)? {
                 return Ok(None);
             }
         }
@@ -454,7 +465,29 @@ impl Sender {
     /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more space than the largest
     /// message.
     #[inline(always)]
-    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
+    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<BatchReservation<'_>>> {
+        self.reserve_batch_until(lens, Deadline::Now)
+    }
+
+    /// As [`Sender::try_reserve_batch`], but waits for space for the whole batch.
+    ///
+    /// # Errors
+    /// As [`Sender::try_reserve_batch`].
+    #[inline(always)]
+    pub fn reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<BatchReservation<'_>> {
+        Ok(self.reserve_batch_until(lens, Deadline::Never)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Sender::reserve_batch`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Sender::try_reserve_batch`].
+    #[inline(always)]
+    pub fn reserve_batch_until(
+        &mut self,
+        lens: impl IntoIterator<Item = usize>,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Option<BatchReservation<'_>>> {
         // Each length is limited to 2^31, above the largest message, so the sum wraps only for 2^33 messages. Even then
         // a batch never returns more space than it has. For messages of one size the compiler computes this sum without
         // a loop.
@@ -462,28 +495,18 @@ impl Sender {
         if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
         {
-            return Ok(Some(SentBatch { sender: self, batch }));
+            return Ok(Some(BatchReservation { sender: self, batch }));
         }
-        Ok(self.find_batch(records)?.map(|batch| SentBatch { sender: self, batch }))
+        Ok(self.find_batch(records, deadline.into())?.map(|batch| BatchReservation { sender: self, batch }))
     }
 
     /// The slow path.
     #[cold]
     #[inline(never)]
-    fn find_batch(&mut self, records: u64) -> Result<Option<pelton_lane::Batch>> {
-        if !self.endpoint.owner.is_current() {
-            return Err(self.not_usable());
-        }
-        self.find_window();
-        let batch = self.with_memory(|lane| lane.try_begin_batch(records))?;
-        if batch.is_some() {
-            return Ok(batch);
-        }
-        if self.is_peer_known_gone()? {
-            self.note_end();
-            return Err(self.not_usable());
-        }
-        Ok(None)
+    fn find_batch(&mut self, records: u64, deadline: Deadline) -> Result<Option<pelton_lane::Batch>> {
+        // A message that takes the same space as the batch.
+        let bytes = records.saturating_sub(record_bytes(0)).min(self.message_bytes_max());
+        self.find(WaitCondition::Message(bytes, 0), deadline, |lane| lane.try_begin_batch(records))
     }
 
     /// Sends a message together with descriptors, which the receiver takes by [`crate::Message::take_descriptors`].
@@ -598,19 +621,19 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::send`]: [`Error::Closed`] and [`Error::PeerDied`] have the number of unreleased messages.
-    pub fn drain(&mut self) -> Result<()> {
-        self.wait_drained(None).map(|_| ())
+    pub fn wait_released(&mut self) -> Result<()> {
+        self.wait_released_to(None).map(|_| ())
     }
 
-    /// As [`Sender::drain`], until `deadline`; false when it passes.
+    /// As [`Sender::wait_released`], until `deadline`; false when it passes.
     ///
     /// # Errors
-    /// As [`Sender::drain`].
-    pub fn drain_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.wait_drained(deadline.into().instant())
+    /// As [`Sender::wait_released`].
+    pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.wait_released_to(deadline.into().instant())
     }
 
-    fn wait_drained(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    fn wait_released_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
         if !self.endpoint.owner.is_current() {
             return if self.endpoint.departure.is_some() && self.unreleased() == 0 {
                 Ok(true)
@@ -647,9 +670,9 @@ impl Sender {
         Ok(Armed::waiting_if(armed))
     }
 
-    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds, longer
-    /// for a large message, and returns whether there is space. Polls for less if that was useless lately, and only
-    /// once if this process and the receiver have one processor. Neither sleeps nor arms.
+    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds,
+    /// longer for a large message, and returns whether there is space. Polls for less if that was useless lately, and
+    /// only once if this process and the receiver have one processor. Neither sleeps nor arms.
     ///
     /// # Errors
     /// As [`Sender::try_send`].
@@ -836,7 +859,7 @@ impl Sender {
     }
 
     /// Closes the channel. The receiver receives all messages and then returns [`Error::Closed`]. Does not wait; see
-    /// [`Sender::drain`]. Dropping the sender does the same.
+    /// [`Sender::wait_released`]. Dropping the sender does the same.
     ///
     /// # Errors
     /// [`Error::Forked`].

@@ -38,7 +38,7 @@ const CALL_COST_BYTES: usize = 4096;
 /// # fn main() -> pelton::Result<()> {
 /// # let directory = tempfile::tempdir().unwrap();
 /// use pelton::file::{EngineOptions, Open, Operation};
-/// let mut engine = EngineOptions::new().root(directory.path()).open()?;
+/// let mut engine = EngineOptions::new().root(directory.path()).build()?;
 /// let outside = engine.run(Operation::open("../../etc/passwd", Open::for_reading())).unwrap_err();
 /// assert!(outside.to_string().contains("EXDEV"));
 /// # Ok(())
@@ -94,7 +94,7 @@ impl EngineOptions {
     /// # Errors
     /// [`Error::Option`] unless 1 to 16,384 operations and 1 to 1,024 threads are allowed; [`Error::File`] when the
     /// root cannot be opened; [`Error::System`] when descriptors or memory are exhausted.
-    pub fn open(&self) -> Result<Engine> {
+    pub fn build(&self) -> Result<Engine> {
         for (option, found, most) in [("in_flight_max", self.in_flight_max, 16_384), ("threads", self.threads, 1024)] {
             if !(1..=most).contains(&found) {
                 return Err(Error::Option { option, found: found as u64, wanted: format!("1 to {most}") });
@@ -295,9 +295,9 @@ impl Engine {
     /// An engine with the default options.
     ///
     /// # Errors
-    /// As of [`EngineOptions::open`].
+    /// As of [`EngineOptions::build`].
     pub fn new() -> Result<Engine> {
-        EngineOptions::new().open()
+        EngineOptions::new().build()
     }
 
     /// Whether it uses io_uring: false if the system refuses it, also if it does so later.
@@ -724,14 +724,14 @@ impl Engine {
     /// Waits until all operations have ended, also those given up; their completions stay available. False at the
     /// deadline. For FFI.
     #[doc(hidden)]
-    pub fn settle(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub fn wait_idle(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.check_owner()?;
         self.wait(deadline, |engine| engine.under_way() == 0)
     }
 
     /// Waits until all given-up operations have ended. For FFI.
     #[doc(hidden)]
-    pub fn settle_given_up(&mut self) -> Result<bool> {
+    pub fn wait_given_up(&mut self) -> Result<bool> {
         self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.waiter != Waiter::Abandoned))
     }
 

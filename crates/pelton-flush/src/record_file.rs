@@ -408,7 +408,7 @@ impl RecordFile {
                     bytes: bytes.len() as u64,
                     lane: chunk.lane(),
                     first_seq: chunk.first_seq(),
-                    messages: chunk.messages(),
+                    messages: chunk.message_count(),
                     peer: chunk.peer(),
                     written,
                     checksum: crc32fast::hash(bytes),

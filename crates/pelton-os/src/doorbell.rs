@@ -127,8 +127,8 @@ impl Doorbell {
         }
     }
 
-    /// Notes the only epoll that polls the socket of a pair: the socket leaves it before its close, which may block.
-    pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
+    /// Notes an epoll that polls the socket of a pair: the socket leaves it before its close, which may block.
+    pub(crate) fn add_epoll(&self, epoll: &Arc<Descriptor>) {
         if let Form::Pair { near, .. } = &self.0 {
             near.add_epoll(epoll);
         }

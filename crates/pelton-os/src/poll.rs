@@ -132,7 +132,7 @@ impl Pollable {
     /// Also readable once that doorbell of a peer of another user has rung, until [`Pollable::drain`], as long as the
     /// doorbell exists.
     pub fn add_doorbell(&self, doorbell: &Arc<Doorbell>) -> std::io::Result<()> {
-        doorbell.set_epoll(&self.epoll);
+        doorbell.add_epoll(&self.epoll);
         let mut doorbells = locked(&self.doorbells);
         let free = doorbells.iter().position(|doorbell| doorbell.strong_count() == 0);
         let number = free.unwrap_or(doorbells.len());

@@ -36,7 +36,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Socket {
     fd: ManuallyDrop<Descriptor>,
-    /// The epolls that poll it: the socket leaves them before its close, which may block, begins.
+    /// The epolls that poll it: the socket leaves them before its close, which may block.
     epolls: Mutex<Vec<Weak<Descriptor>>>,
     /// Of a socket pair: the user of the other end.
     other_uid: Option<u32>,
@@ -304,13 +304,14 @@ impl Drop for Socket {
         }
         // To close it also closes what is queued. After this nothing can be queued any more.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        // Explicitly: a process that inherited the socket may keep it open, and it would be reported for ever.
+        for epoll in locked(&self.epolls).drain(..).filter_map(|epoll| epoll.upgrade()) {
+            let _ = rustix::event::epoll::delete(&*epoll, &socket);
+        }
         if may_have_descriptors(&socket)
             && let Ok(uid) = uid
             && let Some(fd) = socket.into_owned()
         {
-            for epoll in locked(&self.epolls).drain(..).filter_map(|epoll| epoll.upgrade()) {
-                let _ = rustix::event::epoll::delete(&*epoll, &fd);
-            }
             close_elsewhere(fd, uid);
         }
     }

@@ -42,7 +42,7 @@ impl Watch {
         }
     }
 
-    /// As [`Watch::add`]. The socket leaves the epoll before its close begins, which may take long.
+    /// As [`Watch::add`]. The socket leaves the epoll before its close, which may block.
     pub fn add_socket(&self, socket: &Socket) -> std::io::Result<()> {
         socket.add_epoll(&self.epoll);
         self.add(socket.as_fd())
@@ -52,5 +52,43 @@ impl Watch {
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::first_readable;
+
+    fn is_readable(watch: &Watch) -> bool {
+        first_readable(&[watch.as_fd()], Some(Instant::now())).unwrap().is_some()
+    }
+
+    #[test]
+    fn a_closed_socket_is_reported_no_more_though_another_process_may_have_it() {
+        let watch = Watch::new().unwrap();
+        assert!(is_readable(&watch), "the operation has not begun");
+        watch.wake_at(None).unwrap();
+        assert!(!is_readable(&watch));
+        let (socket, other_end) = Socket::pair(crate::own_uid()).unwrap();
+        watch.add_socket(&socket).unwrap();
+        assert!(!is_readable(&watch));
+        // As an inherited descriptor does, this one keeps the socket open.
+        let _copy = socket.as_fd().try_clone_to_owned().unwrap();
+        drop(other_end);
+        assert!(is_readable(&watch));
+        drop(socket);
+        assert!(!is_readable(&watch));
+    }
+
+    #[test]
+    fn the_timer_can_be_set_to_a_time_that_has_passed_and_set_anew() {
+        let watch = Watch::new().unwrap();
+        for _ in 0..2 {
+            watch.wake_at(Some(Instant::now() + Duration::from_secs(3600))).unwrap();
+            assert!(!is_readable(&watch));
+            watch.wake_at(Some(Instant::now())).unwrap();
+            first_readable(&[watch.as_fd()], None).unwrap();
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Receiving and sending are cancel-safe: dropped before it completes, such a future has taken or sent nothing.
 //! Dropping a call cancels it, and its service may have executed it. A dropped `AsyncService::run` aborts its handlers.
-//! For file operations see [`AsyncEngine`].
+//! So `tokio::time::timeout` limits each of these waits, and none has a deadline of its own. A call's deadline can also
+//! go to the service: [`AsyncClient::submit_by`]. For file operations see [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -22,7 +23,7 @@ mod engine;
 mod service;
 mod stream;
 
-pub use client::{Answer, AsyncCall, AsyncClient};
+pub use client::{AsyncCall, AsyncClient, OwnedCompletion};
 pub use engine::AsyncEngine;
 pub use service::{AsyncRequest, AsyncResponder, AsyncService};
 pub use stream::{MessageSink, MessageStream};
@@ -41,8 +42,8 @@ pub struct AsyncReceiver(AsyncFd<Receiver>);
 pub struct AsyncSender(AsyncFd<Sender>);
 
 fn registered<T: std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
-    // SAFETY: endpoints, clients, services, engines and openings own one descriptor each, and return the same one from their
-    // creation until their drop; a successor of the peer does not change it.
+    // SAFETY: endpoints, clients, services, engines and openings own one descriptor each, and return the same one from
+    // their creation until their drop; a successor of the peer does not change it.
     unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) }
         .map_err(|error| Error::system("registering with the Tokio runtime")(error.into_parts().1))
 }

@@ -159,7 +159,7 @@ fn answer(mut request: Request<'_>) -> Result<()> {
     // A reply above the lane's message limit never fits in place.
     if let Ok(Some(mut room)) = responder.try_reserve(bytes.len()) {
         room.copy_from_slice(bytes);
-        return Ok(room.reply(bytes.len())?);
+        return Ok(room.reply_bytes(bytes.len())?);
     }
     let (bytes, responder) = request.into_parts();
     Ok(responder.reply(&bytes)?)

@@ -328,7 +328,7 @@ local Service = {__index = methods}
 
 local OPTIONS = {timeout = true, capacity = true, call_bytes_max = true, parts_bytes_max = true, hold = true, uids = true}
 
-local _M = {_VERSION = "0.1.0", file = file}
+local _M = {_VERSION = "0.2.0", file = file}
 
 -- A number of bytes, or the default.
 local function bytes_of(opts, option, default)

@@ -78,7 +78,7 @@ impl Balancer {
             doorbells,
         };
         if balancer.has_many() {
-            balancer.connect_first(options.connect_deadline, waiter).await?;
+            balancer.connect_first(options.connect_deadline.from_now(), waiter).await?;
         }
         Ok(balancer)
     }

@@ -56,7 +56,6 @@ pub enum Item {
 
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
 #[must_use = "dropping a message releases it: it is then received"]
-#[derive(Debug)]
 pub struct Message<'a> {
     pub(crate) receiver: &'a mut Receiver,
     pub(crate) record: Record,
@@ -86,7 +85,7 @@ impl Message<'_> {
     }
 
     /// The number of descriptors of the message that were not taken yet.
-    pub fn descriptors(&self) -> usize {
+    pub fn descriptor_count(&self) -> usize {
         self.record.descriptors as usize
     }
 
@@ -152,6 +151,22 @@ impl Deref for Message<'_> {
     }
 }
 
+impl AsRef<[u8]> for Message<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Message<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message")
+            .field("seq", &self.seq())
+            .field("lane", &self.lane())
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Message<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -165,7 +180,6 @@ impl Drop for Message<'_> {
 
 /// Several messages of a lane. Dropping it releases, by one store, the messages that [`Batch::next`] returned. If it is
 /// forgotten instead, they may be received again.
-#[derive(Debug)]
 pub struct Batch<'a> {
     receiver: &'a mut Receiver,
     /// The position after the returned messages, and their bytes. The lane gets both when the batch is dropped.
@@ -221,6 +235,12 @@ impl Batch<'_> {
     }
 }
 
+impl std::fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("lane", &self.receiver.lanes.current.number).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Batch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -269,7 +289,6 @@ impl Receiver {
 /// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is dropped. But then its
 /// bytes stay unchanged only until the sender has found a successor: drop it, or copy it, before you close the
 /// receiver.
-#[derive(Debug)]
 pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
@@ -296,6 +315,18 @@ impl Deref for Held {
     fn deref(&self) -> &[u8] {
         // SAFETY: the lane checked that the record lies in the data; the ticket keeps the record from being released.
         unsafe { std::slice::from_raw_parts(self.payload.as_ptr(), self.bytes) }
+    }
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("seq", &self.seq).field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 

@@ -3,14 +3,16 @@
 //! while it waits for something else.
 
 use crate::raw::{Inbox, StoredCompletion};
-use crate::{Armed, CallId, Client, Error, Opening, Options, Outcome, Result};
+use crate::{Armed, CallId, Client, Error, Opening, Options, Outcome, Result, Sent};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;
 use std::collections::BTreeMap;
+use std::fmt::{Debug, Formatter};
 use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 /// A [`Client`] in a Tokio runtime, for any number of tasks: `Clone`, `Send` and `Sync`.
 ///
@@ -70,12 +72,39 @@ struct State {
 }
 
 /// A completion of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+#[derive(Clone, PartialEq, Eq)]
+#[must_use = "check `outcome`: a failed call is a completion too"]
+pub struct OwnedCompletion {
     /// What it means.
     pub outcome: Outcome,
     /// Its bytes.
     pub bytes: Vec<u8>,
+}
+
+impl OwnedCompletion {
+    /// As [`crate::Completion::ok`].
+    ///
+    /// # Errors
+    /// As [`crate::Completion::ok`].
+    pub fn ok(mut self) -> Result<OwnedCompletion> {
+        match self.outcome.error(|| std::mem::take(&mut self.bytes)) {
+            None => Ok(self),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+impl AsRef<[u8]> for OwnedCompletion {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Debug for OwnedCompletion {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let OwnedCompletion { outcome, bytes } = self;
+        f.debug_struct("OwnedCompletion").field("outcome", outcome).field("bytes", &bytes.len()).finish()
+    }
 }
 
 impl State {
@@ -89,7 +118,7 @@ impl State {
         while !self.is_inbox_full() {
             let Some(completion) = self.client.try_completion()? else { break };
             has_received = true;
-            let (call, outcome) = (completion.call(), completion.outcome());
+            let (call, outcome) = (completion.call_id(), completion.outcome());
             let bytes = completion.into_vec();
             if let Some(task) = self.inbox.store(StoredCompletion { call, outcome, bytes }) {
                 task.wake_by_ref();
@@ -99,12 +128,12 @@ impl State {
     }
 
     /// The next completion of a call; or none yet, and the task is woken when it comes.
-    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<Answer>> {
+    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<OwnedCompletion>> {
         loop {
             let was_full = self.is_inbox_full();
             if let Some(StoredCompletion { outcome, bytes, .. }) = self.inbox.take_of(call) {
                 self.resume(was_full);
-                return Ok(Some(Answer { outcome, bytes }));
+                return Ok(Some(OwnedCompletion { outcome, bytes }));
             }
             self.inbox.wait_for(call, task);
             if !self.has_failed || !self.receive()? {
@@ -128,7 +157,7 @@ impl State {
 
     /// Wakes the driver if a message is queued: it arms for its space.
     fn wake_driver_to_write(&self) {
-        if self.client.has_unwritten() {
+        if self.client.has_queued_messages() {
             self.wake_driver();
         }
     }
@@ -136,7 +165,7 @@ impl State {
     fn wake_tasks_for_space(&mut self) {
         // They try again, and wait again.
         std::mem::take(&mut self.waiting_for_space).into_values().for_each(Waker::wake);
-        self.client.forget_wanted_space();
+        self.client.cancel_wanted_space();
     }
 
     /// Polls the driver: until there is nothing to do, when something wakes it.
@@ -275,12 +304,13 @@ impl AsyncClient {
     }
 
     /// Submits a request and awaits its completion; of a streaming reply the first part, after which the call is
-    /// cancelled: for all of them use [`AsyncClient::submit`]. Waits for space and for the completion. Dropped before
-    /// it completes, the call is cancelled, or was not submitted.
+    /// cancelled: for all of them use [`AsyncClient::submit`]. A call that the service failed is `Ok` here:
+    /// [`OwnedCompletion::ok`] turns it into an error. Waits for space and for the completion. Dropped before it
+    /// completes, the call is cancelled, or was not submitted.
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub async fn call(&self, request: &[u8]) -> Result<Answer> {
+    pub async fn call(&self, request: &[u8]) -> Result<OwnedCompletion> {
         let mut call = self.submit(request).await?;
         Ok(call.next().await?.expect("nothing of it has been taken"))
     }
@@ -291,7 +321,37 @@ impl AsyncClient {
     /// # Errors
     /// As [`Client::try_submit`].
     pub async fn submit(&self, request: &[u8]) -> Result<AsyncCall> {
-        self.submitted(request, false).await
+        self.submitted(request, false, None).await
+    }
+
+    /// As [`AsyncClient::submit`], with a deadline that the service sees: it need not reply after it. Here nothing ends
+    /// by it: for that use `tokio::time::timeout_at`.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let name = format!("unix:{}/async-deadline-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// # let mut service = pelton::Service::listen(&name)?;
+    /// # let stopper = service.stopper();
+    /// # let serving = std::thread::spawn(move || service.run(1, |request| _ = request.reply(b"")));
+    /// use std::time::{Duration, Instant};
+    /// let client = pelton::tokio::AsyncClient::new(pelton::Client::connect(&name)?)?;
+    /// let deadline = Instant::now() + Duration::from_millis(20);
+    /// let call = async { client.submit_by(b"request", deadline).await?.next().await };
+    /// match ::tokio::time::timeout_at(deadline.into(), call).await {
+    ///     Ok(completion) => println!("{:?}", completion?),
+    ///     Err(_) => println!("no reply in time: the call is cancelled"),
+    /// }
+    /// # stopper.stop();
+    /// # serving.join().unwrap()
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncClient::submit`].
+    pub async fn submit_by(&self, request: &[u8], deadline: Instant) -> Result<AsyncCall> {
+        self.submitted(request, false, Some(deadline)).await
     }
 
     /// As [`AsyncClient::submit`], of a call that may be executed more than once, as [`Client::mark_idempotent`] says.
@@ -300,12 +360,16 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::submit`].
     pub async fn submit_idempotent(&self, request: &[u8]) -> Result<AsyncCall> {
-        self.submitted(request, true).await
+        self.submitted(request, true, None).await
     }
 
-    async fn submitted(&self, request: &[u8], is_idempotent: bool) -> Result<AsyncCall> {
+    async fn submitted(&self, request: &[u8], is_idempotent: bool, deadline: Option<Instant>) -> Result<AsyncCall> {
         let attempt = |state: &mut State| {
-            let Some(call) = state.client.try_submit(request)? else { return Ok(None) };
+            let submitted = match deadline {
+                None => state.client.try_submit(request)?,
+                Some(deadline) => state.client.try_submit_by(request, deadline)?,
+            };
+            let Some(call) = submitted else { return Ok(None) };
             if is_idempotent {
                 state.client.mark_idempotent(call)?;
             }
@@ -327,11 +391,11 @@ impl AsyncClient {
     /// As [`Client::try_notify`].
     pub async fn notify(&self, message: &[u8]) -> Result<()> {
         let attempt = |state: &mut State| {
-            let is_sent = state.client.try_notify(message)?;
-            if is_sent {
-                state.wake_driver_to_write();
+            if state.client.try_notify(message)? != Sent::Sent {
+                return Ok(None);
             }
-            Ok(is_sent.then_some(()))
+            state.wake_driver_to_write();
+            Ok(Some(()))
         };
         WaitingForSpace::new(&self.0.0).until(attempt).await
     }
@@ -357,7 +421,7 @@ impl AsyncCall {
     ///
     /// # Errors
     /// As [`Client::completion_of`]; the call has no further completion then.
-    pub async fn next(&mut self) -> Result<Option<Answer>> {
+    pub async fn next(&mut self) -> Result<Option<OwnedCompletion>> {
         if self.is_over {
             return Ok(None);
         }
@@ -370,7 +434,9 @@ impl AsyncCall {
         .await;
         self.is_over = found.as_ref().map_or(true, |answer| answer.outcome.is_final());
         match found {
-            Ok(Answer { outcome: Outcome::Lost(loss), .. }) => Err(locked(&self.handle.0).client.lost(loss)),
+            Ok(OwnedCompletion { outcome: Outcome::Lost(loss), .. }) => {
+                Err(locked(&self.handle.0).client.loss_error(loss))
+            }
             Ok(answer) => Ok(Some(answer)),
             Err(error) => {
                 self.cancel();

@@ -350,7 +350,6 @@ impl Run {
 
 /// A request that [`AsyncService::run`] gives its handler: a copy of the bytes, which no client can change, and what
 /// replies to it. Dropped without a reply, the call is abandoned.
-#[derive(Debug)]
 pub struct AsyncRequest {
     bytes: Vec<u8>,
     responder: AsyncResponder,
@@ -404,6 +403,21 @@ impl Deref for AsyncRequest {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+impl AsRef<[u8]> for AsyncRequest {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for AsyncRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AsyncRequest")
+            .field("peer", &self.responder.peer())
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
     }
 }
 
