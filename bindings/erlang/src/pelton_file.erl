@@ -37,6 +37,7 @@
                 {encoding, latin1}.
 -type location() :: integer() | {bof | cur | eof, integer()} | bof | cur | eof.
 -type name() :: file:name_all().
+-type opened_or_name() :: handle() | name() | {name(), [mode()]}.
 -type info_option() :: {time, local | universal | posix} | raw.
 -type accessed() :: undefined | file:date_time() | integer().
 
@@ -264,8 +265,8 @@ without_return(Line) ->
 
 formed(Result, binary) -> Result;
 formed({ok, Bytes}, list) when is_binary(Bytes) -> {ok, binary_to_list(Bytes)};
-formed({ok, Many}, list) when is_list(Many) -> {ok, [if One =:= eof -> eof; true -> binary_to_list(One) end ||
-                                                     One <- Many]};
+formed({ok, Many}, list) when is_list(Many) ->
+    {ok, [if One =:= eof -> eof; true -> binary_to_list(One) end || One <- Many]};
 formed(Result, list) -> Result.
 
 %% @doc Reads at several offsets, in one request.
@@ -450,8 +451,8 @@ allocate(Handle, Offset, Size) ->
     unbuffered(allocate, Handle, [Offset, Size]).
 
 %% @doc Announces to the kernel how a range is going to be used: posix_fadvise.
--spec advise(handle(), integer(), integer(), normal | sequential | random | no_reuse | will_need | dont_need) -> ok |
-    {error, reason()}.
+-spec advise(handle(), integer(), integer(), normal | sequential | random | no_reuse | will_need | dont_need) ->
+          ok | {error, reason()}.
 advise(?HANDLE(File, _), Offset, Size, Advice) when is_integer(Offset), is_integer(Size) ->
     case advice(Advice) of
         error -> {error, einval};
@@ -722,8 +723,8 @@ write_file_info(Name, Info) -> write_file_info(Name, Info, []).
 
 %% @doc Sets the times of a file; `undefined' leaves one unchanged. `file' sets its mode and owner.
 -spec write_file_info(name(), file:file_info(), [info_option()]) -> ok | {error, reason()}.
-write_file_info(Name, #file_info{mode = undefined, uid = undefined, gid = undefined, atime = Accessed,
-                                 mtime = Modified}, Options) ->
+write_file_info(Name, #file_info{mode = undefined, uid = undefined, gid = undefined,
+                                 atime = Accessed, mtime = Modified}, Options) ->
     case time_option(Options) of
         error -> {error, badarg};
         Time ->
@@ -750,8 +751,9 @@ utime(Name, Accessed, Modified) when abs(Accessed) > ?SECONDS_MAX; abs(Modified)
     file:write_file_info(Name, #file_info{atime = Accessed, mtime = Modified}, [raw, {time, posix}]);
 utime(Name, Accessed, Modified) ->
     with_path(Name, fun(Path) ->
-        request(fun(Ref) -> pelton_nif:path_do(?TIMES, Path, undefined, nanoseconds(Accessed), nanoseconds(Modified),
-                                               Ref) end)
+        AccessedNs = nanoseconds(Accessed),
+        ModifiedNs = nanoseconds(Modified),
+        request(fun(Ref) -> pelton_nif:path_do(?TIMES, Path, undefined, AccessedNs, ModifiedNs, Ref) end)
     end).
 
 nanoseconds(undefined) -> undefined;
@@ -858,21 +860,20 @@ read_link_all(Name) ->
     end.
 
 %% @equiv copy(From, To, infinity)
--spec copy(handle() | name() | {name(), [mode()]}, handle() | name() | {name(), [mode()]}) -> {ok,
-    non_neg_integer()} | {error, reason()}.
+-spec copy(opened_or_name(), opened_or_name()) -> {ok, non_neg_integer()} | {error, reason()}.
 copy(From, To) -> copy(From, To, infinity).
 
 %% @doc Copies up to `Bytes' bytes from one file to another, in the kernel, which may share blocks. With a handle it
 %% begins at the position, which moves.
--spec copy(handle() | name() | {name(), [mode()]}, handle() | name() | {name(), [mode()]}, non_neg_integer() |
-           infinity) ->
+-spec copy(opened_or_name(), opened_or_name(), non_neg_integer() | infinity) ->
           {ok, non_neg_integer()} | {error, reason()}.
 copy(From, To, Bytes) when Bytes =:= infinity; is_integer(Bytes), Bytes >= 0 ->
     with_handle(From, read, fun(FromHandle) ->
         with_handle(To, write, fun(ToHandle) ->
             %% After both are open.
-            flushed(FromHandle, fun(FromPlain) -> flushed(ToHandle, fun(ToPlain) -> copy_1(FromPlain, ToPlain,
-                Bytes) end) end)
+            flushed(FromHandle, fun(FromPlain) ->
+                flushed(ToHandle, fun(ToPlain) -> copy_1(FromPlain, ToPlain, Bytes) end)
+            end)
         end)
     end);
 copy(_, _, _) ->
@@ -889,8 +890,8 @@ copy_1(?HANDLE(From, _) = FromHandle, ?HANDLE(To, _) = ToHandle, Bytes) ->
                     {ok, Count};
                 %% The kernel refuses append mode, and overlapping ranges; or a file is not open for this, which a write
                 %% reports.
-                {error, Reason} when Reason =:= ebadf; Reason =:= einval -> copy_by_blocks(FromHandle, ToHandle, Most,
-                    0);
+                {error, Reason} when Reason =:= ebadf; Reason =:= einval ->
+                    copy_by_blocks(FromHandle, ToHandle, Most, 0);
                 Error -> Error
             end;
         %% A pipe or similar.
@@ -928,8 +929,9 @@ with_open(Name, Modes, Fun) ->
     end.
 
 by_path(Kind, Name) ->
-    with_path(Name, fun(Path) -> request(fun(Ref) -> pelton_nif:path_do(Kind, Path, undefined, undefined, undefined,
-        Ref) end) end).
+    with_path(Name, fun(Path) ->
+        request(fun(Ref) -> pelton_nif:path_do(Kind, Path, undefined, undefined, undefined, Ref) end)
+    end).
 
 by_paths(Kind, Name, Other) ->
     with_path(Name, fun(Path) ->

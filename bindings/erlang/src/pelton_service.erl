@@ -11,9 +11,8 @@
 %% '''
 %% Below a supervisor: `pelton_service:child_spec({local, lengths}, "lengths", lengths, [], [])'.
 %%
-%% Start it below a supervisor. When the process ends, for any reason, the name is free before a supervisor can start
-%% its successor, and calls in flight fail at their clients. Clients of a short name continue with other processes of
-%% the name.
+%% When the process ends, for any reason, the name is free before a supervisor starts its successor, and calls in
+%% flight fail at their clients. Clients of a short name continue with other processes of the name.
 %%
 %% Callbacks:
 %% <ul>
@@ -27,7 +26,7 @@
 %% <li>`terminate(Reason, State)', optional, is called as by `gen_server': if the process traps exits, or ends by
 %% itself. The service is closed after it, so it can still reply.</li>
 %% </ul>
-%% An element after the state, as in `{reply, Reply, State, hibernate}', is what it is for `gen_server'.
+%% An element after the state, as in `{reply, Reply, State, hibernate}', has the meaning that `gen_server' gives it.
 -module(pelton_service).
 -behaviour(gen_server).
 -export([start_link/3, start_link/4, start_link/5, child_spec/5, stop/1]).
@@ -40,8 +39,8 @@
 %% Options of {@link pelton:open/3} for a service, and of `gen_server:start_link/4', to which `timeout' belongs.
 -type action() :: timeout() | hibernate | {continue, term()}.
 
--callback init(Args :: term()) -> {ok, State :: term()} | {ok, State :: term(), action()} | ignore | {stop, Reason ::
-    term()}.
+-callback init(Args :: term()) ->
+    {ok, State :: term()} | {ok, State :: term(), action()} | ignore | {stop, Reason :: term()}.
 -callback handle_request(Request :: binary(), pelton:responder() | undefined, State :: term()) ->
     {reply, iodata(), State :: term()} | {reply, iodata(), State :: term(), action()} |
     {noreply, State :: term()} | {noreply, State :: term(), action()} |
