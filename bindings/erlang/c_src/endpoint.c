@@ -52,8 +52,7 @@ int endpoint_finish_opening(struct endpoint *endpoint)
 /* ---- Held messages ---- */
 
 static ERL_NIF_TERM held_term(ErlNifEnv *env, struct endpoint *endpoint, pelton_held *handle,
-                              const pelton_message *message,
-                              bool as_binary)
+                              const pelton_message *message, bool as_binary)
 {
     struct held *held = enif_alloc_resource(shared->held_type, sizeof *held);
     *held = (struct held){endpoint, handle, message->data, message->size};

@@ -110,8 +110,7 @@ static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *number
 
 /* Opens it, or begins to. Under the lock. */
 static ERL_NIF_TERM begin_open(ErlNifEnv *env, struct endpoint *endpoint, const char *name,
-                               const struct numbers *numbers,
-                               ERL_NIF_TERM ref)
+                               const struct numbers *numbers, ERL_NIF_TERM ref)
 {
     int code = open_endpoint(endpoint, name, numbers);
     if (!code && endpoint->opening.any) {
@@ -143,8 +142,7 @@ NIF(endpoint_open)
     ErlNifBinary name;
     struct numbers numbers;
     if (!enif_get_uint(env, argv[0], &kind) || kind > SERVICE || !enif_inspect_binary(env, argv[1], &name) ||
-        !name.size ||
-        name.data[name.size - 1] || !numbers_at(env, argv[2], &numbers))
+        !name.size || name.data[name.size - 1] || !numbers_at(env, argv[2], &numbers))
         return enif_make_badarg(env);
     /* The notifier thread closes them as well, but perhaps after a supervisor has restarted the owner. */
     endpoints_close(env, true);

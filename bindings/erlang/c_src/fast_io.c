@@ -53,8 +53,8 @@ NIF(file_read)
     }
     if (atomic_load_explicit(&file->cautious_reads, memory_order_relaxed) > 0) {
         file_leave(file);
-        return enif_schedule_nif(env, "file_read_waiting", ERL_NIF_DIRTY_JOB_IO_BOUND, nif_file_read_waiting, argc,
-                                 argv);
+        return enif_schedule_nif(
+            env, "file_read_waiting", ERL_NIF_DIRTY_JOB_IO_BOUND, nif_file_read_waiting, argc, argv);
     }
     if (atomic_load_explicit(&file->has_no_fast_read, memory_order_relaxed) || !enif_alloc_binary(size, &bytes)) {
         file_leave(file);
@@ -139,8 +139,9 @@ static bool needs_no_read(struct file *file, uint64_t offset, uint64_t size)
     bool is_current = offset == PELTON_CURRENT;
     if (file->appends)
         return true;
-    if (is_current ? atomic_load_explicit(&file->is_at_end, memory_order_relaxed) : (offset |
-        size) % file->block_bytes == 0)
+    if (is_current && atomic_load_explicit(&file->is_at_end, memory_order_relaxed))
+        return true;
+    if (!is_current && (offset | size) % file->block_bytes == 0)
         return true;
     int fd = pelton_file_fd(file->handle);
     uint64_t at = is_current ? (uint64_t)lseek(fd, 0, SEEK_CUR) : offset;
@@ -170,8 +171,7 @@ static void skip(struct iovec **pieces, int *count, size_t bytes)
 
 /* Continues a write, of which the call has written `done` bytes, on a dirty scheduler. */
 static ERL_NIF_TERM write_rest(ErlNifEnv *env, ERL_NIF_TERM file, uint64_t offset, uint64_t size,
-                               const ErlNifIOVec *iovec,
-                               size_t done)
+                               const ErlNifIOVec *iovec, size_t done)
 {
     ERL_NIF_TERM bytes;
     struct iovec *pieces = (struct iovec *)iovec->iov;
@@ -182,8 +182,8 @@ static ERL_NIF_TERM write_rest(ErlNifEnv *env, ERL_NIF_TERM file, uint64_t offse
         memcpy(rest, pieces[i].iov_base, pieces[i].iov_len);
     ERL_NIF_TERM rest_offset = offset == PELTON_CURRENT ? atom_undefined : enif_make_uint64(env, offset + done);
     ERL_NIF_TERM arguments[] = {file, rest_offset, enif_make_list1(env, bytes)};
-    return enif_schedule_nif(env, "file_write_waiting", ERL_NIF_DIRTY_JOB_IO_BOUND, nif_file_write_waiting, 3,
-                             arguments);
+    return enif_schedule_nif(
+        env, "file_write_waiting", ERL_NIF_DIRTY_JOB_IO_BOUND, nif_file_write_waiting, 3, arguments);
 }
 
 /* As pwritev2; for one piece the cheaper system call. */

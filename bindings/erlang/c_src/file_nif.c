@@ -125,14 +125,14 @@ NIF(file_pread_list)
         const ERL_NIF_TERM *pair;
         int arity;
         uint64_t size;
-        if (!enif_get_tuple(env, head, &arity, &pair) || arity != 2 || !offset_at(env, pair[0],
-            &request->parts[i].offset) ||
+        struct part *part = &request->parts[i];
+        if (!enif_get_tuple(env, head, &arity, &pair) || arity != 2 || !offset_at(env, pair[0], &part->offset) ||
             !enif_get_uint64(env, pair[1], &size))
             result = enif_make_badarg(env);
-        else if (!part_allocate(&request->parts[i], size))
+        else if (!part_allocate(part, size))
             result = error_of(env, atom_enomem);
         else
-            operations[i] = part_operation(&request->parts[i]);
+            operations[i] = part_operation(part);
     }
     if (result)
         enif_release_resource(request);
@@ -191,10 +191,12 @@ NIF(file_seek)
         file_leave(file);
         return atom_busy;
     }
-    off_t found = lseek(pelton_file_fd(file->handle), offset, whence == 0 ? SEEK_SET : whence == 1
-                        ? SEEK_CUR : SEEK_END);
-    result = found < 0 ? error_of(env, atom_of_errno(errno)) : enif_make_tuple2(env, atom_ok, enif_make_uint64(env,
-        (uint64_t)found));
+    int from = whence == 0 ? SEEK_SET : whence == 1 ? SEEK_CUR : SEEK_END;
+    off_t found = lseek(pelton_file_fd(file->handle), offset, from);
+    if (found < 0)
+        result = error_of(env, atom_of_errno(errno));
+    else
+        result = enif_make_tuple2(env, atom_ok, enif_make_uint64(env, (uint64_t)found));
     file_end_move(file);
     file_leave(file);
     return result;
@@ -282,8 +284,8 @@ NIF(file_copy)
     (void)argc;
     ERL_NIF_TERM result;
     uint64_t offset, offset_to, bytes;
-    if (!offset_at(env, argv[1], &offset) || !offset_at(env, argv[3], &offset_to) || !enif_get_uint64(env, argv[4],
-        &bytes))
+    if (!offset_at(env, argv[1], &offset) || !offset_at(env, argv[3], &offset_to) ||
+        !enif_get_uint64(env, argv[4], &bytes))
         return enif_make_badarg(env);
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
@@ -354,9 +356,9 @@ NIF(path_do)
     unsigned kind;
     const char *path = path_at(env, argv[1]), *other = path_at(env, argv[2]);
     int64_t accessed, modified;
-    if (!enif_get_uint(env, argv[0], &kind) || kind > 9 || !path || (!other && !enif_is_identical(argv[2],
-        atom_undefined)) ||
-        !time_at(env, argv[3], &accessed) || !time_at(env, argv[4], &modified))
+    bool has_paths = path && (other || enif_is_identical(argv[2], atom_undefined));
+    if (!enif_get_uint(env, argv[0], &kind) || kind > 9 || !has_paths || !time_at(env, argv[3], &accessed) ||
+        !time_at(env, argv[4], &modified))
         return enif_make_badarg(env);
     struct request *request = request_create(kinds[kind], 1, NULL, NULL);
     pelton_operation operation = part_operation(request->parts);

@@ -79,8 +79,7 @@ static int open_types(ErlNifEnv *env, ErlNifResourceFlags flags)
 static void keep_loaded(void)
 {
     ErlNifResourceType *types[] = {shared->file_type, shared->request_type, shared->endpoint_type,
-                                   shared->responder_type,
-                                   shared->held_type};
+                                   shared->responder_type, shared->held_type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (!enif_alloc_resource(types[i], 1))
             return;

@@ -177,10 +177,10 @@ static ERL_NIF_TERM stat_term(ErlNifEnv *env, const pelton_stat *stat)
     static const struct {
         unsigned bits;
         ERL_NIF_TERM *type;
-    } kinds[] = {{0, &atom_other},           {S_IFREG, &atom_regular}, {S_IFDIR, &atom_directory}, {S_IFLNK,
-        &atom_symlink},
-                 {S_IFIFO, &atom_other},     {S_IFSOCK, &atom_other},  {S_IFCHR, &atom_device},    {S_IFBLK,
-                     &atom_device}};
+    } kinds[] = {
+        {0, &atom_other},       {S_IFREG, &atom_regular}, {S_IFDIR, &atom_directory}, {S_IFLNK, &atom_symlink},
+        {S_IFIFO, &atom_other}, {S_IFSOCK, &atom_other},  {S_IFCHR, &atom_device},    {S_IFBLK, &atom_device},
+    };
     unsigned kind = stat->kind < sizeof kinds / sizeof *kinds ? stat->kind : 0;
     /* Rounded down, as the kernel's own seconds are. */
     int64_t nanoseconds[3] = {stat->accessed_ns, stat->modified_ns, stat->changed_ns};
@@ -509,8 +509,7 @@ static void drop_unsubmitted(struct request *request)
 }
 
 ERL_NIF_TERM request_submit(ErlNifEnv *env, struct request *request, const pelton_operation *operations,
-                            ERL_NIF_TERM ref,
-                            bool sent)
+                            ERL_NIF_TERM ref, bool sent)
 {
     int error;
     struct engine *engine = lock_engine(&error);

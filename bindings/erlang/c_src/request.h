@@ -82,8 +82,7 @@ pelton_operation part_operation(struct part *part);
 /* Submits one operation for each part. Returns the result if it is complete, unless it must be `sent`; `pending`: it
  * is sent to the calling process; `busy`: nothing was submitted. Takes over the request. */
 ERL_NIF_TERM request_submit(ErlNifEnv *env, struct request *request, const pelton_operation *operations,
-                            ERL_NIF_TERM ref,
-                            bool sent);
+                            ERL_NIF_TERM ref, bool sent);
 /* Submits its one operation for nobody. Unless it is SUBMITTED, the request still belongs to the caller. */
 enum submitted { SUBMITTED, NO_SPACE, NOT_ACCEPTED };
 enum submitted request_submit_quietly(struct request *request, const pelton_operation *operation);

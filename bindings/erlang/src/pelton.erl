@@ -76,8 +76,11 @@ open(Kind, Name, Options) ->
              end,
     case Opened of
         {ok, Endpoint} when Kind =:= receiver; Kind =:= service ->
-            ok = set(Endpoint, proplists:get_value(active, Options, false), holds(Options)),
-            Opened;
+            case set(Endpoint, proplists:get_value(active, Options, false), holds(Options)) of
+                ok -> Opened;
+                %% The application was stopped at this moment.
+                {error, Reason} -> {error, {Reason, <<>>}}
+            end;
         _ -> Opened
     end.
 
