@@ -17,11 +17,11 @@ main([Part, Directory, Mailbox, Turn, Mib]) ->
               "erlang-call" -> fun call/3
           end,
     Systems = case Part of
-                  "erlang" -> ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file"];
+                  "erlang" -> ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file"];
                   "erlang-" ++ What when What =:= "messages"; What =:= "call" -> ["pelton-erlang", "gen-tcp"];
                   _ -> ["pelton-erlang", "erlang-raw"]
               end,
-        %% The parts that are loaded, or created, only once.
+    %% The parts that are loaded, or created, only once.
     Warm = filename:join(Directory, "warm"),
     [begin ok = Module:write_file(Warm, "x"), {ok, _} = Module:read_file(Warm) end || Module <- [pelton_file, file]],
     {Later, First} = lists:split(list_to_integer(Turn) rem length(Systems), Systems),
@@ -58,12 +58,20 @@ blocks(Path, Mib) ->
 module("pelton-erlang" ++ _) -> pelton_file;
 module(_) -> file.
 
-modes("pelton-erlang-on-heap") -> [{mailbox, unchanged}, {garbage, 1 bsl 20}];
-modes("erlang-raw") -> [raw];
+modes("erlang-raw" ++ _) -> [raw];
 modes(_) -> [].
+
+%% The flags that each system recommends for a process with a large mailbox. On the heap: fewer collections, after a
+%% mebibyte of garbage.
+set_flags("pelton-erlang-on-heap") ->
+    process_flag(min_bin_vheap_size, (1 bsl 20) div erlang:system_info(wordsize));
+set_flags(System) when System =:= "pelton-erlang"; System =:= "erlang-raw-off-heap" ->
+    process_flag(message_queue_data, off_heap);
+set_flags(_) -> ok.
 
 %% Seconds for 10 MiB written in 4 KiB blocks, and read back by pread.
 mailbox(System, Path, Mailbox) ->
+    set_flags(System),
     [self() ! {message, I} || I <- lists:seq(1, Mailbox)],
     Module = module(System),
     {ok, File} = Module:open(Path, [read, write, binary | modes(System)]),
@@ -88,6 +96,7 @@ read(Module, File, Block, I) ->
 
 %% Nanoseconds for a block from the page cache.
 cached(System, Path, _) ->
+    set_flags(System),
     Module = module(System),
     {ok, File} = Module:open(Path, [read, binary | modes(System)]),
     Block = binary:copy(<<7>>, ?BLOCK),
@@ -176,7 +185,7 @@ each(Count, Send, Receive) ->
 call("pelton-erlang", Path, _) ->
     {ok, Client} = pelton:open(client, ["unix:", filename:dirname(Path), "/service"], [{timeout, 20000}]),
     Figure = serial(10000, fun() -> {ok, <<_:256/binary>>} = pelton:call(Client, bytes()) end),
-        %% The last.
+    %% It ends the service.
     {ok, <<>>} = pelton:call(Client, <<>>),
     Figure;
 call("gen-tcp", Path, _) ->

@@ -9,7 +9,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 560.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 330.0;
-const COLOURS: [&str; 4] = ["#0b6e4f", "#4aa3df", "#b5651d", "#c0392b"];
+const COLOURS: [&str; 5] = ["#c0392b", "#b5651d", "#8e44ad", "#0b6e4f", "#4aa3df"];
 
 /// An SVG of each system's seconds at each size of the mailbox: the sizes side by side, the seconds on a logarithmic
 /// axis.

@@ -15,10 +15,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 /// The names in the program's output: systems, and for erlang-cold their further figures.
-const KNOWN: [&str; 9] = [
+const KNOWN: [&str; 10] = [
     "pelton-erlang",
     "pelton-erlang-on-heap",
     "erlang-raw",
+    "erlang-raw-off-heap",
     "erlang-file",
     "gen-tcp",
     "pelton-erlang-longest-ms",

@@ -1,14 +1,28 @@
-/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c, file_functions.c, at_once.c and buffers.c are pelton_file's part,
- * ends.c and end_functions.c are pelton's.
+/* What all parts of the NIF use: shared state, the notifier thread, terms.
  *
- * No function that a normal scheduler calls waits: what is not there at once is told by a message, {pelton, Ref, Result}, from the
- * ferry or from whichever thread finds it. What may wait is a dirty NIF, or a small write within the bound that at_once.c has.
+ * Each part includes headers and calls functions only of the parts above it, so there is no circle (run-tests checks
+ * that):
  *
- * THE FERRY is one thread. It sleeps in epoll on the descriptors of all engines and ends, takes what has come, and sends it to
- * the processes. It also closes what nobody refers to any more, for a destructor runs wherever garbage is collected.
+ *   terms.c            atoms, errors, binaries, reductions, the clock
+ *   notifier.c         the notifier thread
+ *   buffer.c           the memory of delayed_write and read_ahead                                    file.h
+ *   file.c             open files: users, owner, deferred close
+ *   endpoint.c         senders, receivers, clients, services; their waiters, deferred close   endpoint.h
+ *   request.c          engines, and requests to them                                                 request.h
+ *   buffered_io.c      reads and writes through a buffer
+ *   fast_io.c          reads and writes that complete within the call
+ *   file_background.c  flushes and closes that no process waits for
+ *   file_nif.c         the other functions of pelton_file
+ *   endpoint_nif.c     the functions of pelton
+ *   nif.c              loading, upgrading; which part handles an event of the notifier thread
  *
- * LOCKS. Each engine, each end and each buffer has one, held for microseconds: nothing waits under it. Order: an engine's or an end's, then
- * a buffer's, then all->lock. A destructor takes all->lock at most, so a resource may be released under any other. */
+ * WAITING. A function that a normal scheduler calls does not wait. If it cannot complete, it returns `pending`, and
+ * the notifier thread, or the thread that completes it, sends {pelton, Ref, Result}. Functions that can wait run on
+ * dirty schedulers. The exception is a small write, within the bound that fast_io.c describes.
+ *
+ * LOCKS. Each engine, endpoint and buffer has a lock. Nothing waits under it. Order: an engine's or an endpoint's,
+ * then a buffer's, then shared->lock. A destructor takes at most shared->lock, so a resource may be released under
+ * any other. */
 #ifndef PELTON_NIF_H
 #define PELTON_NIF_H
 
@@ -20,105 +34,96 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- terms.c ---- */
+
 #define ATOMS(X) \
-    X(ok) X(error) X(eof) X(pending) X(full) X(pelton) X(undefined) X(true) X(false) X(badarg) X(terminated) X(device) X(directory) \
-    X(other) X(regular) X(symlink) X(read) X(write) X(read_write) X(none) X(enomem) X(einval) X(ready) X(closed) X(lost) X(failed) X(abandoned) X(waits) X(later)
+    X(abandoned) X(badarg) X(busy) X(closed) X(device) X(directory) X(einval) X(enomem) X(eof) X(error) \
+    X(failed) X(false) X(flush) X(full) X(in_operation) X(later) X(line) X(list) X(lost) X(none) X(noproc) \
+    X(not_begun) X(not_owner) X(ok) X(once) X(other) X(part) X(pelton) X(pelton_closed) X(pelton_passive) \
+    X(pelton_request) X(pending) X(read) X(read_write) X(ready) X(regular) X(stream) X(symlink) X(timeout) \
+    X(true) X(undefined) X(unknown) X(waits) X(write)
 
 #define ATOM_(name) extern ERL_NIF_TERM atom_##name;
 ATOMS(ATOM_)
 #undef ATOM_
 
-/* The atom of an errno, as `file` has it. */
+void terms_load(ErlNifEnv *env);
+/* The atom of an errno, the same as `file` returns. */
 ERL_NIF_TERM atom_of_errno(int number);
+/* The atom of a code of pelton.h; `timeout` for PELTON_TIMED_OUT. */
+ERL_NIF_TERM atom_of_code(int code);
+/* The atom's code, or 0. */
+int code_of_atom(ERL_NIF_TERM atom);
+/* {error, Reason} */
 ERL_NIF_TERM error_of(ErlNifEnv *env, ERL_NIF_TERM reason);
+/* {error, Atom} of a code. For PELTON_SYSTEM it is errno's. */
+ERL_NIF_TERM error_of_code(ErlNifEnv *env, int code);
 ERL_NIF_TERM bytes_of(ErlNifEnv *env, const void *data, size_t size);
+uint64_t bytes_of_pieces(const ErlNifIOVec *pieces);
+/* An offset, or PELTON_CURRENT for `undefined`. */
+bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset);
+/* Charges the calling process for bytes that were copied: 1 % of its time slice for 64 KiB, which take some 10 us. */
+void charge_bytes(ErlNifEnv *env, uint64_t bytes);
+/* Charges for microseconds: twice the time, because the memory and its collection cost as much again. Stores
+ * fractions. */
+void charge_us(ErlNifEnv *env, int64_t us);
+int64_t now_us(void);
+/* How often this thread has given up its processor, because it waited for something. */
+long sleeps_of_this_thread(void);
 
-/* Counts bytes that were copied, as reductions of the process that calls: some 10 us for each hundredth of its time. */
-void took(ErlNifEnv *env, uint64_t bytes);
+/* ---- notifier.c ---- *
+ * One thread. It sleeps in epoll on the descriptors of all engines and endpoints, and sends results to processes. It
+ * also closes what nobody refers to any more, because a destructor runs on whichever thread collects garbage. */
 
-/* What the ferry watches begins with this. */
-enum watched { WATCHED_BELL, WATCHED_ENGINE, WATCHED_END };
+/* What the notifier thread watches begins with this. */
+enum watched { WATCHED_DOORBELL, WATCHED_ENGINE, WATCHED_ENDPOINT };
 
-/* All there is. A new version of the library takes it over as it is: whoever changes a struct raises LAYOUT. */
-#define LAYOUT 4
-struct everything {
+struct notifier_events {
+    /* A watched descriptor is readable. */
+    void (*ready)(enum watched *watched);
+    /* After each wake-up. Returns for how many milliseconds the thread may sleep, or -1: no limit. */
+    int (*work)(void);
+};
+
+/* Replaces the running notifier thread, if there is one; that continues if this fails. Returns 0 or an errno. */
+int notifier_start(struct notifier_events events);
+/* The thread calls events.ready whenever fd is readable. Returns 0 or an errno. */
+int notifier_watch(int fd, enum watched *watched);
+/* The same once for each notifier_rewatch: none at first. */
+int notifier_watch_once(int fd, enum watched *watched);
+int notifier_rewatch(int fd, enum watched *watched);
+void notifier_unwatch(int fd);
+/* Wakes the thread for events.work. */
+void notifier_wake(void);
+
+/* ---- Shared state ---- */
+
+/* A new library takes this over unchanged. A change of a structure that it reaches needs a new number. */
+#define LAYOUT 5
+struct shared {
     unsigned layout;
-    ErlNifMutex *lock; /* for the lists below, and the engines' making */
+    ErlNifMutex *lock; /* protects the lists below, and the creation of engines */
     int epoll;
-    int bell;
-    enum watched bell_watched;
-    struct ferry *ferry;
-    ErlNifResourceType *file_type, *request_type, *end_type, *responder_type, *held_type;
+    int doorbell;
+    enum watched doorbell_watched;
+    struct notifier *notifier;
+    ErlNifResourceType *file_type, *request_type, *endpoint_type, *responder_type, *held_type;
     unsigned engine_count;
     struct engine *engines;
-    struct waiting_engine *waiting_engines; /* that nobody uses just now */
-    struct file *files;                     /* that are open */
-    struct doomed_file *doomed_files;
-    struct file *delayed;                   /* that keep what was written */
-    int64_t next_due;                       /* when the first of them is due, at the earliest */
-    unsigned flushes;                       /* that are done before all is closed, */
-    ErlNifCond *flushed;                    /* which this tells */
-    atomic_flag is_writing;                 /* a normal scheduler, where that is measured: see at_once.c */
-    _Atomic int64_t writes_wait_until;      /* none is begun so before, in now_us()'s time */
-    struct end *ends;                       /* that are open */
-    struct end *doomed_ends;
-    struct end *ends_to_look_at;
-    struct opening *openings;               /* of ends, whose threads have ended */
+    struct waiting_engine *waiting_engines; /* unused ones */
+    struct file *files;                     /* open ones */
+    struct deferred_close *deferred_closes;
+    struct file *delayed;                   /* files with unwritten bytes in their buffers */
+    int64_t next_due;                       /* no flush is due before, in milliseconds */
+    unsigned flushes;                       /* in progress: stopping waits for them */
+    ErlNifCond *flushed;                    /* signalled when flushes is 0 */
+    atomic_flag is_writing;                 /* a normal scheduler performs a measured write: fast_io.c */
+    _Atomic int64_t writes_paused_until;    /* no measured write begins before, in now_us()'s time */
+    atomic_bool has_closed;                 /* a file or endpoint was closed with requests in flight */
+    struct endpoint *endpoints;             /* open ones */
+    struct endpoint *closed_endpoints;
+    struct endpoint *endpoints_to_recheck;
 };
-extern struct everything *all;
-
-/* Has the ferry watch a descriptor, and be told by `what`; 0 or an errno. */
-int ferry_watch(int fd, enum watched *what);
-/* Has the ferry look at what is doomed. */
-void ferry_wake(void);
-/* Which of `count` this thread uses. */
-unsigned slot_of_this_thread(unsigned count);
-
-/* files.c */
-int files_load(ErlNifEnv *env, ErlNifResourceFlags flags);
-void files_ready(enum watched *engine);
-/* Cancels what was given up, and closes what was doomed: the ferry's. */
-void files_cancel(void);
-void files_bury(void);
-/* Writes what was kept for as long as it should be: the ferry's. Answers for how many milliseconds there is no more of that; -1: for ever. */
-int files_flush(void);
-/* Closes every file, when what it keeps is written, and every engine that does nothing. */
-void files_end(void);
-
-/* ends.c. Each of these but the first and the last is the ferry's. */
-int ends_load(ErlNifEnv *env, ErlNifResourceFlags flags);
-void ends_ready(enum watched *end);
-/* Looks at those that asked for it, once. */
-void ends_look(void);
-void ends_bury(void);
-/* Closes every end. */
-void ends_end(void);
-/* The handle of a sender, or a receiver, for an operation on a file: nobody else uses it meanwhile. NULL: the result says why not. */
-struct end;
-void *lend(ErlNifEnv *env, ERL_NIF_TERM term, bool receives, struct end **end, ERL_NIF_TERM *result);
-/* Answers whether it was closed meanwhile. Any thread, under any lock but all->lock. */
-bool take_back(struct end *end);
-ERL_NIF_TERM atom_of_code(ErlNifEnv *env, int code);
-/* Has the ferry cancel what is in flight of a file, or by an end, or all: files.c. Takes the engines' locks. */
-struct file;
-void give_up_requests_of(struct file *file, struct end *end);
-
-#define NIF(name) ERL_NIF_TERM name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
-
-#define FILES_FUNCTIONS(X) \
-    X(file_open, 5, 0) X(file_close, 2, 0) X(file_pread, 5, 0) X(file_pread_list, 4, 0) X(file_pwrite, 5, 0) \
-    X(file_read, 3, 0) X(file_read_waiting, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_write, 3, 0) \
-    X(file_write_waiting, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_seek, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) \
-    X(file_truncate, 1, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_advise, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) \
-    X(file_allocate, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_do, 4, 0) X(file_copy, 6, 0) X(path_do, 6, 0) \
-    X(file_pump, 7, 0) X(buffer_write, 3, 0) X(buffer_flush, 2, 0) X(buffer_read, 3, 0)
-#define ENDS_FUNCTIONS(X) \
-    X(end_open, 4, 0) X(end_close, 1, 0) X(end_send, 3, 0) X(end_send_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
-    X(end_receive, 2, 0) X(end_set, 4, 0) X(end_give, 2, 0) X(end_call, 4, 0) X(end_call_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
-    X(end_cancel, 2, 0) X(end_reply, 3, 0) X(end_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND)
-#define DECLARE_(name, arity, flags) NIF(name);
-FILES_FUNCTIONS(DECLARE_)
-ENDS_FUNCTIONS(DECLARE_)
-#undef DECLARE_
+extern struct shared *shared;
 
 #endif

@@ -1,4 +1,4 @@
-%% @private The application: nothing has to be started; when it is stopped, everything that is open is closed.
+%% @private The application. It starts nothing. When it stops, it closes everything that is open.
 -module(pelton_app).
 -behaviour(application).
 -behaviour(supervisor).
@@ -8,7 +8,7 @@ start(_Type, _Arguments) ->
     supervisor:start_link(?MODULE, []).
 
 stop(_State) ->
-    pelton_nif:end_all().
+    pelton_nif:close_all().
 
 init([]) ->
     {ok, {#{}, []}}.

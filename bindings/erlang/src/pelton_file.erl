@@ -1,37 +1,43 @@
-%% @doc Files, as in {@link //kernel/file}, without a server, a port or a copy between, and without keeping a scheduler, but for what {@link write/2} says.
+%% @doc Files, as in {@link //kernel/file}, without a server process, a port or a copy between, and without blocking a
+%% scheduler, except as {@link write/2} says.
 %%
-%% A program changes the module's name: options, results and error atoms are those of `file' with `raw'. What the page cache has is answered
-%% in the call itself, and so are small writes that it takes; for the rest the process waits for a message, by a receive that does not look at the mailbox. The handle that
-%% {@link open/2} answers also serves the functions of `file' that take one.
+%% A program changes the module's name: options, results and error atoms are those of `file' with `raw'. Reads from
+%% the page cache, and small writes to it, complete within the call. Otherwise the process waits for a message, by a
+%% receive that does not scan the mailbox. The functions of `file' also take the handle that {@link open/2} returns.
 %%
-%% What is different:
+%% The differences:
 %% <ul>
-%% <li>Any process may use a handle. It is closed by {@link close/1}, when the process that opened it ends, or when nobody refers to it.
-%% {@link read/2}, {@link write/2} and {@link position/2} share the file's one position; {@link pread/3} and {@link pwrite/3} do not look at it.</li>
-%% <li>{@link open/2} sets `message_queue_data' of the calling process to `off_heap', as a large mailbox on the heap is walked by every
-%% garbage collection, and reading makes garbage. `{mailbox, unchanged}' among the modes leaves it alone. `{garbage, Bytes}' has the process collected less
-%% often: so much of what was read may lie about, by the runtime's measure, whose own is 370 kB.</li>
-%% <li>`pread_async' and the like answer a reference, and `{pelton, Ref, Result}' comes: see {@link await/2}.</li>
+%% <li>Any process may use a handle. It is closed by {@link close/1}, when the process that opened it ends, or when
+%% nobody refers to it. {@link read/2}, {@link write/2} and {@link position/2} share the file's one position; {@link
+%% pread/3} and {@link pwrite/3} do not use it.</li>
+%% <li>`pread_async' and similar functions return a reference, and `{pelton, Ref, Result}' is sent: see {@link
+%% await/2}.</li>
+%% <li>{@link send/5} and {@link recv/4} move data between a file and an endpoint of {@link pelton}.</li>
 %% </ul>
+%%
+%% Reading creates garbage, and each garbage collection walks a large mailbox that is on the heap. A process with such
+%% a mailbox calls `process_flag(message_queue_data, off_heap)' once.
 -module(pelton_file).
--export([open/2, close/1, read/2, pread/2, pread/3, write/2, pwrite/2, pwrite/3, sync/1, datasync/1, truncate/1, position/2, allocate/3,
-         advise/4, read_line/1, read_handle_info/1, read_handle_info/2, send/5, recv/4]).
+-export([open/2, close/1, read/2, pread/2, pread/3, write/2, pwrite/2, pwrite/3, sync/1, datasync/1, truncate/1,
+         position/2, allocate/3, advise/4, read_line/1, read_handle_info/1, read_handle_info/2, send/5, recv/4]).
 -export([pread_async/2, pread_async/3, pwrite_async/3, sync_async/1, datasync_async/1, await/1, await/2]).
--export([read_file/1, write_file/2, write_file/3, read_file_info/1, read_file_info/2, read_link_info/1, read_link_info/2,
-         write_file_info/2, write_file_info/3, list_dir/1, list_dir_all/1, del_file/1, delete/1, del_dir/1, rename/2, copy/2, copy/3,
-         make_dir/1, make_link/2, make_symlink/2, read_link/1, read_link_all/1, stat/1, lstat/1, utime/3]).
+-export([read_file/1, write_file/2, write_file/3, read_file_info/1, read_file_info/2, read_link_info/1,
+         read_link_info/2, write_file_info/2, write_file_info/3, list_dir/1, list_dir_all/1, del_file/1, delete/1,
+         del_dir/1, rename/2, copy/2, copy/3, make_dir/1, make_link/2, make_symlink/2, read_link/1, read_link_all/1,
+         stat/1, lstat/1, utime/3]).
 -export_type([handle/0, mode/0, reason/0, location/0]).
 
 -include_lib("kernel/include/file.hrl").
 
 -type handle() :: #file_descriptor{}.
-%% What {@link open/2} answers.
--type reason() :: file:posix() | badarg | terminated.
--type mode() :: read | write | append | exclusive | raw | binary | sync | directory | read_ahead | {read_ahead, pos_integer()} |
-                delayed_write | {delayed_write, non_neg_integer(), non_neg_integer()} | {encoding, latin1} | {mailbox, off_heap | unchanged} |
-                {garbage, pos_integer()}.
+%% What {@link open/2} returns.
+-type reason() :: file:posix() | badarg.
+-type mode() :: read | write | append | exclusive | raw | binary | sync | directory | read_ahead |
+                {read_ahead, pos_integer()} | delayed_write | {delayed_write, non_neg_integer(), non_neg_integer()} |
+                {encoding, latin1}.
 -type location() :: integer() | {bof | cur | eof, integer()} | bof | cur | eof.
 -type name() :: file:name_all().
+-type opened_or_name() :: handle() | name() | {name(), [mode()]}.
 -type info_option() :: {time, local | universal | posix} | raw.
 -type accessed() :: undefined | file:date_time() | integer().
 
@@ -39,22 +45,23 @@
 %% With delayed_write or read_ahead.
 -define(BUFFERED(File, Form), #file_descriptor{module = ?MODULE, data = {File, Form, buffered}}).
 
-%% What the system takes as a place in a file. Comparing with a number that is no word is a call.
--define(IS_PLACE(Offset), Offset >= 0, (Offset < 1 bsl 58 orelse Offset < 1 bsl 63)).
-%% Where the system's times, of nanoseconds in 64 bits, end.
+%% An offset that the kernel accepts. The first comparison is with a small integer, because with a bignum it is a call.
+-define(IS_OFFSET(Offset), Offset >= 0, (Offset < 1 bsl 58 orelse Offset < 1 bsl 63)).
+%% The last time in the kernel's format: nanoseconds in 64 bits.
 -define(SECONDS_MAX, 9223372036).
 
-%% So many reads go in one submission.
+%% Reads in one submission.
 -define(LIST_MAX, 256).
-%% Up to here a write to a regular file is done in the call or on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
--define(NOW_BYTES_MAX, 262144).
+%% A write up to this runs in the call or on a dirty scheduler, which is faster than a message. An engine does larger
+%% ones.
+-define(FAST_BYTES_MAX, 262144).
 -define(PIECES_MAX, 1023).
-%% What buffers have if nobody says otherwise, in bytes and milliseconds; and what is as good as no end.
+%% Defaults of buffers, in bytes and milliseconds; and a limit that is never reached.
 -define(BUFFER_BYTES, 65536).
 -define(DELAY, 2000).
--define(NO_END, 1 bsl 40).
+-define(NO_LIMIT, 1 bsl 40).
 
-%% The functions of the NIF that have a number.
+%% Kinds of pelton_nif:file_do/4 and pelton_nif:path_do/6.
 -define(SYNC, 0).
 -define(DATASYNC, 1).
 -define(LIST, 2).
@@ -74,19 +81,18 @@
 
 %% ---- Open files ----
 
-%% @doc Opens a file, as {@link file:open/2} does with `raw'. Neither `compressed', `ram' nor an encoding but `latin1' is to be had:
-%% `{error, badarg}'.
+%% @doc Opens a file, as {@link file:open/2} does with `raw'. `compressed', `ram' and encodings other than `latin1'
+%% are `{error, badarg}'.
 %%
-%% `delayed_write' and `read_ahead' are as there. What was written is also flushed when the owner ends and when the application stops; of a handle that
-%% is forgotten, when its time has come. An error that nobody has waited for is what the next operation answers, which is not done then; or
-%% {@link close/1}, which closes all the same.
+%% `delayed_write' and `read_ahead' are as there. Delayed bytes are also written when the owner ends, when the
+%% application stops, and, of a handle that nobody refers to, when they are due. If a delayed write fails, the next
+%% operation returns the error, and does nothing else; {@link close/1} closes the file as well.
 -spec open(name(), [mode()]) -> {ok, handle()} | {error, reason()}.
 open(Name, Modes) when is_list(Modes) ->
     case {path(Name), modes(Modes, 0, list)} of
         {error, _} -> {error, badarg};
         {_, error} -> {error, badarg};
         {Path, {Flags, Form}} ->
-            ok = prepare(Modes),
             Buffers = lists:foldl(fun buffers/2, ?NO_BUFFERS, Modes),
             case open_path(Path, Flags, Buffers) of
                 {ok, File, _Size} when element(1, Buffers) + element(3, Buffers) > 0 -> {ok, ?BUFFERED(File, Form)};
@@ -110,12 +116,12 @@ open_path(Path, Flags) ->
     open_path(Path, Flags, ?NO_BUFFERS).
 
 open_path(Path, Flags, Buffers) ->
-    ask(fun(Ref) -> pelton_nif:file_open(Path, Flags, Flags band ?DIRECTORY =/= 0, Buffers, Ref) end).
+    request(fun(Ref) -> pelton_nif:file_open(Path, Flags, Flags band ?DIRECTORY =/= 0, Buffers, Ref) end).
 
 buffers(delayed_write, {_, _, Ahead}) -> {?BUFFER_BYTES, ?DELAY, Ahead};
-buffers({delayed_write, Size, Delay}, {_, _, Ahead}) -> {min(Size, ?NO_END), min(Delay, ?NO_END), Ahead};
+buffers({delayed_write, Size, Delay}, {_, _, Ahead}) -> {min(Size, ?NO_LIMIT), min(Delay, ?NO_LIMIT), Ahead};
 buffers(read_ahead, {Size, Delay, _}) -> {Size, Delay, ?BUFFER_BYTES};
-buffers({read_ahead, Ahead}, {Size, Delay, _}) -> {Size, Delay, min(Ahead, ?NO_END)};
+buffers({read_ahead, Ahead}, {Size, Delay, _}) -> {Size, Delay, min(Ahead, ?NO_LIMIT)};
 buffers(_, Buffers) -> Buffers.
 
 modes([], Flags, Form) ->
@@ -134,8 +140,6 @@ modes([Mode | Rest], Flags, Form) ->
         exclusive -> modes(Rest, Flags bor ?WRITE bor ?EXCLUSIVE, Form);
         sync -> modes(Rest, Flags bor ?O_SYNC, Form);
         directory -> modes(Rest, Flags bor ?DIRECTORY, Form);
-        {mailbox, How} when How =:= unchanged; How =:= off_heap -> modes(Rest, Flags, Form);
-        {garbage, Bytes} when is_integer(Bytes), Bytes > 0 -> modes(Rest, Flags, Form);
         raw -> modes(Rest, Flags, Form);
         {encoding, latin1} -> modes(Rest, Flags, Form);
         read_ahead -> modes(Rest, Flags, Form);
@@ -148,35 +152,20 @@ modes([Mode | Rest], Flags, Form) ->
 modes(_, _, _) ->
     error.
 
-%% What the calling process is to have.
-prepare(Modes) ->
-    case lists:keyfind(mailbox, 1, Modes) of
-        {mailbox, unchanged} -> ok;
-        _ -> _ = process_flag(message_queue_data, off_heap), ok
-    end,
-    case lists:keyfind(garbage, 1, Modes) of
-        {garbage, Bytes} ->
-            Words = Bytes div erlang:system_info(wordsize),
-            %% The next collection takes it up.
-            process_flag(min_bin_vheap_size, Words) =:= Words orelse erlang:garbage_collect(),
-            ok;
-        false -> ok
-    end.
-
-%% @doc Closes it. What other processes wait for with it ends: `{error, einval}'.
+%% @doc Closes the file. Other processes that wait with it get `{error, einval}'.
 -spec close(handle()) -> ok | {error, reason()}.
 close(?HANDLE(File, _)) ->
-    ask(fun(Ref) -> pelton_nif:file_close(File, Ref) end);
+    request(fun(Ref) -> pelton_nif:file_close(File, Ref) end);
 close(?BUFFERED(File, Form)) ->
     Flushed = flush(File),
     Closed = close(?HANDLE(File, Form)),
     if Flushed =:= ok -> Closed; true -> Flushed end.
 
-%% What was written is so indeed.
+%% Writes the delayed bytes.
 flush(File) ->
-    ask(fun(Ref) -> pelton_nif:buffer_flush(File, Ref) end).
+    request(fun(Ref) -> pelton_nif:buffer_flush(File, Ref) end).
 
-%% What is not done by a buffer comes after what was written.
+%% A function that does not use the buffer: after a flush.
 unbuffered(Function, Handle, Arguments) ->
     case Handle of
         ?BUFFERED(_, _) -> flushed(Handle, fun(Plain) -> apply(?MODULE, Function, [Plain | Arguments]) end);
@@ -192,7 +181,7 @@ flushed(Handle, Fun) ->
     Fun(Handle).
 
 buffer_read(File, Size, Form) ->
-    case ask(fun(Ref) -> pelton_nif:buffer_read(File, Size, Ref) end) of
+    case request(fun(Ref) -> pelton_nif:buffer_read(File, Size, Ref) end) of
         ok -> buffer_read(File, Size, Form);
         flush ->
             case flush(File) of
@@ -202,21 +191,21 @@ buffer_read(File, Size, Form) ->
         Result -> formed(Result, Form)
     end.
 
-%% @doc Reads so many bytes, or as many as there are, from the file's position on, which moves.
+%% @doc Reads up to `Size' bytes at the file's position, which moves. Fewer: the file has ended.
 -spec read(handle(), non_neg_integer()) -> {ok, string() | binary()} | eof | {error, reason()}.
 read(?HANDLE(File, Form), Size) when is_integer(Size), Size >= 0 ->
-    if ?IS_PLACE(Size) -> pread_1(File, undefined, Size, Form);
+    if ?IS_OFFSET(Size) -> pread_1(File, undefined, Size, Form);
        true -> {error, einval}
     end;
-read(?BUFFERED(File, Form), Size) when is_integer(Size), ?IS_PLACE(Size) ->
+read(?BUFFERED(File, Form), Size) when is_integer(Size), ?IS_OFFSET(Size) ->
     buffer_read(File, Size, Form);
 read(Handle, Size) ->
     unbuffered(read, Handle, [Size]).
 
-%% @doc Reads at a place. The file's position stays where it is.
+%% @doc Reads up to `Size' bytes at an offset. The file's position remains unchanged.
 -spec pread(handle(), location(), non_neg_integer()) -> {ok, string() | binary()} | eof | {error, reason()}.
 pread(?HANDLE(File, Form), Offset, Size) when is_integer(Offset), is_integer(Size), Size >= 0 ->
-    if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> pread_1(File, Offset, Size, Form);
+    if ?IS_OFFSET(Offset), ?IS_OFFSET(Size) -> pread_1(File, Offset, Size, Form);
        true -> {error, einval}
     end;
 pread(Handle, {bof, Offset}, Size) when is_integer(Offset) ->
@@ -230,19 +219,20 @@ pread_1(File, Offset, Size, Form) ->
         {part, Bytes} ->
             case pread_later(File, Offset, Size - byte_size(Bytes)) of
                 {ok, Rest} -> formed({ok, <<Bytes/binary, Rest/binary>>}, Form);
-                %% The next read tells of an error.
+                %% The next read returns the error.
                 _ -> formed({ok, Bytes}, Form)
             end;
         Result -> formed(Result, Form)
     end.
 
 pread_later(File, Offset, Size) ->
-    ask(fun(Ref) -> pelton_nif:file_pread(File, Offset, Size, Ref, false) end).
+    request(fun(Ref) -> pelton_nif:file_pread(File, Offset, Size, Ref, false) end).
 
-%% @doc Reads a line, with its `\n'; `\r\n' is made one. Finding where it ends, and going back there, costs less with `read_ahead'.
+%% @doc Reads a line with its `\n', which replaces a `\r\n'. With `read_ahead' it is faster, because it need not seek
+%% back.
 -spec read_line(handle()) -> {ok, string() | binary()} | eof | {error, reason()}.
 read_line(?HANDLE(File, Form)) ->
-    %% Of what has no position, nothing can be given back.
+    %% A pipe cannot seek back, so it reads single bytes.
     Step = case pelton_nif:file_seek(File, 0, 1) of {ok, _} -> 256; _ -> 1 end,
     formed(read_line_1(File, Step, <<>>), Form);
 read_line(?BUFFERED(File, Form)) ->
@@ -275,34 +265,35 @@ without_return(Line) ->
 
 formed(Result, binary) -> Result;
 formed({ok, Bytes}, list) when is_binary(Bytes) -> {ok, binary_to_list(Bytes)};
-formed({ok, Many}, list) when is_list(Many) -> {ok, [if One =:= eof -> eof; true -> binary_to_list(One) end || One <- Many]};
+formed({ok, Many}, list) when is_list(Many) ->
+    {ok, [if One =:= eof -> eof; true -> binary_to_list(One) end || One <- Many]};
 formed(Result, list) -> Result.
 
-%% @doc Reads at several places, all asked for at once.
+%% @doc Reads at several offsets, in one request.
 -spec pread(handle(), [{location(), non_neg_integer()}]) -> {ok, [string() | binary() | eof]} | {error, reason()}.
-pread(?HANDLE(File, Form), Places) when is_list(Places) ->
-    {Good, Mistake} = places(Places, []),
+pread(?HANDLE(File, Form), Locations) when is_list(Locations) ->
+    {Good, Mistake} = locations(Locations, []),
     case pread_lists(File, Good, []) of
         {ok, _} when Mistake =/= none -> {error, Mistake};
         Result -> formed(Result, Form)
     end;
-pread(Handle, Places) ->
-    unbuffered(pread, Handle, [Places]).
+pread(Handle, Locations) ->
+    unbuffered(pread, Handle, [Locations]).
 
-%% Those before the first that cannot be, and what is wrong with that.
-places([{{bof, Offset}, Size} | Rest], Done) -> places([{Offset, Size} | Rest], Done);
-places([{Offset, Size} = Place | Rest], Done) when is_integer(Offset), is_integer(Size), Size >= 0 ->
-    if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> places(Rest, [Place | Done]);
+%% The locations before the first wrong one, and its error.
+locations([{{bof, Offset}, Size} | Rest], Done) -> locations([{Offset, Size} | Rest], Done);
+locations([{Offset, Size} = Location | Rest], Done) when is_integer(Offset), is_integer(Size), Size >= 0 ->
+    if ?IS_OFFSET(Offset), ?IS_OFFSET(Size) -> locations(Rest, [Location | Done]);
        true -> {lists:reverse(Done), einval}
     end;
-places([], Done) -> {lists:reverse(Done), none};
-places(_, Done) -> {lists:reverse(Done), badarg}.
+locations([], Done) -> {lists:reverse(Done), none};
+locations(_, Done) -> {lists:reverse(Done), badarg}.
 
 pread_lists(_File, [], Done) ->
     {ok, lists:append(lists:reverse(Done))};
-pread_lists(File, Places, Done) ->
-    {Some, Rest} = first(?LIST_MAX, Places),
-    case ask(fun(Ref) -> pelton_nif:file_pread_list(File, Some, Ref, false) end) of
+pread_lists(File, Locations, Done) ->
+    {Some, Rest} = first(?LIST_MAX, Locations),
+    case request(fun(Ref) -> pelton_nif:file_pread_list(File, Some, Ref, false) end) of
         {ok, Bytes} -> pread_lists(File, Rest, [Bytes | Done]);
         Error -> Error
     end.
@@ -310,12 +301,13 @@ pread_lists(File, Places, Done) ->
 first(Count, List) when length(List) =< Count -> {List, []};
 first(Count, List) -> lists:split(Count, List).
 
-%% @doc Writes at the file's position, which moves; of a file opened with `append', at its end.
+%% @doc Writes at the file's position, which moves; for a file opened with `append', at its end.
 %%
-%% Up to 64 KiB are written in the call, by xfs if it need not wait, by ext4 and tmpfs as long as no write of the node's has waited for more than 0.2 ms
-%% lately. So it may keep a scheduler now and then: one at a time, never the only one, for a hundredth of the time at most, but for as long as that one write
-%% takes. {@link pwrite_async/3} does not. The first write to a file, all to files opened with `sync', and parts of blocks that would have to be
-%% read first are done on a dirty I/O scheduler.
+%% Up to 64 KiB are written within the call: on xfs if the kernel need not wait; on ext4 and tmpfs while no write of
+%% the node has lately waited for more than 0.2 ms. So a write may block a scheduler: one at a time, never the only
+%% one, at most a hundredth of the time, but for as long as that write takes. {@link pwrite_async/3} does not. The
+%% first write to a file, writes to a file opened with `sync', and writes of parts of blocks that must be read first
+%% run on a dirty I/O scheduler.
 -spec write(handle(), iodata()) -> ok | {error, reason()}.
 write(?HANDLE(File, _), Data) ->
     write_1(File, undefined, Data);
@@ -323,15 +315,15 @@ write(?BUFFERED(File, _), Data) ->
     case if is_binary(Data), Data =/= <<>> -> [Data]; true -> pieces(Data) end of
         error -> {error, badarg};
         [] -> ok;
-        Pieces -> Few = few(Pieces), ask(fun(Ref) -> pelton_nif:buffer_write(File, Few, Ref) end)
+        Pieces -> Few = few(Pieces), request(fun(Ref) -> pelton_nif:buffer_write(File, Few, Ref) end)
     end;
 write(_, _) ->
     {error, badarg}.
 
-%% @doc Writes at a place, where {@link write/2} would. The file's position stays where it is.
+%% @doc Writes at an offset, on the same schedulers as {@link write/2}. The file's position remains unchanged.
 -spec pwrite(handle(), location(), iodata()) -> ok | {error, reason()}.
 pwrite(?HANDLE(File, _), Offset, Data) when is_integer(Offset) ->
-    if ?IS_PLACE(Offset) -> write_1(File, Offset, Data);
+    if ?IS_OFFSET(Offset) -> write_1(File, Offset, Data);
        true -> case pieces(Data) of error -> {error, badarg}; _ -> {error, einval} end
     end;
 pwrite(Handle, {bof, Offset}, Data) when is_integer(Offset) ->
@@ -342,26 +334,26 @@ pwrite(Handle, Offset, Data) ->
         Pieces -> unbuffered(pwrite, Handle, [Offset, Pieces])
     end.
 
-write_1(File, Offset, Data) when is_binary(Data), byte_size(Data) =< ?NOW_BYTES_MAX, Data =/= <<>> ->
-    write_now(File, Offset, [Data]);
+write_1(File, Offset, Data) when is_binary(Data), byte_size(Data) =< ?FAST_BYTES_MAX, Data =/= <<>> ->
+    write_fast(File, Offset, [Data]);
 write_1(File, Offset, Data) ->
     case pieces(Data) of
         error -> {error, badarg};
         Pieces ->
             case iolist_size(Pieces) of
-                Size when Size =< ?NOW_BYTES_MAX -> write_now(File, Offset, Pieces);
+                Size when Size =< ?FAST_BYTES_MAX -> write_fast(File, Offset, Pieces);
                 _ -> write_by_engine(File, Offset, Pieces)
             end
     end.
 
-write_now(File, Offset, Pieces) ->
+write_fast(File, Offset, Pieces) ->
     case pelton_nif:file_write(File, Offset, Pieces) of
         stream -> write_by_engine(File, Offset, Pieces);
         Result -> Result
     end.
 
 write_by_engine(File, Offset, Pieces) ->
-    ask(fun(Ref) -> pelton_nif:file_pwrite(File, Offset, few(Pieces), Ref, false) end).
+    request(fun(Ref) -> pelton_nif:file_pwrite(File, Offset, few(Pieces), Ref, false) end).
 
 pieces(Data) ->
     try erlang:iolist_to_iovec(Data)
@@ -371,56 +363,57 @@ pieces(Data) ->
 few(Pieces) when length(Pieces) =< ?PIECES_MAX -> Pieces;
 few(Pieces) -> [iolist_to_binary(Pieces)].
 
-%% @doc Writes at several places, one after the other. `{error, {N, Reason}}': the first N are written.
+%% @doc Writes at several offsets, one after the other. As in `file', `{error, {N, Reason}}' means: the first N are
+%% written.
 -spec pwrite(handle(), [{location(), iodata()}]) -> ok | {error, {non_neg_integer(), reason()}} | {error, reason()}.
-pwrite(?HANDLE(File, _), Places) when is_list(Places) ->
-    {Good, Mistake} = writes(Places, []),
+pwrite(?HANDLE(File, _), Locations) when is_list(Locations) ->
+    {Good, Mistake} = writes(Locations, []),
     case pelton_nif:file_write_waiting(File, list, Good) of
         ok when Mistake =:= none -> ok;
         ok when Mistake =:= badarg -> {error, badarg};
         ok -> {error, {length(Good), Mistake}};
         Error -> Error
     end;
-pwrite(Handle, Places) ->
-    unbuffered(pwrite, Handle, [Places]).
+pwrite(Handle, Locations) ->
+    unbuffered(pwrite, Handle, [Locations]).
 
-%% Those before the first that cannot be, and what is wrong with that.
+%% The writes before the first wrong one, and its error.
 writes([{{bof, Offset}, Data} | Rest], Done) -> writes([{Offset, Data} | Rest], Done);
 writes([{Offset, Data} | Rest], Done) when is_integer(Offset) ->
     case pieces(Data) of
         error -> {lists:reverse(Done), badarg};
-        Pieces when ?IS_PLACE(Offset) -> writes(Rest, [{Offset, Pieces} | Done]);
+        Pieces when ?IS_OFFSET(Offset) -> writes(Rest, [{Offset, Pieces} | Done]);
         _ -> {lists:reverse(Done), einval}
     end;
 writes([], Done) -> {lists:reverse(Done), none};
 writes(_, Done) -> {lists:reverse(Done), badarg}.
 
-%% @doc Has all of it on the disk: fsync.
+%% @doc Writes the file to the disk: fsync.
 -spec sync(handle()) -> ok | {error, reason()}.
 sync(?HANDLE(File, _)) ->
-    ask(fun(Ref) -> pelton_nif:file_do(?SYNC, File, Ref, false) end);
+    request(fun(Ref) -> pelton_nif:file_do(?SYNC, File, Ref, false) end);
 sync(Handle) ->
     unbuffered(sync, Handle, []).
 
-%% @doc Has what was written on the disk, and what is needed to read it: fdatasync.
+%% @doc Writes the file's data to the disk, and what is needed to read it: fdatasync.
 -spec datasync(handle()) -> ok | {error, reason()}.
 datasync(?HANDLE(File, _)) ->
-    ask(fun(Ref) -> pelton_nif:file_do(?DATASYNC, File, Ref, false) end);
+    request(fun(Ref) -> pelton_nif:file_do(?DATASYNC, File, Ref, false) end);
 datasync(Handle) ->
     unbuffered(datasync, Handle, []).
 
-%% @doc Cuts the file at its position.
+%% @doc Truncates the file at its position.
 -spec truncate(handle()) -> ok | {error, reason()}.
 truncate(?HANDLE(File, _)) ->
     after_others(File, fun() -> pelton_nif:file_truncate(File) end);
 truncate(Handle) ->
     unbuffered(truncate, Handle, []).
 
-%% What moves the position does that when nothing else is at it.
+%% An operation that moves the position waits until no other one uses it.
 after_others(File, Move) ->
     case Move() of
-        full ->
-            rest_a_while(),
+        busy ->
+            pause(),
             case flush(File) of
                 ok -> after_others(File, Move);
                 Error -> Error
@@ -428,7 +421,7 @@ after_others(File, Move) ->
         Result -> Result
     end.
 
-%% @doc Moves the file's position, and answers where it is then.
+%% @doc Moves the file's position, and returns the new one.
 -spec position(handle(), location()) -> {ok, non_neg_integer()} | {error, reason()}.
 position(?HANDLE(File, _), Location) ->
     case Location of
@@ -448,17 +441,18 @@ seek(_File, Offset, _) when Offset >= 1 bsl 63; Offset < -1 bsl 63 -> {error, ba
 seek(_File, Offset, 0) when Offset < 0 -> {error, einval};
 seek(File, Offset, Whence) -> after_others(File, fun() -> pelton_nif:file_seek(File, Offset, Whence) end).
 
-%% @doc Sets disk aside for a range, and makes the file as long as that.
+%% @doc Allocates disk space for a range, and extends the file to its end.
 -spec allocate(handle(), non_neg_integer(), non_neg_integer()) -> ok | {error, reason()}.
 allocate(?HANDLE(File, _), Offset, Size) when is_integer(Offset), Offset >= 0, is_integer(Size), Size >= 0 ->
-    if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> pelton_nif:file_allocate(File, Offset, Size);
+    if ?IS_OFFSET(Offset), ?IS_OFFSET(Size) -> pelton_nif:file_allocate(File, Offset, Size);
        true -> {error, einval}
     end;
 allocate(Handle, Offset, Size) ->
     unbuffered(allocate, Handle, [Offset, Size]).
 
-%% @doc Says how a range is going to be used.
--spec advise(handle(), integer(), integer(), normal | sequential | random | no_reuse | will_need | dont_need) -> ok | {error, reason()}.
+%% @doc Announces to the kernel how a range is going to be used: posix_fadvise.
+-spec advise(handle(), integer(), integer(), normal | sequential | random | no_reuse | will_need | dont_need) ->
+          ok | {error, reason()}.
 advise(?HANDLE(File, _), Offset, Size, Advice) when is_integer(Offset), is_integer(Size) ->
     case advice(Advice) of
         error -> {error, einval};
@@ -483,37 +477,37 @@ advice(_) -> error.
 pread_async(?HANDLE(File, _) = Handle, Offset, Size) ->
     Ref = make_ref(),
     case pelton_nif:file_pread(File, Offset, Size, Ref, true) of
-        full -> rest_a_while(), pread_async(Handle, Offset, Size);
-        Answer -> told(Answer, Ref, false)
+        busy -> pause(), pread_async(Handle, Offset, Size);
+        Result -> result(Result, Ref, false)
     end;
 pread_async(Handle, Offset, Size) ->
     unbuffered_async(pread_async, Handle, [Offset, Size]).
 
-%% What was written is waited for.
+%% It waits for the flush of the delayed bytes.
 unbuffered_async(Function, ?BUFFERED(_, _) = Handle, Arguments) ->
     case unbuffered(Function, Handle, Arguments) of
-        {error, _} = Error -> told(Error, make_ref(), false);
+        {error, _} = Error -> result(Error, make_ref(), false);
         Ref -> Ref
     end.
 
-%% @doc As {@link pread/2}, without waiting, of at most 256 places.
+%% @doc As {@link pread/2}, without waiting, for at most 256 offsets.
 -spec pread_async(handle(), [{non_neg_integer(), non_neg_integer()}, ...]) -> reference().
-pread_async(?HANDLE(File, _) = Handle, Places) ->
+pread_async(?HANDLE(File, _) = Handle, Locations) ->
     Ref = make_ref(),
-    case pelton_nif:file_pread_list(File, Places, Ref, true) of
-        full -> rest_a_while(), pread_async(Handle, Places);
-        Answer -> told(Answer, Ref, false)
+    case pelton_nif:file_pread_list(File, Locations, Ref, true) of
+        busy -> pause(), pread_async(Handle, Locations);
+        Result -> result(Result, Ref, false)
     end;
-pread_async(Handle, Places) ->
-    unbuffered_async(pread_async, Handle, [Places]).
+pread_async(Handle, Locations) ->
+    unbuffered_async(pread_async, Handle, [Locations]).
 
 %% @doc As {@link pwrite/3}, without waiting.
 -spec pwrite_async(handle(), non_neg_integer(), iodata()) -> reference().
 pwrite_async(?HANDLE(File, _) = Handle, Offset, Data) ->
     Ref = make_ref(),
     case pelton_nif:file_pwrite(File, Offset, few(erlang:iolist_to_iovec(Data)), Ref, true) of
-        full -> rest_a_while(), pwrite_async(Handle, Offset, Data);
-        Answer -> told(Answer, Ref, false)
+        busy -> pause(), pwrite_async(Handle, Offset, Data);
+        Result -> result(Result, Ref, false)
     end;
 pwrite_async(Handle, Offset, Data) ->
     unbuffered_async(pwrite_async, Handle, [Offset, Data]).
@@ -531,24 +525,25 @@ datasync_async(Handle) -> unbuffered_async(datasync_async, Handle, []).
 do_async(Kind, File) ->
     Ref = make_ref(),
     case pelton_nif:file_do(Kind, File, Ref, true) of
-        full -> rest_a_while(), do_async(Kind, File);
-        Answer -> told(Answer, Ref, false)
+        busy -> pause(), do_async(Kind, File);
+        Result -> result(Result, Ref, false)
     end.
 
-%% The reference, or, for who waits, the result. What is wrong with the handle is told in the same way. All references pass through here, also
-%% those that are awaited by who has asked: so the compiler has each of them mark the mailbox, and await/2 begins at the mark.
-told(pending, Ref, true) -> await(Ref, infinity);
-%% No message comes: this lets go of the mark. OTP 25.2 has crashed where a process had left more than eight behind.
-told(Result, Ref, true) -> receive {pelton, Ref, Never} -> Never after 0 -> Result end;
-told(pending, Ref, false) -> Ref;
-told({error, _} = Error, Ref, false) -> self() ! {pelton, Ref, Error}, Ref.
+%% Returns the reference, or, if the caller waits, the result. An error of the call is sent as well. All references pass
+%% through here, so that the compiler marks the mailbox for each of them, and await/2 begins at the mark.
+result(pending, Ref, true) -> await(Ref, infinity);
+%% No message is sent. The receive removes the mark: OTP 25.2 has crashed when a process had left more than eight.
+result(Result, Ref, true) -> receive {pelton, Ref, Never} -> Never after 0 -> Result end;
+result(pending, Ref, false) -> Ref;
+result({error, _} = Error, Ref, false) -> self() ! {pelton, Ref, Error}, Ref.
 
 %% @equiv await(Ref, infinity)
 -spec await(reference()) -> term().
 await(Ref) ->
     await(Ref, infinity).
 
-%% @doc Waits for the result of what was asked without waiting. `{error, timeout}': it has not come, and comes later.
+%% @doc Waits for the result of an asynchronous function, until the timeout in milliseconds. After `{error, timeout}'
+%% the result is still sent.
 -spec await(reference(), timeout()) -> term() | {error, timeout}.
 await(Ref, Timeout) ->
     receive {pelton, Ref, Result} -> Result
@@ -564,14 +559,14 @@ read_file(Name) ->
         case open_path(Path, ?READ) of
             {ok, File, Size} ->
                 Read = read_all(File, max(Size, 4096), []),
-                _ = ask(fun(Ref) -> pelton_nif:file_close(File, Ref) end),
+                _ = request(fun(Ref) -> pelton_nif:file_close(File, Ref) end),
                 Read;
             Error -> Error
         end
     end).
 
-%% As much as it should have and one byte more; it may grow, or not know how long it is. Less than was asked for may be the end, or what there was
-%% before an error: that the next read tells.
+%% The first read has one byte more than the file's size, which may grow, or be unknown (0). A short read is the end, or
+%% precedes an error, which the next read returns.
 read_all(File, Size, Done) ->
     case pread_1(File, undefined, Size + 1, binary) of
         {ok, Bytes} -> read_all(File, 65535, [Bytes | Done]);
@@ -598,7 +593,7 @@ write_file(Name, Data, Modes) when is_list(Modes) ->
                 case open_path(Path, Flags) of
                     {ok, File, _} ->
                         Written = write_1(File, undefined, Pieces),
-                        Closed = ask(fun(Ref) -> pelton_nif:file_close(File, Ref) end),
+                        Closed = request(fun(Ref) -> pelton_nif:file_close(File, Ref) end),
                         if Written =:= ok -> Closed; true -> Written end;
                     Error -> Error
                 end
@@ -611,7 +606,7 @@ write_file(_, _, _) ->
 -spec read_file_info(handle() | name()) -> {ok, file:file_info()} | {error, reason()}.
 read_file_info(Name) -> read_file_info(Name, []).
 
-%% @doc What is known of a file; of a symbolic link, what it leads to.
+%% @doc Returns the status of a file; for a symbolic link, of its target. `access' is derived from the permission bits.
 -spec read_file_info(handle() | name(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
 read_file_info(#file_descriptor{} = Handle, Options) -> read_handle_info(Handle, Options);
 read_file_info(Name, Options) -> info(?STAT, Name, Options).
@@ -620,7 +615,7 @@ read_file_info(Name, Options) -> info(?STAT, Name, Options).
 -spec read_link_info(name()) -> {ok, file:file_info()} | {error, reason()}.
 read_link_info(Name) -> read_link_info(Name, []).
 
-%% @doc As {@link read_file_info/2}, of a symbolic link itself.
+%% @doc As {@link read_file_info/2}, for a symbolic link itself.
 -spec read_link_info(name(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
 read_link_info(Name, Options) -> info(?LSTAT, Name, Options).
 
@@ -639,58 +634,61 @@ info(Kind, Name, Options) ->
         Error -> Error
     end.
 
-info_of(Ask, Options) ->
+info_of(Query, Options) ->
     case time_option(Options) of
         error -> {error, badarg};
         Time ->
-            case Ask() of
+            case Query() of
                 {ok, {Type, Size, Access, Accessed, Modified, Changed, Mode, Links, Device, Inode, Uid, Gid}} ->
-                    {ok, #file_info{size = Size, type = Type, access = Access, atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
-                                    ctime = time_of(Changed, Time), mode = Mode, links = Links, major_device = Device, minor_device = 0,
-                                    inode = Inode, uid = Uid, gid = Gid}};
+                    {ok, #file_info{size = Size, type = Type, access = Access, mode = Mode, links = Links,
+                                    inode = Inode, major_device = Device, minor_device = 0, uid = Uid, gid = Gid,
+                                    atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
+                                    ctime = time_of(Changed, Time)}};
                 Error -> Error
             end
     end.
 
-%% @doc Sends so many bytes of the file, from a place on, or all there are, by a sender of {@link pelton}, as messages of `MessageBytes', the last of what
-%% is left: read straight into the channel, without a binary. Waits for room. Answers how many bytes went, fewer than were wanted where the file
-%% ends; `{error, {Count, Reason}}': after so many. Meanwhile the sender is this operation's: `{error, lent}' for anybody else.
--spec send(handle(), pelton:'end'(), non_neg_integer(), non_neg_integer() | infinity, pos_integer()) ->
-          {ok, non_neg_integer()} | {error, atom() | {pos_integer(), atom()}}.
+%% @doc Sends `Bytes' bytes of the file from an offset, or all up to its end, through a sender of {@link pelton}, as
+%% messages of `MessageBytes' bytes; the last one may be shorter. The kernel reads into the channel's memory, without
+%% a binary. Waits for free space. Returns the number of bytes sent, fewer if the file has ended. `{error, {Reason,
+%% Count}}': it failed after Count bytes. Meanwhile other uses of the sender return `{error, in_operation}'.
+-spec send(handle(), pelton:endpoint(), non_neg_integer(), non_neg_integer() | infinity, pos_integer()) ->
+          {ok, non_neg_integer()} | {error, atom() | {atom(), pos_integer()}}.
 send(?HANDLE(File, _), Sender, Offset, Bytes, MessageBytes) when is_integer(MessageBytes), MessageBytes > 0 ->
-    pump(false, File, Sender, Offset, Bytes, MessageBytes);
+    transfer(false, File, Sender, Offset, Bytes, MessageBytes);
 send(Handle, Sender, Offset, Bytes, MessageBytes) ->
     unbuffered(send, Handle, [Sender, Offset, Bytes, MessageBytes]).
 
-%% @doc Writes messages that a passive receiver of {@link pelton} has, one behind the other, from a place in the file on, straight from the channel: until
-%% the next is more than is left of so many bytes, and stays to be received; with `infinity' until the sender has closed. Waits for messages. As {@link send/5}.
--spec recv(handle(), pelton:'end'(), non_neg_integer(), non_neg_integer() | infinity) ->
-          {ok, non_neg_integer()} | {error, atom() | {pos_integer(), atom()}}.
+%% @doc Receives messages of a passive receiver of {@link pelton}, and writes them one after the other from an offset,
+%% without a binary. It ends when the next message would exceed `Bytes' bytes, and leaves that; with `infinity' when
+%% the sender has closed. Waits for messages. Otherwise as {@link send/5}.
+-spec recv(handle(), pelton:endpoint(), non_neg_integer(), non_neg_integer() | infinity) ->
+          {ok, non_neg_integer()} | {error, atom() | {atom(), pos_integer()}}.
 recv(?HANDLE(File, _), Receiver, Offset, Bytes) ->
-    pump(true, File, Receiver, Offset, Bytes, 0);
+    transfer(true, File, Receiver, Offset, Bytes, 0);
 recv(Handle, Receiver, Offset, Bytes) ->
     unbuffered(recv, Handle, [Receiver, Offset, Bytes]).
 
-pump(IsReceive, File, End, Offset, infinity, MessageBytes) ->
-    pump(IsReceive, File, End, Offset, 1 bsl 62, MessageBytes);
-pump(IsReceive, File, End, Offset, Bytes, MessageBytes)
-  when is_integer(Offset), ?IS_PLACE(Offset), is_integer(Bytes), ?IS_PLACE(Bytes), MessageBytes < 1 bsl 63 ->
-    ask(fun(Ref) -> pelton_nif:file_pump(IsReceive, File, Offset, Bytes, End, MessageBytes, Ref) end);
-pump(_, _, _, _, _, _) ->
+transfer(IsReceive, File, Endpoint, Offset, infinity, MessageBytes) ->
+    transfer(IsReceive, File, Endpoint, Offset, 1 bsl 62, MessageBytes);
+transfer(IsReceive, File, Endpoint, Offset, Bytes, MessageBytes)
+  when is_integer(Offset), ?IS_OFFSET(Offset), is_integer(Bytes), ?IS_OFFSET(Bytes), MessageBytes < 1 bsl 63 ->
+    request(fun(Ref) -> pelton_nif:file_transfer(IsReceive, File, Offset, Bytes, Endpoint, MessageBytes, Ref) end);
+transfer(_, _, _, _, _, _) ->
     {error, badarg}.
 
 %% @equiv read_handle_info(Handle, [])
 -spec read_handle_info(handle()) -> {ok, file:file_info()} | {error, reason()}.
 read_handle_info(Handle) -> read_handle_info(Handle, []).
 
-%% @doc What is known of an open file. `minor_device' is 0.
+%% @doc Returns the status of an open file. `minor_device' is 0.
 -spec read_handle_info(handle(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
 read_handle_info(?HANDLE(File, _), Options) ->
-    info_of(fun() -> ask(fun(Ref) -> pelton_nif:file_do(?FSTAT, File, Ref, false) end) end, Options);
+    info_of(fun() -> request(fun(Ref) -> pelton_nif:file_do(?FSTAT, File, Ref, false) end) end, Options);
 read_handle_info(Handle, Options) ->
     unbuffered(read_handle_info, Handle, [Options]).
 
-%% Which device it is, if it is one: pelton does not ask that.
+%% The number of a device, which pelton_stat does not have.
 device(device, Name) ->
     case file:read_file_info(Name, [raw]) of
         {ok, #file_info{minor_device = Device}} -> Device;
@@ -698,7 +696,7 @@ device(device, Name) ->
     end;
 device(_, _) -> 0.
 
-%% Of a link, to what it leads to.
+%% The access to a link is that to its target.
 access(symlink, _, Name) ->
     case by_path(?STAT, Name) of
         {ok, Stat} -> element(3, Stat);
@@ -723,9 +721,10 @@ time_of(Seconds, local) -> erlang:universaltime_to_localtime(time_of(Seconds, un
 -spec write_file_info(name(), file:file_info()) -> ok | {error, reason()}.
 write_file_info(Name, Info) -> write_file_info(Name, Info, []).
 
-%% @doc Sets the times of a file; `undefined' leaves one. What is more than that, its mode and owner, `file' sets.
+%% @doc Sets the times of a file; `undefined' leaves one unchanged. `file' sets its mode and owner.
 -spec write_file_info(name(), file:file_info(), [info_option()]) -> ok | {error, reason()}.
-write_file_info(Name, #file_info{mode = undefined, uid = undefined, gid = undefined, atime = Accessed, mtime = Modified}, Options) ->
+write_file_info(Name, #file_info{mode = undefined, uid = undefined, gid = undefined,
+                                 atime = Accessed, mtime = Modified}, Options) ->
     case time_option(Options) of
         error -> {error, badarg};
         Time ->
@@ -746,19 +745,21 @@ seconds_of(Seconds, posix) when is_integer(Seconds) -> Seconds;
 seconds_of(Time, universal) -> calendar:datetime_to_gregorian_seconds(Time) - 62167219200;
 seconds_of(Time, local) -> seconds_of(erlang:localtime_to_universaltime(Time), universal).
 
-%% @doc Sets when a file was read and changed last, in seconds since 1970; `undefined' leaves one.
+%% @doc Sets the times of a file's last access and change, in seconds since 1970; `undefined' leaves one unchanged.
 -spec utime(name(), integer() | undefined, integer() | undefined) -> ok | {error, reason()}.
 utime(Name, Accessed, Modified) when abs(Accessed) > ?SECONDS_MAX; abs(Modified) > ?SECONDS_MAX ->
     file:write_file_info(Name, #file_info{atime = Accessed, mtime = Modified}, [raw, {time, posix}]);
 utime(Name, Accessed, Modified) ->
     with_path(Name, fun(Path) ->
-        ask(fun(Ref) -> pelton_nif:path_do(?TIMES, Path, undefined, nanoseconds(Accessed), nanoseconds(Modified), Ref) end)
+        AccessedNs = nanoseconds(Accessed),
+        ModifiedNs = nanoseconds(Modified),
+        request(fun(Ref) -> pelton_nif:path_do(?TIMES, Path, undefined, AccessedNs, ModifiedNs, Ref) end)
     end).
 
 nanoseconds(undefined) -> undefined;
 nanoseconds(Seconds) -> Seconds * 1000000000.
 
-%% @doc The names in a directory, but for those that are not in the encoding of file names.
+%% @doc Lists the names in a directory, without those that are not in the encoding of file names.
 -spec list_dir(name()) -> {ok, [file:filename()]} | {error, reason()}.
 list_dir(Name) ->
     case entries(Name) of
@@ -766,7 +767,7 @@ list_dir(Name) ->
         Error -> Error
     end.
 
-%% @doc The names in a directory; those that are not in the encoding of file names as binaries.
+%% @doc Lists the names in a directory; those that are not in the encoding of file names as binaries.
 -spec list_dir_all(name()) -> {ok, [file:filename_all()]} | {error, reason()}.
 list_dir_all(Name) ->
     case entries(Name) of
@@ -779,20 +780,20 @@ entries(Name) ->
         case open_path(Path, ?READ bor ?DIRECTORY) of
             {ok, Directory, _} ->
                 Entries = entries_1(Directory, []),
-                _ = ask(fun(Ref) -> pelton_nif:file_close(Directory, Ref) end),
+                _ = request(fun(Ref) -> pelton_nif:file_close(Directory, Ref) end),
                 Entries;
             Error -> Error
         end
     end).
 
 entries_1(Directory, Done) ->
-    case ask(fun(Ref) -> pelton_nif:file_do(?LIST, Directory, Ref, false) end) of
+    case request(fun(Ref) -> pelton_nif:file_do(?LIST, Directory, Ref, false) end) of
         {ok, <<>>} -> {ok, lists:append(Done)};
         {ok, Entries} -> entries_1(Directory, [names(Entries) | Done]);
         Error -> Error
     end.
 
-%% Each has its inode, its kind, and its name with a zero behind it.
+%% Each entry is its inode, its kind, and its name, which ends with a zero.
 names(<<_Inode:64, _Kind, Rest/binary>>) ->
     [Name, Others] = binary:split(Rest, <<0>>),
     [Name | names(Others)];
@@ -813,7 +814,7 @@ listed(Name) ->
 -spec del_file(name()) -> ok | {error, reason()}.
 del_file(Name) ->
     case by_path(?UNLINK, Name) of
-        %% As POSIX has it, and `file'.
+        %% POSIX and `file' have this error.
         {error, eisdir} -> {error, eperm};
         Result -> Result
     end.
@@ -826,23 +827,23 @@ delete(Name) -> del_file(Name).
 -spec del_dir(name()) -> ok | {error, reason()}.
 del_dir(Name) -> by_path(?RMDIR, Name).
 
-%% @doc Renames, and replaces what has the name.
+%% @doc Renames a file, and replaces one of the new name.
 -spec rename(name(), name()) -> ok | {error, reason()}.
 rename(From, To) -> by_paths(?RENAME, From, To).
 
-%% @doc Makes a directory.
+%% @doc Creates a directory.
 -spec make_dir(name()) -> ok | {error, reason()}.
 make_dir(Name) -> by_path(?MKDIR, Name).
 
-%% @doc Makes a second name of a file.
+%% @doc Creates a hard link, `New', to a file.
 -spec make_link(name(), name()) -> ok | {error, reason()}.
 make_link(Existing, New) -> by_paths(?LINK, Existing, New).
 
-%% @doc Makes a symbolic link, that says `Existing'.
+%% @doc Creates a symbolic link, `New', with the content `Existing'.
 -spec make_symlink(name(), name()) -> ok | {error, reason()}.
 make_symlink(Existing, New) -> by_paths(?SYMLINK, Existing, New).
 
-%% @doc What a symbolic link says.
+%% @doc Returns the content of a symbolic link.
 -spec read_link(name()) -> {ok, file:filename()} | {error, reason()}.
 read_link(Name) ->
     case read_link_all(Name) of
@@ -850,7 +851,7 @@ read_link(Name) ->
         Read -> Read
     end.
 
-%% @doc As {@link read_link/1}; what is not in the encoding of file names as a binary.
+%% @doc As {@link read_link/1}; a content that is not in the encoding of file names as a binary.
 -spec read_link_all(name()) -> {ok, file:filename_all()} | {error, reason()}.
 read_link_all(Name) ->
     case by_path(?READ_LINK, Name) of
@@ -859,18 +860,20 @@ read_link_all(Name) ->
     end.
 
 %% @equiv copy(From, To, infinity)
--spec copy(handle() | name() | {name(), [mode()]}, handle() | name() | {name(), [mode()]}) -> {ok, non_neg_integer()} | {error, reason()}.
+-spec copy(opened_or_name(), opened_or_name()) -> {ok, non_neg_integer()} | {error, reason()}.
 copy(From, To) -> copy(From, To, infinity).
 
-%% @doc Copies so many bytes, or all, from one file to another: in the kernel, which may share blocks. Of a handle, from its position on, which
-%% moves.
--spec copy(handle() | name() | {name(), [mode()]}, handle() | name() | {name(), [mode()]}, non_neg_integer() | infinity) ->
+%% @doc Copies up to `Bytes' bytes from one file to another, in the kernel, which may share blocks. With a handle it
+%% begins at the position, which moves.
+-spec copy(opened_or_name(), opened_or_name(), non_neg_integer() | infinity) ->
           {ok, non_neg_integer()} | {error, reason()}.
 copy(From, To, Bytes) when Bytes =:= infinity; is_integer(Bytes), Bytes >= 0 ->
     with_handle(From, read, fun(FromHandle) ->
         with_handle(To, write, fun(ToHandle) ->
-            %% When both are open.
-            flushed(FromHandle, fun(FromPlain) -> flushed(ToHandle, fun(ToPlain) -> copy_1(FromPlain, ToPlain, Bytes) end) end)
+            %% After both are open.
+            flushed(FromHandle, fun(FromPlain) ->
+                flushed(ToHandle, fun(ToPlain) -> copy_1(FromPlain, ToPlain, Bytes) end)
+            end)
         end)
     end);
 copy(_, _, _) ->
@@ -880,29 +883,31 @@ copy_1(?HANDLE(From, _) = FromHandle, ?HANDLE(To, _) = ToHandle, Bytes) ->
     Most = if Bytes =:= infinity -> 1 bsl 62; true -> min(Bytes, 1 bsl 62) end,
     case {seek(From, 0, 1), seek(To, 0, 1)} of
         {{ok, FromOffset}, {ok, ToOffset}} ->
-            case ask(fun(Ref) -> pelton_nif:file_copy(From, FromOffset, To, ToOffset, Most, Ref) end) of
+            case request(fun(Ref) -> pelton_nif:file_copy(From, FromOffset, To, ToOffset, Most, Ref) end) of
                 {ok, Count} ->
                     {ok, _} = seek(From, FromOffset + Count, 0),
                     {ok, _} = seek(To, ToOffset + Count, 0),
                     {ok, Count};
-                %% The kernel does not where it is appended, nor within one place of a file; or the file is not open for that.
-                {error, Reason} when Reason =:= ebadf; Reason =:= einval -> by_turns(FromHandle, ToHandle, Most, 0);
+                %% The kernel refuses append mode, and overlapping ranges; or a file is not open for this, which a write
+                %% reports.
+                {error, Reason} when Reason =:= ebadf; Reason =:= einval ->
+                    copy_by_blocks(FromHandle, ToHandle, Most, 0);
                 Error -> Error
             end;
-        %% A pipe, or the like.
-        {{error, espipe}, _} -> by_turns(FromHandle, ToHandle, Most, 0);
-        {_, {error, espipe}} -> by_turns(FromHandle, ToHandle, Most, 0);
+        %% A pipe or similar.
+        {{error, espipe}, _} -> copy_by_blocks(FromHandle, ToHandle, Most, 0);
+        {_, {error, espipe}} -> copy_by_blocks(FromHandle, ToHandle, Most, 0);
         {{ok, _}, Error} -> Error;
         {Error, _} -> Error
     end.
 
-by_turns(_, _, 0, Done) ->
+copy_by_blocks(_, _, 0, Done) ->
     {ok, Done};
-by_turns(?HANDLE(File, _) = From, To, Left, Done) ->
+copy_by_blocks(?HANDLE(File, _) = From, To, Left, Done) ->
     case pread_1(File, undefined, min(Left, 65536), binary) of
         {ok, Bytes} ->
             case write(To, Bytes) of
-                ok -> by_turns(From, To, Left - byte_size(Bytes), Done + byte_size(Bytes));
+                ok -> copy_by_blocks(From, To, Left - byte_size(Bytes), Done + byte_size(Bytes));
                 Error -> Error
             end;
         eof -> {ok, Done};
@@ -911,8 +916,8 @@ by_turns(?HANDLE(File, _) = From, To, Left, Done) ->
 
 with_handle(?HANDLE(_, _) = Handle, _Mode, Fun) -> Fun(Handle);
 with_handle(?BUFFERED(_, _) = Handle, _Mode, Fun) -> Fun(Handle);
-with_handle({Name, Modes}, Mode, Fun) when is_list(Modes) -> with_open(Name, [Mode, binary, {mailbox, unchanged} | Modes], Fun);
-with_handle(Name, Mode, Fun) -> with_open(Name, [Mode, binary, {mailbox, unchanged}], Fun).
+with_handle({Name, Modes}, Mode, Fun) when is_list(Modes) -> with_open(Name, [Mode, binary | Modes], Fun);
+with_handle(Name, Mode, Fun) -> with_open(Name, [Mode, binary], Fun).
 
 with_open(Name, Modes, Fun) ->
     case open(Name, Modes) of
@@ -924,12 +929,14 @@ with_open(Name, Modes, Fun) ->
     end.
 
 by_path(Kind, Name) ->
-    with_path(Name, fun(Path) -> ask(fun(Ref) -> pelton_nif:path_do(Kind, Path, undefined, undefined, undefined, Ref) end) end).
+    with_path(Name, fun(Path) ->
+        request(fun(Ref) -> pelton_nif:path_do(Kind, Path, undefined, undefined, undefined, Ref) end)
+    end).
 
 by_paths(Kind, Name, Other) ->
     with_path(Name, fun(Path) ->
         with_path(Other, fun(OtherPath) ->
-            ask(fun(Ref) -> pelton_nif:path_do(Kind, Path, OtherPath, undefined, undefined, Ref) end)
+            request(fun(Ref) -> pelton_nif:path_do(Kind, Path, OtherPath, undefined, undefined, Ref) end)
         end)
     end).
 
@@ -939,7 +946,7 @@ with_path(Name, Fun) ->
         Path -> Fun(Path)
     end.
 
-%% A name as the system has it, with a zero at its end.
+%% A name as the kernel takes it, with a zero at its end.
 path(Name) when is_binary(Name) ->
     case binary:match(Name, <<0>>) of
         nomatch -> <<Name/binary, 0>>;
@@ -954,14 +961,14 @@ path(Name) when is_list(Name); is_atom(Name) ->
 path(_) ->
     error.
 
-%% Asks, and waits for the result.
-ask(Ask) ->
+%% Submits a request, and waits for the result.
+request(Submit) ->
     Ref = make_ref(),
-    case Ask(Ref) of
-        full -> rest_a_while(), ask(Ask);
-        Answer -> told(Answer, Ref, true)
+    case Submit(Ref) of
+        busy -> pause(), request(Submit);
+        Result -> result(Result, Ref, true)
     end.
 
-%% Thousands of requests of this scheduler's are in flight.
-rest_a_while() ->
+%% Thousands of requests of this scheduler are in flight, or another operation uses the file's position.
+pause() ->
     receive after 1 -> ok end.

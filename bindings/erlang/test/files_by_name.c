@@ -1,15 +1,14 @@
-/* A file system's behaviour by the file's name, for LD_PRELOAD. A name has words with dashes between:
+/* For LD_PRELOAD: a file's name determines the behaviour of its file system. The name has words, with dashes between:
  *
- *   local    it is ext4                        foreign  it is one that nobody knows
- *   asked    it knows RWF_NOWAIT of writes     busy     and answers that it would have to wait
- *   half     and moves half of what is asked   slow     a write takes 20 ms
- *   stuck    a write ends when there is no file of that name with .stuck behind any more
+ *   local    it is ext4                                foreign  it is an unknown one
+ *   nowait   it supports RWF_NOWAIT for writes         busy     and always returns EAGAIN
+ *   half     it moves half of the bytes                slow     a write takes 20 ms
+ *   stuck    a write waits while there is a file of its name followed by .stuck
+ *   logged   reads with RWF_NOWAIT are logged as well
  *
- *   told     reads with RWF_NOWAIT are told of as writes are
- *
- * Each of the NIF's writes is told of in FILES_BY_NAME, when it begins: who writes, `dirty', `normal', or `beside' where another normal scheduler is at a
- * write; whether it is `asked', with RWF_NOWAIT, or `plain'; and the file's name. As long as there is a file of that name with
- * .waits behind, threads seem to wait in whatever they do. */
+ * FILES_BY_NAME names the log. Each write of the NIF is logged when it begins: the scheduler, `dirty', `normal', or
+ * `second' if another normal scheduler is writing; `nowait' with RWF_NOWAIT, or `plain'; and the file's name. While
+ * there is a file of the log's name followed by .waits, getrusage reports a new voluntary switch at each call. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -51,14 +50,14 @@ static struct iovec half_of(const struct iovec *pieces)
     return (struct iovec){pieces->iov_base, pieces->iov_len > 1 ? pieces->iov_len / 2 : pieces->iov_len};
 }
 
-static void tell(const char *who, int flags, const char *name)
+static void record(const char *scheduler, int flags, const char *name)
 {
     char line[PATH_MAX];
-    int size = snprintf(line, sizeof line, "%s %s %s\n", who, flags & RWF_NOWAIT ? "asked" : "plain", name);
-    int told = open(getenv("FILES_BY_NAME"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (told < 0 || syscall(SYS_write, told, line, (size_t)size) != size)
+    int size = snprintf(line, sizeof line, "%s %s %s\n", scheduler, flags & RWF_NOWAIT ? "nowait" : "plain", name);
+    int log = open(getenv("FILES_BY_NAME"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (log < 0 || syscall(SYS_write, log, line, (size_t)size) != size)
         abort();
-    close(told);
+    close(log);
 }
 
 ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, int flags)
@@ -69,20 +68,20 @@ ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, in
         next = dlsym(RTLD_NEXT, "pwritev2");
     char path[PATH_MAX], thread[32];
     const char *name = name_of(fd, path);
-    /* 3_dirty_io_sche, or erts_dios_3 */
+    /* The name of a dirty I/O scheduler: 3_dirty_io_sche, or erts_dios_3. */
     pthread_getname_np(pthread_self(), thread, sizeof thread);
     bool is_dirty = strstr(thread, "dirty_io") || strstr(thread, "dios");
     if (flags & RWF_NOWAIT) {
-        tell(is_dirty ? "dirty" : "normal", flags, name);
-        if (!is(name, "asked") || is(name, "busy")) {
-            errno = is(name, "asked") ? EAGAIN : EOPNOTSUPP;
+        record(is_dirty ? "dirty" : "normal", flags, name);
+        if (!is(name, "nowait") || is(name, "busy")) {
+            errno = is(name, "nowait") ? EAGAIN : EOPNOTSUPP;
             return -1;
         }
         struct iovec half = half_of(pieces);
         return is(name, "half") ? next(fd, &half, 1, offset, 0) : next(fd, pieces, count, offset, 0);
     }
-    int beside = is_dirty ? 0 : atomic_fetch_add(&normal, 1);
-    tell(is_dirty ? "dirty" : beside ? "beside" : "normal", flags, name);
+    int others = is_dirty ? 0 : atomic_fetch_add(&normal, 1);
+    record(is_dirty ? "dirty" : others ? "second" : "normal", flags, name);
     if (is(name, "slow"))
         usleep(20000);
     if (is(name, "stuck"))
@@ -94,7 +93,7 @@ ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, in
     return done;
 }
 
-/* The NIF's, of one piece; and everybody else's, who has files of other names. */
+/* The NIF writes one piece with these two. Other files, of the runtime, have other names. */
 static bool is_ours(int fd)
 {
     char path[PATH_MAX];
@@ -122,12 +121,14 @@ ssize_t preadv2(int fd, const struct iovec *pieces, int count, off_t offset, int
     char path[PATH_MAX];
     struct iovec half = half_of(pieces);
     const char *name = name_of(fd, path);
-    if (flags & RWF_NOWAIT && is(name, "told"))
-        tell("normal", flags, name);
-    return flags & RWF_NOWAIT && is(name, "half") ? next(fd, &half, 1, offset, 0) : next(fd, pieces, count, offset, flags);
+    if (flags & RWF_NOWAIT && is(name, "logged"))
+        record("normal", flags, name);
+    if (flags & RWF_NOWAIT && is(name, "half"))
+        return next(fd, &half, 1, offset, 0);
+    return next(fd, pieces, count, offset, flags);
 }
 
-int getrusage(int who, struct rusage *found)
+int getrusage(int target, struct rusage *found)
 {
     static int (*next)(int, struct rusage *);
     static atomic_long waits;
@@ -135,7 +136,7 @@ int getrusage(int who, struct rusage *found)
         next = dlsym(RTLD_NEXT, "getrusage");
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s.waits", getenv("FILES_BY_NAME"));
-    int result = next(who, found);
+    int result = next(target, found);
     if (access(path, F_OK) == 0)
         found->ru_nvcsw += ++waits;
     return result;

@@ -1,4 +1,5 @@
-%% pelton_file beside `file' with `raw': the same operations on two directories, with the same results, and the same bytes in the end.
+%% pelton_file beside `file' with `raw': the same operations in two directories have the same results, and leave the
+%% same bytes.
 -module(pelton_file_alike_tests).
 -include_lib("eunit/include/eunit.hrl").
 -include_lib("kernel/include/file.hrl").
@@ -7,7 +8,8 @@
 -define(SEQUENCES, 100).
 -define(OPERATIONS, 60).
 
-%% PELTON_SEED, as it is printed, repeats one sequence. CI has the same ones each time, so that it judges the change alone.
+%% PELTON_SEED, which a failure prints, repeats one sequence. CI always runs the same ones, so that it judges the change
+%% alone.
 alike_test_() ->
     {timeout, 300, fun() ->
         case os:getenv("PELTON_SEED") of
@@ -20,17 +22,17 @@ alike_test_() ->
 
 sequence(Seed) ->
     _ = rand:seed(exsss, Seed),
-    Place = pelton_file_tests:place(),
-    Sides = {side(file, Place("before")), side(pelton_file, Place("pelton"))},
+    Path = pelton_file_tests:directory(),
+    Sides = {side(file, Path("before")), side(pelton_file, Path("pelton"))},
     try
         {FileSide, PeltonSide} = steps(?OPERATIONS, Sides, Seed, []),
         [close(Side) || Side <- [FileSide, PeltonSide]],
-        [Same, Same] = [contents(Place(Side)) || Side <- ["before", "pelton"]]
+        [Same, Same] = [contents(Path(Side)) || Side <- ["before", "pelton"]]
     catch Class:Reason:Stack ->
         io:format(user, "PELTON_SEED=~b~n", [Seed]),
         erlang:raise(Class, Reason, Stack)
     after
-        pelton_file_tests:remove(Place)
+        pelton_file_tests:remove(Path)
     end.
 
 side(Module, Directory) ->
@@ -45,19 +47,21 @@ steps(Left, {FileSide, PeltonSide}, Seed, Done) ->
     Operation = operation(maps:keys(element(3, FileSide))),
     {Wanted, NextFile} = do(Operation, FileSide),
     {Found, NextPelton} = do(Operation, PeltonSide),
-    %% What is read may be long.
-    Wanted =:= Found orelse error({differs, [{seed, Seed}, {operation, short(Operation)}, {file, short(Wanted)}, {pelton_file, short(Found)},
+    %% Data may be long, so the report shortens it.
+    Wanted =:= Found orelse error({differs, [{seed, Seed}, {operation, short(Operation)}, {file, short(Wanted)},
+                                             {pelton_file, short(Found)},
                                              {after_these, [short(One) || One <- lists:sublist(Done, 8)]}]}),
     steps(Left - 1, {NextFile, NextPelton}, Seed, [Operation | Done]).
 
 short(Term) -> lists:flatten(io_lib:format("~0tP", [Term, 25])).
 
-%% Names are few, so that they meet.
+%% Few names, so that operations use the same files.
 name() -> element(rand:uniform(9), {"a", "b", <<"c">>, d, "d", "d/e", "d/f", "nowhere/a", "\x{e4}\x{263a}"}).
 offset() ->
     case rand:uniform(20) of
         1 -> beyond();
-        _ -> element(rand:uniform(6), {0, rand:uniform(100), rand:uniform(10000), rand:uniform(100000), -1, {bof, rand:uniform(50)}})
+        _ -> element(rand:uniform(6), {0, rand:uniform(100), rand:uniform(10000), rand:uniform(100000), -1, {bof,
+            rand:uniform(50)}})
     end.
 size() ->
     case rand:uniform(30) of
@@ -65,7 +69,7 @@ size() ->
         _ -> amount()
     end.
 amount() -> element(rand:uniform(4), {1, rand:uniform(100), rand:uniform(10000), rand:uniform(400000)}).
-%% What no 64 bits with a sign have.
+%% Numbers beyond a signed 64-bit integer.
 beyond() -> element(rand:uniform(2), {1 bsl 63, 5 + (1 bsl 64)}).
 data() ->
     case rand:uniform(5) of
@@ -91,10 +95,12 @@ location() ->
         7 -> rand:uniform(5000);
         8 -> element(rand:uniform(5), {-3, -beyond() - 1, beyond(), {cur, beyond()}, {eof, -beyond() - 1}})
     end.
-modes() -> [Mode || Mode <- [read, write, append, exclusive, binary, sync, directory], rand:uniform(10) =< weight(Mode)].
-%% Of a handle; what is delayed is so for longer than the test takes.
+modes() -> [Mode || Mode <- [read, write, append, exclusive, binary, sync, directory],
+            rand:uniform(10) =< weight(Mode)].
+%% Operations on a handle. Writes are delayed for longer than the test lasts.
 buffers() ->
-    [Mode || Mode <- [{delayed_write, rand:uniform(3000) - 1, 3600000}, element(rand:uniform(2), {read_ahead, {read_ahead, rand:uniform(2000)}})],
+    [Mode || Mode <- [{delayed_write, rand:uniform(3000) - 1, 3600000}, element(rand:uniform(2), {read_ahead,
+        {read_ahead, rand:uniform(2000)}})],
              rand:uniform(3) =:= 1].
 weight(read) -> 8;
 weight(write) -> 6;
@@ -124,18 +130,21 @@ operation(Files) ->
         17 -> {on, File, position, [location()]};
         18 -> {on, File, truncate, []};
         19 -> {on, File, element(rand:uniform(2), {sync, datasync}), []};
-        20 -> element(rand:uniform(2), {{on, File, allocate, [rand:uniform(1000), element(rand:uniform(4), {1, rand:uniform(1000), rand:uniform(1000), beyond()})]},
-                                        {on, File, advise, [number(offset()), 0, element(rand:uniform(3), {normal, will_need, nonsense})]}});
+        20 -> element(rand:uniform(2), {{on, File, allocate, [rand:uniform(1000), element(rand:uniform(4), {1,
+            rand:uniform(1000), rand:uniform(1000), beyond()})]},
+                                        {on, File, advise, [number(offset()), 0, element(rand:uniform(3), {normal,
+                                            will_need, nonsense})]}});
         21 -> {stream, File, [{read_line, []}]};
         22 -> {stream, File, [{read_line, []} || _ <- lists:seq(1, rand:uniform(8))]};
         23 -> {copy, File, without_append(with_modes(name())), rand:uniform(1000) - 1}
     end.
 
-%% What is at the file's position. Where a read fails, `file' forgets what it had read ahead.
+%% Operations on the position. After a read that fails, `file' drops what it had read ahead.
 streaming() ->
-    element(rand:uniform(6), {{read, [amount()]}, {read, [amount()]}, {read, [rand:uniform(100)]}, {read_line, []}, {write, [data()]}, {truncate, []}}).
+    element(rand:uniform(6), {{read, [amount()]}, {read, [amount()]}, {read, [rand:uniform(100)]}, {read_line, []},
+                              {write, [data()]}, {truncate, []}}).
 
-%% `file' with raw takes no other.
+%% `file' with raw has no others.
 number({bof, Offset}) -> Offset;
 number(Offset) -> Offset.
 
@@ -165,7 +174,7 @@ with_modes(Name) ->
         2 -> {Name, modes()}
     end.
 
-%% A file that is copied to its own end has none.
+%% Copying a file to its own end would never finish.
 without_append({Name, Modes}) -> {Name, Modes -- [append]};
 without_append(Name) -> Name.
 
@@ -185,18 +194,19 @@ do({close, Number}, {Module, Directory, Files}) ->
     {{Module:close(File), Module:close(File)}, {Module, Directory, Rest}};
 do({on, Number, Function, Arguments}, {Module, _, Files} = Side) ->
     {outcome(fun() -> apply(Module, Function, [maps:get(Number, Files) | Arguments]) end), Side};
-%% `file' keeps what it has read ahead, whatever is written there meanwhile, until it looks where it is.
+%% `file' returns what it has read ahead, although a write changed those bytes, until it queries the position.
 do({stream, Number, Operations}, {Module, _, Files} = Side) ->
     File = maps:get(Number, Files),
-    {[outcome(fun() -> apply(Module, Function, [File | Arguments]) end) || {Function, Arguments} <- Operations ++ [{position, [cur]}]], Side};
+    {[outcome(fun() -> apply(Module, Function, [File | Arguments]) end) || {Function,
+        Arguments} <- Operations ++ [{position, [cur]}]], Side};
 do({copy, From, To, Bytes}, {Module, Directory, Files} = Side) ->
-    %% Of a directory's handle the kernel says something else than what reading it says.
+    %% For a directory, fstat and read have different errors.
     case outcome(fun() -> Module:copy(maps:get(From, Files), path(Directory, To), Bytes) end) of
         {error, Reason} when Reason =:= eisdir; Reason =:= einval -> {error, Side};
         Result -> {{Result, Module:position(maps:get(From, Files), cur)}, Side}
     end;
 do({named, Function, Names, Arguments}, {Module, Directory, _} = Side) ->
-    %% The module that is compared has no del_file.
+    %% `file' has no del_file.
     Result = outcome(fun() -> apply(Module, Function, [path(Directory, Name) || Name <- Names] ++ Arguments) end),
     {comparable(Function, Result, Directory), Side}.
 
@@ -209,7 +219,7 @@ path(Directory, "") -> Directory;
 path(Directory, Name) when is_atom(Name) -> filename:join(Directory, atom_to_list(Name));
 path(Directory, Name) -> Directory ++ "/" ++ Name.
 
-%% What differs between two directories whoever looks.
+%% Without the fields that differ between two directories.
 comparable(_, {ok, #file_info{} = Info}, _) ->
     {ok, Info#file_info{atime = 0, mtime = 0, ctime = 0, inode = 0}};
 comparable(list_dir, {ok, Names}, _) -> {ok, lists:sort(Names)};

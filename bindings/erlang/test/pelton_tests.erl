@@ -1,69 +1,77 @@
-%% What pelton promises: between processes of this node, and with the pelton command, which speaks for all other languages.
+%% What pelton promises: between processes of this node, and with the pelton command, which stands for other languages.
 -module(pelton_tests).
 -behaviour(pelton_service).
 -include_lib("eunit/include/eunit.hrl").
 -export([init/1, handle_request/3, handle_info/2]).
 
 in_a_place_test_() ->
-    {foreach, fun pelton_file_tests:place/0, fun pelton_file_tests:remove/1,
-     [fun(Place) -> {atom_to_list(Name), {timeout, 120, fun() -> Test(Place) end}} end || {Name, Test} <- tests()]}.
+    {foreach, fun pelton_file_tests:directory/0, fun pelton_file_tests:remove/1,
+     [fun(Path) -> {atom_to_list(Name), {timeout, 120, fun() -> Test(Path) end}} end || {Name, Test} <- tests()]}.
 
 tests() ->
     [{messages_come_whole_and_in_order, fun messages_come_whole_and_in_order/1},
      {a_full_lane_makes_the_sender_wait, fun a_full_lane_makes_the_sender_wait/1},
-     {nobody_who_waits_for_room_is_forgotten, fun nobody_who_waits_for_room_is_forgotten/1},
-     {nobody_who_waits_for_a_message_is_forgotten, fun nobody_who_waits_for_a_message_is_forgotten/1},
-     {large_messages_give_their_room_back, fun large_messages_give_their_room_back/1},
+     {each_process_that_waits_for_space_is_woken, fun each_process_that_waits_for_space_is_woken/1},
+     {each_process_that_waits_for_a_message_is_woken, fun each_process_that_waits_for_a_message_is_woken/1},
+     {large_messages_free_their_space, fun large_messages_free_their_space/1},
      {held_messages_are_whole, fun held_messages_are_whole/1},
-     {held_messages_do_not_change, fun held_messages_do_not_change/1},
-     {a_flood_does_not_hold_up_a_file, fun a_flood_does_not_hold_up_a_file/1},
-     {a_mistaken_option_opens_nothing, fun a_mistaken_option_opens_nothing/1},
-     {openings_keep_no_scheduler, fun openings_keep_no_scheduler/1},
-     {active_is_as_many_as_was_said, fun active_is_as_many_as_was_said/1},
-     {an_end_ends_with_its_owner, fun an_end_ends_with_its_owner/1},
+     {held_messages_never_change, fun held_messages_never_change/1},
+     {a_flood_of_messages_does_not_delay_a_file, fun a_flood_of_messages_does_not_delay_a_file/1},
+     {a_wrong_option_opens_nothing, fun a_wrong_option_opens_nothing/1},
+     {openings_block_no_scheduler, fun openings_block_no_scheduler/1},
+     {active_sends_as_many_as_requested, fun active_sends_as_many_as_requested/1},
+     {active_counts_are_added, fun active_counts_are_added/1},
+     {no_thread_waits_for_an_open, fun no_thread_waits_for_an_open/1},
+     {an_open_waits_for_its_listener, fun an_open_waits_for_its_listener/1},
+     {an_open_ends_at_its_timeout, fun an_open_ends_at_its_timeout/1},
+     {an_open_ends_with_its_process, fun an_open_ends_with_its_process/1},
+     {an_endpoint_ends_with_its_owner, fun an_endpoint_ends_with_its_owner/1},
+     {names_are_free_once_their_owner_has_ended, fun names_are_free_once_their_owner_has_ended/1},
      {another_process_becomes_the_owner, fun another_process_becomes_the_owner/1},
-     {closing_ends_who_waits_to_receive, fun closing_ends_who_waits_to_receive/1},
-     {a_wait_ends_with_its_time, fun a_wait_ends_with_its_time/1},
-     {nobody_listens, fun nobody_listens/1},
-     {calls_are_answered, fun calls_are_answered/1},
+     {closing_ends_a_waiting_receive, fun closing_ends_a_waiting_receive/1},
+     {a_wait_ends_at_its_timeout, fun a_wait_ends_at_its_timeout/1},
+     {a_name_without_a_listener_is_an_error, fun a_name_without_a_listener_is_an_error/1},
+     {calls_get_their_replies, fun calls_get_their_replies/1},
+     {a_cast_does_not_wait, fun a_cast_does_not_wait/1},
      {a_large_cast_is_written, fun a_large_cast_is_written/1},
      {many_processes_call_by_one_client, fun many_processes_call_by_one_client/1},
-     {a_late_answer_is_for_who_asked, fun a_late_answer_is_for_who_asked/1},
-     {a_forgotten_request_is_abandoned, fun a_forgotten_request_is_abandoned/1},
+     {a_late_reply_reaches_its_caller, fun a_late_reply_reaches_its_caller/1},
+     {an_unreferenced_responder_abandons_the_call, fun an_unreferenced_responder_abandons_the_call/1},
      {a_service_that_ends_fails_its_calls, fun a_service_that_ends_fails_its_calls/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
      {a_file_goes_to_the_command_and_comes_from_it, fun a_file_goes_to_the_command_and_comes_from_it/1},
-     {what_is_lent_to_a_file_comes_back, fun what_is_lent_to_a_file_comes_back/1},
+     {an_endpoint_returns_from_a_file_operation, fun an_endpoint_returns_from_a_file_operation/1},
+     {each_reason_has_a_text, fun each_reason_has_a_text/1},
      {nothing_is_left_open, fun nothing_is_left_open/1}].
 
-name(Place) -> ["unix:", Place("socket")].
+name(Path) -> ["unix:", Path("socket")].
 
-channel(Place, Options) ->
-    {ok, Receiver} = pelton:open(receiver, name(Place), Options),
-    {Receiver, sender(Place, Receiver)}.
+channel(Path, Options) ->
+    {ok, Receiver} = pelton:open(receiver, name(Path), Options),
+    {Receiver, sender(Path, Receiver)}.
 
-%% Who connects is let in while the receiver receives.
-sender(Place, Receiver) ->
+%% A receiver accepts senders while it receives.
+sender(Path, Receiver) ->
     Test = self(),
     Pid = spawn_link(fun() ->
-        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}]),
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}]),
         ok = pelton:controlling_process(Sender, Test),
         Test ! {self(), Sender}
     end),
-    let_in(Pid, Receiver).
+    accepted(Pid, Receiver).
 
-let_in(Pid, Receiver) ->
+accepted(Pid, Receiver) ->
     receive {Pid, Sender} -> Sender
     after 0 ->
         case pelton:recv(Receiver, 5) of
-            {error, timeout} -> let_in(Pid, Receiver);
+            {error, timeout} -> accepted(Pid, Receiver);
             {error, einval} -> receive {Pid, Sender} -> Sender end
         end
     end.
 
-messages_come_whole_and_in_order(Place) ->
-    {Receiver, Sender} = channel(Place, []),
+messages_come_whole_and_in_order(Path) ->
+    {Receiver, Sender} = channel(Path, []),
     Sizes = [0, 1, 63, 64, 65, 1000, 70000, 262144, 262145, 5000000],
     Messages = [rand:bytes(Size) || Size <- Sizes],
     Writer = spawn_link(fun() -> [ok = pelton:send(Sender, [One]) || One <- Messages] end),
@@ -71,15 +79,15 @@ messages_come_whole_and_in_order(Place) ->
     down(Writer),
     ok = pelton:send(Sender, ["io", <<"list">>, $s]),
     ?assertEqual({ok, <<"iolists">>}, pelton:recv(Receiver)),
-    %% One that cannot be.
+    %% Above the limit.
     ?assertEqual({error, too_large}, pelton:send(Sender, binary:copy(<<0>>, 64 bsl 20))).
 
-a_full_lane_makes_the_sender_wait(Place) ->
-    {ok, Receiver} = pelton:open(receiver, name(Place), []),
+a_full_lane_makes_the_sender_wait(Path) ->
+    {ok, Receiver} = pelton:open(receiver, name(Path), []),
     Test = self(),
     Count = 20000,
     Writer = spawn_link(fun() ->
-        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 65536}]),
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}, {capacity, 65536}]),
         [ok = pelton:send(Sender, <<I:32, 0:800>>) || I <- lists:seq(1, Count)],
         Test ! sent,
         receive stop -> ok end
@@ -90,30 +98,31 @@ a_full_lane_makes_the_sender_wait(Place) ->
     [{ok, <<I:32, _/binary>>} = pelton:recv(Receiver) || I <- lists:seq(2, Count)],
     receive sent -> Writer ! stop end.
 
-%% One waits for room that another finds.
-nobody_who_waits_for_room_is_forgotten(Place) ->
-    {ok, Receiver} = pelton:open(receiver, name(Place), []),
+%% Another process takes the free space that a waiting one needs.
+each_process_that_waits_for_space_is_woken(Path) ->
+    {ok, Receiver} = pelton:open(receiver, name(Path), []),
     Test = self(),
     Opener = spawn_link(fun() ->
-        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 65536}]),
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}, {capacity, 65536}]),
         Test ! {self(), Sender},
         receive stop -> ok end
     end),
-    Sender = let_in(Opener, Receiver),
+    Sender = accepted(Opener, Receiver),
     Writer = spawn_link(fun() -> [ok = pelton:send(Sender, <<I:32, 0:(8 * 4000)>>) || I <- lists:seq(1, 30)] end),
     pelton_file_tests:eventually(fun() -> process_info(Writer, status) =:= {status, waiting} end),
-    %% Not so much that it would be woken for it.
+    %% Too little for a wake-up.
     [{ok, <<I:32, _/binary>>} = pelton:recv(Receiver, 30000) || I <- lists:seq(1, 4)],
     ok = pelton:send(Sender, <<0:32, 0:(8 * 4000)>>, 30000),
     Received = [element(2, pelton:recv(Receiver, 30000)) || _ <- lists:seq(5, 31)],
     ?assertEqual(lists:seq(5, 30), [I || <<I:32, _:32000>> <- Received, I > 0]),
     Opener ! stop.
 
-%% One waits for a message, another takes one just when it comes, and then no more.
-nobody_who_waits_for_a_message_is_forgotten(Place) ->
-    {Receiver, Sender} = channel(Place, []),
+%% Another process takes the message that woke a waiting one, and then polls no more.
+each_process_that_waits_for_a_message_is_woken(Path) ->
+    {Receiver, Sender} = channel(Path, []),
     Test = self(),
-    Waits = fun Waits(Pid) -> process_info(Pid, status) =:= {status, waiting} orelse begin erlang:yield(), Waits(Pid) end end,
+    Waits = fun Waits(Pid) -> process_info(Pid, status) =:= {status, waiting} orelse begin erlang:yield(),
+        Waits(Pid) end end,
     Polls = fun Polls() ->
         case pelton:recv(Receiver, 0) of
             {ok, Message} -> Message;
@@ -121,7 +130,7 @@ nobody_who_waits_for_a_message_is_forgotten(Place) ->
         end
     end,
     [begin
-         {Waiting, Told} = spawn_monitor(fun() -> exit(pelton:recv(Receiver, 60000)) end),
+         {Waiting, Reported} = spawn_monitor(fun() -> exit(pelton:recv(Receiver, 60000)) end),
          true = Waits(Waiting),
          {Polling, Taken} = spawn_monitor(fun() -> Test ! polls, exit(Polls()) end),
          receive polls -> ok end,
@@ -129,40 +138,41 @@ nobody_who_waits_for_a_message_is_forgotten(Place) ->
          receive
              {'DOWN', Taken, process, Polling, <<1>>} ->
                  ok = pelton:send(Sender, <<2>>),
-                 receive {'DOWN', Told, process, Waiting, Result} -> ?assertEqual({ok, <<2>>}, Result) end;
-             {'DOWN', Told, process, Waiting, {ok, <<1>>}} ->
+                 receive {'DOWN', Reported, process, Waiting, Result} -> ?assertEqual({ok, <<2>>}, Result) end;
+             {'DOWN', Reported, process, Waiting, {ok, <<1>>}} ->
                  Polling ! stop,
                  receive {'DOWN', Taken, process, Polling, Nothing} -> ?assertEqual(nothing, Nothing) end
          end
      end || _ <- lists:seq(1, 500)].
 
-%% To a process that collects its garbage seldom.
-large_messages_give_their_room_back(Place) ->
-    {ok, Receiver} = pelton:open(receiver, name(Place), []),
+%% A receiving process that rarely collects its garbage.
+large_messages_free_their_space(Path) ->
+    {ok, Receiver} = pelton:open(receiver, name(Path), []),
     Sender = spawn_link(fun() ->
-        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 1 bsl 20}]),
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}, {capacity, 1 bsl 20}]),
         [ok = pelton:send(Sender, <<I:32, 0:(8 * 300000)>>) || I <- lists:seq(1, 20)],
         receive stop -> ok end
     end),
     {Pid, Monitor} = spawn_opt(fun() ->
-        exit([case pelton:recv(Receiver, 30000) of {ok, <<Number:32, _/binary>>} -> Number; Error -> Error end || _ <- lists:seq(1, 20)])
+        exit([case pelton:recv(Receiver, 30000) of {ok, <<Number:32, _/binary>>} -> Number; Error -> Error end ||
+              _ <- lists:seq(1, 20)])
     end, [monitor, {min_bin_vheap_size, 1 bsl 24}, {min_heap_size, 1 bsl 20}]),
     receive {'DOWN', Monitor, process, Pid, Received} -> ?assertEqual(lists:seq(1, 20), Received) end,
     Sender ! stop.
 
-held_messages_are_whole(Place) ->
-    {Receiver, Sender} = channel(Place, [{messages, hold}]),
+held_messages_are_whole(Path) ->
+    {Receiver, Sender} = channel(Path, [{messages, hold}]),
     Messages = [rand:bytes(Size) || Size <- [10, 100, 1000, 100000]],
     [ok = pelton:send(Sender, One) || One <- Messages],
     Received = [begin {ok, One} = pelton:recv(Receiver), One end || _ <- Messages],
     ?assertEqual(Messages, Received),
     ok = pelton:close(Receiver),
-    %% They outlive the receiver.
+    %% After the close, too.
     ?assertEqual(Messages, Received).
 
-%% What is a binary stays as it is, also when the receiver is closed and somebody receives after it.
-held_messages_do_not_change(Place) ->
-    Name = ["path:", Place("channel")],
+%% A binary in the channel's memory never changes, although the receiver is closed, and another one continues.
+held_messages_never_change(Path) ->
+    Name = ["path:", Path("channel")],
     {ok, Receiver} = pelton:open(receiver, Name, [{create, true}, {capacity, 65536}, {messages, hold}]),
     {ok, Sender} = pelton:open(sender, Name),
     Sent = rand:bytes(20000),
@@ -172,82 +182,169 @@ held_messages_do_not_change(Place) ->
     ?assertEqual({error, closed}, pelton:recv(Receiver, 0)),
     Other = rand:bytes(20000),
     case pelton:open(receiver, Name) of
-        {ok, Next} -> [begin ok = pelton:send(Sender, Other), {ok, _} = pelton:recv(Next, 30000) end || _ <- lists:seq(1, 10)];
+        {ok, Next} -> [begin ok = pelton:send(Sender, Other), {ok, _} = pelton:recv(Next, 30000) end ||
+                       _ <- lists:seq(1, 10)];
         {error, _} -> ok
     end,
     ?assertEqual(Sent, binary:copy(Held)),
-    opened_when_let_go_of(Name, 6000).
+    opened_once_released(Name, 6000).
 
-opened_when_let_go_of(Name, Left) ->
+opened_once_released(Name, Left) ->
     erlang:garbage_collect(),
     case pelton:open(receiver, Name, [{timeout, 0}]) of
         {ok, _} -> ok;
-        {error, {role_taken, _}} when Left > 0 -> timer:sleep(5), opened_when_let_go_of(Name, Left - 1)
+        {error, {role_taken, _}} when Left > 0 -> timer:sleep(5), opened_once_released(Name, Left - 1)
     end.
 
-%% What is read is told before all that waits to be received is. Ten times is for a test that is kept from running.
-a_flood_does_not_hold_up_a_file(Place) ->
-    "" = os:cmd("mkfifo " ++ Place("fifo")),
-    {ok, File} = pelton_file:open(Place("fifo"), [read, write, binary]),
-    {ok, Fifo} = file:open(Place("fifo"), [raw, read, write]),
-    {Receiver, Sender} = channel(Place, []),
-    ?assert(lists:any(fun(_) -> is_told_meanwhile(File, Fifo, Receiver, Sender) end, lists:seq(1, 10))).
+%% The result of a read is sent before a flood of messages ends. Ten attempts, because the test may be preempted.
+a_flood_of_messages_does_not_delay_a_file(Path) ->
+    "" = os:cmd("mkfifo " ++ Path("fifo")),
+    {ok, File} = pelton_file:open(Path("fifo"), [read, write, binary]),
+    {ok, Fifo} = file:open(Path("fifo"), [raw, read, write]),
+    {Receiver, Sender} = channel(Path, []),
+    ?assert(lists:any(fun(_) -> is_read_during_the_flood(File, Fifo, Receiver, Sender) end, lists:seq(1, 10))).
 
-is_told_meanwhile(File, Fifo, Receiver, Sender) ->
+is_read_during_the_flood(File, Fifo, Receiver, Sender) ->
     Test = self(),
     Count = 200000,
     [ok = pelton:send(Sender, <<1>>) || _ <- lists:seq(1, Count)],
-    Reader = spawn_link(fun() -> Test ! {told, pelton_file:read(File, 1)} end),
+    Reader = spawn_link(fun() -> Test ! {reported, pelton_file:read(File, 1)} end),
     pelton_file_tests:eventually(fun() -> process_info(Reader, status) =:= {status, waiting} end),
     ok = pelton:setopts(Receiver, [{active, true}]),
     Next = fun() -> receive {pelton, Receiver, <<1>>} -> ok after 60000 -> error(nothing_came) end end,
     Next(),
     ok = file:write(Fifo, "x"),
     Left = (fun Until(0) -> 0;
-                Until(N) -> receive {told, Read} -> Test ! {told, Read}, N; {pelton, Receiver, <<1>>} -> Until(N - 1) end
+                Until(N) -> receive {reported, Read} -> Test ! {reported, Read}, N; {pelton, Receiver, <<1>>} ->
+                    Until(N - 1) end
             end)(Count - 1),
     [Next() || _ <- lists:seq(1, Left)],
-    receive {told, Result} -> ?assertEqual({ok, <<"x">>}, Result) end,
+    receive {reported, Result} -> ?assertEqual({ok, <<"x">>}, Result) end,
     ok = pelton:setopts(Receiver, [{active, false}]),
     Left > 0.
 
-a_mistaken_option_opens_nothing(Place) ->
-    [?assertError(_, pelton:open(receiver, name(Place), [Option]))
-     || Option <- [{active, 0}, {timeout, infinity}, {capacity, -1}, {actve, true}, {messages, held}, nonsense]],
-    {ok, _} = pelton:open(receiver, name(Place)).
+a_wrong_option_opens_nothing(Path) ->
+    [?assertError({bad_option, Option}, pelton:open(receiver, name(Path), [Option]))
+     || Option <- [{active, 0}, {timeout, 5}, {capacity, -1}, {actve, true}, {messages, held}, {clients_max, 1},
+                   nonsense]],
+    {ok, Receiver} = pelton:open(receiver, name(Path)),
+    [?assertError({bad_option, Option}, pelton:setopts(Receiver, [Option]))
+     || Option <- [{active, twice}, {messages, held}, {capacity, 4096}]],
+    ?assertError({bad_option, {timeout, -1}}, pelton:open(sender, name(Path), [{timeout, -1}])),
+    ?assertError({bad_option, {call_bytes_max, 1}}, pelton:open(sender, name(Path), [{call_bytes_max, 1}])),
+    ?assertError({bad_option, {create, true}}, pelton:open(sender, name(Path), [{create, true}])).
 
-%% As many as there are dirty schedulers, and more.
-openings_keep_no_scheduler(Place) ->
+%% As with inet:setopts/2.
+active_counts_are_added(Path) ->
+    {Receiver, Sender} = channel(Path, []),
+    ok = pelton:setopts(Receiver, [{active, 2}]),
+    ok = pelton:setopts(Receiver, [{active, 2}]),
+    ok = pelton:setopts(Receiver, [{messages, hold}]),
+    ok = pelton:setopts(Receiver, [{active, -1}]),
+    [ok = pelton:send(Sender, <<I>>) || I <- lists:seq(1, 4)],
+    Wanted = [{pelton, Receiver, <<I>>} || I <- [1, 2, 3]] ++ [{pelton_passive, Receiver}],
+    ?assertEqual(Wanted, [next() || _ <- Wanted]),
+    ?assertEqual({ok, <<4>>}, pelton:recv(Receiver)),
+    ok = pelton:setopts(Receiver, [{active, 1}]),
+    ok = pelton:setopts(Receiver, [{active, -5}]),
+    ?assertEqual({pelton_passive, Receiver}, next()),
+    ?assertEqual({error, timeout}, pelton:recv(Receiver, 0)).
+
+threads() ->
+    {ok, Tasks} = file:list_dir("/proc/self/task"),
+    length(Tasks).
+
+%% Processes that open, and wait.
+openers(Count, Kind, Name, Options) ->
+    Openers = [spawn_monitor(fun() -> exit(pelton:open(Kind, Name, Options)) end) || _ <- lists:seq(1, Count)],
+    pelton_file_tests:eventually(fun() ->
+        lists:all(fun({Pid, _}) -> process_info(Pid, status) =:= {status, waiting} end, Openers)
+    end),
+    Openers.
+
+no_thread_waits_for_an_open(Path) ->
+    {error, _} = pelton:open(sender, name(Path)),
+    Before = threads(),
+    Openers = openers(100, sender, name(Path), [{timeout, infinity}]) ++ openers(100, client, name(Path), [{timeout,
+        60000}]),
+    ?assertEqual(Before, threads()),
+    [exit(Pid, kill) || {Pid, _} <- Openers].
+
+an_open_waits_for_its_listener(Path) ->
+    [{Client, ClientDown}] = openers(1, client, name(Path), [{timeout, infinity}]),
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    receive {'DOWN', ClientDown, process, Client, Opened} -> ?assertMatch({ok, _}, Opened) end,
+    ok = pelton:close(Service),
+    Other = ["path:", Path("channel")],
+    [{Sender, SenderDown}] = openers(1, sender, Other, [{timeout, 60000}]),
+    {ok, Receiver} = pelton:open(receiver, Other, [{create, true}]),
+    receive {'DOWN', SenderDown, process, Sender, Second} -> ?assertMatch({ok, _}, Second) end,
+    ok = pelton:close(Receiver).
+
+an_open_ends_at_its_timeout(Path) ->
+    Begun = erlang:monotonic_time(millisecond),
+    {error, {Reason, Detail}} = pelton:open(client, name(Path), [{timeout, 50}]),
+    ?assert(erlang:monotonic_time(millisecond) - Begun >= 50),
+    ?assert(lists:member(Reason, [timeout, no_listener])),
+    ?assertNotEqual(<<>>, Detail).
+
+an_open_ends_with_its_process(Path) ->
+    {ok, Before} = file:list_dir("/proc/self/fd"),
+    Openers = openers(20, sender, name(Path), [{timeout, infinity}]),
+    {ok, During} = file:list_dir("/proc/self/fd"),
+    ?assert(length(During) > length(Before)),
+    [exit(Pid, kill) || {Pid, _} <- Openers],
+    pelton_file_tests:eventually(fun() -> {ok, Left} = file:list_dir("/proc/self/fd"),
+                                 length(Left) =< length(Before) end).
+
+%% More than there are dirty schedulers.
+openings_block_no_scheduler(Path) ->
     Count = 2 * erlang:system_info(dirty_io_schedulers),
-    Openers = [spawn(fun() -> pelton:open(sender, ["unix:", Place("nobody")], [{timeout, 100000}]) end) || _ <- lists:seq(1, Count)],
-    pelton_file_tests:eventually(fun() -> lists:all(fun(Pid) -> process_info(Pid, status) =:= {status, waiting} end, Openers) end),
-    %% This needs one.
-    ok = file:write_file(Place("a"), "x"),
+    Openers = [spawn(fun() -> pelton:open(sender, ["unix:", Path("nobody")], [{timeout, 100000}]) end) ||
+               _ <- lists:seq(1, Count)],
+    pelton_file_tests:eventually(fun() -> lists:all(fun(Pid) -> process_info(Pid, status) =:= {status, waiting} end,
+                                                    Openers) end),
+    %% This needs a dirty scheduler.
+    ok = file:write_file(Path("a"), "x"),
     [exit(Pid, kill) || Pid <- Openers].
 
-active_is_as_many_as_was_said(Place) ->
-    {Receiver, Sender} = channel(Place, []),
+active_sends_as_many_as_requested(Path) ->
+    {Receiver, Sender} = channel(Path, []),
     [ok = pelton:send(Sender, <<I>>) || I <- lists:seq(1, 5)],
     ok = pelton:setopts(Receiver, [{active, once}]),
     ?assertEqual({pelton, Receiver, <<1>>}, next()),
     ?assertEqual({ok, <<2>>}, pelton:recv(Receiver)),
     ok = pelton:setopts(Receiver, [{active, 2}]),
-    ?assertEqual([{pelton, Receiver, <<3>>}, {pelton, Receiver, <<4>>}, {pelton_passive, Receiver}], [next() || _ <- "123"]),
+    ?assertEqual([{pelton, Receiver, <<3>>}, {pelton, Receiver, <<4>>}, {pelton_passive, Receiver}], [next() ||
+        _ <- "123"]),
     ?assertEqual({ok, <<5>>}, pelton:recv(Receiver)),
     ok = pelton:setopts(Receiver, [{active, true}]),
     ?assertEqual({error, einval}, pelton:recv(Receiver)),
     [ok = pelton:send(Sender, <<I:16>>) || I <- lists:seq(1, 1000)],
     [?assertEqual({pelton, Receiver, <<I:16>>}, next()) || I <- lists:seq(1, 1000)].
 
-an_end_ends_with_its_owner(Place) ->
-    {Pid, Monitor} = spawn_monitor(fun() -> {ok, Receiver} = pelton:open(receiver, name(Place)), exit({told, Receiver}) end),
-    {told, Receiver} = receive {'DOWN', Monitor, process, Pid, Reason} -> Reason end,
+an_endpoint_ends_with_its_owner(Path) ->
+    {Pid, Monitor} = spawn_monitor(fun() -> {ok, Receiver} = pelton:open(receiver, name(Path)), exit({reported,
+        Receiver}) end),
+    {reported, Receiver} = receive {'DOWN', Monitor, process, Pid, Reason} -> Reason end,
     pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, closed} end),
     %% The name is free.
-    {ok, _} = pelton:open(receiver, name(Place)).
+    {ok, _} = pelton:open(receiver, name(Path)).
 
-another_process_becomes_the_owner(Place) ->
-    {Receiver, Sender} = channel(Place, []),
+%% At once, though the notifier thread has not closed them yet: a supervisor restarts the owner as soon as it has ended.
+names_are_free_once_their_owner_has_ended(Path) ->
+    Names = [["unix:", Path("s" ++ integer_to_list(I))] || I <- lists:seq(1, 100)],
+    Open = fun() -> [element(1, pelton:open(service, Name)) || Name <- Names] end,
+    Test = self(),
+    lists:foreach(fun(_) ->
+        {Pid, Monitor} = spawn_monitor(fun() -> Test ! {opened, Open()}, receive stop -> ok end end),
+        receive {opened, Opened} -> ?assertEqual([ok], lists:usort(Opened)) end,
+        exit(Pid, kill),
+        receive {'DOWN', Monitor, process, Pid, killed} -> ok end
+    end, "123").
+
+another_process_becomes_the_owner(Path) ->
+    {Receiver, Sender} = channel(Path, []),
     Owner = spawn_link(fun() -> receive_until_stopped([]) end),
     ok = pelton:controlling_process(Receiver, Owner),
     ?assertEqual({error, not_owner}, pelton:controlling_process(Receiver, self())),
@@ -265,63 +362,94 @@ receive_until_stopped(Done) ->
         Message -> receive_until_stopped([Message | Done])
     end.
 
-closing_ends_who_waits_to_receive(Place) ->
-    {ok, Receiver} = pelton:open(receiver, name(Place)),
+closing_ends_a_waiting_receive(Path) ->
+    {ok, Receiver} = pelton:open(receiver, name(Path)),
     {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:recv(Receiver)) end),
     pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
     ok = pelton:close(Receiver),
     receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({error, closed}, Reason) end.
 
-a_wait_ends_with_its_time(Place) ->
-    {ok, Receiver} = pelton:open(receiver, name(Place)),
+a_wait_ends_at_its_timeout(Path) ->
+    {ok, Receiver} = pelton:open(receiver, name(Path)),
     ?assertEqual({error, timeout}, pelton:recv(Receiver, 20)),
     ?assertEqual({messages, []}, process_info(self(), messages)).
 
-nobody_listens(Place) ->
-    {error, {no_listener, Detail}} = pelton:open(sender, name(Place)),
+a_name_without_a_listener_is_an_error(Path) ->
+    {error, {no_listener, Detail}} = pelton:open(sender, name(Path)),
     ?assertNotEqual(<<>>, Detail),
     {error, {name, _}} = pelton:open(receiver, "unix:").
 
-calls_are_answered(Place) ->
-    {_, Client} = service(Place),
+calls_get_their_replies(Path) ->
+    {_, Client} = service(Path),
     ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
     ?assertEqual({ok, <<>>}, pelton:call(Client, "")),
-    ?assertEqual({error, {failed, 7, <<"no">>}}, pelton:call(Client, "fail")),
+    ?assertEqual({error, {failed, {7, <<"no">>}}}, pelton:call(Client, "fail")),
     Large = rand:bytes(1 bsl 20),
     ?assertEqual({ok, Large}, pelton:call(Client, Large)),
     ok = pelton:cast(Client, "remember this"),
     ?assertEqual({ok, <<"remember this">>}, pelton:call(Client, "what")).
 
-%% More than the lane takes: the rest is written though the client does nothing else.
-a_large_cast_is_written(Place) ->
-    {ok, _} = pelton:open(service, name(Place), [{active, true}]),
-    {ok, Client} = pelton:open(client, name(Place), [{timeout, 30000}]),
+%% A service that does not receive: the lane is full at some time. What was sent then arrives, and nothing else.
+a_cast_does_not_wait(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{capacity, 65536}]),
+    ok = pelton:setopts(Service, [{active, once}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}, {capacity, 65536}]),
+    ok = pelton:cast(Client, <<0:32>>),
+    receive {pelton_request, Service, undefined, <<0:32>>} -> ok end,
+    Sent = (fun Send(I) ->
+        case pelton:cast(Client, <<I:32, 0:8000>>) of
+            ok -> Send(I + 1);
+            {error, full} -> I - 1
+        end
+    end)(1),
+    ?assert(Sent > 10),
+    ?assertEqual({error, full}, pelton:cast(Client, <<0:8000>>)),
+    ok = pelton:setopts(Service, [{active, true}]),
+    [receive {pelton_request, Service, undefined, <<I:32, _/binary>>} -> ok after 30000 -> error({lost, I}) end
+     || I <- lists:seq(1, Sent)],
+    ok = pelton:cast(Client, "last"),
+    ?assertEqual({pelton_request, Service, undefined, <<"last">>}, next()).
+
+each_reason_has_a_text(Path) ->
+    {error, Open} = pelton:open(sender, name(Path)),
+    Reasons = [Open, timeout, closed, peer_died, full, too_large, abandoned, in_operation, not_owner, noproc, enoent,
+               einval,
+               {failed, {7, <<"no">>}}, {lost, peer_died}, {lost, not_begun}, {closed, 3000}],
+    Texts = [pelton:format_error(Reason) || Reason <- Reasons],
+    [?assert(length(Text) > 5) || Text <- Texts],
+    ?assertEqual([], [Text || Text <- Texts, string:find(Text, "unknown") =/= nomatch]).
+
+%% Larger than the lane: the rest is written although the client makes no other call.
+a_large_cast_is_written(Path) ->
+    {ok, _} = pelton:open(service, name(Path), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
     Large = rand:bytes(10 bsl 20),
     ok = pelton:cast(Client, Large),
-    receive {pelton_request, _, undefined, Told} -> ?assert(Large =:= Told) after 60000 -> error(nothing_came) end.
+    receive {pelton_request, _, undefined, Reported} -> ?assert(Large =:= Reported) after 60000 ->
+        error(nothing_came) end.
 
-many_processes_call_by_one_client(Place) ->
-    {_, Client} = service(Place),
+many_processes_call_by_one_client(Path) ->
+    {_, Client} = service(Path),
     Callers = [spawn_monitor(fun() ->
         [{ok, <<I:32, J:32>>} = pelton:call(Client, <<I:32, J:32>>) || J <- lists:seq(1, 200)]
     end) || I <- lists:seq(1, 50)],
     [receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual(normal, Reason) end || {Pid, Monitor} <- Callers].
 
-a_late_answer_is_for_who_asked(Place) ->
-    {Service, Client} = service(Place),
-    Caller = fun() -> exit({answered, pelton:call(Client, "later")}) end,
+a_late_reply_reaches_its_caller(Path) ->
+    {Service, Client} = service(Path),
+    Caller = fun() -> exit({replied, pelton:call(Client, "later")}) end,
     {Pid, Monitor} = spawn_monitor(Caller),
     {Given, _} = spawn_monitor(Caller),
     pelton_file_tests:eventually(fun() -> Service ! {how_many, self()}, receive {many, Count} -> Count =:= 2 end end),
     exit(Given, kill),
     ?assertEqual({ok, <<"SOON">>}, pelton:call(Client, "soon")),
     ?assertEqual({error, timeout}, pelton:call(Client, "later", 20)),
-    Service ! {answer_all, <<"late">>},
-    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({answered, {ok, <<"late">>}}, Reason) end,
+    Service ! {reply_to_all, <<"late">>},
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({replied, {ok, <<"late">>}}, Reason) end,
     ?assertEqual({ok, <<"STILL">>}, pelton:call(Client, "still")).
 
-a_forgotten_request_is_abandoned(Place) ->
-    {Service, Client} = service(Place),
+an_unreferenced_responder_abandons_the_call(Path) ->
+    {Service, Client} = service(Path),
     Caller = spawn_monitor(fun() -> exit(pelton:call(Client, "forget")) end),
     {Pid, Monitor} = Caller,
     pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
@@ -331,8 +459,8 @@ a_forgotten_request_is_abandoned(Place) ->
     end,
     ?assertEqual({error, abandoned}, Collect()).
 
-a_service_that_ends_fails_its_calls(Place) ->
-    {Service, Client} = service(Place),
+a_service_that_ends_fails_its_calls(Path) ->
+    {Service, Client} = service(Path),
     {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:call(Client, "later")) end),
     pelton_file_tests:eventually(fun() -> Service ! {how_many, self()}, receive {many, Count} -> Count =:= 1 end end),
     unlink(Service),
@@ -341,27 +469,29 @@ a_service_that_ends_fails_its_calls(Place) ->
     ?assertMatch({error, _}, pelton:call(Client, "x")).
 
 %% PELTON_TOOL names the command.
-the_command_sends_and_receives(Place) ->
+the_command_sends_and_receives(Path) ->
     Tool = tool(),
-    {ok, Receiver} = pelton:open(receiver, name(Place), [{active, true}]),
+    {ok, Receiver} = pelton:open(receiver, name(Path), [{active, true}]),
     Lines = [["line ", integer_to_list(I), $\n] || I <- lists:seq(1, 3000)],
-    ok = file:write_file(Place("lines"), Lines),
-    "" = os:cmd([Tool, " send unix:", Place("socket"), " < ", Place("lines"), " 2>&1"]),
+    ok = file:write_file(Path("lines"), Lines),
+    "" = os:cmd([Tool, " send unix:", Path("socket"), " < ", Path("lines"), " 2>&1"]),
     Received = [begin {pelton, Receiver, Line} = next(), [Line, $\n] end || _ <- Lines],
     ?assertEqual(iolist_to_binary(Lines), iolist_to_binary(Received)),
     ok = pelton:close(Receiver),
-    Port = open_port({spawn_executable, Tool}, [{args, ["recv", iolist_to_binary(name(Place))]}, exit_status, binary, stderr_to_stdout]),
-    {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}]),
+    Port = open_port({spawn_executable, Tool}, [{args, ["recv", iolist_to_binary(name(Path))]}, exit_status, binary,
+                                                stderr_to_stdout]),
+    {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}]),
     [ok = pelton:send(Sender, lists:droplast(Line)) || Line <- Lines],
     ok = pelton:close(Sender),
     ?assertEqual({0, iolist_to_binary(Lines)}, said(Port, [])).
 
-the_command_serves_and_calls(Place) ->
+the_command_serves_and_calls(Path) ->
     Tool = tool(),
-    {_, _} = service(Place),
-    ?assertEqual("HELLO", string:trim(os:cmd([Tool, " call unix:", Place("socket"), " hello 2>&1"]))),
-    Other = ["unix:", Place("other")],
-    Port = open_port({spawn_executable, Tool}, [{args, ["serve", iolist_to_binary(Other), "--exec", "wc -c"]}, {line, 1000}, stderr_to_stdout]),
+    {_, _} = service(Path),
+    ?assertEqual("HELLO", string:trim(os:cmd([Tool, " call unix:", Path("socket"), " hello 2>&1"]))),
+    Other = ["unix:", Path("other")],
+    Port = open_port({spawn_executable, Tool}, [{args, ["serve", iolist_to_binary(Other), "--exec", "wc -c"]}, {line,
+        1000}, stderr_to_stdout]),
     {os_pid, Pid} = erlang:port_info(Port, os_pid),
     try
         {ok, Client} = pelton:open(client, Other, [{timeout, 30000}]),
@@ -371,115 +501,121 @@ the_command_serves_and_calls(Place) ->
         os:cmd("kill " ++ integer_to_list(Pid))
     end.
 
-a_file_goes_to_the_command_and_comes_from_it(Place) ->
+a_file_goes_to_the_command_and_comes_from_it(Path) ->
     Tool = tool(),
     Bytes = rand:bytes(3000001),
-    ok = file:write_file(Place("from"), Bytes),
-    {ok, From} = pelton_file:open(Place("from"), [read, binary]),
+    ok = file:write_file(Path("from"), Bytes),
+    {ok, From} = pelton_file:open(Path("from"), [read, binary]),
     Port = open_port({spawn_executable, Tool},
-        [{args, ["recv", iolist_to_binary(name(Place)), "--frame", "len32"]}, exit_status, binary, stderr_to_stdout]),
-    {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 1 bsl 20}]),
+        [{args, ["recv", iolist_to_binary(name(Path)), "--frame", "len32"]}, exit_status, binary, stderr_to_stdout]),
+    {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}, {capacity, 1 bsl 20}]),
     ?assertEqual({ok, 1000000}, pelton_file:send(From, Sender, 0, 1000000, 10000)),
     ok = pelton:send(Sender, "between"),
     ?assertEqual({ok, 2000001}, pelton_file:send(From, Sender, 1000000, infinity, 9000)),
     ok = pelton:close(Sender),
     {0, Framed} = said(Port, []),
     {First, [<<"between">> | Rest]} = lists:split(100, [Message || <<Size:32/little, Message:Size/binary>> <= Framed]),
-    ?assertEqual({[10000], [9000]}, {lists:usort([byte_size(One) || One <- First]), lists:usort([byte_size(One) || One <- lists:droplast(Rest)])}),
+    ?assertEqual({[10000], [9000]}, {lists:usort([byte_size(One) || One <- First]), lists:usort([byte_size(One) ||
+        One <- lists:droplast(Rest)])}),
     ?assert(iolist_to_binary([First, Rest]) =:= Bytes),
-    %% And back. What is too large for what is wanted stays.
+    %% And back. A message that would exceed the bytes wanted remains.
     Lines = [integer_to_list(I) || I <- lists:seq(1, 5000)],
-    ok = file:write_file(Place("lines"), [[Line, $\n] || Line <- Lines ++ ["stays"]]),
+    ok = file:write_file(Path("lines"), [[Line, $\n] || Line <- Lines ++ ["stays"]]),
     Wanted = iolist_to_binary(Lines),
-    Name = ["unix:", Place("other")],
+    Name = ["unix:", Path("other")],
     {ok, Receiver} = pelton:open(receiver, Name),
-    {Sends, Monitor} = spawn_monitor(fun() -> exit(os:cmd([Tool, " send ", Name, " < ", Place("lines"), " 2>&1"])) end),
-    {ok, To} = pelton_file:open(Place("to"), [read, write, binary, delayed_write, read_ahead]),
+    {Sends, Monitor} = spawn_monitor(fun() -> exit(os:cmd([Tool, " send ", Name, " < ", Path("lines"), " 2>&1"])) end),
+    {ok, To} = pelton_file:open(Path("to"), [read, write, binary, delayed_write, read_ahead]),
     ok = pelton_file:write(To, "begin"),
     ?assertEqual({ok, byte_size(Wanted)}, pelton_file:recv(To, Receiver, 5, byte_size(Wanted) + 4)),
     ?assertEqual({ok, <<"stays">>}, pelton:recv(Receiver, 30000)),
     receive {'DOWN', Monitor, process, Sends, Said} -> ?assertEqual("", Said) end,
     ?assertEqual({ok, <<"begin", Wanted/binary>>}, pelton_file:pread(To, 0, 100000)).
 
-what_is_lent_to_a_file_comes_back(Place) ->
-    {Receiver, Sender} = channel(Place, []),
-    {ok, File} = pelton_file:open(Place("file"), [read, write, binary]),
+an_endpoint_returns_from_a_file_operation(Path) ->
+    {Receiver, Sender} = channel(Path, []),
+    {ok, File} = pelton_file:open(Path("file"), [read, write, binary]),
     ok = pelton_file:pwrite(File, 0, binary:copy(<<"x">>, 1000)),
-    IsLent = fun() -> pelton:recv(Receiver, 0) =:= {error, lent} end,
-    Lend = fun(Fun, Is) ->
+    IsUsed = fun() -> pelton:recv(Receiver, 0) =:= {error, in_operation} end,
+    Use = fun(Fun, Is) ->
         {Pid, Monitor} = spawn_monitor(fun() -> exit(Fun()) end),
         pelton_file_tests:eventually(Is),
         {Pid, Monitor}
     end,
-    Told = fun({Pid, Monitor}) -> receive {'DOWN', Monitor, process, Pid, Reason} -> Reason after 60000 -> nothing end end,
+    Reported = fun({Pid, Monitor}) -> receive {'DOWN', Monitor, process, Pid, Reason} -> Reason after 60000 ->
+        nothing end end,
     Receives = fun() -> pelton_file:recv(File, Receiver, 0, 1000) end,
-    %% Nobody else has it meanwhile; one who is killed gives it back.
-    {Killed, _} = Lend(Receives, IsLent),
-    ?assertEqual({error, lent}, Receives()),
+    %% Other uses fail meanwhile. A killed process returns it.
+    {Killed, _} = Use(Receives, IsUsed),
+    ?assertEqual({error, in_operation}, Receives()),
     exit(Killed, kill),
     pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, timeout} end),
-    %% A process that waits for a message has it afterwards.
-    Ended = Lend(fun() -> pelton_file:recv(File, Receiver, 0, 3) end, IsLent),
+    %% Afterwards it can be used again.
+    Ended = Use(fun() -> pelton_file:recv(File, Receiver, 0, 3) end, IsUsed),
     ok = pelton:send(Sender, "abc"),
-    ?assertEqual({ok, 3}, Told(Ended)),
+    ?assertEqual({ok, 3}, Reported(Ended)),
     ok = pelton:send(Sender, "def"),
     ?assertEqual({ok, <<"def">>}, pelton:recv(Receiver, 30000)),
     ?assertEqual({ok, <<"abcx">>}, pelton_file:pread(File, 0, 4)),
-    %% What cannot be written stays.
+    %% A message that could not be written remains.
     ok = pelton:send(Sender, "ghi"),
-    {ok, Reads} = pelton_file:open(Place("file"), [read]),
+    {ok, Reads} = pelton_file:open(Path("file"), [read]),
     ?assertEqual({error, ebadf}, pelton_file:recv(Reads, Receiver, 0, 3)),
     ?assertEqual({ok, <<"ghi">>}, pelton:recv(Receiver, 30000)),
-    %% Not of an active one, nor one that is something else.
+    %% An active receiver, and a sender, are refused.
     ok = pelton:setopts(Receiver, [{active, true}]),
     ?assertEqual({error, einval}, Receives()),
     ok = pelton:setopts(Receiver, [{active, false}]),
     ?assertError(badarg, pelton_file:recv(File, Sender, 0, 1)),
-    %% What is closed ends it: the file, the end, or the end's owner.
-    {ok, Other} = pelton_file:open(Place("other"), [write]),
-    OfFile = Lend(fun() -> pelton_file:recv(Other, Receiver, 0, 1000) end, IsLent),
+    %% Closing the file or the endpoint ends it, and so does the end of the endpoint's owner.
+    {ok, Other} = pelton_file:open(Path("other"), [write]),
+    OfFile = Use(fun() -> pelton_file:recv(Other, Receiver, 0, 1000) end, IsUsed),
     ok = pelton_file:close(Other),
-    ?assertEqual({error, einval}, Told(OfFile)),
-    pelton_file_tests:eventually(fun() -> not IsLent() end),
-    OfEnd = Lend(Receives, IsLent),
+    ?assertEqual({error, einval}, Reported(OfFile)),
+    pelton_file_tests:eventually(fun() -> not IsUsed() end),
+    OfEnd = Use(Receives, IsUsed),
     ok = pelton:close(Receiver),
-    ?assertEqual({error, closed}, Told(OfEnd)),
+    ?assertEqual({error, closed}, Reported(OfEnd)),
     ?assertEqual({error, closed}, pelton:recv(Receiver, 0)),
-    %% The name is free soon: another thread closes the handle. Then a sender that waits for room, and goes with its owner.
-    pelton_file_tests:eventually(fun() -> element(1, pelton:open(receiver, name(Place))) =:= ok end),
+    %% The name is free soon: the notifier thread closes the handle. Then a sender waits for space, and its owner is
+    %% killed.
+    pelton_file_tests:eventually(fun() -> element(1, pelton:open(receiver, name(Path))) =:= ok end),
     Test = self(),
     Owner = spawn(fun() ->
-        {Held, There} = channel(fun(Name) -> Place("second-" ++ Name) end, [{capacity, 65536}]),
+        {Held, There} = channel(fun(Name) -> Path("second-" ++ Name) end, [{capacity, 65536}]),
         Test ! {ends, Held, There},
         receive stop -> ok end
     end),
     {_, There} = receive {ends, Held, Sends} -> {Held, Sends} end,
     ok = pelton_file:pwrite(File, 0, binary:copy(<<"y">>, 100 bsl 20)),
-    Full = Lend(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end, fun() -> pelton:send(There, "x", 0) =:= {error, lent} end),
+    Full = Use(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end, fun() -> pelton:send(There, "x",
+        0) =:= {error, in_operation} end),
     exit(Owner, kill),
-    ?assertMatch({error, _}, Told(Full)),
+    ?assertMatch({error, _}, Reported(Full)),
     pelton_file_tests:eventually(fun() -> pelton:send(There, "x", 0) =:= {error, closed} end).
 
-nothing_is_left_open(Place) ->
-    {Receiver, Sender} = channel(Place, []),
+nothing_is_left_open(Path) ->
+    {Receiver, Sender} = channel(Path, []),
     [ok = pelton:close(End) || End <- [Receiver, Sender]],
     {ok, Names} = file:list_dir("/proc/self/fd"),
-    Round = fun() -> {One, Other} = channel(Place, []), ok = pelton:send(Other, "x"), [ok = pelton:close(End) || End <- [Other, One]] end,
+    Round = fun() -> {One, Other} = channel(Path, []), ok = pelton:send(Other, "x"), [ok = pelton:close(End) ||
+        End <- [Other, One]] end,
     [Round() || _ <- lists:seq(1, 100)],
-    pelton_file_tests:eventually(fun() -> {ok, Left} = file:list_dir("/proc/self/fd"), length(Left) =< length(Names) end).
+    pelton_file_tests:eventually(fun() -> {ok, Left} = file:list_dir("/proc/self/fd"),
+                                 length(Left) =< length(Names) end).
 
 %% ---- A service ----
 
-service(Place) ->
-    {ok, Service} = pelton_service:start_link(name(Place), ?MODULE, nothing),
-    {ok, Client} = pelton:open(client, name(Place), [{timeout, 30000}]),
+service(Path) ->
+    {ok, Service} = pelton_service:start_link(name(Path), ?MODULE, nothing),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
     {Service, Client}.
 
 init(nothing) -> {ok, {undefined, []}}.
 
-handle_request(<<"remember ", _/binary>> = Told, undefined, {_, Later}) -> {noreply, {Told, Later}};
-handle_request(<<"what">>, _, {Told, _} = State) -> {reply, Told, State};
-handle_request(<<"later">>, Responder, {Told, Later}) -> {noreply, {Told, [Responder | Later]}};
+handle_request(<<"remember ", _/binary>> = Reported, undefined, {_, Later}) -> {noreply, {Reported, Later}};
+handle_request(<<"what">>, _, {Reported, _} = State) -> {reply, Reported, State};
+handle_request(<<"later">>, Responder, {Reported, Later}) -> {noreply, {Reported, [Responder | Later]}};
 handle_request(<<"forget">>, _, State) -> {noreply, State};
 handle_request(<<"fail">>, Responder, State) -> ok = pelton:fail(Responder, 7, "no"), {noreply, State};
 handle_request(<<_:64>> = Numbers, _, State) -> {reply, Numbers, State};
@@ -487,11 +623,11 @@ handle_request(Bytes, _, State) when byte_size(Bytes) > 1000 -> {reply, [Bytes],
 handle_request(Bytes, _, State) -> {reply, string:uppercase(Bytes), State}.
 
 handle_info({how_many, From}, {_, Later} = State) -> From ! {many, length(Later)}, {noreply, State};
-handle_info({answer_all, Answer}, {Told, Later}) ->
+handle_info({reply_to_all, Answer}, {Reported, Later}) ->
     [pelton:reply(Responder, Answer) || Responder <- Later],
-    {noreply, {Told, []}}.
+    {noreply, {Reported, []}}.
 
-%% ---- What they share ----
+%% ---- Shared by the tests ----
 
 next() -> receive Message -> Message after 30000 -> nothing end.
 

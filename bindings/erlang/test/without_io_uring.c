@@ -1,4 +1,5 @@
-/* Runs a program that is refused io_uring, as by the seccomp filter of a container: without_io_uring PROGRAM ARGUMENT... */
+/* Runs a program that cannot use io_uring, as in a container with a seccomp filter: without_io_uring PROGRAM
+ * ARGUMENT... */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

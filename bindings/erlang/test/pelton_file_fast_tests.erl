@@ -1,38 +1,42 @@
-%% Which scheduler writes: on a node whose file systems behave as files_by_name.c has it, by the file's name.
--module(pelton_file_at_once_tests).
--export([a_local_file/1, a_file_that_is_asked/1, what_may_wait/1, blocks_that_are_there/1, halves/1, a_slow_file/1, one_at_a_time/1, a_shared_file/1, a_read_that_waited/1]).
+%% Which scheduler performs a read or write: on a node whose file systems behave as files_by_name.c describes, by the
+%% file's name.
+-module(pelton_file_fast_tests).
+-export([a_local_file/1, a_file_with_nowait/1, what_may_wait/1, blocks_that_are_there/1, halves/1, a_slow_file/1,
+         one_at_a_time/1, a_shared_file/1, a_read_that_waited/1]).
 -include_lib("eunit/include/eunit.hrl").
 
 in_a_node_test_() ->
-    {foreach, fun pelton_file_tests:place/0, fun pelton_file_tests:remove/1,
-     [fun(Place) -> {atom_to_list(Test), {timeout, 120, fun() -> in_node(Test, Place("")) end}} end ||
-         Test <- [a_local_file, a_file_that_is_asked, what_may_wait, blocks_that_are_there, halves, a_slow_file, one_at_a_time, a_shared_file, a_read_that_waited]]}.
+    {foreach, fun pelton_file_tests:directory/0, fun pelton_file_tests:remove/1,
+     [fun(Path) -> {atom_to_list(Test), {timeout, 120, fun() -> in_node(Test, Path("")) end}} end ||
+         Test <- [a_local_file, a_file_with_nowait, what_may_wait, blocks_that_are_there, halves, a_slow_file,
+                  one_at_a_time, a_shared_file, a_read_that_waited]]}.
 
-%% One that is unknown is asked whether it writes without waiting, then written by a dirty scheduler, and then in the call.
+%% The first write tries RWF_NOWAIT, then runs on a dirty scheduler. Later ones run in the call.
 a_local_file(Directory) ->
     {ok, File} = pelton_file:open(filename:join(Directory, "local"), [write]),
     ok = pelton_file:write(File, "first"),
-    ?assertEqual([{dirty, asked}, {dirty, plain}], writes(Directory, "local")),
+    ?assertEqual([{dirty, nowait}, {dirty, plain}], writes(Directory, "local")),
     until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(File, "more") end),
-    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:pwrite(File, 8192, binary:copy(<<1>>, 4096)) end),
-    %% Where much is copied, it is not.
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:pwrite(File, 8192, binary:copy(<<1>>,
+        4096)) end),
+    %% A large write does not.
     ok = pelton_file:pwrite(File, 8192, binary:copy(<<1>>, 128 bsl 10)),
     ?assertEqual({dirty, plain}, lists:last(writes(Directory, "local"))),
     {ok, Appended} = pelton_file:open(filename:join(Directory, "local-log"), [append]),
     until_in_the_call(Directory, "local-log", plain, fun() -> ok = pelton_file:write(Appended, "more") end).
 
-a_file_that_is_asked(Directory) ->
-    {ok, File} = pelton_file:open(filename:join(Directory, "foreign-asked"), [write]),
+a_file_with_nowait(Directory) ->
+    {ok, File} = pelton_file:open(filename:join(Directory, "foreign-nowait"), [write]),
     [ok = pelton_file:write(File, "some") || _ <- "abc"],
-    %% The kernel has promised: no time is measured.
-    ?assertEqual([{dirty, asked}, {normal, asked}, {normal, asked}], writes(Directory, "foreign-asked")),
-    {ok, Busy} = pelton_file:open(filename:join(Directory, "foreign-asked-busy"), [read, write]),
+    %% With RWF_NOWAIT the kernel promises not to wait, so nothing is measured.
+    ?assertEqual([{dirty, nowait}, {normal, nowait}, {normal, nowait}], writes(Directory, "foreign-nowait")),
+    {ok, Busy} = pelton_file:open(filename:join(Directory, "foreign-nowait-busy"), [read, write]),
     [ok = pelton_file:write(Busy, [C]) || C <- "abc"],
-    Twice = [{normal, asked}, {dirty, plain}],
-    ?assertEqual([{dirty, asked}, {dirty, plain}] ++ Twice ++ Twice, writes(Directory, "foreign-asked-busy")),
+    Twice = [{normal, nowait}, {dirty, plain}],
+    ?assertEqual([{dirty, nowait}, {dirty, plain}] ++ Twice ++ Twice, writes(Directory, "foreign-nowait-busy")),
     ?assertEqual({ok, "abc"}, pelton_file:pread(Busy, 0, 10)).
 
-%% Not in the call, whatever happens; and what would lie is not asked.
+%% These never run in the call; and O_SYNC, with which RWF_NOWAIT promises nothing, does not try it.
 what_may_wait(Directory) ->
     Each = fun(Name, Modes) ->
         {ok, File} = pelton_file:open(filename:join(Directory, Name), [write | Modes]),
@@ -40,19 +44,19 @@ what_may_wait(Directory) ->
         [ok = pelton_file:pwrite(File, 0, "some") || _ <- lists:seq(1, 100), Modes =/= [append]],
         lists:usort(writes(Directory, Name))
     end,
-    ?assertEqual([{dirty, asked}, {dirty, plain}], Each("foreign", [])),
-    ?assertEqual([{dirty, asked}, {dirty, plain}], Each("foreign-log", [append])),
-    ?assertEqual([{dirty, plain}], Each("local-asked-through", [sync])),
-    %% By the engine.
-    "" = os:cmd("mkfifo " ++ filename:join(Directory, "local-asked-fifo")),
-    {ok, Fifo} = pelton_file:open(filename:join(Directory, "local-asked-fifo"), [read, write]),
+    ?assertEqual([{dirty, nowait}, {dirty, plain}], Each("foreign", [])),
+    ?assertEqual([{dirty, nowait}, {dirty, plain}], Each("foreign-log", [append])),
+    ?assertEqual([{dirty, plain}], Each("local-nowait-through", [sync])),
+    %% The engine writes these.
+    "" = os:cmd("mkfifo " ++ filename:join(Directory, "local-nowait-fifo")),
+    {ok, Fifo} = pelton_file:open(filename:join(Directory, "local-nowait-fifo"), [read, write]),
     ok = pelton_file:write(Fifo, "some"),
-    ?assertEqual([], writes(Directory, "local-asked-fifo")),
+    ?assertEqual([], writes(Directory, "local-nowait-fifo")),
     {ok, Device} = pelton_file:open("/dev/null", [write]),
     ok = pelton_file:write(Device, "some"),
     ?assertEqual([], writes(Directory, "null")).
 
-%% A part of a block has to be read first.
+%% A part of a block must be read first.
 blocks_that_are_there(Directory) ->
     Path = filename:join(Directory, "local"),
     ok = file:write_file(Path, binary:copy(<<1>>, 100000)),
@@ -60,10 +64,11 @@ blocks_that_are_there(Directory) ->
     [ok = pelton_file:pwrite(File, 10, "part") || _ <- lists:seq(1, 100)],
     [ok = pelton_file:write(File, "part") || _ <- lists:seq(1, 100)],
     ?assertEqual([{dirty, plain}], lists:usort(tl(writes(Directory, "local")))),
-    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:pwrite(File, 4096, binary:copy(<<1>>, 4096)) end),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:pwrite(File, 4096, binary:copy(<<1>>,
+        4096)) end),
     {ok, _} = pelton_file:position(File, eof),
     until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(File, "more") end),
-    %% It was at the end, and is not any more.
+    %% The position was at the end before.
     {ok, _} = pelton_file:position(File, 10),
     ok = pelton_file:write(File, "part"),
     ?assertEqual({dirty, plain}, lists:last(writes(Directory, "local"))),
@@ -74,14 +79,14 @@ blocks_that_are_there(Directory) ->
     ok = pelton_file:write(File, "part"),
     ?assertEqual({dirty, plain}, lists:last(writes(Directory, "local"))).
 
-%% What is done in part is done as a whole.
+%% A short write or read is continued.
 halves(Directory) ->
-    {ok, File} = pelton_file:open(filename:join(Directory, "foreign-asked-half"), [read, write, binary]),
+    {ok, File} = pelton_file:open(filename:join(Directory, "foreign-nowait-half"), [read, write, binary]),
     Bytes = rand:bytes(1000),
     <<One:333/binary, Other:333/binary, Third/binary>> = Bytes,
     [ok = pelton_file:write(File, Some) || Some <- [One, [Other, Third]]],
-    ?assertEqual({ok, Bytes}, file:read_file(filename:join(Directory, "foreign-asked-half"))),
-    %% As it was found that reads need not wait.
+    ?assertEqual({ok, Bytes}, file:read_file(filename:join(Directory, "foreign-nowait-half"))),
+    %% After the first, cautious reads.
     [{ok, Bytes} = pelton_file:pread(File, 0, 1000) || _ <- "abc"],
     {ok, 0} = pelton_file:position(File, 0),
     ?assertEqual({ok, One}, pelton_file:read(File, 333)),
@@ -90,11 +95,12 @@ halves(Directory) ->
     [ok = pelton_file:pwrite(File, 100, Some) || Some <- [Third, [Other, One]]],
     Now = <<Bytes:100/binary, Other/binary, One/binary, (binary:part(Bytes, 766, 234))/binary>>,
     ?assertEqual({ok, Now}, pelton_file:pread(File, 0, 1000)),
-    ?assert(lists:member({normal, asked}, writes(Directory, "foreign-asked-half"))).
+    ?assert(lists:member({normal, nowait}, writes(Directory, "foreign-nowait-half"))).
 
-%% Nothing is written in the call for a hundred times as long: neither to it nor elsewhere.
+%% After a slow write none runs in the call for a hundred times as long, to any file.
 a_slow_file(Directory) ->
-    [{ok, Slow}, {ok, Quick}] = [pelton_file:open(filename:join(Directory, Name), [write]) || Name <- ["local-slow", "local"]],
+    [{ok, Slow}, {ok, Quick}] = [pelton_file:open(filename:join(Directory, Name), [write]) || Name <- ["local-slow",
+        "local"]],
     until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(Quick, "some") end),
     until_in_the_call(Directory, "local-slow", plain, fun() -> ok = pelton_file:write(Slow, "some") end),
     Before = length(writes(Directory, "local")),
@@ -104,29 +110,29 @@ a_slow_file(Directory) ->
     ?assertEqual([{dirty, plain}], lists:usort(lists:nthtail(Before, writes(Directory, "local")))),
     until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(Quick, "some") end).
 
-%% Of the schedulers one is at a write, whose end nobody knows.
+%% At most one normal scheduler performs a measured write.
 one_at_a_time(Directory) ->
     Names = ["local-slow-" ++ integer_to_list(I) || I <- lists:seq(1, 4)],
-    Here = counters:new(1, [atomics]),
+    Arrived = counters:new(1, [atomics]),
     Opened = [begin {ok, File} = pelton_file:open(filename:join(Directory, Name), [write]), File end || Name <- Names],
     [ok = pelton_file:write(File, "first") || File <- Opened],
     {ok, Quick} = pelton_file:open(filename:join(Directory, "local"), [write]),
     until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(Quick, "some") end),
-    %% All at the same moment, each by a scheduler of its own.
+    %% At the same moment, each on a scheduler of its own.
     Writers = [spawn_opt(fun() ->
-        counters:add(Here, 1, 1),
-        all_here(Here, 4),
+        counters:add(Arrived, 1, 1),
+        all_arrived(Arrived, 4),
         ok = pelton_file:write(File, "some")
     end, [monitor, {scheduler, I}]) || {I, File} <- lists:zip(lists:seq(1, 4), Opened)],
     [receive {'DOWN', Monitor, process, Pid, Reason} -> normal = Reason end || {Pid, Monitor} <- Writers],
-    [[{dirty, asked}, {dirty, plain}, Last1] | Others] = [writes(Directory, Name) || Name <- Names],
+    [[{dirty, nowait}, {dirty, plain}, Last1] | Others] = [writes(Directory, Name) || Name <- Names],
     Lasts = [Last1 | [Last || [_, _, Last] <- Others]],
-    ?assertEqual([], [Last || {beside, _} = Last <- Lasts]),
+    ?assertEqual([], [Last || {second, _} = Last <- Lasts]),
     ?assert(length([Last || {dirty, plain} = Last <- Lasts]) >= 3).
 
-all_here(Here, Count) -> counters:get(Here, 1) >= Count orelse all_here(Here, Count).
+all_arrived(Arrived, Count) -> counters:get(Arrived, 1) >= Count orelse all_arrived(Arrived, Count).
 
-%% Somebody else's write, of which the end is not known, may have the file's lock.
+%% Another write to the file may have the inode's lock for long, so a small one runs on a dirty scheduler.
 a_shared_file(Directory) ->
     Path = filename:join(Directory, "local-stuck"),
     {ok, File} = pelton_file:open(Path, [write]),
@@ -144,38 +150,40 @@ a_shared_file(Directory) ->
     [receive {'DOWN', Monitor, process, Pid, Reason} -> normal = Reason end || {Pid, Monitor} <- [Large, Small]],
     ok.
 
-%% Then the next ones are likely to be no better.
+%% After a read that waited, the next ones run on a dirty scheduler.
 a_read_that_waited(Directory) ->
-    [ok = file:write_file(filename:join(Directory, Name), <<0:800>>) || Name <- ["read-told", "read-told-late"]],
+    [ok = file:write_file(filename:join(Directory, Name), <<0:800>>) || Name <- ["read-logged", "read-logged-late"]],
     Open = fun(Name) -> {ok, File} = pelton_file:open(filename:join(Directory, Name), [read]), File end,
-    File = Open("read-told"),
-    pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(File, 0, 10), writes(Directory, "read-told") =/= [] end),
-    ok = file:write_file(told(Directory) ++ ".waits", ""),
-    Waits = Open("read-told-late"),
+    File = Open("read-logged"),
+    pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(File, 0, 10), writes(Directory,
+        "read-logged") =/= [] end),
+    ok = file:write_file(logged(Directory) ++ ".waits", ""),
+    Waits = Open("read-logged-late"),
     {ok, _} = pelton_file:pread(Waits, 0, 10),
-    ok = file:delete(told(Directory) ++ ".waits"),
+    ok = file:delete(logged(Directory) ++ ".waits"),
     [{ok, _} = pelton_file:pread(Waits, 0, 10) || _ <- lists:seq(1, 60)],
-    ?assertEqual([], writes(Directory, "read-told-late")),
-    pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(Waits, 0, 10), writes(Directory, "read-told-late") =/= [] end).
+    ?assertEqual([], writes(Directory, "read-logged-late")),
+    pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(Waits, 0, 10), writes(Directory,
+        "read-logged-late") =/= [] end).
 
-%% A write may wait for something by itself, and then some are not in the call.
+%% A write may wait for another reason. Then some writes pause, so this repeats it.
 until_in_the_call(Directory, Name, How, Write) ->
     pelton_file_tests:eventually(fun() -> Write(), lists:last(writes(Directory, Name)) =:= {normal, How} end).
 
-%% By whom and how a file was written, from the first on.
+%% The scheduler and the system call of each write to a file.
 writes(Directory, Name) ->
-    {ok, Told} = file:read_file(told(Directory)),
-    Lines = [string:split(Line, " ", all) || Line <- string:split(binary_to_list(Told), "\n", all)],
-    [{list_to_atom(Who), list_to_atom(How)} || [Who, How, Written] <- Lines, Written =:= Name].
+    {ok, Logged} = file:read_file(logged(Directory)),
+    Lines = [string:split(Line, " ", all) || Line <- string:split(binary_to_list(Logged), "\n", all)],
+    [{list_to_atom(Scheduler), list_to_atom(How)} || [Scheduler, How, Written] <- Lines, Written =:= Name].
 
-told(Directory) -> filename:join(Directory, "told").
+logged(Directory) -> filename:join(Directory, "logged").
 
 in_node(Test, Directory) ->
     Library = filename:join(Directory, "files_by_name.so"),
     Source = filename:join(filename:dirname(?FILE), "files_by_name.c"),
     "" = os:cmd("cc -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o " ++ Library ++ " " ++ Source ++ " 2>&1"),
-    ok = file:write_file(told(Directory), ""),
+    ok = file:write_file(logged(Directory), ""),
     Paths = [filename:dirname(code:which(Module)) || Module <- [pelton_file, ?MODULE]],
     {ok, Peer, _} = peer:start(#{connection => standard_io, args => ["+S", "4:4", "-pa" | Paths],
-                                 env => [{"LD_PRELOAD", Library}, {"FILES_BY_NAME", told(Directory)}]}),
+                                 env => [{"LD_PRELOAD", Library}, {"FILES_BY_NAME", logged(Directory)}]}),
     try peer:call(Peer, ?MODULE, Test, [Directory], 100000) after peer:stop(Peer) end.

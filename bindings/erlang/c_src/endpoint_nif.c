@@ -1,0 +1,466 @@
+/* The functions of pelton.
+ *
+ * `busy`: another thread uses the endpoint, and nothing was done. `pending`: the endpoint has a waiter now, and the
+ * notifier thread sends {pelton, Ref, ready}. */
+#include "endpoint.h"
+#include "functions.h"
+
+/* A busy-poll without success costs a process as much as so many copied bytes: some 20 us. */
+#define POLL_BYTES (2 << 16)
+
+/* ---- Opening ---- */
+
+struct numbers {
+    uint64_t capacity, message_bytes_max, memory_bytes_max, call_bytes_max, peers_max, create;
+    int64_t deadline_ns;
+};
+
+static int open_sender(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.deadline_ns = numbers->deadline_ns;
+    options.create = (uint32_t)numbers->create;
+    options.lanes = (uint32_t)numbers->peers_max;
+    return pelton_sender_open_start(name, &options, &endpoint->opening.sender);
+}
+
+static int open_path_receiver(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.memory_bytes_max = numbers->memory_bytes_max;
+    options.deadline_ns = numbers->deadline_ns;
+    options.create = (uint32_t)numbers->create;
+    options.lanes = (uint32_t)numbers->peers_max;
+    return pelton_receiver_open_start(name, &options, &endpoint->opening.receiver);
+}
+
+static int open_receiver(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_gather_options options = PELTON_GATHER_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.memory_bytes_max = numbers->memory_bytes_max;
+    options.senders_max = (uint32_t)numbers->peers_max;
+    return pelton_receiver_gather(name, &options, &endpoint->handle.receiver);
+}
+
+static int open_client(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_client_options options = PELTON_CLIENT_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.memory_bytes_max = numbers->memory_bytes_max;
+    options.call_bytes_max = numbers->call_bytes_max;
+    options.deadline_ns = numbers->deadline_ns;
+    return pelton_client_open_start(name, &options, &endpoint->opening.client);
+}
+
+static int open_service(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_service_options options = PELTON_SERVICE_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.memory_bytes_max = numbers->memory_bytes_max;
+    options.call_bytes_max = numbers->call_bytes_max;
+    options.clients_max = (uint32_t)numbers->peers_max;
+    return pelton_service_open(name, &options, &endpoint->handle.service);
+}
+
+static int open_endpoint(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    int code;
+    switch (endpoint->kind) {
+    case SENDER: code = open_sender(endpoint, name, numbers); break;
+    case RECEIVER:
+        code = strncmp(name, "path:", 5) == 0 ? open_path_receiver(endpoint, name, numbers)
+                                              : open_receiver(endpoint, name, numbers);
+        break;
+    case CLIENT: code = open_client(endpoint, name, numbers); break;
+    default: code = open_service(endpoint, name, numbers);
+    }
+    /* An out-parameter of a function that failed is not a handle. */
+    if (code)
+        endpoint->opening.any = endpoint->handle.any = NULL;
+    return code;
+}
+
+/* {Capacity, MessageBytesMax, MemoryBytesMax, CallBytesMax, PeersMax, Create, TimeoutMs}; -1 ms: no limit */
+static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *numbers)
+{
+    const ERL_NIF_TERM *terms;
+    int arity;
+    ErlNifSInt64 timeout_ms;
+    uint64_t *found[] = {&numbers->capacity,       &numbers->message_bytes_max, &numbers->memory_bytes_max,
+                         &numbers->call_bytes_max, &numbers->peers_max,         &numbers->create};
+    if (!enif_get_tuple(env, term, &arity, &terms) || arity != 7 || !enif_get_int64(env, terms[6], &timeout_ms))
+        return false;
+    for (int i = 0; i < 6; i++)
+        if (!enif_get_uint64(env, terms[i], found[i]))
+            return false;
+    if (timeout_ms < 0 || timeout_ms > INT64_MAX / 1000000)
+        numbers->deadline_ns = PELTON_FOREVER;
+    else
+        numbers->deadline_ns = timeout_ms ? pelton_deadline(timeout_ms * 1000000) : PELTON_NO_WAIT;
+    return true;
+}
+
+/* Opens it, or begins to. Under the lock. */
+static ERL_NIF_TERM begin_open(ErlNifEnv *env, struct endpoint *endpoint, const char *name,
+                               const struct numbers *numbers, ERL_NIF_TERM ref)
+{
+    int code = open_endpoint(endpoint, name, numbers);
+    if (!code && endpoint->opening.any) {
+        code = endpoint_finish_opening(endpoint);
+        if (code == PELTON_AGAIN) {
+            errno = endpoint_opens(env, endpoint, ref);
+            if (!errno)
+                return atom_pending;
+            code = PELTON_SYSTEM;
+        }
+    }
+    ERL_NIF_TERM result = code ? endpoint_open_error(env, code) : 0;
+    pelton_close(endpoint->opening.any);
+    endpoint->opening.any = NULL;
+    if (!code && (errno = endpoint_opened(env, endpoint))) {
+        result = endpoint_open_error(env, PELTON_SYSTEM);
+        pelton_close(endpoint->handle.any);
+        endpoint->handle.any = NULL;
+    }
+    return result ? result : enif_make_tuple2(env, atom_ok, enif_make_resource(env, endpoint));
+}
+
+/* endpoint_open(Kind, Name, Numbers, Ref): {ok, Endpoint} or {error, {Atom, Detail}}, or `pending`: one of them is
+ * sent. On a dirty scheduler, for the file system. */
+NIF(endpoint_open)
+{
+    (void)argc;
+    unsigned kind;
+    ErlNifBinary name;
+    struct numbers numbers;
+    if (!enif_get_uint(env, argv[0], &kind) || kind > SERVICE || !enif_inspect_binary(env, argv[1], &name) ||
+        !name.size || name.data[name.size - 1] || !numbers_at(env, argv[2], &numbers))
+        return enif_make_badarg(env);
+    /* The notifier thread closes them as well, but perhaps after a supervisor has restarted the owner. */
+    endpoints_close(env, true);
+    struct endpoint *endpoint = endpoint_create(env, (enum endpoint_kind)kind);
+    if (!endpoint)
+        return error_of(env, enif_make_tuple2(env, atom_enomem, bytes_of(env, "", 0)));
+    enif_mutex_lock(endpoint->lock);
+    ERL_NIF_TERM result = begin_open(env, endpoint, (char *)name.data, &numbers, argv[3]);
+    enif_mutex_unlock(endpoint->lock);
+    enif_release_resource(endpoint);
+    return result;
+}
+
+/* endpoint_close(Endpoint) */
+NIF(endpoint_close)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 15, &result);
+    if (!endpoint)
+        return result;
+    enif_demonitor_process(env, endpoint, &endpoint->monitor);
+    endpoint_close(env, endpoint);
+    return atom_ok;
+}
+
+/* endpoint_set(Endpoint, Active, Holds). Active: `true`, `false`, `once`, a number, which is added, or `undefined`:
+ * unchanged. Holds: `true`, `false` or `undefined`. */
+NIF(endpoint_set)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    ErlNifSInt64 number = 0;
+    bool is_number = enif_get_int64(env, argv[1], &number);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << RECEIVER | 1u << SERVICE, &result);
+    if (!endpoint)
+        return result;
+    if (!enif_is_identical(argv[2], atom_undefined))
+        endpoint->holds = enif_is_identical(argv[2], atom_true);
+    if (enif_is_identical(argv[1], atom_undefined))
+        return endpoint_leave(endpoint, atom_ok);
+    bool is_counting = endpoint->active > 0 && !endpoint->is_once;
+    endpoint->is_once = enif_is_identical(argv[1], atom_once);
+    if (is_number) {
+        endpoint->active = (is_counting ? endpoint->active : 0) + number;
+        if (endpoint->active <= 0) {
+            endpoint->active = 0;
+            result = enif_make_tuple2(env, atom_pelton_passive, enif_make_resource(env, endpoint));
+            enif_send(env, &endpoint->owner, NULL, result);
+        }
+    } else {
+        endpoint->active = enif_is_identical(argv[1], atom_true) ? -1 : endpoint->is_once;
+    }
+    if (endpoint->active)
+        endpoint_recheck(endpoint);
+    return endpoint_leave(endpoint, atom_ok);
+}
+
+/* endpoint_give(Endpoint, Pid): makes it the owner */
+NIF(endpoint_give)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    ErlNifPid pid, self;
+    if (!enif_get_local_pid(env, argv[1], &pid))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 15, &result);
+    if (!endpoint)
+        return result;
+    if (enif_compare_pids(enif_self(env, &self), &endpoint->owner) != 0)
+        return endpoint_leave(endpoint, error_of(env, atom_not_owner));
+    ErlNifMonitor monitor;
+    if (enif_monitor_process(env, endpoint, &pid, &monitor))
+        return endpoint_leave(endpoint, error_of(env, atom_noproc));
+    enif_demonitor_process(env, endpoint, &endpoint->monitor);
+    endpoint->monitor = monitor;
+    endpoint->owner = pid;
+    return endpoint_leave(endpoint, atom_ok);
+}
+
+/* endpoint_cancel(Endpoint, Ref): the caller does not wait any more */
+NIF(endpoint_cancel)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 15, &result);
+    if (!endpoint)
+        return result;
+    for (struct waiter **at = &endpoint->waiters; *at; at = &(*at)->next)
+        if (enif_is_identical((*at)->ref, argv[1])) {
+            uint64_t call = (*at)->call;
+            endpoint_remove_waiter(env, endpoint, at);
+            if (call) {
+                pelton_client_cancel(endpoint->handle.client, call);
+                endpoint_arm_client(endpoint);
+            }
+            break;
+        }
+    return endpoint_leave_to_waiters(endpoint, atom_ok);
+}
+
+/* ---- Messages ---- */
+
+/* endpoint_send(Sender, Data, Ref): ok, `pending` or an error */
+NIF(endpoint_send)
+{
+    (void)argc;
+    ErlNifBinary data;
+    ERL_NIF_TERM result;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << SENDER, &result);
+    if (!endpoint)
+        return result;
+    if (atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, atom_in_operation));
+    pelton_sender *sender = endpoint->handle.sender;
+    for (;;) {
+        int code = pelton_sender_send(sender, data.data, data.size, PELTON_NO_WAIT);
+        if (code != PELTON_AGAIN) {
+            charge_bytes(env, data.size);
+            return endpoint_leave_to_waiters(endpoint, code ? error_of_code(env, code) : atom_ok);
+        }
+        code = pelton_sender_arm(sender, data.size);
+        if (code == PELTON_READY)
+            continue;
+        if (!endpoint_watch(endpoint, code))
+            return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
+        endpoint_add_waiter(env, endpoint, argv[2], 0);
+        return endpoint_leave(endpoint, atom_pending);
+    }
+}
+
+NIF(endpoint_send_large)
+{
+    return nif_endpoint_send(env, argc, argv);
+}
+
+static NIF(copy_held)
+{
+    (void)argc;
+    void *object;
+    if (!enif_get_resource(env, argv[0], shared->held_type, &object))
+        return enif_make_badarg(env);
+    struct held *held = object;
+    ERL_NIF_TERM bytes = bytes_of(env, held->data, held->size);
+    /* Now, and not when the resource is collected: the sender waits for the space. */
+    held_release(held);
+    return enif_make_tuple2(env, atom_ok, bytes);
+}
+
+/* endpoint_receive(Receiver, Ref): {ok, Bytes}, `pending` or an error */
+NIF(endpoint_receive)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << RECEIVER, &result);
+    if (!endpoint)
+        return result;
+    if (endpoint->active || atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, endpoint->active ? atom_einval : atom_in_operation));
+    pelton_receiver *receiver = endpoint->handle.receiver;
+    pelton_message message;
+    int code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
+    if (code == PELTON_AGAIN) {
+        if (pelton_receiver_poll(receiver) == PELTON_AGAIN)
+            charge_bytes(env, POLL_BYTES);
+        code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
+    }
+    while (code == PELTON_AGAIN) {
+        code = pelton_receiver_arm(receiver);
+        if (code == PELTON_READY) {
+            code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
+        } else if (endpoint_watch(endpoint, code)) {
+            endpoint_add_waiter(env, endpoint, argv[1], 0);
+            return endpoint_leave(endpoint, atom_pending);
+        }
+    }
+    if (code)
+        return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
+    bool needs_copy;
+    charge_bytes(env, message.size);
+    ERL_NIF_TERM bytes =
+        endpoint_leave_to_waiters(endpoint, endpoint_message(env, endpoint, &message, false, &needs_copy));
+    if (needs_copy)
+        return enif_schedule_nif(env, "copy_held", ERL_NIF_DIRTY_JOB_CPU_BOUND, nif_copy_held, 1, &bytes);
+    return enif_make_tuple2(env, atom_ok, bytes);
+}
+
+/* ---- Calls ---- */
+
+/* The notifier thread sends completions, and `ready` to those that wait for space: the caller may have taken their
+ * event. */
+static ERL_NIF_TERM leave_client(struct endpoint *endpoint, ERL_NIF_TERM result)
+{
+    if (endpoint->waiters)
+        endpoint_recheck(endpoint);
+    else
+        endpoint_arm_client(endpoint);
+    return endpoint_leave(endpoint, result);
+}
+
+/* endpoint_call(Client, Data, Ref): {ok, Reply} or an error; `waits`: one of them is sent; `pending`: for free space */
+NIF(endpoint_call)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    ErlNifBinary data;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << CLIENT, &result);
+    if (!endpoint)
+        return result;
+    pelton_client *client = endpoint->handle.client;
+    uint64_t call;
+    charge_bytes(env, data.size);
+    int code = pelton_client_submit(client, data.data, data.size, 0, PELTON_NO_WAIT, &call);
+    if (code == PELTON_AGAIN) {
+        endpoint_add_waiter(env, endpoint, argv[2], 0);
+        endpoint_arm_client(endpoint);
+        return endpoint_leave(endpoint, atom_pending);
+    }
+    if (code)
+        return leave_client(endpoint, error_of_code(env, code));
+    pelton_completion completion;
+    code = pelton_client_poll(client);
+    if (code == PELTON_AGAIN)
+        charge_bytes(env, POLL_BYTES);
+    else
+        code = pelton_client_await_call(client, call, PELTON_NO_WAIT, &completion);
+    if (code == PELTON_OK && completion.outcome != PELTON_PART && completion.size <= COPY_MAX) {
+        charge_bytes(env, completion.size);
+        result = endpoint_reply(env, &completion, NULL);
+        pelton_client_release(client);
+        return leave_client(endpoint, result);
+    }
+    if (code == PELTON_SYSTEM)
+        return leave_client(endpoint, error_of_code(env, code));
+    if (code != PELTON_OK && code != PELTON_AGAIN) {
+        /* Two codes mean that the call was not begun. The notifier thread's pelton_client_await reports that as
+         * PELTON_LOST. */
+        bool was_begun = code != PELTON_NO_LISTENER && code != PELTON_REFUSED;
+        return leave_client(endpoint, endpoint_lost(env, was_begun ? code : PELTON_AGAIN));
+    }
+    endpoint_add_waiter(env, endpoint, argv[2], call);
+    if (code == PELTON_OK) {
+        endpoint->completion = completion;
+        endpoint->has_completion = true;
+        endpoint_recheck(endpoint);
+    } else {
+        endpoint_arm_client(endpoint);
+    }
+    return endpoint_leave(endpoint, atom_waits);
+}
+
+NIF(endpoint_call_large)
+{
+    return nif_endpoint_call(env, argc, argv);
+}
+
+/* endpoint_cast(Client, Data): ok or an error; {error, full}: no space */
+NIF(endpoint_cast)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    ErlNifBinary data;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << CLIENT, &result);
+    if (!endpoint)
+        return result;
+    charge_bytes(env, data.size);
+    int code = pelton_client_notify(endpoint->handle.client, data.data, data.size, PELTON_NO_WAIT);
+    if (code == PELTON_AGAIN)
+        return leave_client(endpoint, error_of(env, atom_full));
+    return leave_client(endpoint, code ? error_of_code(env, code) : atom_ok);
+}
+
+NIF(endpoint_cast_large)
+{
+    return nif_endpoint_cast(env, argc, argv);
+}
+
+/* responder_reply(Responder, Code, Data): Code is `undefined` for a reply, else the failure's */
+NIF(responder_reply)
+{
+    (void)argc;
+    void *object;
+    ErlNifBinary data;
+    unsigned number = 0;
+    bool fails = !enif_is_identical(argv[1], atom_undefined);
+    if (!enif_get_resource(env, argv[0], shared->responder_type, &object) ||
+        !enif_inspect_iolist_as_binary(env, argv[2], &data) || (fails && !enif_get_uint(env, argv[1], &number)))
+        return enif_make_badarg(env);
+    struct responder *responder = object;
+    if (atomic_flag_test_and_set(&responder->is_used))
+        return error_of(env, atom_closed);
+    int code = fails ? pelton_responder_fail(responder->handle, number, data.data, data.size)
+                     : pelton_responder_reply(responder->handle, data.data, data.size);
+    /* The responder remains open. */
+    if (code == PELTON_TOO_LARGE)
+        atomic_flag_clear(&responder->is_used);
+    charge_bytes(env, data.size);
+    return code ? error_of_code(env, code) : atom_ok;
+}
+
+NIF(responder_reply_large)
+{
+    return nif_responder_reply(env, argc, argv);
+}
+
+/* code_text(Atom): the text of pelton.h for an error's atom; `undefined`: it has none */
+NIF(code_text)
+{
+    (void)argc;
+    int code = code_of_atom(argv[0]);
+    if (code == PELTON_OK)
+        return atom_undefined;
+    const char *text = pelton_code_text(code);
+    return bytes_of(env, text, strlen(text));
+}
