@@ -340,15 +340,67 @@ impl<T: Object> Parameter for New<T> {
     }
 }
 
-/// A structure of options, of which an older or newer program may have fewer or more. All zeros are one, and NULL is
-/// that.
+/// A structure of the headers.
+pub trait Structure {
+    /// Its type in C.
+    const NAME: &'static str;
+    /// Name, offset and size of each field, for a test that compares them with `pelton.abi`.
+    #[cfg(test)]
+    const FIELDS: &'static [(&'static str, usize, usize)];
+}
+
+/// Defines structures of the headers: the name in C, the name here, and the fields.
+macro_rules! structures {
+    ($($(#[$attribute:meta])* $c_name:literal $name:ident {
+        $($visibility:vis $field:ident: $type:ty,)*
+    })*) => {
+        $(
+            #[doc = concat!("`", $c_name, "`.")]
+            $(#[$attribute])*
+            #[repr(C)]
+            pub struct $name {
+                $($visibility $field: $type,)*
+            }
+
+            impl $crate::c::Structure for $name {
+                const NAME: &'static str = $c_name;
+                #[cfg(test)]
+                const FIELDS: &'static [(&'static str, usize, usize)] =
+                    &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>()),)*];
+            }
+        )*
+    };
+}
+pub(crate) use structures;
+
+/// A structure that begins with its size, `struct_bytes`: an older or newer program may have fewer fields or more.
+/// All zeros are one, and NULL is that.
 ///
 /// # Safety
 /// All zeros are a value of it, it begins with its size in an `u32`, and it has no padding.
-pub unsafe trait Sized32: Copy + 'static {
-    /// The type in C.
-    const NAME: &'static str;
+pub unsafe trait Sized32: Structure + Copy + 'static {}
+
+/// As [`structures`], for those that begin with `struct_bytes`, which is not listed.
+macro_rules! sized_structures {
+    ($($(#[$attribute:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            $crate::c::structures! {
+                $(#[$attribute])*
+                #[derive(Clone, Copy)]
+                $c_name $name {
+                    struct_bytes: u32,
+                    $($field: $type,)*
+                }
+            }
+
+            // SAFETY: it has only numbers and pointers, which may be 0, and the assertion below finds padding.
+            unsafe impl $crate::c::Sized32 for $name {}
+
+            const _: () = assert!(4 $(+ size_of::<$type>())* == size_of::<$name>(), "it has no padding");
+        )*
+    };
 }
+pub(crate) use sized_structures;
 
 /// More than any structure will have.
 const STRUCT_BYTES_MAX: u32 = 4096;

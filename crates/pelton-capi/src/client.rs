@@ -1,6 +1,6 @@
 //! The client of a service.
 
-use crate::c::{Bytes, Info, New, Options, Out, Sized32, Text, check_size, text};
+use crate::c::{Bytes, Info, New, Options, Out, Text, check_size, sized_structures, structures, text};
 use crate::code::{self, Answer, armed, done, found, is_done, sent, wrong};
 use crate::entries::entries;
 use crate::handle::{Kind, Object};
@@ -84,17 +84,15 @@ enum COutcome {
     Lost = 6,
 }
 
-/// `pelton_completion`.
-#[repr(C)]
-pub struct CCompletion {
-    call: u64,
-    data: *const c_void,
-    size: usize,
-    outcome: COutcome,
-    code: u32,
+structures! {
+    "pelton_completion" CCompletion {
+        call: u64,
+        data: *const c_void,
+        size: usize,
+        outcome: COutcome,
+        code: u32,
+    }
 }
-
-const _: () = assert!(size_of::<CCompletion>() == 32);
 
 impl CCompletion {
     fn of(completion: &Completion<'_>) -> CCompletion {
@@ -133,26 +131,17 @@ fn take(
     Ok(shown)
 }
 
-/// `pelton_client_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ClientInfo {
-    struct_bytes: u32,
-    has_peer: u32,
-    peer_pid: u32,
-    peer_uid: u32,
-    request_bytes_max: u64,
-    services: u64,
-    in_flight: u64,
-    dropped: u64,
-    wakes_sent: u64,
-}
-
-const _: () = assert!(size_of::<ClientInfo>() == 56);
-
-// SAFETY: four numbers of 4 bytes and five of 8 are its size, and each may be 0.
-unsafe impl Sized32 for ClientInfo {
-    const NAME: &'static str = "pelton_client_info";
+sized_structures! {
+    "pelton_client_info" ClientInfo {
+        has_peer: u32,
+        peer_pid: u32,
+        peer_uid: u32,
+        request_bytes_max: u64,
+        services: u64,
+        in_flight: u64,
+        dropped: u64,
+        wakes_sent: u64,
+    }
 }
 
 entries! {

@@ -3,7 +3,7 @@
 //! Memory without a release function is counted while an operation uses it. As long as there is some, closing waits:
 //! the caller has no other way to know when it is free.
 
-use crate::c::{Array, In, Info, New, OptionalOut, Options, Out, OutArray, Raw, Sized32};
+use crate::c::{Array, In, Info, New, OptionalOut, Options, Out, OutArray, Raw, sized_structures, structures};
 use crate::code::{self, Answer, armed, done, is_done, wrong};
 use crate::entries::entries;
 use crate::file::File;
@@ -222,26 +222,24 @@ fn since_1970(time: SystemTime) -> i64 {
     }
 }
 
-/// `pelton_stat`.
-#[repr(C)]
-pub struct CStat {
-    kind: u32,
-    mode: u32,
-    bytes: u64,
-    allocated_bytes: u64,
-    links: u64,
-    uid: u32,
-    gid: u32,
-    device_major: u32,
-    device_minor: u32,
-    inode: u64,
-    accessed_ns: i64,
-    modified_ns: i64,
-    changed_ns: i64,
-    created_ns: i64,
+structures! {
+    "pelton_stat" CStat {
+        kind: u32,
+        mode: u32,
+        bytes: u64,
+        allocated_bytes: u64,
+        links: u64,
+        uid: u32,
+        gid: u32,
+        device_major: u32,
+        device_minor: u32,
+        inode: u64,
+        accessed_ns: i64,
+        modified_ns: i64,
+        changed_ns: i64,
+        created_ns: i64,
+    }
 }
-
-const _: () = assert!(size_of::<CStat>() == 88);
 
 impl CStat {
     fn of(stat: &Stat) -> CStat {
@@ -264,20 +262,18 @@ impl CStat {
     }
 }
 
-/// `pelton_file_completion`.
-#[repr(C)]
-pub struct CFileCompletion {
-    token: u64,
-    code: i32,
-    error: i32,
-    count: u64,
-    file: Raw<File>,
-    stat: *const CStat,
-    text: *const c_char,
-    text_size: usize,
+structures! {
+    "pelton_file_completion" CFileCompletion {
+        token: u64,
+        code: i32,
+        error: i32,
+        count: u64,
+        file: Raw<File>,
+        stat: *const CStat,
+        text: *const c_char,
+        text_size: usize,
+    }
 }
-
-const _: () = assert!(size_of::<CFileCompletion>() == 56);
 
 impl CFileCompletion {
     const NONE: CFileCompletion = CFileCompletion {
@@ -308,20 +304,11 @@ fn errno(error: &Error) -> c_int {
     }
 }
 
-/// `pelton_engine_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct EngineInfo {
-    struct_bytes: u32,
-    reserved: u32,
-    in_flight: u64,
-}
-
-const _: () = assert!(size_of::<EngineInfo>() == 16);
-
-// SAFETY: two numbers of 4 bytes and one of 8 are its size, and each may be 0.
-unsafe impl Sized32 for EngineInfo {
-    const NAME: &'static str = "pelton_engine_info";
+sized_structures! {
+    "pelton_engine_info" EngineInfo {
+        reserved: u32,
+        in_flight: u64,
+    }
 }
 
 entries! {

@@ -1,6 +1,6 @@
 //! Sinks; flushing a receiver; appenders.
 
-use crate::c::{AnyPath, Bytes, New, Options, Out, Parameter, Raw};
+use crate::c::{AnyPath, Bytes, New, Options, Out, Parameter, Raw, structures};
 use crate::code::{self, Answer, done, is_done};
 use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
@@ -10,19 +10,17 @@ use crate::writer::{Reserved, Writer, commit_fast, reserve_fast, send_fast};
 use pelton::{Chunk, Deadline, LaneId, Sink};
 use std::ffi::{c_int, c_void};
 
-/// `pelton_chunk`.
-#[repr(C)]
-pub struct CChunk {
-    lane_id: [u64; 2],
-    bytes: *const c_void,
-    size: usize,
-    first_seq: u32,
-    messages: u32,
-    pid: u32,
-    uid: u32,
+structures! {
+    "pelton_chunk" CChunk {
+        lane_id: [u64; 2],
+        bytes: *const c_void,
+        size: usize,
+        first_seq: u32,
+        messages: u32,
+        pid: u32,
+        uid: u32,
+    }
 }
-
-const _: () = assert!(size_of::<CChunk>() == 48);
 
 impl CChunk {
     fn of(chunk: &Chunk<'_>) -> CChunk {

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::c::{Raw, Text};
+use crate::c::{Raw, Text, structures};
 use crate::code::{self, Answer, wrong};
 use crate::file::File;
 use crate::handle::Object;
@@ -20,34 +20,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// `pelton_operation`.
-#[repr(C)]
-pub struct COperation {
-    pub token: u64,
-    kind: u32,
-    flags: u32,
-    file: Raw<File>,
-    to: Raw<File>,
-    path: Text,
-    path_to: Text,
-    memory: *const libc::iovec,
-    memory_count: usize,
-    offset: u64,
-    offset_to: u64,
-    bytes: u64,
-    open_flags: u32,
-    mode: u32,
-    resolve: u64,
-    accessed_ns: i64,
-    modified_ns: i64,
-    release: Option<unsafe extern "C" fn(*mut c_void)>,
-    context: *mut c_void,
-    sender: Raw<Sender>,
-    receiver: Raw<Receiver>,
-    message_bytes: u64,
+structures! {
+    "pelton_operation" COperation {
+        pub token: u64,
+        kind: u32,
+        flags: u32,
+        file: Raw<File>,
+        to: Raw<File>,
+        path: Text,
+        path_to: Text,
+        memory: *const libc::iovec,
+        memory_count: usize,
+        offset: u64,
+        offset_to: u64,
+        bytes: u64,
+        open_flags: u32,
+        mode: u32,
+        resolve: u64,
+        accessed_ns: i64,
+        modified_ns: i64,
+        release: Option<unsafe extern "C" fn(*mut c_void)>,
+        context: *mut c_void,
+        sender: Raw<Sender>,
+        receiver: Raw<Receiver>,
+        message_bytes: u64,
+    }
 }
-
-const _: () = assert!(size_of::<COperation>() == 160);
 
 /// `PELTON_LINKED`.
 const LINKED: u32 = 1;

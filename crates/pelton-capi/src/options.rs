@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::c::{Sized32, Text, deadline};
+use crate::c::{Text, deadline, sized_structures};
 use crate::code::{self, Answer, wrong};
 use pelton::file::EngineOptions;
 use pelton::{RecordFileOptions, Wait};
@@ -138,31 +138,8 @@ fn check_reserved(found: u32) -> Answer {
     if found == 0 { Ok(()) } else { Err(wrong("reserved", found, "0: begin with the _INIT macro")) }
 }
 
-macro_rules! structures {
-    ($($c_name:literal $name:ident, $size:literal { $($field:ident: $type:ty,)* })*) => {
-        $(
-            #[doc = concat!("`", $c_name, "`.")]
-            #[repr(C)]
-            #[derive(Clone, Copy)]
-            pub struct $name {
-                struct_bytes: u32,
-                $($field: $type,)*
-            }
-
-            const _: () = assert!(size_of::<$name>() == $size);
-
-            // SAFETY: it has only numbers and pointers, which may be 0, and the sum of their sizes is the structure's.
-            unsafe impl Sized32 for $name {
-                const NAME: &'static str = $c_name;
-            }
-
-            const _: () = assert!(4 $(+ size_of::<$type>())* == $size, "it has no padding");
-        )*
-    };
-}
-
-structures! {
-    "pelton_channel_options" ChannelOptions, 72 {
+sized_structures! {
+    "pelton_channel_options" ChannelOptions {
         wait: u32,
         capacity: u64,
         message_bytes_max: u64,
@@ -175,7 +152,7 @@ structures! {
         mode: u32,
         lanes: u32,
     }
-    "pelton_gather_options" GatherOptions, 64 {
+    "pelton_gather_options" GatherOptions {
         wait: u32,
         capacity: u64,
         message_bytes_max: u64,
@@ -187,7 +164,7 @@ structures! {
         membership_events: u32,
         reserved: u32,
     }
-    "pelton_client_options" ClientOptions, 80 {
+    "pelton_client_options" ClientOptions {
         wait: u32,
         capacity: u64,
         message_bytes_max: u64,
@@ -200,7 +177,7 @@ structures! {
         uid_count: u32,
         reserved: u32,
     }
-    "pelton_service_options" ServiceOptions, 64 {
+    "pelton_service_options" ServiceOptions {
         wait: u32,
         capacity: u64,
         message_bytes_max: u64,
@@ -211,24 +188,24 @@ structures! {
         uid_count: u32,
         clients_max: u32,
     }
-    "pelton_record_file_options" RecordFile, 32 {
+    "pelton_record_file_options" RecordFile {
         reserved: u32,
         rotate_bytes: u64,
         sync_bytes: u64,
         sync_interval_ns: i64,
     }
-    "pelton_flush_options" FlushOptions, 24 {
+    "pelton_flush_options" FlushOptions {
         reserved: u32,
         flush_bytes: u64,
         flush_interval_ns: i64,
     }
-    "pelton_appenders_options" AppendersOptions, 32 {
+    "pelton_appenders_options" AppendersOptions {
         appenders_max: u32,
         flush_bytes: u64,
         message_bytes_max: u64,
         flush_interval_ns: i64,
     }
-    "pelton_engine_options" CEngineOptions, 24 {
+    "pelton_engine_options" CEngineOptions {
         in_flight_max: u32,
         threads_max: u32,
         reserved: u32,

@@ -1,6 +1,6 @@
 //! The receiver of a channel, and messages that are held.
 
-use crate::c::{Info, New, Options, Out, OutArray, Sized32, Text, text};
+use crate::c::{Info, New, Options, Out, OutArray, Text, sized_structures, structures, text};
 use crate::code::{self, Answer, armed, done, found, is_done};
 use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
@@ -80,18 +80,16 @@ impl Object for Receiver {
     }
 }
 
-/// `pelton_message`.
-#[repr(C)]
-pub struct CMessage {
-    data: *const c_void,
-    size: usize,
-    seq: u32,
-    lane: u32,
-    flags: u32,
-    descriptor_count: u32,
+structures! {
+    "pelton_message" CMessage {
+        data: *const c_void,
+        size: usize,
+        seq: u32,
+        lane: u32,
+        flags: u32,
+        descriptor_count: u32,
+    }
 }
-
-const _: () = assert!(size_of::<CMessage>() == 32);
 
 impl CMessage {
     #[inline(always)]
@@ -122,17 +120,15 @@ enum EventKind {
     Violated = 4,
 }
 
-/// `pelton_event`.
-#[repr(C)]
-pub struct CEvent {
-    kind: EventKind,
-    lane: u32,
-    peer_pid: u32,
-    peer_uid: u32,
-    message: CMessage,
+structures! {
+    "pelton_event" CEvent {
+        kind: EventKind,
+        lane: u32,
+        peer_pid: u32,
+        peer_uid: u32,
+        message: CMessage,
+    }
 }
-
-const _: () = assert!(size_of::<CEvent>() == 48);
 
 impl CEvent {
     #[inline(always)]
@@ -244,30 +240,21 @@ unsafe fn release_fast(handle: *mut Handle<Receiver>) -> Option<c_int> {
     })
 }
 
-/// `pelton_receiver_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ReceiverInfo {
-    struct_bytes: u32,
-    has_peer: u32,
-    peer_pid: u32,
-    peer_uid: u32,
-    generation: u32,
-    reserved: u32,
-    capacity: u64,
-    message_bytes_max: u64,
-    messages: u64,
-    bytes: u64,
-    waits: u64,
-    sleeps: u64,
-    wakes_sent: u64,
-}
-
-const _: () = assert!(size_of::<ReceiverInfo>() == 80);
-
-// SAFETY: six numbers of 4 bytes and seven of 8 are its size, and each may be 0.
-unsafe impl Sized32 for ReceiverInfo {
-    const NAME: &'static str = "pelton_receiver_info";
+sized_structures! {
+    "pelton_receiver_info" ReceiverInfo {
+        has_peer: u32,
+        peer_pid: u32,
+        peer_uid: u32,
+        generation: u32,
+        reserved: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        messages: u64,
+        bytes: u64,
+        waits: u64,
+        sleeps: u64,
+        wakes_sent: u64,
+    }
 }
 
 entries! {

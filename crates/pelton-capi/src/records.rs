@@ -1,6 +1,6 @@
 //! Reading record files.
 
-use crate::c::{AnyPath, New, Out};
+use crate::c::{AnyPath, New, Out, structures};
 use crate::code::{done, found};
 use crate::entries::entries;
 use crate::handle::{Kind, Object};
@@ -8,20 +8,18 @@ use crate::receiver::numbers;
 use pelton::{LaneId, RecordReader};
 use std::ffi::c_void;
 
-/// `pelton_record`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CRecord {
-    data: *const c_void,
-    size: usize,
-    lane_id: [u64; 2],
-    seq: u32,
-    pid: u32,
-    uid: u32,
-    reserved: u32,
+structures! {
+    #[derive(Clone, Copy)]
+    "pelton_record" CRecord {
+        data: *const c_void,
+        size: usize,
+        lane_id: [u64; 2],
+        seq: u32,
+        pid: u32,
+        uid: u32,
+        reserved: u32,
+    }
 }
-
-const _: () = assert!(size_of::<CRecord>() == 48);
 
 impl CRecord {
     const NONE: CRecord =

@@ -1,6 +1,6 @@
 //! The sender of a channel, and what creates senders for threads.
 
-use crate::c::{Array, Bytes, Info, New, Out, Sized32, check_size};
+use crate::c::{Array, Bytes, Info, New, Out, check_size, sized_structures};
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
 use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
@@ -44,32 +44,23 @@ impl Writer for Sender {
     }
 }
 
-/// `pelton_sender_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct SenderInfo {
-    struct_bytes: u32,
-    has_peer: u32,
-    peer_pid: u32,
-    peer_uid: u32,
-    next_seq: u32,
-    reserved: u32,
-    capacity: u64,
-    message_bytes_max: u64,
-    unreleased: u64,
-    unreleased_max: u64,
-    messages: u64,
-    bytes: u64,
-    waits: u64,
-    sleeps: u64,
-    wakes_sent: u64,
-}
-
-const _: () = assert!(size_of::<SenderInfo>() == 96);
-
-// SAFETY: six numbers of 4 bytes and nine of 8 are its size, and each may be 0.
-unsafe impl Sized32 for SenderInfo {
-    const NAME: &'static str = "pelton_sender_info";
+sized_structures! {
+    "pelton_sender_info" SenderInfo {
+        has_peer: u32,
+        peer_pid: u32,
+        peer_uid: u32,
+        next_seq: u32,
+        reserved: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        unreleased: u64,
+        unreleased_max: u64,
+        messages: u64,
+        bytes: u64,
+        waits: u64,
+        sleeps: u64,
+        wakes_sent: u64,
+    }
 }
 
 entries! {

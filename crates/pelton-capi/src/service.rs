@@ -1,6 +1,6 @@
 //! A service: its requests, and the threads that handle them.
 
-use crate::c::{Info, New, Options, Out, Parameter, Raw, Sized32, Text, text};
+use crate::c::{Info, New, Options, Out, Parameter, Raw, Text, sized_structures, structures, text};
 use crate::code::{self, Answer, armed, done, found, is_done};
 use crate::entries::entries;
 use crate::handle::{Kind, Object};
@@ -38,18 +38,16 @@ impl Object for Service {
     }
 }
 
-/// `pelton_request`.
-#[repr(C)]
-pub struct CRequest {
-    data: *const c_void,
-    size: usize,
-    responder: Raw<Responder>,
-    deadline_ns: i64,
-    pid: u32,
-    uid: u32,
+structures! {
+    "pelton_request" CRequest {
+        data: *const c_void,
+        size: usize,
+        responder: Raw<Responder>,
+        deadline_ns: i64,
+        pid: u32,
+        uid: u32,
+    }
 }
-
-const _: () = assert!(size_of::<CRequest>() == 40);
 
 impl CRequest {
     /// Without the responder.
@@ -103,21 +101,12 @@ impl Callback {
     }
 }
 
-/// `pelton_service_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ServiceInfo {
-    struct_bytes: u32,
-    reserved: u32,
-    dropped: u64,
-    corrupt: u64,
-}
-
-const _: () = assert!(size_of::<ServiceInfo>() == 24);
-
-// SAFETY: two numbers of 4 bytes and two of 8 are its size, and each may be 0.
-unsafe impl Sized32 for ServiceInfo {
-    const NAME: &'static str = "pelton_service_info";
+sized_structures! {
+    "pelton_service_info" ServiceInfo {
+        reserved: u32,
+        dropped: u64,
+        corrupt: u64,
+    }
 }
 
 /// Uses the stopper, also while another thread receives.

@@ -1,19 +1,16 @@
-//! Structures of older and newer programs; arrays that are NULL.
+//! Structures as the headers declare them, and of older and newer programs; arrays that are NULL.
 
 use super::*;
+use crate::{client, engine, flush, operation, options, receiver, records, sender, service};
+use std::collections::BTreeMap;
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Known {
-    struct_bytes: u32,
-    first: u32,
-    second: u64,
-    third: u64,
-}
-
-// SAFETY: two numbers of 4 bytes and two of 8 are its size, and each may be 0.
-unsafe impl Sized32 for Known {
-    const NAME: &'static str = "known";
+sized_structures! {
+    #[derive(Debug, PartialEq, Eq)]
+    "known" Known {
+        first: u32,
+        second: u64,
+        third: u64,
+    }
 }
 
 fn given(words: &[u64]) -> Answer<Known> {
@@ -86,4 +83,51 @@ fn a_deadline_of_0_does_not_wait_and_the_largest_has_no_limit() {
     assert_eq!(deadline(i64::MAX), Deadline::Never);
     let Deadline::At(soon) = deadline(now() + 1_000_000_000) else { panic!("it is a time") };
     assert!(soon <= Instant::now() + Duration::from_secs(1));
+}
+
+/// A structure's lines as they are in `pelton.abi`.
+fn lines<T: Structure>() -> (String, Vec<String>) {
+    let name = T::NAME;
+    let size = format!("struct {name} bytes {}", size_of::<T>());
+    let fields = T::FIELDS.iter().map(|(field, at, bytes)| format!("field {name}.{field} at {at} bytes {bytes}"));
+    (name.to_owned(), std::iter::once(size).chain(fields).collect())
+}
+
+#[test]
+fn each_structure_has_the_size_and_the_fields_of_pelton_abi() {
+    let mut declared = BTreeMap::<String, Vec<String>>::new();
+    for line in include_str!("../../../../include/pelton.abi").lines() {
+        let mut words = line.split(' ');
+        if let (Some("struct" | "field"), Some(of)) = (words.next(), words.next()) {
+            let name = of.split('.').next().expect("split returns at least one part");
+            declared.entry(name.to_owned()).or_default().push(line.to_owned());
+        }
+    }
+    // The caller's own: an inline function of the header fills it from a completion's text.
+    assert!(declared.remove("pelton_entry").is_some());
+    let defined = BTreeMap::from([
+        lines::<options::ChannelOptions>(),
+        lines::<options::GatherOptions>(),
+        lines::<options::ClientOptions>(),
+        lines::<options::ServiceOptions>(),
+        lines::<options::RecordFile>(),
+        lines::<options::FlushOptions>(),
+        lines::<options::AppendersOptions>(),
+        lines::<options::CEngineOptions>(),
+        lines::<sender::SenderInfo>(),
+        lines::<receiver::CMessage>(),
+        lines::<receiver::CEvent>(),
+        lines::<receiver::ReceiverInfo>(),
+        lines::<client::CCompletion>(),
+        lines::<client::ClientInfo>(),
+        lines::<service::CRequest>(),
+        lines::<service::ServiceInfo>(),
+        lines::<flush::CChunk>(),
+        lines::<records::CRecord>(),
+        lines::<operation::COperation>(),
+        lines::<engine::CStat>(),
+        lines::<engine::CFileCompletion>(),
+        lines::<engine::EngineInfo>(),
+    ]);
+    assert_eq!(defined, declared);
 }
