@@ -71,25 +71,55 @@ static void *accept_a_sender(void *out) {
     return NULL;
 }
 
-static void a_sender_and_a_receiver_open_while_another_thread_accepts(void) {
-    for (int way = SENDER; way <= RECEIVER; way++) {
-        char name[128], text[8];
-        void *opening, *opened, *accepted;
-        pthread_t thread;
-        size_t size;
-        OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
-        OK(ways[way].start(name, SOON, &opening));
-        CHECK(pthread_create(&thread, NULL, way == SENDER ? accept_a_receiver : accept_a_sender, &accepted) == 0);
-        OK(finished(&ways[way], opening, &opened));
+static void *reply_to_one(void *unused) {
+    pelton_request request;
+    (void)unused;
+    OK(pelton_service_receive(service, SOON, &request));
+    OK(pelton_responder_reply(request.responder, request.data, request.size));
+    OK(pelton_service_release(service));
+    return NULL;
+}
+
+static void listen_for(int way, const char *name) {
+    if (way == CLIENT) OK(pelton_service_open(name, NULL, &service));
+    else OK(pelton_listener_open(name, NULL, &listener));
+}
+
+/* Finishes an opening while another thread accepts it; a message passes; then all handles are closed. */
+static void opens_and_works(int way, void *opening) {
+    static void *(*const accept[WAYS])(void *) = {accept_a_receiver, accept_a_sender, reply_to_one};
+    char text[8];
+    void *opened, *accepted;
+    pthread_t thread;
+    size_t size;
+    CHECK(pthread_create(&thread, NULL, accept[way], &accepted) == 0);
+    OK(finished(&ways[way], opening, &opened));
+    if (way == CLIENT) {
+        client = (pelton_client *)opened;
+        uint64_t call = submitted("hello", 5);
+        COMPLETES(call, PELTON_REPLY, 0, "hello");
         CHECK(pthread_join(thread, NULL) == 0);
-        pelton_sender *sender = (pelton_sender *)(way == SENDER ? opened : accepted);
-        pelton_receiver *receiver = (pelton_receiver *)(way == SENDER ? accepted : opened);
-        OK(pelton_sender_send(sender, "hello", 5, PELTON_NO_WAIT));
-        OK(pelton_receiver_receive_copy(receiver, text, sizeof text, SOON, &size));
-        CHECK(size == 5 && memcmp(text, "hello", 5) == 0);
-        OK(pelton_close(sender));
-        OK(pelton_close(receiver));
-        OK(pelton_close(listener));
+        end();
+        return;
+    }
+    CHECK(pthread_join(thread, NULL) == 0);
+    pelton_sender *sender = (pelton_sender *)(way == SENDER ? opened : accepted);
+    pelton_receiver *receiver = (pelton_receiver *)(way == SENDER ? accepted : opened);
+    OK(pelton_sender_send(sender, "hello", 5, PELTON_NO_WAIT));
+    OK(pelton_receiver_receive_copy(receiver, text, sizeof text, SOON, &size));
+    CHECK(size == 5 && memcmp(text, "hello", 5) == 0);
+    OK(pelton_close(sender));
+    OK(pelton_close(receiver));
+    OK(pelton_close(listener));
+}
+
+static void each_kind_opens_while_another_thread_accepts(void) {
+    for (int way = 0; way < WAYS; way++) {
+        char name[128];
+        void *opening;
+        listen_for(way, place(name, "unix:%s/socket"));
+        OK(ways[way].start(name, SOON, &opening));
+        opens_and_works(way, opening);
     }
 }
 
@@ -156,17 +186,11 @@ static void without_a_listener_it_fails_or_waits_for_one_until_the_deadline(void
         CHECK(pelton_deadline(0) - began >= 20000000 && !opened && descriptors() == before);
     }
     /* One that comes later. */
-    void *opening, *opened, *accepted;
-    pthread_t thread;
+    void *opening, *opened;
     OK(start_sender(name, SOON, &opening));
     RETURNS(finish_sender(opening, &opened), PELTON_AGAIN);
-    OK(pelton_listener_open(name, NULL, &listener));
-    CHECK(pthread_create(&thread, NULL, accept_a_receiver, &accepted) == 0);
-    OK(finished(&ways[SENDER], opening, &opened));
-    CHECK(pthread_join(thread, NULL) == 0);
-    OK(pelton_close(opened));
-    OK(pelton_close(accepted));
-    OK(pelton_close(listener));
+    listen_for(SENDER, name);
+    opens_and_works(SENDER, opening);
 }
 
 /* A socket at "%s/silent" that listens. */
@@ -213,21 +237,47 @@ static void a_listener_that_never_answers_delays_nothing_but_its_own_opening(voi
 
 static void an_opening_that_is_closed_in_the_middle_leaves_the_listener_as_it_was(void) {
     char name[128];
-    void *opening, *opened, *accepted;
-    pthread_t thread;
-    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
+    void *opening, *opened;
+    listen_for(SENDER, place(name, "unix:%s/socket"));
     for (int i = 0; i < 3; i++) {
         OK(start_sender(name, SOON, &opening));
         RETURNS(finish_sender(opening, &opened), PELTON_AGAIN);
         OK(pelton_close(opening));
     }
     OK(start_sender(name, SOON, &opening));
-    CHECK(pthread_create(&thread, NULL, accept_a_receiver, &accepted) == 0);
-    OK(finished(&ways[SENDER], opening, &opened));
-    CHECK(pthread_join(thread, NULL) == 0);
-    OK(pelton_close(opened));
-    OK(pelton_close(accepted));
-    OK(pelton_close(listener));
+    opens_and_works(SENDER, opening);
+}
+
+static const way *inherited_way;
+static void *inherited;
+
+static void close_what_is_inherited(const char *name) {
+    void *opened = NULL;
+    (void)name;
+    FAILS(inherited_way->finish(inherited, &opened), PELTON_FORKED, "forked");
+    RETURNS(pelton_close(inherited), PELTON_FORKED);
+    CHECK(!opened);
+}
+
+/* The child shares the kernel's objects with the parent: the epoll, the timer and the connection. */
+static void a_forked_child_closes_an_opening_and_the_parents_continues(void) {
+    for (int way = 0; way < WAYS; way++) {
+        for (int is_connected = 0; is_connected < 2; is_connected++) {
+            char name[128];
+            void *opened;
+            int before = descriptors();
+            place(name, "unix:%s/socket");
+            if (is_connected) listen_for(way, name);
+            inherited_way = &ways[way];
+            OK(inherited_way->start(name, SOON, &inherited));
+            /* Without a listener it waits for its timer; with one, for the other side's greeting. */
+            RETURNS(inherited_way->finish(inherited, &opened), PELTON_AGAIN);
+            finish(start(close_what_is_inherited, ""));
+            if (!is_connected) listen_for(way, name);
+            opens_and_works(way, inherited);
+            CHECK(descriptors() == before);
+        }
+    }
 }
 
 static void a_path_is_opened_and_its_peer_is_waited_for(void) {
@@ -275,11 +325,12 @@ static void names_and_options_are_checked(void) {
 
 int main(void) {
     static const test tests[] = {
-        TEST(a_sender_and_a_receiver_open_while_another_thread_accepts),
+        TEST(each_kind_opens_while_another_thread_accepts),
         TEST(both_sides_open_in_one_loop),
         TEST(without_a_listener_it_fails_or_waits_for_one_until_the_deadline),
         TEST(a_listener_that_never_answers_delays_nothing_but_its_own_opening),
         TEST(an_opening_that_is_closed_in_the_middle_leaves_the_listener_as_it_was),
+        TEST(a_forked_child_closes_an_opening_and_the_parents_continues),
         TEST(a_path_is_opened_and_its_peer_is_waited_for),
         TEST(names_and_options_are_checked),
     };
