@@ -82,7 +82,7 @@ pub struct CSide {
     _kept: (CString, CString, [Vec<u8>; 2]),
 }
 
-/// Compiles the shared object, unless it is forward_name. Before the sides start, so that they need not wait for the
+/// Compiles the shared object, unless it exists already. Before the sides start, so that they need not wait for the
 /// compiler.
 pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
     // Of the library the compiler takes over only the soname.
@@ -96,7 +96,7 @@ pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
     compiled::compile("side.c", &source, &flags, &[&library])
 }
 
-/// A program on libuv and libpelton.so, compiled unless it is forward_name.
+/// A program on libuv and libpelton.so, compiled unless it exists already.
 pub fn program(name: &str, source: &str) -> Result<Command> {
     let library = library()?;
     let flags = ["-O2", INCLUDES[0], INCLUDES[1]];
@@ -117,7 +117,7 @@ fn library() -> Result<String> {
     let path = compiled::directory()?.join("libpelton_capi.so");
     ensure!(
         path.exists(),
-        "{} is not forward_name: `cargo build -p pelton-capi`, in the profile of this program",
+        "{} does not exist: `cargo build -p pelton-capi`, in the profile of this program",
         path.display()
     );
     path.to_str().map(str::to_string).with_context(|| format!("{} is not UTF-8", path.display()))
