@@ -40,9 +40,19 @@
 #include <span>
 #endif
 
+// Part of every name, because the types below depend on the standard: objects of different standards can be linked.
+#if defined(__cpp_lib_expected)
+#define PELTON_CXX_ cxx23
+#elif defined(__cpp_lib_span)
+#define PELTON_CXX_ cxx20
+#else
+#define PELTON_CXX_ cxx17
+#endif
+
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
 namespace pelton {
+inline namespace PELTON_CXX_ {
 
 inline const std::error_category &category() noexcept {
     static const struct : std::error_category {
@@ -52,12 +62,14 @@ inline const std::error_category &category() noexcept {
     return category;
 }
 
+} // namespace PELTON_CXX_
 } // namespace pelton
 
 template <> struct std::is_error_code_enum<pelton_code> : std::true_type {};
 inline std::error_code make_error_code(pelton_code code) noexcept { return {code, pelton::category()}; }
 
 namespace pelton {
+inline namespace PELTON_CXX_ {
 
 // One line about the last failed call of this thread; valid until its next call.
 inline const char *error_detail() noexcept { return pelton_error_detail(); }
@@ -297,7 +309,7 @@ template <typename T, auto Fd, auto Finish, typename C> class opening : public h
 public:
     using handle<C>::handle;
     int fd() const noexcept { return Fd(this->native_handle()); }
-    expected<T> finish() noexcept { return detail::create<T>(Finish, this->native_handle()); }
+    [[nodiscard]] expected<T> finish() noexcept { return detail::create<T>(Finish, this->native_handle()); }
 };
 
 // Reserved bytes to write in place; aborted by the destructor unless they were used.
@@ -327,10 +339,10 @@ template <typename T, auto Commit, auto Abort> class reservation : public reserv
 public:
     using reserved_bytes<T, Abort>::reserved_bytes;
     // Sends the first size bytes.
-    expected<void> commit(std::size_t size) noexcept {
+    [[nodiscard]] expected<void> commit(std::size_t size) noexcept {
         return detail::check(this->used(Commit(this->handle_.get(), size)));
     }
-    expected<void> commit() noexcept { return commit(this->size()); }
+    [[nodiscard]] expected<void> commit() noexcept { return commit(this->size()); }
 };
 
 // ---- Channels -------------------------------------------------------------------------------------------------------
@@ -342,35 +354,38 @@ public:
         pelton::opening<sender, pelton_sender_opening_fd, pelton_sender_opening_finish, pelton_sender_opening>;
     using reservation = pelton::reservation<pelton_sender, pelton_sender_commit, pelton_sender_abort>;
 
-    static expected<sender> open(const char *name, const channel_options &options = {}) noexcept {
+    [[nodiscard]] static expected<sender> open(const char *name, const channel_options &options = {}) noexcept {
         return detail::create<sender>(pelton_sender_open, name, &options);
     }
-    static expected<opening> open_start(const char *name, const channel_options &options = {}) noexcept {
+    [[nodiscard]] static expected<opening> open_start(const char *name, const channel_options &options = {}) noexcept {
         return detail::create<opening>(pelton_sender_open_start, name, &options);
     }
-    expected<void> send(bytes message, deadline until = forever) noexcept {
+    [[nodiscard]] expected<void> send(bytes message, deadline until = forever) noexcept {
         return check(pelton_sender_send, message.data(), message.size(), until.ns());
     }
-    expected<void> send_batch(span<const iovec> messages, deadline until = forever) noexcept {
+    [[nodiscard]] expected<void> send_batch(span<const iovec> messages, deadline until = forever) noexcept {
         return check(pelton_sender_send_batch, messages.data(), messages.size(), until.ns());
     }
-    expected<void> send_descriptors(bytes message, span<const int> fds, deadline until = forever) noexcept {
+    [[nodiscard]] expected<void> send_descriptors(bytes message, span<const int> fds,
+                                                  deadline until = forever) noexcept {
         return check(pelton_sender_send_descriptors, message.data(), message.size(), fds.data(), fds.size(),
                      until.ns());
     }
-    expected<reservation> reserve(std::size_t size, deadline until = forever) noexcept {
+    [[nodiscard]] expected<reservation> reserve(std::size_t size, deadline until = forever) noexcept {
         return reserved<reservation>(pelton_sender_reserve, size, until.ns());
     }
-    expected<void> wait_released(deadline until = forever) noexcept {
+    [[nodiscard]] expected<void> wait_released(deadline until = forever) noexcept {
         return check(pelton_sender_wait_released, until.ns());
     }
-    expected<void> resume(deadline until = forever) noexcept { return check(pelton_sender_resume, until.ns()); }
-    expected<void> sync() noexcept { return check(pelton_sender_sync); }
+    [[nodiscard]] expected<void> resume(deadline until = forever) noexcept {
+        return check(pelton_sender_resume, until.ns());
+    }
+    [[nodiscard]] expected<void> sync() noexcept { return check(pelton_sender_sync); }
     expected<void> trim() noexcept { return check(pelton_sender_trim); }
     int fd() const noexcept { return pelton_sender_fd(handle_.get()); }
-    expected<void> poll(std::size_t size) noexcept { return check(pelton_sender_poll, size); }
-    expected<readiness> arm(std::size_t size) noexcept { return armed(pelton_sender_arm, size); }
-    expected<void> arm_for_end() noexcept { return check(pelton_sender_arm_for_end); }
+    [[nodiscard]] expected<void> poll(std::size_t size) noexcept { return check(pelton_sender_poll, size); }
+    [[nodiscard]] expected<readiness> arm(std::size_t size) noexcept { return armed(pelton_sender_arm, size); }
+    [[nodiscard]] expected<void> arm_for_end() noexcept { return check(pelton_sender_arm_for_end); }
     expected<void> disarm() noexcept { return check(pelton_sender_disarm); }
     expected<pelton_sender_info> info() noexcept { return get_info<pelton_sender_info>(pelton_sender_get_info); }
 };
@@ -399,12 +414,12 @@ public:
     bool is_redelivered() const noexcept { return (received_.flags & PELTON_REDELIVERED) != 0; }
     std::size_t descriptor_count() const noexcept { return received_.descriptor_count; }
     // Returns how many it wrote to out, which needs space for descriptor_count().
-    expected<std::size_t> take_descriptors(span<int> out) noexcept {
+    [[nodiscard]] expected<std::size_t> take_descriptors(span<int> out) noexcept {
         return detail::get<std::size_t>(pelton_receiver_take_descriptors, receiver_.get(), out.data(), out.size());
     }
     expected<void> release() noexcept { return detail::check(pelton_receiver_release(receiver_.release())); }
     // Keeps it while the receiver continues; this message is released.
-    expected<held_message> hold() noexcept {
+    [[nodiscard]] expected<held_message> hold() noexcept {
         pelton_held *held = nullptr;
         if (int code = pelton_receiver_hold(receiver_.get(), &held); code != PELTON_OK) return detail::failed(code);
         receiver_.release();
@@ -427,7 +442,7 @@ public:
     const pelton_message *end() const noexcept { return received_.data() + received_.size(); }
     std::size_t size() const noexcept { return received_.size(); }
     // As of message: one that has descriptors comes alone.
-    expected<std::size_t> take_descriptors(span<int> out) noexcept {
+    [[nodiscard]] expected<std::size_t> take_descriptors(span<int> out) noexcept {
         return detail::get<std::size_t>(pelton_receiver_take_descriptors, receiver_.get(), out.data(), out.size());
     }
     expected<void> release() noexcept { return detail::check(pelton_receiver_release(receiver_.release())); }
@@ -493,8 +508,10 @@ private:
 class senders : public handle<pelton_senders> {
 public:
     using handle::handle;
-    expected<pelton::sender> sender() const noexcept { return create<pelton::sender>(pelton_senders_sender); }
-    expected<void> send(bytes message, deadline until = forever) const noexcept {
+    [[nodiscard]] expected<pelton::sender> sender() const noexcept {
+        return create<pelton::sender>(pelton_senders_sender);
+    }
+    [[nodiscard]] expected<void> send(bytes message, deadline until = forever) const noexcept {
         return check(pelton_senders_send, message.data(), message.size(), until.ns());
     }
 };
@@ -505,25 +522,27 @@ public:
     using opening =
         pelton::opening<receiver, pelton_receiver_opening_fd, pelton_receiver_opening_finish, pelton_receiver_opening>;
 
-    static expected<receiver> open(const char *name, const channel_options &options = {}) noexcept {
+    [[nodiscard]] static expected<receiver> open(const char *name, const channel_options &options = {}) noexcept {
         return detail::create<receiver>(pelton_receiver_open, name, &options);
     }
-    static expected<opening> open_start(const char *name, const channel_options &options = {}) noexcept {
+    [[nodiscard]] static expected<opening> open_start(const char *name, const channel_options &options = {}) noexcept {
         return detail::create<opening>(pelton_receiver_open_start, name, &options);
     }
     // name may be nullptr: only senders of this process.
-    static expected<receiver> gather(const char *name, const gather_options &options = {}) noexcept {
+    [[nodiscard]] static expected<receiver> gather(const char *name, const gather_options &options = {}) noexcept {
         return detail::create<receiver>(pelton_receiver_gather, name, &options);
     }
-    expected<pelton::senders> senders() noexcept { return create<pelton::senders>(pelton_receiver_senders); }
-    expected<message> receive(deadline until = forever) noexcept {
+    [[nodiscard]] expected<pelton::senders> senders() noexcept {
+        return create<pelton::senders>(pelton_receiver_senders);
+    }
+    [[nodiscard]] expected<message> receive(deadline until = forever) noexcept {
         pelton_message received;
         if (int code = pelton_receiver_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
             return detail::failed(code);
         return message(handle_.get(), received);
     }
     message_range messages(deadline until = forever) noexcept { return {handle_.get(), until}; }
-    expected<event> receive_event(deadline until = forever) noexcept {
+    [[nodiscard]] expected<event> receive_event(deadline until = forever) noexcept {
         pelton_event found;
         if (int code = pelton_receiver_receive_event(handle_.get(), until.ns(), &found); code != PELTON_OK)
             return detail::failed(code);
@@ -532,21 +551,23 @@ public:
         return event;
     }
     // The messages are described in `space`, which outlives the batch.
-    expected<message_batch> receive_batch(span<pelton_message> space, deadline until = forever) noexcept {
+    [[nodiscard]] expected<message_batch> receive_batch(span<pelton_message> space, deadline until = forever) noexcept {
         std::size_t count = 0;
         int code = pelton_receiver_receive_batch(handle_.get(), until.ns(), space.data(), space.size(), &count);
         if (code != PELTON_OK) return detail::failed(code);
         return message_batch(handle_.get(), {space.data(), count});
     }
     // Returns the message's size. After PELTON_TOO_SMALL the message remains: receive() shows its size.
-    expected<std::size_t> receive_copy(writable_bytes buffer, deadline until = forever) noexcept {
+    [[nodiscard]] expected<std::size_t> receive_copy(writable_bytes buffer, deadline until = forever) noexcept {
         return get<std::size_t>(pelton_receiver_receive_copy, buffer.data(), buffer.size(), until.ns());
     }
-    expected<void> resume(deadline until = forever) noexcept { return check(pelton_receiver_resume, until.ns()); }
-    expected<void> sync() noexcept { return check(pelton_receiver_sync); }
+    [[nodiscard]] expected<void> resume(deadline until = forever) noexcept {
+        return check(pelton_receiver_resume, until.ns());
+    }
+    [[nodiscard]] expected<void> sync() noexcept { return check(pelton_receiver_sync); }
     int fd() const noexcept { return pelton_receiver_fd(handle_.get()); }
-    expected<void> poll() noexcept { return check(pelton_receiver_poll); }
-    expected<readiness> arm() noexcept { return armed(pelton_receiver_arm); }
+    [[nodiscard]] expected<void> poll() noexcept { return check(pelton_receiver_poll); }
+    [[nodiscard]] expected<readiness> arm() noexcept { return armed(pelton_receiver_arm); }
     expected<void> disarm() noexcept { return check(pelton_receiver_disarm); }
     expected<pelton_receiver_info> info() noexcept { return get_info<pelton_receiver_info>(pelton_receiver_get_info); }
 };
@@ -554,13 +575,13 @@ public:
 class listener : public handle<pelton_listener> {
 public:
     using handle::handle;
-    static expected<listener> open(const char *name, const channel_options &options = {}) noexcept {
+    [[nodiscard]] static expected<listener> open(const char *name, const channel_options &options = {}) noexcept {
         return detail::create<listener>(pelton_listener_open, name, &options);
     }
-    expected<sender> accept_sender(deadline until = forever) noexcept {
+    [[nodiscard]] expected<sender> accept_sender(deadline until = forever) noexcept {
         return create<sender>(pelton_listener_accept_sender, until.ns());
     }
-    expected<receiver> accept_receiver(deadline until = forever) noexcept {
+    [[nodiscard]] expected<receiver> accept_receiver(deadline until = forever) noexcept {
         return create<receiver>(pelton_listener_accept_receiver, until.ns());
     }
     int fd() const noexcept { return pelton_listener_fd(handle_.get()); }
@@ -572,7 +593,7 @@ struct channel {
 };
 
 // Both endpoints of a channel between threads of this process.
-inline expected<channel> threads(const channel_options &options = {}) noexcept {
+[[nodiscard]] inline expected<channel> threads(const channel_options &options = {}) noexcept {
     pelton_sender *sender = nullptr;
     pelton_receiver *receiver = nullptr;
     if (int code = pelton_threads(&options, &sender, &receiver); code != PELTON_OK) return detail::failed(code);
@@ -607,7 +628,7 @@ class request_reservation : public reserved_bytes<pelton_client, pelton_client_a
 public:
     using reserved_bytes::reserved_bytes;
     // Submits the first size bytes. Returns the call's number.
-    expected<std::uint64_t> submit(std::size_t size, std::uint32_t flags = 0) noexcept {
+    [[nodiscard]] expected<std::uint64_t> submit(std::size_t size, std::uint32_t flags = 0) noexcept {
         std::uint64_t call = 0;
         if (int code = used(pelton_client_submit_reserved(handle_.get(), size, flags, &call)); code != PELTON_OK)
             return detail::failed(code);
@@ -621,38 +642,39 @@ public:
     using opening =
         pelton::opening<client, pelton_client_opening_fd, pelton_client_opening_finish, pelton_client_opening>;
 
-    static expected<client> open(const char *name, const client_options &options = {}) noexcept {
+    [[nodiscard]] static expected<client> open(const char *name, const client_options &options = {}) noexcept {
         return detail::create<client>(pelton_client_open, name, &options);
     }
-    static expected<opening> open_start(const char *name, const client_options &options = {}) noexcept {
+    [[nodiscard]] static expected<opening> open_start(const char *name, const client_options &options = {}) noexcept {
         return detail::create<opening>(pelton_client_open_start, name, &options);
     }
-    expected<completion> call(bytes request, deadline until = forever) noexcept {
+    [[nodiscard]] expected<completion> call(bytes request, deadline until = forever) noexcept {
         pelton_completion taken;
         return completed(pelton_client_call(handle_.get(), request.data(), request.size(), until.ns(), &taken), taken);
     }
     // Returns the call's number. flags: PELTON_IDEMPOTENT, or 0.
-    expected<std::uint64_t> submit(bytes request, deadline until = forever, std::uint32_t flags = 0) noexcept {
+    [[nodiscard]] expected<std::uint64_t> submit(bytes request, deadline until = forever,
+                                                 std::uint32_t flags = 0) noexcept {
         return get<std::uint64_t>(pelton_client_submit, request.data(), request.size(), flags, until.ns());
     }
-    expected<void> notify(bytes message, deadline until = forever) noexcept {
+    [[nodiscard]] expected<void> notify(bytes message, deadline until = forever) noexcept {
         return check(pelton_client_notify, message.data(), message.size(), until.ns());
     }
-    expected<request_reservation> reserve(std::size_t size, deadline until = forever) noexcept {
+    [[nodiscard]] expected<request_reservation> reserve(std::size_t size, deadline until = forever) noexcept {
         return reserved<request_reservation>(pelton_client_reserve, size, until.ns());
     }
-    expected<completion> await(deadline until = forever) noexcept {
+    [[nodiscard]] expected<completion> await(deadline until = forever) noexcept {
         pelton_completion taken;
         return completed(pelton_client_await(handle_.get(), until.ns(), &taken), taken);
     }
-    expected<completion> await_call(std::uint64_t call, deadline until = forever) noexcept {
+    [[nodiscard]] expected<completion> await_call(std::uint64_t call, deadline until = forever) noexcept {
         pelton_completion taken;
         return completed(pelton_client_await_call(handle_.get(), call, until.ns(), &taken), taken);
     }
     expected<void> cancel(std::uint64_t call) noexcept { return check(pelton_client_cancel, call); }
     int fd() const noexcept { return pelton_client_fd(handle_.get()); }
-    expected<void> poll() noexcept { return check(pelton_client_poll); }
-    expected<readiness> arm() noexcept { return armed(pelton_client_arm); }
+    [[nodiscard]] expected<void> poll() noexcept { return check(pelton_client_poll); }
+    [[nodiscard]] expected<readiness> arm() noexcept { return armed(pelton_client_arm); }
     expected<void> disarm() noexcept { return check(pelton_client_disarm); }
     expected<pelton_client_info> info() noexcept { return get_info<pelton_client_info>(pelton_client_get_info); }
 
@@ -669,18 +691,18 @@ class reply_reservation;
 class responder : public handle<pelton_responder> {
 public:
     using handle::handle;
-    expected<void> reply(bytes reply) noexcept {
+    [[nodiscard]] expected<void> reply(bytes reply) noexcept {
         return final(pelton_responder_reply(handle_.get(), reply.data(), reply.size()));
     }
-    expected<void> fail(std::uint32_t code, bytes reason) noexcept {
+    [[nodiscard]] expected<void> fail(std::uint32_t code, bytes reason) noexcept {
         return final(pelton_responder_fail(handle_.get(), code, reason.data(), reason.size()));
     }
     expected<void> end() noexcept { return final(pelton_responder_end(handle_.get())); }
-    expected<void> part(bytes part, deadline until = forever) noexcept {
+    [[nodiscard]] expected<void> part(bytes part, deadline until = forever) noexcept {
         return check(pelton_responder_part, part.data(), part.size(), until.ns());
     }
     // The responder must not be moved before the reservation is used.
-    expected<reply_reservation> reserve(std::size_t size) noexcept;
+    [[nodiscard]] expected<reply_reservation> reserve(std::size_t size) noexcept;
     bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_.get()) == 1; }
 
 private:
@@ -700,11 +722,11 @@ public:
     reply_reservation(responder *owner, void *data, std::size_t size) noexcept
         : reserved_bytes(owner->native_handle(), data, size), owner_(owner) {}
     // Replies with the first size bytes, and ends the call.
-    expected<void> reply(std::size_t size) noexcept {
+    [[nodiscard]] expected<void> reply(std::size_t size) noexcept {
         return owner_->final(used(pelton_responder_reply_reserved(handle_.get(), size)));
     }
     // Sends the first size bytes as a part.
-    expected<void> part(std::size_t size) noexcept {
+    [[nodiscard]] expected<void> part(std::size_t size) noexcept {
         return detail::check(used(pelton_responder_part_reserved(handle_.get(), size)));
     }
 
@@ -742,10 +764,10 @@ private:
 class service : public handle<pelton_service> {
 public:
     using handle::handle;
-    static expected<service> open(const char *name, const service_options &options = {}) noexcept {
+    [[nodiscard]] static expected<service> open(const char *name, const service_options &options = {}) noexcept {
         return detail::create<service>(pelton_service_open, name, &options);
     }
-    expected<request> receive(deadline until = forever) noexcept {
+    [[nodiscard]] expected<request> receive(deadline until = forever) noexcept {
         pelton_request received;
         if (int code = pelton_service_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
             return detail::failed(code);
@@ -754,7 +776,7 @@ public:
     // Calls handler(request) on so many threads at the same time. The request's bytes are valid until it returns. An
     // exception of the handler ends the program.
     template <typename F, typename = std::enable_if_t<std::is_invocable_v<F &, request>>>
-    expected<void> run(std::uint32_t threads, F &handler) noexcept {
+    [[nodiscard]] expected<void> run(std::uint32_t threads, F &handler) noexcept {
         auto call = [](void *context, const pelton_request *received) noexcept {
             (*static_cast<F *>(context))(request(nullptr, *received));
         };
@@ -764,8 +786,8 @@ public:
     expected<void> stop() const noexcept { return check(pelton_service_stop); }
     expected<void> drain() const noexcept { return check(pelton_service_drain); }
     int fd() const noexcept { return pelton_service_fd(handle_.get()); }
-    expected<void> poll() noexcept { return check(pelton_service_poll); }
-    expected<readiness> arm() noexcept { return armed(pelton_service_arm); }
+    [[nodiscard]] expected<void> poll() noexcept { return check(pelton_service_poll); }
+    [[nodiscard]] expected<readiness> arm() noexcept { return armed(pelton_service_arm); }
     expected<void> disarm() noexcept { return check(pelton_service_disarm); }
     expected<pelton_service_info> info() noexcept { return get_info<pelton_service_info>(pelton_service_get_info); }
 };
@@ -815,20 +837,22 @@ class flush : public handle<pelton_flush> {
 public:
     using handle::handle;
     // If it fails, the receiver is unchanged.
-    static expected<flush> to_record_file(receiver &&from, const char *path, const record_file_options &file = {},
-                                          const flush_options &options = {}) noexcept {
+    [[nodiscard]] static expected<flush> to_record_file(receiver &&from, const char *path,
+                                                        const record_file_options &file = {},
+                                                        const flush_options &options = {}) noexcept {
         return taken(std::move(from), detail::create<flush>(pelton_flush_to_record_file, from.native_handle(), path,
                                                             &file, &options));
                                           }
     template <typename F, typename = std::enable_if_t<detail::is_writer<F>>>
-    static expected<flush> to_function(receiver &&from, F &write, const flush_options &options = {}) noexcept {
+    [[nodiscard]] static expected<flush> to_function(receiver &&from, F &write,
+                                                     const flush_options &options = {}) noexcept {
         return taken(std::move(from),
                      detail::create<flush>(pelton_flush_to_function, from.native_handle(), detail::write<F>,
                                            detail::context_of(write), &options));
     }
-    expected<void> run(deadline until = forever) noexcept { return check(pelton_flush_run, until.ns()); }
-    expected<void> flush_now() noexcept { return check(pelton_flush_flush); }
-    expected<void> sync() noexcept { return check(pelton_flush_sync); }
+    [[nodiscard]] expected<void> run(deadline until = forever) noexcept { return check(pelton_flush_run, until.ns()); }
+    [[nodiscard]] expected<void> flush_now() noexcept { return check(pelton_flush_flush); }
+    [[nodiscard]] expected<void> sync() noexcept { return check(pelton_flush_sync); }
 
 private:
     static expected<flush> taken(receiver &&from, expected<flush> made) noexcept {
@@ -841,10 +865,10 @@ class appender : public handle<pelton_appender> {
 public:
     using handle::handle;
     using reservation = pelton::reservation<pelton_appender, pelton_appender_commit, pelton_appender_abort>;
-    expected<void> append(bytes message) noexcept {
+    [[nodiscard]] expected<void> append(bytes message) noexcept {
         return check(pelton_appender_append, message.data(), message.size());
     }
-    expected<reservation> reserve(std::size_t size) noexcept {
+    [[nodiscard]] expected<reservation> reserve(std::size_t size) noexcept {
         return reserved<reservation>(pelton_appender_reserve, size);
     }
 };
@@ -853,32 +877,34 @@ public:
 class appenders : public handle<pelton_appenders> {
 public:
     using handle::handle;
-    static expected<appenders> to_record_file(const char *path, const record_file_options &file = {},
+    [[nodiscard]] static expected<appenders> to_record_file(const char *path, const record_file_options &file = {},
                                               const appenders_options &options = {}) noexcept {
         return detail::create<appenders>(pelton_appenders_to_record_file, path, &file, &options);
                                               }
     template <typename F, typename = std::enable_if_t<detail::is_writer<F>>>
-    static expected<appenders> to_function(F &write, const appenders_options &options = {}) noexcept {
+    [[nodiscard]] static expected<appenders> to_function(F &write, const appenders_options &options = {}) noexcept {
         return detail::create<appenders>(pelton_appenders_to_function, detail::write<F>, detail::context_of(write),
                                          &options);
     }
-    expected<pelton::appender> appender() const noexcept { return create<pelton::appender>(pelton_appenders_appender); }
-    expected<void> append(bytes message) const noexcept {
+    [[nodiscard]] expected<pelton::appender> appender() const noexcept {
+        return create<pelton::appender>(pelton_appenders_appender);
+    }
+    [[nodiscard]] expected<void> append(bytes message) const noexcept {
         return check(pelton_appenders_append, message.data(), message.size());
     }
-    expected<void> flush() const noexcept { return check(pelton_appenders_flush); }
-    expected<void> sync() const noexcept { return check(pelton_appenders_sync); }
+    [[nodiscard]] expected<void> flush() const noexcept { return check(pelton_appenders_flush); }
+    [[nodiscard]] expected<void> sync() const noexcept { return check(pelton_appenders_sync); }
 };
 
 // Reads a record file: `while (auto record = records->next()) use(pelton::bytes_of(*record));`.
 class records : public handle<pelton_records> {
 public:
     using handle::handle;
-    static expected<records> open(const char *path) noexcept {
+    [[nodiscard]] static expected<records> open(const char *path) noexcept {
         return detail::create<records>(pelton_records_open, path);
     }
     // Its data is valid until the next call.
-    expected<pelton_record> next() noexcept { return get<pelton_record>(pelton_records_next); }
+    [[nodiscard]] expected<pelton_record> next() noexcept { return get<pelton_record>(pelton_records_next); }
 };
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
@@ -893,7 +919,7 @@ inline pelton_operation operation(pelton_file_operation kind) noexcept {
 class file : public handle<pelton_file> {
 public:
     using handle::handle;
-    static expected<file> from_fd(int fd, const char *name) noexcept {
+    [[nodiscard]] static expected<file> from_fd(int fd, const char *name) noexcept {
         return detail::create<file>(pelton_file_from_fd, fd, name);
     }
     int fd() const noexcept { return pelton_file_fd(handle_.get()); }
@@ -902,26 +928,27 @@ public:
 class engine : public handle<pelton_engine> {
 public:
     using handle::handle;
-    static expected<engine> open(const engine_options &options = {}) noexcept {
+    [[nodiscard]] static expected<engine> open(const engine_options &options = {}) noexcept {
         return detail::create<engine>(pelton_engine_open, &options);
     }
     // PELTON_FILE_OPEN: open_file().
-    expected<pelton_file_completion> run(const pelton_operation &operation, deadline until = forever) noexcept {
+    [[nodiscard]] expected<pelton_file_completion> run(const pelton_operation &operation,
+                                                       deadline until = forever) noexcept {
         return get<pelton_file_completion>(pelton_engine_run, &operation, until.ns());
     }
     // Runs a PELTON_FILE_OPEN.
-    expected<file> open_file(const pelton_operation &operation, deadline until = forever) noexcept {
+    [[nodiscard]] expected<file> open_file(const pelton_operation &operation, deadline until = forever) noexcept {
         auto done = run(operation, until);
         if (!done) return unexpected(done.error());
         return file(done->file);
     }
     // accepted is how many were, whatever is returned.
-    expected<void> submit(span<const pelton_operation> operations, std::size_t &accepted) noexcept {
+    [[nodiscard]] expected<void> submit(span<const pelton_operation> operations, std::size_t &accepted) noexcept {
         accepted = 0;
         return check(pelton_engine_submit, operations.data(), operations.size(), &accepted);
     }
     // Returns the completions in `space`.
-    expected<span<pelton_file_completion>> completions(span<pelton_file_completion> space,
+    [[nodiscard]] expected<span<pelton_file_completion>> completions(span<pelton_file_completion> space,
                                                        deadline until = forever) noexcept {
         std::size_t count = 0;
         int code = pelton_engine_completions(handle_.get(), until.ns(), space.data(), space.size(), &count);
@@ -929,14 +956,19 @@ public:
         return span<pelton_file_completion>(space.data(), count);
     }
     expected<void> cancel(std::uint64_t token) noexcept { return check(pelton_engine_cancel, token); }
-    expected<void> wait_idle(deadline until = forever) noexcept { return check(pelton_engine_wait_idle, until.ns()); }
+    [[nodiscard]] expected<void> wait_idle(deadline until = forever) noexcept {
+        return check(pelton_engine_wait_idle, until.ns());
+    }
     int fd() const noexcept { return pelton_engine_fd(handle_.get()); }
-    expected<void> poll() noexcept { return check(pelton_engine_poll); }
-    expected<readiness> arm() noexcept { return armed(pelton_engine_arm); }
+    [[nodiscard]] expected<void> poll() noexcept { return check(pelton_engine_poll); }
+    [[nodiscard]] expected<readiness> arm() noexcept { return armed(pelton_engine_arm); }
     expected<void> disarm() noexcept { return check(pelton_engine_disarm); }
     expected<pelton_engine_info> info() noexcept { return get_info<pelton_engine_info>(pelton_engine_get_info); }
 };
 
+} // namespace PELTON_CXX_
 } // namespace pelton
+
+#undef PELTON_CXX_
 
 #endif
