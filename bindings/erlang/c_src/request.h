@@ -57,7 +57,7 @@ struct request {
     ErlNifEnv *env;
     ERL_NIF_TERM ref;
     unsigned left;             /* parts that have not completed */
-    /* After the last part has completed, before the result is sent; and if nothing was submitted. NULL: nothing to do. */
+    /* After the last part has completed, before the result is sent; and if nothing was submitted. May be NULL. */
     void (*completed)(struct request *request);
     void (*not_submitted)(struct request *request);
     pelton_file *opened;
