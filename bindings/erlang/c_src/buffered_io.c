@@ -48,7 +48,7 @@ static void fill_completed(struct request *request)
             part->error = ENOMEM;
     }
     if (buffer->is_stale && is_user)
-        buffer_seek_back(buffer, pelton_file_fd(request->file->handle));
+        buffer_seek_back(buffer, request->file->fd);
     buffer->is_stale = false;
     enif_mutex_unlock(buffer->lock);
     if (is_user)
@@ -100,7 +100,7 @@ void flush_begin(struct file *file, struct request *request)
 {
     struct part *part = request->parts;
     file->buffer->is_flushing = true;
-    buffer_seek_back(file->buffer, pelton_file_fd(file->handle));
+    buffer_seek_back(file->buffer, file->fd);
     atomic_fetch_add(&file->users, 1);
     request->completed = flush_completed;
     request->not_submitted = flush_not_submitted;
@@ -180,7 +180,7 @@ NIF(buffer_write)
         return leave_buffered(file, atom_busy);
     size_t size = bytes_of_pieces(pieces), before = buffer->written_size;
     if (before + size < buffer->written_max) {
-        buffer_seek_back(buffer, pelton_file_fd(file->handle));
+        buffer_seek_back(buffer, file->fd);
         if (!buffer_append(buffer, pieces, size))
             return leave_buffered(file, error_of(env, atom_enomem));
         if (!before) {

@@ -7,6 +7,9 @@
  *
  * Opening is the same: the notifier thread watches the opening's descriptor, and sends {ok, Endpoint} to the waiter.
  *
+ *   [watch]   The kernel reports an armed descriptor once. While is_watched, that is still to come, or the notifier
+ *             thread is about to handle it, with all waiters that are there by then. So watching again needs no
+ *             system call.
  *   [closed]  After its close an endpoint's memory remains until the notifier thread has released the list's
  *             reference, because an event that epoll_wait has already returned may name it. */
 #include "endpoint.h"
@@ -94,8 +97,11 @@ bool endpoint_watch(struct endpoint *endpoint, int armed)
 {
     if (armed != PELTON_OK)
         return false;
-    if (notifier_rewatch(endpoint_fd(endpoint), &endpoint->watched))
-        endpoint_recheck(endpoint);
+    if (!endpoint->is_watched) {
+        endpoint->is_watched = !notifier_rewatch(endpoint_fd(endpoint), &endpoint->watched);
+        if (!endpoint->is_watched)
+            endpoint_recheck(endpoint);
+    }
     return true;
 }
 
@@ -597,6 +603,7 @@ static void continue_opening(struct endpoint *endpoint)
 void endpoint_ready(struct endpoint *endpoint)
 {
     enif_mutex_lock(endpoint->lock);
+    endpoint->is_watched = false;
     bool is_closing = atomic_load(&endpoint->is_closing), is_opening = endpoint->opening.any;
     bool is_open = endpoint->handle.any || is_opening;
     bool is_over = is_open && is_closing && atomic_load(&endpoint->held) == 0;

@@ -45,6 +45,7 @@ struct endpoint {
     struct waiter *waiters;
     int64_t active; /* so many messages more are sent to the owner; below 0: no limit */
     bool is_once;   /* no pelton_passive follows */
+    bool is_watched; /* the notifier thread has an event, or gets one: [watch] in endpoint.c */
     bool holds;     /* received binaries are the channel's memory */
     atomic_bool is_closing;     /* closed for everybody; the handle remains while `held` is above 0 */
     atomic_uint held;           /* binaries in the channel's memory, and operations on a file */

@@ -5,9 +5,6 @@
 #include "endpoint.h"
 #include "functions.h"
 
-/* A busy-poll without success costs a process as much as so many copied bytes: some 20 us. */
-#define POLL_BYTES (2 << 16)
-
 /* ---- Opening ---- */
 
 struct numbers {
@@ -308,8 +305,9 @@ NIF(endpoint_receive)
     pelton_message message;
     int code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
     if (code == PELTON_AGAIN) {
+        int64_t began_us = now_us();
         if (pelton_receiver_poll(receiver) == PELTON_AGAIN)
-            charge_bytes(env, POLL_BYTES);
+            charge_us(env, now_us() - began_us);
         code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
     }
     while (code == PELTON_AGAIN) {
@@ -368,9 +366,10 @@ NIF(endpoint_call)
     if (code)
         return leave_client(endpoint, error_of_code(env, code));
     pelton_completion completion;
+    int64_t began_us = now_us();
     code = pelton_client_poll(client);
     if (code == PELTON_AGAIN)
-        charge_bytes(env, POLL_BYTES);
+        charge_us(env, now_us() - began_us);
     else
         code = pelton_client_await_call(client, call, PELTON_NO_WAIT, &completion);
     if (code == PELTON_OK && completion.outcome != PELTON_PART && completion.size <= COPY_MAX) {

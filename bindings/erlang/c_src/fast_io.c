@@ -62,7 +62,7 @@ NIF(file_read)
     }
     int64_t began_us = now_us();
     struct iovec piece = {bytes.data, size};
-    ssize_t count = preadv2(pelton_file_fd(file->handle), &piece, 1, (off_t)offset, RWF_NOWAIT);
+    ssize_t count = preadv2(file->fd, &piece, 1, (off_t)offset, RWF_NOWAIT);
     if (count < 0 && errno == EOPNOTSUPP)
         atomic_store_explicit(&file->has_no_fast_read, true, memory_order_relaxed);
     else
@@ -143,7 +143,7 @@ static bool needs_no_read(struct file *file, uint64_t offset, uint64_t size)
         return true;
     if (!is_current && (offset | size) % file->block_bytes == 0)
         return true;
-    int fd = pelton_file_fd(file->handle);
+    int fd = file->fd;
     uint64_t at = is_current ? (uint64_t)lseek(fd, 0, SEEK_CUR) : offset;
     struct stat found;
     bool is_at_end = !fstat(fd, &found) && at >= (uint64_t)found.st_size;
@@ -209,7 +209,7 @@ static ssize_t write_fast(ErlNifEnv *env, struct file *file, uint64_t offset, co
     /* Another operation may have the inode's lock for long. */
     if (size == 0 || size > WRITE_MAX || mode < TRIED || atomic_load(&file->users) != 1 || atomic_load(&file->pending))
         return 0;
-    int fd = pelton_file_fd(file->handle);
+    int fd = file->fd;
     if (mode == TRIED)
         return count_or_error(pwritev2(fd, (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, RWF_NOWAIT));
     ssize_t count = 0;
@@ -263,7 +263,7 @@ NIF(file_write)
 /* Performs the first write to a file, and finds its mode. Returns the bytes written. */
 static ssize_t write_first(struct file *file, uint64_t offset, struct iovec *pieces, int count)
 {
-    int fd = pelton_file_fd(file->handle), flags = fcntl(fd, F_GETFL);
+    int fd = file->fd, flags = fcntl(fd, F_GETFL);
     struct statfs found;
     enum write_mode mode = WAITS;
     ssize_t written = -1;
@@ -290,7 +290,7 @@ static int write_all(struct file *file, uint64_t offset, struct iovec *pieces, i
         skip(&pieces, &count, (size_t)written);
         if (!count)
             return 0;
-        written = pwritev2(pelton_file_fd(file->handle), pieces, count, (off_t)offset, 0);
+        written = pwritev2(file->fd, pieces, count, (off_t)offset, 0);
         if (written == 0 || (written < 0 && errno != EINTR))
             return written ? errno : EIO;
         if (written < 0)

@@ -158,12 +158,13 @@ struct file *file_create(pelton_file *handle, bool is_regular, struct buffer *bu
     memset(file, 0, sizeof *file);
     atomic_flag_clear(&file->is_claimed);
     file->handle = handle;
+    file->fd = pelton_file_fd(handle);
     file->is_regular = is_regular;
     /* Nothing is known about its first read. */
     atomic_store(&file->cautious_reads, 1);
     file->buffer = buffer;
     if (buffer)
-        buffer->has_position = lseek(pelton_file_fd(handle), 0, SEEK_CUR) >= 0;
+        buffer->has_position = lseek(file->fd, 0, SEEK_CUR) >= 0;
     file->owner = *owner;
     enif_mutex_lock(shared->lock);
     file->next = shared->files;
@@ -231,7 +232,7 @@ void file_was_written(struct file *file)
     if (buffer->is_filling)
         buffer->is_stale = true;
     else if (!buffer->is_moving)
-        buffer_seek_back(buffer, pelton_file_fd(file->handle));
+        buffer_seek_back(buffer, file->fd);
     enif_mutex_unlock(buffer->lock);
     file_leave(file);
 }
@@ -245,7 +246,7 @@ bool file_begin_move(struct file *file)
     bool may_move = !buffer->is_flushing && !buffer->is_filling && !buffer->is_moving && !buffer->written_size;
     if (may_move) {
         buffer->is_moving = true;
-        buffer_seek_back(buffer, pelton_file_fd(file->handle));
+        buffer_seek_back(buffer, file->fd);
     }
     enif_mutex_unlock(buffer->lock);
     return may_move;

@@ -55,6 +55,7 @@ void buffer_set_ahead(struct buffer *buffer, ErlNifBinary memory, size_t size);
 
 struct file {
     pelton_file *handle;
+    int fd;                       /* the handle's: a read from the page cache needs no call of libpelton */
     atomic_uint users;            /* functions that use it, and FILE_CLOSED */
     atomic_flag is_claimed;       /* a thread closes the handle */
     atomic_int pending;           /* requests in flight */

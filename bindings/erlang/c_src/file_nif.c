@@ -192,7 +192,7 @@ NIF(file_seek)
         return atom_busy;
     }
     int from = whence == 0 ? SEEK_SET : whence == 1 ? SEEK_CUR : SEEK_END;
-    off_t found = lseek(pelton_file_fd(file->handle), offset, from);
+    off_t found = lseek(file->fd, offset, from);
     if (found < 0)
         result = error_of(env, atom_of_errno(errno));
     else
@@ -220,7 +220,7 @@ NIF(file_truncate)
         file_leave(file);
         return atom_busy;
     }
-    int fd = pelton_file_fd(file->handle);
+    int fd = file->fd;
     off_t position = lseek(fd, 0, SEEK_CUR);
     int error = position < 0 || ftruncate(fd, position) ? errno : 0;
     file_end_move(file);
@@ -242,7 +242,7 @@ NIF(file_advise)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
-    return leave_with(env, file, posix_fadvise(pelton_file_fd(file->handle), offset, size, advices[advice]));
+    return leave_with(env, file, posix_fadvise(file->fd, offset, size, advices[advice]));
 }
 
 /* file_allocate(File, Offset, Size) */
@@ -256,7 +256,7 @@ NIF(file_allocate)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
-    return leave_with(env, file, fallocate(pelton_file_fd(file->handle), 0, offset, size) ? errno : 0);
+    return leave_with(env, file, fallocate(file->fd, 0, offset, size) ? errno : 0);
 }
 
 /* file_do(Kind, File, Ref, IsSent): sync, datasync, list, stat */

@@ -57,8 +57,7 @@ struct request {
     ErlNifEnv *env;
     ERL_NIF_TERM ref;
     unsigned left;             /* parts that have not completed */
-    /* Instead of the result going to a process alone: after the last part has completed, before its result is sent;
-     * and when nothing was submitted. NULL: nothing more. */
+    /* After the last part has completed, before the result is sent; and if nothing was submitted. May be NULL. */
     void (*completed)(struct request *request);
     void (*not_submitted)(struct request *request);
     pelton_file *opened;
@@ -86,8 +85,7 @@ ERL_NIF_TERM request_submit(ErlNifEnv *env, struct request *request, const pelto
 /* Submits its one operation for nobody. Unless it is SUBMITTED, the request still belongs to the caller. */
 enum submitted { SUBMITTED, NO_SPACE, NOT_ACCEPTED };
 enum submitted request_submit_quietly(struct request *request, const pelton_operation *operation);
-/* Runs its one operation, and waits for it: on a dirty scheduler. *has_waited: the thread slept. Takes over the
- * request. */
+/* Runs its one operation, and waits for it: on a dirty scheduler. Takes over the request. */
 ERL_NIF_TERM request_run(ErlNifEnv *env, struct request *request, const pelton_operation *operation);
 
 /* Cancels every request. */
