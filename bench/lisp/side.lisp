@@ -221,8 +221,8 @@
   (declare (type (unsigned-byte 16) threads size) (type count* steps count) (type function sink))
   (ecase system
     (:pelton-sbcl
-     (let ((appenders (pelton:open-appenders (lambda (runs)
-                                               (pelton:do-runs ((sap bytes :messages messages) runs) (funcall sink sap bytes messages)))
+     (let ((appenders (pelton:open-appenders (lambda (chunks)
+                                               (pelton:do-chunks ((sap bytes :messages messages) chunks) (funcall sink sap bytes messages)))
                                              :flush-bytes +buffer+)))
        (lambda ()
          (each-thread (thread threads)

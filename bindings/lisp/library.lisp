@@ -266,15 +266,17 @@ binding, which would take a third of a message's time."
   "Runs BODY and, however it is left, CLEANUP, both without interrupts, except in (INTERRUPTIBLE FORM...) within BODY. AT is
 the address of COUNT words, 0 at first, in which C notes what CLEANUP has to undo. It is a fixnum, since a SAP in a
 closure conses. It binds one variable, and a second one for INTERRUPTIBLE; WITHOUT-INTERRUPTS would bind twice as many."
-  (let ((words (gensym "WORDS")) (enabled (gensym "ENABLED")))
+  (let ((words (gensym "WORDS")) (enabled (gensym "ENABLED")) (allowed (gensym "ALLOWED")))
     `(with-words (,words ,count)
        (let* ((,at (ldb (byte 62 0) (sap-int ,words)))
               (,enabled *interrupts-enabled*)
+              ;; As WITH-LOCAL-INTERRUPTS.
+              (,allowed *allow-with-interrupts*)
               (*interrupts-enabled* nil))
          (declare (type (unsigned-byte 62) ,at))
          (macrolet ((interruptible (&body forms)
-                      `(let ((*interrupts-enabled* ,',enabled))
-                         (when (and ,',enabled *interrupt-pending*) (sb-unix::receive-pending-interrupt))
+                      `(let ((*interrupts-enabled* ,',allowed))
+                         (when (and ,',allowed *interrupt-pending*) (sb-unix::receive-pending-interrupt))
                          ,@forms)))
            (unwind-protect ,body
              ,cleanup
@@ -311,7 +313,7 @@ closure conses. It binds one variable, and a second one for INTERRUPTIBLE; WITHO
   (let ((pollin 1))
     ;; struct pollfd: the descriptor; the events; the returned events.
     (with-words (sap 1)
-      (setf (sap-ref-32 sap 0) fd
+      (setf (sb-sys:signed-sap-ref-32 sap 0) fd
             (sap-ref-32 sap 4) pollin)
       (%poll sap 1 milliseconds))))
 
@@ -331,9 +333,11 @@ closure conses. It binds one variable, and a second one for INTERRUPTIBLE; WITHO
 passed. In between calls READY, a function of the deadline that waits and returns as ATTEMPT: a code from 0 on says that
 something is there. If that is NIL, CALL waits in the library. Interrupts are served all the time."
   (declare (type function call) (type (or null function) ready) (dynamic-extent call ready))
-  (let ((deadline (deadline-of timeout)) (in-library (null ready)))
+  (let ((deadline (deadline-of timeout)) (in-library (null ready))
+        ;; A past deadline does not wait either, but reports a wait without end, which PELTON_NO_WAIT does not.
+        (soon 1))
     (loop
-      (let ((result (funcall call (if in-library (slice-until deadline) +no-wait+))))
+      (let ((result (funcall call (if in-library (slice-until deadline) (shiftf soon +no-wait+)))))
         (unless (eql result +again+)
           (return result)))
       (when (past-p deadline)

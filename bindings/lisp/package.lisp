@@ -6,7 +6,7 @@
                 #:system-area-pointer #:sap-int #:int-sap #:sap+ #:sap-ref-8 #:sap-ref-32 #:sap-ref-64
                 #:signed-sap-ref-64 #:sap-ref-sap #:vector-sap #:with-pinned-objects #:without-interrupts
                 #:with-local-interrupts #:allow-with-interrupts #:with-interrupts
-                #:*interrupts-enabled* #:*interrupt-pending*)
+                #:*interrupts-enabled* #:*allow-with-interrupts* #:*interrupt-pending*)
   (:documentation "Messages at memory speed between the threads, processes and languages of one machine.
 
 Channels: MAKE-CHANNEL, OPEN-SENDER, OPEN-RECEIVER, SEND, RECEIVE. Appending: OPEN-APPENDERS, APPEND-MESSAGE, FLUSH.

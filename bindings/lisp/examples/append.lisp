@@ -7,10 +7,10 @@
 (asdf:load-system "pelton")
 
 (let ((buffers 0) (taken 0))
-  (flet ((sink (runs)
+  (flet ((sink (chunks)
            ;; All of them are ours when this returns, and would come again if it signalled an error. One thread at a time is here.
            (incf buffers)
-           (pelton:do-runs ((sap size :messages messages) runs)
+           (pelton:do-chunks ((sap size :messages messages) chunks)
              (incf taken messages))))
     (pelton:with-appenders (appenders #'sink :flush-bytes (* 1024 1024))
       (let ((threads (loop for thread below 8

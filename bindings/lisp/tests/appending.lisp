@@ -5,8 +5,8 @@
 (defun collecting ()
   "A sink that keeps a list of what each lane has brought, in order, and what reads it: a function of none that answers a list of lists."
   (let ((lanes (make-hash-table)))
-    (values (lambda (runs)
-              (pelton:do-runs ((sap size :lane-id lane :messages messages) runs)
+    (values (lambda (chunks)
+              (pelton:do-chunks ((sap size :lane-id lane :messages messages) chunks)
                 (let ((found (loop with at = 0
                                    while (< at size)
                                    collect (let ((length (ldb (byte 32 0) (sap-ref-64 sap at))))
@@ -23,8 +23,8 @@
 
 (deftest eight-threads-append-and-every-message-comes-once-and-in-its-order
   (let ((count 50000) (next (make-array 8 :initial-element 0)) (messages 0))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-records ((sap size) runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-records ((sap size) chunks)
                                           (assert (eql size 16))
                                           (let ((thread (sap-ref-64 sap 0)))
                                             (assert (eql (sap-ref-64 sap 8) (aref next thread)))
@@ -51,8 +51,8 @@
 
 (deftest nothing-is-consed-for-a-message
   (let ((taken 0))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-runs ((sap size :messages messages) runs) (incf taken messages)))
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-chunks ((sap size :messages messages) chunks) (incf taken messages)))
                                       :flush-bytes (ash 1 26))
       (let ((octets (make-octets 16)) (count 1000000))
         (flet ((consed (append)
@@ -91,8 +91,7 @@
 (deftest a-message-larger-than-the-buffer-is-a-condition
   (with-collected (appenders collected :flush-bytes 65536)
     (signals pelton:too-large-error (pelton:append-message appenders (make-octets 65536)))
-    (is (null (handler-bind ((pelton:too-large-error (lambda (condition)
-                                                       (invoke-restart (find-restart 'pelton:drop-message condition)))))
+    (is (null (handler-bind ((pelton:too-large-error #'pelton:drop-message))
                 (pelton:append-message appenders (make-octets 65536)))))
     (signals pelton:too-large-error (pelton:with-reserved ((sap size) appenders 65536) nil))
     (pelton:append-message appenders (make-octets 65520))
@@ -101,9 +100,9 @@
 
 (deftest a-sink-that-fails-has-taken-nothing-and-gets-it-again
   (let ((fails t) (taken 0))
-    (pelton:with-appenders (appenders (lambda (runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
                                         (case fails
-                                          ((nil) (pelton:do-records ((sap size) runs) (incf taken)))
+                                          ((nil) (pelton:do-records ((sap size) chunks) (incf taken)))
                                           (:throw (throw 'out :thrown))
                                           (t (error "the disk is on fire"))))
                                       :flush-bytes 65536)
@@ -119,7 +118,7 @@
         (handler-bind ((pelton:sink-error (lambda (condition)
                                             (incf tried)
                                             (setf fails nil)
-                                            (invoke-restart (find-restart 'pelton:try-again condition)))))
+                                            (pelton:retry condition))))
           (dotimes (i 10000) (pelton:append-message appenders (number-octets i))))
         (is (eql tried 1)))
       (setf fails nil)
@@ -136,9 +135,9 @@
                           (incf told)
                           (is (search "this once" (princ-to-string (pelton:sink-error-cause condition)))))))
              (is (equal (list calls told) '(1 1)))))
-      (pelton:with-appenders (appenders (lambda (runs)
+      (pelton:with-appenders (appenders (lambda (chunks)
                                           (when (eql (incf calls) 1) (error "this once"))
-                                          (pelton:do-records ((sap size) runs) (incf taken)))
+                                          (pelton:do-records ((sap size) chunks) (incf taken)))
                                         :flush-bytes 65536)
         (append-until-it-fails (lambda () (pelton:append-message appenders (number-octets 1))))
         (setf calls 1)
@@ -150,8 +149,8 @@
 
 (deftest the-cause-is-that-of-the-last-time-and-closing-tells-it
   (let ((fails t) (calls 0))
-    (let ((appenders (pelton:open-appenders (lambda (runs)
-                                              (declare (ignore runs))
+    (let ((appenders (pelton:open-appenders (lambda (chunks)
+                                              (declare (ignore chunks))
                                               (incf calls)
                                               (if (eq fails :throw) (throw 'out nil) (when fails (error "for ever")))))))
       (pelton:append-message appenders (bytes "x"))
@@ -163,17 +162,17 @@
       (is (search "for ever" (princ-to-string (pelton:sink-error-cause (signals pelton:sink-error (pelton:close-handle appenders))))))
       (is (not (pelton:handle-open-p appenders))))
     ;; By the macro: an error if nothing else is told, and then a warning.
-    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (runs) (declare (ignore runs)) (error "for ever")))
+    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks)) (error "for ever")))
                                  (pelton:append-message appenders (bytes "x"))))
     (let ((warned 0))
       (handler-bind ((warning (lambda (condition) (incf warned) (muffle-warning condition))))
-        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (runs) (declare (ignore runs)) (error "for ever")))
+        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks)) (error "for ever")))
                                     (pelton:append-message appenders (bytes "x"))
                                     (throw 'out :left))))))
       (is (eql warned 1)))
     ;; None is left behind.
     (is (eql 0 (hash-table-count pelton::*sinks*)))
-    (signals pelton:option-error (pelton:open-appenders #'identity :lanes 100000))
+    (signals pelton:option-error (pelton:open-appenders #'identity :appenders-max 100000))
     (signals type-error (pelton:open-appenders #'identity :flush-interval 0))
     (is (eql 0 (hash-table-count pelton::*sinks*)))))
 
@@ -184,9 +183,9 @@
     ;; The library forgets which handles are closed, so that nobody may ask it.
     (is (every (lambda (own) (zerop (pelton::handle-address own))) (remove nil (pelton::appenders-places appenders))))
     (dotimes (i 200) (pelton:with-appenders (more #'identity) (pelton:append-message more (bytes "y"))))
-    (signals pelton:mistake (pelton:append-message appenders (bytes "z")))
-    (signals pelton:mistake (pelton:with-reserved ((sap size) appenders 8) (error "not reached")))
-    (signals pelton:mistake (joined (in-thread (pelton:append-message appenders (bytes "z")))))))
+    (signals pelton:usage-error (pelton:append-message appenders (bytes "z")))
+    (signals pelton:usage-error (pelton:with-reserved ((sap size) appenders 8) (error "not reached")))
+    (signals pelton:usage-error (joined (in-thread (pelton:append-message appenders (bytes "z")))))))
 
 (deftest what-is-reserved-is-not-reserved-again-meanwhile
   (with-collected (appenders collected)
@@ -206,14 +205,14 @@
 
 (deftest a-loop-over-records-is-left-by-return-and-lanes-are-told-from-one-another
   (let ((seen '()) (ids '()))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-runs ((sap size :lane-id id) runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-chunks ((sap size :lane-id id) chunks)
                                           (pushnew id ids)
-                                          (is (eql id (logior (sap-ref-64 (sb-sys:int-sap (pelton::runs-address runs)) (* 48 (1- (length ids))))
-                                                              (ash (sap-ref-64 (sb-sys:int-sap (pelton::runs-address runs))
-                                                                               (+ 8 (* 48 (1- (length ids)))))
+                                          (is (eql id (logior (sap-ref-64 (sb-sys:int-sap (pelton::chunks-address chunks)) (* pelton::+sizeof-chunk+ (1- (length ids))))
+                                                              (ash (sap-ref-64 (sb-sys:int-sap (pelton::chunks-address chunks))
+                                                                               (+ 8 (* pelton::+sizeof-chunk+ (1- (length ids)))))
                                                                    64)))))
-                                        (push (pelton:do-records ((sap size) runs :result :end)
+                                        (push (pelton:do-records ((sap size) chunks :result :end)
                                                 (when (eql (sap-ref-64 sap 0) 2) (return :two))
                                                 (when (eql (sap-ref-64 sap 0) 3) (error "it goes on")))
                                               seen)))
@@ -233,7 +232,7 @@
     (is (equal (mapcar #'text (first (funcall collected))) '("new" "again")))))
 
 (deftest who-is-one-too-many-is-told-where-everything-can-be-done
-  (pelton:with-appenders (appenders #'identity :lanes 1)
+  (pelton:with-appenders (appenders #'identity :appenders-max 1)
     (pelton:append-message appenders (bytes "x"))
     (is (eq :dropped
             (joined (in-thread
@@ -241,7 +240,7 @@
                                        (lambda (condition)
                                          (is sb-sys:*interrupts-enabled*)
                                          (pelton:flush appenders)
-                                         (invoke-restart (find-restart 'pelton:drop-message condition)))))
+                                         (pelton:drop-message condition))))
                         (if (or (pelton:append-message appenders (bytes "y"))
                                 (pelton:with-reserved ((sap size) appenders 8) t))
                             :appended
@@ -249,8 +248,8 @@
 
 (deftest a-sink-that-uses-its-appenders-is-told-and-not-locked
   (let ((appenders nil) (found nil))
-    (pelton:with-appenders (made (lambda (runs)
-                                   (declare (ignore runs))
+    (pelton:with-appenders (made (lambda (chunks)
+                                   (declare (ignore chunks))
                                    (setf found (handler-case (pelton:flush appenders)
                                                  (pelton:refused-error () :refused)))))
       (setf appenders made)
@@ -259,7 +258,7 @@
     (is (eq found :refused))))
 
 (deftest what-threads-had-is-given-up-after-their-end
-  (with-collected (appenders collected :lanes 4)
+  (with-collected (appenders collected :appenders-max 4)
     ;; Many more threads than there may be at a time, one after the other.
     (dotimes (i 40) (joined (in-thread (pelton:append-message appenders (number-octets i)))))
     (pelton:flush appenders)
@@ -304,8 +303,8 @@
          ;; Whose append has returned, and who has come.
          (returned (make-array count :element-type 'bit :initial-element 0))
          (taken (make-array count :element-type 'bit :initial-element 0)))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-records ((sap size) runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-records ((sap size) chunks)
                                           (let ((number (sap-ref-64 sap 0)))
                                             (assert (> number last))
                                             (setf last number (bit taken number) 1))))
@@ -368,7 +367,7 @@
     (let ((read '()) (told 0))
       (is (eq :end (handler-bind ((pelton:damaged-error (lambda (condition)
                                                           (incf told)
-                                                          (invoke-restart (find-restart 'pelton:skip-damage condition)))))
+                                                          (pelton:skip-damage condition))))
                      (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read)) path))))
       (is (eql told 1))
       (is (equal (reverse read) '("before" "behind"))))
@@ -414,7 +413,7 @@
                         "--eval" "(asdf:load-system \"pelton\")"
                         ;; Handles are open when it is saved, one with a thread of its own.
                         "--eval" "(defvar *channel* (multiple-value-list (pelton:make-channel)))"
-                        "--eval" (format nil "(defvar *appenders* (pelton:open-appenders (lambda (runs) (pelton:do-records ((sap size) runs)
+                        "--eval" (format nil "(defvar *appenders* (pelton:open-appenders (lambda (chunks) (pelton:do-records ((sap size) chunks)
                                                 (format t \"flushed ~~d~~%\" size) (finish-output))) :flush-interval 3600))")
                         "--eval" "(pelton:append-message *appenders* (pelton:make-octets 5))"
                         "--eval" (format nil "(sb-ext:save-lisp-and-die ~s)" image))))
@@ -422,12 +421,12 @@
         (is (search "flushed 5" (second made))))
       (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(assert (not (pelton:handle-open-p *appenders*)))"
-                       "--eval" "(handler-case (pelton:send (first *channel*) (pelton:make-octets 1)) (pelton:mistake () (format t \"closed~%\")))"
-                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"again ~d~%\" size))))
+                       "--eval" "(handler-case (pelton:send (first *channel*) (pelton:make-octets 1)) (pelton:usage-error () (format t \"closed~%\")))"
+                       "--eval" "(pelton:with-appenders (a (lambda (chunks) (pelton:do-records ((sap size) chunks) (format t \"again ~d~%\" size))))
                                    (pelton:append-message a (pelton:make-octets 7)))"
                        "--eval" "(pelton:with-channel (s r) (pelton:send s (pelton:make-octets 3)) (format t \"received ~d~%\" (length (pelton:receive r))))"
                        ;; What is appended to what nobody closes is flushed when the process exits.
-                       "--eval" "(defvar *left* (pelton:open-appenders (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"left ~d~%\" size)))))"
+                       "--eval" "(defvar *left* (pelton:open-appenders (lambda (chunks) (pelton:do-records ((sap size) chunks) (format t \"left ~d~%\" size)))))"
                        "--eval" "(pelton:append-message *left* (pelton:make-octets 9))"
                        "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))
@@ -438,7 +437,7 @@
       ;; Who exits from the middle leaves to other threads what they append by.
       (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(defvar *begun* (sb-thread:make-semaphore))"
-                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-runs ((sap size) runs))))
+                       "--eval" "(pelton:with-appenders (a (lambda (chunks) (pelton:do-chunks ((sap size) chunks))))
                                    (sb-thread:make-thread (lambda ()
                                                             (pelton:append-message a (pelton:make-octets 16))
                                                             (sb-thread:signal-semaphore *begun*)
@@ -456,7 +455,7 @@
                                    (pelton:with-received ((sap size) r) (format t \"~d, ~d~%\" size (sb-sys:sap-ref-8 sap 9))))"
                        "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))
-        (is (search "130,000,000 bytes have come" (second run)))
+        (is (search "the message has 130,000,000 bytes" (second run)))
         (is (search "130000000, 7" (second run))))
       ;; Without the library it says so.
       (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"

@@ -40,7 +40,7 @@
       (let ((large (make-octets 10000000)))
         (fill large 65)
         (is (equalp (pelton:call client large :timeout *patience*) large)))
-      (is (eql 0 (getf (pelton:info client) :calls))))))
+      (is (eql 0 (getf (pelton:info client) :in-flight))))))
 
 (deftest a-handler-knows-who-asks
   (with-serving ((service-name "s") (lambda (request)
@@ -60,7 +60,7 @@
         (pelton:with-client (client (service-name "s") :timeout *patience*)
           (let ((call (pelton:submit client (bytes "taken") :timeout *patience* :idempotent t)))
             (is (sb-thread:wait-on-semaphore taken :timeout *patience*))
-            (pelton:stop service :drain t)
+            (pelton:drain service)
             (let ((late (pelton:submit client (bytes "late") :timeout *patience*)))
               (sb-thread:signal-semaphore go-on)
               (is (equal (text (pelton:await client :call call :timeout *patience*)) "done"))
@@ -177,7 +177,7 @@
         (is (equal (text (pelton:await client :call second :timeout *patience*)) "second"))
         ;; It has come: one thread answers in order.
         (with-an-interrupt-pending (pelton:await client :call first :timeout *patience*))
-        (is (eql 1 (length (pelton::client-unseen client))))
+        (is (eql 1 (length (pelton::client-undelivered client))))
         (multiple-value-bind (octets outcome call) (pelton:await client :timeout *patience*)
           (is (equal (list (text octets) outcome call) (list "first" :reply first))))
         (signals pelton:refused-error (pelton:await client :call first :timeout *patience*))))))

@@ -37,7 +37,7 @@
     (is (equal (sort (mapcar #'parse-integer (mapcar #'car (pelton:list-directory engine "d" :timeout *patience*))) #'<)
                (loop for i below 600 collect i)))
     (is (equal (pelton:list-directory engine ".") '(("d" . :directory))))
-    (pelton:rename-file engine "d/1" "two")
+    (pelton:rename-path engine "d/1" "two")
     (pelton:link-file engine "two" "three")
     (is (eql 2 (getf (pelton:file-status engine "two") :links)))
     (is (eql 39 (pelton:system-error-errno (signals pelton:system-error (pelton:remove-directory engine "d"))))) ; ENOTEMPTY
@@ -48,7 +48,7 @@
       (is (search "d/5" (princ-to-string condition))))
     ;; Nothing leads out of the root.
     (is (eql 18 (pelton:system-error-errno (signals pelton:system-error (pelton:file-status engine "../.."))))) ; EXDEV
-    (signals pelton:mistake (let ((file (pelton:open-file engine "two")))
+    (signals pelton:usage-error (let ((file (pelton:open-file engine "two")))
                               (pelton:close-handle file)
                               (pelton:read-file engine file (make-octets 1))))))
 
@@ -72,7 +72,7 @@
         (is (eql 4 (handler-bind ((pelton:timed-out (lambda (condition)
                                                       (joined (in-thread (pelton:with-engine (other)
                                                                            (pelton:write-file other file (bytes "more")))))
-                                                      (invoke-restart (find-restart 'pelton:wait-longer condition)))))
+                                                      (pelton:wait-longer condition))))
                      (pelton:read-file engine file octets :timeout 0.02))))
         (is (equal (text octets) "more"))))))
 
