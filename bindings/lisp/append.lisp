@@ -15,15 +15,16 @@
 (sb-ext:defglobal *next-sink* (list 0))
 
 (defstruct (chunks (:copier nil) (:predicate nil) (:constructor %make-chunks (address count)))
-  "The argument of a sink: consecutive messages of some lanes, for DO-CHUNKS and DO-RECORDS. Valid until the sink returns."
+  "The argument of a sink: consecutive messages of some lanes, for DO-CHUNKS and DO-RECORDS. Valid until the sink
+returns."
   (address 0 :type word)
   (count 0 :type (unsigned-byte 32)))
 
 (defmacro do-chunks (((sap size &key messages first-seq lane-id pid uid) chunks &key result) &body body)
-  "Runs BODY with each chunk: SIZE bytes at SAP, which are records of one lane, back to back; then returns RESULT. A record is
-a little-endian word, number << 32 | size; the bytes; and up to 7 more, so that the next one begins at a multiple of 8. The
-others are variables for the number of messages, the number of the first one, an integer that identifies the lane among all
-that ever existed, and the process and user of the sender. BODY is in a block named NIL."
+  "Runs BODY with each chunk: SIZE bytes at SAP, which are records of one lane, back to back; then returns RESULT. A
+record is a little-endian word, number << 32 | size; the bytes; and up to 7 more, so that the next one begins at a
+multiple of 8. The others are variables for the number of messages, the number of the first one, an integer that
+identifies the lane among all that ever existed, and the process and user of the sender. BODY is in a block named NIL."
   (let ((at (gensym "AT")) (each (gensym "CHUNKS")) (chunk (gensym "CHUNK")))
     `(let ((,each ,chunks))
        (loop for ,at of-type word from (chunks-address ,each) by +sizeof-chunk+
@@ -48,7 +49,8 @@ CORRUPT-ERROR for an invalid record, which only a sender in another process can 
     (pelton:with-appenders (appenders (lambda (chunks)
                                         (pelton:do-records ((sap size) chunks) (write-out sap size))))
       (pelton:append-message appenders octets))"
-  (let ((bytes (gensym "BYTES")) (end (gensym "END")) (at (gensym "AT")) (header (gensym "HEADER")) (next (gensym "NEXT"))
+  (let ((bytes (gensym "BYTES")) (end (gensym "END")) (at (gensym "AT"))
+        (header (gensym "HEADER")) (next (gensym "NEXT"))
         (first (gensym "FIRST")) (records (gensym "RECORDS")))
     `(do-chunks ((,bytes ,end :first-seq ,first) ,chunks :result ,result)
        (let ((,at 0) (,next ,first))
@@ -76,7 +78,8 @@ CORRUPT-ERROR for an invalid record, which only a sender in another process can 
   (call-sink context chunks count))
 
 (defun call-sink (number address count)
-  "Calls the sink with the chunks. Returns 0, or less if it was left in another way: nothing unwinds through the library."
+  "Calls the sink with the chunks. Returns 0, or less if it was left in another way: nothing unwinds through the
+library."
   (let ((sink (gethash number *sinks*)) (left t) (eio 5))
     (setf (sink-cause sink) nil)
     (block nil
@@ -99,8 +102,8 @@ CORRUPT-ERROR for an invalid record, which only a sender in another process can 
   path rotate-bytes sync-bytes sync-interval)
 
 (defun record-file (path &key rotate-bytes sync-bytes sync-interval)
-  "Returns a sink that writes a record file, which MAP-RECORD-FILE and the command `pelton cat` read. Opening it creates the
-file, or continues it after cutting off the torn end of a killed writer.
+  "Returns a sink that writes a record file, which MAP-RECORD-FILE and the command `pelton cat` read. Opening it creates
+the file, or continues it after cutting off the torn end of a killed writer.
 :ROTATE-BYTES a write beyond this size begins a new file; the old one is renamed to PATH.000001 and so on.
 :SYNC-BYTES fdatasync after each such number of bytes, without waiting; :EACH-WRITE before each write counts as done.
 :SYNC-INTERVAL fdatasync so many seconds after a write.
@@ -109,14 +112,15 @@ file, or continues it after cutting off the torn end of a killed writer.
   (%make-record-file :path path :rotate-bytes rotate-bytes :sync-bytes sync-bytes :sync-interval sync-interval))
 
 (defun open-to-sink (sink made open-to-function open-to-file)
-  "Returns the handle of OPEN-TO-FUNCTION, which gets SAPs of a C function and its context, or of OPEN-TO-FILE, which gets a
-path and a SAP of C options; both may also return as ATTEMPT. MADE is the SINK of a function in Lisp, else NIL."
+  "Returns the handle of OPEN-TO-FUNCTION, which gets SAPs of a C function and its context, or of OPEN-TO-FILE, which
+gets a path and a SAP of C options; both may also return as ATTEMPT. MADE is the SINK of a function in Lisp, else NIL."
   (etypecase sink
     (function
      (let ((number (sb-ext:atomic-incf (car *next-sink*))) (opened nil))
        (setf (gethash number *sinks*) made)
        (unwind-protect
-            (setf opened (funcall open-to-function (alien-sap (alien-callable-function 'write-to-sink)) (int-sap number)))
+            (setf opened (funcall open-to-function (alien-sap (alien-callable-function 'write-to-sink))
+                                   (int-sap number)))
          (unless (typep opened 'handle) (remhash number *sinks*)))
        (check opened)))
     (foreign-sink
@@ -132,9 +136,9 @@ path and a SAP of C options; both may also return as ATTEMPT. MADE is the SINK o
 
 ;;; ---- Appending
 ;;;
-;;; A thread finds its appender in a table by hashing, without a lock. An entry never changes, and no place becomes empty,
-;;; so a search from the hash on finds it. A new thread stores its own, under the lock, in a place that is empty or whose
-;;; thread has ended. Half of the places stay free: the library has at most 1,024 appenders.
+;;; A thread finds its appender in a table by hashing, without a lock. An entry never changes, and no place becomes
+;;; empty, so a search from the hash on finds it. A new thread stores its own, under the lock, in a place that is empty
+;;; or whose thread has ended. Half of the places stay free: the library has at most 1,024 appenders.
 
 (defstruct (own (:include handle) (:copier nil) (:predicate nil) (:constructor make-own (thread address sink)))
   "A thread's appender; its thread is NIL if that has ended. Its address is 0 once the appenders are closed."
@@ -147,8 +151,8 @@ path and a SAP of C options; both may also return as ATTEMPT. MADE is the SINK o
 (define-handle appenders ((places (make-array +places+ :initial-element nil) :type (simple-vector #.+places+))
                           (lock (sb-thread:make-mutex :name "pelton appenders") :type sb-thread:mutex)
                           (sink nil :type (or null sink)))
-  "Appends from any thread at any time: OPEN-APPENDERS. Each thread has a buffer of its own, which is created when it first
-appends, and closed after its end by the next new thread or the next FLUSH.")
+  "Appends from any thread at any time: OPEN-APPENDERS. Each thread has a buffer of its own, which is created when it
+first appends, and closed after its end by the next new thread or the next FLUSH.")
 
 (define-handle flush ((sink nil :type (or null sink)))
   "Passes everything that a receiver receives to a sink: OPEN-FLUSH.")
@@ -210,8 +214,8 @@ appends, and closed after its end by the next new thread or the next FLUSH.")
     (unless (zerop address) (attempt (%close address)))))
 
 (defun shut-appenders (places ticker number sink)
-  "Returns the function that closes appenders with these places; TICKER has the function that ends their thread, and NUMBER is
-the number of SINK; each may be NIL."
+  "Returns the function that closes appenders with these places; TICKER has the function that ends their thread, and
+NUMBER is the number of SINK; each may be NIL."
   (lambda (address)
     (when (car ticker) (funcall (car ticker)))
     ;; Closing alone would not report what the sink refuses.
@@ -248,16 +252,17 @@ the number of SINK; each may be NIL."
 
 (defun open-appenders (sink &key (flush-bytes (ash 1 20)) (flush-interval nil flush-interval-p) appenders-max
                               message-bytes-max)
-  "Opens APPENDERS: each thread that appends has a buffer of :FLUSH-BYTES bytes, and passes it to SINK itself when it is full.
-A message also has a header of 8 bytes. Does not wait.
+  "Opens APPENDERS: each thread that appends has a buffer of :FLUSH-BYTES bytes, and passes it to SINK itself when it is
+full. A message also has a header of 8 bytes. Does not wait.
 SINK is
   a function of CHUNKS, which DO-CHUNKS and DO-RECORDS iterate over. When it returns, it has them all. If it is left in
-    another way, it has none: the next flush passes the same chunks again, and the flushing function signals SINK-ERROR. One
+    another way, it has none: the next flush passes the same chunks again, and the flushing function signals SINK-ERROR.
+    One
     thread at a time calls it, without interrupts. It must not use these appenders, or wait for a thread that does;
   a RECORD-FILE; or
   (SAP . WORD), a C function, pelton_write of pelton/flush.h, and its context.
-:FLUSH-INTERVAL seconds after which a message is flushed, 0.1; NIL never by time, which is the default for a function in Lisp,
-because the library's own thread cannot run Lisp: there a thread of Lisp flushes at this interval.
+:FLUSH-INTERVAL seconds after which a message is flushed, 0.1; NIL never by time, which is the default for a function in
+Lisp, because the library's own thread cannot run Lisp: there a thread of Lisp flushes at this interval.
 :APPENDERS-MAX threads at a time, 1,024. :MESSAGE-BYTES-MAX bytes of the largest message, a buffer less 16 bytes.
 Signals OPTION-ERROR, SYSTEM-ERROR, and for a record file ROLE-TAKEN-ERROR, DAMAGED-ERROR and others.
 
@@ -289,8 +294,8 @@ Signals OPTION-ERROR, SYSTEM-ERROR, and for a record file ROLE-TAKEN-ERROR, DAMA
           appenders)))))
 
 (defmacro with-appenders ((appenders sink &rest options) &body body)
-  "Runs BODY with the APPENDERS that OPEN-APPENDERS returns. However BODY is left, they are flushed and closed; an error of the
-sink is signalled if BODY ends normally, else it is a warning. Threads that use them must have ended by then."
+  "Runs BODY with the APPENDERS that OPEN-APPENDERS returns. However BODY is left, they are flushed and closed; an error
+of the sink is signalled if BODY ends normally, else it is a warning. Threads that use them must have ended by then."
   `(with-handle (,appenders (open-appenders ,sink ,@options)) ,@body))
 
 (defun with-cause (result from)
@@ -330,11 +335,11 @@ sink is signalled if BODY ends normally, else it is a warning. Threads that use 
 
 (declaim (inline append-message))
 (defun append-message (appenders octets &key (start 0) end)
-  "Appends the bytes of OCTETS from START to END as one message to the calling thread's own buffer: no lock, no system call,
-and nothing is consed. Waits only if the buffer is full: this thread passes it to the sink, and waits for that and for another
-thread that flushes. The sink gets the messages of one thread in order. Returns true. Any thread, at any time.
-Signals TOO-LARGE-ERROR; REFUSED-ERROR: too many threads; of the sink SINK-ERROR, NO-SPACE-ERROR, SYSTEM-ERROR: then this
-message was not appended, and earlier ones are kept. Restarts: RETRY, and DROP-MESSAGE, which returns NIL."
+  "Appends the bytes of OCTETS from START to END as one message to the calling thread's own buffer: no lock, no system
+call, and nothing is consed. Waits only if the buffer is full: this thread passes it to the sink, and waits for that and
+for another thread that flushes. The sink gets the messages of one thread in order. Returns true. Any thread, at any
+time. Signals TOO-LARGE-ERROR; REFUSED-ERROR: too many threads; of the sink SINK-ERROR, NO-SPACE-ERROR, SYSTEM-ERROR:
+then this message was not appended, and earlier ones are kept. Restarts: RETRY, and DROP-MESSAGE, which returns NIL."
   (with-octets-at (sap size) (octets start end)
     (append-sap appenders sap size)))
 
@@ -353,9 +358,10 @@ message was not appended, and earlier ones are kept. Restarts: RETRY, and DROP-M
 ;;; ---- Flushing
 
 (defun flush (handle)
-  "Passes everything that APPENDERS or a FLUSH have to the sink. Of appenders that is every message whose append has returned,
-in any thread; any thread may call it at any time. Waits for the sink. Returns true, or, for a flush, NIL once no sender is
-left. Signals SINK-ERROR, or for a record file NO-SPACE-ERROR, SYSTEM-ERROR: everything is kept, and comes again."
+  "Passes everything that APPENDERS or a FLUSH have to the sink. Of appenders that is every message whose append has
+returned, in any thread; any thread may call it at any time. Waits for the sink. Returns true, or, for a flush, NIL once
+no sender is left. Signals SINK-ERROR, or for a record file NO-SPACE-ERROR, SYSTEM-ERROR: everything is kept, and comes
+again."
   (etypecase handle
     (appenders
      (check (with-cause (attempt (%appenders-flush (handle-address handle))) handle))
@@ -378,10 +384,10 @@ left. Signals SINK-ERROR, or for a record file NO-SPACE-ERROR, SYSTEM-ERROR: eve
   handle)
 
 (defun open-flush (receiver sink &key (flush-bytes (ash 1 20)) (flush-interval 1/10))
-  "Opens a FLUSH, which passes what RECEIVER receives to SINK while RUN-FLUSH runs: once :FLUSH-BYTES wait, or :FLUSH-INTERVAL
-seconds after a message came; NIL, once nothing more is there. Sinks as OPEN-APPENDERS. A message is released when the sink
-has it. The receiver's handle is closed: it becomes part of the flush; after an error it is unchanged. Does not wait.
-Conditions as OPEN-APPENDERS."
+  "Opens a FLUSH, which passes what RECEIVER receives to SINK while RUN-FLUSH runs: once :FLUSH-BYTES wait, or
+:FLUSH-INTERVAL seconds after a message came; NIL, once nothing more is there. Sinks as OPEN-APPENDERS. A message is
+released when the sink has it. The receiver's handle is closed: it becomes part of the flush; after an error it is
+unchanged. Does not wait. Conditions as OPEN-APPENDERS."
   (declare (type receiver receiver))
   (check-type flush-interval (or null (real (0))))
   (let ((made (when (functionp sink) (make-sink :function sink)))
@@ -407,9 +413,9 @@ Conditions as OPEN-APPENDERS."
   `(with-handle (,flush (open-flush ,receiver ,sink ,@options)) ,@body))
 
 (defun run-flush (flush &key timeout)
-  "Flushes until no sender is left, then syncs and returns true; or until TIMEOUT seconds have passed, then returns NIL. An
-interrupt is served within 50 ms. Signals SINK-ERROR and the record file's errors with the restart RETRY, others as RECEIVE.
-It can be called again."
+  "Flushes until no sender is left, then syncs and returns true; or until TIMEOUT seconds have passed, then returns NIL.
+An interrupt is served within 50 ms. Signals SINK-ERROR and the record file's errors with the restart RETRY, others as
+RECEIVE. It can be called again."
   (declare (type flush flush))
   (loop
     (let ((result (attempt-waiting (nil nil timeout deadline)
@@ -428,10 +434,10 @@ It can be called again."
   (check (opening (out %make-records) (%records-open (native path) out))))
 
 (defun map-record-file (function path)
-  "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order of writing.
-Every checksum is verified. Waits only for the disk. Returns :END, or :TORN if the last record is not whole: its writer was
-killed, or is writing now. Signals DAMAGED-ERROR for a damaged part, with the restart SKIP-DAMAGE, which continues after it;
-NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR.
+  "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order of
+writing. Every checksum is verified. Waits only for the disk. Returns :END, or :TORN if the last record is not whole:
+its writer was killed, or is writing now. Signals DAMAGED-ERROR for a damaged part, with the restart SKIP-DAMAGE, which
+continues after it; NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR.
 
     (pelton:map-record-file (lambda (octets seq) (format t \"~d: ~d bytes~%\" seq (length octets))) \"log\")"
   (let ((function (coerce function 'function)))

@@ -2,8 +2,8 @@
 
 (in-package #:pelton)
 
-(define-handle client (;; Replies that were taken, and not delivered because an interrupt unwound: lists of call, outcome,
-                       ;; code and octets.
+(define-handle client (;; Replies that were taken, and not delivered because an interrupt unwound: lists of call,
+                       ;; outcome, code and octets.
                        (undelivered '() :type list))
   "Submits requests to a service: OPEN-CLIENT. One thread at a time uses it.")
 
@@ -16,8 +16,8 @@
 (define-condition call-failed (pelton-error)
   ((number :initarg :number :reader call-failed-code)
    (octets :initarg :octets :reader call-failed-octets))
-  (:documentation "The service failed the call, with a code and bytes of its own: CALL-FAILED-CODE, CALL-FAILED-OCTETS. SERVE
-does so with 1 and the text of the error that its handler signalled.")
+  (:documentation "The service failed the call, with a code and bytes of its own: CALL-FAILED-CODE, CALL-FAILED-OCTETS.
+SERVE does so with 1 and the text of the error that its handler signalled.")
   (:report (lambda (condition stream)
              (format stream "pelton: the service failed the call with ~d: ~a" (call-failed-code condition)
                      (handler-case (sb-ext:octets-to-string (call-failed-octets condition) :external-format :utf-8)
@@ -34,9 +34,10 @@ does so with 1 and the text of the error that its handler signalled.")
 
 (defun open-client (name &key timeout wait capacity message-bytes-max resident-bytes-max memory-bytes-max call-bytes-max
                            (busy-poll nil busy-poll-p) uids)
-  "Opens a client of the service that listens under NAME, \"lengths\" or \"unix:PATH\". With a short name it spreads its calls
-over all processes that listen under it.
-:TIMEOUT seconds to wait for a service; NIL does not wait. :CALL-BYTES-MAX bytes of the largest reply, or part of one, 64 MiB.
+  "Opens a client of the service that listens under NAME, \"lengths\" or \"unix:PATH\". With a short name it spreads its
+calls over all processes that listen under it.
+:TIMEOUT seconds to wait for a service; NIL does not wait. :CALL-BYTES-MAX bytes of the largest reply, or part of one,
+64 MiB.
 :BUSY-POLL seconds of the longest busy-poll for a reply, 0.00002; NIL does not busy-poll. Others as OPEN-SENDER.
 Interrupts are served while it waits. Signals TIMED-OUT with the restart WAIT-LONGER, NO-LISTENER-ERROR, REFUSED-ERROR,
 NAME-ERROR, OPTION-ERROR and others.
@@ -50,7 +51,8 @@ NAME-ERROR, OPTION-ERROR and others.
                                call-bytes-max poll-ns uids))))
 
 (defmacro with-client ((client name &rest options) &body body)
-  "Runs BODY with the client that OPEN-CLIENT returns, and closes it however BODY is left: calls in flight are cancelled."
+  "Runs BODY with the client that OPEN-CLIENT returns, and closes it however BODY is left: calls in flight are
+cancelled."
   `(with-handle (,client (open-client ,name ,@options)) ,@body))
 
 (defun submit-octets (client octets start end timeout flags out)
@@ -69,8 +71,8 @@ NAME-ERROR, OPTION-ERROR and others.
                     (t (%client-notify handle sap size +no-wait+))))))))))
 
 (defun wait-for-space (client size flags deadline)
-  "Waits for space for a request as the library does, which takes completions meanwhile: the service may wait for that itself.
-Returns 0, or a code that the next attempt would not report."
+  "Waits for space for a request as the library does, which takes completions meanwhile: the service may wait for that
+itself. Returns 0, or a code that the next attempt would not report."
   (with-words (out 1)
     (let ((code (%client-reserve client size deadline out)))
       (when (eql code +too-large+)
@@ -82,12 +84,12 @@ Returns 0, or a code that the next attempt would not report."
             (t code)))))
 
 (defun submit (client octets &key (start 0) end timeout idempotent)
-  "Submits the bytes of OCTETS from START to END as a request, and does not await the reply. Returns the call's number, for AWAIT
-and CANCEL. Waits for free space, and while 1,024 calls are in flight, up to TIMEOUT seconds; replies that come meanwhile are
-kept. :IDEMPOTENT T: the call may be carried out twice; if its service ends, another process of the name gets it.
-Signals TIMED-OUT, TOO-LARGE-ERROR; REFUSED-ERROR: so many replies wait to be taken that waiting is without effect; then
-nothing was submitted. An interrupt that unwinds may leave it submitted. Restarts: WAIT-LONGER; DROP-MESSAGE, which returns
-NIL.
+  "Submits the bytes of OCTETS from START to END as a request, and does not await the reply. Returns the call's number,
+for AWAIT and CANCEL. Waits for free space, and while 1,024 calls are in flight, up to TIMEOUT seconds; replies that
+come meanwhile are kept. :IDEMPOTENT T: the call may be carried out twice; if its service ends, another process of the
+name gets it. Signals TIMED-OUT, TOO-LARGE-ERROR; REFUSED-ERROR: so many replies wait to be taken that waiting is
+without effect; then nothing was submitted. An interrupt that unwinds may leave it submitted. Restarts: WAIT-LONGER;
+DROP-MESSAGE, which returns NIL.
 
     (let ((call (pelton:submit client octets)))
       (pelton:await client :call call :timeout 1))"
@@ -155,8 +157,8 @@ NIL.
                                    "it is unknown whether the service carried out the call"))))))
 
 (defmacro with-completion (((sap size outcome number) client call &key timeout) &body body)
-  "Runs BODY with the next completion of CALL, 0 for any, in place; however BODY is left, it is released. A completion that an
-interrupt keeps from BODY is kept."
+  "Runs BODY with the next completion of CALL, 0 for any, in place; however BODY is left, it is released. A completion
+that an interrupt keeps from BODY is kept."
   (let ((at (gensym "AT")) (of (gensym "CLIENT")) (wanted (gensym "CALL")) (delivered (gensym "DELIVERED"))
         (kept (gensym "KEPT")) (tried (gensym "TRIED")))
     `(let* ((,of ,client) (,wanted ,call) (,delivered nil) (,tried nil) (,kept (undelivered-completion ,of ,wanted)))
@@ -185,10 +187,11 @@ interrupt keeps from BODY is kept."
                  (%client-release (handle-address ,of)))))))))
 
 (defun await (client &key (call 0) timeout)
-  "Takes the next reply to CALL, or to any call: a fresh vector of its bytes. The other values are :REPLY; :PART, more parts
-follow; or :END, the end of parts, without bytes; and the call's number. Waits up to TIMEOUT seconds; interrupts are served.
-Signals TIMED-OUT with the restart WAIT-LONGER; CALL-FAILED; CALL-ABANDONED; PEER-DIED-ERROR or CLOSED-ERROR: the service has
-ended, and it is unknown whether it carried out the call; REFUSED-ERROR: no such call is in flight."
+  "Takes the next reply to CALL, or to any call: a fresh vector of its bytes. The other values are :REPLY; :PART, more
+parts follow; or :END, the end of parts, without bytes; and the call's number. Waits up to TIMEOUT seconds; interrupts
+are served. Signals TIMED-OUT with the restart WAIT-LONGER; CALL-FAILED; CALL-ABANDONED; PEER-DIED-ERROR or
+CLOSED-ERROR: the service has ended, and it is unknown whether it carried out the call; REFUSED-ERROR: no such call is
+in flight."
   (with-completion ((sap size outcome number) client call :timeout timeout)
     (values (sap-octets sap size) outcome number)))
 
@@ -207,8 +210,9 @@ DROP-MESSAGE: NIL."
            (%client-cancel (handle-address ,client) (sap-ref-64 (int-sap ,at) 0)))))))
 
 (defmacro with-call (((sap size) client octets &key timeout) &body body)
-  "Calls, and runs BODY with SAP at the SIZE bytes of the reply in the lane, which is released however BODY is left. Of a reply
-in parts that is the first part; the call is then cancelled. Returns the values of BODY. Waits and signals as CALL."
+  "Calls, and runs BODY with SAP at the SIZE bytes of the reply in the lane, which is released however BODY is left. Of
+a reply in parts that is the first part; the call is then cancelled. Returns the values of BODY. Waits and signals as
+CALL."
   (let ((of (gensym "CLIENT")) (call (gensym "CALL")) (seconds (gensym "TIMEOUT")) (outcome (gensym)) (number (gensym))
         (replied (gensym "REPLIED")))
     `(let ((,of ,client) (,seconds ,timeout))
@@ -218,9 +222,9 @@ in parts that is the first part; the call is then cancelled. Returns the values 
            ,@body)))))
 
 (defun call (client octets &key timeout)
-  "Submits a request and returns the reply, a fresh vector of its bytes; of a reply in parts all of them, without a limit of
-their sum. Waits up to TIMEOUT seconds for free space, and as long for each part; interrupts are served. A call that is left
-before its reply is cancelled. Conditions as SUBMIT and AWAIT."
+  "Submits a request and returns the reply, a fresh vector of its bytes; of a reply in parts all of them, without a
+limit of their sum. Waits up to TIMEOUT seconds for free space, and as long for each part; interrupts are served. A call
+that is left before its reply is cancelled. Conditions as SUBMIT and AWAIT."
   (let ((parts '()))
     (calling (number replied client octets timeout)
       (loop
@@ -242,17 +246,17 @@ before its reply is cancelled. Conditions as SUBMIT and AWAIT."
 
 (defun open-service (name &key wait capacity message-bytes-max resident-bytes-max memory-bytes-max call-bytes-max uids
                             clients-max)
-  "Opens a service that listens under NAME, \"lengths\" or \"unix:PATH\". Several processes may listen under one short name. Does
-not wait: SERVE accepts clients.
-:CLIENTS-MAX clients at a time, 1,024. :CALL-BYTES-MAX bytes of the largest request, 64 MiB. :MEMORY-BYTES-MAX is of all clients
-together. Others as OPEN-SENDER. Signals IN-USE-ERROR, NAME-ERROR, OPTION-ERROR, SYSTEM-ERROR."
+  "Opens a service that listens under NAME, \"lengths\" or \"unix:PATH\". Several processes may listen under one short
+name. Does not wait: SERVE accepts clients.
+:CLIENTS-MAX clients at a time, 1,024. :CALL-BYTES-MAX bytes of the largest request, 64 MiB. :MEMORY-BYTES-MAX is of all
+clients together. Others as OPEN-SENDER. Signals IN-USE-ERROR, NAME-ERROR, OPTION-ERROR, SYSTEM-ERROR."
   (check (with-options (options service-options wait capacity message-bytes-max resident-bytes-max memory-bytes-max
                                 call-bytes-max uids clients-max)
            (opening (out %make-service :spins (eq wait :spin)) (%service-open name options out)))))
 
 (defmacro with-service ((service name &rest options) &body body)
-  "Runs BODY with the service that OPEN-SERVICE returns, and closes it however BODY is left: calls in flight fail at their
-clients."
+  "Runs BODY with the service that OPEN-SERVICE returns, and closes it however BODY is left: calls in flight fail at
+their clients."
   `(with-handle (,service (open-service ,name ,@options)) ,@body))
 
 (defstruct (request (:copier nil) (:predicate nil) (:constructor make-request ()))
@@ -274,31 +278,31 @@ clients."
   (let ((result (gensym "RESULT")))
     `(check (without-interrupts
               (let ((,result (result ,call)))
-                (unless (typep ,result '(or too-large-error reserved-error not-reserved-error forked-error internal-error
-                                         null-error wrong-thread-error))
+                (unless (typep ,result '(or too-large-error reserved-error not-reserved-error forked-error
+                                         internal-error null-error wrong-thread-error))
                   (setf (request-responder ,request) 0))
                 ,result)))))
 
 (defun reply (request octets &key (start 0) end)
-  "Replies to REQUEST with the bytes of OCTETS from START to END, and ends the call; after parts this is the last one. Does not
-wait: it is stored while the client's lane has no space. Signals a CHANNEL-ENDED: the client has gone, and the reply is
-dropped; TOO-LARGE-ERROR for this client."
+  "Replies to REQUEST with the bytes of OCTETS from START to END, and ends the call; after parts this is the last one.
+Does not wait: it is stored while the client's lane has no space. Signals a CHANNEL-ENDED: the client has gone, and the
+reply is dropped; TOO-LARGE-ERROR for this client."
   (declare (type request request))
   (with-octets-at (sap size) (octets start end)
     (replying (request) (%responder-reply (request-responder request) sap size)))
   (values))
 
 (defun fail (request code &optional (octets (make-octets 0)))
-  "Fails the call with a code, below 4294901760, and bytes that the service chooses: its client gets CALL-FAILED. Otherwise as
-REPLY."
+  "Fails the call with a code, below 4294901760, and bytes that the service chooses: its client gets CALL-FAILED.
+Otherwise as REPLY."
   (declare (type request request))
   (with-octets-at (sap size) (octets 0 nil)
     (replying (request) (%responder-fail (request-responder request) code sap size)))
   (values))
 
 (defun reply-part (request octets &key (start 0) end timeout)
-  "Sends a part of the reply; REPLY sends the last one. Waits for free space, up to TIMEOUT seconds; an interrupt is served
-within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER; others as REPLY."
+  "Sends a part of the reply; REPLY sends the last one. Waits for free space, up to TIMEOUT seconds; an interrupt is
+served within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER; others as REPLY."
   (declare (type request request))
   (with-octets-at (sap size) (octets start end)
     (persisting ()
@@ -364,17 +368,18 @@ wait."
 (defvar *receiving* nil "The request that this thread of SERVE is receiving into.")
 
 (defun serve (service handler &key (threads 1))
-  "Calls HANDLER with each REQUEST, on THREADS threads, of which the caller is one, until STOP or DRAIN; then waits for the
-handlers in progress. A vector of bytes that HANDLER returns is the reply, unless it has called REPLY or FAIL. If it signals
-an error, the call fails with 1 and the error's text. If it ends otherwise without a reply, the client gets CALL-ABANDONED.
-It also gets notifications, which need no reply. Interrupts are served.
-Signals SYSTEM-ERROR, for instance if no descriptor is free, and a serious condition that is no error and that has left a
-handler, for instance an exhausted stack. It can be called again after that, and after an interrupt that unwinds.
+  "Calls HANDLER with each REQUEST, on THREADS threads, of which the caller is one, until STOP or DRAIN; then waits for
+the handlers in progress. A vector of bytes that HANDLER returns is the reply, unless it has called REPLY or FAIL. If it
+signals an error, the call fails with 1 and the error's text. If it ends otherwise without a reply, the client gets
+CALL-ABANDONED. It also gets notifications, which need no reply. Interrupts are served.
+Signals SYSTEM-ERROR, for instance if no descriptor is free, and a serious condition that is no error and that has left
+a handler, for instance an exhausted stack. It can be called again after that, and after an interrupt that unwinds.
 
     (pelton:with-service (service \"upcase\")
       (pelton:serve service (lambda (request) (reverse (pelton:request-octets request))) :threads 2))"
   (declare (type service service))
-  (let ((handler (coerce handler 'function)) (lock (sb-thread:make-mutex :name "pelton service")) (ended nil) (failure nil) (all '()))
+  (let ((handler (coerce handler 'function)) (lock (sb-thread:make-mutex :name "pelton service"))
+        (ended nil) (failure nil) (all '()))
     (labels ((take (request)
                (let ((*receiving* request))
                  (catch 'ended
@@ -428,9 +433,9 @@ handler, for instance an exhausted stack. It can be called again after that, and
   (values))
 
 (defun drain (service)
-  "Drains a service: requests that were received get their replies. Later ones go back to their clients, which submit them to
-another process of the name, so no call fails or is carried out twice. Then SERVE returns. Does not wait. Any thread, also a
-handler."
+  "Drains a service: requests that were received get their replies. Later ones go back to their clients, which submit
+them to another process of the name, so no call fails or is carried out twice. Then SERVE returns. Does not wait. Any
+thread, also a handler."
   (declare (type service service))
   (check (attempt (%service-drain (handle-address service))))
   (values))

@@ -9,11 +9,12 @@
                          (undelivered '() :type list)
                          ;; Membership events that were received and not returned.
                          (events '() :type list))
-  "Receives the messages of a channel: OPEN-RECEIVER, OPEN-GATHERING-RECEIVER, MAKE-CHANNEL. One thread at a time uses it.")
+  "Receives the messages of a channel: OPEN-RECEIVER, OPEN-GATHERING-RECEIVER, MAKE-CHANNEL. One thread at a time uses
+it.")
 
 (define-handle senders ()
-  "Sends from any thread of this process at any time: OPEN-SENDERS. Each thread has a lane of its own, which is created when
-it first sends and closed when it ends.")
+  "Sends from any thread of this process at any time: OPEN-SENDERS. Each thread has a lane of its own, which is created
+when it first sends and closed when it ends.")
 
 (define-handle listener ()
   "Listens under a name.")
@@ -29,8 +30,8 @@ it first sends and closed when it ends.")
 (defconstant +late-handshake-ns+ 500000000 "with one that has connected just before the deadline.")
 
 (defun accept-peer (listener timeout spins make accept)
-  "Returns the handle that MAKE makes of what ACCEPT, a function of the library, accepts within TIMEOUT seconds, and closes
-LISTENER. Interrupts are served until a peer has connected."
+  "Returns the handle that MAKE makes of what ACCEPT, a function of the library, accepts within TIMEOUT seconds, and
+closes LISTENER. Interrupts are served until a peer has connected."
   (without-interrupts
     (unwind-protect
          (allow-with-interrupts
@@ -42,7 +43,8 @@ LISTENER. Interrupts are served until a peer has connected."
                                              ;; An interrupt may have ended the sleep: then it does not wait here.
                                              (cond ((not (readable-p fd)) +no-wait+)
                                                    ((eql deadline +forever+) (%deadline +handshake-ns+))
-                                                   (t (min (+ deadline +late-handshake-ns+) (%deadline +handshake-ns+))))
+                                                   (t (min (+ deadline +late-handshake-ns+)
+                                                           (%deadline +handshake-ns+))))
                                              out))))
                         (unless (and (eql made +again+) (not (past-p deadline)))
                           (return made))))))
@@ -68,19 +70,19 @@ LISTENER. Interrupts are served until a peer has connected."
                            create mode lanes)
   "Opens the sender of a channel.
 
-NAME: \"events\" connects to the receiver that listens under this short name, \"unix:PATH\" at this socket. \"path:DIR\" opens
-the channel in this directory, and continues after the last message of the sender before.
+NAME: \"events\" connects to the receiver that listens under this short name, \"unix:PATH\" at this socket. \"path:DIR\"
+opens the channel in this directory, and continues after the last message of the sender before.
 :ACCEPT T: listens under the name instead, and waits for a receiver to connect.
 :TIMEOUT seconds to wait for the listener, or for the path's channel; NIL does not wait. With :ACCEPT for the peer; NIL
 waits without limit.
 :WAIT :BLOCK, the default, busy-polls for some microseconds, then sleeps; :SPIN never sleeps.
 :CAPACITY bytes of the lane, 64 MiB. :MESSAGE-BYTES-MAX bytes of the largest message, half of the capacity.
-:RESIDENT-BYTES-MAX, :MEMORY-BYTES-MAX: limits of memory in bytes. :UIDS a list of users that may be the peer, besides this
-process's own. For a path, :CREATE T creates the channel if there is none, with the permissions :MODE, #o700, and :LANES,
-1, the largest number of senders.
+:RESIDENT-BYTES-MAX, :MEMORY-BYTES-MAX: limits of memory in bytes. :UIDS a list of users that may be the peer, besides
+this process's own. For a path, :CREATE T creates the channel if there is none, with the permissions :MODE, #o700, and
+:LANES, 1, the largest number of senders.
 
-Interrupts are served while it waits. Signals TIMED-OUT with the restart WAIT-LONGER, NO-LISTENER-ERROR, NO-CHANNEL-ERROR,
-ROLE-TAKEN-ERROR, REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others; their text says what to do.
+Interrupts are served while it waits. Signals TIMED-OUT with the restart WAIT-LONGER, NO-LISTENER-ERROR,
+NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR, REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others; their text says what to do.
 
     (pelton:with-sender (sender \"events\" :timeout 10)
       (pelton:send sender octets))"
@@ -97,8 +99,8 @@ oldest message that was not released; with :TIMEOUT it also waits for a sender, 
 
 (defun open-gathering-receiver (name &key wait capacity message-bytes-max resident-bytes-max memory-bytes-max uids
                                        senders-max membership-events)
-  "Opens a receiver of many senders: those that connect under NAME, and threads of this process through OPEN-SENDERS. NAME
-may be NIL for those threads alone. Does not wait.
+  "Opens a receiver of many senders: those that connect under NAME, and threads of this process through OPEN-SENDERS.
+NAME may be NIL for those threads alone. Does not wait.
 :SENDERS-MAX senders at a time, 1,024. :MEMBERSHIP-EVENTS T: RECEIVE-EVENT also returns which senders join and leave.
 :MEMORY-BYTES-MAX is of all senders together. Others as OPEN-SENDER. Signals IN-USE-ERROR, NAME-ERROR, OPTION-ERROR."
   (check (with-options (options gather-options wait capacity message-bytes-max resident-bytes-max memory-bytes-max uids
@@ -106,8 +108,8 @@ may be NIL for those threads alone. Does not wait.
            (opening (out %make-receiver :spins (eq wait :spin)) (%receiver-gather name options out)))))
 
 (defun make-channel (&key wait capacity message-bytes-max resident-bytes-max)
-  "Returns the sender and the receiver of a channel between threads of this process. Options as OPEN-SENDER. Does not wait.
-Signals OPTION-ERROR, SYSTEM-ERROR."
+  "Returns the sender and the receiver of a channel between threads of this process. Options as OPEN-SENDER. Does not
+wait. Signals OPTION-ERROR, SYSTEM-ERROR."
   (check-library)
   (with-options (options channel-options wait capacity message-bytes-max resident-bytes-max)
     (with-words (out 2)
@@ -121,14 +123,14 @@ Signals OPTION-ERROR, SYSTEM-ERROR."
         (values (check sender) receiver)))))
 
 (defun open-senders (receiver)
-  "Opens SENDERS, through which any thread of this process sends to a receiver of OPEN-GATHERING-RECEIVER. Does not wait.
-Without a name, open it before receiving. Signals REFUSED-ERROR for another receiver."
+  "Opens SENDERS, through which any thread of this process sends to a receiver of OPEN-GATHERING-RECEIVER. Does not
+wait. Without a name, open it before receiving. Signals REFUSED-ERROR for another receiver."
   (declare (type receiver receiver))
   (check (opening (out %make-senders) (%receiver-senders (handle-address receiver) out))))
 
 (defmacro with-channel ((sender receiver &rest options) &body body)
-  "Runs BODY with the two endpoints that MAKE-CHANNEL returns, and closes them however BODY is left. Threads that use them
-must have ended by then."
+  "Runs BODY with the two endpoints that MAKE-CHANNEL returns, and closes them however BODY is left. Threads that use
+them must have ended by then."
   (let ((given (gensym "OPTIONS")))
     `(let ((,given (list ,@options)))
        (without-interrupts
@@ -150,8 +152,8 @@ must have ended by then."
   `(with-handle (,receiver (open-gathering-receiver ,name ,@options)) ,@body))
 
 (defmacro with-senders ((senders receiver) &body body)
-  "Runs BODY with the SENDERS that OPEN-SENDERS returns, and closes them however BODY is left. Threads that use them must have
-ended by then."
+  "Runs BODY with the SENDERS that OPEN-SENDERS returns, and closes them however BODY is left. Threads that use them
+must have ended by then."
   `(with-handle (,senders (open-senders ,receiver)) ,@body))
 
 ;;; ---- Sending
@@ -162,8 +164,8 @@ ended by then."
   (let ((handle (handle-address sender)))
     (and (persisting (:handle (and (typep sender 'sender) sender) :what "send")
            (etypecase sender
-             (sender (attempt-waiting (sender handle timeout deadline :spins (handle-spins sender) :size size :tried tried
-                                                                      :handle sender)
+             (sender (attempt-waiting (sender handle timeout deadline :spins (handle-spins sender) :size size
+                                                                      :tried tried :handle sender)
                        (%sender-send handle (int-sap address) size deadline)))
              ;; A handle that only the caller refers to must not become garbage meanwhile.
              (senders (with-pinned-objects (sender)
@@ -188,9 +190,9 @@ ended by then."
 
 (declaim (inline send))
 (defun send (sender octets &key (start 0) end timeout)
-  "Sends the bytes of OCTETS from START to END as one message, which is copied once, into the lane. SENDER is a SENDER, or
-SENDERS, which any thread may use. Waits for free space, up to TIMEOUT seconds. Returns true. Interrupts are served while it
-waits, with SENDERS within 50 ms.
+  "Sends the bytes of OCTETS from START to END as one message, which is copied once, into the lane. SENDER is a SENDER,
+or SENDERS, which any thread may use. Waits for free space, up to TIMEOUT seconds. Returns true. Interrupts are served
+while it waits, with SENDERS within 50 ms.
 Signals TIMED-OUT, TOO-LARGE-ERROR, and a CHANNEL-ENDED after the receiver has gone; then nothing was sent. Restarts:
 WAIT-LONGER; DROP-MESSAGE, which returns NIL; after PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successor of the
 receiver, and sends to that."
@@ -203,9 +205,9 @@ receiver, and sends to that."
     (eql (check (try-send-sap sender sap size)) +ok+)))
 
 (defun send-batch (sender messages &key timeout)
-  "Sends a list of messages, vectors of bytes, which become visible together or not at all. Waits for free space for all, up
-to TIMEOUT seconds; an interrupt is served within 50 ms. Each is copied twice, so this is for small messages. Returns true.
-Conditions as SEND."
+  "Sends a list of messages, vectors of bytes, which become visible together or not at all. Waits for free space for
+all, up to TIMEOUT seconds; an interrupt is served within 50 ms. Each is copied twice, so this is for small messages.
+Returns true. Conditions as SEND."
   (declare (type sender sender))
   (let* ((count (length messages)) (handle (handle-address sender)) (at 0)
          (octets (make-octets (loop for message in messages sum (length (the (vector (unsigned-byte 8)) message)))))
@@ -225,9 +227,9 @@ Conditions as SEND."
              t)))))
 
 (defun send-descriptors (sender octets descriptors &key (start 0) end timeout)
-  "As SEND, with a list of at most 64 file descriptors, which the receiver gets duplicates of: TAKE-DESCRIPTORS. The caller
-keeps its own. Not on a path. Also signals TOO-MANY-DESCRIPTORS-ERROR, REFUSED-ERROR on a path, SYSTEM-ERROR for one that
-is not open."
+  "As SEND, with a list of at most 64 file descriptors, which the receiver gets duplicates of: TAKE-DESCRIPTORS. The
+caller keeps its own. Not on a path. Also signals TOO-MANY-DESCRIPTORS-ERROR, REFUSED-ERROR on a path, SYSTEM-ERROR for
+one that is not open."
   (declare (type sender sender))
   (let ((handle (handle-address sender)) (fds (coerce descriptors '(simple-array (signed-byte 32) (*)))))
     (with-octets-at (sap size) (octets start end)
@@ -238,8 +240,8 @@ is not open."
              t)))))
 
 (defun wait-released (sender &key timeout)
-  "Waits up to TIMEOUT seconds until the receiver has released every message. Returns SENDER. An interrupt is served within
-50 ms. Signals TIMED-OUT with the restart WAIT-LONGER, and a CHANNEL-ENDED."
+  "Waits up to TIMEOUT seconds until the receiver has released every message. Returns SENDER. An interrupt is served
+within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER, and a CHANNEL-ENDED."
   (declare (type sender sender))
   (persisting (:handle sender)
     (attempt-waiting (nil nil timeout deadline :handle sender)
@@ -247,7 +249,8 @@ is not open."
   sender)
 
 (defun trim (sender)
-  "Returns memory without messages to the kernel: a lane keeps it after a burst. Does not wait; one or two system calls."
+  "Returns memory without messages to the kernel: a lane keeps it after a burst. Does not wait; one or two system
+calls."
   (declare (type sender sender))
   (with-pinned-objects (sender)
     (check (attempt (%sender-trim (handle-address sender)))))
@@ -280,12 +283,13 @@ is not open."
       (%appender-abort (handle-address writer))))
 
 (defun reserve-slowly (writer size at timeout tried)
-  "As RESERVE, but waits and signals: true, or NIL by DROP-MESSAGE. TRIED is the first result, or NIL: there is a reservation."
+  "As RESERVE, but waits and signals: true, or NIL by DROP-MESSAGE. TRIED is the first result, or NIL: there is a
+reservation."
   (declare (type handle writer) (type (unsigned-byte 62) size at))
   (unless tried
     (error 'reserved-error
            :code +reserved+
-           :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write there"))
+           :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write"))
   (let ((address (handle-address writer)) (sender (and (typep writer 'sender) writer)))
     ;; It was noted.
     (when (typep tried 'peer-died-error) (setf tried nil))
@@ -298,11 +302,12 @@ is not open."
             writer)))))
 
 (defmacro with-reserved (((sap size) handle bytes &key timeout) &body body)
-  "Reserves BYTES bytes of shared memory, runs BODY with SAP at them, aligned to 8, and sends or appends them as a message when
-BODY ends normally: the first SIZE bytes, a variable that BODY may set to less than BYTES. If BODY is left otherwise, nothing
-is sent. HANDLE is a SENDER, or APPENDERS. Until BODY ends, another use of that sender, or of those appenders by this thread,
-is a RESERVED-ERROR. Waits for free space as SEND, up to TIMEOUT seconds, or as APPEND-MESSAGE. Returns the values of BODY.
-Conditions and restarts as those; after DROP-MESSAGE BODY does not run, and the value is NIL.
+  "Reserves BYTES bytes of shared memory, runs BODY with SAP at them, aligned to 8, and sends or appends them as a
+message when BODY ends normally: the first SIZE bytes, a variable that BODY may set to less than BYTES. If BODY is left
+otherwise, nothing is sent. HANDLE is a SENDER, or APPENDERS. Until BODY ends, another use of that sender, or of those
+appenders by this thread, is a RESERVED-ERROR. Waits for free space as SEND, up to TIMEOUT seconds, or as
+APPEND-MESSAGE. Returns the values of BODY. Conditions and restarts as those; after DROP-MESSAGE BODY does not run, and
+the value is NIL.
 
     (pelton:with-reserved ((sap size) sender 16)
       (setf (sb-sys:sap-ref-64 sap 0) 1
@@ -345,8 +350,8 @@ Conditions and restarts as those; after DROP-MESSAGE BODY does not run, and the 
 
 (declaim (inline next-message))
 (defun next-message (receiver at timeout end-p tried)
-  "Writes the next message to AT, a C structure. Waits. Returns true, or, if END-P, NIL at the end of the channel. TRIED is as
-of RECEIVING."
+  "Writes the next message to AT, a C structure. Waits. Returns true, or, if END-P, NIL at the end of the channel. TRIED
+is as of RECEIVING."
   (declare (type receiver receiver) (type (unsigned-byte 62) at))
   (or (eql tried +ok+)
       (next-message-slowly receiver at timeout end-p tried)))
@@ -365,9 +370,9 @@ of RECEIVING."
         (loop for offset from 0 below +sizeof-message+ by 8 collect (sap-ref-64 (int-sap at) offset))))
 
 (defmacro receiving ((at tried delivered receiver) &body body)
-  "Runs BODY with AT, where a message is received to; it is there already if TRIED, the first result, is PELTON_OK. However
-BODY is left, the message is released if BODY has set DELIVERED, as it does before it reads it; else the next receive gets
-it."
+  "Runs BODY with AT, where a message is received to; it is there already if TRIED, the first result, is PELTON_OK.
+However BODY is left, the message is released if BODY has set DELIVERED, as it does before it reads it; else the next
+receive gets it."
   `(let ((,tried nil) (,delivered nil))
      (guarding (,at ,(/ +sizeof-message+ 8))
          (progn
@@ -384,7 +389,8 @@ it."
 
 (defmacro with-message-at ((at sap size seq lane redelivered) &body body)
   "Runs BODY with the parts of the message at AT; each name may be NIL."
-  `(let (,@(when sap `((,sap (int-sap (message.data (int-sap ,at)))) (,size (ldb (byte 62 0) (message.size (int-sap ,at))))))
+  `(let (,@(when sap `((,sap (int-sap (message.data (int-sap ,at)))) 
+                       (,size (ldb (byte 62 0) (message.size (int-sap ,at))))))
          ,@(when seq `((,seq (message.seq (int-sap ,at)))))
          ,@(when lane `((,lane (message.lane (int-sap ,at)))))
          ,@(when redelivered `((,redelivered (logtest +redelivered+ (message.flags (int-sap ,at)))))))
@@ -392,10 +398,10 @@ it."
      ,@body))
 
 (defmacro with-received (((sap size &key seq lane redelivered) receiver &key timeout) &body body)
-  "Receives the next message and runs BODY with SAP at its SIZE bytes in the lane, aligned to 8. It is released however BODY is
-left, and must not be read afterwards. A sender that violates the rules can change it at any time: where that matters, copy
-it once with SAP-OCTETS. SEQ, LANE and REDELIVERED are variables for the values of RECEIVE. Waits up to TIMEOUT seconds.
-Returns the values of BODY. Conditions as RECEIVE.
+  "Receives the next message and runs BODY with SAP at its SIZE bytes in the lane, aligned to 8. It is released however
+BODY is left, and must not be read afterwards. A sender that violates the rules can change it at any time: where that
+matters, copy it once with SAP-OCTETS. SEQ, LANE and REDELIVERED are variables for the values of RECEIVE. Waits up to
+TIMEOUT seconds. Returns the values of BODY. Conditions as RECEIVE.
 
     (pelton:with-received ((sap size) receiver :timeout 1)
       (sb-sys:sap-ref-64 sap 0))"
@@ -407,8 +413,8 @@ Returns the values of BODY. Conditions as RECEIVE.
          (with-message-at (,at ,sap ,size ,seq ,lane ,redelivered) ,@body)))))
 
 (defmacro do-received (((sap size &key seq lane redelivered) receiver &key timeout result) &body body)
-  "As WITH-RECEIVED, for each message until the sender has closed; then returns RESULT. Waits up to TIMEOUT seconds for each.
-BODY is in a block named NIL."
+  "As WITH-RECEIVED, for each message until the sender has closed; then returns RESULT. Waits up to TIMEOUT seconds for
+each. BODY is in a block named NIL."
   (let ((at (gensym "AT")) (tried (gensym "TRIED")) (delivered (gensym "DELIVERED")) (from (gensym "RECEIVER"))
         (seconds (gensym "TIMEOUT")))
     `(let ((,from ,receiver) (,seconds ,timeout))
@@ -420,8 +426,9 @@ BODY is in a block named NIL."
                  (t (return ,result))))))))
 
 (defmacro do-messages ((octets receiver &key seq lane redelivered timeout result) &body body)
-  "Runs BODY with OCTETS bound to each message, a fresh vector, until the sender has closed; then returns RESULT. The message
-is released before BODY runs. Waits up to TIMEOUT seconds for each. BODY is in a block named NIL. Conditions as RECEIVE."
+  "Runs BODY with OCTETS bound to each message, a fresh vector, until the sender has closed; then returns RESULT. The
+message is released before BODY runs. Waits up to TIMEOUT seconds for each. BODY is in a block named NIL. Conditions as
+RECEIVE."
   (let ((received (gensym "RECEIVED")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
     (let ((seq (or seq (gensym))) (lane (or lane (gensym))) (redelivered (or redelivered (gensym))))
       `(let ((,from ,receiver) (,seconds ,timeout))
@@ -441,11 +448,11 @@ is released before BODY runs. Waits up to TIMEOUT seconds for each. BODY is in a
 
 (defun receive (receiver &key timeout)
   "Receives the next message, a fresh vector of its bytes. Waits up to TIMEOUT seconds; interrupts are served. The other
-values are its number in its lane; the number of its lane, 0 unless there are many senders; and whether an earlier receiver
-may have received it too.
+values are its number in its lane; the number of its lane, 0 unless there are many senders; and whether an earlier
+receiver may have received it too.
 Signals TIMED-OUT with the restart WAIT-LONGER; CLOSED-ERROR after the last message; PEER-DIED-ERROR with the restart
-RESUME-CHANNEL, which waits for a successor of the sender, and receives from that; TOO-SMALL-ERROR if the heap has no space:
-the message remains."
+RESUME-CHANNEL, which waits for a successor of the sender, and receives from that; TOO-SMALL-ERROR if the heap has no
+space: the message remains."
   (multiple-value-bind (octets received seq lane redelivered) (receive-or-end receiver timeout nil)
     (declare (ignore received))
     (values octets seq lane redelivered)))
@@ -463,9 +470,10 @@ the message remains."
            nil))))
 
 (defun receive-event (receiver &key timeout)
-  "As RECEIVE, for a receiver of OPEN-GATHERING-RECEIVER with :MEMBERSHIP-EVENTS. Returns the kind, :MESSAGE, :JOINED, :LEFT,
-:DIED or :VIOLATED (the sender violated the layout, and is disconnected); the message, or NIL; the number of the lane; and of
-a membership event the process and the user of the sender. RECEIVE skips these events."
+  "As RECEIVE, for a receiver of OPEN-GATHERING-RECEIVER with :MEMBERSHIP-EVENTS. Returns the kind, :MESSAGE, :JOINED,
+:LEFT,
+:DIED or :VIOLATED (the sender violated the layout, and is disconnected); the message, or NIL; the number of the lane;
+and of a membership event the process and the user of the sender. RECEIVE skips these events."
   (declare (type receiver receiver))
   (let ((handle (handle-address receiver)))
     (flet ((take (deadline)
@@ -491,8 +499,9 @@ a membership event the process and the user of the sender. RECEIVE skips these e
               (values :message octets lane)))))))
 
 (defun receive-into (receiver buffer &key (start 0) end timeout)
-  "Copies the next message into BUFFER, a vector of bytes, from START, and returns its size in bytes. Safe with any sender.
-Waits and signals as RECEIVE. Signals TOO-SMALL-ERROR if the message has more bytes than START to END: it remains."
+  "Copies the next message into BUFFER, a vector of bytes, from START, and returns its size in bytes. Safe with any
+sender. Waits and signals as RECEIVE. Signals TOO-SMALL-ERROR if the message has more bytes than START to END: it
+remains."
   (declare (type receiver receiver))
   (with-octets-at (sap space) (buffer start end)
     (with-words (size 1)
@@ -519,8 +528,8 @@ Waits and signals as RECEIVE. Signals TOO-SMALL-ERROR if the message has more by
       size)))
 
 (defun receive-batch (receiver &key (count 64) timeout)
-  "Returns a list of up to COUNT messages, fresh vectors, as many as are there. Waits for the first, and signals, as RECEIVE.
-An interrupt that unwinds loses the messages copied so far: where that matters, use DO-RECEIVED."
+  "Returns a list of up to COUNT messages, fresh vectors, as many as are there. Waits for the first, and signals, as
+RECEIVE. An interrupt that unwinds loses the messages copied so far: where that matters, use DO-RECEIVED."
   (declare (type receiver receiver) (type (integer 1 #.most-positive-fixnum) count))
   (cons (receive receiver :timeout timeout)
         (loop repeat (1- count)
@@ -530,9 +539,10 @@ An interrupt that unwinds loses the messages copied so far: where that matters, 
               while octets collect octets)))
 
 (defun take-descriptors (receiver)
-  "Returns the file descriptors of the message that WITH-RECEIVED or DO-RECEIVED runs its body with, a list, once. The caller
-closes them. Those that are not taken are closed with the body. After a takeover by a successor it waits up to a second for
-late ones. Signals DESCRIPTORS-LOST-ERROR if this process has too few free ones, CORRUPT-ERROR, SYSTEM-ERROR."
+  "Returns the file descriptors of the message that WITH-RECEIVED or DO-RECEIVED runs its body with, a list, once. The
+caller closes them. Those that are not taken are closed with the body. After a takeover by a successor it waits up to a
+second for late ones. Signals DESCRIPTORS-LOST-ERROR if this process has too few free ones, CORRUPT-ERROR,
+SYSTEM-ERROR."
   (declare (type receiver receiver))
   (with-words (fds 32)
     (with-words (count 1)
@@ -552,9 +562,9 @@ late ones. Signals DESCRIPTORS-LOST-ERROR if this process has too few free ones,
       (documentation 'held-size 'function) "The size of a HELD message in bytes.")
 
 (defun receive-held (receiver &key timeout)
-  "Receives the next message in place and returns it as a HELD, while the receiver continues. CLOSE-HANDLE releases it, in any
-order, in any thread. Space becomes free in order: a message that is held long delays the release of later ones. Other
-values, waiting and conditions as RECEIVE."
+  "Receives the next message in place and returns it as a HELD, while the receiver continues. CLOSE-HANDLE releases it,
+in any order, in any thread. Space becomes free in order: a message that is held long delays the release of later ones.
+Other values, waiting and conditions as RECEIVE."
   (receiving (at tried delivered receiver)
     (next-message receiver at timeout nil tried)
     (with-message-at (at sap size seq lane redelivered)

@@ -6,13 +6,14 @@
   "Carries out operations on files: OPEN-ENGINE. One thread at a time uses it; open one for each.")
 
 (define-handle file ()
-  "An open file: OPEN-FILE. Any thread may use it at any time, each with its own engine, but none while another closes it.")
+  "An open file: OPEN-FILE. Any thread may use it at any time, each with its own engine, but none while another closes
+it.")
 
 (define-figures engine)
 
 (defun open-engine (&key threads-max in-flight-max root)
-  "Opens an ENGINE, which uses io_uring, or, for what that does not do, up to :THREADS-MAX threads, 8. :ROOT is a directory that
-no path leads out of. Waits only to open the root. Signals OPTION-ERROR, SYSTEM-ERROR.
+  "Opens an ENGINE, which uses io_uring, or, for what that does not do, up to :THREADS-MAX threads, 8. :ROOT is a
+directory that no path leads out of. Waits only to open the root. Signals OPTION-ERROR, SYSTEM-ERROR.
 
     (pelton:with-engine (engine :root \"/srv/notes\")
       (pelton:write-file-octets engine \"today\" octets :sync t))"
@@ -26,9 +27,9 @@ no path leads out of. Waits only to open the root. Signals OPTION-ERROR, SYSTEM-
 
 ;;; ---- One operation
 ;;;
-;;; It is submitted, and its completion is waited for, because a wait in the library could not be interrupted. An interrupt
-;;; that unwinds, and a timeout, cancel it, and wait until the kernel has released its memory: so that can be a Lisp vector,
-;;; pinned meanwhile.
+;;; It is submitted, and its completion is waited for, because a wait in the library could not be interrupted. An
+;;; interrupt that unwinds, and a timeout, cancel it, and wait until the kernel has released its memory: so that can be
+;;; a Lisp vector, pinned meanwhile.
 
 (defconstant +token+ 1 "The token of the one operation in flight.")
 
@@ -37,8 +38,8 @@ no path leads out of. Waits only to open the root. Signals OPTION-ERROR, SYSTEM-
                                 :detail (format nil "~a~@[ ~a~]: ~a" what name (sb-int:strerror errno))))
 
 (defun cancel-operation (engine completion)
-  "Cancels the operation in flight, and drops its result. Without interrupts, and however long that takes: until it has ended,
-its memory can be written."
+  "Cancels the operation in flight, and drops its result. Without interrupts, and however long that takes: until it has
+ended, its memory can be written."
   (declare (type word engine) (type system-area-pointer completion))
   (with-words (taken 1)
     (%engine-cancel engine +token+)
@@ -88,8 +89,9 @@ interrupts."
           (check value))))))
 
 (defmacro operating ((engine kind &key file timeout name) (&rest fields) (completion &body body))
-  "Carries out the operation of KIND, +FILE-SYNC+ and so on, on FILE, whose fields are FIELDS, a list of (FIELD VALUE). Returns
-the value of BODY, with COMPLETION bound to the SAP of the completion, without interrupts. NAME is for messages."
+  "Carries out the operation of KIND, +FILE-SYNC+ and so on, on FILE, whose fields are FIELDS, a list of (FIELD VALUE).
+Returns the value of BODY, with COMPLETION bound to the SAP of the completion, without interrupts. NAME is for
+messages."
   (let ((operation (gensym "OPERATION")) (on (gensym "FILE")))
     `(let ((,on ,file))
        (with-pinned-objects (,on)
@@ -117,17 +119,18 @@ the value of BODY, with COMPLETION bound to the SAP of the completion, without i
     ((unsigned-byte 62) offset)))
 
 (defun open-file (engine path &key (direction :input) create exclusive truncate directory (mode #o666) timeout)
-  "Opens a FILE. :DIRECTION is :INPUT, :OUTPUT or :IO. :CREATE T creates it if there is none, with the permissions :MODE less the
-umask; :EXCLUSIVE T only then. :TRUNCATE T empties it. :DIRECTORY T is for LIST-DIRECTORY. This and every operation waits up
-to TIMEOUT seconds, and an interrupt can unwind from it; then it may be carried out, or not. Signals SYSTEM-ERROR, with
-SYSTEM-ERROR-ERRNO; TIMED-OUT with the restart WAIT-LONGER."
+  "Opens a FILE. :DIRECTION is :INPUT, :OUTPUT or :IO. :CREATE T creates it if there is none, with the permissions :MODE
+less the umask; :EXCLUSIVE T only then. :TRUNCATE T empties it. :DIRECTORY T is for LIST-DIRECTORY. This and every
+operation waits up to TIMEOUT seconds, and an interrupt can unwind from it; then it may be carried out, or not. Signals
+SYSTEM-ERROR, with SYSTEM-ERROR-ERRNO; TIMED-OUT with the restart WAIT-LONGER."
   (check-library)
   (with-path (name path)
     (operating (engine +file-open+ :timeout timeout :name path)
         ((path name)
          ;; As <fcntl.h> has them on Linux.
          (open-flags (logior (ecase direction (:input 0) (:output 1) (:io 2))
-                             (if create #o100 0) (if exclusive #o300 0) (if truncate #o1000 0) (if directory #o200000 0)))
+                             (if create #o100 0) (if exclusive #o300 0) (if truncate #o1000 0)
+                             (if directory #o200000 0)))
          (mode mode))
         (completion (adopt (%make-file :address (file-completion.file completion)))))))
 
@@ -147,13 +150,13 @@ SYSTEM-ERROR-ERRNO; TIMED-OUT with the restart WAIT-LONGER."
           (completion (file-completion.count completion))))))
 
 (defun read-file (engine file octets &key (start 0) end offset timeout)
-  "Reads from FILE at OFFSET, NIL for the file's own position, which moves, into OCTETS from START to END. Returns the number of
-bytes: fewer at the end of the file. Waits and signals as OPEN-FILE."
+  "Reads from FILE at OFFSET, NIL for the file's own position, which moves, into OCTETS from START to END. Returns the
+number of bytes: fewer at the end of the file. Waits and signals as OPEN-FILE."
   (transfer engine +file-read+ file octets start end offset timeout))
 
 (defun write-file (engine file octets &key (start 0) end offset timeout)
-  "Writes the bytes of OCTETS from START to END to FILE at OFFSET: NIL for the file's own position, which moves, :END for the end
-of the file. Returns the number of bytes, which is all. Waits and signals as OPEN-FILE."
+  "Writes the bytes of OCTETS from START to END to FILE at OFFSET: NIL for the file's own position, which moves, :END
+for the end of the file. Returns the number of bytes, which is all. Waits and signals as OPEN-FILE."
   (transfer engine +file-write+ file octets start end offset timeout))
 
 (defun sync-file (engine file &key data timeout)
@@ -180,9 +183,10 @@ of the file. Returns the number of bytes, which is all. Waits and signals as OPE
                    changed-ns created-ns))))
 
 (defun file-status (engine file-or-path &key link timeout)
-  "Returns the status of an open file or a path, with :LINK T of a symbolic link itself: a property list with :KIND, :REGULAR,
-:DIRECTORY and so on; :MODE, :BYTES, :LINKS, :UID, :MODIFIED-NS and the other fields of pelton_stat. Times are in nanoseconds
-since 1970. Waits and signals as OPEN-FILE."
+  "Returns the status of an open file or a path, with :LINK T of a symbolic link itself: a property list with :KIND,
+:REGULAR,
+:DIRECTORY and so on; :MODE, :BYTES, :LINKS, :UID, :MODIFIED-NS and the other fields of pelton_stat. Times are in
+nanoseconds since 1970. Waits and signals as OPEN-FILE."
   (flet ((status (completion) (status-at (int-sap (file-completion.stat completion)))))
     (if (typep file-or-path 'file)
         (operating (engine +file-stat+ :file file-or-path :timeout timeout) () (completion (status completion)))
@@ -201,8 +205,8 @@ since 1970. Waits and signals as OPEN-FILE."
                       (setf at (1+ end)))))))
 
 (defun list-directory (engine path &key timeout)
-  "Returns the entries of a directory, except . and .., a list of (NAME . KIND); kinds as FILE-STATUS, as far as the directory
-has them. Waits up to TIMEOUT seconds for each some hundred entries. Signals as OPEN-FILE."
+  "Returns the entries of a directory, except . and .., a list of (NAME . KIND); kinds as FILE-STATUS, as far as the
+directory has them. Waits up to TIMEOUT seconds for each some hundred entries. Signals as OPEN-FILE."
   (with-file (directory engine path :directory t :timeout timeout)
     (loop for entries = (operating (engine +file-list+ :file directory :timeout timeout :name path) ()
                             (completion (entries-at (int-sap (file-completion.text completion))
@@ -233,8 +237,8 @@ has them. Waits up to TIMEOUT seconds for each some hundred entries. Signals as 
   "Gives a file the second name PATH-TO. Waits and signals as OPEN-FILE.")
 
 (defun read-file-octets (engine path &key timeout)
-  "Returns everything that a file has, a fresh vector of bytes. Waits up to TIMEOUT seconds for each operation. Signals as
-OPEN-FILE."
+  "Returns everything that a file has, a fresh vector of bytes. Waits up to TIMEOUT seconds for each operation. Signals
+as OPEN-FILE."
   (with-file (file engine path :timeout timeout)
     (let ((parts '()) (offset 0) (size (max 4096 (getf (file-status engine file :timeout timeout) :bytes))))
       (loop
@@ -246,9 +250,9 @@ OPEN-FILE."
             (return (if (rest parts) (joined (nreverse parts)) (first parts)))))))))
 
 (defun write-file-octets (engine path octets &key (mode #o666) sync timeout)
-  "Replaces the content of a file by OCTETS, and creates it with the permissions :MODE less the umask if there is none. :SYNC T
-also writes it to the disk. Waits up to TIMEOUT seconds for each operation. Signals as OPEN-FILE: then the file may have part
-of the content."
+  "Replaces the content of a file by OCTETS, and creates it with the permissions :MODE less the umask if there is none.
+:SYNC T also writes it to the disk. Waits up to TIMEOUT seconds for each operation. Signals as OPEN-FILE: then the file
+may have part of the content."
   (with-file (file engine path :direction :output :create t :truncate t :mode mode :timeout timeout)
     (write-file engine file octets :offset 0 :timeout timeout)
     (when sync (sync-file engine file :timeout timeout)))

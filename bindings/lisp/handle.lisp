@@ -3,8 +3,8 @@
 (in-package #:pelton)
 
 (defstruct (handle (:constructor nil) (:copier nil) (:predicate nil))
-  "What pelton opens: a sender, receiver, client, service and so on. One thread at a time uses it, unless its docstring says
-otherwise. CLOSE-HANDLE, or the WITH- macro that opened it, closes it."
+  "What pelton opens: a sender, receiver, client, service and so on. One thread at a time uses it, unless its docstring
+says otherwise. CLOSE-HANDLE, or the WITH- macro that opened it, closes it."
   ;; The C handle; 0 once closed.
   (address 0 :type word)
   ;; It never sleeps: opened with :wait :spin.
@@ -64,9 +64,10 @@ otherwise. CLOSE-HANDLE, or the WITH- macro that opened it, closes it."
     address))
 
 (defun close-handle (handle)
-  "Closes a handle of any kind, also after an error. Closing it again does nothing. No other thread may use it meanwhile.
-Does not wait, except for appenders, which first flush everything to their sink. A sender's receiver gets every message, and
-then the end. Signals a PELTON-ERROR, for instance SINK-ERROR for what the sink did not take; the handle is closed anyway."
+  "Closes a handle of any kind, also after an error. Closing it again does nothing. No other thread may use it
+meanwhile. Does not wait, except for appenders, which first flush everything to their sink. A sender's receiver gets
+every message, and then the end. Signals a PELTON-ERROR, for instance SINK-ERROR for what the sink did not take; the
+handle is closed anyway."
   (declare (type handle handle))
   (check (close-quietly handle))
   (values))
@@ -80,8 +81,8 @@ then the end. Signals a PELTON-ERROR, for instance SINK-ERROR for what the sink 
 (defvar *missing* nil "Why a saved image is without the library.")
 
 (defmacro opening ((out &rest make) call)
-  "Makes CALL, which writes a C handle to the SAP OUT. Returns the handle made by MAKE, or as ATTEMPT. Without interrupts,
-so that no open handle is lost."
+  "Makes CALL, which writes a C handle to the SAP OUT. Returns the handle made by MAKE, or as ATTEMPT. Without
+interrupts, so that no open handle is lost."
   (let ((result (gensym "RESULT")))
     `(with-words (,out 1)
        (check-library)
@@ -95,9 +96,9 @@ so that no open handle is lost."
   (when *missing* (error "pelton: ~a" *missing*)))
 
 (defmacro opening-in-steps ((kind name timeout &rest make) (sap structure &rest fields))
-  "Opens a handle of KIND under NAME, with C options of STRUCTURE and FIELDS, without waiting in the library: interrupts are
-served until the peer is there, and its handshake done. Waits up to TIMEOUT seconds; NIL does not wait for a peer that is
-not there. Signals as the library, and TIMED-OUT with the restart WAIT-LONGER."
+  "Opens a handle of KIND under NAME, with C options of STRUCTURE and FIELDS, without waiting in the library: interrupts
+are served until the peer is there, and its handshake done. Waits up to TIMEOUT seconds; NIL does not wait for a peer
+that is not there. Signals as the library, and TIMED-OUT with the restart WAIT-LONGER."
   (flet ((function-of (verb) (name "%~a-~a" kind verb)))
     (let ((opening (gensym "OPENING")) (out (gensym "OUT")) (result (gensym "RESULT")) (seconds (gensym "TIMEOUT")))
       `(let ((,seconds ,timeout))
@@ -124,9 +125,9 @@ not there. Signals as the library, and TIMED-OUT with the restart WAIT-LONGER."
                        ,result))))))))))
 
 (defmacro with-handle ((variable (open &rest arguments)) &body body)
-  "Runs BODY with VARIABLE bound to the handle that OPEN returns, and closes it however BODY is left. Interrupts are served
-while OPEN waits, and in BODY, and not in between. An error of closing is signalled if BODY ends normally, else it is a
-warning."
+  "Runs BODY with VARIABLE bound to the handle that OPEN returns, and closes it however BODY is left. Interrupts are
+served while OPEN waits, and in BODY, and not in between. An error of closing is signalled if BODY ends normally, else
+it is a warning."
   (let ((closed (gensym "CLOSED")) (ended (gensym "ENDED")) (given (gensym "ARGUMENTS")))
     `(let ((,given (list ,@arguments)) (,closed 0) (,ended nil))
        (multiple-value-prog1
@@ -164,9 +165,9 @@ unwind before it is signalled."
       result))
 
 (defun persist (function handle what)
-  "Calls FUNCTION, which returns as ATTEMPT, and returns its code. Signals PELTON_AGAIN and lower codes with restarts; all
-except DROP-MESSAGE call it again. HANDLE has what NOTE has noted, and a peer that can have a successor; or it is NIL.
-WHAT names what DROP-MESSAGE leaves undone, with the result NIL; or it is NIL."
+  "Calls FUNCTION, which returns as ATTEMPT, and returns its code. Signals PELTON_AGAIN and lower codes with restarts;
+all except DROP-MESSAGE call it again. HANDLE has what NOTE has noted, and a peer that can have a successor; or it is
+NIL. WHAT names what DROP-MESSAGE leaves undone, with the result NIL; or it is NIL."
   (declare (type function function) (dynamic-extent function))
   (loop
     (let* ((result (or (and handle (handle-unsignalled handle)) (funcall function) (handle-unsignalled handle)))
@@ -199,22 +200,24 @@ WHAT names what DROP-MESSAGE leaves undone, with the result NIL; or it is NIL."
 ;;; ---- What several kinds do
 
 (defgeneric resume (handle &key timeout)
-  (:documentation "After PEER-DIED-ERROR: waits up to TIMEOUT seconds until the peer of a sender or receiver has a successor,
-and continues with that; a sender's unreleased messages are delivered again. Returns HANDLE. An interrupt is served within 50
-ms. Signals TIMED-OUT with the restart WAIT-LONGER; REFUSED-ERROR: the peer is alive, or this channel has no successors."))
+  (:documentation "After PEER-DIED-ERROR: waits up to TIMEOUT seconds until the peer of a sender or receiver has a
+successor, and continues with that; a sender's unreleased messages are delivered again. Returns HANDLE. An interrupt is
+served within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER; REFUSED-ERROR: the peer is alive, or this channel
+has no successors."))
 
 (defgeneric sync (handle)
-  (:documentation "Writes to the disk what a sender has sent, a receiver has released, or a flush or appenders have flushed,
-after flushing what waits. Waits for the disk. Returns HANDLE. Signals REFUSED-ERROR for a channel that is not a path's; for
-a flush or appenders as FLUSH."))
+  (:documentation "Writes to the disk what a sender has sent, a receiver has released, or a flush or appenders have
+flushed, after flushing what waits. Waits for the disk. Returns HANDLE. Signals REFUSED-ERROR for a channel that is not
+a path's; for a flush or appenders as FLUSH."))
 
 (defgeneric descriptor (handle)
-  (:documentation "The file descriptor of a sender, receiver, client, service or engine, which SB-SYS:WAIT-UNTIL-FD-USABLE
-and others may poll for reading."))
+  (:documentation "The file descriptor of a sender, receiver, client, service or engine, which
+SB-SYS:WAIT-UNTIL-FD-USABLE and others may poll for reading."))
 
 (defgeneric info (handle)
-  (:documentation "Returns figures of a sender, receiver, client, service or engine: a property list with the fields of the C
-structure, as :MESSAGES for pelton_sender_info.messages. Sizes are in bytes. For instance (getf (info sender) :unreleased)."))
+  (:documentation "Returns figures of a sender, receiver, client, service or engine: a property list with the fields of
+the C structure, as :MESSAGES for pelton_sender_info.messages. Sizes are in bytes. For instance (getf (info sender)
+:unreleased)."))
 
 (defmacro define-figures (kind)
   "Methods of DESCRIPTOR and INFO for handles of KIND."

@@ -3,8 +3,8 @@
 (in-package #:pelton)
 
 (defun before-saving ()
-  "Closes everything: a saved image has none of this process's memory or descriptors. Flushes come first, since a sink may use
-another handle."
+  "Closes everything: a saved image has none of this process's memory or descriptors. Flushes come first, since a sink
+may use another handle."
   (flet ((flushes-p (handle) (typep handle '(or appenders flush))))
     (dolist (handle (stable-sort (loop for handle being the hash-keys of *handles* collect handle)
                                  (lambda (one other) (and (flushes-p one) (not (flushes-p other))))))

@@ -86,8 +86,8 @@ Signals TOO-SMALL-ERROR if the heap has no space."
     (intern (string-upcase (apply #'format nil control arguments)) '#:pelton)))
 
 (defmacro define-interface ()
-  "Defines the constants +FOREVER+, +SIZEOF-MESSAGE+; the places (MESSAGE.DATA SAP); the functions %SENDER-SEND. A handle
-is passed as a word, because a SAP outside of a register conses."
+  "Defines the constants +FOREVER+, +SIZEOF-MESSAGE+; the places (MESSAGE.DATA SAP); the functions %SENDER-SEND. A
+handle is passed as a word, because a SAP outside of a register conses."
   `(progn
      ,@(loop for (constant number) in *constants*
              collect `(defconstant ,(name "+~a+" constant) ,number))
@@ -170,8 +170,8 @@ is passed as a word, because a SAP outside of a register conses."
 (define-condition pelton-error (error)
   ((code :initarg :code :reader pelton-error-code)
    (detail :initarg :detail :initform "" :reader pelton-error-detail))
-  (:documentation "Every error of pelton. PELTON-ERROR-CODE is the library's number, below 0; PELTON-ERROR-DETAIL says what
-was found, what was wanted, and what to do. Each code of the C interface has a subclass named after it:
+  (:documentation "Every error of pelton. PELTON-ERROR-CODE is the library's number, below 0; PELTON-ERROR-DETAIL says
+what was found, what was wanted, and what to do. Each code of the C interface has a subclass named after it:
 PEER-DIED-ERROR for PELTON_PEER_DIED; TIMED-OUT for PELTON_AGAIN and PELTON_TIMED_OUT.")
   (:report (lambda (condition stream)
              (format stream "pelton: ~a~:[: ~a~;~]" (code-text (pelton-error-code condition))
@@ -217,8 +217,8 @@ PEER-DIED-ERROR for PELTON_PEER_DIED; TIMED-OUT for PELTON_AGAIN and PELTON_TIME
     (when (and (> size (left)) (progn (sb-ext:gc) (> size (left))))
       (error 'too-small-error
              :code +too-small+
-             :detail (format nil "the message has ~:d bytes, and the heap has space for ~:d: read it in place, or start ~
-                                  sbcl with a larger --dynamic-space-size" size (left))))
+             :detail (format nil "the message has ~:d bytes, and the heap has space for ~:d: read it in place, or ~
+                                  start sbcl with a larger --dynamic-space-size" size (left))))
     (make-octets size)))
 
 ;;; ---- Calling the library
@@ -263,9 +263,10 @@ binding, which would take a third of a message's time."
                 ,code)))))
 
 (defmacro guarding ((at count) body cleanup)
-  "Runs BODY and, however it is left, CLEANUP, both without interrupts, except in (INTERRUPTIBLE FORM...) within BODY. AT is
-the address of COUNT words, 0 at first, in which C notes what CLEANUP has to undo. It is a fixnum, since a SAP in a
-closure conses. It binds one variable, and a second one for INTERRUPTIBLE; WITHOUT-INTERRUPTS would bind twice as many."
+  "Runs BODY and, however it is left, CLEANUP, both without interrupts, except in (INTERRUPTIBLE FORM...) within BODY.
+AT is the address of COUNT words, 0 at first, in which C notes what CLEANUP has to undo. It is a fixnum, since a SAP in
+a closure conses. It binds one variable, and a second one for INTERRUPTIBLE; WITHOUT-INTERRUPTS would bind twice as
+many."
   (let ((words (gensym "WORDS")) (enabled (gensym "ENABLED")) (allowed (gensym "ALLOWED")))
     `(with-words (,words ,count)
        (let* ((,at (ldb (byte 62 0) (sap-int ,words)))
@@ -329,9 +330,9 @@ closure conses. It binds one variable, and a second one for INTERRUPTIBLE; WITHO
                             (max 0 (min 1000000 (ceiling (- deadline (without-interrupts (%deadline 0))) 1000000))))))
 
 (defun wait-for (timeout call ready)
-  "Makes CALL, a function of a deadline that returns as ATTEMPT, until it does not return PELTON_AGAIN, or until TIMEOUT has
-passed. In between calls READY, a function of the deadline that waits and returns as ATTEMPT: a code from 0 on says that
-something is there. If that is NIL, CALL waits in the library. Interrupts are served all the time."
+  "Makes CALL, a function of a deadline that returns as ATTEMPT, until it does not return PELTON_AGAIN, or until TIMEOUT
+has passed. In between calls READY, a function of the deadline that waits and returns as ATTEMPT: a code from 0 on says
+that something is there. If that is NIL, CALL waits in the library. Interrupts are served all the time."
   (declare (type function call) (type (or null function) ready) (dynamic-extent call ready))
   (let ((deadline (deadline-of timeout)) (in-library (null ready))
         ;; A past deadline does not wait either, but reports a wait without end, which PELTON_NO_WAIT does not.
@@ -350,8 +351,8 @@ something is there. If that is NIL, CALL waits in the library. Interrupts are se
           (setf in-library (>= found 0)))))))
 
 (defmacro wait-until-ready ((kind address spins deadline &rest size) wrap)
-  "Busy-polls a handle of KIND as the library does, then sleeps until its descriptor is readable. SPINS: it never sleeps.
-WRAP is a macro for each call."
+  "Busy-polls a handle of KIND as the library does, then sleeps until its descriptor is readable. SPINS: it never
+sleeps. WRAP is a macro for each call."
   (flet ((function-of (verb) (name "%~a-~a" kind verb)))
     `(let ((polled (,wrap (,(function-of 'poll) ,address ,@size))))
        (if (or ,spins (not (eql polled +again+)))
@@ -367,9 +368,9 @@ WRAP is a macro for each call."
 
 (defmacro attempt-waiting ((kind address timeout deadline &key spins size tried handle) call)
   "As ATTEMPT; waits up to TIMEOUT seconds. CALL, with DEADLINE bound, is made again and again. KIND is the kind of the
-handle at ADDRESS, or NIL if it has no descriptor to wait on; a sender waits for space for SIZE bytes. TRIED is a variable
-with the result of a CALL that was already made: a condition is the result once, because the library may report it only
-once. If HANDLE's peer has died, that is noted until PERSIST signals it, and the result is NIL."
+handle at ADDRESS, or NIL if it has no descriptor to wait on; a sender waits for space for SIZE bytes. TRIED is a
+variable with the result of a CALL that was already made: a condition is the result once, because the library may report
+it only once. If HANDLE's peer has died, that is noted until PERSIST signals it, and the result is NIL."
   (let ((result (gensym "RESULT")) (seconds (gensym "SECONDS")))
     `(macrolet ((attempt-noting (call)
                   ,(if handle

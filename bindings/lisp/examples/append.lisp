@@ -1,4 +1,4 @@
-;;;; Eight threads append to buffers of their own, each of which goes to a function of ours when it is full:
+;;;; Eight threads append to buffers of their own, which go to a function when they are full:
 ;;;;
 ;;;;     sbcl --script examples/append.lisp
 
@@ -8,7 +8,7 @@
 
 (let ((buffers 0) (taken 0))
   (flet ((sink (chunks)
-           ;; All of them are ours when this returns, and would come again if it signalled an error. One thread at a time is here.
+           ;; It has them all when it returns; after an error they would come again. One thread at a time calls it.
            (incf buffers)
            (pelton:do-chunks ((sap size :messages messages) chunks)
              (incf taken messages))))
@@ -24,4 +24,4 @@
         (mapc #'sb-thread:join-thread threads)
         ;; On demand.
         (pelton:flush appenders)
-        (format t "~:d messages, in ~:d times that there was something to take~%" taken buffers)))))
+        (format t "~:d messages in ~:d flushes~%" taken buffers)))))

@@ -15,12 +15,12 @@
   (handler-bind ((warning #'error))
     (is (load (merge-pathnames "package.lisp" (asdf:system-source-directory "pelton"))))))
 
-(deftest what-was-opened-is-closed-though-an-interrupt-comes-before-the-body
+(deftest a-handle-is-closed-though-an-interrupt-comes-before-the-body
   (let ((path (format nil "path:~a" (in-directory "channel"))) (socket (format nil "unix:~a" (in-directory "socket"))))
     (flet ((open-ones (type)
              (loop for handle being the hash-keys of pelton::*handles*
                    when (and (typep handle type) (pelton:handle-open-p handle)) collect handle)))
-      ;; Of the types that no other thread opens meanwhile.
+      ;; Of types that no other thread opens meanwhile.
       (macrolet ((closed (type form)
                    `(let ((before (open-ones ',type)))
                       (is (call-interrupted-at-adoption (lambda () ,form (error "not reached"))))
@@ -35,25 +35,25 @@
         (pelton:with-gathering-receiver (receiver nil)
           (closed t (pelton:with-senders (senders receiver) (error "not reached"))))
         (multiple-value-bind (sender receiver) (pelton:make-channel)
-          (closed t (pelton:with-flush (flushing receiver #'identity) (error "not reached")))
+          (closed t (pelton:with-flush (flush receiver #'identity) (error "not reached")))
           (pelton:close-handle sender))
-        ;; Who has waited for somebody.
-        (let ((connecting (in-thread (handler-case (pelton:with-sender (sender socket :timeout *patience*) t)
+        ;; Openings that have waited for a peer.
+        (let ((connecting (in-thread (handler-case (pelton:with-sender (sender socket :timeout *limit*) t)
                                        (pelton:pelton-error () nil)))))
           (closed (or pelton:receiver pelton::listener)
-                  (pelton:with-receiver (receiver socket :accept t :timeout *patience*) (error "not reached")))
+                  (pelton:with-receiver (receiver socket :accept t :timeout *limit*) (error "not reached")))
           (joined connecting))
-        (let ((accepting (in-thread (handler-case (pelton:with-receiver (receiver socket :accept t :timeout *patience*) t)
+        (let ((accepting (in-thread (handler-case (pelton:with-receiver (receiver socket :accept t :timeout *limit*) t)
                                       (pelton:pelton-error () nil)))))
-          (closed pelton:sender (pelton:with-sender (sender socket :timeout *patience*) (error "not reached")))
+          (closed pelton:sender (pelton:with-sender (sender socket :timeout *limit*) (error "not reached")))
           (joined accepting))))))
 
-(deftest who-spins-is-told-and-interrupted-as-who-sleeps
+(deftest a-spinning-receiver-times-out-and-is-interrupted
   (pelton:with-channel (sender receiver :wait :spin :capacity 65536)
     (signals pelton:timed-out (pelton:receive receiver :timeout 0.01))
     (signals sb-ext:timeout (sb-ext:with-timeout 0.02 (pelton:receive receiver)))
     (let ((thread (in-thread (dotimes (i 5000) (pelton:send sender (number-octets i))))))
-      (dotimes (i 5000) (is (equalp (pelton:receive receiver :timeout *patience*) (number-octets i))))
+      (dotimes (i 5000) (is (equalp (pelton:receive receiver :timeout *limit*) (number-octets i))))
       (joined thread))
     (let ((octets (bytes "by its place")))
       (sb-sys:with-pinned-objects (octets)
@@ -88,10 +88,10 @@
         (documented (or (find-class symbol nil) (sb-ext:valid-type-specifier-p symbol)) 'type))
       (is (plusp named)))))
 
-(deftest batches-come-at-once-and-in-order
+(deftest a-batch-becomes-visible-at-once-and-in-order
   (pelton:with-channel (sender receiver :capacity 65536)
     (is (pelton:send-batch sender (list (bytes "one") (bytes "") (make-array 3 :element-type '(unsigned-byte 8) :displaced-to (bytes "three")))))
-    (is (equal (mapcar #'text (pelton:receive-batch receiver :count 2 :timeout *patience*)) '("one" "")))
+    (is (equal (mapcar #'text (pelton:receive-batch receiver :count 2 :timeout *limit*)) '("one" "")))
     (pelton:send sender (bytes "four"))
     (is (equal (mapcar #'text (pelton:receive-batch receiver)) '("thr" "four")))
     ;; All or nothing.
@@ -102,40 +102,40 @@
                     (pelton:timed-out () nil))
             do (incf sent))
       (is (plusp sent))
-      (let ((thread (in-thread (pelton:send-batch sender (list (make-octets 8000) (make-octets 8)) :timeout *patience*)
+      (let ((thread (in-thread (pelton:send-batch sender (list (make-octets 8000) (make-octets 8)) :timeout *limit*)
                                (pelton:close-handle sender)))
             (received '()))
-        (loop do (handler-case (setf received (append received (pelton:receive-batch receiver :timeout *patience*)))
+        (loop do (handler-case (setf received (append received (pelton:receive-batch receiver :timeout *limit*)))
                    (pelton:closed-error () (return))))
         (joined thread)
         (is (equal (mapcar #'length received) (loop repeat (1+ sent) append '(8000 8))))))))
 
-(deftest descriptors-come-along
+(deftest descriptors-are-sent-with-a-message
   (let ((name (format nil "unix:~a" (in-directory "socket"))))
     (with-open-file (stream (in-directory "file") :direction :output) (write-string "passed on" stream))
     (flet ((contents (fd)
              (with-open-stream (stream (sb-sys:make-fd-stream fd :input t :buffering :full)) (read-line stream))))
       (let ((thread (in-thread
-                      (pelton:with-receiver (receiver name :accept t :timeout *patience*)
-                        (list (pelton:with-received ((sap size) receiver :timeout *patience*)
+                      (pelton:with-receiver (receiver name :accept t :timeout *limit*)
+                        (list (pelton:with-received ((sap size) receiver :timeout *limit*)
                                 (list (text (pelton:sap-octets sap size)) (mapcar #'contents (pelton:take-descriptors receiver))
                                       (pelton:take-descriptors receiver)))
-                              (pelton:with-received ((sap size) receiver :timeout *patience*) (pelton:take-descriptors receiver)))))))
-        (pelton:with-sender (sender name :timeout *patience*)
+                              (pelton:with-received ((sap size) receiver :timeout *limit*) (pelton:take-descriptors receiver)))))))
+        (pelton:with-sender (sender name :timeout *limit*)
           (let ((fds (loop repeat 2 collect (sb-posix:open (in-directory "file") sb-posix:o-rdonly))))
-            (is (pelton:send-descriptors sender (bytes "two") fds :timeout *patience*))
+            (is (pelton:send-descriptors sender (bytes "two") fds :timeout *limit*))
             (mapc #'sb-posix:close fds)
-            (is (pelton:send-descriptors sender (bytes "none") '() :timeout *patience*))
+            (is (pelton:send-descriptors sender (bytes "none") '() :timeout *limit*))
             (signals pelton:too-many-descriptors-error (pelton:send-descriptors sender (bytes "x") (make-list 65 :initial-element 0)))
             (signals pelton:system-error (pelton:send-descriptors sender (bytes "x") '(987654)))
-            (pelton:wait-released sender :timeout *patience*)))
+            (pelton:wait-released sender :timeout *limit*)))
         (is (equal (joined thread) '(("two" ("passed on" "passed on") ()) ())))))))
 
-(deftest what-is-held-stays-and-is-let-go-of-in-any-order
+(deftest held-messages-remain-and-are-released-in-any-order
   (pelton:with-channel (sender receiver :capacity 65536)
     (dotimes (i 3) (pelton:send sender (number-octets i)))
     (with-an-interrupt-pending (pelton:receive-held receiver))
-    (let ((all (loop repeat 3 collect (pelton:receive-held receiver :timeout *patience*))))
+    (let ((all (loop repeat 3 collect (pelton:receive-held receiver :timeout *limit*))))
       (is (equal (mapcar (lambda (held) (sap-ref-64 (pelton:held-sap held) 0)) all) '(0 1 2)))
       (is (equal (mapcar #'pelton:held-size all) '(8 8 8)))
       (is (eql 3 (getf (pelton:info sender) :unreleased)))
@@ -147,7 +147,7 @@
       (is (null (pelton:try-receive receiver)))
       (is (eql 0 (getf (pelton:info sender) :unreleased))))))
 
-(deftest messages-of-any-size-come-as-they-were-sent
+(deftest messages-of-any-size-arrive-unchanged
   (pelton:with-channel (sender receiver :capacity (ash 1 20))
     (dolist (size '(0 1 7 8 9 255 4096 200000))
       (let ((message (make-octets size)))
@@ -160,7 +160,7 @@
           (is (not redelivered)))))
     (is (null (pelton:try-receive receiver)))))
 
-(deftest a-part-of-a-vector-is-sent-and-bounds-are-looked-at
+(deftest a-part-of-a-vector-is-sent-and-bounds-are-checked
   (pelton:with-channel (sender receiver)
     (let ((message (bytes "0123456789"))
           (filled (make-array 10 :element-type '(unsigned-byte 8) :fill-pointer 3 :initial-element 65)))
@@ -177,7 +177,7 @@
       (signals type-error (pelton:send sender "a string"))
       (is (null (pelton:try-receive receiver))))))
 
-(deftest what-is-reserved-is-sent-when-the-body-ends-and-else-never-seen
+(deftest a-reservation-is-sent-only-when-its-body-ends-normally
   (pelton:with-channel (sender receiver)
     (pelton:with-reserved ((sap size) sender 16)
       (is (eql size 16))
@@ -200,7 +200,7 @@
     (pelton:send sender (bytes "after"))
     (is (equal (text (pelton:receive receiver)) "after"))))
 
-(deftest what-is-received-is-released-however-the-body-is-left
+(deftest a-received-message-is-released-however-the-body-is-left
   (pelton:with-channel (sender receiver)
     (dotimes (i 3) (pelton:send sender (number-octets i)))
     (ignore-errors (pelton:with-received ((sap size) receiver) (error "no")))
@@ -215,7 +215,7 @@
     (let ((sum 0) (thread (in-thread
                             (dotimes (i 1000) (pelton:send sender (number-octets i)))
                             (pelton:close-handle sender))))
-      (is (eq :ended (pelton:do-received ((sap size) receiver :timeout *patience* :result :ended)
+      (is (eq :ended (pelton:do-received ((sap size) receiver :timeout *limit* :result :ended)
                        (incf sum (sap-ref-64 sap 0)))))
       (joined thread)
       (is (eql sum 499500))
@@ -228,7 +228,7 @@
       (pelton:do-messages (octets receiver) (incf left))
       (is (eql left 7)))))
 
-(deftest what-is-full-or-empty-is-told-with-a-restart-that-waits-longer
+(deftest a-full-or-empty-lane-times-out-with-a-restart-that-waits-longer
   (pelton:with-channel (sender receiver :capacity 65536)
     (signals pelton:timed-out (pelton:receive receiver :timeout 0.01))
     (let ((message (make-octets 20000)) (sent 0))
@@ -250,7 +250,7 @@
       (is (null (handler-bind ((pelton:timed-out #'pelton:drop-message))
                   (pelton:send sender message :timeout 0.01)))))))
 
-(deftest too-large-is-told-and-may-be-dropped
+(deftest a-message-too-large-is-signalled-and-can-be-dropped
   (pelton:with-channel (sender receiver :message-bytes-max 1000)
     (let ((condition (signals pelton:too-large-error (pelton:send sender (make-octets 1001)))))
       (is (search "1001" (princ-to-string condition)))
@@ -275,10 +275,10 @@
            (thread (in-thread (catch 'out
                                 (sb-thread:signal-semaphore begun)
                                 (pelton:receive receiver)))))
-      (is (sb-thread:wait-on-semaphore begun :timeout *patience*))
-      ;; It may be spinning still, or asleep: either way it hears.
+      (is (sb-thread:wait-on-semaphore begun :timeout *limit*))
+      ;; It may still busy-poll, or sleep: both serve the interrupt.
       (sb-thread:interrupt-thread thread (lambda () (sb-thread:signal-semaphore seen)))
-      (is (sb-thread:wait-on-semaphore seen :timeout *patience*))
+      (is (sb-thread:wait-on-semaphore seen :timeout *limit*))
       (sb-thread:interrupt-thread thread (lambda () (throw 'out :left)))
       (is (eq (joined thread) :left)))
     (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:receive receiver)))
@@ -288,27 +288,27 @@
 
 (deftest without-interrupts-is-without-them
   (pelton:with-channel (sender receiver)
-    (let* ((heard nil) (waiting (sb-thread:make-semaphore))
+    (let* ((served nil) (waiting (sb-thread:make-semaphore))
            (interrupted (sb-thread:make-semaphore))
            (thread (in-thread
                      (sb-sys:without-interrupts
                        (sb-thread:signal-semaphore waiting)
-                       (sb-thread:wait-on-semaphore interrupted :timeout *patience*)
-                       ;; There is one to be heard all the time.
+                       (sb-thread:wait-on-semaphore interrupted :timeout *limit*)
+                       ;; An interrupt is pending all the time.
                        (signals pelton:timed-out (pelton:receive receiver :timeout 0.02))
                        (pelton:send sender (bytes "now"))
                        (pelton:receive receiver)
-                       (list :received heard)))))
+                       (list :received served)))))
       (sb-thread:wait-on-semaphore waiting)
-      (sb-thread:interrupt-thread thread (lambda () (setf heard t)))
+      (sb-thread:interrupt-thread thread (lambda () (setf served t)))
       (sb-thread:signal-semaphore interrupted)
       (is (equal (joined thread) '(:received nil)))
-      (is heard))))
+      (is served))))
 
-(deftest what-an-interrupt-keeps-from-being-shown-is-shown-to-who-receives-next
+(deftest a-message-that-an-interrupt-kept-back-goes-to-the-next-receive
   (pelton:with-channel (sender receiver)
     (dotimes (i 6) (pelton:send sender (number-octets i)))
-    (flet ((next () (sb-kernel:%vector-raw-bits (pelton:receive receiver :timeout *patience*) 0)))
+    (flet ((next () (sb-kernel:%vector-raw-bits (pelton:receive receiver :timeout *limit*) 0)))
       (with-an-interrupt-pending (pelton:receive receiver))
       (is (eql (next) 0))
       (with-an-interrupt-pending (pelton:with-received ((sap size) receiver) (error "not reached")))
@@ -319,11 +319,11 @@
         (is (eql 2 (sb-kernel:%vector-raw-bits buffer 0))))
       (with-an-interrupt-pending (pelton:try-receive receiver))
       (is (equalp (pelton:try-receive receiver) (number-octets 3)))
-      ;; Shown twice is none, though it is kept again.
+      ;; It is kept again after a second interrupt.
       (with-an-interrupt-pending (pelton:receive receiver))
       (with-an-interrupt-pending (pelton:receive receiver))
       (is (eql (next) 4))
-      ;; What BODY has seen is released, however that is left.
+      ;; A message that the body has got is released, however the body is left.
       (catch 'out (pelton:with-received ((sap size) receiver) (throw 'out nil)))
       (is (null (pelton:try-receive receiver)))
       (is (eql 0 (getf (pelton:info sender) :unreleased))))))
@@ -336,7 +336,7 @@
                      (pelton:close-handle sender)))
            (disturber (in-thread (disturb thread (lambda () ended) (lambda () (make-octets 100)))))
            (next 0))
-      (pelton:do-received ((sap size) receiver :timeout *patience*)
+      (pelton:do-received ((sap size) receiver :timeout *limit*)
         (is (eql (sap-ref-64 sap 0) next))
         (incf next))
       (setf ended t)
@@ -344,7 +344,7 @@
       (joined disturber)
       (is (eql next count)))))
 
-(deftest many-threads-send-each-by-a-lane-of-its-own
+(deftest many-threads-send-each-through-its-own-lane
   (pelton:with-gathering-receiver (receiver nil :membership-events t)
     (pelton:with-senders (senders receiver)
       (let* ((threads (loop for thread below 4
@@ -353,7 +353,7 @@
                                                    (pelton:send senders (number-octets (+ (* thread 1000000) i))))))))
              (next (make-hash-table)) (joined 0) (left 0))
         (loop until (eql left 4)
-              do (multiple-value-bind (kind octets lane pid uid) (pelton:receive-event receiver :timeout *patience*)
+              do (multiple-value-bind (kind octets lane pid uid) (pelton:receive-event receiver :timeout *limit*)
                    (ecase kind
                      (:joined (incf joined)
                       (is (eql pid (sb-posix:getpid)))
@@ -368,16 +368,16 @@
         (is (eql joined 4))
         (is (eql (hash-table-count next) 4))))))
 
-(deftest ends-that-connect-and-ends-that-are-told
+(deftest endpoints-connect-and-the-end-is-signalled
   (let* ((name (format nil "unix:~a" (in-directory "socket")))
          (thread (in-thread
-                   (pelton:with-receiver (receiver name :accept t :timeout *patience*)
-                     (list (text (pelton:receive receiver :timeout *patience*))
-                           (handler-case (pelton:receive receiver :timeout *patience*)
+                   (pelton:with-receiver (receiver name :accept t :timeout *limit*)
+                     (list (text (pelton:receive receiver :timeout *limit*))
+                           (handler-case (pelton:receive receiver :timeout *limit*)
                              (pelton:channel-ended (condition) (type-of condition))))))))
-    (pelton:with-sender (sender name :timeout *patience*)
+    (pelton:with-sender (sender name :timeout *limit*)
       (pelton:send sender (bytes "hello"))
-      (pelton:wait-released sender :timeout *patience*))
+      (pelton:wait-released sender :timeout *limit*))
     (is (equal (joined thread) '("hello" pelton:closed-error)))
     (signals pelton:no-listener-error (pelton:open-sender name))
     (signals pelton:name-error (pelton:open-sender "no/name"))
@@ -397,8 +397,8 @@
                                        (when (eql (incf waits) 1)
                                          (setf accepting (in-thread
                                                            (pelton:with-receiver (receiver name :accept t
-                                                                                                :timeout *patience*)
-                                                             (text (pelton:receive receiver :timeout *patience*))))))
+                                                                                                :timeout *limit*)
+                                                             (text (pelton:receive receiver :timeout *limit*))))))
                                        (pelton:wait-longer condition))))
       (pelton:with-sender (sender name :timeout 0.05)
         (pelton:send sender (bytes "late"))
@@ -409,8 +409,8 @@
   (flet ((descriptors () (length (directory "/proc/self/fd/*" :resolve-symlinks nil))))
     (let ((name (format nil "unix:~a" (in-directory "socket"))) (before nil))
       (flet ((interrupted (open &rest options)
-               (signals sb-ext:timeout (sb-ext:with-timeout 0.02 (apply open name :timeout *patience* options)))
-               (with-an-interrupt-pending (apply open name :timeout *patience* options))))
+               (signals sb-ext:timeout (sb-ext:with-timeout 0.02 (apply open name :timeout *limit* options)))
+               (with-an-interrupt-pending (apply open name :timeout *limit* options))))
         (dolist (open (list #'pelton:open-sender #'pelton:open-receiver #'pelton:open-client))
           ;; The first time may open descriptors that stay.
           (interrupted open)
@@ -427,7 +427,7 @@
                  (signals pelton:timed-out (pelton:open-sender name :timeout 0.02)))
             (pelton:close-handle listener)))))))
 
-(deftest a-path-keeps-what-was-sent
+(deftest a-path-keeps-sent-messages
   (let ((name (format nil "path:~a" (in-directory "channel"))))
     (signals pelton:no-channel-error (pelton:open-sender name))
     (pelton:with-sender (sender name :create t :capacity 65536)
@@ -437,7 +437,7 @@
       (signals pelton:role-taken-error (pelton:open-receiver name))
       (is (equal (text (pelton:receive receiver)) "kept")))))
 
-(deftest a-closed-handle-is-a-mistake-and-closing-twice-is-none
+(deftest using-a-closed-handle-is-a-usage-error-and-closing-it-again-is-not
   (multiple-value-bind (sender receiver) (pelton:make-channel)
     (pelton:close-handle sender)
     (pelton:close-handle sender)
@@ -450,7 +450,7 @@
 (defclass said (sb-gray:fundamental-character-output-stream)
   ((characters :initform '())
    (lock :initform (sb-thread:make-mutex) :reader lock-of))
-  (:documentation "What one thread may write to while another looks at it."))
+  (:documentation "A stream that one thread writes and another reads."))
 
 (defmethod sb-gray:stream-write-char ((said said) character)
   (sb-thread:with-mutex ((lock-of said)) (push character (slot-value said 'characters))))
@@ -460,7 +460,7 @@
 (defun all-said (said)
   (sb-thread:with-mutex ((lock-of said)) (coerce (reverse (slot-value said 'characters)) 'string)))
 
-(deftest what-is-forgotten-is-closed-and-said
+(deftest a-handle-that-becomes-garbage-is-closed-with-a-warning
   (let ((said (make-instance 'said)) (before *error-output*))
     (sb-ext:gc :full t)
     (flet ((forget (count)
@@ -472,7 +472,7 @@
            (let ((receivers (progn (setf (symbol-value '*error-output*) (make-synonym-stream 'said-to)
                                          (symbol-value 'said-to) said)
                                    (joined (in-thread (forget 20))))))
-             ;; A conservative collector may find what looks like some of them.
+             ;; A conservative collector may keep some of them.
              (until (progn (sb-ext:gc :full t)
                            (plusp (count-if (lambda (receiver)
                                               (handler-case (progn (loop while (pelton:try-receive receiver)) nil)
