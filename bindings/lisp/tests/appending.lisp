@@ -66,7 +66,8 @@
           (is (< (consed (lambda () (sb-sys:with-pinned-objects (octets)
                                       (pelton:append-sap appenders (sb-sys:vector-sap octets) 16))))
                  count))
-          (is (< (consed (lambda () (pelton:with-reserved ((sap size) appenders 16) (setf (sap-ref-64 sap 0) 1)))) count))
+          (is (< (consed (lambda () (pelton:with-reserved ((sap size) appenders 16) (setf (sap-ref-64 sap 0) 1))))
+                 count))
           (is (< (consed (lambda () (pelton:append-message appenders octets :start 4 :end 12))) count)))))
     (is (eql taken 4000004))))
 
@@ -152,21 +153,25 @@
     (let ((appenders (pelton:open-appenders (lambda (chunks)
                                               (declare (ignore chunks))
                                               (incf calls)
-                                              (if (eq fails :throw) (throw 'out nil) (when fails (error "for ever")))))))
+                                              (if (eq fails :throw) (throw 'out nil)
+                                                  (when fails (error "for ever")))))))
       (pelton:append-message appenders (bytes "x"))
       (is (typep (pelton:sink-error-cause (signals pelton:sink-error (pelton:sync appenders))) 'error))
       (setf fails :throw)
       (catch 'out
         (is (null (pelton:sink-error-cause (signals pelton:sink-error (pelton:flush appenders))))))
       (setf fails t)
-      (is (search "for ever" (princ-to-string (pelton:sink-error-cause (signals pelton:sink-error (pelton:close-handle appenders))))))
+      (is (search "for ever" (princ-to-string (pelton:sink-error-cause (signals pelton:sink-error
+                                                                                (pelton:close-handle appenders))))))
       (is (not (pelton:handle-open-p appenders))))
     ;; The macro signals it; if another exit leaves the body, it warns.
-    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks)) (error "for ever")))
+    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks))
+                                                                         (error "for ever")))
                                  (pelton:append-message appenders (bytes "x"))))
     (let ((warned 0))
       (handler-bind ((warning (lambda (condition) (incf warned) (muffle-warning condition))))
-        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks)) (error "for ever")))
+        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks))
+                                                                            (error "for ever")))
                                     (pelton:append-message appenders (bytes "x"))
                                     (throw 'out :left))))))
       (is (eql warned 1)))
@@ -208,10 +213,9 @@
     (pelton:with-appenders (appenders (lambda (chunks)
                                         (pelton:do-chunks ((sap size :lane-id id) chunks)
                                           (pushnew id ids)
-                                          (is (eql id (logior (sap-ref-64 (sb-sys:int-sap (pelton::chunks-address chunks)) (* pelton::+sizeof-chunk+ (1- (length ids))))
-                                                              (ash (sap-ref-64 (sb-sys:int-sap (pelton::chunks-address chunks))
-                                                                               (+ 8 (* pelton::+sizeof-chunk+ (1- (length ids)))))
-                                                                   64)))))
+                                          (let ((chunk (sb-sys:sap+ (sb-sys:int-sap (pelton::chunks-address chunks))
+                                                                    (* pelton::+sizeof-chunk+ (1- (length ids))))))
+                                            (is (eql id (logior (sap-ref-64 chunk 0) (ash (sap-ref-64 chunk 8) 64))))))
                                         (push (pelton:do-records ((sap size) chunks :result :end)
                                                 (when (eql (sap-ref-64 sap 0) 2) (return :two))
                                                 (when (eql (sap-ref-64 sap 0) 3) (error "it goes on")))
@@ -227,7 +231,8 @@
 (deftest places-of-ended-threads-are-used-again
   (with-collected (appenders collected)
     (fill (pelton::appenders-places appenders) (pelton::make-own nil 0 nil))
-    (joined (in-thread (pelton:append-message appenders (bytes "new")) (pelton:append-message appenders (bytes "again"))))
+    (joined (in-thread (pelton:append-message appenders (bytes "new"))
+                       (pelton:append-message appenders (bytes "again"))))
     (pelton:flush appenders)
     (is (equal (mapcar #'text (first (funcall collected))) '("new" "again")))))
 
@@ -293,7 +298,8 @@
       (pelton:flush appenders)
       (let ((lanes (funcall collected)))
         (is (eql (length lanes) 100))
-        (is (every (lambda (messages) (and (eql (length messages) 21) (every (lambda (one) (equalp one (first messages))) messages)))
+        (is (every (lambda (messages) (and (eql (length messages) 21)
+                                           (every (lambda (one) (equalp one (first messages))) messages)))
                    lanes))))))
 
 (defvar *inside* nil "Whether there is somewhere to throw to.")
@@ -316,7 +322,8 @@
                                         while (< next count)
                                         do (let ((number (sb-sys:without-interrupts (1- (incf next)))))
                                              ;; Not faster than the interrupts come.
-                                             (loop until (>= interrupts (floor number 15000)) do (sb-thread:thread-yield))
+                                             (loop until (>= interrupts (floor number 15000)) do
+                                                   (sb-thread:thread-yield))
                                              (if (evenp number)
                                                  (pelton:append-message appenders (number-octets number))
                                                  (pelton:with-reserved ((sap size) appenders 8)
@@ -341,7 +348,8 @@
 (deftest a-record-file-is-read-back
   (let ((path (in-directory "log")) (read '()))
     (pelton:with-appenders (appenders (pelton:record-file path))
-      (let ((threads (loop repeat 3 collect (in-thread (dotimes (i 1000) (pelton:append-message appenders (number-octets i)))))))
+      (let ((threads (loop repeat 3 collect (in-thread (dotimes (i 1000) (pelton:append-message appenders
+                                                                                                (number-octets i)))))))
         (mapc #'joined threads))
       (signals pelton:role-taken-error (pelton:open-appenders (pelton:record-file path)))
       (pelton:sync appenders))
@@ -368,14 +376,16 @@
       (is (eq :end (handler-bind ((pelton:damaged-error (lambda (condition)
                                                           (incf signalled)
                                                           (pelton:skip-damage condition))))
-                     (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read)) path))))
+                     (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read))
+                                             path))))
       (is (eql signalled 1))
       (is (equal (reverse read) '("before" "behind"))))
     (signals pelton:damaged-error (pelton:map-record-file (constantly nil) path))))
 
 (deftest a-file-beyond-its-limit-is-rotated
   (let ((path (in-directory "log")) (read 0))
-    (pelton:with-appenders (appenders (pelton:record-file path :rotate-bytes 100000 :sync-bytes :each-write :sync-interval 0.01)
+    (pelton:with-appenders (appenders (pelton:record-file path :rotate-bytes 100000
+                                                          :sync-bytes :each-write :sync-interval 0.01)
                                       :flush-bytes 65536)
       (dotimes (i 3000) (pelton:append-message appenders (make-octets 100))))
     (is (probe-file (concatenate 'string path ".000001")))
@@ -449,7 +459,8 @@
                                    (sb-ext:exit :code 7))")))
         (is (equal run '(7 ""))))
       ;; A message that the heap has no space for is signalled, and remains.
-      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--lose-on-corruption" "--disable-ldb" "--disable-debugger" "--no-sysinit" "--no-userinit"
+      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--lose-on-corruption" "--disable-ldb"
+                       "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(pelton:with-channel (s r :capacity (ash 1 28))
                                    (pelton:with-reserved ((sap size) s 130000000) (setf (sb-sys:sap-ref-8 sap 9) 7))
                                    (handler-case (pelton:receive r)
@@ -461,7 +472,8 @@
         (is (search "the message has 130,000,000 bytes" (second run)))
         (is (search "130000000, 7" (second run))))
       ;; Without the library, opening signals that.
-      (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+      (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit"
+                            "--no-userinit"
                             "--eval" "(handler-case (pelton:make-channel) (error (condition) (format t \"signalled: ~a~%\" condition)))"
                             "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))

@@ -44,7 +44,8 @@
 
 (deftest a-request-has-the-process-and-user-of-its-client
   (with-serving ((service-name "s") (lambda (request)
-                                      (bytes (format nil "~d ~d" (pelton:request-pid request) (pelton:request-uid request)))))
+                                      (bytes (format nil "~d ~d" (pelton:request-pid request)
+                                                     (pelton:request-uid request)))))
     (pelton:with-client (client (service-name "s") :timeout *limit*)
       (is (equal (text (pelton:call client (bytes "x") :timeout *limit*))
                  (format nil "~d ~d" (sb-posix:getpid) (sb-posix:geteuid)))))))
@@ -101,7 +102,8 @@
 (deftest the-end-of-a-service-is-signalled-at-its-clients
   (let ((name (service-name "s")) (signalled 0))
     (let* ((service (pelton:open-service name))
-           (thread (in-thread (pelton:serve service (lambda (request) (declare (ignore request)) (incf signalled) (bytes "y"))))))
+           (thread (in-thread (pelton:serve service (lambda (request) (declare (ignore request)) (incf signalled)
+                                                            (bytes "y"))))))
       (pelton:with-client (client name :timeout *limit*)
         (is (pelton:notify client (bytes "x") :timeout *limit*))
         (is (equal (text (pelton:call client (bytes "x") :timeout *limit*)) "y"))
@@ -116,7 +118,8 @@
   (pelton:with-service (service (service-name "s"))
     (dolist (threads '(1 3))
       (dotimes (i 2)
-        (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:serve service #'pelton:request-octets :threads threads))))
+        (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:serve service #'pelton:request-octets
+                                                                        :threads threads))))
       (let ((thread (in-thread (handler-case (pelton:serve service #'pelton:request-octets :threads threads)
                                  (broken () :broken)))))
         (pelton:with-client (client (service-name "s") :timeout *limit*)
@@ -129,14 +132,16 @@
 (deftest a-serious-condition-in-a-handler-of-any-thread-is-signalled-by-serve
   (pelton:with-service (service (service-name "s"))
     (dolist (threads '(1 3))
-      (let ((thread (in-thread (handler-case (pelton:serve service (lambda (request) (declare (ignore request)) (error 'broken))
+      (let ((thread (in-thread (handler-case (pelton:serve service (lambda (request) (declare (ignore request))
+                                                                           (error 'broken))
                                                            :threads threads)
                                  (broken () :broken)))))
         (pelton:with-client (client (service-name "s") :timeout *limit*)
           (signals pelton:call-abandoned (pelton:call client (bytes "x") :timeout *limit*)))
         (is (eq (joined thread) :broken))))))
 
-(define-condition unprintable (error) () (:report (lambda (condition stream) (declare (ignore condition stream)) (error "not even this"))))
+(define-condition unprintable (error) () (:report (lambda (condition stream) (declare (ignore condition stream))
+                                                          (error "not even this"))))
 
 (deftest every-error-in-a-handler-fails-the-call
   (with-serving ((service-name "s") (lambda (request)
@@ -185,7 +190,8 @@
 (deftest a-client-that-waits-for-space-takes-replies-meanwhile
   (with-serving ((service-name "s") #'pelton:request-octets)
     (pelton:with-client (client (service-name "s") :timeout *limit*)
-      (let* ((large (make-octets 200000)) (calls (loop repeat 100 collect (pelton:submit client large :timeout *limit*))))
+      (let* ((large (make-octets 200000)) (calls (loop repeat 100 collect
+                                                       (pelton:submit client large :timeout *limit*))))
         (dolist (call calls) (is (eql 200000 (length (pelton:await client :call call :timeout *limit*))))))
       ;; More small ones than the limit: in the end so many replies wait that waiting is without effect.
       (let ((asked 0))
@@ -201,6 +207,7 @@
                                       (dotimes (i 3) (pelton:reply-part request (bytes "part")))
                                       (bytes "end")))
     (pelton:with-client (client (service-name "s") :timeout *limit*)
-      (is (equal "part" (pelton:with-call ((sap size) client (bytes "x") :timeout *limit*) (text (pelton:sap-octets sap size)))))
+      (is (equal "part" (pelton:with-call ((sap size) client (bytes "x") :timeout *limit*)
+                                          (text (pelton:sap-octets sap size)))))
       (is (equal "partpartpartend" (text (pelton:call client (bytes "x") :timeout *limit*))))
       (signals pelton:timed-out (pelton:await client :timeout 0)))))

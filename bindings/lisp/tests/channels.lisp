@@ -9,7 +9,8 @@
       (pelton:with-engine (engine)
         (is (equal (pelton:list-directory engine *directory*)
                    (list (cons (string (code-char 252)) :directory))))))
-    (is (search (subseq name 5) (princ-to-string (signals pelton:no-channel-error (pelton:open-sender (concatenate 'string name "2"))))))))
+    (is (search (subseq name 5) (princ-to-string (signals pelton:no-channel-error
+                                                          (pelton:open-sender (concatenate 'string name "2"))))))))
 
 (deftest the-package-can-be-evaluated-again
   (handler-bind ((warning #'error))
@@ -75,6 +76,11 @@
   (is (subtypep 'pelton:not-reserved-error 'pelton:usage-error))
   (is (subtypep 'pelton:timed-out 'pelton:pelton-error)))
 
+(deftest a-package-can-use-pelton-beside-common-lisp
+  (let ((package (make-package (gensym "USER") :use '(#:cl #:pelton))))
+    (is (null (package-shadowing-symbols package)))
+    (delete-package package)))
+
 (deftest everything-exported-is-documented
   (is (documentation (find-package '#:pelton) t))
   (do-external-symbols (symbol '#:pelton)
@@ -90,7 +96,8 @@
 
 (deftest a-batch-becomes-visible-at-once-and-in-order
   (pelton:with-channel (sender receiver :capacity 65536)
-    (is (pelton:send-batch sender (list (bytes "one") (bytes "") (make-array 3 :element-type '(unsigned-byte 8) :displaced-to (bytes "three")))))
+    (is (pelton:send-batch sender (list (bytes "one") (bytes "")
+                                        (make-array 3 :element-type '(unsigned-byte 8) :displaced-to (bytes "three")))))
     (is (equal (mapcar #'text (pelton:receive-batch receiver :count 2 :timeout *limit*)) '("one" "")))
     (pelton:send sender (bytes "four"))
     (is (equal (mapcar #'text (pelton:receive-batch receiver)) '("thr" "four")))
@@ -118,15 +125,18 @@
       (let ((thread (in-thread
                       (pelton:with-receiver (receiver name :accept t :timeout *limit*)
                         (list (pelton:with-received ((sap size) receiver :timeout *limit*)
-                                (list (text (pelton:sap-octets sap size)) (mapcar #'contents (pelton:take-descriptors receiver))
+                                (list (text (pelton:sap-octets sap size))
+                                      (mapcar #'contents (pelton:take-descriptors receiver))
                                       (pelton:take-descriptors receiver)))
-                              (pelton:with-received ((sap size) receiver :timeout *limit*) (pelton:take-descriptors receiver)))))))
+                              (pelton:with-received ((sap size) receiver :timeout *limit*)
+                                                    (pelton:take-descriptors receiver)))))))
         (pelton:with-sender (sender name :timeout *limit*)
           (let ((fds (loop repeat 2 collect (sb-posix:open (in-directory "file") sb-posix:o-rdonly))))
             (is (pelton:send-descriptors sender (bytes "two") fds :timeout *limit*))
             (mapc #'sb-posix:close fds)
             (is (pelton:send-descriptors sender (bytes "none") '() :timeout *limit*))
-            (signals pelton:too-many-descriptors-error (pelton:send-descriptors sender (bytes "x") (make-list 65 :initial-element 0)))
+            (signals pelton:too-many-descriptors-error (pelton:send-descriptors sender (bytes "x")
+                                                                                (make-list 65 :initial-element 0)))
             (signals pelton:system-error (pelton:send-descriptors sender (bytes "x") '(987654)))
             (pelton:wait-released sender :timeout *limit*)))
         (is (equal (joined thread) '(("two" ("passed on" "passed on") ()) ())))))))
@@ -168,7 +178,8 @@
       (is (equal (text (pelton:receive receiver)) "234"))
       (pelton:send sender filled)
       (is (equal (text (pelton:receive receiver)) "AAA"))
-      (pelton:send sender (make-array 2 :element-type '(unsigned-byte 8) :displaced-to message :displaced-index-offset 4))
+      (pelton:send sender (make-array 2 :element-type '(unsigned-byte 8) :displaced-to message
+                                      :displaced-index-offset 4))
       (is (equal (text (pelton:receive receiver)) "45"))
       (signals error (pelton:send sender message :start 5 :end 11))
       (signals error (pelton:send sender message :start 6 :end 5))

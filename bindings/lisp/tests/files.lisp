@@ -40,7 +40,8 @@
     (pelton:rename-path engine "d/1" "two")
     (pelton:link-file engine "two" "three")
     (is (eql 2 (getf (pelton:file-status engine "two") :links)))
-    (is (eql 39 (pelton:system-error-errno (signals pelton:system-error (pelton:remove-directory engine "d"))))) ; ENOTEMPTY
+    (is (eql 39 (pelton:system-error-errno (signals pelton:system-error
+                                                    (pelton:remove-directory engine "d"))))) ; ENOTEMPTY
     (dotimes (i 600) (unless (eql i 1) (pelton:unlink-file engine (format nil "d/~d" i))))
     (pelton:remove-directory engine "d")
     (let ((condition (signals pelton:system-error (pelton:read-file-octets engine "d/5"))))
@@ -71,7 +72,8 @@
         ;; WAIT-LONGER gets it.
         (is (eql 4 (handler-bind ((pelton:timed-out (lambda (condition)
                                                       (joined (in-thread (pelton:with-engine (other)
-                                                                           (pelton:write-file other file (bytes "more")))))
+                                                                           (pelton:write-file other file
+                                                                                              (bytes "more")))))
                                                       (pelton:wait-longer condition))))
                      (pelton:read-file engine file octets :timeout 0.02))))
         (is (equal (text octets) "more"))))))
@@ -87,5 +89,6 @@
         (handler-case (is (eql 4 (getf (pelton:file-status engine path) :bytes)))
           (pelton:system-error (condition) (is (search "beginning operations" (princ-to-string condition)))))
         (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 0)
-        (is (eql 2 (pelton:system-error-errno (signals pelton:system-error (pelton:file-status engine (in-directory "missing")))))) ; ENOENT
+        (is (eql 2 (pelton:system-error-errno (signals pelton:system-error
+                                                       (pelton:file-status engine (in-directory "missing")))))) ; ENOENT
         (is (eql 4 (getf (pelton:file-status engine path) :bytes)))))))

@@ -5,7 +5,8 @@
 
 (defun tool (arguments &key input (wait t))
   "Runs the pelton command; returns its output, or its process."
-  (let ((tool (or (sb-posix:getenv "PELTON_TOOL") (error "PELTON_TOOL must name the pelton command: bindings/lisp/run-tests does"))))
+  (let ((tool (or (sb-posix:getenv "PELTON_TOOL")
+                  (error "PELTON_TOOL must name the pelton command: bindings/lisp/run-tests does"))))
     (if wait
         (with-output-to-string (out)
           (let ((process (sb-ext:run-program tool arguments :output out :error out
@@ -22,7 +23,8 @@
     (pelton:with-receiver (receiver name :accept t :timeout *limit*)
       (pelton:do-messages (octets receiver :timeout *limit*) (push (text octets) received)))
     (joined thread)
-    (is (equal (mapcar (lambda (line) (string-right-trim '(#\Newline) line)) (reverse received)) '("one" "two" "three")))))
+    (is (equal (mapcar (lambda (line) (string-right-trim '(#\Newline) line)) (reverse received))
+               '("one" "two" "three")))))
 
 (deftest lisp-sends-and-rust-receives
   (let* ((name (format nil "unix:~a" (in-directory "socket")))
@@ -56,14 +58,16 @@
   (let ((process (tool (list "serve" (service-name "s") "--exec" "wc -w") :wait nil)))
     (unwind-protect
          (pelton:with-client (client (service-name "s") :timeout *limit*)
-           (is (eql 3 (parse-integer (text (pelton:call client (bytes "three small words") :timeout *limit*)) :junk-allowed t))))
+           (is (eql 3 (parse-integer (text (pelton:call client (bytes "three small words") :timeout *limit*))
+                                     :junk-allowed t))))
       (sb-ext:process-kill process sb-posix:sigterm)
       (sb-ext:process-wait process))))
 
 (deftest a-killed-sender-is-signalled-and-its-successor-continues
   (let ((name (format nil "path:~a" (in-directory "channel"))))
     (pelton:with-receiver (receiver name :create t)
-      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil :error nil
+      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil
+                                         :error nil
                                                                                             :wait nil)))
         (format (sb-ext:process-input process) "before~%")
         (finish-output (sb-ext:process-input process))
@@ -77,7 +81,8 @@
 (deftest an-end-that-the-library-reports-once-survives-an-interrupt
   (let ((name (format nil "path:~a" (in-directory "channel"))))
     (pelton:with-receiver (receiver name :create t)
-      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil :error nil
+      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil
+                                         :error nil
                                                                                             :wait nil)))
         (format (sb-ext:process-input process) "before~%")
         (finish-output (sb-ext:process-input process))
@@ -91,7 +96,8 @@
 (deftest the-restart-resume-channel-receives-from-the-successor
   (let ((name (format nil "unix:~a" (in-directory "socket"))) (processes '()))
     (flet ((sending (line)
-             (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil :error nil
+             (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name)
+                                                :input :stream :output nil :error nil
                                                                                                    :wait nil)))
                (format (sb-ext:process-input process) "~a~%" line)
                (finish-output (sb-ext:process-input process))
@@ -126,7 +132,8 @@
 (deftest a-killed-receiver-is-signalled-once
   (let ((name (format nil "path:~a" (in-directory "channel"))) (signalled 0))
     (pelton:with-sender (sender name :create t :capacity 65536)
-      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "recv" name) :input nil :output nil :error nil :wait nil)))
+      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "recv" name) :input nil :output nil
+                                         :error nil :wait nil)))
         (pelton:send sender (bytes "before"))
         (pelton:wait-released sender :timeout *limit*)
         (sb-ext:process-kill process sb-posix:sigkill)
@@ -159,7 +166,8 @@
         (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-posix:sigkill))))))
 
 (defun c-program (name)
-  (format nil "~a/~a" (or (sb-posix:getenv "PELTON_C") (error "PELTON_C must name a directory: bindings/lisp/run-tests does")) name))
+  (format nil "~a/~a" (or (sb-posix:getenv "PELTON_C")
+                            (error "PELTON_C must name a directory: bindings/lisp/run-tests does")) name))
 
 (deftest c-sends-back-what-lisp-sends
   (all-comes-back (c-program "peer")))
@@ -171,8 +179,10 @@
 (deftest c-and-lisp-call-one-another
   (with-serving ((service-name "s") (lambda (request) (bytes (string-upcase (text (pelton:request-octets request))))))
     (is (search "ASKED" (with-output-to-string (out)
-                          (sb-ext:run-program (c-program "call") (list "ask" (service-name "s") "asked") :output out :error out)))))
-  (let ((process (sb-ext:run-program (c-program "call") (list "serve" (service-name "c")) :wait nil :output nil :error nil)))
+                          (sb-ext:run-program (c-program "call") (list "ask" (service-name "s") "asked") :output out
+                                              :error out)))))
+  (let ((process (sb-ext:run-program (c-program "call") (list "serve" (service-name "c")) :wait nil :output nil
+                                     :error nil)))
     (unwind-protect
          (pelton:with-client (client (service-name "c") :timeout *limit*)
            (is (equal (text (pelton:call client (bytes "echo") :timeout *limit*)) "echo")))
@@ -186,6 +196,7 @@
     (is (search "a line of Lisp's" (with-output-to-string (out)
                                      (sb-ext:run-program (c-program "append") (list ours) :output out :error out))))
     (sb-ext:run-program (c-program "append") (list theirs "2" "100"))
-    (is (eq :end (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (when (search "line" (text octets)) (incf read)))
+    (is (eq :end (pelton:map-record-file (lambda (octets seq) (declare (ignore seq))
+                                                 (when (search "line" (text octets)) (incf read)))
                                          theirs)))
     (is (eql read 200))))

@@ -16,10 +16,12 @@ int main(int count, char **arguments) {
     if (count != 3) return 2;
     int code = pelton_listener_open(arguments[1], NULL, &listener);
     if (code == PELTON_OK) code = pelton_sender_open(arguments[2], NULL, &sender);
-    if (code == PELTON_OK) code = pelton_listener_accept_receiver(listener, pelton_deadline(INT64_C(60000000000)), &receiver);
+    int64_t deadline = pelton_deadline(INT64_C(60000000000));
+    if (code == PELTON_OK) code = pelton_listener_accept_receiver(listener, deadline, &receiver);
     if (code != PELTON_OK) return complain(code);
     while ((code = pelton_receiver_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
-        if ((code = pelton_sender_send(sender, message.data, message.size, PELTON_FOREVER)) != PELTON_OK) return complain(code);
+        code = pelton_sender_send(sender, message.data, message.size, PELTON_FOREVER);
+        if (code != PELTON_OK) return complain(code);
         pelton_receiver_release(receiver);
     }
     if (code != PELTON_CLOSED) return complain(code);

@@ -98,7 +98,8 @@
         (catch 'opened
           (sb-int:encapsulate 'pelton::adopt 'interrupted
                               (lambda (adopt handle)
-                                (when (and (eq sb-thread:*current-thread* thread) (not done) (not (typep handle 'pelton::listener)))
+                                (when (and (eq sb-thread:*current-thread* thread) (not done)
+                                           (not (typep handle 'pelton::listener)))
                                   (setf done t)
                                   (joined (in-thread (sb-thread:interrupt-thread thread (lambda () (throw 'opened :unwound))))))
                                 (funcall adopt handle)))
