@@ -302,8 +302,6 @@
                                            (every (lambda (one) (equalp one (first messages))) messages)))
                    lanes))))))
 
-(defvar *inside* nil "Whether there is somewhere to throw to.")
-
 (deftest interrupts-that-unwind-while-appending-lose-nothing-and-leave-nothing-half-done
   (let* ((count 300000) (interrupts 0) (next 0) (last -1)
          ;; The numbers whose append has returned, and those that the sink has.

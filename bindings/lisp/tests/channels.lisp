@@ -355,6 +355,34 @@
       (joined disturber)
       (is (eql next count)))))
 
+;; An interrupt can come after a message was delivered to the body, and before the body has noted it.
+(deftest interrupts-that-unwind-while-receiving-double-nothing-and-lose-at-most-one-each
+  (pelton:with-channel (sender receiver :capacity 65536)
+    (let* ((count 20000) (interrupts 0) (last -1) (missing 0) (ended nil)
+           (sending (in-thread (dotimes (i count) (pelton:send sender (number-octets i) :timeout *limit*))
+                               (pelton:close-handle sender)))
+           (thread (in-thread
+                     (loop until ended
+                           do (catch 'out
+                                (let ((*inside* t))
+                                  (pelton:do-received ((sap size) receiver :timeout *limit*)
+                                    (let ((number (sap-ref-64 sap 0)))
+                                      (sb-sys:without-interrupts
+                                        (is (> number last))
+                                        (incf missing (- number last 1))
+                                        (setf last number))
+                                      ;; Not faster than the interrupts come.
+                                      (loop until (>= interrupts (floor number 1000)) do (sb-thread:thread-yield))))
+                                  (setf ended t))))))
+           (disturber (in-thread (disturb thread (lambda () ended)
+                                          (lambda () (when *inside* (incf interrupts) (throw 'out nil)))))))
+      (joined sending)
+      (joined thread)
+      (joined disturber)
+      (is (>= interrupts 19))
+      (is (<= (+ missing (- count last 1)) interrupts))
+      (signals pelton:closed-error (pelton:try-receive receiver)))))
+
 (deftest many-threads-send-each-through-its-own-lane
   (pelton:with-gathering-receiver (receiver nil :membership-events t)
     (pelton:with-senders (senders receiver)

@@ -16,6 +16,8 @@
 
 (defparameter *limit* 60 "Seconds: the bound of each wait.")
 
+(defvar *inside* nil "Whether an interrupt may throw to OUT.")
+
 (define-condition failed (error)
   ((form :initarg :form) (found :initarg :found))
   (:report (lambda (condition stream)
