@@ -99,7 +99,8 @@
   (with-pinned-objects (buffer)
     (funcall sink (vector-sap buffer) bytes (floor bytes (record-bytes size)))))
 
-(defstruct pad (a 0 :type sb-ext:word) (b 0 :type sb-ext:word) (c 0 :type sb-ext:word) (d 0 :type sb-ext:word) (e 0 :type sb-ext:word)
+(defstruct pad (a 0 :type sb-ext:word) (b 0 :type sb-ext:word) (c 0 :type sb-ext:word) (d 0 :type sb-ext:word)
+           (e 0 :type sb-ext:word)
   (f 0 :type sb-ext:word) (g 0 :type sb-ext:word) (h 0 :type sb-ext:word))
 
 ;; One buffer behind a lock: the thread that finds it full flushes it. A thread that is interrupted and unwinds must
@@ -130,13 +131,19 @@
 (defconstant +none+ 3)
 
 (defstruct (bump (:include pad))
-  (tail-0 0 :type sb-ext:word) (p1 0 :type sb-ext:word) (p2 0 :type sb-ext:word) (p3 0 :type sb-ext:word) (p4 0 :type sb-ext:word)
-  (p5 0 :type sb-ext:word) (p6 0 :type sb-ext:word) (p7 0 :type sb-ext:word) (p8 0 :type sb-ext:word) (p9 0 :type sb-ext:word)
-  (pa 0 :type sb-ext:word) (pb 0 :type sb-ext:word) (pc 0 :type sb-ext:word) (pd 0 :type sb-ext:word) (pe 0 :type sb-ext:word)
+  (tail-0 0 :type sb-ext:word) (p1 0 :type sb-ext:word) (p2 0 :type sb-ext:word) (p3 0 :type sb-ext:word)
+           (p4 0 :type sb-ext:word)
+  (p5 0 :type sb-ext:word) (p6 0 :type sb-ext:word) (p7 0 :type sb-ext:word) (p8 0 :type sb-ext:word)
+           (p9 0 :type sb-ext:word)
+  (pa 0 :type sb-ext:word) (pb 0 :type sb-ext:word) (pc 0 :type sb-ext:word) (pd 0 :type sb-ext:word)
+           (pe 0 :type sb-ext:word)
   (pf 0 :type sb-ext:word)
-  (tail-1 0 :type sb-ext:word) (q1 0 :type sb-ext:word) (q2 0 :type sb-ext:word) (q3 0 :type sb-ext:word) (q4 0 :type sb-ext:word)
-  (q5 0 :type sb-ext:word) (q6 0 :type sb-ext:word) (q7 0 :type sb-ext:word) (q8 0 :type sb-ext:word) (q9 0 :type sb-ext:word)
-  (qa 0 :type sb-ext:word) (qb 0 :type sb-ext:word) (qc 0 :type sb-ext:word) (qd 0 :type sb-ext:word) (qe 0 :type sb-ext:word)
+  (tail-1 0 :type sb-ext:word) (q1 0 :type sb-ext:word) (q2 0 :type sb-ext:word) (q3 0 :type sb-ext:word)
+           (q4 0 :type sb-ext:word)
+  (q5 0 :type sb-ext:word) (q6 0 :type sb-ext:word) (q7 0 :type sb-ext:word) (q8 0 :type sb-ext:word)
+           (q9 0 :type sb-ext:word)
+  (qa 0 :type sb-ext:word) (qb 0 :type sb-ext:word) (qc 0 :type sb-ext:word) (qd 0 :type sb-ext:word)
+           (qe 0 :type sb-ext:word)
   (qf 0 :type sb-ext:word)
     ;; The number of opened buffers: threads write to the one of this number modulo 2.
   (epoch 0 :type sb-ext:word)
@@ -221,8 +228,9 @@
   (declare (type (unsigned-byte 16) threads size) (type count* steps count) (type function sink))
   (ecase system
     (:pelton-sbcl
-     (let ((appenders (pelton:open-appenders (lambda (runs)
-                                               (pelton:do-runs ((sap bytes :messages messages) runs) (funcall sink sap bytes messages)))
+     (let ((appenders (pelton:open-appenders (lambda (chunks)
+                                               (pelton:do-chunks ((sap bytes :messages messages) chunks)
+                                                                 (funcall sink sap bytes messages)))
                                              :flush-bytes +buffer+)))
        (lambda ()
          (each-thread (thread threads)
@@ -238,7 +246,8 @@
          (give sink (locked-buffer locked) (locked-used locked) size))))
     (:sbcl-cas
      (let ((bump (make-bump :size size :sink sink
-                            :writing (make-array (* 16 (+ 2 threads)) :element-type '(unsigned-byte 64) :initial-element +none+))))
+                            :writing (make-array (* 16 (+ 2 threads)) :element-type '(unsigned-byte 64)
+                                                 :initial-element +none+))))
        (lambda ()
          (each-thread (thread threads)
            (messages (n thread message count size steps numbered)
@@ -258,7 +267,8 @@
                                         (unless (and (= (ldb (byte 32 0) (sap-ref-64 sap at)) size)
                                                      (< thread threads)
                                                      (= n (svref next thread))
-                                                     (loop for byte from 8 below size always (= 7 (sb-sys:sap-ref-8 sap (+ at 8 byte)))))
+                                                     (loop for byte from 8 below size always
+                                                           (= 7 (sb-sys:sap-ref-8 sap (+ at 8 byte)))))
                                           (error "message ~x is not the expected one, or has wrong bytes" first))
                                         (incf (svref next thread))))
                                     (decf messages)
@@ -276,7 +286,8 @@
                       (run (append-all system threads size steps count nil
                                        (lambda (sap taken many)
                                          (declare (type count* taken many messages bytes))
-                                         (unless (= (ldb (byte 32 0) (sap-ref-64 sap 0)) size) (error "a buffer does not begin with a record"))
+                                         (unless (= (ldb (byte 32 0) (sap-ref-64 sap 0)) size)
+                                                 (error "a buffer does not begin with a record"))
                                          (incf messages many)
                                          (incf bytes taken))))
                       (consed (sb-ext:get-bytes-consed)))
@@ -336,7 +347,8 @@
                    (unless (and (= found size) (= (sb-kernel:%vector-raw-bits buffer 0) n))
                      (error "message ~d has ~d bytes and the number ~d" n found (sb-kernel:%vector-raw-bits buffer 0)))
                    (when (>= n whole-from)
-                     (unless (loop for i of-type (unsigned-byte 32) from 8 below size always (= (aref buffer i) (pattern i)))
+                     (unless (loop for i of-type (unsigned-byte 32) from 8 below size always
+                                   (= (aref buffer i) (pattern i)))
                        (error "message ~d has wrong bytes" n)))))))
         (receive +warm-up+ 0)
         (loop for (count) in passes
@@ -356,7 +368,8 @@
                  (append (numbers (list threads size work-ns looked-at)) (list (passes passes)))))
         (destructuring-bind (name wait capacity size &rest passes) arguments
           (funcall (if (string= role "sender") #'send-side #'receive-side)
-                   name (intern (string-upcase wait) :keyword) (parse-integer capacity) (parse-integer size) (passes passes))))
+                   name (intern (string-upcase wait) :keyword) (parse-integer capacity) (parse-integer size)
+                   (passes passes))))
         ;; Until the program closes our input.
     (read-line *standard-input* nil)))
 
@@ -364,5 +377,6 @@
                         (format *error-output* "~a~%" condition)
                         (finish-output *error-output*)
                         (sb-ext:exit :code 1 :abort t))))
-  (apply #'main (member-if (lambda (word) (member word '("append" "sender" "receiver") :test #'string=)) sb-ext:*posix-argv*)))
+  (apply #'main (member-if (lambda (word) (member word '("append" "sender" "receiver") :test #'string=))
+                           sb-ext:*posix-argv*)))
 (sb-ext:exit :abort t :code 0)

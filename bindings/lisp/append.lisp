@@ -5,138 +5,143 @@
 ;;; ---- Sinks
 
 (defstruct (sink (:copier nil) (:predicate nil))
-  "A function of Lisp's that takes what is flushed."
+  "A sink that is a function in Lisp."
   (function #'identity :type function)
-  ;; By which it was left last, if that was a condition.
+  ;; The condition that it was left by last, if any.
   (cause nil))
 
 (defvar *sinks* (make-hash-table :synchronized t) "Those in use, by number.")
-(defvar *next-sink* (list 0))
 (declaim (type cons *next-sink*))
+(sb-ext:defglobal *next-sink* (list 0))
 
-(defstruct (runs (:copier nil) (:predicate nil) (:constructor %make-runs (address count)))
-  "What a sink is given: so many runs of records. Good until the sink returns."
+(defstruct (chunks (:copier nil) (:predicate nil) (:constructor %make-chunks (address count)))
+  "The argument of a sink: consecutive messages of some lanes, for DO-CHUNKS and DO-RECORDS. Valid until the sink
+returns."
   (address 0 :type word)
   (count 0 :type (unsigned-byte 32)))
 
-(defmacro do-runs (((sap size &key messages first-seq lane-id pid uid) runs &key result) &body body)
-  "Runs BODY with each run: SIZE bytes at SAP, which are whole records of one thread or sender, back to back. For each message there is a
-header, a little-endian word of its number << 32 | its size; its bytes; and up to seven more, so that the next begins at a multiple of 8. The
-other names are variables for how many messages there are, the number of the first, an integer that tells the lane from any other that ever was,
-and the process and user of the sender. In a block named nil."
-  (let ((at (gensym "AT")) (each (gensym "RUNS")))
-    `(let ((,each ,runs))
-       (loop for ,at of-type word from (runs-address ,each) by 48
-             repeat (runs-count ,each)
-             do (let ((,sap (sap-ref-sap (int-sap ,at) 16))
-                      (,size (ldb (byte 62 0) (sap-ref-64 (int-sap ,at) 24)))
-                      ,@(when first-seq `((,first-seq (sap-ref-32 (int-sap ,at) 32))))
-                      ,@(when messages `((,messages (sap-ref-32 (int-sap ,at) 36))))
-                      ,@(when lane-id `((,lane-id (logior (sap-ref-64 (int-sap ,at) 0) (ash (sap-ref-64 (int-sap ,at) 8) 64)))))
-                      ,@(when pid `((,pid (sap-ref-32 (int-sap ,at) 40))))
-                      ,@(when uid `((,uid (sap-ref-32 (int-sap ,at) 44)))))
+(defmacro do-chunks (((sap size &key messages first-seq lane-id pid uid) chunks &key result) &body body)
+  "Runs BODY with each chunk: SIZE bytes at SAP, which are records of one lane, back to back; then returns RESULT. A
+record is a little-endian word, number << 32 | size; the bytes; and up to 7 more, so that the next one begins at a
+multiple of 8. The others are variables for the number of messages, the number of the first one, an integer that
+identifies the lane among all that ever existed, and the process and user of the sender. BODY is in a block named NIL."
+  (let ((at (gensym "AT")) (each (gensym "CHUNKS")) (chunk (gensym "CHUNK")))
+    `(let ((,each ,chunks))
+       (loop for ,at of-type word from (chunks-address ,each) by +sizeof-chunk+
+             repeat (chunks-count ,each)
+             do (let* ((,chunk (int-sap ,at))
+                       (,sap (int-sap (chunk.bytes ,chunk)))
+                       (,size (ldb (byte 62 0) (chunk.size ,chunk)))
+                       ,@(when first-seq `((,first-seq (chunk.first-seq ,chunk))))
+                       ,@(when messages `((,messages (chunk.messages ,chunk))))
+                       ,@(when lane-id `((,lane-id (logior (sap-ref-64 (chunk.lane-id ,chunk) 0)
+                                                           (ash (sap-ref-64 (chunk.lane-id ,chunk) 8) 64)))))
+                       ,@(when pid `((,pid (chunk.pid ,chunk))))
+                       ,@(when uid `((,uid (chunk.uid ,chunk)))))
                   (declare (ignorable ,sap ,size))
                   ,@body)
              finally (return ,result)))))
 
-(defmacro do-records (((sap size &key seq) runs &key result) &body body)
-  "Runs BODY with each message of all runs, in their order: its SIZE bytes at SAP, and its number. Signals CORRUPT-ERROR at a record that is not
-what it must be, as only a sender in another process can cause. In a block named nil."
-  (let ((bytes (gensym "BYTES")) (end (gensym "END")) (at (gensym "AT")) (header (gensym "HEADER")) (next (gensym "NEXT"))
+(defmacro do-records (((sap size &key seq) chunks &key result) &body body)
+  "Runs BODY with each message of all chunks, in order: SIZE bytes at SAP, and its number; then returns RESULT. Signals
+CORRUPT-ERROR for an invalid record, which only a sender in another process can cause. BODY is in a block named NIL.
+
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-records ((sap size) chunks) (write-out sap size))))
+      (pelton:append-message appenders octets))"
+  (let ((bytes (gensym "BYTES")) (end (gensym "END")) (at (gensym "AT"))
+        (header (gensym "HEADER")) (next (gensym "NEXT"))
         (first (gensym "FIRST")) (records (gensym "RECORDS")))
-    `(do-runs ((,bytes ,end :first-seq ,first) ,runs :result ,result)
+    `(do-chunks ((,bytes ,end :first-seq ,first) ,chunks :result ,result)
        (let ((,at 0) (,next ,first))
          (declare (type (unsigned-byte 62) ,at) (type (unsigned-byte 32) ,next))
-         ;; Named, so that the block named nil is the one around it.
+         ;; Named, so that the block named NIL is the one around it.
          (loop named ,records
                while (< ,at ,end)
-               do (when (< (- ,end ,at) 8) (broken-record))
-                  ;; Looked at once.
+               do (when (< (- ,end ,at) 8) (invalid-record))
+                  ;; Loaded once: the sender could change it.
                   (let* ((,header (sap-ref-64 ,bytes ,at))
                          (,size (ldb (byte 32 0) ,header))
                          (,sap (sap+ ,bytes (+ ,at 8))))
                     (declare (ignorable ,sap))
                     (unless (and (= (ldb (byte 32 32) ,header) ,next) (<= ,size (- ,end ,at 8)))
-                      (broken-record))
+                      (invalid-record))
                     (setf ,at (+ ,at 8 (logandc2 (+ ,size 7) 7)))
                     (let (,@(when seq `((,seq ,next))))
                       ,@body)
                     (setf ,next (if (= ,next #xffffffff) 1 (1+ ,next)))))))))
 
-(defun broken-record ()
-  (error 'corrupt-error :code +corrupt+ :detail "a record of a run is not what it must be: its sender has written after it committed"))
+(defun invalid-record ()
+  (error 'corrupt-error :code +corrupt+ :detail "a record of a chunk is invalid: its sender wrote it after the commit"))
 
-(define-alien-callable write-to-sink int ((context unsigned-long) (runs unsigned-long) (count unsigned-long))
-  (call-sink context runs count))
+(define-alien-callable write-to-sink int ((context unsigned-long) (chunks unsigned-long) (count unsigned-long))
+  (call-sink context chunks count))
 
 (defun call-sink (number address count)
-  "Has the sink take the runs. Answers 0, or less if it was left in any way: nothing of Lisp's unwinds through the library."
-  (let ((sink (gethash number *sinks*)) (left t))
+  "Calls the sink with the chunks. Returns 0, or less if it was left in another way: nothing unwinds through the
+library."
+  (let ((sink (gethash number *sinks*)) (left t) (eio 5))
     (setf (sink-cause sink) nil)
     (block nil
       (without-interrupts
         (unwind-protect
              (handler-case
                  (progn
-                   (funcall (sink-function sink) (%make-runs address count))
+                   (funcall (sink-function sink) (%make-chunks address count))
                    (setf left nil))
                (serious-condition (condition)
                  (setf (sink-cause sink) condition)))
-          (return (if left -5 0)))))))                  ; EIO
+          (return (if left (- eio) 0)))))))
 
-(deftype foreign-sink () "A function of C's, as pelton.h describes pelton_write, and its context." '(cons system-area-pointer word))
+(deftype foreign-sink ()
+  "A C function, pelton_write of pelton/flush.h, and its context."
+  '(cons system-area-pointer word))
 
 (defstruct (record-file (:copier nil) (:constructor %make-record-file))
-  "A sink: see the function RECORD-FILE."
+  "A sink that is a file: the function RECORD-FILE."
   path rotate-bytes sync-bytes sync-interval)
 
 (defun record-file (path &key rotate-bytes sync-bytes sync-interval)
-  "A sink that is a file, which MAP-RECORD-FILE and `pelton cat` read. It is made if it is not there, else gone on with: what a killed writer
-left torn is cut off.
-:ROTATE-BYTES a write that would make it larger begins a new one: FILE is renamed to FILE.000001 and so on.
-:SYNC-BYTES fdatasync each time that so many more bytes are written, which later writes do not wait for; or :EACH-WRITE.
-:SYNC-INTERVAL fdatasync so many seconds after something was written."
+  "Returns a sink that writes a record file, which MAP-RECORD-FILE and the command `pelton cat` read. Opening it creates
+the file, or continues it after cutting off the torn end of a killed writer.
+:ROTATE-BYTES a write beyond this size begins a new file; the old one is renamed to PATH.000001 and so on.
+:SYNC-BYTES fdatasync after each such number of bytes, without waiting; :EACH-WRITE before each write counts as done.
+:SYNC-INTERVAL fdatasync so many seconds after a write.
+
+    (pelton:open-appenders (pelton:record-file \"log\" :sync-interval 1))"
   (%make-record-file :path path :rotate-bytes rotate-bytes :sync-bytes sync-bytes :sync-interval sync-interval))
 
-(defun call-with-sink (function sink made)
-  "Calls FUNCTION with the SAP of a pelton_sink, and answers the handle that it makes, or signals its condition. MADE is the SINK of a function of
-Lisp's, else nil."
-  (let ((number nil)
-        (result nil)
-        (path (if (typep sink 'record-file)
-                  (coerce (sb-ext:string-to-octets (native (record-file-path sink)) :external-format :utf-8 :null-terminate t) 'octets)
-                  (make-octets 0))))
-    (with-pinned-objects (path)
-      (with-words (sap 7)
-        (setf (sap-ref-32 sap 0) 56)
-        (etypecase sink
-          (function
-           (setf number (sb-ext:atomic-incf (car *next-sink*))
-                 (gethash number *sinks*) made
-                 (sap-ref-sap sap 8) (alien-sap (alien-callable-function 'write-to-sink))
-                 (sap-ref-64 sap 16) number))
-          (foreign-sink
-           (setf (sap-ref-sap sap 8) (car sink)
-                 (sap-ref-64 sap 16) (cdr sink)))
-          (record-file
-           (with-accessors ((rotate record-file-rotate-bytes) (sync record-file-sync-bytes) (interval record-file-sync-interval)) sink
-             (setf (sap-ref-sap sap 24) (vector-sap path)
-                   (sap-ref-64 sap 32) (or rotate 0)
-                   (sap-ref-64 sap 40) (case sync ((nil) 0) (:each-write (1- (expt 2 64))) (t sync))
-                   (signed-sap-ref-64 sap 48) (if interval (seconds-to-ns interval) 0)))))
-        (unwind-protect (setf result (funcall function sap))
-          (unless (typep result 'handle)
-            (when number (remhash number *sinks*))))
-        (check result)))))
+(defun open-to-sink (sink made open-to-function open-to-file)
+  "Returns the handle of OPEN-TO-FUNCTION, which gets SAPs of a C function and its context, or of OPEN-TO-FILE, which
+gets a path and a SAP of C options; both may also return as ATTEMPT. MADE is the SINK of a function in Lisp, else NIL."
+  (etypecase sink
+    (function
+     (let ((number (sb-ext:atomic-incf (car *next-sink*))) (opened nil))
+       (setf (gethash number *sinks*) made)
+       (unwind-protect
+            (setf opened (funcall open-to-function (alien-sap (alien-callable-function 'write-to-sink))
+                                   (int-sap number)))
+         (unless (typep opened 'handle) (remhash number *sinks*)))
+       (check opened)))
+    (foreign-sink
+     (check (funcall open-to-function (car sink) (int-sap (cdr sink)))))
+    (record-file
+     (with-accessors ((path record-file-path) (rotate-bytes record-file-rotate-bytes) (sync record-file-sync-bytes)
+                      (interval record-file-sync-interval))
+         sink
+       (let ((sync-bytes (if (eq sync :each-write) +each-write+ sync))
+             (sync-interval-ns (and interval (seconds-to-ns interval))))
+         (with-options (file record-file-options rotate-bytes sync-bytes sync-interval-ns)
+           (check (funcall open-to-file (native path) file))))))))
 
 ;;; ---- Appending
 ;;;
-;;; A thread finds its appender in a table of its appenders by hashing, without a lock: an entry never changes, and is found by whoever looks
-;;; from its hash on, for places are never emptied. Who comes new puts its own, under the lock, in a place that is empty or whose thread
-;;; has ended; more threads than half the places there cannot be, for the library has 1024 appenders.
+;;; A thread finds its appender in a table by hashing, without a lock. An entry never changes, and no place becomes
+;;; empty, so a search from the hash on finds it. A new thread stores its own, under the lock, in a place that is empty
+;;; or whose thread has ended. Half of the places stay free: the library has at most 1,024 appenders.
 
 (defstruct (own (:include handle) (:copier nil) (:predicate nil) (:constructor make-own (thread address sink)))
-  "The appender of a thread; nil for a thread where there was one. Its address is 0 when the appenders are closed."
+  "A thread's appender; its thread is NIL if that has ended. Its address is 0 once the appenders are closed."
   (thread nil :read-only t)
   (sink nil :read-only t))
 
@@ -146,22 +151,23 @@ Lisp's, else nil."
 (define-handle appenders ((places (make-array +places+ :initial-element nil) :type (simple-vector #.+places+))
                           (lock (sb-thread:make-mutex :name "pelton appenders") :type sb-thread:mutex)
                           (sink nil :type (or null sink)))
-  "What any thread appends by at any time: each has a buffer of its own, made when it first appends, and given up after the thread has ended,
-by the next thread that begins, or the next FLUSH.")
+  "Appends from any thread at any time: OPEN-APPENDERS. Each thread has a buffer of its own, which is created when it
+first appends, and closed after its end by the next new thread or the next FLUSH.")
 
-(define-handle flushing ((sink nil :type (or null sink)))
-  "What takes all that a receiver receives to a sink: see OPEN-FLUSH.")
+(define-handle flush ((sink nil :type (or null sink)))
+  "Passes everything that a receiver receives to a sink: OPEN-FLUSH.")
 
-(declaim (inline place-of-thread))
-(defun place-of-thread ()
-  "Where to look first: the thread's structure stays where it is, and no two threads have the same at a time."
+(declaim (inline first-place))
+(defun first-place ()
+  "The place to search first: the thread's structure stays where it is, and no two threads share one."
   (ldb (byte +places-bits+ (- 64 +places-bits+))
-       (ldb (byte 64 0) (* (the word (sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot))) #x9e3779b97f4a7c15))))
+       (ldb (byte 64 0) (* (the word (sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot)))
+                           #x9e3779b97f4a7c15))))
 
-(defun look-for-appender (places place)
-  "What the calling thread appends by, from PLACE on, or nil if it has not begun to."
+(defun search-appender (places place)
+  "The calling thread's appender, from PLACE on, or NIL."
   (declare (type (simple-vector #.+places+) places) (type (unsigned-byte 16) place))
-  ;; In time each place may have been somebody's.
+  ;; In time every place may have been used.
   (loop repeat +places+
         do (let ((own (svref places place)))
              (cond ((null own) (return nil))
@@ -170,33 +176,33 @@ by the next thread that begins, or the next FLUSH.")
 
 (declaim (inline own-appender))
 (defun own-appender (appenders)
-  "What the calling thread appends by, or nil if it has not begun to."
+  "The calling thread's appender, or NIL."
   (declare (type appenders appenders))
-  (let* ((places (appenders-places appenders)) (place (place-of-thread)) (own (svref places place)))
-    ;; There is nothing else in the places, and it is where it was looked for first, mostly.
+  (let* ((places (appenders-places appenders)) (place (first-place)) (own (svref places place)))
+    ;; The places have nothing else, and it is usually in the first one.
     (sb-ext:truly-the (or null own)
                       (if (and own (eq (own-thread (sb-ext:truly-the own own)) sb-thread:*current-thread*))
                           own
-                          (look-for-appender places place)))))
+                          (search-appender places place)))))
 
 (defun join (appenders)
-  "Makes the calling thread's appender; answers it, or what ATTEMPT answers."
+  "Creates the calling thread's appender. Returns it, or as ATTEMPT."
   (let ((places (appenders-places appenders)))
     (without-interrupts
       (sb-thread:with-mutex ((appenders-lock appenders))
         (reap places)
         (with-words (out 1)
-          (let ((result (attempt (%appender-open (handle-address appenders) out))))
-            (if (eql result 0)
+          (let ((result (result (%appenders-appender (handle-address appenders) out))))
+            (if (eql result +ok+)
                 (loop with own = (make-own sb-thread:*current-thread* (sap-ref-64 out 0) (appenders-sink appenders))
-                      for place = (place-of-thread) then (logand (1+ place) (1- +places+))
+                      for place = (first-place) then (logand (1+ place) (1- +places+))
                       for found = (svref places place)
                       when (or (null found) (null (own-thread found)))
                         do (return (setf (svref places place) own)))
                 result)))))))
 
 (defun reap (places)
-  "Gives up what threads had that have ended. Under the lock."
+  "Closes the appenders of threads that have ended. Only under the lock."
   (loop for place from 0 below +places+
         for own = (svref places place)
         when (and own (own-thread own) (not (sb-thread:thread-alive-p (own-thread own))))
@@ -208,12 +214,13 @@ by the next thread that begins, or the next FLUSH.")
     (unless (zerop address) (attempt (%close address)))))
 
 (defun shut-appenders (places ticker number sink)
-  "What closes appenders with these places, the function in TICKER that ends who flushes, and the sink of that number, each if it is not nil."
+  "Returns the function that closes appenders with these places; TICKER has the function that ends their thread, and
+NUMBER is the number of SINK; each may be NIL."
   (lambda (address)
     (when (car ticker) (funcall (car ticker)))
-    ;; Closing would not tell what the sink does not take.
-    (let ((synced (with-cause (attempt (%sync address)) sink))
-          ;; Then who exits has left WITH-APPENDERS, and other threads have not: theirs stays good.
+    ;; Closing alone would not report what the sink refuses.
+    (let ((synced (with-cause (attempt (%appenders-sync address)) sink))
+          ;; This thread has left WITH-APPENDERS to exit, while others may still append.
           (exiting sb-impl::*exit-in-progress*))
       (loop for own across places
             when (and own (own-thread own)
@@ -223,10 +230,10 @@ by the next thread that begins, or the next FLUSH.")
               do (close-own own))
       (let ((closed (attempt (%close address))))
         (when (and number (not exiting)) (remhash number *sinks*))
-        (if (eql synced 0) closed synced)))))
+        (if (eql synced +ok+) closed synced)))))
 
-(defun tick (appenders interval)
-  "Has a thread flush every so many seconds. Answers what ends that."
+(defun start-ticker (appenders interval)
+  "Starts a thread that flushes every INTERVAL seconds. Returns the function that ends it."
   (let* ((end (sb-thread:make-semaphore)) (pointer (sb-ext:make-weak-pointer appenders))
          (thread (sb-thread:make-thread
                   (lambda ()
@@ -234,7 +241,7 @@ by the next thread that begins, or the next FLUSH.")
                           do (let ((appenders (sb-ext:weak-pointer-value pointer)))
                                (unless appenders (return))
                                (handler-case (flush appenders)
-                                 ;; The sink has it again with the next flush.
+                                 ;; The next flush passes the same to the sink.
                                  (pelton-error (condition)
                                    (when (handle-open-p appenders) (warn "~a" condition)))))))
                   :name "pelton flush")))
@@ -243,173 +250,208 @@ by the next thread that begins, or the next FLUSH.")
       (unless (eq thread sb-thread:*current-thread*)
         (sb-thread:join-thread thread :default nil)))))
 
-(defun open-appenders (sink &key (flush-bytes (ash 1 20)) (flush-interval nil flush-interval-p) lanes message-bytes-max)
-  "What threads of this process append by, each to a buffer of its own of :FLUSH-BYTES, which that thread hands to the sink itself when it is
-full; headers count, 8 bytes for each message. :LANES is how many threads may append, 1024; the largest message is a buffer less 16
-bytes, or :MESSAGE-BYTES-MAX.
-SINK is one of
-  a function of RUNS, which DO-RUNS and DO-RECORDS look at. It has taken all of them when it returns; if it is left in any other way, it has
-    taken none, the same comes again with the next flush, and who flushed is told by SINK-ERROR; EXIT does not leave it either. It is called by
-    one thread at a time, without interrupts, and neither uses these appenders, nor waits for a thread that does.
-  a RECORD-FILE.
-  (SAP . WORD), a function of C's as pelton.h describes pelton_write, and its context.
-:FLUSH-INTERVAL so many seconds after something came the sink has it, too. nil: not by time. To a function of Lisp's that is the default, else
-0.1; there a thread of Lisp's does it, every so many seconds.
-Does not wait. Signals OPTION-ERROR, SYSTEM-ERROR, and, of a record file, ROLE-TAKEN-ERROR, DAMAGED-ERROR and others."
+(defun open-appenders (sink &key (flush-bytes (ash 1 20)) (flush-interval nil flush-interval-p) appenders-max
+                              message-bytes-max)
+  "Opens APPENDERS: each thread that appends has a buffer of :FLUSH-BYTES bytes, and passes it to SINK itself when it is
+full. A message also has a header of 8 bytes. Does not wait.
+SINK is
+  a function of CHUNKS, which DO-CHUNKS and DO-RECORDS iterate over. When it returns, it has them all. If it is left in
+    another way, it has none: the next flush passes the same chunks again, and the flushing function signals SINK-ERROR.
+    One
+    thread at a time calls it, without interrupts. It must not use these appenders, or wait for a thread that does;
+  a RECORD-FILE; or
+  (SAP . WORD), a C function, pelton_write of pelton/flush.h, and its context.
+:FLUSH-INTERVAL seconds after which a message is flushed, 0.1; NIL never by time, which is the default for a function in
+Lisp, because the library's own thread cannot run Lisp: there a thread of Lisp flushes at this interval.
+:APPENDERS-MAX threads at a time, 1,024. :MESSAGE-BYTES-MAX bytes of the largest message, a buffer less 16 bytes.
+Signals OPTION-ERROR, SYSTEM-ERROR, and for a record file ROLE-TAKEN-ERROR, DAMAGED-ERROR and others.
+
+    (pelton:with-appenders (appenders (pelton:record-file \"log\"))
+      (pelton:append-message appenders octets)
+      (pelton:flush appenders))"
   (check-type flush-interval (or null (real (0))))
   (let* ((made (when (functionp sink) (make-sink :function sink)))
+         (flush-interval-ns (cond (made +forever+)
+                                  (flush-interval (seconds-to-ns flush-interval))
+                                  (flush-interval-p +forever+)))
          (places (make-array +places+ :initial-element nil))
-         (ticker (list nil))
-         (number nil)
-         (options (list* :flush-bytes flush-bytes :lanes lanes :message-bytes-max message-bytes-max
-                         (cond (made '(:flush-interval nil))
-                               (flush-interval-p `(:flush-interval ,flush-interval))))))
-    (flet ((make (&key address)
-             (%make-appenders :address address :places places :sink made
-                              :shut (shut-appenders places ticker number made))))
-      (let ((appenders (call-with-sink (lambda (sap)
-                                         (when made (setf number (sap-ref-64 sap 16)))
-                                         (with-options (options options)
-                                           (opening (out make) (%appenders-open options sap out))))
-                                       sink made)))
-        (when (and made flush-interval)
-          (unwind-protect (setf (car ticker) (tick appenders flush-interval))
-            (unless (car ticker) (close-quietly appenders))))
-        appenders))))
+         (ticker (list nil)))
+    (with-options (options appenders-options appenders-max flush-bytes message-bytes-max flush-interval-ns)
+      (flet ((make (number address)
+               (%make-appenders :address address :places places :sink made
+                                :shut (shut-appenders places ticker number made))))
+        (let ((appenders (open-to-sink
+                          sink made
+                          (lambda (write context)
+                            (flet ((make (&key address) (make (and made (sap-int context)) address)))
+                              (opening (out make) (%appenders-to-function write context options out))))
+                          (lambda (path file)
+                            (flet ((make (&key address) (make nil address)))
+                              (opening (out make) (%appenders-to-record-file path file options out)))))))
+          (when (and made flush-interval)
+            (unwind-protect (setf (car ticker) (start-ticker appenders flush-interval))
+              (unless (car ticker) (close-quietly appenders))))
+          appenders)))))
 
 (defmacro with-appenders ((appenders sink &rest options) &body body)
-  "Runs BODY with APPENDERS: see OPEN-APPENDERS. They are closed however BODY is left, and the sink has everything first: if it does not take that,
-it is signalled where BODY has ended normally, else a warning. Threads that use them must have ended by then."
+  "Runs BODY with the APPENDERS that OPEN-APPENDERS returns. However BODY is left, they are flushed and closed; an error
+of the sink is signalled if BODY ends normally, else it is a warning. Threads that use them must have ended by then."
   `(with-handle (,appenders (open-appenders ,sink ,@options)) ,@body))
 
 (defun with-cause (result from)
-  "RESULT, with what the sink was left by if it is that: the SINK, or that of a handle; nil for one that is none of Lisp's."
+  "Returns RESULT; a SINK-ERROR gets the cause of the sink of FROM, a handle or a SINK, or NIL."
   (when (typep result 'sink-error)
     (let ((sink (typecase from
                   (appenders (appenders-sink from))
-                  (flushing (flushing-sink from))
+                  (flush (flush-sink from))
                   (own (own-sink from))
                   (sink from))))
       (when sink (setf (slot-value result 'cause) (sink-cause sink)))))
   result)
 
 (defun append-slowly (appenders address size tried)
-  "As APPEND-MESSAGE, of SIZE bytes at ADDRESS. TRIED is what was answered already, or nil."
+  "As APPEND-MESSAGE, for SIZE bytes at ADDRESS. TRIED is the first result, or NIL."
   (declare (type appenders appenders) (type word address) (type (unsigned-byte 62) size))
   (and (persisting (:what "append")
          (with-cause (or (shiftf tried nil)
                          (let ((own (or (own-appender appenders) (join appenders))))
-                           (if (typep own 'own) (attempt (%append (handle-address own) (int-sap address) size)) own)))
-                     appenders))
+                           (if (typep own 'own)
+                               (attempt (%appender-append (handle-address own) (int-sap address) size))
+                               own)))
+           appenders))
        t))
 
 (declaim (inline append-sap))
 (defun append-sap (appenders sap size)
-  "As APPEND-MESSAGE, of SIZE bytes at SAP."
+  "As APPEND-MESSAGE, for SIZE bytes at SAP, a system area pointer."
   (declare (type system-area-pointer sap) (type (unsigned-byte 62) size))
   (let* ((own (own-appender appenders))
          (tried (if own
                     (let ((address (handle-address own)))
-                      (briefly (%append address sap size)))
+                      (briefly (%appender-append address sap size)))
                     nil)))
-    (or (eql tried 0)
+    (or (eql tried +ok+)
         (append-slowly appenders (sap-int sap) size tried))))
 
 (declaim (inline append-message))
 (defun append-message (appenders octets &key (start 0) end)
-  "Appends the bytes of OCTETS from START to END, nil for its end, as a message, in the calling thread's own buffer: without a lock, a system
-call, or any consing. Waits for nothing; but when the buffer is full this thread has the sink take it, and waits for that, and for
-another thread that flushes. In the sink the messages of one thread are in order. Answers true. Any thread, at any time.
-Signals TOO-LARGE-ERROR; REFUSED-ERROR for too many threads; of the sink SINK-ERROR, NO-SPACE-ERROR, SYSTEM-ERROR: this message was not
-appended, and those before it are kept. Restarts: TRY-AGAIN, and DROP-MESSAGE, which answers nil."
+  "Appends the bytes of OCTETS from START to END as one message to the calling thread's own buffer: no lock, no system
+call, and nothing is consed. Waits only if the buffer is full: this thread passes it to the sink, and waits for that and
+for another thread that flushes. The sink gets the messages of one thread in order. Returns true. Any thread, at any
+time. Signals TOO-LARGE-ERROR; REFUSED-ERROR: too many threads; of the sink SINK-ERROR, NO-SPACE-ERROR, SYSTEM-ERROR:
+then this message was not appended, and earlier ones are kept. Restarts: RETRY, and DROP-MESSAGE, which returns NIL."
   (with-octets-at (sap size) (octets start end)
     (append-sap appenders sap size)))
 
+(declaim (inline writer-of))
 (defun writer-of (handle)
-  "What room is reserved by, if it is HANDLE that is asked for room; nil by DROP-MESSAGE."
+  "The handle that WITH-RESERVED reserves with for HANDLE; NIL by DROP-MESSAGE."
   (etypecase handle
     (sender handle)
     (appenders (or (own-appender handle)
-                   (persisting (:what "append")
-                     (with-cause (join handle) handle))))))
+                   (joined-appender handle)))))
+
+(defun joined-appender (appenders)
+  (persisting (:what "append")
+    (with-cause (join appenders) appenders)))
 
 ;;; ---- Flushing
 
 (defun flush (handle)
-  "Has the sink take what APPENDERS or a FLUSHING have. Of appenders everything whose APPEND-MESSAGE had returned before, in any thread, is there
-when this returns, and any thread may do it at any time. Waits as long as the sink takes. Answers true, or, of a flushing, nil when there
-are no more senders. Signals SINK-ERROR and what else the sink may; then all of it is kept, and comes again."
-  (declare (type (or appenders flushing) handle))
-  (let ((result (with-cause (attempt (%flush-now (handle-address handle))) handle)))
-    (unless (and (typep result 'closed-error) (typep handle 'flushing))
-      (check result)
-      (when (typep handle 'appenders)
-        (without-interrupts
-          (sb-thread:with-mutex ((appenders-lock handle))
-            (reap (appenders-places handle)))))
-      t)))
+  "Passes everything that APPENDERS or a FLUSH have to the sink. Of appenders that is every message whose append has
+returned, in any thread; any thread may call it at any time. Waits for the sink. Returns true, or, for a flush, NIL once
+no sender is left. Signals SINK-ERROR, or for a record file NO-SPACE-ERROR, SYSTEM-ERROR: everything is kept, and comes
+again."
+  (etypecase handle
+    (appenders
+     (check (with-cause (attempt (%appenders-flush (handle-address handle))) handle))
+     (without-interrupts
+       (sb-thread:with-mutex ((appenders-lock handle))
+         (reap (appenders-places handle))))
+     t)
+    (flush
+     (let ((result (with-cause (attempt (%flush-flush (handle-address handle))) handle)))
+       (unless (typep result 'closed-error)
+         (check result)
+         t)))))
+
+(defmethod sync ((handle appenders))
+  (check (with-cause (attempt (%appenders-sync (handle-address handle))) handle))
+  handle)
+
+(defmethod sync ((handle flush))
+  (check (with-cause (attempt (%flush-sync (handle-address handle))) handle))
+  handle)
 
 (defun open-flush (receiver sink &key (flush-bytes (ash 1 20)) (flush-interval 1/10))
-  "Has what RECEIVER receives handed to SINK, a bufferful of :FLUSH-BYTES at a time, or :FLUSH-INTERVAL seconds after it came, nil: not by time,
-as long as RUN-FLUSH runs: see OPEN-APPENDERS for sinks. What the sink has taken is released. The receiver is closed as a handle, and
-goes on as part of the flushing; if this fails it is as before. Does not wait. Signals as OPEN-APPENDERS."
+  "Opens a FLUSH, which passes what RECEIVER receives to SINK while RUN-FLUSH runs: once :FLUSH-BYTES wait, or
+:FLUSH-INTERVAL seconds after a message came; NIL, once nothing more is there. Sinks as OPEN-APPENDERS. A message is
+released when the sink has it. The receiver's handle is closed: it becomes part of the flush; after an error it is
+unchanged. Does not wait. Conditions as OPEN-APPENDERS."
   (declare (type receiver receiver))
   (check-type flush-interval (or null (real (0))))
-  (let ((made (when (functionp sink) (make-sink :function sink))) (number nil))
-    (flet ((make (&key address)
-             (take-address receiver)
-             (%make-flushing :address address :sink made
-                             :shut (let ((number number))
-                                     (lambda (address)
-                                       (prog1 (attempt (%close address))
-                                         (when number (remhash number *sinks*))))))))
-      (call-with-sink (lambda (sap)
-                        (when made (setf number (sap-ref-64 sap 16)))
-                        (with-options (options (list :flush-bytes flush-bytes :flush-interval flush-interval))
-                          (opening (out make) (%flush-open (handle-address receiver) options sap out))))
-                      sink made))))
+  (let ((made (when (functionp sink) (make-sink :function sink)))
+        (flush-interval-ns (if flush-interval (seconds-to-ns flush-interval) +forever+)))
+    (with-options (options flush-options flush-bytes flush-interval-ns)
+      (flet ((make (number address)
+               (take-address receiver)
+               (%make-flush :address address :sink made
+                            :shut (lambda (address)
+                                    (prog1 (attempt (%close address))
+                                      (when number (remhash number *sinks*)))))))
+        (open-to-sink
+         sink made
+         (lambda (write context)
+           (flet ((make (&key address) (make (and made (sap-int context)) address)))
+             (opening (out make) (%flush-to-function (handle-address receiver) write context options out))))
+         (lambda (path file)
+           (flet ((make (&key address) (make nil address)))
+             (opening (out make) (%flush-to-record-file (handle-address receiver) path file options out)))))))))
 
-(defmacro with-flush ((flushing receiver sink &rest options) &body body)
-  "Runs BODY with a FLUSHING: see OPEN-FLUSH. It is closed however BODY is left."
-  `(with-handle (,flushing (open-flush ,receiver ,sink ,@options)) ,@body))
+(defmacro with-flush ((flush receiver sink &rest options) &body body)
+  "Runs BODY with the FLUSH that OPEN-FLUSH returns, and closes it however BODY is left."
+  `(with-handle (,flush (open-flush ,receiver ,sink ,@options)) ,@body))
 
-(defun run-flush (flushing &key timeout)
-  "Flushes until there are no more senders, and then has all of it synced and answers true; or until TIMEOUT seconds have passed, nil for ever,
-and answers nil. Interrupts are looked at 20 times a second. Signals SINK-ERROR and what else the sink may, with the restart TRY-AGAIN; else as
-RECEIVE; it can be called again."
-  (declare (type flushing flushing))
+(defun run-flush (flush &key timeout)
+  "Flushes until no sender is left, then syncs and returns true; or until TIMEOUT seconds have passed, then returns NIL.
+An interrupt is served within 50 ms. Signals SINK-ERROR and the record file's errors with the restart RETRY, others as
+RECEIVE. It can be called again."
+  (declare (type flush flush))
   (loop
-    (let ((result (attempt-waiting ((handle-address flushing) nil timeout deadline :arm nil)
-                    (%flush-run (handle-address flushing) deadline))))
-      (cond ((eql result 0) (return t))
+    (let ((result (attempt-waiting (nil nil timeout deadline)
+                    (%flush-run (handle-address flush) deadline))))
+      (cond ((eql result +ok+) (return t))
             ((eql result +again+) (return nil)))
-      (restart-case (error (with-cause result flushing))
-        (try-again () :report "Go on.")))))
+      (restart-case (error (with-cause result flush))
+        (retry () :report "Repeat the operation.")))))
 
 ;;; ---- Record files
 
 (define-handle records ()
-  "A record file that is read.")
+  "Reads a record file.")
 
 (defun open-records (path)
   (check (opening (out %make-records) (%records-open (native path) out))))
 
 (defun map-record-file (function path)
-  "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order in which they were written. Nothing
-is given out that has not been checked. Answers :END, or :TORN where the end is not whole, as a killed writer leaves it, or one that is
-writing just now. Signals DAMAGED-ERROR in the middle of a damaged file, with the restart SKIP-DAMAGE, which goes on behind that;
-NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR."
+  "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order of
+writing. Every checksum is verified. Waits only for the disk. Returns :END, or :TORN if the last record is not whole:
+its writer was killed, or is writing now. Signals DAMAGED-ERROR for a damaged part, with the restart SKIP-DAMAGE, which
+continues after it; NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR.
+
+    (pelton:map-record-file (lambda (octets seq) (format t \"~d: ~d bytes~%\" seq (length octets))) \"log\")"
   (let ((function (coerce function 'function)))
     (with-handle (records (open-records path))
-      (with-words (record 6)
+      (with-structure (record record)
         (loop
           (let ((result (attempt (%records-next (handle-address records) record))))
             (typecase result
-              ((eql 0) (funcall function
-                                (sap-octets (sap-ref-sap record 0) (ldb (byte 62 0) (sap-ref-64 record 8)))
-                                (sap-ref-32 record 32)))
+              ((eql #.+ok+)
+               (funcall function
+                        (sap-octets (int-sap (record.data record)) (ldb (byte 62 0) (record.size record)))
+                        (record.seq record)))
               ((eql #.+again+) (return :end))
               (torn-error (return :torn))
               (damaged-error (restart-case (error result)
-                               (skip-damage () :report "Go on behind it.")))
+                               (skip-damage () :report "Continue after the damaged part.")))
               (t (error result)))))))))

@@ -1,12 +1,13 @@
-;;;; pelton for SBCL: messages at memory speed between the threads and processes of one machine.
+;;;; pelton for SBCL: messages at memory speed between the threads, processes and languages of one machine.
 
 (defsystem "pelton"
-  :description "Messages at memory speed between the threads and processes of one machine"
+  :description "Messages at memory speed between the threads, processes and languages of one machine"
+  :long-description "Channels, calls, appending and files, through the C library libpelton: see README.md."
   :version "0.2.0"
   :license "MIT OR Apache-2.0"
-  :depends-on ()
   :serial t
   :components ((:file "package")
+               (:file "abi")
                (:file "library")
                (:file "handle")
                (:file "channel")
@@ -17,7 +18,9 @@
   :in-order-to ((test-op (test-op "pelton/tests"))))
 
 (defsystem "pelton/tests"
-  :description "The tests of pelton: they count themselves, and say so in their last line"
+  :description "The tests of pelton; the last line of their output has their number"
+  :version "0.2.0"
+  :license "MIT OR Apache-2.0"
   :depends-on ("pelton" "sb-posix")
   :pathname "tests"
   :serial t
@@ -28,4 +31,5 @@
                (:file "files")
                (:file "other-languages"))
   :perform (test-op (operation system)
-             (symbol-call '#:pelton-tests '#:run)))
+             (unless (symbol-call '#:pelton-tests '#:run)
+               (error "tests of pelton have failed"))))

@@ -22,7 +22,7 @@
   (pelton:with-sender (sender name :timeout *timeout*)          ; waits for a receiver to listen
     (dotimes (i count)
       (pelton:send sender (message i size) :timeout *timeout*))
-    (pelton:drain sender :timeout *timeout*)))                  ; until the receiver has released every message
+    (pelton:wait-released sender :timeout *timeout*)))                  ; until the receiver has released every message
 
 (defun recv (name count size)
   (let ((received 0))
@@ -33,7 +33,7 @@
     (check-count received count)))
 
 (defun gather (name count size)
-  (pelton:with-receiver (receiver name :gather t)
+  (pelton:with-gathering-receiver (receiver name)
     (dotimes (i count)
       (let ((octets (pelton:receive receiver :timeout *timeout*)))   ; of all senders, round-robin
         (write-line (map 'string #'code-char (subseq octets 0 (min size (length octets)))))
@@ -52,7 +52,7 @@
         (pelton:serve service (lambda (request)
                                 ;; Draining replies to what was taken, this request included; then SERVE returns.
                                 (when (eql (incf served) count)
-                                  (pelton:stop service :drain t))
+                                  (pelton:drain service))
                                 (pelton:request-octets request)))))
     (check-count served count)))
 

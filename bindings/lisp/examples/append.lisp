@@ -1,4 +1,4 @@
-;;;; Eight threads append to buffers of their own, each of which goes to a function of ours when it is full:
+;;;; Eight threads append to buffers of their own, which go to a function when they are full:
 ;;;;
 ;;;;     sbcl --script examples/append.lisp
 
@@ -7,10 +7,10 @@
 (asdf:load-system "pelton")
 
 (let ((buffers 0) (taken 0))
-  (flet ((sink (runs)
-           ;; All of them are ours when this returns, and would come again if it signalled an error. One thread at a time is here.
+  (flet ((sink (chunks)
+           ;; It has them all when it returns; after an error they would come again. One thread at a time calls it.
            (incf buffers)
-           (pelton:do-runs ((sap size :messages messages) runs)
+           (pelton:do-chunks ((sap size :messages messages) chunks)
              (incf taken messages))))
     (pelton:with-appenders (appenders #'sink :flush-bytes (* 1024 1024))
       (let ((threads (loop for thread below 8
@@ -24,4 +24,4 @@
         (mapc #'sb-thread:join-thread threads)
         ;; On demand.
         (pelton:flush appenders)
-        (format t "~:d messages, in ~:d times that there was something to take~%" taken buffers)))))
+        (format t "~:d messages in ~:d flushes~%" taken buffers)))))

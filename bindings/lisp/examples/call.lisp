@@ -10,12 +10,13 @@
        (service (pelton:open-service name))
        (thread (sb-thread:make-thread
                 (lambda ()
-                  ;; On two threads. An error becomes CALL-FAILED where it was asked.
+                  ;; On two threads. An error becomes CALL-FAILED at the client.
                   (pelton:serve service
                                 (lambda (request)
-                                  (let ((words (sb-ext:octets-to-string (pelton:request-octets request) :external-format :utf-8)))
-                                    (when (string= words "") (error "nothing was asked"))
-                                    (sb-ext:string-to-octets (string-upcase words) :external-format :utf-8)))
+                                  (let ((text (sb-ext:octets-to-string (pelton:request-octets request)
+                                                                       :external-format :utf-8)))
+                                    (when (string= text "") (error "the request is empty"))
+                                    (sb-ext:string-to-octets (string-upcase text) :external-format :utf-8)))
                                 :threads 2)))))
   (unwind-protect
        (pelton:with-client (client name :timeout 60)

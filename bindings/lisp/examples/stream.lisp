@@ -1,6 +1,6 @@
-;;;; A stream from one thread to another, and the same between processes by a name:
+;;;; A stream from one thread to another, and between processes by a name:
 ;;;;
-;;;;     sbcl --script examples/stream.lisp                  both ends in this process
+;;;;     sbcl --script examples/stream.lisp                  both endpoints in this process
 ;;;;     sbcl --script examples/stream.lisp receive NAME     one process
 ;;;;     sbcl --script examples/stream.lisp send NAME        and another
 
@@ -23,9 +23,8 @@
       (incf sum (- (sb-sys:sap-ref-64 sap 8) (sb-sys:sap-ref-64 sap 0))))
     (format t "~:d messages, ~:d~%" messages sum)))
 
-(destructuring-bind (&optional role name) (last (member-if (lambda (word) (member word '("send" "receive") :test #'string=))
-                                                           sb-ext:*posix-argv*)
-                                                2)
+(destructuring-bind (&optional role name)
+    (member-if (lambda (word) (member word '("send" "receive") :test #'string=)) sb-ext:*posix-argv*)
   (cond ((equal role "receive")
          (pelton:with-receiver (receiver name :accept t) (receive-all receiver)))
         ((equal role "send")

@@ -1,12 +1,12 @@
-;;;; Appending from many threads, flushing, record files, and images.
+;;;; Appending from many threads, flush, record files, and images.
 
 (in-package #:pelton-tests)
 
 (defun collecting ()
-  "A sink that keeps a list of what each lane has brought, in order, and what reads it: a function of none that answers a list of lists."
+  "Returns a sink that collects the messages of each lane, in order, and a function that returns them: a list of lists."
   (let ((lanes (make-hash-table)))
-    (values (lambda (runs)
-              (pelton:do-runs ((sap size :lane-id lane :messages messages) runs)
+    (values (lambda (chunks)
+              (pelton:do-chunks ((sap size :lane-id lane :messages messages) chunks)
                 (let ((found (loop with at = 0
                                    while (< at size)
                                    collect (let ((length (ldb (byte 32 0) (sap-ref-64 sap at))))
@@ -23,8 +23,8 @@
 
 (deftest eight-threads-append-and-every-message-comes-once-and-in-its-order
   (let ((count 50000) (next (make-array 8 :initial-element 0)) (messages 0))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-records ((sap size) runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-records ((sap size) chunks)
                                           (assert (eql size 16))
                                           (let ((thread (sap-ref-64 sap 0)))
                                             (assert (eql (sap-ref-64 sap 8) (aref next thread)))
@@ -42,7 +42,7 @@
                                                (setf (sb-kernel:%vector-raw-bits octets 1) i)
                                                (pelton:append-message appenders octets)))))))))
         (mapc #'joined threads))
-      ;; Full buffers have gone already, the rest goes when it is asked for.
+      ;; The sink has full buffers already, and gets the rest on demand.
       (is (plusp messages))
       (pelton:flush appenders)
       (is (eql messages (* 8 count)))
@@ -51,8 +51,8 @@
 
 (deftest nothing-is-consed-for-a-message
   (let ((taken 0))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-runs ((sap size :messages messages) runs) (incf taken messages)))
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-chunks ((sap size :messages messages) chunks) (incf taken messages)))
                                       :flush-bytes (ash 1 26))
       (let ((octets (make-octets 16)) (count 1000000))
         (flet ((consed (append)
@@ -61,23 +61,24 @@
                  (let ((before (sb-ext:get-bytes-consed)))
                    (dotimes (i count) (funcall append))
                    (- (sb-ext:get-bytes-consed) before))))
-          ;; What is flushed, by the 64 MiB, conses some; a message that did would cons 16 MB here. Others' threads are at rest.
+          ;; A flush of 64 MiB conses some; a message that consed would add up to 16 MB here. No other thread runs.
           (is (< (consed (lambda () (pelton:append-message appenders octets))) count))
           (is (< (consed (lambda () (sb-sys:with-pinned-objects (octets)
                                       (pelton:append-sap appenders (sb-sys:vector-sap octets) 16))))
                  count))
-          (is (< (consed (lambda () (pelton:with-reserved ((sap size) appenders 16) (setf (sap-ref-64 sap 0) 1)))) count))
+          (is (< (consed (lambda () (pelton:with-reserved ((sap size) appenders 16) (setf (sap-ref-64 sap 0) 1))))
+                 count))
           (is (< (consed (lambda () (pelton:append-message appenders octets :start 4 :end 12))) count)))))
     (is (eql taken 4000004))))
 
-(deftest a-buffer-is-flushed-when-full-on-demand-and-at-close-and-never-half-written
+(deftest a-buffer-is-flushed-when-full-on-demand-and-at-close
   (with-collected (appenders collected :flush-bytes 65536)
     (let ((octets (make-octets 1000)))
       (dotimes (i 60) (pelton:append-message appenders octets))
       (is (null (funcall collected)))
       (dotimes (i 10) (pelton:append-message appenders octets))
       (is (<= 60 (length (first (funcall collected))) 69))
-      ;; What is reserved is not there before it is committed, whoever flushes.
+      ;; A flush in any thread does not pass on a reservation that is not committed.
       (pelton:with-reserved ((sap size) appenders 8)
         (joined (in-thread (pelton:flush appenders)))
         (is (eql 70 (length (first (funcall collected))))))
@@ -91,19 +92,18 @@
 (deftest a-message-larger-than-the-buffer-is-a-condition
   (with-collected (appenders collected :flush-bytes 65536)
     (signals pelton:too-large-error (pelton:append-message appenders (make-octets 65536)))
-    (is (null (handler-bind ((pelton:too-large-error (lambda (condition)
-                                                       (invoke-restart (find-restart 'pelton:drop-message condition)))))
+    (is (null (handler-bind ((pelton:too-large-error #'pelton:drop-message))
                 (pelton:append-message appenders (make-octets 65536)))))
     (signals pelton:too-large-error (pelton:with-reserved ((sap size) appenders 65536) nil))
     (pelton:append-message appenders (make-octets 65520))
     (pelton:flush appenders)
     (is (equal (mapcar #'length (first (funcall collected))) '(65520)))))
 
-(deftest a-sink-that-fails-has-taken-nothing-and-gets-it-again
+(deftest a-failing-sink-gets-the-same-messages-again
   (let ((fails t) (taken 0))
-    (pelton:with-appenders (appenders (lambda (runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
                                         (case fails
-                                          ((nil) (pelton:do-records ((sap size) runs) (incf taken)))
+                                          ((nil) (pelton:do-records ((sap size) chunks) (incf taken)))
                                           (:throw (throw 'out :thrown))
                                           (t (error "the disk is on fire"))))
                                       :flush-bytes 65536)
@@ -114,31 +114,31 @@
       (setf fails :throw)
       (signals pelton:sink-error (catch 'out (pelton:flush appenders)))
       (is (eql taken 0))
-      ;; Who appends to a full buffer is told, too, and may try again.
+      ;; Appending to a full buffer signals it too, with the restart RETRY.
       (let ((tried 0))
         (handler-bind ((pelton:sink-error (lambda (condition)
                                             (incf tried)
                                             (setf fails nil)
-                                            (invoke-restart (find-restart 'pelton:try-again condition)))))
+                                            (pelton:retry condition))))
           (dotimes (i 10000) (pelton:append-message appenders (number-octets i))))
         (is (eql tried 1)))
       (setf fails nil)
       (pelton:flush appenders)
       (is (eql taken 10100)))))
 
-(deftest who-finds-a-failing-sink-is-told-once-and-the-sink-is-called-once
-  (let ((calls 0) (told 0) (taken 0) (appended 0))
+(deftest a-failing-sink-is-called-once-and-signalled-once
+  (let ((calls 0) (signalled 0) (taken 0) (appended 0))
     (flet ((append-until-it-fails (append)
-             (setf calls 0 told 0)
+             (setf calls 0 signalled 0)
              (loop until (plusp calls)
                    do (handler-case (progn (funcall append) (incf appended))
                         (pelton:sink-error (condition)
-                          (incf told)
+                          (incf signalled)
                           (is (search "this once" (princ-to-string (pelton:sink-error-cause condition)))))))
-             (is (equal (list calls told) '(1 1)))))
-      (pelton:with-appenders (appenders (lambda (runs)
+             (is (equal (list calls signalled) '(1 1)))))
+      (pelton:with-appenders (appenders (lambda (chunks)
                                           (when (eql (incf calls) 1) (error "this once"))
-                                          (pelton:do-records ((sap size) runs) (incf taken)))
+                                          (pelton:do-records ((sap size) chunks) (incf taken)))
                                         :flush-bytes 65536)
         (append-until-it-fails (lambda () (pelton:append-message appenders (number-octets 1))))
         (setf calls 1)
@@ -148,47 +148,51 @@
         (setf calls 1))
       (is (eql taken appended)))))
 
-(deftest the-cause-is-that-of-the-last-time-and-closing-tells-it
+(deftest a-sink-error-has-the-cause-of-the-last-failure-also-when-closing
   (let ((fails t) (calls 0))
-    (let ((appenders (pelton:open-appenders (lambda (runs)
-                                              (declare (ignore runs))
+    (let ((appenders (pelton:open-appenders (lambda (chunks)
+                                              (declare (ignore chunks))
                                               (incf calls)
-                                              (if (eq fails :throw) (throw 'out nil) (when fails (error "for ever")))))))
+                                              (if (eq fails :throw) (throw 'out nil)
+                                                  (when fails (error "for ever")))))))
       (pelton:append-message appenders (bytes "x"))
       (is (typep (pelton:sink-error-cause (signals pelton:sink-error (pelton:sync appenders))) 'error))
       (setf fails :throw)
       (catch 'out
         (is (null (pelton:sink-error-cause (signals pelton:sink-error (pelton:flush appenders))))))
       (setf fails t)
-      (is (search "for ever" (princ-to-string (pelton:sink-error-cause (signals pelton:sink-error (pelton:close-handle appenders))))))
+      (is (search "for ever" (princ-to-string (pelton:sink-error-cause (signals pelton:sink-error
+                                                                                (pelton:close-handle appenders))))))
       (is (not (pelton:handle-open-p appenders))))
-    ;; By the macro: an error if nothing else is told, and then a warning.
-    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (runs) (declare (ignore runs)) (error "for ever")))
+    ;; The macro signals it; if another exit leaves the body, it warns.
+    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks))
+                                                                         (error "for ever")))
                                  (pelton:append-message appenders (bytes "x"))))
     (let ((warned 0))
       (handler-bind ((warning (lambda (condition) (incf warned) (muffle-warning condition))))
-        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (runs) (declare (ignore runs)) (error "for ever")))
+        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (chunks) (declare (ignore chunks))
+                                                                            (error "for ever")))
                                     (pelton:append-message appenders (bytes "x"))
                                     (throw 'out :left))))))
       (is (eql warned 1)))
     ;; None is left behind.
     (is (eql 0 (hash-table-count pelton::*sinks*)))
-    (signals pelton:option-error (pelton:open-appenders #'identity :lanes 100000))
+    (signals pelton:option-error (pelton:open-appenders #'identity :appenders-max 100000))
     (signals type-error (pelton:open-appenders #'identity :flush-interval 0))
     (is (eql 0 (hash-table-count pelton::*sinks*)))))
 
-(deftest appending-after-the-close-is-a-mistake-also-much-later
+(deftest appending-after-the-close-is-a-usage-error-also-much-later
   (let ((appenders (pelton:open-appenders #'identity)))
     (pelton:append-message appenders (bytes "x"))
     (pelton:close-handle appenders)
-    ;; The library forgets which handles are closed, so that nobody may ask it.
+    ;; The library recognises a closed handle only for some time, so Lisp must not pass it one.
     (is (every (lambda (own) (zerop (pelton::handle-address own))) (remove nil (pelton::appenders-places appenders))))
     (dotimes (i 200) (pelton:with-appenders (more #'identity) (pelton:append-message more (bytes "y"))))
-    (signals pelton:mistake (pelton:append-message appenders (bytes "z")))
-    (signals pelton:mistake (pelton:with-reserved ((sap size) appenders 8) (error "not reached")))
-    (signals pelton:mistake (joined (in-thread (pelton:append-message appenders (bytes "z")))))))
+    (signals pelton:usage-error (pelton:append-message appenders (bytes "z")))
+    (signals pelton:usage-error (pelton:with-reserved ((sap size) appenders 8) (error "not reached")))
+    (signals pelton:usage-error (joined (in-thread (pelton:append-message appenders (bytes "z")))))))
 
-(deftest what-is-reserved-is-not-reserved-again-meanwhile
+(deftest a-second-reservation-meanwhile-is-an-error
   (with-collected (appenders collected)
     (flet ((again (handle)
              (pelton:with-reserved ((sap size) handle 16)
@@ -204,36 +208,36 @@
         (again sender)
         (is (eql 3 (sb-kernel:%vector-raw-bits (pelton:receive receiver) 1)))))))
 
-(deftest a-loop-over-records-is-left-by-return-and-lanes-are-told-from-one-another
+(deftest a-return-ends-a-loop-over-records-and-lanes-have-distinct-ids
   (let ((seen '()) (ids '()))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-runs ((sap size :lane-id id) runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-chunks ((sap size :lane-id id) chunks)
                                           (pushnew id ids)
-                                          (is (eql id (logior (sap-ref-64 (sb-sys:int-sap (pelton::runs-address runs)) (* 48 (1- (length ids))))
-                                                              (ash (sap-ref-64 (sb-sys:int-sap (pelton::runs-address runs))
-                                                                               (+ 8 (* 48 (1- (length ids)))))
-                                                                   64)))))
-                                        (push (pelton:do-records ((sap size) runs :result :end)
+                                          (let ((chunk (sb-sys:sap+ (sb-sys:int-sap (pelton::chunks-address chunks))
+                                                                    (* pelton::+sizeof-chunk+ (1- (length ids))))))
+                                            (is (eql id (logior (sap-ref-64 chunk 0) (ash (sap-ref-64 chunk 8) 64))))))
+                                        (push (pelton:do-records ((sap size) chunks :result :end)
                                                 (when (eql (sap-ref-64 sap 0) 2) (return :two))
                                                 (when (eql (sap-ref-64 sap 0) 3) (error "it goes on")))
                                               seen)))
       (dolist (number '(1 2 3)) (pelton:append-message appenders (number-octets number)))
       (joined (in-thread (pelton:append-message appenders (number-octets 3))))
-      ;; Who appended first is looked at first.
+      ;; The lane of the first append comes first.
       (pelton:flush appenders)
       (is (equal seen '(:two)))
       (is (eql (length ids) 2))
       (is (every (lambda (id) (plusp (ash id -64))) ids)))))
 
-(deftest places-where-threads-were-do-not-keep-others-out
+(deftest places-of-ended-threads-are-used-again
   (with-collected (appenders collected)
     (fill (pelton::appenders-places appenders) (pelton::make-own nil 0 nil))
-    (joined (in-thread (pelton:append-message appenders (bytes "new")) (pelton:append-message appenders (bytes "again"))))
+    (joined (in-thread (pelton:append-message appenders (bytes "new"))
+                       (pelton:append-message appenders (bytes "again"))))
     (pelton:flush appenders)
     (is (equal (mapcar #'text (first (funcall collected))) '("new" "again")))))
 
-(deftest who-is-one-too-many-is-told-where-everything-can-be-done
-  (pelton:with-appenders (appenders #'identity :lanes 1)
+(deftest too-many-threads-are-refused-with-interrupts-enabled
+  (pelton:with-appenders (appenders #'identity :appenders-max 1)
     (pelton:append-message appenders (bytes "x"))
     (is (eq :dropped
             (joined (in-thread
@@ -241,16 +245,16 @@
                                        (lambda (condition)
                                          (is sb-sys:*interrupts-enabled*)
                                          (pelton:flush appenders)
-                                         (invoke-restart (find-restart 'pelton:drop-message condition)))))
+                                         (pelton:drop-message condition))))
                         (if (or (pelton:append-message appenders (bytes "y"))
                                 (pelton:with-reserved ((sap size) appenders 8) t))
                             :appended
                             :dropped))))))))
 
-(deftest a-sink-that-uses-its-appenders-is-told-and-not-locked
+(deftest a-sink-that-uses-its-appenders-is-refused-without-a-deadlock
   (let ((appenders nil) (found nil))
-    (pelton:with-appenders (made (lambda (runs)
-                                   (declare (ignore runs))
+    (pelton:with-appenders (made (lambda (chunks)
+                                   (declare (ignore chunks))
                                    (setf found (handler-case (pelton:flush appenders)
                                                  (pelton:refused-error () :refused)))))
       (setf appenders made)
@@ -258,27 +262,27 @@
       (pelton:flush made))
     (is (eq found :refused))))
 
-(deftest what-threads-had-is-given-up-after-their-end
-  (with-collected (appenders collected :lanes 4)
-    ;; Many more threads than there may be at a time, one after the other.
+(deftest appenders-of-ended-threads-are-closed
+  (with-collected (appenders collected :appenders-max 4)
+    ;; Many more threads than the limit, one after the other.
     (dotimes (i 40) (joined (in-thread (pelton:append-message appenders (number-octets i)))))
     (pelton:flush appenders)
     (is (eql 40 (length (reduce #'append (funcall collected)))))
     (is (null (loop for own across (pelton::appenders-places appenders)
                     when (and own (pelton::own-thread own)) collect own)))
-    ;; And as many as there may be, at a time; one more is refused.
+    ;; As many at a time as the limit; one more is refused.
     (let* ((begun (sb-thread:make-semaphore)) (end (sb-thread:make-semaphore))
            (threads (loop repeat 4 collect (in-thread (pelton:append-message appenders (bytes "y"))
                                              (sb-thread:signal-semaphore begun)
-                                             (sb-thread:wait-on-semaphore end :timeout *patience*)))))
-      (dotimes (i 4) (sb-thread:wait-on-semaphore begun :timeout *patience*))
+                                             (sb-thread:wait-on-semaphore end :timeout *limit*)))))
+      (dotimes (i 4) (sb-thread:wait-on-semaphore begun :timeout *limit*))
       (signals pelton:refused-error (pelton:append-message appenders (bytes "z")))
       (sb-thread:signal-semaphore end 4)
       (mapc #'joined threads)
       (is (pelton:append-message appenders (bytes "z"))))))
 
 (deftest threads-find-their-own-among-many
-  ;; More threads at a time than there are distinct places to look first, by far likely.
+  ;; So many threads that some almost certainly share a first place.
   (with-collected (appenders collected :flush-bytes 65536)
     (let* ((begun (sb-thread:make-semaphore)) (end (sb-thread:make-semaphore))
            (threads (loop for thread below 100
@@ -286,26 +290,25 @@
                                     (in-thread
                                       (pelton:append-message appenders (number-octets thread))
                                       (sb-thread:signal-semaphore begun)
-                                      (sb-thread:wait-on-semaphore end :timeout *patience*)
+                                      (sb-thread:wait-on-semaphore end :timeout *limit*)
                                       (dotimes (i 20) (pelton:append-message appenders (number-octets thread))))))))
-      (dotimes (i 100) (is (sb-thread:wait-on-semaphore begun :timeout *patience*)))
+      (dotimes (i 100) (is (sb-thread:wait-on-semaphore begun :timeout *limit*)))
       (sb-thread:signal-semaphore end 100)
       (mapc #'joined threads)
       (pelton:flush appenders)
       (let ((lanes (funcall collected)))
         (is (eql (length lanes) 100))
-        (is (every (lambda (messages) (and (eql (length messages) 21) (every (lambda (one) (equalp one (first messages))) messages)))
+        (is (every (lambda (messages) (and (eql (length messages) 21)
+                                           (every (lambda (one) (equalp one (first messages))) messages)))
                    lanes))))))
-
-(defvar *inside* nil "Whether there is somewhere to throw to.")
 
 (deftest interrupts-that-unwind-while-appending-lose-nothing-and-leave-nothing-half-done
   (let* ((count 300000) (interrupts 0) (next 0) (last -1)
-         ;; Whose append has returned, and who has come.
+         ;; The numbers whose append has returned, and those that the sink has.
          (returned (make-array count :element-type 'bit :initial-element 0))
          (taken (make-array count :element-type 'bit :initial-element 0)))
-    (pelton:with-appenders (appenders (lambda (runs)
-                                        (pelton:do-records ((sap size) runs)
+    (pelton:with-appenders (appenders (lambda (chunks)
+                                        (pelton:do-records ((sap size) chunks)
                                           (let ((number (sap-ref-64 sap 0)))
                                             (assert (> number last))
                                             (setf last number (bit taken number) 1))))
@@ -316,8 +319,9 @@
                                   (loop with *inside* = t
                                         while (< next count)
                                         do (let ((number (sb-sys:without-interrupts (1- (incf next)))))
-                                             ;; Not faster than it is disturbed.
-                                             (loop until (>= interrupts (floor number 15000)) do (sb-thread:thread-yield))
+                                             ;; Not faster than the interrupts come.
+                                             (loop until (>= interrupts (floor number 15000)) do
+                                                   (sb-thread:thread-yield))
                                              (if (evenp number)
                                                  (pelton:append-message appenders (number-octets number))
                                                  (pelton:with-reserved ((sap size) appenders 8)
@@ -330,19 +334,20 @@
         (pelton:flush appenders)
         (is (>= interrupts 19))
         (is (null (find 1 (bit-andc2 returned taken))))
-        ;; At most one for each interrupt has not returned.
+        ;; At most one append for each interrupt has not returned.
         (is (<= (count 0 returned) interrupts))))))
 
-(deftest a-thread-of-lisps-flushes-at-intervals
+(deftest a-lisp-thread-flushes-at-intervals
   (with-collected (appenders collected :flush-interval 0.02)
     (pelton:append-message appenders (bytes "in time"))
     (until (funcall collected))
     (is (equal (mapcar #'text (first (funcall collected))) '("in time")))))
 
-(deftest what-is-appended-to-a-file-is-read-back
+(deftest a-record-file-is-read-back
   (let ((path (in-directory "log")) (read '()))
     (pelton:with-appenders (appenders (pelton:record-file path))
-      (let ((threads (loop repeat 3 collect (in-thread (dotimes (i 1000) (pelton:append-message appenders (number-octets i)))))))
+      (let ((threads (loop repeat 3 collect (in-thread (dotimes (i 1000) (pelton:append-message appenders
+                                                                                                (number-octets i)))))))
         (mapc #'joined threads))
       (signals pelton:role-taken-error (pelton:open-appenders (pelton:record-file path)))
       (pelton:sync appenders))
@@ -354,7 +359,7 @@
     (is (eq :torn (pelton:map-record-file (constantly nil) path)))
     (signals pelton:not-a-record-file-error (pelton:map-record-file (constantly nil) "/dev/null"))))
 
-(deftest damage-in-a-file-is-told-and-gone-past
+(deftest a-damaged-part-of-a-file-is-signalled-and-can-be-skipped
   (let ((path (in-directory "log")))
     (pelton:with-appenders (appenders (pelton:record-file path))
       (dolist (word '("before" "damaged" "behind"))
@@ -365,18 +370,20 @@
         (read-sequence all file)
         (file-position file (search (bytes "damaged") all))
         (write-byte 0 file)))
-    (let ((read '()) (told 0))
+    (let ((read '()) (signalled 0))
       (is (eq :end (handler-bind ((pelton:damaged-error (lambda (condition)
-                                                          (incf told)
-                                                          (invoke-restart (find-restart 'pelton:skip-damage condition)))))
-                     (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read)) path))))
-      (is (eql told 1))
+                                                          (incf signalled)
+                                                          (pelton:skip-damage condition))))
+                     (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read))
+                                             path))))
+      (is (eql signalled 1))
       (is (equal (reverse read) '("before" "behind"))))
     (signals pelton:damaged-error (pelton:map-record-file (constantly nil) path))))
 
-(deftest a-file-that-has-grown-is-put-aside
+(deftest a-file-beyond-its-limit-is-rotated
   (let ((path (in-directory "log")) (read 0))
-    (pelton:with-appenders (appenders (pelton:record-file path :rotate-bytes 100000 :sync-bytes :each-write :sync-interval 0.01)
+    (pelton:with-appenders (appenders (pelton:record-file path :rotate-bytes 100000
+                                                          :sync-bytes :each-write :sync-interval 0.01)
                                       :flush-bytes 65536)
       (dotimes (i 3000) (pelton:append-message appenders (make-octets 100))))
     (is (probe-file (concatenate 'string path ".000001")))
@@ -384,22 +391,22 @@
       (is (eq :end (pelton:map-record-file (lambda (octets seq) (declare (ignore octets seq)) (incf read)) file))))
     (is (eql read 3000))))
 
-(deftest what-a-receiver-receives-is-flushed
+(deftest a-receiver-is-flushed
   (multiple-value-bind (sink collected) (collecting)
     (multiple-value-bind (sender receiver) (pelton:make-channel)
       (dotimes (i 100) (pelton:send sender (number-octets i)))
-      (pelton:with-flush (flushing receiver sink)
+      (pelton:with-flush (flush receiver sink)
         (is (not (pelton:handle-open-p receiver)))
-        (is (pelton:flush flushing))
+        (is (pelton:flush flush))
         (is (eql 100 (length (first (funcall collected)))))
-        (is (null (pelton:run-flush flushing :timeout 0.01)))
+        (is (null (pelton:run-flush flush :timeout 0.01)))
         (pelton:send sender (bytes "last"))
         (pelton:close-handle sender)
-        (is (eq t (pelton:run-flush flushing :timeout *patience*)))
+        (is (eq t (pelton:run-flush flush :timeout *limit*)))
         (is (eql 101 (length (first (funcall collected)))))
-        (is (null (pelton:flush flushing)))))))
+        (is (null (pelton:flush flush)))))))
 
-(deftest an-image-that-was-saved-opens-anew
+(deftest a-saved-image-starts-with-closed-handles-and-opens-new-ones
   (let ((image (in-directory "image")))
     (labels ((sbcl-with (environment &rest arguments)
                (let* ((out (make-string-output-stream))
@@ -412,22 +419,24 @@
                         "--eval" "(require :asdf)"
                         "--eval" (format nil "(asdf:load-asd ~s)" (namestring (asdf:system-source-file "pelton")))
                         "--eval" "(asdf:load-system \"pelton\")"
-                        ;; Handles are open when it is saved, one with a thread of its own.
+                        ;; Handles are open when it is saved, one with its own thread.
                         "--eval" "(defvar *channel* (multiple-value-list (pelton:make-channel)))"
-                        "--eval" (format nil "(defvar *appenders* (pelton:open-appenders (lambda (runs) (pelton:do-records ((sap size) runs)
-                                                (format t \"flushed ~~d~~%\" size) (finish-output))) :flush-interval 3600))")
+                        "--eval" (format nil "(defvar *appenders* (pelton:open-appenders (lambda (chunks)
+(pelton:do-records ((sap size) chunks)
+                                                (format t \"flushed ~~d~~%\" size) (finish-output))) :flush-interval
+                                                3600))")
                         "--eval" "(pelton:append-message *appenders* (pelton:make-octets 5))"
                         "--eval" (format nil "(sb-ext:save-lisp-and-die ~s)" image))))
         (is (eql (first made) 0))
         (is (search "flushed 5" (second made))))
       (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(assert (not (pelton:handle-open-p *appenders*)))"
-                       "--eval" "(handler-case (pelton:send (first *channel*) (pelton:make-octets 1)) (pelton:mistake () (format t \"closed~%\")))"
-                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"again ~d~%\" size))))
+                       "--eval" "(handler-case (pelton:send (first *channel*) (pelton:make-octets 1)) (pelton:usage-error () (format t \"closed~%\")))"
+                       "--eval" "(pelton:with-appenders (a (lambda (chunks) (pelton:do-records ((sap size) chunks) (format t \"again ~d~%\" size))))
                                    (pelton:append-message a (pelton:make-octets 7)))"
                        "--eval" "(pelton:with-channel (s r) (pelton:send s (pelton:make-octets 3)) (format t \"received ~d~%\" (length (pelton:receive r))))"
-                       ;; What is appended to what nobody closes is flushed when the process exits.
-                       "--eval" "(defvar *left* (pelton:open-appenders (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"left ~d~%\" size)))))"
+                       ;; Appenders that nobody closes are flushed when the process exits.
+                       "--eval" "(defvar *left* (pelton:open-appenders (lambda (chunks) (pelton:do-records ((sap size) chunks) (format t \"left ~d~%\" size)))))"
                        "--eval" "(pelton:append-message *left* (pelton:make-octets 9))"
                        "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))
@@ -435,10 +444,10 @@
         (is (search "again 7" (second run)))
         (is (search "received 3" (second run)))
         (is (search "left 9" (second run))))
-      ;; Who exits from the middle leaves to other threads what they append by.
+      ;; An exit within the body leaves open the appenders of threads that still run.
       (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(defvar *begun* (sb-thread:make-semaphore))"
-                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-runs ((sap size) runs))))
+                       "--eval" "(pelton:with-appenders (a (lambda (chunks) (pelton:do-chunks ((sap size) chunks))))
                                    (sb-thread:make-thread (lambda ()
                                                             (pelton:append-message a (pelton:make-octets 16))
                                                             (sb-thread:signal-semaphore *begun*)
@@ -447,20 +456,23 @@
                                    (pelton:append-message a (pelton:make-octets 3))
                                    (sb-ext:exit :code 7))")))
         (is (equal run '(7 ""))))
-      ;; A message that the heap has no room for is told, and stays.
-      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--lose-on-corruption" "--disable-ldb" "--disable-debugger" "--no-sysinit" "--no-userinit"
+      ;; A message that the heap has no space for is signalled, and remains.
+      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--lose-on-corruption" "--disable-ldb"
+                       "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(pelton:with-channel (s r :capacity (ash 1 28))
                                    (pelton:with-reserved ((sap size) s 130000000) (setf (sb-sys:sap-ref-8 sap 9) 7))
                                    (handler-case (pelton:receive r)
-                                     (pelton:too-small-error (condition) (format t \"told: ~a~%\" condition)))
-                                   (pelton:with-received ((sap size) r) (format t \"~d, ~d~%\" size (sb-sys:sap-ref-8 sap 9))))"
+                                     (pelton:too-small-error (condition) (format t \"signalled: ~a~%\" condition)))
+                                   (pelton:with-received ((sap size) r) (format t \"~d, ~d~%\" size (sb-sys:sap-ref-8
+                                   sap 9))))"
                        "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))
-        (is (search "130,000,000 bytes have come" (second run)))
+        (is (search "the message has 130,000,000 bytes" (second run)))
         (is (search "130000000, 7" (second run))))
-      ;; Without the library it says so.
-      (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
-                            "--eval" "(handler-case (pelton:make-channel) (error (condition) (format t \"told: ~a~%\" condition)))"
+      ;; Without the library, opening signals that.
+      (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit"
+                            "--no-userinit"
+                            "--eval" "(handler-case (pelton:make-channel) (error (condition) (format t \"signalled: ~a~%\" condition)))"
                             "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))
-        (is (search "told: pelton: " (second run)))))))
+        (is (search "signalled: pelton: " (second run)))))))

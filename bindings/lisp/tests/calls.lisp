@@ -3,7 +3,7 @@
 (in-package #:pelton-tests)
 
 (defmacro with-serving ((name handler &rest options) &body body)
-  "Runs BODY while a thread serves NAME, and has it end."
+  "Runs BODY while a thread serves NAME, then stops the service."
   (let ((service (gensym)) (thread (gensym)))
     `(pelton:with-service (,service ,name)
        (let ((,thread (in-thread (pelton:serve ,service ,handler ,@options))))
@@ -14,7 +14,7 @@
 (defun service-name (name)
   (format nil "unix:~a" (in-directory name)))
 
-(deftest calls-are-answered-failed-and-abandoned
+(deftest calls-are-replied-to-failed-and-abandoned
   (with-serving ((service-name "s") (lambda (request)
                                       (let ((words (text (pelton:request-octets request))))
                                         (cond ((string= words "fail") (pelton:fail request 7 (bytes "on purpose")))
@@ -25,120 +25,125 @@
                                                (pelton:reply request (bytes "3")))
                                               (t (bytes (reverse words))))))
                  :threads 3)
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
-      (is (equal (text (pelton:call client (bytes "abc") :timeout *patience*)) "cba"))
-      (pelton:with-call ((sap size) client (bytes "xyz") :timeout *patience*)
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (is (equal (text (pelton:call client (bytes "abc") :timeout *limit*)) "cba"))
+      (pelton:with-call ((sap size) client (bytes "xyz") :timeout *limit*)
         (is (equal (text (pelton:sap-octets sap size)) "zyx")))
-      (let ((condition (signals pelton:call-failed (pelton:call client (bytes "fail") :timeout *patience*))))
+      (let ((condition (signals pelton:call-failed (pelton:call client (bytes "fail") :timeout *limit*))))
         (is (eql (pelton:call-failed-code condition) 7))
         (is (equal (text (pelton:call-failed-octets condition)) "on purpose")))
-      (let ((condition (signals pelton:call-failed (pelton:call client (bytes "error") :timeout *patience*))))
+      (let ((condition (signals pelton:call-failed (pelton:call client (bytes "error") :timeout *limit*))))
         (is (search "broken" (princ-to-string condition))))
-      (signals pelton:call-abandoned (pelton:call client (bytes "nothing") :timeout *patience*))
-      (is (equal (text (pelton:call client (bytes "parts") :timeout *patience*)) "0123"))
+      (signals pelton:call-abandoned (pelton:call client (bytes "nothing") :timeout *limit*))
+      (is (equal (text (pelton:call client (bytes "parts") :timeout *limit*)) "0123"))
       ;; Larger than a lane.
       (let ((large (make-octets 10000000)))
         (fill large 65)
-        (is (equalp (pelton:call client large :timeout *patience*) large)))
-      (is (eql 0 (getf (pelton:info client) :calls))))))
+        (is (equalp (pelton:call client large :timeout *limit*) large)))
+      (is (eql 0 (getf (pelton:info client) :in-flight))))))
 
-(deftest a-handler-knows-who-asks
+(deftest a-request-has-the-process-and-user-of-its-client
   (with-serving ((service-name "s") (lambda (request)
-                                      (bytes (format nil "~d ~d" (pelton:request-pid request) (pelton:request-uid request)))))
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
-      (is (equal (text (pelton:call client (bytes "x") :timeout *patience*))
+                                      (bytes (format nil "~d ~d" (pelton:request-pid request)
+                                                     (pelton:request-uid request)))))
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (is (equal (text (pelton:call client (bytes "x") :timeout *limit*))
                  (format nil "~d ~d" (sb-posix:getpid) (sb-posix:geteuid)))))))
 
-(deftest a-service-that-is-drained-answers-what-it-has-taken-and-gives-back-the-rest
+(deftest a-drained-service-replies-to-received-requests-and-returns-later-ones
   (let ((taken (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)) (handled '()))
     (pelton:with-service (service (service-name "s"))
       (let ((thread (in-thread (pelton:serve service (lambda (request)
                                                        (push (text (pelton:request-octets request)) handled)
                                                        (sb-thread:signal-semaphore taken)
-                                                       (sb-thread:wait-on-semaphore go-on :timeout *patience*)
+                                                       (sb-thread:wait-on-semaphore go-on :timeout *limit*)
                                                        (bytes "done"))))))
-        (pelton:with-client (client (service-name "s") :timeout *patience*)
-          (let ((call (pelton:submit client (bytes "taken") :timeout *patience* :idempotent t)))
-            (is (sb-thread:wait-on-semaphore taken :timeout *patience*))
-            (pelton:stop service :drain t)
-            (let ((late (pelton:submit client (bytes "late") :timeout *patience*)))
+        (pelton:with-client (client (service-name "s") :timeout *limit*)
+          (let ((call (pelton:submit client (bytes "taken") :timeout *limit* :idempotent t)))
+            (is (sb-thread:wait-on-semaphore taken :timeout *limit*))
+            (pelton:drain service)
+            (let ((late (pelton:submit client (bytes "late") :timeout *limit*)))
               (sb-thread:signal-semaphore go-on)
-              (is (equal (text (pelton:await client :call call :timeout *patience*)) "done"))
+              (is (equal (text (pelton:await client :call call :timeout *limit*)) "done"))
               (joined thread)
-              (signals pelton:pelton-error (pelton:await client :call late :timeout *patience*)))))
+              (signals pelton:pelton-error (pelton:await client :call late :timeout *limit*)))))
         (is (equal handled '("taken")))))))
 
 (deftest many-calls-are-in-flight-and-awaited-in-any-order
   (with-serving ((service-name "s") #'pelton:request-octets :threads 2)
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
-      (let ((calls (loop for i below 200 collect (pelton:submit client (number-octets i) :timeout *patience*))))
-        (is (equalp (pelton:await client :call (nth 100 calls) :timeout *patience*) (number-octets 100)))
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (let ((calls (loop for i below 200 collect (pelton:submit client (number-octets i) :timeout *limit*))))
+        (is (equalp (pelton:await client :call (nth 100 calls) :timeout *limit*) (number-octets 100)))
         (let ((left (make-hash-table)))
           (loop for call in calls for i from 0 unless (eql i 100) do (setf (gethash call left) i))
           (dotimes (i 199)
-            (multiple-value-bind (octets outcome call) (pelton:await client :timeout *patience*)
+            (multiple-value-bind (octets outcome call) (pelton:await client :timeout *limit*)
               (is (eq outcome :reply))
               (is (equalp octets (number-octets (gethash call left))))
               (remhash call left)))
           (is (eql 0 (hash-table-count left))))
-        (signals pelton:refused-error (pelton:await client :call (first calls) :timeout *patience*))))))
+        (signals pelton:refused-error (pelton:await client :call (first calls) :timeout *limit*))))))
 
-(deftest a-call-that-nobody-awaits-is-given-up
+(deftest a-call-that-times-out-is-cancelled
   (let ((go-on (sb-thread:make-semaphore)) (cancelled nil))
     (with-serving ((service-name "s") (lambda (request)
                                         (when (equalp (pelton:request-octets request) (bytes "slow"))
-                                          (sb-thread:wait-on-semaphore go-on :timeout *patience*)
+                                          (sb-thread:wait-on-semaphore go-on :timeout *limit*)
                                           (setf cancelled (pelton:request-cancelled-p request)))
                                         (bytes "done"))
                    :threads 2)
-      (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (pelton:with-client (client (service-name "s") :timeout *limit*)
         (signals pelton:timed-out (pelton:call client (bytes "slow") :timeout 0.05))
-        ;; A second call goes through behind it, so the service has heard.
-        (is (equal (text (pelton:call client (bytes "quick") :timeout *patience*)) "done"))
+        ;; The second call comes after the cancellation, so the service has both.
+        (is (equal (text (pelton:call client (bytes "quick") :timeout *limit*)) "done"))
         (sb-thread:signal-semaphore go-on)
         (until cancelled)))))
 
-(deftest a-service-that-ends-is-told-to-its-clients
-  (let ((name (service-name "s")) (told 0))
+(deftest the-end-of-a-service-is-signalled-at-its-clients
+  (let ((name (service-name "s")) (signalled 0))
     (let* ((service (pelton:open-service name))
-           (thread (in-thread (pelton:serve service (lambda (request) (declare (ignore request)) (incf told) (bytes "y"))))))
-      (pelton:with-client (client name :timeout *patience*)
-        (is (pelton:notify client (bytes "x") :timeout *patience*))
-        (is (equal (text (pelton:call client (bytes "x") :timeout *patience*)) "y"))
-        (is (eql told 2))
+           (thread (in-thread (pelton:serve service (lambda (request) (declare (ignore request)) (incf signalled)
+                                                            (bytes "y"))))))
+      (pelton:with-client (client name :timeout *limit*)
+        (is (pelton:notify client (bytes "x") :timeout *limit*))
+        (is (equal (text (pelton:call client (bytes "x") :timeout *limit*)) "y"))
+        (is (eql signalled 2))
         (pelton:stop service)
         (joined thread)
         (pelton:close-handle service)
-        (signals pelton:channel-ended (pelton:call client (bytes "x") :timeout *patience*))))
+        (signals pelton:channel-ended (pelton:call client (bytes "x") :timeout *limit*))))
     (signals pelton:no-listener-error (pelton:open-client name))))
 
-(deftest a-service-that-waits-can-be-interrupted-and-goes-on-when-it-is-called-again
+(deftest serve-can-be-interrupted-and-called-again
   (pelton:with-service (service (service-name "s"))
     (dolist (threads '(1 3))
       (dotimes (i 2)
-        (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:serve service #'pelton:request-octets :threads threads))))
+        (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:serve service #'pelton:request-octets
+                                                                        :threads threads))))
       (let ((thread (in-thread (handler-case (pelton:serve service #'pelton:request-octets :threads threads)
                                  (broken () :broken)))))
-        (pelton:with-client (client (service-name "s") :timeout *patience*)
-          (dotimes (i 5) (is (equalp (pelton:call client (number-octets i) :timeout *patience*) (number-octets i)))))
+        (pelton:with-client (client (service-name "s") :timeout *limit*)
+          (dotimes (i 5) (is (equalp (pelton:call client (number-octets i) :timeout *limit*) (number-octets i)))))
         (sb-thread:interrupt-thread thread (lambda () (signal 'broken)))
         (is (eq (joined thread) :broken))))))
 
 (define-condition broken (serious-condition) ())
 
-(deftest what-is-no-error-and-leaves-a-handler-is-signalled-by-serve-on-whatever-thread
+(deftest a-serious-condition-in-a-handler-of-any-thread-is-signalled-by-serve
   (pelton:with-service (service (service-name "s"))
     (dolist (threads '(1 3))
-      (let ((thread (in-thread (handler-case (pelton:serve service (lambda (request) (declare (ignore request)) (error 'broken))
+      (let ((thread (in-thread (handler-case (pelton:serve service (lambda (request) (declare (ignore request))
+                                                                           (error 'broken))
                                                            :threads threads)
                                  (broken () :broken)))))
-        (pelton:with-client (client (service-name "s") :timeout *patience*)
-          (signals pelton:call-abandoned (pelton:call client (bytes "x") :timeout *patience*)))
+        (pelton:with-client (client (service-name "s") :timeout *limit*)
+          (signals pelton:call-abandoned (pelton:call client (bytes "x") :timeout *limit*)))
         (is (eq (joined thread) :broken))))))
 
-(define-condition unprintable (error) () (:report (lambda (condition stream) (declare (ignore condition stream)) (error "not even this"))))
+(define-condition unprintable (error) () (:report (lambda (condition stream) (declare (ignore condition stream))
+                                                          (error "not even this"))))
 
-(deftest errors-of-whatever-kind-in-a-handler-fail-the-call
+(deftest every-error-in-a-handler-fails-the-call
   (with-serving ((service-name "s") (lambda (request)
                                       (if (equalp (pelton:request-octets request) (bytes "x"))
                                           (error 'unprintable)
@@ -146,9 +151,9 @@
                                           (pelton:with-channel (sender receiver)
                                             (pelton:close-handle sender)
                                             (pelton:receive receiver)))))
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
-      (signals pelton:call-failed (pelton:call client (bytes "x") :timeout *patience*))
-      (signals pelton:call-failed (pelton:call client (bytes "y") :timeout *patience*)))))
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (signals pelton:call-failed (pelton:call client (bytes "x") :timeout *limit*))
+      (signals pelton:call-failed (pelton:call client (bytes "y") :timeout *limit*)))))
 
 (deftest interrupts-that-unwind-from-serve-leave-no-client-waiting
   (pelton:with-service (service (service-name "s"))
@@ -159,10 +164,10 @@
                                            (pelton:serve service #'pelton:request-octets))))))
            (disturber (in-thread (disturb thread (lambda () ended)
                                           (lambda () (when *inside* (incf interrupts) (throw 'out nil)))))))
-      (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (pelton:with-client (client (service-name "s") :timeout *limit*)
         (let ((answered 0))
           (loop until (and (>= interrupts 100) (>= answered 100))
-                do (handler-case (progn (pelton:call client (bytes "x") :timeout *patience*) (incf answered))
+                do (handler-case (progn (pelton:call client (bytes "x") :timeout *limit*) (incf answered))
                      (pelton:call-abandoned ())))
           (is (>= answered 100))))
       (setf ended t)
@@ -170,37 +175,39 @@
       (joined disturber)
       (joined thread))))
 
-(deftest an-answer-that-an-interrupt-keeps-from-being-shown-is-shown-to-who-awaits-next
+(deftest a-reply-that-an-interrupt-kept-back-goes-to-the-next-await
   (with-serving ((service-name "s") #'pelton:request-octets)
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
       (let ((first (pelton:submit client (bytes "first"))) (second (pelton:submit client (bytes "second"))))
-        (is (equal (text (pelton:await client :call second :timeout *patience*)) "second"))
-        ;; It has come: one thread answers in order.
-        (with-an-interrupt-pending (pelton:await client :call first :timeout *patience*))
-        (is (eql 1 (length (pelton::client-unseen client))))
-        (multiple-value-bind (octets outcome call) (pelton:await client :timeout *patience*)
+        (is (equal (text (pelton:await client :call second :timeout *limit*)) "second"))
+        ;; It has come: one thread replies in order.
+        (with-an-interrupt-pending (pelton:await client :call first :timeout *limit*))
+        (is (eql 1 (length (pelton::client-undelivered client))))
+        (multiple-value-bind (octets outcome call) (pelton:await client :timeout *limit*)
           (is (equal (list (text octets) outcome call) (list "first" :reply first))))
-        (signals pelton:refused-error (pelton:await client :call first :timeout *patience*))))))
+        (signals pelton:refused-error (pelton:await client :call first :timeout *limit*))))))
 
-(deftest who-asks-much-at-once-takes-in-answers-meanwhile
+(deftest a-client-that-waits-for-space-takes-replies-meanwhile
   (with-serving ((service-name "s") #'pelton:request-octets)
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
-      (let* ((large (make-octets 200000)) (calls (loop repeat 100 collect (pelton:submit client large :timeout *patience*))))
-        (dolist (call calls) (is (eql 200000 (length (pelton:await client :call call :timeout *patience*))))))
-      ;; More small ones than there may be: so many answers wait in the end that waiting would not help.
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (let* ((large (make-octets 200000)) (calls (loop repeat 100 collect
+                                                       (pelton:submit client large :timeout *limit*))))
+        (dolist (call calls) (is (eql 200000 (length (pelton:await client :call call :timeout *limit*))))))
+      ;; More small ones than the limit: in the end so many replies wait that waiting is without effect.
       (let ((asked 0))
-        (signals pelton:refused-error (loop (pelton:submit client (bytes "x") :timeout *patience*) (incf asked)))
+        (signals pelton:refused-error (loop (pelton:submit client (bytes "x") :timeout *limit*) (incf asked)))
         (is (>= asked 1024))
-        (is (pelton:notify client (bytes "x") :timeout *patience*))
-        (dotimes (i asked) (pelton:await client :timeout *patience*))
-        (is (pelton:call client (bytes "x") :timeout *patience*))))))
+        (is (pelton:notify client (bytes "x") :timeout *limit*))
+        (dotimes (i asked) (pelton:await client :timeout *limit*))
+        (is (pelton:call client (bytes "x") :timeout *limit*))))))
 
-(deftest parts-of-an-answer-are-joined-or-given-up
+(deftest parts-of-a-reply-are-joined-or-dropped
   (is (eql 300000 (length (pelton::joined (loop repeat 300000 collect (make-octets 1))))))
   (with-serving ((service-name "s") (lambda (request)
                                       (dotimes (i 3) (pelton:reply-part request (bytes "part")))
                                       (bytes "end")))
-    (pelton:with-client (client (service-name "s") :timeout *patience*)
-      (is (equal "part" (pelton:with-call ((sap size) client (bytes "x") :timeout *patience*) (text (pelton:sap-octets sap size)))))
-      (is (equal "partpartpartend" (text (pelton:call client (bytes "x") :timeout *patience*))))
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (is (equal "part" (pelton:with-call ((sap size) client (bytes "x") :timeout *limit*)
+                                          (text (pelton:sap-octets sap size)))))
+      (is (equal "partpartpartend" (text (pelton:call client (bytes "x") :timeout *limit*))))
       (signals pelton:timed-out (pelton:await client :timeout 0)))))

@@ -2,12 +2,12 @@
 
 (in-package #:pelton-tests)
 
-(deftest what-is-written-to-a-file-is-read-back
+(deftest a-written-file-is-read-back
   (pelton:with-engine (engine)
     (let ((path (in-directory "a [file]*")) (octets (make-octets 3000000)))
       (dotimes (i (length octets)) (setf (aref octets i) (mod (* i 7) 251)))
-      (pelton:write-file-octets engine path octets :mode #o600 :sync t :timeout *patience*)
-      (is (equalp (pelton:read-file-octets engine path :timeout *patience*) octets))
+      (pelton:write-file-octets engine path octets :mode #o600 :sync t :timeout *limit*)
+      (is (equalp (pelton:read-file-octets engine path :timeout *limit*) octets))
       (let ((status (pelton:file-status engine path)))
         (is (eq (getf status :kind) :regular))
         (is (eql (getf status :bytes) 3000000))
@@ -30,17 +30,18 @@
           (pelton:sync-file engine file :data t)
           (is (eql 8192 (getf (pelton:file-status engine file) :bytes))))))))
 
-(deftest names-in-directories-are-made-listed-and-removed
+(deftest directory-entries-are-created-listed-and-removed
   (pelton:with-engine (engine :root *directory*)
     (pelton:make-directory engine "d" #o755)
     (dotimes (i 600) (pelton:write-file-octets engine (format nil "d/~d" i) (bytes "x")))
-    (is (equal (sort (mapcar #'parse-integer (mapcar #'car (pelton:list-directory engine "d" :timeout *patience*))) #'<)
+    (is (equal (sort (mapcar #'parse-integer (mapcar #'car (pelton:list-directory engine "d" :timeout *limit*))) #'<)
                (loop for i below 600 collect i)))
     (is (equal (pelton:list-directory engine ".") '(("d" . :directory))))
-    (pelton:rename-file engine "d/1" "two")
+    (pelton:rename-path engine "d/1" "two")
     (pelton:link-file engine "two" "three")
     (is (eql 2 (getf (pelton:file-status engine "two") :links)))
-    (is (eql 39 (pelton:system-error-errno (signals pelton:system-error (pelton:remove-directory engine "d"))))) ; ENOTEMPTY
+    (is (eql 39 (pelton:system-error-errno (signals pelton:system-error
+                                                    (pelton:remove-directory engine "d"))))) ; ENOTEMPTY
     (dotimes (i 600) (unless (eql i 1) (pelton:unlink-file engine (format nil "d/~d" i))))
     (pelton:remove-directory engine "d")
     (let ((condition (signals pelton:system-error (pelton:read-file-octets engine "d/5"))))
@@ -48,44 +49,46 @@
       (is (search "d/5" (princ-to-string condition))))
     ;; Nothing leads out of the root.
     (is (eql 18 (pelton:system-error-errno (signals pelton:system-error (pelton:file-status engine "../.."))))) ; EXDEV
-    (signals pelton:mistake (let ((file (pelton:open-file engine "two")))
+    (signals pelton:usage-error (let ((file (pelton:open-file engine "two")))
                               (pelton:close-handle file)
                               (pelton:read-file engine file (make-octets 1))))))
 
-(deftest who-waits-for-a-file-can-leave-and-its-memory-is-let-go-of
+(deftest a-file-operation-can-be-interrupted-and-releases-its-memory
   (sb-posix:mkfifo (in-directory "fifo") #o600)
   (pelton:with-engine (engine)
-    ;; Both ends, so that opening does not wait, and there is nothing to read.
-    (pelton:with-file (file engine (in-directory "fifo") :direction :io :timeout *patience*)
+    ;; Both ends, so that opening does not wait. The FIFO is empty.
+    (pelton:with-file (file engine (in-directory "fifo") :direction :io :timeout *limit*)
       (let ((octets (make-octets 4)))
         (signals pelton:timed-out (pelton:read-file engine file octets :timeout 0.02))
         (signals sb-ext:timeout (sb-ext:with-timeout 0.02 (pelton:read-file engine file octets)))
         (with-an-interrupt-pending (pelton:read-file engine file octets))
         (fill octets 0)
-        (pelton:write-file engine file (bytes "late") :timeout *patience*)
-        ;; Nobody writes to it who was told to leave.
+        (pelton:write-file engine file (bytes "late") :timeout *limit*)
+        ;; The cancelled reads do not write to it.
         (sb-ext:gc :full t)
         (is (equalp octets #(0 0 0 0)))
-        (is (eql 4 (pelton:read-file engine file octets :timeout *patience*)))
+        (is (eql 4 (pelton:read-file engine file octets :timeout *limit*)))
         (is (equal (text octets) "late"))
-        ;; Who waits longer has it.
+        ;; WAIT-LONGER gets it.
         (is (eql 4 (handler-bind ((pelton:timed-out (lambda (condition)
                                                       (joined (in-thread (pelton:with-engine (other)
-                                                                           (pelton:write-file other file (bytes "more")))))
-                                                      (invoke-restart (find-restart 'pelton:wait-longer condition)))))
+                                                                           (pelton:write-file other file
+                                                                                              (bytes "more")))))
+                                                      (pelton:wait-longer condition))))
                      (pelton:read-file engine file octets :timeout 0.02))))
         (is (equal (text octets) "more"))))))
 
-(deftest an-operation-given-up-without-memory-leaves-nothing-to-the-next
+(deftest an-operation-cancelled-without-memory-leaves-nothing-to-the-next
   (let ((refuse (sb-sys:find-foreign-symbol-address "no_memory_for"))) ; run-tests preloads it
     (is refuse)
     (pelton:with-engine (engine)
       (let ((path (in-directory "there")))
         (pelton:write-file-octets engine path (bytes "some"))
-        ;; To begin it, to wait for it, and each attempt to end it. Without io_uring nothing is refused, and the first answers.
+        ;; Starting it, waiting for it, and each attempt to cancel it. Without io_uring nothing is refused.
         (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 5)
         (handler-case (is (eql 4 (getf (pelton:file-status engine path) :bytes)))
           (pelton:system-error (condition) (is (search "beginning operations" (princ-to-string condition)))))
         (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 0)
-        (is (eql 2 (pelton:system-error-errno (signals pelton:system-error (pelton:file-status engine (in-directory "missing")))))) ; ENOENT
+        (is (eql 2 (pelton:system-error-errno (signals pelton:system-error
+                                                       (pelton:file-status engine (in-directory "missing")))))) ; ENOENT
         (is (eql 4 (getf (pelton:file-status engine path) :bytes)))))))

@@ -1,4 +1,4 @@
-/* Preloaded: has the next calls of io_uring_enter fail for want of memory. */
+/* Preloaded: the next calls of io_uring_enter fail with ENOMEM. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What the tests speak to in C: `peer THERE BACK` listens at THERE, sends what it receives back to BACK, and ends with its sender. */
+/* The peer in C: `peer THERE BACK` listens at THERE, sends each message back to BACK, and ends with its sender. */
 #include <stdio.h>
 
 #include "pelton.h"
@@ -14,13 +14,15 @@ int main(int count, char **arguments) {
     pelton_sender *sender;
     pelton_message message;
     if (count != 3) return 2;
-    int code = pelton_listen(arguments[1], NULL, &listener);
+    int code = pelton_listener_open(arguments[1], NULL, &listener);
     if (code == PELTON_OK) code = pelton_sender_open(arguments[2], NULL, &sender);
-    if (code == PELTON_OK) code = pelton_accept_receiver(listener, pelton_deadline(INT64_C(60000000000)), &receiver);
+    int64_t deadline = pelton_deadline(INT64_C(60000000000));
+    if (code == PELTON_OK) code = pelton_listener_accept_receiver(listener, deadline, &receiver);
     if (code != PELTON_OK) return complain(code);
-    while ((code = pelton_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
-        if ((code = pelton_send(sender, message.data, message.size, PELTON_FOREVER)) != PELTON_OK) return complain(code);
-        pelton_release(receiver);
+    while ((code = pelton_receiver_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
+        code = pelton_sender_send(sender, message.data, message.size, PELTON_FOREVER);
+        if (code != PELTON_OK) return complain(code);
+        pelton_receiver_release(receiver);
     }
     if (code != PELTON_CLOSED) return complain(code);
     pelton_close(sender);

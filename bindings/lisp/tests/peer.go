@@ -1,4 +1,4 @@
-// What the tests speak to in Go: `peer THERE BACK` listens at THERE, sends what it receives back to BACK, and ends with its sender.
+// The peer in Go: `peer THERE BACK` listens at THERE, sends each message back to BACK, and ends with its sender.
 package main
 
 import (

@@ -1,4 +1,5 @@
-;;;; Plain assertions, counted. A test is a function named by its claim; whatever waits has an upper bound, so that nothing hangs.
+;;;; Plain assertions, counted. A test is a function named by its claim. Each wait has an upper bound, so that nothing
+;;;; hangs.
 
 (defpackage #:pelton-tests
   (:use #:cl)
@@ -11,9 +12,11 @@
 (defvar *tests* '() "The names of the tests, the last one first.")
 (declaim (type cons *assertions*))
 (sb-ext:defglobal *assertions* (list 0))
-(defvar *directory* nil "Where a test may make what it wants.")
+(defvar *directory* nil "The directory of the running test.")
 
-(defparameter *patience* 60 "Seconds that nothing takes which goes well.")
+(defparameter *limit* 60 "Seconds: the bound of each wait.")
+
+(defvar *inside* nil "Whether an interrupt may throw to OUT.")
 
 (define-condition failed (error)
   ((form :initarg :form) (found :initarg :found))
@@ -25,7 +28,7 @@
           (pushnew ',name *tests*)))
 
 (defmacro is (form)
-  "Counts, and fails unless FORM is true. Of a call the arguments are told."
+  "Counts, and fails unless FORM is true; for a call with the values of its arguments."
   (if (and (consp form) (symbolp (first form)) (fboundp (first form)) (not (macro-function (first form)))
            (not (special-operator-p (first form))))
       (let ((arguments (loop for nil in (rest form) collect (gensym))))
@@ -39,7 +42,7 @@
   value)
 
 (defmacro signals (type &body body)
-  "Counts, and fails unless BODY signals that; answers the condition."
+  "Counts, and fails unless BODY signals that; returns the condition."
   `(is-true (block nil
               (handler-case (progn ,@body nil)
                 (,type (condition) (return condition))))
@@ -60,28 +63,28 @@
   (concatenate 'string *directory* name))
 
 (defmacro in-thread (&body body)
-  "A thread that does BODY; JOINED has its value, or signals what it has."
+  "A thread that runs BODY; JOINED returns its value, or signals its error."
   `(sb-thread:make-thread (lambda ()
                             (handler-case (progn ,@body)
                               (error (condition) condition)))))
 
 (defun joined (thread)
-  (let ((value (sb-thread:join-thread thread :timeout *patience*)))
+  (let ((value (sb-thread:join-thread thread :timeout *limit*)))
     (if (typep value 'error) (error value) value)))
 
 (defun disturb (thread ended function)
-  "Interrupts THREAD with FUNCTION again and again, each time after it has heard the time before: SBCL bears 8 at a time."
-  (let ((heard (sb-thread:make-semaphore)))
+  "Interrupts THREAD with FUNCTION until ENDED returns true, one interrupt at a time: SBCL queues at most 8."
+  (let ((served (sb-thread:make-semaphore)))
     (loop until (funcall ended)
           do (handler-case (sb-thread:interrupt-thread thread (lambda ()
-                                                                (sb-thread:signal-semaphore heard)
+                                                                (sb-thread:signal-semaphore served)
                                                                 (funcall function)))
                (sb-thread:interrupt-thread-error () (return)))
-             (loop until (or (funcall ended) (sb-thread:wait-on-semaphore heard :timeout 0.1)))
+             (loop until (or (funcall ended) (sb-thread:wait-on-semaphore served :timeout 0.1)))
              (sleep 0.0002))))
 
 (defmacro with-an-interrupt-pending (&body body)
-  "Does BODY with an interrupt pending that unwinds as soon as it is heard, and counts, and fails unless it was."
+  "Runs BODY with a pending interrupt that unwinds as soon as it is served. Counts, and fails unless it was served."
   `(is (eq :unwound
            (catch 'pending
              (sb-sys:without-interrupts
@@ -91,13 +94,14 @@
                nil)))))
 
 (defun call-interrupted-at-adoption (function)
-  "Calls FUNCTION, which another thread interrupts while a handle has been opened, and nobody has it yet. True if that unwound from it."
+  "Calls FUNCTION, which is interrupted when it has opened a handle and not yet bound it. True if that unwound."
   (let ((thread sb-thread:*current-thread*) (done nil))
     (eq :unwound
         (catch 'opened
           (sb-int:encapsulate 'pelton::adopt 'interrupted
                               (lambda (adopt handle)
-                                (when (and (eq sb-thread:*current-thread* thread) (not done) (not (typep handle 'pelton::listener)))
+                                (when (and (eq sb-thread:*current-thread* thread) (not done)
+                                           (not (typep handle 'pelton::listener)))
                                   (setf done t)
                                   (joined (in-thread (sb-thread:interrupt-thread thread (lambda () (throw 'opened :unwound))))))
                                 (funcall adopt handle)))
@@ -105,8 +109,8 @@
             (sb-int:unencapsulate 'pelton::adopt 'interrupted))))))
 
 (defmacro until (form)
-  "Waits until FORM is true; answers it."
-  `(loop with end = (+ (get-universal-time) *patience*)
+  "Waits until FORM is true, and returns it."
+  `(loop with end = (+ (get-universal-time) *limit*)
          for found = ,form
          until found
          do (when (> (get-universal-time) end) (error 'failed :form '(until ,form) :found nil))
@@ -114,13 +118,13 @@
          finally (return (is-true found ',form nil))))
 
 (defun run ()
-  "Runs all tests, and says how it went in its last line. True if all passed."
+  "Runs all tests; the last line of the output has their number. True if all passed."
   (let ((failures 0) (tests (reverse *tests*)))
     (dolist (test tests)
       (setf *directory* (sb-posix:mkdtemp (format nil "~a/pelton-lisp-XXXXXX" (or (sb-posix:getenv "TMPDIR") "/tmp"))))
       (setf *directory* (concatenate 'string *directory* "/"))
       (unwind-protect
-           (handler-case (sb-ext:with-timeout (* 3 *patience*) (funcall test))
+           (handler-case (sb-ext:with-timeout (* 3 *limit*) (funcall test))
              ((or error sb-ext:timeout) (condition)
                (incf failures)
                (format t "lisp: ~(~a~) failed: ~a~%" test condition)))
