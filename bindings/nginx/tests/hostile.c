@@ -119,11 +119,11 @@ static void serve(const char *name) {
     pelton_request request;
     pelton_responder *held[HELD_MAX];
     size_t sizes[HELD_MAX], held_count = 0, i;
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_service_options options = PELTON_SERVICE_OPTIONS_INIT;
     options.capacity = 1 << 20;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)unlink(name + strlen("unix:"));
-    if (pelton_service_listen(name, &options, &service) != PELTON_OK) {
+    if (pelton_service_open(name, &options, &service) != PELTON_OK) {
         fprintf(stderr, "%s\n", pelton_error_detail());
         exit(1);
     }
@@ -140,7 +140,7 @@ static void serve(const char *name) {
             for (i = 0; i < held_count; i++) {
                 char *bytes = calloc(1, sizes[i] + (size_t)length);
                 memcpy(bytes, begin, (size_t)length);
-                answered(pelton_reply(held[i], bytes, sizes[i] + (size_t)length));
+                answered(pelton_responder_reply(held[i], bytes, sizes[i] + (size_t)length));
                 free(bytes);
             }
             find_segments();
@@ -154,9 +154,9 @@ static void serve(const char *name) {
             }
             _exit(0);
         } else {
-            answered(pelton_reply(request.responder, request.data, request.size));
+            answered(pelton_responder_reply(request.responder, request.data, request.size));
         }
-        (void)pelton_release(service);
+        (void)pelton_service_release(service);
     }
     _exit(1);
 }

@@ -37,8 +37,8 @@ typedef struct work {
 static void dropped(int code) { (void)code; }
 
 static void echo(const pelton_request *request) {
-    if (pelton_reply(request->responder, request->data, request->size) == PELTON_TOO_LARGE) {
-        dropped(pelton_reply_fail(request->responder, 1, "too large for this client", 25));
+    if (pelton_responder_reply(request->responder, request->data, request->size) == PELTON_TOO_LARGE) {
+        dropped(pelton_responder_fail(request->responder, 1, "too large for this client", 25));
     }
 }
 
@@ -69,7 +69,7 @@ static void answer_held(void) {
     for (size_t i = 0; i < held_count; i++) {
         char *bytes = malloc(held_bytes[i]);
         memset(bytes, 'h', held_bytes[i]);
-        dropped(pelton_reply(held[i], bytes, held_bytes[i]));
+        dropped(pelton_responder_reply(held[i], bytes, held_bytes[i]));
         free(bytes);
     }
     held_count = 0;
@@ -83,25 +83,25 @@ static void *at_work(void *data) {
     if (strcmp(own->word, "later") == 0) {
         struct timespec rest = {0, 10000000};
         nanosleep(&rest, NULL);
-        dropped(pelton_reply(own->responder, own->text, strlen(own->text)));
+        dropped(pelton_responder_reply(own->responder, own->text, strlen(own->text)));
     } else if (strcmp(own->word, "flood") == 0) {
         /* Not waiting for room: while a thread does, the service hears nothing of this client, the cancel neither. */
         struct timespec rest = {0, 1000000};
         while (pelton_responder_is_cancelled(own->responder) == 0 && (code == PELTON_OK || code == PELTON_AGAIN)) {
-            code = pelton_reply_part(own->responder, part, sizeof part, PELTON_NO_WAIT);
+            code = pelton_responder_part(own->responder, part, sizeof part, PELTON_NO_WAIT);
             if (code == PELTON_AGAIN) nanosleep(&rest, NULL);
         }
-        if (code == PELTON_OK || code == PELTON_AGAIN) dropped(pelton_reply_end(own->responder));
+        if (code == PELTON_OK || code == PELTON_AGAIN) dropped(pelton_responder_end(own->responder));
     } else {
         for (long i = 0; i < own->count && code == PELTON_OK; i++) {
             int digits = snprintf(part, sizeof part, "%ld ", i);
             part[digits] = 'p';
-            code = pelton_reply_part(own->responder, part, (size_t)(own->size > digits ? own->size : digits), PELTON_FOREVER);
+            code = pelton_responder_part(own->responder, part, (size_t)(own->size > digits ? own->size : digits), PELTON_FOREVER);
         }
         if (code == PELTON_OK && strcmp(own->word, "broken") == 0) {
-            dropped(pelton_reply_fail(own->responder, 7, "broken", 6));
+            dropped(pelton_responder_fail(own->responder, 7, "broken", 6));
         } else if (code == PELTON_OK) {
-            dropped(pelton_reply_end(own->responder));
+            dropped(pelton_responder_end(own->responder));
         }
     }
     free(own);
@@ -136,10 +136,10 @@ static pelton_service *service;
 static sigset_t drains;
 
 static void listen_to(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_service_options options = PELTON_SERVICE_OPTIONS_INIT;
     /* The largest request. */
     options.call_bytes_max = 8 << 20;
-    if (pelton_service_listen(name, &options, &service) != PELTON_OK) {
+    if (pelton_service_open(name, &options, &service) != PELTON_OK) {
         fprintf(stderr, "%s\n", pelton_error_detail());
         exit(1);
     }
@@ -156,7 +156,7 @@ static void leave(const char *name) {
 static void *drain(void *unused) {
     int signal;
     (void)unused;
-    if (sigwait(&drains, &signal) == 0) (void)pelton_service_stop(service, PELTON_STOP_DRAIN);
+    if (sigwait(&drains, &signal) == 0) (void)pelton_service_drain(service);
     return NULL;
 }
 
@@ -193,25 +193,25 @@ int main(int argc, char **argv) {
             echo(&request);
         } else if (strncmp(text, "fail ", 5) == 0) {
             char *rest = strchr(text + 5, ' ');
-            dropped(pelton_reply_fail(request.responder, (uint32_t)strtoul(text + 5, NULL, 10), rest + 1, strlen(rest + 1)));
+            dropped(pelton_responder_fail(request.responder, (uint32_t)strtoul(text + 5, NULL, 10), rest + 1, strlen(rest + 1)));
         } else if (strcmp(text, "abandon") == 0) {
             (void)pelton_close(request.responder);
         } else if (strcmp(text, "stall") == 0) {
             if (stalled_count == 4096) abort();
             stalled[stalled_count++] = request.responder;
         } else if (strcmp(text, "cancelled") == 0) {
-            dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu", cancelled)));
+            dropped(pelton_responder_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu", cancelled)));
         } else if (strcmp(text, "told") == 0) {
-            dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu %s", told, last)));
+            dropped(pelton_responder_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu %s", told, last)));
         } else if (strcmp(text, "order") == 0) {
-            dropped(pelton_reply(request.responder, order, strlen(order)));
+            dropped(pelton_responder_reply(request.responder, order, strlen(order)));
             order[0] = '\0';
         } else if (strncmp(text, "eager ", 6) == 0) {
             is_eager = text[6] == '1';
             echo(&request);
         } else if (strcmp(text, "begin") == 0) {
             if (stalled_count == 4096) abort();
-            dropped(pelton_reply_part(request.responder, "begun", 5, PELTON_NO_WAIT));
+            dropped(pelton_responder_part(request.responder, "begun", 5, PELTON_NO_WAIT));
             stalled[stalled_count++] = request.responder;
         } else if (strcmp(text, "mark") == 0) {
             echo(&request);
@@ -223,7 +223,7 @@ int main(int argc, char **argv) {
         } else if (strcmp(text, "finish") == 0 || strcmp(text, "leave") == 0) {
             answer_held();
             (void)pelton_close(request.responder);
-            (void)pelton_release(service);
+            (void)pelton_service_release(service);
             leave(argv[1]);
             continue;
         } else if (strcmp(text, "die") == 0) {
@@ -234,7 +234,7 @@ int main(int argc, char **argv) {
         } else {
             echo(&request);
         }
-        (void)pelton_release(service);
+        (void)pelton_service_release(service);
     }
     if (code == PELTON_CLOSED) return pelton_close(service) != PELTON_OK;
     fprintf(stderr, "%s: %s\n", pelton_code_text(code), pelton_error_detail());
