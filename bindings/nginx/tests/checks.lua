@@ -848,6 +848,40 @@ function checks.a_flood_is_bounded()
     same(small:info().slots, 0)
 end
 
+local function threads()
+    return tonumber(io.open("/proc/self/status"):read("*a"):match("Threads:%s+(%d+)"))
+end
+
+-- It listens, and never accepts. Nobody else waits, and no thread waits for it.
+function checks.a_service_that_does_not_accept_delays_only_its_own_calls()
+    local client = pelton.connect(hostile .. ".silent")
+    local before = threads()
+    local caller = ngx.thread.spawn(client.call, client, "x", {timeout = 100})
+    for i = 1, 100 do
+        same(svc:call("beside it " .. i), "beside it " .. i)
+        same(select(2, client:call("x", {timeout = 0.001})), "timeout")
+        same(client:info().waiting, 1)
+        same(threads(), before, "threads of the worker")
+    end
+    local _, res, err, detail = ngx.thread.wait(caller)
+    same(res, nil)
+    same(err, "timed out", detail)
+    same(client:info().connections, 0)
+    nothing_is_left()
+end
+
+function checks.services_of_nginx_conf_are_found_by_name()
+    local configured = pelton.service("configured")
+    same(pelton.service("configured"), configured)
+    same(configured:call("x"), "x")
+    same(select(2, configured:call("stall")), "timeout")
+    same(select(3, configured:call(of_bytes(200000, 1))), "too large for this client")
+    same(select(2, configured:call("parts 30 3000")), "too large")
+    local ok, err = pcall(pelton.service, "none")
+    same(ok, false)
+    same(err:find("pelton_service none", 1, true) ~= nil, true, err)
+end
+
 function checks.notifications_come()
     local before = tonumber(svc:call("told"):match("^%d+"))
     for i = 1, 100 do
@@ -920,7 +954,7 @@ function M.reads()
 end
 
 function M.info()
-    local info = svc:info()
+    local info = (ngx.var.arg_name and pelton.connect(ngx.var.arg_name) or svc):info()
     for _, key in ipairs {"connected", "connections", "in_flight", "waiting", "slots", "immediate", "bytes"} do
         ngx.say(key, " ", tostring(info[key]))
     end

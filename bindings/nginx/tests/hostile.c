@@ -183,13 +183,18 @@ static void say(int to, const void *bytes, size_t size, int descriptors) {
     (void)!sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void speak_raw(const char *name) {
+static int listen_at(const char *name, const char *end) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int socket_of_all = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), turn;
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%.90s%s", name + strlen("unix:"), end);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 8) != 0) abort();
+    return listener;
+}
+
+static void speak_raw(const char *name) {
+    int socket_of_all = listen_at(name, ".raw"), turn;
     unsigned char hello[4096], rubbish[4096];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    snprintf(address.sun_path, sizeof address.sun_path, "%.90s.raw", name + strlen("unix:"));
-    if (bind(socket_of_all, (struct sockaddr *)&address, sizeof address) != 0 || listen(socket_of_all, 8) != 0) abort();
     for (turn = 0;; turn++) {
         int other = accept(socket_of_all, NULL, NULL);
         ssize_t size = recv(other, hello, sizeof hello, 0);
@@ -225,6 +230,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     state = 4711;
     if (fork() == 0) speak_raw(argv[1]);
+    (void)listen_at(argv[1], ".silent");
     for (;;) {
         child = fork();
         if (child == 0) serve(argv[1]);
