@@ -169,7 +169,8 @@ ngx_int_t ngx_pelton_is_tick_over(void);
 
 /* Polls fd for reading. NULL: nginx has no free connection, or its log says why epoll refused. */
 ngx_connection_t *ngx_pelton_watch(int fd, void *data, ngx_event_handler_pt handler);
-#define NGX_PELTON_NOT_WATCHED "nginx has no free connection, or cannot poll it: raise worker_connections, or see its log"
+#define NGX_PELTON_NOT_WATCHED \
+    "nginx has no free connection, or cannot poll it: raise worker_connections, or see its log"
 /* The descriptor stays open. */
 void ngx_pelton_unwatch(ngx_connection_t *connection);
 

@@ -286,7 +286,8 @@ static void ngx_pelton_rest(ngx_pelton_service_t *service, int code) {
 static int ngx_pelton_open_failed(ngx_pelton_service_t *service, int code, const char *detail) {
     ngx_cpystrn((u_char *)service->detail, (u_char *)detail, sizeof service->detail);
     if (service->failure != code) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0, "pelton: \"%s\" could not be opened: %s", service->address, detail);
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0, "pelton: \"%s\" could not be opened: %s", service->address,
+                      detail);
     }
     ngx_pelton_rest(service, code);
     return code;
@@ -554,7 +555,7 @@ static void ngx_pelton_tick(ngx_event_t *event) {
     } else {
         ngx_pelton_copy_detail(service->detail, sizeof service->detail);
         ngx_pelton_fail_waiting(service, code);
-        /* PELTON_NO_LISTENER: of a short name. The next submit looks for listeners. */
+        /* PELTON_NO_LISTENER: of a short name. The next submit searches for listeners. */
         if (code != PELTON_NO_LISTENER) {
             ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0, "pelton: \"%s\" could not be armed, and is retried: %s",
                           service->address, service->detail);
@@ -738,7 +739,8 @@ int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *
             if (flags & NGX_PELTON_NOTIFY) {
                 code = pelton_client_notify(service->client, data, size, PELTON_NO_WAIT);
             } else {
-                code = pelton_client_submit(service->client, data, size, flags & PELTON_IDEMPOTENT, PELTON_NO_WAIT, &id);
+                code = pelton_client_submit(service->client, data, size, flags & PELTON_IDEMPOTENT, PELTON_NO_WAIT,
+                                            &id);
             }
             if (code == PELTON_AGAIN) {
                 service->space = 0;

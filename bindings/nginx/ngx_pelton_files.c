@@ -89,7 +89,8 @@ void ngx_pelton_file_close(pelton_file *file) {
     operation.kind = PELTON_FILE_CLOSE;
     operation.file = file;
     /* An accepted operation can fail to start. */
-    if (ngx_pelton_engine == NULL || (pelton_engine_submit(ngx_pelton_engine, &operation, 1, &taken) != PELTON_OK && taken == 0)) {
+    if (ngx_pelton_engine == NULL ||
+        (pelton_engine_submit(ngx_pelton_engine, &operation, 1, &taken) != PELTON_OK && taken == 0)) {
         (void)pelton_close(file);
         return;
     }
@@ -119,7 +120,8 @@ static void ngx_pelton_complete(const pelton_file_completion *completion) {
 static void ngx_pelton_take_completions(void) {
     pelton_file_completion done[NGX_PELTON_DONE_MAX];
     size_t taken = 0, i;
-    while (pelton_engine_completions(ngx_pelton_engine, PELTON_NO_WAIT, done, NGX_PELTON_DONE_MAX, &taken) == PELTON_OK) {
+    while (pelton_engine_completions(ngx_pelton_engine, PELTON_NO_WAIT, done, NGX_PELTON_DONE_MAX, &taken) ==
+           PELTON_OK) {
         for (i = 0; i < taken; i++) {
             ngx_pelton_complete(&done[i]);
         }
@@ -188,7 +190,9 @@ static void ngx_pelton_files_tick(ngx_event_t *event) {
         ngx_pelton_files_event.data = &ngx_pelton_files_event;
         ngx_post_event(&ngx_pelton_files_event, &ngx_posted_next_events);
     } else if (code != PELTON_OK) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0, "pelton: the engine of files could not be armed, and is retried: %s", pelton_error_detail());
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "pelton: the engine of files could not be armed, and is retried: %s",
+                      pelton_error_detail());
         ngx_add_timer(&ngx_pelton_files_event, 100);
     }
 }
@@ -221,7 +225,8 @@ static int ngx_pelton_open_engine(ngx_pelton_file_result_t *out) {
         (void)snprintf(ngx_pelton_file_text, sizeof ngx_pelton_file_text, "%s", pelton_error_detail());
         return ngx_pelton_file_fail(out, code, ngx_pelton_file_text);
     }
-    ngx_pelton_engine_connection = ngx_pelton_watch(pelton_engine_fd(ngx_pelton_engine), NULL, ngx_pelton_engine_readable);
+    ngx_pelton_engine_connection =
+        ngx_pelton_watch(pelton_engine_fd(ngx_pelton_engine), NULL, ngx_pelton_engine_readable);
     if (ngx_pelton_engine_connection == NULL) {
         (void)pelton_close(ngx_pelton_engine);
         ngx_pelton_engine = NULL;

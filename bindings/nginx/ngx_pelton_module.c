@@ -1,6 +1,7 @@
 /* The module: the directive `pelton_service`, the end of a request, the end of a worker.
  *
- *     pelton_service NAME ADDRESS [timeout=TIME] [capacity=SIZE] [call_bytes_max=SIZE] [parts_bytes_max=SIZE] [user=USER]...;
+ *     pelton_service NAME ADDRESS [timeout=TIME] [capacity=SIZE] [call_bytes_max=SIZE] [parts_bytes_max=SIZE]
+ *                    [user=USER]...;
  */
 #include "ngx_pelton.h"
 

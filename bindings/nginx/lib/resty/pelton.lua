@@ -161,12 +161,12 @@ end
 
 local methods = {}
 
---- Calls the service, and suspends the coroutine until the reply arrives. Returns the reply as a string; or nil, a word,
--- and a text about it. After "failed", the text is the service's own bytes, and its code follows.
+--- Calls the service, and suspends the coroutine until the reply arrives. Returns the reply as a string; or nil, a
+-- word, and a text about it. After "failed", the text is the service's own bytes, and its code follows.
 --
 -- opts.timeout: seconds. opts.idempotent: the call may be carried out twice. opts.size: of a request that is a cdata
--- pointer. opts.view: a function that gets the reply in place, as a pointer and a size, valid until it returns; the call
--- returns its result. It must neither suspend nor use pelton.
+-- pointer. opts.view: a function that gets the reply in place, as a pointer and a size, valid until it returns; the
+-- call returns its result. It must neither suspend nor use pelton.
 function methods.call(self, req, opts)
     local size, timeout, view, flags = size_of(req, opts), self.timeout, nil, MAY_WAIT
     if opts then
@@ -278,8 +278,8 @@ Stream.__index = {
 
 --- Calls the service, and returns an iterator over the parts of its reply as they arrive:
 -- `for part, err in svc:stream(req)`. If err is set, part is false, and the iteration ends. opts as of `call`;
--- opts.timeout is for each part. One coroutine at a time may use a stream. It ends with the request, or timer, that took
--- its first part.
+-- opts.timeout is for each part. One coroutine at a time may use a stream. It ends with the request, or timer, that
+-- took its first part.
 function methods.stream(self, req, opts)
     local size, timeout = size_of(req, opts), timeout_of(opts and opts.timeout or self.timeout, 3)
     if not is_suspendable() then
@@ -317,7 +317,9 @@ end
 
 local Service = {__index = methods}
 
-local OPTIONS = {timeout = true, capacity = true, call_bytes_max = true, parts_bytes_max = true, poll = true, uids = true}
+local OPTIONS = {
+    timeout = true, capacity = true, call_bytes_max = true, parts_bytes_max = true, poll = true, uids = true
+}
 
 local _M = {_VERSION = "0.2.0", file = file}
 
@@ -342,7 +344,8 @@ end
 function _M.connect(address, opts)
     opts = opts or {}
     if type(address) ~= "string" or address == "" or address:find("%z") then
-        error("resty.pelton: an address is a string such as \"unix:/run/app/echo.socket\"; found " .. tostring(address), 2)
+        error("resty.pelton: an address is a string such as \"unix:/run/app/echo.socket\"; found " ..
+                  tostring(address), 2)
     end
     for option in pairs(opts) do
         if not OPTIONS[option] then
@@ -387,7 +390,8 @@ function _M.service(name)
     if service == nil then
         error("resty.pelton: nginx.conf has no `pelton_service " .. tostring(name) .. " ...;` in its http block", 2)
     end
-    self = setmetatable({service = service, timeout = timeout_ms[0] > 0 and timeout_ms[0] / 1000 or base.TIMEOUT}, Service)
+    local timeout = timeout_ms[0] > 0 and timeout_ms[0] / 1000 or base.TIMEOUT
+    self = setmetatable({service = service, timeout = timeout}, Service)
     services[name] = self
     return self
 end

@@ -46,7 +46,8 @@ end
 --- Returns a timeout in seconds, or raises an error at that level, as `error` counts.
 function _M.check_timeout(timeout, level)
     if type(timeout) ~= "number" or not (timeout > 0 and timeout < 2e6) then
-        error("resty.pelton: timeout is a number of seconds above 0 and below 2,000,000; found " .. tostring(timeout), level)
+        error("resty.pelton: timeout is a number of seconds above 0 and below 2,000,000; found " ..
+                  tostring(timeout), level)
     end
     return timeout
 end

@@ -6,8 +6,8 @@
 --     f:close()
 --
 -- What the page cache has is returned immediately; otherwise the coroutine is suspended. A failure at run time is
--- `nil, err, detail, errno`; a mistake of the program raises an error. Each function has opts.timeout in seconds, 60. An
--- operation whose timeout expires is cancelled, but can have been carried out.
+-- `nil, err, detail, errno`; a mistake of the program raises an error. Each function has opts.timeout in seconds, 60.
+-- An operation whose timeout expires is cancelled, but can have been carried out.
 
 local base = require "resty.pelton.base"
 local abi = require "resty.pelton.abi"
@@ -20,7 +20,8 @@ local is_suspendable, sleep, bind, check_timeout = base.is_suspendable, base.sle
 local ffi_string = ffi.string
 local bor = bit.bor
 local min, max, floor = math.min, math.max, math.floor
-local error, type, tonumber, tostring, setmetatable, concat = error, type, tonumber, tostring, setmetatable, table.concat
+local error, type, tonumber, tostring, setmetatable = error, type, tonumber, tostring, setmetatable
+local concat = table.concat
 
 local OK, WAITS = abi.OK, C.NGX_PELTON_WAITS
 local OPEN, CLOSE, READ, WRITE = abi.FILE_OPEN, abi.FILE_CLOSE, abi.FILE_READ, abi.FILE_WRITE
@@ -92,7 +93,8 @@ local function offset_of(offset)
         return CURRENT
     end
     if type(offset) ~= "number" or not (offset >= 0 and offset < OFFSET_MAX and floor(offset) == offset) then
-        error("resty.pelton: an offset is a whole number from 0, or nil for the file's position; found " .. tostring(offset), 3)
+        error("resty.pelton: an offset is a whole number from 0, or nil for the file's position; found " ..
+                  tostring(offset), 3)
     end
     return offset
 end
@@ -114,8 +116,8 @@ local function of(self)
     return file
 end
 
---- Reads a number of bytes at an offset; nil is the file's position. Returns fewer at the file's end, "" behind it. For a
--- FIFO the offset is nil, and it returns the first bytes that arrive.
+--- Reads a number of bytes at an offset; nil is the file's position. Returns fewer at the file's end, "" behind it.
+-- For a FIFO the offset is nil, and it returns the first bytes that arrive.
 function File.pread(self, offset, bytes, opts)
     local timeout = timeout_of(opts)
     offset = offset_of(offset)
@@ -137,7 +139,7 @@ function File.pread(self, offset, bytes, opts)
     errno = done.error
     C.ngx_pelton_release_slot(ticket)
     if errno ~= 0 and #res < bytes then
-        return nil, "system", self.path .. ": the read ended after " .. #res .. " of " .. bytes .. " bytes, errno " .. errno, errno
+        return nil, "system", self.path .. ": read " .. #res .. " of " .. bytes .. " bytes, errno " .. errno, errno
     end
     return res
 end
@@ -165,7 +167,7 @@ function File.pwrite(self, offset, data, opts)
     errno = done.error
     C.ngx_pelton_release_slot(ticket)
     if written < #data then
-        return nil, "system", self.path .. ": the write ended after " .. written .. " of " .. #data .. " bytes, errno " .. errno, errno
+        return nil, "system", self.path .. ": wrote " .. written .. " of " .. #data .. " bytes, errno " .. errno, errno
     end
     return true
 end
@@ -217,8 +219,8 @@ end
 
 local _M = {}
 
---- Opens a file. mode: as of io.open: "r", "r+", "w", "w+", "a", "a+". opts.permissions of a new file, less the umask: 420,
--- which is 0644. A FIFO waits for its other end.
+--- Opens a file. mode: as of io.open: "r", "r+", "w", "w+", "a", "a+". opts.permissions of a new file, less the
+-- umask: 420, which is 0644. A FIFO waits for its other end.
 function _M.open(path, mode, opts)
     local timeout = timeout_of(opts)
     local flags = MODES[mode or "r"]
@@ -243,8 +245,8 @@ function _M.open(path, mode, opts)
     return setmetatable({file = file, path = path}, File)
 end
 
---- Returns all of a file as a string. A file of more than opts.bytes_max, 64 MiB, is "too large". opts.timeout is for all
--- operations together.
+--- Returns all of a file as a string. A file of more than opts.bytes_max, 64 MiB, is "too large". opts.timeout is
+-- for all operations together.
 function _M.read(path, opts)
     local timeout, most = timeout_of(opts), opts and opts.bytes_max or BYTES_MAX
     local ends = C.ngx_pelton_msec() + timeout * 1000
