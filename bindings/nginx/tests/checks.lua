@@ -505,8 +505,8 @@ function checks.two_services_leave_the_loop_to_others()
     same(found >= 5, true, "the worker's loop")
 end
 
--- A stream ends with the request that began it, also for a coroutine of another request. The slot's next call gets its own
--- reply.
+-- A stream ends with the request that began it, also for a coroutine of another request. The slot's next call gets its
+-- own reply.
 function checks.a_stream_is_of_its_request()
     local stream, found, is_waiting
     ngx.timer.at(0, function()
@@ -575,7 +575,7 @@ function checks.parts_of_all_calls_are_bounded()
     same(small:info().bytes, 0)
 end
 
--- ---- Files ------------------------------------------------------------------------------------------------------------------------
+-- ---- Files ----------------------------------------------------------------------------------------------------
 
 local function no_file_is_left()
     until_true(function() return file.in_flight() == 0 end, "no operation on a file is in flight")

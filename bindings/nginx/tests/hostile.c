@@ -3,8 +3,8 @@
  *     hostile NAME
  *
  *   defer SIZE       replies at `wild`
- *   wild HOW SEED    replies to deferred calls, corrupts the replies, creates the file NAME.mark, corrupts more while the
- *                    client reads, and exits; another process takes its place. HOW: see `spoil`
+ *   wild HOW SEED    replies to deferred calls, corrupts the replies, creates the file NAME.mark, corrupts more while
+ *                    the client reads, and exits; another process takes its place. HOW: see `spoil`
  *
  * It echoes everything else. NAME.raw accepts, sends other wrong packets to each client, and hangs up. NAME.silent
  * listens, and never accepts. */
@@ -97,8 +97,8 @@ static void spoil_words(int are_of_records, size_t words) {
     }
 }
 
-/* 0 to 23: that byte of some replies' headers. 24 to 31: of the word before them. 32: gives one another's call number. 33:
- * makes them parts of a message without end. 34: any words of the records. 35: the control pages of the lanes. */
+/* 0 to 23: that byte of some replies' headers. 24 to 31: of the word before them. 32: gives one another's call number.
+ * 33: makes them parts of a message without end. 34: any words of the records. 35: the control pages of the lanes. */
 static void spoil(unsigned long how) {
     size_t count = 1 + any(replies_count);
     while (how <= 33 && count-- > 0) {

@@ -2,16 +2,24 @@
  *
  *     service NAME      SIGUSR1: drains, and ends
  *
- *   fail CODE TEXT   fails with that code and text             parts COUNT SIZE   so many parts, numbered, then the end
- *   abandon          closes the responder without a reply      broken COUNT       so many parts, then fails with code 7
- *   stall            never replies                             flood              parts without end, until it is cancelled
- *   later TEXT       replies from a thread, 10 ms later        die                is killed
- *   cancelled        number of stalled calls cancelled         notified           number of notifications, and the last one
- *   begin            one part, and nothing more                mark               replies, then creates the file NAME.mark
- *   defer SIZE       replies with so many bytes at `finish`    eager 0|1          1: polls, and never sleeps
- *   finish           replies to deferred calls, then leaves    order              the second letters of notifications that begin with o;
- *                                                                               oA blocks
- *   leave            closes, listens again, creates NAME.mark  block              a notification: receives nothing until NAME.go exists
+ *   fail CODE TEXT   fails with that code and text
+ *   abandon          closes the responder without a reply
+ *   stall            never replies
+ *   later TEXT       replies from a thread, 10 ms later
+ *   cancelled        number of stalled calls that were cancelled
+ *   begin            one part, and nothing more
+ *   parts COUNT SIZE so many parts, numbered, then the end
+ *   broken COUNT     so many parts, then fails with code 7
+ *   flood            parts without end, until it is cancelled
+ *   notified         number of notifications, and the last one
+ *   defer SIZE       replies with so many bytes at `finish`
+ *   finish           replies to deferred calls, then leaves
+ *   leave            closes, listens again, creates NAME.mark
+ *   mark             replies, then creates the file NAME.mark
+ *   eager 0|1        1: polls, and never sleeps
+ *   die              is killed
+ *   block            a notification: receives nothing until NAME.go exists
+ *   order            the second letters of notifications that begin with o; of these oA blocks
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
