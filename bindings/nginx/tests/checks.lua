@@ -881,6 +881,7 @@ function checks.services_of_nginx_conf_are_found_by_name()
     local ok, err = pcall(pelton.service, "none")
     same(ok, false)
     same(err:find("pelton_service none", 1, true) ~= nil, true, err)
+    same(pcall(pelton.service), false)
 end
 
 function checks.notifications_come()

@@ -386,7 +386,7 @@ function _M.service(name)
     if self then
         return self
     end
-    local service = C.ngx_pelton_configured(name, timeout_ms)
+    local service = type(name) == "string" and C.ngx_pelton_configured(name, timeout_ms) or nil
     if service == nil then
         error("resty.pelton: nginx.conf has no `pelton_service " .. tostring(name) .. " ...;` in its http block", 2)
     end
