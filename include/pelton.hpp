@@ -1,18 +1,18 @@
-// pelton.hpp: pelton.h for C++17 and later, header-only. A member function is the C function of the same name, whose comment in
-// pelton/*.h says what it does, whether it waits, and its errors.
+// pelton.hpp: pelton.h for C++17 and later, header-only. A member function is the C function of the same name, whose
+// comment in pelton/*.h says what it does, whether it waits, and its errors.
 //
 //     auto sender = pelton::sender::open("events");                  auto listener = pelton::listener::open("events");
 //     if (!sender) return report(sender.error());                    auto receiver = listener->accept_receiver();
 //     auto sent = sender->send(pelton::as_bytes("hello"), 1s);       for (auto &message : receiver->messages())
 //     if (!sent && sent.error() == PELTON_AGAIN) wait_for_space();       use(message.bytes());
 //
-// RESULTS are pelton::expected<T>: std::expected<T, std::error_code> where the standard library has it, else a class with the
-// same members. An error compares equal to a code of pelton.h; PELTON_SYSTEM becomes errno in std::system_category(). Only
-// value() throws, if it has none; the header works with -fno-exceptions and -fno-rtti.
+// RESULTS are pelton::expected<T>: std::expected<T, std::error_code> where the standard library has it, else a class
+// with the same members. An error compares equal to a code of pelton.h; PELTON_SYSTEM becomes errno in
+// std::system_category(). Only value() throws, if it has none; the header works with -fno-exceptions and -fno-rtti.
 //
-// HANDLES (sender, receiver, client and so on) are unique: they move, and their destructor closes them. An empty one, after a
-// move, returns PELTON_NULL. Message, request, completion and reservation belong to a handle for a while: their destructor
-// releases or aborts. Destroy each before the handle, and before you receive or reserve the next one.
+// HANDLES (sender, receiver, client and so on) are unique: they move, and their destructor closes them. An empty one,
+// after a move, returns PELTON_NULL. Message, request, completion and reservation belong to a handle for a while:
+// their destructor releases or aborts. Destroy each before the handle, and before you receive or reserve the next one.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
@@ -40,7 +40,7 @@
 #include <span>
 #endif
 
-// ---- Errors --------------------------------------------------------------------------------------------------------------
+// ---- Errors ---------------------------------------------------------------------------------------------------------
 
 namespace pelton {
 
@@ -122,16 +122,14 @@ public:
     bool has_value() const noexcept { return !error_; }
     explicit operator bool() const noexcept { return has_value(); }
     const std::error_code &error() const noexcept { return error_; }
-    void value() const {
-        if (!has_value()) detail::no_value(error_);
-    }
+    void value() const { if (!has_value()) detail::no_value(error_); }
 
 private:
     std::error_code error_;
 };
 #endif
 
-// ---- Bytes and deadlines -------------------------------------------------------------------------------------------------
+// ---- Bytes and deadlines --------------------------------------------------------------------------------------------
 
 #ifdef __cpp_lib_span
 using std::span;
@@ -160,21 +158,25 @@ using bytes = span<const std::byte>;
 using writable_bytes = span<std::byte>;
 
 // The bytes of a text, without a terminating 0.
-inline bytes as_bytes(std::string_view text) noexcept { return {reinterpret_cast<const std::byte *>(text.data()), text.size()}; }
-// The bytes of an object, for instance of a number.
-template <typename T, typename = std::enable_if_t<std::is_trivially_copyable_v<T> && !std::is_convertible_v<const T &, std::string_view>>>
-bytes as_bytes(const T &object) noexcept {
-    return {reinterpret_cast<const std::byte *>(&object), sizeof object};
+inline bytes as_bytes(std::string_view text) noexcept {
+    return {reinterpret_cast<const std::byte *>(text.data()), text.size()};
 }
+// The bytes of an object, for instance of a number.
+template <typename T, typename = std::enable_if_t<std::is_trivially_copyable_v<T> &&
+                                                  !std::is_convertible_v<const T &, std::string_view>>>
+bytes as_bytes(const T &object) noexcept { return {reinterpret_cast<const std::byte *>(&object), sizeof object}; }
 inline std::string_view as_text(bytes of) noexcept { return {reinterpret_cast<const char *>(of.data()), of.size()}; }
 // The bytes of a pelton_message, pelton_record or another structure with data and size.
-template <typename T> bytes bytes_of(const T &found) noexcept { return {static_cast<const std::byte *>(found.data), found.size}; }
+template <typename T> bytes bytes_of(const T &found) noexcept {
+    return {static_cast<const std::byte *>(found.data), found.size};
+}
 
 // Until when a function waits: a duration from now, a time, `no_wait` or `forever`.
 class deadline {
 public:
     explicit constexpr deadline(std::int64_t ns) noexcept : ns_(ns) {}
-    deadline(std::chrono::steady_clock::time_point time) noexcept : ns_(time.time_since_epoch() / std::chrono::nanoseconds(1)) {}
+    deadline(std::chrono::steady_clock::time_point time) noexcept
+        : ns_(time.time_since_epoch() / std::chrono::nanoseconds(1)) {}
     template <typename R, typename P>
     deadline(std::chrono::duration<R, P> timeout) noexcept
         : ns_(timeout > std::chrono::hours(2000000)
@@ -189,7 +191,7 @@ private:
 inline constexpr deadline no_wait{PELTON_NO_WAIT};
 inline constexpr deadline forever{PELTON_FOREVER};
 
-// ---- What the classes below share ----------------------------------------------------------------------------------------
+// ---- What the classes below share -----------------------------------------------------------------------------------
 
 namespace detail {
 
@@ -208,30 +210,25 @@ inline std::error_code error_of(int code) noexcept {
     return {code, category()};
 }
 
+inline unexpected failed(int code) noexcept { return unexpected(error_of(code)); }
+
 inline expected<void> check(int code) noexcept {
-    if (code != PELTON_OK) return unexpected(error_of(code));
+    if (code != PELTON_OK) return failed(code);
     return {};
 }
 
 // Calls a function that creates a handle, its last parameter.
-template <typename T, typename F, typename... Arguments> expected<T> create(F function, Arguments... arguments) noexcept {
+template <typename T, typename F, typename... A> expected<T> create(F f, A... rest) noexcept {
     typename T::native_handle_type handle = nullptr;
-    if (int code = function(arguments..., &handle); code != PELTON_OK) return unexpected(error_of(code));
+    if (int code = f(rest..., &handle); code != PELTON_OK) return failed(code);
     return T(handle);
 }
 
 // Calls a function that writes a value to its last parameter.
-template <typename T, typename F, typename... Arguments> expected<T> get(F function, Arguments... arguments) noexcept {
+template <typename T, typename F, typename... A> expected<T> get(F f, A... rest) noexcept {
     T value{};
-    if (int code = function(arguments..., &value); code != PELTON_OK) return unexpected(error_of(code));
+    if (int code = f(rest..., &value); code != PELTON_OK) return failed(code);
     return value;
-}
-
-template <typename Info, typename F, typename T> expected<Info> get_info(F function, T *handle) noexcept {
-    Info info{};
-    info.struct_bytes = sizeof info;
-    if (int code = function(handle, &info); code != PELTON_OK) return unexpected(error_of(code));
-    return info;
 }
 
 // A C structure of options with its default values.
@@ -253,13 +250,6 @@ using engine_options = detail::options<pelton_engine_options>;
 // What arm() has done: armed the descriptor, or nothing, as something is there already.
 enum class readiness { armed, ready };
 
-namespace detail {
-inline expected<readiness> armed(int code) noexcept {
-    if (code < 0) return unexpected(error_of(code));
-    return code == PELTON_READY ? readiness::ready : readiness::armed;
-}
-} // namespace detail
-
 template <typename T> class handle {
 public:
     using native_handle_type = T *;
@@ -272,6 +262,33 @@ public:
     expected<void> close() noexcept { return detail::check(pelton_close(release())); }
 
 protected:
+    // Call a C function with the handle and these arguments.
+    template <typename F, typename... A> expected<void> check(F f, A... rest) const noexcept {
+        return detail::check(f(handle_.get(), rest...));
+    }
+    template <typename V, typename F, typename... A> expected<V> get(F f, A... rest) const noexcept {
+        return detail::get<V>(f, handle_.get(), rest...);
+    }
+    template <typename H, typename F, typename... A> expected<H> create(F f, A... rest) const noexcept {
+        return detail::create<H>(f, handle_.get(), rest...);
+    }
+    template <typename R, typename F, typename... A> expected<R> reserved(F f, std::size_t size, A... rest) {
+        void *data = nullptr;
+        if (int code = f(handle_.get(), size, rest..., &data); code != PELTON_OK) return detail::failed(code);
+        return R(handle_.get(), data, size);
+    }
+    template <typename F, typename... A> expected<readiness> armed(F f, A... rest) const noexcept {
+        int code = f(handle_.get(), rest...);
+        if (code < 0) return detail::failed(code);
+        return code == PELTON_READY ? readiness::ready : readiness::armed;
+    }
+    template <typename Info, typename F> expected<Info> get_info(F f) const noexcept {
+        Info info{};
+        info.struct_bytes = sizeof info;
+        if (int code = f(handle_.get(), &info); code != PELTON_OK) return detail::failed(code);
+        return info;
+    }
+
     std::unique_ptr<T, detail::calls<pelton_close>> handle_;
 };
 
@@ -310,23 +327,19 @@ template <typename T, auto Commit, auto Abort> class reservation : public reserv
 public:
     using reserved_bytes<T, Abort>::reserved_bytes;
     // Sends the first size bytes.
-    expected<void> commit(std::size_t size) noexcept { return detail::check(this->used(Commit(this->handle_.get(), size))); }
+    expected<void> commit(std::size_t size) noexcept {
+        return detail::check(this->used(Commit(this->handle_.get(), size)));
+    }
     expected<void> commit() noexcept { return commit(this->size()); }
 };
 
-namespace detail {
-template <typename R, typename T> expected<R> reserve(int code, T *handle, void *const &data, std::size_t size) noexcept {
-    if (code != PELTON_OK) return unexpected(error_of(code));
-    return R(handle, data, size);
-}
-} // namespace detail
-
-// ---- Channels ------------------------------------------------------------------------------------------------------------
+// ---- Channels -------------------------------------------------------------------------------------------------------
 
 class sender : public handle<pelton_sender> {
 public:
     using handle::handle;
-    using opening = pelton::opening<sender, pelton_sender_opening_fd, pelton_sender_opening_finish, pelton_sender_opening>;
+    using opening =
+        pelton::opening<sender, pelton_sender_opening_fd, pelton_sender_opening_finish, pelton_sender_opening>;
     using reservation = pelton::reservation<pelton_sender, pelton_sender_commit, pelton_sender_abort>;
 
     static expected<sender> open(const char *name, const channel_options &options = {}) noexcept {
@@ -336,33 +349,30 @@ public:
         return detail::create<opening>(pelton_sender_open_start, name, &options);
     }
     expected<void> send(bytes message, deadline until = forever) noexcept {
-        return detail::check(pelton_sender_send(handle_.get(), message.data(), message.size(), until.ns()));
+        return check(pelton_sender_send, message.data(), message.size(), until.ns());
     }
     expected<void> send_batch(span<const iovec> messages, deadline until = forever) noexcept {
-        return detail::check(pelton_sender_send_batch(handle_.get(), messages.data(), messages.size(), until.ns()));
+        return check(pelton_sender_send_batch, messages.data(), messages.size(), until.ns());
     }
     expected<void> send_descriptors(bytes message, span<const int> fds, deadline until = forever) noexcept {
-        return detail::check(pelton_sender_send_descriptors(handle_.get(), message.data(), message.size(), fds.data(), fds.size(),
-                                                            until.ns()));
+        return check(pelton_sender_send_descriptors, message.data(), message.size(), fds.data(), fds.size(),
+                     until.ns());
     }
     expected<reservation> reserve(std::size_t size, deadline until = forever) noexcept {
-        void *data = nullptr;
-        return detail::reserve<reservation>(pelton_sender_reserve(handle_.get(), size, until.ns(), &data), handle_.get(), data, size);
+        return reserved<reservation>(pelton_sender_reserve, size, until.ns());
     }
     expected<void> wait_released(deadline until = forever) noexcept {
-        return detail::check(pelton_sender_wait_released(handle_.get(), until.ns()));
+        return check(pelton_sender_wait_released, until.ns());
     }
-    expected<void> resume(deadline until = forever) noexcept { return detail::check(pelton_sender_resume(handle_.get(), until.ns())); }
-    expected<void> sync() noexcept { return detail::check(pelton_sender_sync(handle_.get())); }
-    expected<void> trim() noexcept { return detail::check(pelton_sender_trim(handle_.get())); }
+    expected<void> resume(deadline until = forever) noexcept { return check(pelton_sender_resume, until.ns()); }
+    expected<void> sync() noexcept { return check(pelton_sender_sync); }
+    expected<void> trim() noexcept { return check(pelton_sender_trim); }
     int fd() const noexcept { return pelton_sender_fd(handle_.get()); }
-    expected<void> poll(std::size_t size) noexcept { return detail::check(pelton_sender_poll(handle_.get(), size)); }
-    expected<readiness> arm(std::size_t size) noexcept { return detail::armed(pelton_sender_arm(handle_.get(), size)); }
-    expected<void> arm_for_end() noexcept { return detail::check(pelton_sender_arm_for_end(handle_.get())); }
-    expected<void> disarm() noexcept { return detail::check(pelton_sender_disarm(handle_.get())); }
-    expected<pelton_sender_info> info() noexcept {
-        return detail::get_info<pelton_sender_info>(pelton_sender_get_info, handle_.get());
-    }
+    expected<void> poll(std::size_t size) noexcept { return check(pelton_sender_poll, size); }
+    expected<readiness> arm(std::size_t size) noexcept { return armed(pelton_sender_arm, size); }
+    expected<void> arm_for_end() noexcept { return check(pelton_sender_arm_for_end); }
+    expected<void> disarm() noexcept { return check(pelton_sender_disarm); }
+    expected<pelton_sender_info> info() noexcept { return get_info<pelton_sender_info>(pelton_sender_get_info); }
 };
 
 // A message kept after its receiver has continued; any thread may read and destroy it.
@@ -379,7 +389,8 @@ private:
 // A message in the lane, released by the destructor.
 class message {
 public:
-    message(pelton_receiver *receiver, const pelton_message &received) noexcept : receiver_(receiver), received_(received) {}
+    message(pelton_receiver *receiver, const pelton_message &received) noexcept
+        : receiver_(receiver), received_(received) {}
     message(message &&) noexcept = default;
     message &operator=(message &&) = delete;
     pelton::bytes bytes() const noexcept { return bytes_of(received_); }
@@ -395,7 +406,7 @@ public:
     // Keeps it while the receiver continues; this message is released.
     expected<held_message> hold() noexcept {
         pelton_held *held = nullptr;
-        if (int code = pelton_receiver_hold(receiver_.get(), &held); code != PELTON_OK) return unexpected(detail::error_of(code));
+        if (int code = pelton_receiver_hold(receiver_.get(), &held); code != PELTON_OK) return detail::failed(code);
         receiver_.release();
         return held_message(held, bytes());
     }
@@ -435,7 +446,8 @@ struct event {
     std::optional<pelton::message> message; // of PELTON_MESSAGE
 };
 
-// Messages to iterate over, once: each is released before the next is received. The iteration ends with the first error.
+// Messages to iterate over, once: each is released before the next is received. The iteration ends with the first
+// error.
 class message_range {
 public:
     struct sentinel {};
@@ -467,7 +479,8 @@ private:
     void next() noexcept {
         pelton_message received;
         current_.reset();
-        if (int code = pelton_receiver_receive(receiver_, until_.ns(), &received); code == PELTON_OK) current_.emplace(receiver_, received);
+        int code = pelton_receiver_receive(receiver_, until_.ns(), &received);
+        if (code == PELTON_OK) current_.emplace(receiver_, received);
         else error_ = detail::error_of(code);
     }
     pelton_receiver *receiver_;
@@ -480,16 +493,17 @@ private:
 class senders : public handle<pelton_senders> {
 public:
     using handle::handle;
-    expected<pelton::sender> sender() const noexcept { return detail::create<pelton::sender>(pelton_senders_sender, handle_.get()); }
+    expected<pelton::sender> sender() const noexcept { return create<pelton::sender>(pelton_senders_sender); }
     expected<void> send(bytes message, deadline until = forever) const noexcept {
-        return detail::check(pelton_senders_send(handle_.get(), message.data(), message.size(), until.ns()));
+        return check(pelton_senders_send, message.data(), message.size(), until.ns());
     }
 };
 
 class receiver : public handle<pelton_receiver> {
 public:
     using handle::handle;
-    using opening = pelton::opening<receiver, pelton_receiver_opening_fd, pelton_receiver_opening_finish, pelton_receiver_opening>;
+    using opening =
+        pelton::opening<receiver, pelton_receiver_opening_fd, pelton_receiver_opening_finish, pelton_receiver_opening>;
 
     static expected<receiver> open(const char *name, const channel_options &options = {}) noexcept {
         return detail::create<receiver>(pelton_receiver_open, name, &options);
@@ -501,44 +515,40 @@ public:
     static expected<receiver> gather(const char *name, const gather_options &options = {}) noexcept {
         return detail::create<receiver>(pelton_receiver_gather, name, &options);
     }
-    expected<pelton::senders> senders() noexcept { return detail::create<pelton::senders>(pelton_receiver_senders, handle_.get()); }
+    expected<pelton::senders> senders() noexcept { return create<pelton::senders>(pelton_receiver_senders); }
     expected<message> receive(deadline until = forever) noexcept {
         pelton_message received;
         if (int code = pelton_receiver_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
-            return unexpected(detail::error_of(code));
+            return detail::failed(code);
         return message(handle_.get(), received);
     }
     message_range messages(deadline until = forever) noexcept { return {handle_.get(), until}; }
     expected<event> receive_event(deadline until = forever) noexcept {
         pelton_event found;
         if (int code = pelton_receiver_receive_event(handle_.get(), until.ns(), &found); code != PELTON_OK)
-            return unexpected(detail::error_of(code));
-        event event{static_cast<pelton_event_kind>(found.kind), found.lane, found.peer_pid, found.peer_uid, std::nullopt};
+            return detail::failed(code);
+        event event{static_cast<pelton_event_kind>(found.kind), found.lane, found.peer_pid, found.peer_uid, {}};
         if (found.kind == PELTON_MESSAGE) event.message.emplace(handle_.get(), found.message);
         return event;
     }
     // The messages are described in `space`, which outlives the batch.
     expected<message_batch> receive_batch(span<pelton_message> space, deadline until = forever) noexcept {
         std::size_t count = 0;
-        if (int code = pelton_receiver_receive_batch(handle_.get(), until.ns(), space.data(), space.size(), &count); code != PELTON_OK)
-            return unexpected(detail::error_of(code));
+        int code = pelton_receiver_receive_batch(handle_.get(), until.ns(), space.data(), space.size(), &count);
+        if (code != PELTON_OK) return detail::failed(code);
         return message_batch(handle_.get(), {space.data(), count});
     }
     // Returns the message's size. After PELTON_TOO_SMALL the message remains: receive() shows its size.
     expected<std::size_t> receive_copy(writable_bytes buffer, deadline until = forever) noexcept {
-        return detail::get<std::size_t>(pelton_receiver_receive_copy, handle_.get(), buffer.data(), buffer.size(), until.ns());
+        return get<std::size_t>(pelton_receiver_receive_copy, buffer.data(), buffer.size(), until.ns());
     }
-    expected<void> resume(deadline until = forever) noexcept {
-        return detail::check(pelton_receiver_resume(handle_.get(), until.ns()));
-    }
-    expected<void> sync() noexcept { return detail::check(pelton_receiver_sync(handle_.get())); }
+    expected<void> resume(deadline until = forever) noexcept { return check(pelton_receiver_resume, until.ns()); }
+    expected<void> sync() noexcept { return check(pelton_receiver_sync); }
     int fd() const noexcept { return pelton_receiver_fd(handle_.get()); }
-    expected<void> poll() noexcept { return detail::check(pelton_receiver_poll(handle_.get())); }
-    expected<readiness> arm() noexcept { return detail::armed(pelton_receiver_arm(handle_.get())); }
-    expected<void> disarm() noexcept { return detail::check(pelton_receiver_disarm(handle_.get())); }
-    expected<pelton_receiver_info> info() noexcept {
-        return detail::get_info<pelton_receiver_info>(pelton_receiver_get_info, handle_.get());
-    }
+    expected<void> poll() noexcept { return check(pelton_receiver_poll); }
+    expected<readiness> arm() noexcept { return armed(pelton_receiver_arm); }
+    expected<void> disarm() noexcept { return check(pelton_receiver_disarm); }
+    expected<pelton_receiver_info> info() noexcept { return get_info<pelton_receiver_info>(pelton_receiver_get_info); }
 };
 
 class listener : public handle<pelton_listener> {
@@ -548,10 +558,10 @@ public:
         return detail::create<listener>(pelton_listener_open, name, &options);
     }
     expected<sender> accept_sender(deadline until = forever) noexcept {
-        return detail::create<sender>(pelton_listener_accept_sender, handle_.get(), until.ns());
+        return create<sender>(pelton_listener_accept_sender, until.ns());
     }
     expected<receiver> accept_receiver(deadline until = forever) noexcept {
-        return detail::create<receiver>(pelton_listener_accept_receiver, handle_.get(), until.ns());
+        return create<receiver>(pelton_listener_accept_receiver, until.ns());
     }
     int fd() const noexcept { return pelton_listener_fd(handle_.get()); }
 };
@@ -565,15 +575,15 @@ struct channel {
 inline expected<channel> threads(const channel_options &options = {}) noexcept {
     pelton_sender *sender = nullptr;
     pelton_receiver *receiver = nullptr;
-    if (int code = pelton_threads(&options, &sender, &receiver); code != PELTON_OK) return unexpected(detail::error_of(code));
+    if (int code = pelton_threads(&options, &sender, &receiver); code != PELTON_OK) return detail::failed(code);
     return channel{pelton::sender(sender), pelton::receiver(receiver)};
 }
 
-// ---- Calls ---------------------------------------------------------------------------------------------------------------
+// ---- Calls ----------------------------------------------------------------------------------------------------------
 //
 //     auto client = pelton::client::open("echo");                    auto service = pelton::service::open("echo");
 //     auto reply = client->call(pelton::as_bytes("hello"), 1s);      while (auto request = service->receive())
-//     if (reply) use(reply->bytes());                                    (void)request->responder().reply(request->bytes());
+//     if (reply) use(reply->bytes());                              (void)request->responder().reply(request->bytes());
 
 // A completion in the lane, released by the destructor.
 class completion {
@@ -600,7 +610,7 @@ public:
     expected<std::uint64_t> submit(std::size_t size, std::uint32_t flags = 0) noexcept {
         std::uint64_t call = 0;
         if (int code = used(pelton_client_submit_reserved(handle_.get(), size, flags, &call)); code != PELTON_OK)
-            return unexpected(detail::error_of(code));
+            return detail::failed(code);
         return call;
     }
 };
@@ -608,7 +618,8 @@ public:
 class client : public handle<pelton_client> {
 public:
     using handle::handle;
-    using opening = pelton::opening<client, pelton_client_opening_fd, pelton_client_opening_finish, pelton_client_opening>;
+    using opening =
+        pelton::opening<client, pelton_client_opening_fd, pelton_client_opening_finish, pelton_client_opening>;
 
     static expected<client> open(const char *name, const client_options &options = {}) noexcept {
         return detail::create<client>(pelton_client_open, name, &options);
@@ -622,15 +633,13 @@ public:
     }
     // Returns the call's number. flags: PELTON_IDEMPOTENT, or 0.
     expected<std::uint64_t> submit(bytes request, deadline until = forever, std::uint32_t flags = 0) noexcept {
-        return detail::get<std::uint64_t>(pelton_client_submit, handle_.get(), request.data(), request.size(), flags, until.ns());
+        return get<std::uint64_t>(pelton_client_submit, request.data(), request.size(), flags, until.ns());
     }
     expected<void> notify(bytes message, deadline until = forever) noexcept {
-        return detail::check(pelton_client_notify(handle_.get(), message.data(), message.size(), until.ns()));
+        return check(pelton_client_notify, message.data(), message.size(), until.ns());
     }
     expected<request_reservation> reserve(std::size_t size, deadline until = forever) noexcept {
-        void *data = nullptr;
-        return detail::reserve<request_reservation>(pelton_client_reserve(handle_.get(), size, until.ns(), &data), handle_.get(), data,
-                                                    size);
+        return reserved<request_reservation>(pelton_client_reserve, size, until.ns());
     }
     expected<completion> await(deadline until = forever) noexcept {
         pelton_completion taken;
@@ -640,18 +649,16 @@ public:
         pelton_completion taken;
         return completed(pelton_client_await_call(handle_.get(), call, until.ns(), &taken), taken);
     }
-    expected<void> cancel(std::uint64_t call) noexcept { return detail::check(pelton_client_cancel(handle_.get(), call)); }
+    expected<void> cancel(std::uint64_t call) noexcept { return check(pelton_client_cancel, call); }
     int fd() const noexcept { return pelton_client_fd(handle_.get()); }
-    expected<void> poll() noexcept { return detail::check(pelton_client_poll(handle_.get())); }
-    expected<readiness> arm() noexcept { return detail::armed(pelton_client_arm(handle_.get())); }
-    expected<void> disarm() noexcept { return detail::check(pelton_client_disarm(handle_.get())); }
-    expected<pelton_client_info> info() noexcept {
-        return detail::get_info<pelton_client_info>(pelton_client_get_info, handle_.get());
-    }
+    expected<void> poll() noexcept { return check(pelton_client_poll); }
+    expected<readiness> arm() noexcept { return armed(pelton_client_arm); }
+    expected<void> disarm() noexcept { return check(pelton_client_disarm); }
+    expected<pelton_client_info> info() noexcept { return get_info<pelton_client_info>(pelton_client_get_info); }
 
 private:
     expected<completion> completed(int code, const pelton_completion &taken) noexcept {
-        if (code != PELTON_OK) return unexpected(detail::error_of(code));
+        if (code != PELTON_OK) return detail::failed(code);
         return completion(handle_.get(), taken);
     }
 };
@@ -662,13 +669,15 @@ class reply_reservation;
 class responder : public handle<pelton_responder> {
 public:
     using handle::handle;
-    expected<void> reply(bytes reply) noexcept { return final(pelton_responder_reply(handle_.get(), reply.data(), reply.size())); }
+    expected<void> reply(bytes reply) noexcept {
+        return final(pelton_responder_reply(handle_.get(), reply.data(), reply.size()));
+    }
     expected<void> fail(std::uint32_t code, bytes reason) noexcept {
         return final(pelton_responder_fail(handle_.get(), code, reason.data(), reason.size()));
     }
     expected<void> end() noexcept { return final(pelton_responder_end(handle_.get())); }
     expected<void> part(bytes part, deadline until = forever) noexcept {
-        return detail::check(pelton_responder_part(handle_.get(), part.data(), part.size(), until.ns()));
+        return check(pelton_responder_part, part.data(), part.size(), until.ns());
     }
     // The responder must not be moved before the reservation is used.
     expected<reply_reservation> reserve(std::size_t size) noexcept;
@@ -695,7 +704,9 @@ public:
         return owner_->final(used(pelton_responder_reply_reserved(handle_.get(), size)));
     }
     // Sends the first size bytes as a part.
-    expected<void> part(std::size_t size) noexcept { return detail::check(used(pelton_responder_part_reserved(handle_.get(), size))); }
+    expected<void> part(std::size_t size) noexcept {
+        return detail::check(used(pelton_responder_part_reserved(handle_.get(), size)));
+    }
 
 private:
     responder *owner_;
@@ -703,7 +714,8 @@ private:
 
 inline expected<reply_reservation> responder::reserve(std::size_t size) noexcept {
     void *data = nullptr;
-    return detail::reserve<reply_reservation>(pelton_responder_reserve(handle_.get(), size, &data), this, data, size);
+    if (int code = pelton_responder_reserve(handle_.get(), size, &data); code != PELTON_OK) return detail::failed(code);
+    return reply_reservation(this, data, size);
 }
 
 // A request in the lane, released by the destructor. Move its responder elsewhere to reply later.
@@ -736,31 +748,29 @@ public:
     expected<request> receive(deadline until = forever) noexcept {
         pelton_request received;
         if (int code = pelton_service_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
-            return unexpected(detail::error_of(code));
+            return detail::failed(code);
         return request(handle_.get(), received);
     }
-    // Calls handler(request) on so many threads at the same time. The request's bytes are valid until it returns. An exception
-    // of the handler ends the program.
+    // Calls handler(request) on so many threads at the same time. The request's bytes are valid until it returns. An
+    // exception of the handler ends the program.
     template <typename F, typename = std::enable_if_t<std::is_invocable_v<F &, request>>>
     expected<void> run(std::uint32_t threads, F &handler) noexcept {
         auto call = [](void *context, const pelton_request *received) noexcept {
             (*static_cast<F *>(context))(request(nullptr, *received));
         };
-        return detail::check(pelton_service_run(handle_.get(), threads, call, detail::context_of(handler)));
+        return check(pelton_service_run, threads, call, detail::context_of(handler));
     }
     // Any thread, before the service is closed.
-    expected<void> stop() const noexcept { return detail::check(pelton_service_stop(handle_.get())); }
-    expected<void> drain() const noexcept { return detail::check(pelton_service_drain(handle_.get())); }
+    expected<void> stop() const noexcept { return check(pelton_service_stop); }
+    expected<void> drain() const noexcept { return check(pelton_service_drain); }
     int fd() const noexcept { return pelton_service_fd(handle_.get()); }
-    expected<void> poll() noexcept { return detail::check(pelton_service_poll(handle_.get())); }
-    expected<readiness> arm() noexcept { return detail::armed(pelton_service_arm(handle_.get())); }
-    expected<void> disarm() noexcept { return detail::check(pelton_service_disarm(handle_.get())); }
-    expected<pelton_service_info> info() noexcept {
-        return detail::get_info<pelton_service_info>(pelton_service_get_info, handle_.get());
-    }
+    expected<void> poll() noexcept { return check(pelton_service_poll); }
+    expected<readiness> arm() noexcept { return armed(pelton_service_arm); }
+    expected<void> disarm() noexcept { return check(pelton_service_disarm); }
+    expected<pelton_service_info> info() noexcept { return get_info<pelton_service_info>(pelton_service_get_info); }
 };
 
-// ---- Flushing ------------------------------------------------------------------------------------------------------------
+// ---- Flushing -------------------------------------------------------------------------------------------------------
 
 // The records of a chunk: `for (const pelton_record &record : pelton::records_of(chunk))`.
 class records_of {
@@ -799,24 +809,26 @@ template <typename F> int write(void *context, const pelton_chunk *chunks, std::
 template <typename F> inline constexpr bool is_writer = std::is_invocable_r_v<int, F &, span<const pelton_chunk>>;
 } // namespace detail
 
-// A function to flush to is called as write(span<const pelton_chunk>) and returns an int, as a pelton_write. It outlives the
-// flush or the appenders. If it throws, the program ends.
+// A function to flush to is called as write(span<const pelton_chunk>) and returns an int, as a pelton_write. It
+// outlives the flush or the appenders. If it throws, the program ends.
 class flush : public handle<pelton_flush> {
 public:
     using handle::handle;
     // If it fails, the receiver is unchanged.
     static expected<flush> to_record_file(receiver &&from, const char *path, const record_file_options &file = {},
                                           const flush_options &options = {}) noexcept {
-        return taken(std::move(from), detail::create<flush>(pelton_flush_to_record_file, from.native_handle(), path, &file, &options));
-    }
+        return taken(std::move(from), detail::create<flush>(pelton_flush_to_record_file, from.native_handle(), path,
+                                                            &file, &options));
+                                          }
     template <typename F, typename = std::enable_if_t<detail::is_writer<F>>>
     static expected<flush> to_function(receiver &&from, F &write, const flush_options &options = {}) noexcept {
-        return taken(std::move(from), detail::create<flush>(pelton_flush_to_function, from.native_handle(), detail::write<F>,
-                                                            detail::context_of(write), &options));
+        return taken(std::move(from),
+                     detail::create<flush>(pelton_flush_to_function, from.native_handle(), detail::write<F>,
+                                           detail::context_of(write), &options));
     }
-    expected<void> run(deadline until = forever) noexcept { return detail::check(pelton_flush_run(handle_.get(), until.ns())); }
-    expected<void> flush_now() noexcept { return detail::check(pelton_flush_flush(handle_.get())); }
-    expected<void> sync() noexcept { return detail::check(pelton_flush_sync(handle_.get())); }
+    expected<void> run(deadline until = forever) noexcept { return check(pelton_flush_run, until.ns()); }
+    expected<void> flush_now() noexcept { return check(pelton_flush_flush); }
+    expected<void> sync() noexcept { return check(pelton_flush_sync); }
 
 private:
     static expected<flush> taken(receiver &&from, expected<flush> made) noexcept {
@@ -830,11 +842,10 @@ public:
     using handle::handle;
     using reservation = pelton::reservation<pelton_appender, pelton_appender_commit, pelton_appender_abort>;
     expected<void> append(bytes message) noexcept {
-        return detail::check(pelton_appender_append(handle_.get(), message.data(), message.size()));
+        return check(pelton_appender_append, message.data(), message.size());
     }
     expected<reservation> reserve(std::size_t size) noexcept {
-        void *data = nullptr;
-        return detail::reserve<reservation>(pelton_appender_reserve(handle_.get(), size, &data), handle_.get(), data, size);
+        return reserved<reservation>(pelton_appender_reserve, size);
     }
 };
 
@@ -845,31 +856,32 @@ public:
     static expected<appenders> to_record_file(const char *path, const record_file_options &file = {},
                                               const appenders_options &options = {}) noexcept {
         return detail::create<appenders>(pelton_appenders_to_record_file, path, &file, &options);
-    }
+                                              }
     template <typename F, typename = std::enable_if_t<detail::is_writer<F>>>
     static expected<appenders> to_function(F &write, const appenders_options &options = {}) noexcept {
-        return detail::create<appenders>(pelton_appenders_to_function, detail::write<F>, detail::context_of(write), &options);
+        return detail::create<appenders>(pelton_appenders_to_function, detail::write<F>, detail::context_of(write),
+                                         &options);
     }
-    expected<pelton::appender> appender() const noexcept {
-        return detail::create<pelton::appender>(pelton_appenders_appender, handle_.get());
-    }
+    expected<pelton::appender> appender() const noexcept { return create<pelton::appender>(pelton_appenders_appender); }
     expected<void> append(bytes message) const noexcept {
-        return detail::check(pelton_appenders_append(handle_.get(), message.data(), message.size()));
+        return check(pelton_appenders_append, message.data(), message.size());
     }
-    expected<void> flush() const noexcept { return detail::check(pelton_appenders_flush(handle_.get())); }
-    expected<void> sync() const noexcept { return detail::check(pelton_appenders_sync(handle_.get())); }
+    expected<void> flush() const noexcept { return check(pelton_appenders_flush); }
+    expected<void> sync() const noexcept { return check(pelton_appenders_sync); }
 };
 
 // Reads a record file: `while (auto record = records->next()) use(pelton::bytes_of(*record));`.
 class records : public handle<pelton_records> {
 public:
     using handle::handle;
-    static expected<records> open(const char *path) noexcept { return detail::create<records>(pelton_records_open, path); }
+    static expected<records> open(const char *path) noexcept {
+        return detail::create<records>(pelton_records_open, path);
+    }
     // Its data is valid until the next call.
-    expected<pelton_record> next() noexcept { return detail::get<pelton_record>(pelton_records_next, handle_.get()); }
+    expected<pelton_record> next() noexcept { return get<pelton_record>(pelton_records_next); }
 };
 
-// ---- Files ---------------------------------------------------------------------------------------------------------------
+// ---- Files ----------------------------------------------------------------------------------------------------------
 
 // `auto read = pelton::operation(PELTON_FILE_READ); read.file = file.native_handle();`.
 inline pelton_operation operation(pelton_file_operation kind) noexcept {
@@ -881,7 +893,9 @@ inline pelton_operation operation(pelton_file_operation kind) noexcept {
 class file : public handle<pelton_file> {
 public:
     using handle::handle;
-    static expected<file> from_fd(int fd, const char *name) noexcept { return detail::create<file>(pelton_file_from_fd, fd, name); }
+    static expected<file> from_fd(int fd, const char *name) noexcept {
+        return detail::create<file>(pelton_file_from_fd, fd, name);
+    }
     int fd() const noexcept { return pelton_file_fd(handle_.get()); }
 };
 
@@ -893,7 +907,7 @@ public:
     }
     // PELTON_FILE_OPEN: open_file().
     expected<pelton_file_completion> run(const pelton_operation &operation, deadline until = forever) noexcept {
-        return detail::get<pelton_file_completion>(pelton_engine_run, handle_.get(), &operation, until.ns());
+        return get<pelton_file_completion>(pelton_engine_run, &operation, until.ns());
     }
     // Runs a PELTON_FILE_OPEN.
     expected<file> open_file(const pelton_operation &operation, deadline until = forever) noexcept {
@@ -904,26 +918,23 @@ public:
     // accepted is how many were, whatever is returned.
     expected<void> submit(span<const pelton_operation> operations, std::size_t &accepted) noexcept {
         accepted = 0;
-        return detail::check(pelton_engine_submit(handle_.get(), operations.data(), operations.size(), &accepted));
+        return check(pelton_engine_submit, operations.data(), operations.size(), &accepted);
     }
     // Returns the completions in `space`.
-    expected<span<pelton_file_completion>> completions(span<pelton_file_completion> space, deadline until = forever) noexcept {
+    expected<span<pelton_file_completion>> completions(span<pelton_file_completion> space,
+                                                       deadline until = forever) noexcept {
         std::size_t count = 0;
-        if (int code = pelton_engine_completions(handle_.get(), until.ns(), space.data(), space.size(), &count); code != PELTON_OK)
-            return unexpected(detail::error_of(code));
+        int code = pelton_engine_completions(handle_.get(), until.ns(), space.data(), space.size(), &count);
+        if (code != PELTON_OK) return detail::failed(code);
         return span<pelton_file_completion>(space.data(), count);
     }
-    expected<void> cancel(std::uint64_t token) noexcept { return detail::check(pelton_engine_cancel(handle_.get(), token)); }
-    expected<void> wait_idle(deadline until = forever) noexcept {
-        return detail::check(pelton_engine_wait_idle(handle_.get(), until.ns()));
-    }
+    expected<void> cancel(std::uint64_t token) noexcept { return check(pelton_engine_cancel, token); }
+    expected<void> wait_idle(deadline until = forever) noexcept { return check(pelton_engine_wait_idle, until.ns()); }
     int fd() const noexcept { return pelton_engine_fd(handle_.get()); }
-    expected<void> poll() noexcept { return detail::check(pelton_engine_poll(handle_.get())); }
-    expected<readiness> arm() noexcept { return detail::armed(pelton_engine_arm(handle_.get())); }
-    expected<void> disarm() noexcept { return detail::check(pelton_engine_disarm(handle_.get())); }
-    expected<pelton_engine_info> info() noexcept {
-        return detail::get_info<pelton_engine_info>(pelton_engine_get_info, handle_.get());
-    }
+    expected<void> poll() noexcept { return check(pelton_engine_poll); }
+    expected<readiness> arm() noexcept { return armed(pelton_engine_arm); }
+    expected<void> disarm() noexcept { return check(pelton_engine_disarm); }
+    expected<pelton_engine_info> info() noexcept { return get_info<pelton_engine_info>(pelton_engine_get_info); }
 };
 
 } // namespace pelton

@@ -1,7 +1,8 @@
 /* pelton_uv.c: see pelton_uv.h.
  *
- * Each handle has a uv_poll for its descriptor. A tick is one callback of that. It delivers what is there and then arms. A tick that
- * ends before it has armed leaves the descriptor readable, so the loop comes back after its other handles. */
+ * Each handle has a uv_poll for its descriptor. A tick is one callback of that. It delivers everything, then
+ * arms. A tick that ends before it has armed leaves the descriptor readable, so the loop comes back after its other
+ * handles. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -29,8 +30,8 @@ static int init_poll(uv_loop_t *loop, uv_poll_t *poll, void *handle, int fd) {
     return from_uv(uv_poll_init(loop, poll, fd));
 }
 
-/* Repeats a step while it returns PELTON_OK. It reads the clock after 1, 2, 4 and so on steps, so a tick takes at most about twice
- * TICK_NS if steps take similar times. */
+/* Repeats a step while it returns PELTON_OK. It reads the clock after 1, 2, 4 and so on steps, so a tick takes at most
+ * about twice TICK_NS if steps take similar times. */
 static inline int repeat(int (*step)(void *), void *handle, int status) {
     uint64_t began = uv_hrtime();
     int code = from_uv(status);
@@ -41,7 +42,7 @@ static inline int repeat(int (*step)(void *), void *handle, int status) {
     return code;
 }
 
-/* ---- Opening ----------------------------------------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
 static int finish_sender(pelton_uv_open_t *request) {
     return pelton_sender_opening_finish((pelton_sender_opening *)request->opening, &request->sender);
@@ -85,8 +86,8 @@ static int start_open(uv_loop_t *loop, pelton_uv_open_t *request, int fd) {
     return code;
 }
 
-int pelton_uv_sender_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name, const pelton_channel_options *options,
-                          pelton_uv_open_cb cb) {
+int pelton_uv_sender_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
+                          const pelton_channel_options *options, pelton_uv_open_cb cb) {
     pelton_sender_opening *opening;
     int code = pelton_sender_open_start(name, options, &opening);
     if (code != PELTON_OK) return code;
@@ -94,8 +95,8 @@ int pelton_uv_sender_open(uv_loop_t *loop, pelton_uv_open_t *request, const char
     return start_open(loop, request, pelton_sender_opening_fd(opening));
 }
 
-int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name, const pelton_channel_options *options,
-                            pelton_uv_open_cb cb) {
+int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
+                            const pelton_channel_options *options, pelton_uv_open_cb cb) {
     pelton_receiver_opening *opening;
     int code = pelton_receiver_open_start(name, options, &opening);
     if (code != PELTON_OK) return code;
@@ -103,8 +104,8 @@ int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *request, const ch
     return start_open(loop, request, pelton_receiver_opening_fd(opening));
 }
 
-int pelton_uv_client_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name, const pelton_client_options *options,
-                          pelton_uv_open_cb cb) {
+int pelton_uv_client_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
+                          const pelton_client_options *options, pelton_uv_open_cb cb) {
     pelton_client_opening *opening;
     int code = pelton_client_open_start(name, options, &opening);
     if (code != PELTON_OK) return code;
@@ -119,7 +120,7 @@ int pelton_uv_open_cancel(pelton_uv_open_t *request) {
     return PELTON_OK;
 }
 
-/* ---- Receiving --------------------------------------------------------------------------------------------------------- */
+/* ---- Receiving --------------------------------------------------------------------------------------------------- */
 
 int pelton_uv_receiver_init(uv_loop_t *loop, pelton_uv_receiver_t *handle, pelton_receiver *receiver) {
     memset(handle, 0, sizeof *handle);
@@ -170,7 +171,8 @@ static void on_receiver_readable(uv_poll_t *poll, int status, int events) {
     handle->end_cb(handle, code);
 }
 
-int pelton_uv_receiver_start(pelton_uv_receiver_t *handle, pelton_uv_message_cb message_cb, pelton_uv_receiver_end_cb end_cb) {
+int pelton_uv_receiver_start(pelton_uv_receiver_t *handle, pelton_uv_message_cb message_cb,
+                             pelton_uv_receiver_end_cb end_cb) {
     /* In a message callback the tick continues by itself. */
     if (!handle->message_cb && !handle->in_callback) {
         int code = pelton_receiver_arm(handle->receiver);
@@ -199,7 +201,7 @@ void pelton_uv_receiver_close(pelton_uv_receiver_t *handle, pelton_uv_receiver_c
     uv_close((uv_handle_t *)&handle->poll, on_receiver_closed);
 }
 
-/* ---- Sending ----------------------------------------------------------------------------------------------------------- */
+/* ---- Sending ----------------------------------------------------------------------------------------------------- */
 
 int pelton_uv_sender_init(uv_loop_t *loop, pelton_uv_sender_t *handle, pelton_sender *sender) {
     memset(handle, 0, sizeof *handle);
@@ -230,7 +232,8 @@ static void on_sender_readable(uv_poll_t *poll, int status, int events) {
         handle->space_cb(handle);
         if (uv_is_closing((uv_handle_t *)poll) || !handle->end_cb || !handle->space_cb) return;
         code = has_space(handle);
-        /* Arming also checks whether the receiver is there: now and then, for a program that has space and sends nothing. */
+        /* Arming also checks whether the receiver is there: now and then, for a program that has space and sends
+         * nothing. */
         if (code == PELTON_OK && ++handle->ticks % 64 == 0) code = PELTON_AGAIN;
     }
     /* PELTON_OK: not armed, so the descriptor is still readable, for the next tick. */
@@ -243,7 +246,8 @@ static void on_sender_readable(uv_poll_t *poll, int status, int events) {
     }
 }
 
-int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_space_cb space_cb, pelton_uv_sender_end_cb end_cb) {
+int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_space_cb space_cb,
+                           pelton_uv_sender_end_cb end_cb) {
     int code = space_cb ? pelton_sender_arm(handle->sender, size) : pelton_sender_arm_for_end(handle->sender);
     if (code < 0) return code;
     if (!handle->end_cb) {
@@ -272,7 +276,7 @@ void pelton_uv_sender_close(pelton_uv_sender_t *handle, pelton_uv_sender_close_c
     uv_close((uv_handle_t *)&handle->poll, on_sender_closed);
 }
 
-/* ---- Calling ----------------------------------------------------------------------------------------------------------- */
+/* ---- Calling ----------------------------------------------------------------------------------------------------- */
 
 int pelton_uv_client_init(uv_loop_t *loop, pelton_uv_client_t *handle, pelton_client *client) {
     memset(handle, 0, sizeof *handle);
@@ -370,7 +374,8 @@ static void on_client_prepare(uv_prepare_t *prepare) {
     if (code < 0) end_client(handle, code);
 }
 
-int pelton_uv_client_start(pelton_uv_client_t *handle, pelton_uv_client_space_cb space_cb, pelton_uv_client_end_cb end_cb) {
+int pelton_uv_client_start(pelton_uv_client_t *handle, pelton_uv_client_space_cb space_cb,
+                           pelton_uv_client_end_cb end_cb) {
     /* In a tick that continues by itself. */
     if (!handle->end_cb && !handle->in_tick) {
         int code = pelton_client_arm(handle->client);
@@ -388,8 +393,8 @@ void pelton_uv_client_stop(pelton_uv_client_t *handle) {
     if (!handle->in_tick) rest_client(handle);
 }
 
-int pelton_uv_call_start(pelton_uv_call_t *call, pelton_uv_client_t *handle, const void *data, size_t size, uint32_t flags,
-                         pelton_uv_call_cb cb) {
+int pelton_uv_call_start(pelton_uv_call_t *call, pelton_uv_client_t *handle, const void *data, size_t size,
+                         uint32_t flags, pelton_uv_call_cb cb) {
     call->handle = handle;
     call->call = 0;
     int code = pelton_client_submit(handle->client, data, size, flags, PELTON_NO_WAIT, &call->call);
@@ -400,8 +405,8 @@ int pelton_uv_call_start(pelton_uv_call_t *call, pelton_uv_client_t *handle, con
         call->next = NULL;
         *link = call;
     }
-    /* The client was armed before the request: the descriptor shows completions, but no space for a request in pieces. A small
-     * request is never in pieces. */
+    /* The client was armed before the request: the descriptor shows completions, but no space for a request in pieces.
+     * A small request is never in pieces. */
     if (handle->end_cb && !handle->in_tick && (code == PELTON_AGAIN || (code == PELTON_OK && size > 1000))) {
         uv_prepare_start(&handle->prepare, on_client_prepare);
     }
@@ -433,7 +438,7 @@ void pelton_uv_client_close(pelton_uv_client_t *handle, pelton_uv_client_close_c
     uv_close((uv_handle_t *)&handle->poll, on_client_closed);
 }
 
-/* ---- Serving ----------------------------------------------------------------------------------------------------------- */
+/* ---- Serving ----------------------------------------------------------------------------------------------------- */
 
 int pelton_uv_service_init(uv_loop_t *loop, pelton_uv_service_t *handle, pelton_service *service) {
     memset(handle, 0, sizeof *handle);
@@ -474,7 +479,8 @@ static void on_service_readable(uv_poll_t *poll, int status, int events) {
     handle->end_cb(handle, code);
 }
 
-int pelton_uv_service_start(pelton_uv_service_t *handle, pelton_uv_request_cb request_cb, pelton_uv_service_end_cb end_cb) {
+int pelton_uv_service_start(pelton_uv_service_t *handle, pelton_uv_request_cb request_cb,
+                            pelton_uv_service_end_cb end_cb) {
     /* In a request callback the tick continues by itself. */
     if (!handle->request_cb && !handle->in_callback) {
         int code = pelton_service_arm(handle->service);
@@ -503,7 +509,7 @@ void pelton_uv_service_close(pelton_uv_service_t *handle, pelton_uv_service_clos
     uv_close((uv_handle_t *)&handle->poll, on_service_closed);
 }
 
-/* ---- Files ------------------------------------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------------------------------- */
 
 int pelton_uv_engine_init(uv_loop_t *loop, pelton_uv_engine_t *handle, pelton_engine *engine) {
     memset(handle, 0, sizeof *handle);
@@ -545,8 +551,8 @@ static void on_engine_readable(uv_poll_t *poll, int status, int events) {
     (void)!pelton_engine_arm(handle->engine);
 }
 
-int pelton_uv_engine_submit(pelton_uv_engine_t *handle, pelton_uv_operation_t *requests, pelton_operation *operations, size_t count,
-                            size_t *taken, pelton_uv_operation_cb cb) {
+int pelton_uv_engine_submit(pelton_uv_engine_t *handle, pelton_uv_operation_t *requests, pelton_operation *operations,
+                            size_t count, size_t *taken, pelton_uv_operation_cb cb) {
     *taken = 0;
     for (size_t i = 0; i < count; i++) {
         requests[i].handle = handle;

@@ -1,27 +1,31 @@
-/* pelton_uv.h: channels, calls and files in a libuv loop. Compile pelton_uv.c with the program. It uses uv_poll: it starts no thread
- * and no timer, and queues nothing.
+/* pelton_uv.h: channels, calls and files in a libuv loop. Compile pelton_uv.c with the program. It uses uv_poll: it
+ * starts no thread and no timer, and queues nothing.
  *
- *     static void on_message(pelton_uv_receiver_t *handle, const pelton_message *message) { use(message->data, message->size); }
+ *     static void on_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
+ *         use(message->data, message->size);
+ *     }
  *     static void on_end(pelton_uv_receiver_t *handle, int code) { pelton_uv_receiver_close(handle, NULL); }
  *     ...
  *     pelton_uv_receiver_init(loop, &handle, receiver);
  *     pelton_uv_receiver_start(&handle, on_message, on_end);
  *
- * HANDLES are the caller's memory, as libuv's, until the close callback. init takes over the pelton_sender, _receiver, _client,
- * _service or _engine, which close closes; use it with functions that do not wait. `data` is the caller's, NULL after init.
- * A started handle is active and keeps uv_run running; for uv_ref, uv_unref and uv_is_active use (uv_handle_t *)&handle.poll.
+ * HANDLES are the caller's memory, as libuv's, until the close callback. init takes over the pelton_sender, _receiver,
+ * _client, _service or _engine, which close closes; use it with functions that do not wait. `data` is the caller's,
+ * NULL after init. A started handle is active and keeps uv_run running; for uv_ref, uv_unref and uv_is_active use
+ * (uv_handle_t *)&handle.poll.
  *
  * REQUESTS (opening, calls, operations) are the caller's memory until their last callback.
  *
  * CALLBACKS are called in uv_run, never from a function of this header. They may call every function, for any handle.
  *
- * RESULTS are pelton's codes. If libuv refuses something: PELTON_SYSTEM, with the error in errno. start returns also the end of
- * the channel or client, for which the end callback is then not called.
+ * RESULTS are pelton's codes. If libuv refuses something: PELTON_SYSTEM, with the error in errno. start returns also
+ * the end of the channel or client, for which the end callback is then not called.
  *
- * THREADS. Only the loop's thread calls these. pelton_listener_accept_* and pelton_*_resume can wait for a slow peer: call them
- * in uv_queue_work. pelton_receiver_gather and services accept their peers without waiting.
+ * THREADS. Only the loop's thread calls these. pelton_listener_accept_* and pelton_*_resume can wait for a slow peer:
+ * call them in uv_queue_work. pelton_receiver_gather and services accept their peers without waiting.
  *
- * FORK. Stop every handle before the fork. The child calls uv_loop_fork and closes its handles; the parent starts them again. */
+ * FORK. Stop every handle before the fork. The child calls uv_loop_fork and closes its handles; the parent starts them
+ * again. */
 #ifndef PELTON_UV_H
 #define PELTON_UV_H
 
@@ -32,12 +36,12 @@
 extern "C" {
 #endif
 
-/* ---- Opening ----------------------------------------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
 typedef struct pelton_uv_open_s pelton_uv_open_t;
 
-/* The open has ended. PELTON_OK: the request has the sender, receiver or client, which belongs to the callback. Other codes: as
- * pelton_sender_open; PELTON_SYSTEM with ECANCELED in errno: it was cancelled. */
+/* The open has ended. PELTON_OK: the request has the sender, receiver or client, which belongs to the callback. Other
+ * codes: as pelton_sender_open; PELTON_SYSTEM with ECANCELED in errno: it was cancelled. */
 typedef void (*pelton_uv_open_cb)(pelton_uv_open_t *request, int code);
 
 struct pelton_uv_open_s {
@@ -55,8 +59,8 @@ struct pelton_uv_open_s {
     int error;
 };
 
-/* Open as pelton_sender_open, pelton_receiver_open and pelton_client_open do, without waiting. The deadline in the options
- * applies. Errors: as pelton_sender_open_start. */
+/* Open as pelton_sender_open, pelton_receiver_open and pelton_client_open do, without waiting. The deadline in the
+ * options applies. Errors: as pelton_sender_open_start. */
 PELTON_MUST_USE int pelton_uv_sender_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
                                           const pelton_channel_options *options, pelton_uv_open_cb cb);
 PELTON_MUST_USE int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
@@ -64,16 +68,19 @@ PELTON_MUST_USE int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *r
 PELTON_MUST_USE int pelton_uv_client_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
                                           const pelton_client_options *options, pelton_uv_open_cb cb);
 
-/* Cancels an open. Its callback is still called. Errors: PELTON_AGAIN: it has ended already, and its callback is due. */
+/* Cancels an open. Its callback is still called. Errors: PELTON_AGAIN: it has ended already, and its callback is
+ * due. */
 int pelton_uv_open_cancel(pelton_uv_open_t *request);
 
-/* ---- Receiving --------------------------------------------------------------------------------------------------------- */
+/* ---- Receiving --------------------------------------------------------------------------------------------------- */
 
 typedef struct pelton_uv_receiver_s pelton_uv_receiver_t;
 
-/* A message, released when the callback returns. In the callback, pelton_receiver_hold(handle->receiver, ...) keeps it longer. */
+/* A message, released when the callback returns. In the callback, pelton_receiver_hold(handle->receiver, ...) keeps it
+ * longer. */
 typedef void (*pelton_uv_message_cb)(pelton_uv_receiver_t *handle, const pelton_message *message);
-/* What pelton_receiver_receive returns instead of a message: PELTON_CLOSED, PELTON_PEER_DIED or an error. The handle is stopped. */
+/* What pelton_receiver_receive returns instead of a message: PELTON_CLOSED, PELTON_PEER_DIED or an error. The handle
+ * is stopped. */
 typedef void (*pelton_uv_receiver_end_cb)(pelton_uv_receiver_t *handle, int code);
 typedef void (*pelton_uv_receiver_close_cb)(pelton_uv_receiver_t *handle);
 
@@ -95,17 +102,17 @@ int pelton_uv_receiver_init(uv_loop_t *loop, pelton_uv_receiver_t *handle, pelto
 PELTON_MUST_USE int pelton_uv_receiver_start(pelton_uv_receiver_t *handle, pelton_uv_message_cb message_cb,
                                              pelton_uv_receiver_end_cb end_cb);
 
-/* Delivers nothing until it is started again, also if called in a callback. The lane fills, and the sender waits: this is
- * backpressure. The sender's end is not noticed meanwhile. */
+/* Delivers nothing until it is started again, also if called in a callback. The lane fills, and the sender waits: this
+ * is backpressure. The sender's end is not noticed meanwhile. */
 void pelton_uv_receiver_stop(pelton_uv_receiver_t *handle);
 
-/* Closes the handle and the receiver. No other callback is called afterwards. close_cb may be NULL. The message in the callback
- * is valid until that returns. */
+/* Closes the handle and the receiver. No other callback is called afterwards. close_cb may be NULL. The message in the
+ * callback is valid until that returns. */
 void pelton_uv_receiver_close(pelton_uv_receiver_t *handle, pelton_uv_receiver_close_cb close_cb);
 
-/* ---- Sending ----------------------------------------------------------------------------------------------------------- *
- * Send with pelton_sender_send(handle.sender, ..., PELTON_NO_WAIT) at any time. On PELTON_AGAIN keep the message, stop producing,
- * and start the handle: space_cb says when to continue. */
+/* ---- Sending ------------------------------------------------------------------------------------------------------ *
+ * Send with pelton_sender_send(handle.sender, ..., PELTON_NO_WAIT) at any time. On PELTON_AGAIN keep the message, stop
+ * producing, and start the handle: space_cb says when to continue. */
 
 typedef struct pelton_uv_sender_s pelton_uv_sender_t;
 
@@ -130,9 +137,10 @@ struct pelton_uv_sender_s {
 /* As pelton_uv_receiver_init. */
 int pelton_uv_sender_init(uv_loop_t *loop, pelton_uv_sender_t *handle, pelton_sender *sender);
 
-/* Calls space_cb once in each tick of the loop in which there is space for a message of size bytes, until it is stopped; or
- * changes size and callbacks. If there was none, that is when the receiver has released half of what waits. Without space_cb
- * (NULL) it only waits for the receiver's end. Nothing may be reserved meanwhile. Errors: as pelton_sender_arm. */
+/* Calls space_cb once in each tick of the loop in which there is space for a message of size bytes, until it is
+ * stopped; or changes size and callbacks. If there was none, that is when the receiver has released half of what
+ * waits. Without space_cb (NULL) it only waits for the receiver's end. Nothing may be reserved meanwhile. Errors: as
+ * pelton_sender_arm. */
 PELTON_MUST_USE int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_space_cb space_cb,
                                            pelton_uv_sender_end_cb end_cb);
 void pelton_uv_sender_stop(pelton_uv_sender_t *handle);
@@ -140,14 +148,14 @@ void pelton_uv_sender_stop(pelton_uv_sender_t *handle);
 /* As pelton_uv_receiver_close. What was sent is still received. */
 void pelton_uv_sender_close(pelton_uv_sender_t *handle, pelton_uv_sender_close_cb close_cb);
 
-/* ---- Calling ----------------------------------------------------------------------------------------------------------- */
+/* ---- Calling ----------------------------------------------------------------------------------------------------- */
 
 typedef struct pelton_uv_client_s pelton_uv_client_t;
 typedef struct pelton_uv_call_s pelton_uv_call_t;
 
-/* PELTON_OK: a completion, released when the callback returns; to start or cancel a call in it, first release the completion
- * by pelton_client_release(call->handle->client). After PELTON_PART more callbacks follow. Other codes: the client has ended,
- * completion is NULL. */
+/* PELTON_OK: a completion, released when the callback returns; to start or cancel a call in it, first release the
+ * completion by pelton_client_release(call->handle->client). After PELTON_PART more callbacks follow. Other codes: the
+ * client has ended, completion is NULL. */
 typedef void (*pelton_uv_call_cb)(pelton_uv_call_t *call, int code, const pelton_completion *completion);
 /* There is space for a request again, after pelton_uv_call_start has returned PELTON_AGAIN. */
 typedef void (*pelton_uv_client_space_cb)(pelton_uv_client_t *handle);
@@ -187,23 +195,25 @@ PELTON_MUST_USE int pelton_uv_client_start(pelton_uv_client_t *handle, pelton_uv
                                            pelton_uv_client_end_cb end_cb);
 void pelton_uv_client_stop(pelton_uv_client_t *handle);
 
-/* Submits a request, as pelton_client_submit with PELTON_NO_WAIT. cb is called while the handle is started. Not in a uv_prepare
- * callback. Errors: as pelton_client_submit: there is no call. PELTON_AGAIN: no space, or 1,024 calls: wait for space_cb. */
-PELTON_MUST_USE int pelton_uv_call_start(pelton_uv_call_t *call, pelton_uv_client_t *handle, const void *data, size_t size,
-                                         uint32_t flags, pelton_uv_call_cb cb);
+/* Submits a request, as pelton_client_submit with PELTON_NO_WAIT. cb is called while the handle is started. Not in a
+ * uv_prepare callback. Errors: as pelton_client_submit: there is no call. PELTON_AGAIN: no space, or 1,024 calls: wait
+ * for space_cb. */
+PELTON_MUST_USE int pelton_uv_call_start(pelton_uv_call_t *call, pelton_uv_client_t *handle, const void *data,
+                                         size_t size, uint32_t flags, pelton_uv_call_cb cb);
 
-/* Cancels a call: cb is not called any more. Errors: PELTON_AGAIN: it is not in flight. PELTON_NOT_RELEASED: it continues. */
+/* Cancels a call: cb is not called any more. Errors: PELTON_AGAIN: it is not in flight. PELTON_NOT_RELEASED: it
+ * continues. */
 int pelton_uv_call_cancel(pelton_uv_call_t *call);
 
 /* As pelton_uv_receiver_close. The calls' memory is the caller's again in close_cb. */
 void pelton_uv_client_close(pelton_uv_client_t *handle, pelton_uv_client_close_cb close_cb);
 
-/* ---- Serving ----------------------------------------------------------------------------------------------------------- */
+/* ---- Serving ----------------------------------------------------------------------------------------------------- */
 
 typedef struct pelton_uv_service_s pelton_uv_service_t;
 
-/* A request, released when the callback returns. Its responder belongs to the callback, which replies in it, or later: in the
- * loop, or on another thread. */
+/* A request, released when the callback returns. Its responder belongs to the callback, which replies in it, or later:
+ * in the loop, or on another thread. */
 typedef void (*pelton_uv_request_cb)(pelton_uv_service_t *handle, const pelton_request *request);
 /* PELTON_CLOSED, after pelton_service_stop or pelton_service_drain; or an error. The handle is stopped. */
 typedef void (*pelton_uv_service_end_cb)(pelton_uv_service_t *handle, int code);
@@ -227,7 +237,7 @@ PELTON_MUST_USE int pelton_uv_service_start(pelton_uv_service_t *handle, pelton_
 void pelton_uv_service_stop(pelton_uv_service_t *handle);
 void pelton_uv_service_close(pelton_uv_service_t *handle, pelton_uv_service_close_cb close_cb);
 
-/* ---- Files ------------------------------------------------------------------------------------------------------------- */
+/* ---- Files ------------------------------------------------------------------------------------------------------- */
 
 typedef struct pelton_uv_engine_s pelton_uv_engine_t;
 typedef struct pelton_uv_operation_s pelton_uv_operation_t;
@@ -257,16 +267,17 @@ struct pelton_uv_engine_s {
 /* As pelton_uv_receiver_init. */
 int pelton_uv_engine_init(uv_loop_t *loop, pelton_uv_engine_t *handle, pelton_engine *engine);
 
-/* Submits count operations as pelton_engine_submit does, requests[i] for operations[i], whose token it sets. *taken is the number
- * of accepted ones, whatever is returned. Errors: as pelton_engine_submit. */
+/* Submits count operations as pelton_engine_submit does, requests[i] for operations[i], whose token it sets. *taken is
+ * the number of accepted ones, whatever is returned. Errors: as pelton_engine_submit. */
 PELTON_MUST_USE int pelton_uv_engine_submit(pelton_uv_engine_t *handle, pelton_uv_operation_t *requests,
-                                            pelton_operation *operations, size_t count, size_t *taken, pelton_uv_operation_cb cb);
+                                            pelton_operation *operations, size_t count, size_t *taken,
+                                            pelton_uv_operation_cb cb);
 
 /* Cancels an operation, as pelton_engine_cancel. Its callback is still called. */
 int pelton_uv_operation_cancel(pelton_uv_operation_t *request);
 
-/* As pelton_uv_receiver_close. Operations in flight are cancelled, without a callback. Closing the engine can wait for memory
- * without a release function, and for endpoints: see pelton_engine. */
+/* As pelton_uv_receiver_close. Operations in flight are cancelled, without a callback. Closing the engine can wait for
+ * memory without a release function, and for endpoints: see pelton_engine. */
 void pelton_uv_engine_close(pelton_uv_engine_t *handle, pelton_uv_engine_close_cb close_cb);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
-/* A call: a service that echoes, and who asks it.
+/* Calls: a service that echoes, and its client.
  *
- *     call serve NAME              answers whoever asks, until it is told to stop
- *     call ask NAME TEXT...        prints the answers; NAME is a short name or unix:PATH
- *     call stop NAME               tells it to stop
+ *     call serve NAME              replies with the same bytes, until it is stopped
+ *     call ask NAME TEXT...        prints the replies; NAME is a short name or unix:PATH
+ *     call stop NAME               stops it
  */
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static int serve(const char *name) {
     int code = pelton_service_open(name, NULL, &service);
     if (code != PELTON_OK) return complain(code);
     while ((code = pelton_service_receive(service, PELTON_FOREVER, &request)) == PELTON_OK && request.responder) {
-        if (pelton_responder_reply(request.responder, request.data, request.size) != PELTON_OK) fprintf(stderr, "who asked has gone\n");
+        if (pelton_responder_reply(request.responder, request.data, request.size) != PELTON_OK) fprintf(stderr, "the client has gone\n");
         pelton_service_release(service);
     }
     pelton_close(service);

@@ -1,5 +1,6 @@
-/* A sender and a receiver, each in an epoll loop with other descriptors: lines come from standard input and go to standard output.
- * Each waits in epoll only. Without space the sender stops reading, and continues when there is space.
+/* A sender and a receiver, each in an epoll loop with other descriptors: lines come from standard input and go to
+ * standard output. Each waits in epoll only. Without space the sender stops reading, and continues when there is
+ * space.
  *
  *     epoll_loop receive NAME > copy
  *     producer | epoll_loop send NAME
@@ -61,7 +62,7 @@ static int receive_all(const char *name) {
     pelton_close(listener);
     watch(epoll, pelton_receiver_fd(receiver));
     for (;;) {
-        /* Take what is there, at most so much that other descriptors have their turn. */
+        /* Receive at most so many messages that other descriptors have their turn. */
         int code = PELTON_OK;
         for (int i = 0; i < 1000 && code == PELTON_OK; i++) {
             code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");

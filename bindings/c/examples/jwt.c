@@ -1,5 +1,5 @@
-/* Has JSON Web Tokens verified by a service in another process, and another language, from a libuv loop: as many at a time as there may
- * be. The service is `examples/jwt`, which also makes tokens: `jwt serve NAME`, and
+/* Has JSON Web Tokens verified by a service in another process, and another language, from a libuv loop: as many at a
+ * time as there may be. The service is `examples/jwt`, which also makes tokens: `jwt serve NAME`, and
  *
  *     jwt tokens 100 | jwt-ask NAME       prints a verdict for each line, in their order
  */

@@ -1,7 +1,8 @@
-/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `examples/jwt`, which makes
- * tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
+/* Verifies JSON Web Tokens (RFC 7519) for clients in any language, by libjwt 1: as `examples/jwt`, which
+ * makes tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
  *
- *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
+ *     jwt_serve NAME      replies with a token's claims as JSON, or fails the call:
+ *                         1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
  *
  * The keys are published ones. A real service would have its own.
  */
@@ -26,7 +27,8 @@ static const char public_key[] = "-----BEGIN PUBLIC KEY-----\n" /* of RFC 7515, 
                                  "6e8Tus9uPHvRVEXH8UTNG72bfocs3+257rn0s2ldbqkLJK2KRiMohYjlrQ==\n"
                                  "-----END PUBLIC KEY-----\n";
 
-/* Three parts of base64url between dots. libjwt leaves out what is not of it, ends at a NUL, and writes past what it has for an empty part. */
+/* Three parts of base64url between dots. libjwt leaves out what is not of it, ends at a NUL, and writes past what it
+ * has for an empty part. */
 static int is_well_formed(const char *token, size_t size) {
     const char *at = token;
     for (int part = 0; part < 3; part++, at++) {
@@ -37,7 +39,8 @@ static int is_well_formed(const char *token, size_t size) {
     return at == token + size + 1;
 }
 
-/* A claim that is a time: 1 and its seconds, 0 where there is none, -1 where it is no number. Not by _int, for which a fraction is 0. */
+/* A claim that is a time: 1 and its seconds, 0 where there is none, -1 where it is no number. Not by _int, for which a
+ * fraction is 0. */
 static int time_of(jwt_t *jwt, const char *claim, double *seconds) {
     char *text = jwt_get_grants_json(jwt, claim), *end = text;
     if (text) *seconds = strtod(text, &end);
@@ -80,9 +83,9 @@ static void answer(void *context, const pelton_request *request) {
         token[request->size] = '\0';
         if (is_well_formed(token, request->size)) code = verify(token, &claims, &why);
     }
-    int told = code == 0 ? pelton_responder_reply(request->responder, claims, strlen(claims))
+    int sent = code == 0 ? pelton_responder_reply(request->responder, claims, strlen(claims))
                          : pelton_responder_fail(request->responder, code, why, strlen(why));
-    if (told == PELTON_TOO_LARGE) pelton_close(request->responder); /* for this client; and who has gone wants no answer */
+    if (sent == PELTON_TOO_LARGE) pelton_close(request->responder); /* for this client; a client that has gone needs no reply */
     free(claims);
 }
 

@@ -1,8 +1,8 @@
-// Lines kept in a directory until they are taken, by a path channel. Neither side needs the other to run, and a line that was put survives
-// both.
+// Lines kept in a directory until they are taken, by a path channel. Neither side needs the other to run, and a line
+// that was put survives both.
 //
 //     producer | keep put DIR        creates DIR if there is none
-//     keep take DIR > lines          prints what is there; once more, what has come since
+//     keep take DIR > lines          prints them, and removes them from DIR
 #include <iostream>
 #include <pelton.hpp>
 #include <string>

@@ -1,5 +1,6 @@
-/* A producer and a consumer in two processes, three ways: messages of 1 to 32768 bytes, every byte written by the one, the first and
- * the last looked at by the other. One message in 1000 has a memfd along, which the consumer maps and checks.
+/* A producer and a consumer in two processes, three ways: messages of 1 to 32768 bytes, every byte written by the one,
+ * the first and the last looked at by the other. One message in 1000 has a memfd along, which the consumer maps and
+ * checks.
  *
  *     produce_consume spin [MESSAGES]          pelton, neither side ever sleeping
  *     produce_consume libuv [MESSAGES]         pelton, each side in a libuv loop, asleep when it has nothing to do
@@ -118,7 +119,7 @@ static void produce_spinning(pelton_sender *sender, stream *stream) {
     while (stream->done < stream->messages) {
         send_next(sender, stream, PELTON_FOREVER);
     }
-    /* The consumer reads everything that was committed, then is told of the end. */
+    /* The consumer reads everything that was committed, then gets PELTON_CLOSED. */
     pelton_close(sender);
 }
 

@@ -1,9 +1,9 @@
-/* A service that sends files to whoever asks, by one loop that nothing keeps waiting: requests come as callbacks, and so does what is read. However slow the
- * disk is, or a file server, the loop goes on with other requests.
+/* A service that sends files from one libuv loop, which never waits for a disk or a file server: requests, and results
+ * of reads, come as callbacks.
  *
- *     serve_files serve NAME DIR   answers with the files below DIR, until it is told to stop
+ *     serve_files serve NAME DIR   replies with files below DIR, until it is stopped
  *     serve_files get NAME FILE    writes the file to standard output; NAME is a short name or unix:PATH
- *     serve_files stop NAME        tells it to stop
+ *     serve_files stop NAME        stops it
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -41,7 +41,7 @@ static void on_closed(pelton_uv_operation_t *operation, const pelton_file_comple
     free(it);
 }
 
-/* Answered, as far as it could be. Whoever asked may have gone: that is nobody's business any more. */
+/* The reply is sent, or dropped, if the client has gone. */
 static void finish(job *it) {
     pelton_operation close;
     memset(&close, 0, sizeof close);
@@ -126,7 +126,7 @@ static void on_request(pelton_uv_service_t *handle, const pelton_request *reques
     it = (job *)calloc(1, sizeof *it);
     path = (char *)calloc(1, request->size + 1);
     if (engine.in_flight >= 1000 || !it || !path) {
-        /* Letting go of the call tells the client that nobody has answered. */
+        /* The call completes at the client as abandoned. */
         pelton_close(request->responder);
         free(it);
         free(path);

@@ -1,5 +1,5 @@
-/* A receiver in the program's own io_uring: lines go to standard output. The ring polls the descriptor with IORING_OP_POLL_ADD, one
- * completion for each sleep. The sender is epoll_loop's.
+/* A receiver in the program's own io_uring: lines go to standard output. The ring polls the descriptor with
+ * IORING_OP_POLL_ADD, one completion for each sleep. The sender is epoll_loop's.
  *
  *     uring_loop NAME > copy
  *     producer | epoll_loop send NAME
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     } while (check(pelton_listener_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
     pelton_close(listener);
     for (;;) {
-        /* Take what is there, at most so much that other completions have their turn. */
+        /* Receive at most so many messages that other completions have their turn. */
         for (int i = 0; i < 1000; i++) {
             code = check(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
             if (code != PELTON_OK) break;

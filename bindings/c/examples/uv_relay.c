@@ -1,6 +1,6 @@
-/* Backpressure both ways in one libuv loop: each message of a channel becomes a call, each reply a message of another channel. Nothing is
- * queued beyond one message and one reply. When the service is busy, the sender of IN waits; when the receiver of OUT is slow, the service
- * waits.
+/* Backpressure both ways in one libuv loop: each message of a channel becomes a call, each reply a message of another
+ * channel. Nothing is queued beyond one message and one reply. When the service is busy, the sender of IN waits; when
+ * the receiver of OUT is slow, the service waits.
  *
  *     uv_relay IN SERVICE OUT      listens at IN for a sender; OUT is a receiver that listens
  */
@@ -69,7 +69,8 @@ static void on_reply(pelton_uv_call_t *call, int code, const pelton_completion *
     in_flight--;
     code = pelton_sender_send(output.sender, completion->data, completion->size, PELTON_NO_WAIT);
     if (code == PELTON_AGAIN) {
-        /* A completion cannot be held, so this one is copied; the others stay in the service's lane while the client is stopped. */
+        /* A completion cannot be held, so this one is copied; the others stay in the service's lane while the client
+         * is stopped. */
         reply_size = completion->size;
         if (!(reply = (char *)malloc(reply_size + 1))) exit(1);
         memcpy(reply, completion->data, reply_size);

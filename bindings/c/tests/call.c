@@ -1,11 +1,11 @@
-/* Calls between processes and threads: every function, and what is told of the other side's end. */
+/* Calls between processes and threads: every function, and what the peer's end does. */
 #include "calls.h"
 
 enum { LARGEST = 1 << 20, MANY = 1000, CALLS_MAX = 1024 };
 
 static unsigned char large[LARGEST];
 
-/* ---- Between processes ---------------------------------------------------------------------------------------------------- */
+/* ---- Between processes ------------------------------------------------------------------------------------------- */
 
 static void every_size_comes_back_by(void (*serve)(const char *), uint64_t capacity) {
     char name[128];
@@ -36,7 +36,7 @@ static void every_size_comes_back_from_another_process(void) {
     every_size_comes_back_by(echo_large, 0);
 }
 
-static void every_size_comes_back_through_lanes_that_it_does_not_fit_into(void) {
+static void every_size_comes_back_through_smaller_lanes(void) {
     every_size_comes_back_by(echo_small, 64 << 10);
 }
 
@@ -74,7 +74,7 @@ static void answer_in_any_order(const char *name) {
     OK(pelton_close(of));
 }
 
-static void as_many_calls_as_there_may_be_are_answered_in_any_order(void) {
+static void the_largest_number_of_calls_completes_in_any_order(void) {
     char name[128];
     pelton_client_options options = soon(0);
     static uint64_t calls[CALLS_MAX];
@@ -114,7 +114,7 @@ static void as_many_calls_as_there_may_be_are_answered_in_any_order(void) {
     OK(pelton_close(client));
 }
 
-static void no_more_calls_are_taken_than_there_may_be(void) {
+static void calls_in_flight_are_limited(void) {
     uint64_t call;
     void *room;
     begin();
@@ -153,7 +153,7 @@ static void full_lanes_never_wait_for_each_other(void) {
     OK(pelton_close(client));
 }
 
-/* ---- By loops ------------------------------------------------------------------------------------------------------------- */
+/* ---- By loops ---------------------------------------------------------------------------------------------------- */
 
 enum { BY_LOOP = 20000, AT_A_TIME = 100 };
 
@@ -250,7 +250,7 @@ static int is_readable(int fd) {
     return ready;
 }
 
-static void the_descriptors_are_readable_while_there_is_something(void) {
+static void the_descriptors_are_readable_while_something_is_there(void) {
     pelton_completion answer;
     pelton_request request;
     begin();
@@ -303,9 +303,9 @@ static void polling_finds_requests_and_replies_without_a_wake_up(void) {
     OK(pelton_close(client));
 }
 
-/* ---- Answers of every kind ------------------------------------------------------------------------------------------------- */
+/* ---- Answers of every kind --------------------------------------------------------------------------------------- */
 
-static void answers_to_other_calls_are_kept(void) {
+static void replies_to_other_calls_are_stored(void) {
     begin();
     uint64_t one = submitted("1", 1), two = submitted("2", 1);
     pelton_responder *of_one = taken(), *of_two = taken();
@@ -318,7 +318,7 @@ static void answers_to_other_calls_are_kept(void) {
 }
 
 /* Also when one was looked at by arming, and another call was asked after it. */
-static void parts_that_are_kept_stay_in_order(void) {
+static void stored_parts_stay_in_order(void) {
     pelton_completion answer;
     begin();
     for (int arms = 0; arms < 2; arms++) {
@@ -349,7 +349,7 @@ static void parts_that_are_kept_stay_in_order(void) {
     end();
 }
 
-static void room_is_told_once_to_a_loop_that_has_nothing_more_to_ask(void) {
+static void an_idle_loop_is_notified_once_of_space(void) {
     static const char message[1000] = {0};
     pelton_client_options options = soon(64 << 10);
     pelton_completion answer;
@@ -368,7 +368,7 @@ static void room_is_told_once_to_a_loop_that_has_nothing_more_to_ask(void) {
     end();
 }
 
-static void failures_are_values_and_a_call_let_go_of_is_abandoned(void) {
+static void failures_are_values_and_a_closed_responder_abandons_the_call(void) {
     begin();
     uint64_t failed = submitted("", 0), forgotten = submitted("", 0);
     OK(pelton_responder_fail(taken(), UINT32_MAX, "why", 3));
@@ -410,7 +410,7 @@ static void requests_and_replies_are_written_in_place(void) {
     end();
 }
 
-static void notifications_come_in_order_and_are_not_answered(void) {
+static void notifications_come_in_order_and_have_no_responder(void) {
     pelton_request request;
     begin();
     for (uint32_t i = 0; i < 100; i++) OK(pelton_client_notify(client, &i, sizeof i, i % 2 ? SOON : PELTON_NO_WAIT));
@@ -459,7 +459,7 @@ static void a_stream_comes_in_order_to_a_slow_reader_while_others_are_served(voi
     end();
 }
 
-static void a_full_lane_takes_no_part_and_keeps_the_last_answer(void) {
+static void a_full_lane_takes_no_part_and_stores_the_last_reply(void) {
     pelton_client_options options = soon(64 << 10);
     pelton_request request;
     pelton_completion answer;
@@ -487,9 +487,9 @@ static void a_full_lane_takes_no_part_and_keeps_the_last_answer(void) {
     end();
 }
 
-/* ---- Giving up ------------------------------------------------------------------------------------------------------------- */
+/* ---- Giving up --------------------------------------------------------------------------------------------------- */
 
-static void a_cancelled_call_is_told_and_its_late_answer_is_dropped(void) {
+static void a_service_detects_a_cancelled_call_and_its_late_reply_is_dropped(void) {
     pelton_request request;
     pelton_completion answer;
     begin();
@@ -508,7 +508,7 @@ static void a_cancelled_call_is_told_and_its_late_answer_is_dropped(void) {
     end();
 }
 
-static void a_call_whose_deadline_passes_is_cancelled(void) {
+static void a_call_is_cancelled_at_its_deadline(void) {
     pelton_request request;
     pelton_completion answer;
     begin();
@@ -537,17 +537,17 @@ static void a_call_whose_deadline_passes_is_cancelled(void) {
     end();
 }
 
-/* ---- Ends ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
-static int told[2]; /* a pipe */
+static int signalled[2]; /* a pipe */
 
-static void wait_to_be_told(void) {
+static void await_signal(void) {
     char byte;
-    CHECK(read(told[0], &byte, 1) == 1);
+    CHECK(read(signalled[0], &byte, 1) == 1);
 }
 
-static void tell(void) {
-    CHECK(write(told[1], "", 1) == 1);
+static void signal_parent(void) {
+    CHECK(write(signalled[1], "", 1) == 1);
 }
 
 /* Takes three requests, answers one, and stands. */
@@ -560,21 +560,21 @@ static void answer_one_and_stand(const char *name) {
         OK(pelton_service_release(of));
     }
     OK(pelton_responder_reply(request[1].responder, "in time", 7));
-    tell();
+    signal_parent();
     pause();
 }
 
-static void calls_of_a_service_that_is_killed_fail_at_once(void) {
+static void calls_of_a_killed_service_fail_immediately(void) {
     char name[128], path[128];
     pelton_client_options options = soon(0);
     pelton_completion answer;
     uint64_t calls[3], call;
     void *room;
-    CHECK(pipe(told) == 0);
+    CHECK(pipe(signalled) == 0);
     pid_t child = start(answer_one_and_stand, place(name, "unix:%s/service"));
     OK(pelton_client_open(name, &options, &client));
     for (int i = 0; i < 3; i++) calls[i] = submitted("x", 1);
-    wait_to_be_told();
+    await_signal();
     kill_now(child);
     COMPLETES(ANY_CALL, PELTON_REPLY, 0, "in time");
     FAILS(pelton_client_await_call(client, calls[0], PELTON_FOREVER, &answer), PELTON_PEER_DIED, "died");
@@ -589,11 +589,11 @@ static void calls_of_a_service_that_is_killed_fail_at_once(void) {
     OK(pelton_client_disarm(client));
     OK(pelton_close(client));
     CHECK(unlink(place(path, "%s/service")) == 0);
-    close(told[0]);
-    close(told[1]);
+    close(signalled[0]);
+    close(signalled[1]);
 }
 
-static void a_service_that_closes_says_so_after_what_it_answered(void) {
+static void a_closed_service_is_reported_after_its_replies(void) {
     pelton_completion answer;
     begin();
     uint64_t one = submitted("1", 1), two = submitted("2", 1);
@@ -617,7 +617,7 @@ static void ask_and_stand(const char *name) {
     pause();
 }
 
-static void a_client_that_is_killed_leaves_the_others_untouched(void) {
+static void a_killed_client_does_not_affect_the_others(void) {
     char name[128];
     pelton_request request, none;
     begin();
@@ -639,7 +639,7 @@ static void a_client_that_is_killed_leaves_the_others_untouched(void) {
     end();
 }
 
-/* ---- A pool ---------------------------------------------------------------------------------------------------------------- */
+/* ---- A pool ------------------------------------------------------------------------------------------------------ */
 
 typedef struct pool {
     pelton_service *service;
@@ -720,13 +720,14 @@ static void a_wait_for_requests_ends_when_another_thread_stops_it(void) {
     end();
 }
 
-/* ---- Many threads ---------------------------------------------------------------------------------------------------------- */
+/* ---- Many threads ------------------------------------------------------------------------------------------------ */
 
 enum { ANSWERING = 4, ROUNDS = 200 };
 
 static pelton_responder *hand_over[ANSWERING];
-/* Written before a request, read by who answers it, which adds 1. Atomic, though nothing else is done to order it: ThreadSanitizer does not
- * see what is ordered by one memory at two addresses, as that of a service and its client is. */
+/* Written before a request, read by the thread that replies, which adds 1. Atomic, though nothing else is done to
+ * order it: ThreadSanitizer does not see what is ordered by one memory at two addresses, as that of a service and its
+ * client is. */
 static long noted[ANSWERING * ROUNDS];
 
 static void note(long number, long what) {
@@ -809,7 +810,7 @@ static void answers_come_from_many_threads_and_order_the_memory_around_them(void
     end();
 }
 
-/* ---- Several processes of one name ------------------------------------------------------------------------------------------ */
+/* ---- Several processes of one name ------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t drained;
 static pelton_service *draining;
@@ -828,7 +829,7 @@ static void answer_with_pid(const char *name) {
     int code, count = 0;
     OK(pelton_service_open(name, NULL, &draining));
     signal(SIGTERM, drain);
-    tell();
+    signal_parent();
     while ((code = pelton_service_receive(draining, SOON, &request)) == PELTON_OK) {
         /* Some stand until it is over. */
         if (request.size == 0) OK(pelton_responder_reply(request.responder, &pid, sizeof pid));
@@ -854,16 +855,16 @@ static void call_until_it_is_not_of(uint32_t pid, uint32_t wanted) {
     CHECK(found == wanted);
 }
 
-static void calls_go_on_with_another_process_of_the_name(void) {
+static void calls_continue_with_another_process_of_the_name(void) {
     pelton_client_options options = soon(0);
     pelton_completion answer;
     const char *before = getenv("XDG_RUNTIME_DIR");
     char *kept = before ? strdup(before) : NULL;
-    CHECK(pipe(told) == 0 && setenv("XDG_RUNTIME_DIR", here, 1) == 0);
+    CHECK(pipe(signalled) == 0 && setenv("XDG_RUNTIME_DIR", here, 1) == 0);
     pid_t first = start(answer_with_pid, "several");
-    wait_to_be_told();
+    await_signal();
     pid_t second = start(answer_with_pid, "several");
-    wait_to_be_told();
+    await_signal();
     OK(pelton_client_open("several", &options, &client));
     call_until_it_is_not_of((uint32_t)first, (uint32_t)second);
     call_until_it_is_not_of((uint32_t)second, (uint32_t)first);
@@ -885,7 +886,7 @@ static void calls_go_on_with_another_process_of_the_name(void) {
     CHECK(client_info().services == 1 && client_info().in_flight == 3);
     /* Its successor takes over what it has not begun. */
     pid_t third = start(answer_with_pid, "several");
-    wait_to_be_told();
+    await_signal();
     OK(pelton_client_cancel(client, one));
     OK(pelton_client_cancel(client, two));
     OK(pelton_client_cancel(client, answer.call == lost ? also : lost));
@@ -902,37 +903,37 @@ static void calls_go_on_with_another_process_of_the_name(void) {
     if (kept) CHECK(setenv("XDG_RUNTIME_DIR", kept, 1) == 0);
     else CHECK(unsetenv("XDG_RUNTIME_DIR") == 0);
     free(kept);
-    close(told[0]);
-    close(told[1]);
+    close(signalled[0]);
+    close(signalled[1]);
 }
 
 int main(void) {
     static const test tests[] = {
         TEST(every_size_comes_back_from_another_process),
-        TEST(every_size_comes_back_through_lanes_that_it_does_not_fit_into),
-        TEST(as_many_calls_as_there_may_be_are_answered_in_any_order),
-        TEST(no_more_calls_are_taken_than_there_may_be),
+        TEST(every_size_comes_back_through_smaller_lanes),
+        TEST(the_largest_number_of_calls_completes_in_any_order),
+        TEST(calls_in_flight_are_limited),
         TEST(full_lanes_never_wait_for_each_other),
         TEST(both_sides_run_in_event_loops),
-        TEST(the_descriptors_are_readable_while_there_is_something),
+        TEST(the_descriptors_are_readable_while_something_is_there),
         TEST(polling_finds_requests_and_replies_without_a_wake_up),
-        TEST(answers_to_other_calls_are_kept),
-        TEST(parts_that_are_kept_stay_in_order),
-        TEST(room_is_told_once_to_a_loop_that_has_nothing_more_to_ask),
-        TEST(failures_are_values_and_a_call_let_go_of_is_abandoned),
+        TEST(replies_to_other_calls_are_stored),
+        TEST(stored_parts_stay_in_order),
+        TEST(an_idle_loop_is_notified_once_of_space),
+        TEST(failures_are_values_and_a_closed_responder_abandons_the_call),
         TEST(requests_and_replies_are_written_in_place),
-        TEST(notifications_come_in_order_and_are_not_answered),
+        TEST(notifications_come_in_order_and_have_no_responder),
         TEST(a_stream_comes_in_order_to_a_slow_reader_while_others_are_served),
-        TEST(a_full_lane_takes_no_part_and_keeps_the_last_answer),
-        TEST(a_cancelled_call_is_told_and_its_late_answer_is_dropped),
-        TEST(a_call_whose_deadline_passes_is_cancelled),
-        TEST(calls_of_a_service_that_is_killed_fail_at_once),
-        TEST(a_service_that_closes_says_so_after_what_it_answered),
-        TEST(a_client_that_is_killed_leaves_the_others_untouched),
+        TEST(a_full_lane_takes_no_part_and_stores_the_last_reply),
+        TEST(a_service_detects_a_cancelled_call_and_its_late_reply_is_dropped),
+        TEST(a_call_is_cancelled_at_its_deadline),
+        TEST(calls_of_a_killed_service_fail_immediately),
+        TEST(a_closed_service_is_reported_after_its_replies),
+        TEST(a_killed_client_does_not_affect_the_others),
         TEST(a_pool_answers_until_it_is_stopped),
         TEST(a_wait_for_requests_ends_when_another_thread_stops_it),
         TEST(answers_come_from_many_threads_and_order_the_memory_around_them),
-        TEST(calls_go_on_with_another_process_of_the_name),
+        TEST(calls_continue_with_another_process_of_the_name),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

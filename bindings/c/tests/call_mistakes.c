@@ -101,7 +101,7 @@ static void another_kind_of_handle_is_recognised(void) {
     end_call();
 }
 
-static void what_is_used_was_reserved(void) {
+static void a_reservation_is_used_once(void) {
     uint64_t other;
     void *reply;
     begin_call();
@@ -134,7 +134,7 @@ static void what_is_used_was_reserved(void) {
 }
 
 /* Room of nothing, and less than was reserved. */
-static void what_was_reserved_is_used_as_far_as_is_said(void) {
+static void less_than_a_reservation_can_be_used(void) {
     uint64_t other;
     begin_call();
     OK(pelton_client_reserve(client, 0, SOON, &room));
@@ -161,7 +161,7 @@ static void what_was_reserved_is_used_as_far_as_is_said(void) {
     end_call();
 }
 
-static void what_is_reserved_comes_first(void) {
+static void a_reservation_excludes_other_calls(void) {
     uint64_t other;
     pelton_responder *second;
     begin_call();
@@ -212,14 +212,14 @@ static void a_handle_closes_with_what_is_reserved_or_not_released(void) {
     OK(pelton_close(request.responder));
 }
 
-static void releasing_needs_what_was_taken(void) {
+static void releasing_requires_a_taken_completion(void) {
     begin_call();
     FAILS(pelton_client_release(client), PELTON_NOT_RECEIVED, "released already");
     FAILS(pelton_service_release(service), PELTON_NOT_RECEIVED, "released already");
     end_call();
 }
 
-static void what_was_taken_comes_first(void) {
+static void a_taken_completion_excludes_other_calls(void) {
     uint64_t other;
     begin_call();
     submitted("z", 1);
@@ -352,7 +352,7 @@ static void a_reply_without_memory_fails_the_call_and_closes_the_responder(void)
     end();
 }
 
-/* ---- Threads -------------------------------------------------------------------------------------------------------------- */
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
 static void *use_from_another_thread(void *unused) {
     (void)unused;
@@ -365,7 +365,7 @@ static void *use_from_another_thread(void *unused) {
     return NULL;
 }
 
-static void who_reserves_a_reply_gives_it(void) {
+static void the_thread_that_reserves_a_reply_sends_it(void) {
     pthread_t thread;
     begin_call();
     OK(pelton_responder_reserve(responder, 8, &room));
@@ -386,7 +386,7 @@ static void *receive_from_another_thread(void *unused) {
     return NULL;
 }
 
-static void two_threads_in_one_handle_are_recognised(void) {
+static void two_threads_in_one_handle_are_detected(void) {
     pthread_t thread;
     pelton_request none;
     int code;
@@ -405,7 +405,7 @@ static void two_threads_in_one_handle_are_recognised(void) {
     end();
 }
 
-/* ---- Forks ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Forks ------------------------------------------------------------------------------------------------------- */
 
 static void use_handles_of_the_parent(const char *name) {
     pelton_client_info info;
@@ -447,9 +447,9 @@ static void a_forked_child_can_only_close(void) {
     end_call();
 }
 
-/* ---- Draining --------------------------------------------------------------------------------------------------------------- */
+/* ---- Draining ---------------------------------------------------------------------------------------------------- */
 
-static void a_service_that_drains_answers_what_it_took_and_gives_back_the_rest(void) {
+static void a_draining_service_replies_to_received_requests_and_returns_the_rest(void) {
     begin_call();
     OK(pelton_service_drain(service));
     uint64_t late = submitted("late", 4), later = submitted("later", 5);
@@ -469,20 +469,20 @@ int main(void) {
         TEST(null_is_refused_everywhere),
         TEST(a_closed_handle_is_recognised),
         TEST(another_kind_of_handle_is_recognised),
-        TEST(what_is_used_was_reserved),
-        TEST(what_was_reserved_is_used_as_far_as_is_said),
-        TEST(what_is_reserved_comes_first),
+        TEST(a_reservation_is_used_once),
+        TEST(less_than_a_reservation_can_be_used),
+        TEST(a_reservation_excludes_other_calls),
         TEST(a_handle_closes_with_what_is_reserved_or_not_released),
-        TEST(releasing_needs_what_was_taken),
-        TEST(what_was_taken_comes_first),
+        TEST(releasing_requires_a_taken_completion),
+        TEST(a_taken_completion_excludes_other_calls),
         TEST(options_are_checked),
         TEST(only_a_client_and_a_service_make_a_link),
         TEST(what_is_too_large_is_refused_and_can_be_failed),
         TEST(a_reply_without_memory_fails_the_call_and_closes_the_responder),
-        TEST(who_reserves_a_reply_gives_it),
-        TEST(two_threads_in_one_handle_are_recognised),
+        TEST(the_thread_that_reserves_a_reply_sends_it),
+        TEST(two_threads_in_one_handle_are_detected),
         TEST(a_forked_child_can_only_close),
-        TEST(a_service_that_drains_answers_what_it_took_and_gives_back_the_rest),
+        TEST(a_draining_service_replies_to_received_requests_and_returns_the_rest),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

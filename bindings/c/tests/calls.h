@@ -87,15 +87,15 @@ static inline uint64_t submitted(const void *data, size_t size) {
 #define ANY_CALL UINT64_C(0)
 
 /* That the next completion of a call is this. */
-#define COMPLETES(which, of_outcome, of_code, text)                                                                     \
+#define COMPLETES(which, of_outcome, of_code, text)                                                                    \
     do {                                                                                                               \
         pelton_completion answer_;                                                                                     \
         if ((which) == ANY_CALL) OK(pelton_client_await(client, SOON, &answer_));                                      \
         else OK(pelton_client_await_call(client, which, SOON, &answer_));                                              \
-        CHECK((which) == ANY_CALL || answer_.call == (which));                                                  \
+        CHECK((which) == ANY_CALL || answer_.call == (which));                                                         \
         CHECK(answer_.outcome == (of_outcome) && answer_.code == (of_code));                                           \
         CHECK(answer_.data && answer_.size == strlen(text) && memcmp(answer_.data, text, answer_.size) == 0);          \
-        OK(pelton_client_release(client));                                                                                    \
+        OK(pelton_client_release(client));                                                                             \
     } while (0)
 
 static inline pelton_client_info client_info(void) {
@@ -128,7 +128,7 @@ static inline int is_filled(const void *data, uint64_t number, size_t size) {
     return 1;
 }
 
-/* Another process: answers each request with its own bytes, until it is told something. */
+/* Another process: answers each request with its own bytes, until a notification comes. */
 static inline void echo(const char *name, const pelton_service_options *options) {
     pelton_service *of;
     pelton_request request;

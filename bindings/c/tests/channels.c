@@ -69,7 +69,7 @@ static void two_processes_connect_under_a_name(void) {
     finish(child);
 }
 
-static void who_is_there_is_accepted_when_the_deadline_has_passed(void) {
+static void a_peer_that_waits_is_accepted_after_the_deadline(void) {
     char name[128];
     pelton_listener *listener;
     pelton_receiver *receiver;
@@ -150,7 +150,7 @@ static void a_path_keeps_what_was_sent_until_it_is_received(void) {
         expect(message.data, message.size, number);
         OK(pelton_receiver_release(receiver));
     }
-    /* Its sender's end is told once; then the next one may come. */
+    /* The sender's end is reported once; then the next one may come. */
     RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED);
     RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
     OK(pelton_receiver_sync(receiver));
@@ -585,7 +585,7 @@ int main(void) {
     static const test tests[] = {
         TEST(the_table_of_codes_is_the_librarys),
         TEST(two_processes_connect_under_a_name),
-        TEST(who_is_there_is_accepted_when_the_deadline_has_passed),
+        TEST(a_peer_that_waits_is_accepted_after_the_deadline),
         TEST(a_receiver_may_be_the_one_that_connects),
         TEST(a_path_keeps_what_was_sent_until_it_is_received),
         TEST(each_sender_of_a_path_has_a_lane),

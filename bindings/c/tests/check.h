@@ -1,5 +1,5 @@
-/* What the tests share. A test is a function named by its claim; CHECK ends the program where a claim is wrong. Whatever waits has a
- * deadline: SOON for pelton, an alarm for everything. Compiles as C11 and as C++17. */
+/* What the tests share. A test is a function named by its claim; CHECK ends the program where a claim is wrong.
+ * Whatever waits has a deadline: SOON for pelton, an alarm for everything. Compiles as C11 and as C++17. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -28,25 +28,25 @@
 #define SECONDS 1000000000
 #define SOON pelton_deadline((int64_t)60 * SECONDS)
 
-#define CHECK(claim)                                                                     \
-    do {                                                                                 \
-        if (!(claim)) fail(__FILE__, __LINE__, #claim, "");                              \
+#define CHECK(claim)                                                                                                   \
+    do {                                                                                                               \
+        if (!(claim)) fail(__FILE__, __LINE__, #claim, "");                                                            \
     } while (0)
 
 /* That a call answers this code. */
-#define RETURNS(call, code)                                                              \
-    do {                                                                                 \
-        int answered_ = (call);                                                          \
-        if (answered_ != (code)) fail(__FILE__, __LINE__, #call, pelton_code_text(answered_)); \
+#define RETURNS(call, code)                                                                                            \
+    do {                                                                                                               \
+        int answered_ = (call);                                                                                        \
+        if (answered_ != (code)) fail(__FILE__, __LINE__, #call, pelton_code_text(answered_));                         \
     } while (0)
 
 #define OK(call) RETURNS(call, PELTON_OK)
 
 /* That a call answers this code, and that the detail says so in these words. */
-#define FAILS(call, code, words)                                                       \
-    do {                                                                                 \
-        RETURNS(call, code);                                                             \
-        if (!strstr(pelton_error_detail(), words)) fail(__FILE__, __LINE__, #call, words); \
+#define FAILS(call, code, words)                                                                                       \
+    do {                                                                                                               \
+        RETURNS(call, code);                                                                                           \
+        if (!strstr(pelton_error_detail(), words)) fail(__FILE__, __LINE__, #call, words);                             \
     } while (0)
 
 static inline void fail(const char *file, int line, const char *claim, const char *found) {
@@ -98,7 +98,8 @@ static inline void kill_now(pid_t pid) {
     CHECK(WIFSIGNALED(status));
 }
 
-/* The kernel's state of a thread: S sleeps, R runs or is ready to, D waits within a system call; X also if it has ended. */
+/* The kernel's state of a thread: S sleeps, R runs or is ready to, D waits within a system call; X also if it has
+ * ended. */
 static inline char state_of(pid_t process, const char *thread) {
     char path[64], stat[512];
     int written = snprintf(path, sizeof path, "/proc/%d/task/%.16s/stat", (int)process, thread);
@@ -113,7 +114,8 @@ static inline char state_of(pid_t process, const char *thread) {
     return strrchr(stat, ')')[2];
 }
 
-/* Waits until every thread of a process sleeps, but the calling one: what a wake-up before this call has started is done. */
+/* Waits until every thread of a process sleeps, but the calling one: what a wake-up before this call has started is
+ * done. */
 static inline void await_sleep(pid_t process) {
     char path[64], own[16];
     snprintf(path, sizeof path, "/proc/%d/task", (int)process);
@@ -130,8 +132,8 @@ static inline void await_sleep(pid_t process) {
     }
 }
 
-/* Accepts a sender without waiting for one, when the listener's descriptor says that one is there. One that took longer than the half
- * second that it has, on a busy machine, is let go, and comes again. */
+/* Accepts a sender without waiting for one, when the listener's descriptor says that one is there. One that took
+ * longer than the half second that it has, on a busy machine, is let go, and comes again. */
 static inline pelton_receiver *accepted_at_once(pelton_listener *listener, int64_t deadline_ns) {
     struct pollfd listening = {pelton_listener_fd(listener), POLLIN, 0};
     pelton_receiver *receiver = NULL;
@@ -154,12 +156,12 @@ static inline void pass_on(int number) { kill(tests_run, number); }
 
 static inline int run_tests(const test *tests, size_t count) {
     CHECK(pelton_version() == PELTON_VERSION);
-    /* Below the directory of whoever runs the tests, if it says one. */
+    /* In the directory that the environment names, if any. */
     const char *below = getenv("PELTON_TEST_BELOW");
     int written = snprintf(here, sizeof here, "%s/pelton-c-test-XXXXXX", below ? below : "/tmp"), status = 0;
     CHECK(written > 0 && (size_t)written < sizeof here);
     CHECK(mkdtemp(here));
-    /* In a process of their own: however that ends, also by who stops this one, this one removes what it leaves. */
+    /* In a process of their own: whatever ends that process, this one removes what it leaves. */
     tests_run = fork();
     CHECK(tests_run >= 0);
     if (tests_run == 0) {

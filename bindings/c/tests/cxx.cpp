@@ -208,7 +208,7 @@ static void a_child_receives(const char *name) {
     CHECK(as_text(receiver->receive(soon())->bytes()) == "to a receiver");
 }
 
-static void ends_connect_and_deaths_are_told() {
+static void endpoints_connect_and_report_deaths() {
     char name[128];
     auto listener = pelton::listener::open(place(name, "unix:%s/socket"));
     IS(listener, PELTON_OK);
@@ -420,10 +420,10 @@ static void calls_are_answered_and_given_back_at_the_end_of_their_scope() {
     auto info = client.info();
     IS(info, PELTON_OK);
     CHECK(info->in_flight == 0 && info->has_peer);
-    IS(client.notify(as_bytes("told")), PELTON_OK);
-    auto told = service.receive();
-    CHECK(told && told->is_notification() && as_text(told->bytes()) == "told");
-    IS(told->release(), PELTON_OK);
+    IS(client.notify(as_bytes("notification")), PELTON_OK);
+    auto notification = service.receive();
+    CHECK(notification && notification->is_notification() && as_text(notification->bytes()) == "notified");
+    IS(notification->release(), PELTON_OK);
     IS(service.info(), PELTON_OK);
 }
 
@@ -690,7 +690,7 @@ int main() {
         TEST(handles_are_closed_once_by_their_last_owner),
         TEST(a_held_message_is_read_and_released_on_another_thread),
         TEST(a_buffer_that_is_too_small_leaves_what_was_received),
-        TEST(ends_connect_and_deaths_are_told),
+        TEST(endpoints_connect_and_report_deaths),
         TEST(descriptors_for_loops_are_armed),
         TEST(a_range_receives_until_the_end_and_says_why),
         TEST(results_have_the_members_of_std_expected),

@@ -1,4 +1,4 @@
-/* A side that dies is told to the other, which keeps everything and goes on with a successor. */
+/* A death is reported to the peer, which keeps everything and continues with a successor. */
 #include "check.h"
 
 /* Sends two messages, begins a third, and waits for its end. */
@@ -136,7 +136,7 @@ static void receive_one_and_die(const char *name) {
     kill(getpid(), SIGKILL);
 }
 
-static void on_a_path_the_end_is_told_once(void) {
+static void a_path_reports_the_end_once(void) {
     char name[128], command[300];
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
@@ -174,7 +174,7 @@ int main(void) {
     static const test tests[] = {
         TEST(a_senders_successor_goes_on_behind_it),
         TEST(a_receivers_successor_gets_what_was_not_released),
-        TEST(on_a_path_the_end_is_told_once),
+        TEST(a_path_reports_the_end_once),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

@@ -1,5 +1,5 @@
-/* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is the caller's again exactly
- * once, whatever becomes of its operation. */
+/* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is
+ * the caller's again exactly once, whatever becomes of its operation. */
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -412,7 +412,7 @@ static void a_chain_goes_on_until_something_fails(void) {
         asked[i].flags = i < 5 ? PELTON_LINKED : 0;
     }
     FAILS(pelton_engine_submit(engine, asked, 6, &taken), PELTON_REFUSED, "in_flight_max");
-    /* A file that is closed in a chain, by who has it alone. */
+    /* A file that is closed in a chain, by its only user. */
     asked[0] = of_file(PELTON_FILE_SYNC, file);
     asked[0].flags = PELTON_LINKED;
     asked[1] = of_file(PELTON_FILE_CLOSE, file);
@@ -457,7 +457,8 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     CHECK(pipe2(ends, O_CLOEXEC) == 0);
     OK(pelton_file_from_fd(ends[0], "a pipe", &idle));
     for (int i = 0; i < 8; i++) memory[i].iov_base = bytes[i], memory[i].iov_len = sizeof bytes[i];
-#define LENT(made, number) (asked = made, asked.release = release, asked.context = &released[number], asked.token = number, &asked)
+#define LENT(made, number) \
+    (asked = made, asked.release = release, asked.context = &released[number], asked.token = number, &asked)
     /* Before the completion is answered; of several pieces once; also of one that fails. */
     OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_WRITE, file, &memory[0], 1, 0), 0), 1, &taken));
     next(&out);
@@ -591,7 +592,8 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
     OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
     OK(pelton_receiver_release(receiver));
 
-    /* Given up at a deadline, cancelled, and by the engine's end: it is back at once, or with the completion, or with the close. */
+    /* Given up at a deadline, cancelled, and by the engine's end: it is back at once, or with the completion, or with
+     * the close. */
     both[0] = pump(PELTON_FILE_RECEIVE, to, NULL, receiver, 5);
     RETURNS(pelton_engine_run(engine, &both[0], pelton_deadline(1000000), &out), PELTON_AGAIN);
     RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
@@ -605,7 +607,7 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
     OK(pelton_engine_open(NULL, &engine));
     RETURNS(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
 
-    /* The end of the channel: of the sender's all is written, of the receiver's it is told. */
+    /* The end of the channel: everything of the sender is written, the receiver's end is reported. */
     OK(pelton_sender_send(sender, "last", 4, PELTON_NO_WAIT));
     OK(pelton_close(sender));
     CHECK(did(pump(PELTON_FILE_RECEIVE, to, NULL, receiver, UINT64_MAX)).count == 4);
@@ -615,7 +617,7 @@ static void a_file_goes_into_a_channel_and_out_of_one(void) {
         OK(pelton_close(receiver));
         both[0] = pump(PELTON_FILE_SEND, from, sender, NULL, UINT64_MAX);
         int code = done(&both[0], &out);
-        /* It may be told after some messages that nobody will read. */
+        /* It may be reported after some messages that no receiver reads. */
         if (code == PELTON_OK) {
             CHECK(out.error == EPIPE && out.count > 0);
             code = done(&both[0], &out);
@@ -735,7 +737,8 @@ static void a_child_of_a_fork_has_no_part_in_it(void) {
     OK(pelton_file_from_fd(ends[0], "a pipe", &idle));
     OK(pelton_engine_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory, 1, PELTON_CURRENT), 0), 1, &taken));
     fflush(NULL);
-    /* What a thread is given that has not run yet belongs to nobody in the child, which valgrind would count as lost. */
+    /* What a thread is given that has not run yet belongs to nobody in the child, which valgrind would count as
+     * lost. */
     await_sleep(getpid());
     pid_t pid = fork();
     if (pid == 0) {

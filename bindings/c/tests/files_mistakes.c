@@ -1,4 +1,5 @@
-/* Every mistake with files that can be recognised, and the code that it gets. Run with and without PELTON_CHECK_THREADS. */
+/* Every mistake with files that can be recognised, and the code that it gets. Run with and without
+ * PELTON_CHECK_THREADS. */
 #include "check.h"
 
 static pelton_engine *engine;

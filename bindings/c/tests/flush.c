@@ -1,17 +1,18 @@
-/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and their mistakes. */
+/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and
+ * their mistakes. */
 #include "check.h"
 
-/* A message says whose it is, and which one. */
+/* A message has its author and its number. */
 typedef struct note {
-    uint32_t who;
+    uint32_t author;
     uint32_t number;
 } note;
 
-enum { WHO_MAX = 16 };
+enum { AUTHORS_MAX = 16 };
 
 /* What has come to a sink. */
 typedef struct seen {
-    uint32_t next[WHO_MAX]; /* each one's next number */
+    uint32_t next[AUTHORS_MAX]; /* each one's next number */
     uint32_t messages;
     uint32_t calls;
     uint32_t first_seq; /* of the first chunk */
@@ -45,13 +46,13 @@ static int take(void *context, const pelton_chunk *chunks, size_t count) {
         while (pelton_chunk_next(chunk, &at, &record)) {
             CHECK((uintptr_t)record.data % 8 == 0 && record.size >= sizeof message);
             memcpy(&message, record.data, sizeof message);
-            CHECK(message.who < WHO_MAX && message.number == all->next[message.who]);
+            CHECK(message.author < AUTHORS_MAX && message.number == all->next[message.author]);
             for (size_t byte = sizeof message; byte < record.size; byte++) {
                 CHECK(((const unsigned char *)record.data)[byte] == (unsigned char)message.number);
             }
             CHECK(record.seq == chunk->first_seq + found && record.pid == chunk->pid && record.uid == chunk->uid);
             CHECK(memcmp(record.lane_id, chunk->lane_id, sizeof record.lane_id) == 0);
-            all->next[message.who]++;
+            all->next[message.author]++;
             found++;
         }
         CHECK(found == chunk->messages && at == chunk->size);
@@ -67,8 +68,8 @@ static seen nothing_yet(void) {
 }
 
 /* A message of so many bytes, at least as many as a note has. */
-static const void *numbered(unsigned char *room, uint32_t who, uint32_t number, size_t size) {
-    note message = {who, number};
+static const void *numbered(unsigned char *room, uint32_t author, uint32_t number, size_t size) {
+    note message = {author, number};
     memset(room, (int)(number & 0xff), size);
     memcpy(room, &message, sizeof message);
     return room;
@@ -82,7 +83,7 @@ static pelton_receiver *small_channel(pelton_sender **sender) {
     return receiver;
 }
 
-/* ---- Flushing ---------------------------------------------------------------------------------------------------------- */
+/* ---- Flushing ---------------------------------------------------------------------------------------------------- */
 
 enum { SENT = 20000 };
 
@@ -119,7 +120,7 @@ static void everything_sent_comes_to_the_sink_up_to_the_end(void) {
     }
 }
 
-static void a_sink_that_answers_a_number_below_0_has_taken_nothing(void) {
+static void a_sink_that_returns_a_negative_number_has_taken_nothing(void) {
     pelton_sender *sender;
     pelton_receiver *receiver = small_channel(&sender);
     pelton_flush *flush;
@@ -153,7 +154,7 @@ static void a_sink_that_answers_a_number_below_0_has_taken_nothing(void) {
     OK(pelton_close(flush));
 }
 
-static void a_deadline_ends_a_flush_and_it_goes_on(void) {
+static void a_deadline_ends_a_flush_which_can_continue(void) {
     pelton_flush_options options = PELTON_FLUSH_OPTIONS_INIT;
     pelton_sender *sender;
     pelton_receiver *receiver = small_channel(&sender);
@@ -197,7 +198,7 @@ static void sends_and_dies(const char *name) {
     kill(getpid(), SIGKILL);
 }
 
-static void what_a_dead_sender_committed_is_in_the_sink_when_its_death_is_told(void) {
+static void what_a_dead_sender_committed_is_in_the_sink_when_its_death_is_reported(void) {
     char name[128];
     int status;
     pelton_listener *listener;
@@ -215,7 +216,7 @@ static void what_a_dead_sender_committed_is_in_the_sink_when_its_death_is_told(v
     OK(pelton_close(listener));
 }
 
-static void a_receiver_that_cannot_be_flushed_stays_as_it_is(void) {
+static void a_receiver_that_cannot_be_flushed_is_unchanged(void) {
     pelton_flush_options options = PELTON_FLUSH_OPTIONS_INIT;
     pelton_record_file_options file = PELTON_RECORD_FILE_OPTIONS_INIT;
     pelton_sender *sender;
@@ -264,7 +265,7 @@ static void a_receiver_that_cannot_be_flushed_stays_as_it_is(void) {
     OK(pelton_close(sender));
 }
 
-static void a_chunk_that_is_not_what_it_says_ends_early(void) {
+static void an_invalid_chunk_ends_early(void) {
     uint64_t records[4] = {UINT64_C(0xffffffff00000003), 0x434241, UINT64_C(0x0000000100000008), 7};
     pelton_chunk chunk = {{1, 2}, records, sizeof records, UINT32_MAX, 2, 0, UINT32_MAX};
     pelton_record record;
@@ -286,13 +287,13 @@ static void a_chunk_that_is_not_what_it_says_ends_early(void) {
     CHECK(!pelton_chunk_next(&chunk, &at, &record) && at == 0);
 }
 
-/* ---- Appending --------------------------------------------------------------------------------------------------------- */
+/* ---- Appending --------------------------------------------------------------------------------------------------- */
 
 enum { THREADS = 8, EACH = 20000 };
 
 typedef struct thread {
     pelton_appenders *appenders;
-    uint32_t who;
+    uint32_t author;
 } thread;
 
 static void *appends(void *given) {
@@ -305,10 +306,10 @@ static void *appends(void *given) {
         if (number % 3 == 0) {
             void *place;
             OK(pelton_appender_reserve(appender, size + 5, &place));
-            numbered((unsigned char *)place, self->who, number, size);
+            numbered((unsigned char *)place, self->author, number, size);
             OK(pelton_appender_commit(appender, size));
         } else {
-            OK(pelton_appender_append(appender, numbered(room, self->who, number, size), size));
+            OK(pelton_appender_append(appender, numbered(room, self->author, number, size), size));
         }
     }
     OK(pelton_close(appender));
@@ -320,7 +321,7 @@ static void *appends_by_the_shared_handle(void *given) {
     unsigned char room[200];
     for (uint32_t number = 0; number < EACH; number++) {
         size_t size = 8 + number % 190;
-        OK(pelton_appenders_append(self->appenders, numbered(room, self->who, number, size), size));
+        OK(pelton_appenders_append(self->appenders, numbered(room, self->author, number, size), size));
         if (number == EACH / 2) OK(pelton_appenders_flush(self->appenders));
     }
     return NULL;
@@ -337,17 +338,17 @@ static void what_many_threads_append_comes_to_the_sink_once_and_in_their_order(v
         options.flush_bytes = 64 << 10;
         options.flush_interval_ns = intervals[i];
         OK(pelton_appenders_to_function(take, &all, &options, &appenders));
-        for (uint32_t who = 0; who < THREADS; who++) {
-            given[who].appenders = appenders;
-            given[who].who = who;
-            CHECK(pthread_create(&threads[who], NULL, who % 2 ? appends_by_the_shared_handle : appends, &given[who]) == 0);
+        for (uint32_t author = 0; author < THREADS; author++) {
+            given[author].appenders = appenders;
+            given[author].author = author;
+            CHECK(pthread_create(&threads[author], NULL, author % 2 ? appends_by_the_shared_handle : appends, &given[author]) == 0);
         }
-        for (int who = 0; who < THREADS; who++) CHECK(pthread_join(threads[who], NULL) == 0);
+        for (int author = 0; author < THREADS; author++) CHECK(pthread_join(threads[author], NULL) == 0);
         /* In one of two ways: asked for, or by closing. */
         if (i == 0) OK(pelton_appenders_sync(appenders));
         if (i == 0) CHECK(__atomic_load_n(&all.messages, __ATOMIC_RELAXED) == THREADS * EACH);
         OK(pelton_close(appenders));
-        for (int who = 0; who < THREADS; who++) CHECK(all.next[who] == EACH);
+        for (int author = 0; author < THREADS; author++) CHECK(all.next[author] == EACH);
         CHECK(all.messages == THREADS * EACH && all.pid == (uint32_t)getpid());
     }
 }
@@ -362,16 +363,16 @@ static void one_thread_flushes_while_others_append(void) {
     options.flush_bytes = 8 << 20;
     options.flush_interval_ns = PELTON_FOREVER;
     OK(pelton_appenders_to_function(take, &all, &options, &appenders));
-    for (uint32_t who = 0; who < THREADS; who++) {
-        given[who].appenders = appenders;
-        given[who].who = who;
-        CHECK(pthread_create(&threads[who], NULL, appends, &given[who]) == 0);
+    for (uint32_t author = 0; author < THREADS; author++) {
+        given[author].appenders = appenders;
+        given[author].author = author;
+        CHECK(pthread_create(&threads[author], NULL, appends, &given[author]) == 0);
     }
     while (all.messages < THREADS * EACH) {
         OK(pelton_appenders_flush(appenders));
         sched_yield();
     }
-    for (int who = 0; who < THREADS; who++) CHECK(pthread_join(threads[who], NULL) == 0 && all.next[who] == EACH);
+    for (int author = 0; author < THREADS; author++) CHECK(pthread_join(threads[author], NULL) == 0 && all.next[author] == EACH);
     OK(pelton_close(appenders));
     CHECK(all.messages == THREADS * EACH);
 }
@@ -412,7 +413,7 @@ static void what_is_reserved_is_seen_by_no_flush_until_it_is_committed(void) {
     CHECK(all.messages == 3);
 }
 
-static void a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told(void) {
+static void a_full_buffer_is_flushed_and_a_refusal_of_the_sink_is_reported(void) {
     enum { SIZE = 900 };
     pelton_appenders_options options = PELTON_APPENDERS_OPTIONS_INIT;
     pelton_appenders *appenders;
@@ -457,13 +458,13 @@ static void a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told(void)
     CHECK(all.messages == number + 2);
 }
 
-/* By the library's own thread, and then by whoever flushes. */
+/* By the library's own thread, and then by the thread that flushes. */
 static int refuse_once(void *context, const pelton_chunk *chunks, size_t count) {
     (void)chunks, (void)count;
     return __atomic_fetch_add((int *)context, 1, __ATOMIC_ACQ_REL) == 0 ? -ENOSPC : 0;
 }
 
-static void what_the_sink_answered_the_librarys_thread_is_told_to_who_flushes_next(void) {
+static void an_error_of_the_librarys_thread_is_reported_by_the_next_flush(void) {
     pelton_appenders_options options = PELTON_APPENDERS_OPTIONS_INIT;
     pelton_appenders *appenders;
     int calls = 0;
@@ -540,7 +541,7 @@ static pelton_appenders *inherited;
 static pelton_appender *inherited_appender;
 static pelton_flush *inherited_flush;
 
-static void is_told_that_it_is_a_fork(const char *name) {
+static void use_handles_of_the_parent(const char *name) {
     void *room;
     (void)name;
     RETURNS(pelton_appenders_append(inherited, "x", 1), PELTON_FORKED);
@@ -567,7 +568,7 @@ static void a_forked_child_flushes_nothing_of_its_parents(void) {
     OK(pelton_appender_append(inherited_appender, &message, sizeof message));
     OK(pelton_flush_to_function(small_channel(&sender), take, &flushed, NULL, &inherited_flush));
     OK(pelton_sender_send(sender, &message, sizeof message, PELTON_NO_WAIT));
-    finish(start(is_told_that_it_is_a_fork, NULL));
+    finish(start(use_handles_of_the_parent, NULL));
     OK(pelton_appenders_flush(inherited));
     OK(pelton_flush_flush(inherited_flush));
     CHECK(all.messages == 1 && flushed.messages == 1);
@@ -577,7 +578,7 @@ static void a_forked_child_flushes_nothing_of_its_parents(void) {
     OK(pelton_close(sender));
 }
 
-/* ---- Record files ------------------------------------------------------------------------------------------------------ */
+/* ---- Record files ------------------------------------------------------------------------------------------------ */
 
 static off_t size_of(const char *path) {
     struct stat found;
@@ -638,7 +639,7 @@ static void what_is_in_a_record_file_is_read_back_while_it_grows(void) {
     CHECK(unlink(path) == 0);
 }
 
-static void a_torn_end_is_told_and_cut_off_and_damage_is_passed_over(void) {
+static void a_torn_end_is_reported_and_cut_off_and_damage_is_skipped(void) {
     char path[128];
     pelton_appenders_options options = PELTON_APPENDERS_OPTIONS_INIT;
     pelton_appenders *appenders;
@@ -664,7 +665,7 @@ static void a_torn_end_is_told_and_cut_off_and_damage_is_passed_over(void) {
     CHECK(next == 100);
     RETURNS(pelton_records_next(records, &record), PELTON_TORN);
     OK(pelton_close(records));
-    /* Whoever writes to it next goes on with what is whole. */
+    /* The next writer continues after the intact part. */
     OK(pelton_appenders_to_record_file(path, NULL, &options, &appenders));
     CHECK(size_of(path) == whole);
     OK(pelton_appenders_append(appenders, "last", 4));
@@ -717,20 +718,20 @@ static void a_file_that_would_be_too_large_is_followed_by_another(void) {
 int main(void) {
     static const test tests[] = {
         TEST(everything_sent_comes_to_the_sink_up_to_the_end),
-        TEST(a_sink_that_answers_a_number_below_0_has_taken_nothing),
-        TEST(a_deadline_ends_a_flush_and_it_goes_on),
-        TEST(what_a_dead_sender_committed_is_in_the_sink_when_its_death_is_told),
-        TEST(a_receiver_that_cannot_be_flushed_stays_as_it_is),
-        TEST(a_chunk_that_is_not_what_it_says_ends_early),
+        TEST(a_sink_that_returns_a_negative_number_has_taken_nothing),
+        TEST(a_deadline_ends_a_flush_which_can_continue),
+        TEST(what_a_dead_sender_committed_is_in_the_sink_when_its_death_is_reported),
+        TEST(a_receiver_that_cannot_be_flushed_is_unchanged),
+        TEST(an_invalid_chunk_ends_early),
         TEST(what_many_threads_append_comes_to_the_sink_once_and_in_their_order),
         TEST(one_thread_flushes_while_others_append),
         TEST(what_is_reserved_is_seen_by_no_flush_until_it_is_committed),
-        TEST(a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told),
-        TEST(what_the_sink_answered_the_librarys_thread_is_told_to_who_flushes_next),
+        TEST(a_full_buffer_is_flushed_and_a_refusal_of_the_sink_is_reported),
+        TEST(an_error_of_the_librarys_thread_is_reported_by_the_next_flush),
         TEST(mistakes_get_codes),
         TEST(a_forked_child_flushes_nothing_of_its_parents),
         TEST(what_is_in_a_record_file_is_read_back_while_it_grows),
-        TEST(a_torn_end_is_told_and_cut_off_and_damage_is_passed_over),
+        TEST(a_torn_end_is_reported_and_cut_off_and_damage_is_skipped),
         TEST(a_file_that_would_be_too_large_is_followed_by_another),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

@@ -1,23 +1,24 @@
-/* Many senders, one receiver: threads by a shared handle and by senders of their own, processes that come, close and die. */
+/* Many senders, one receiver: threads by a shared handle and by senders of their own, processes that come, close and
+ * die. */
 #include "check.h"
 
 enum { EACH = 5000 };
 
-/* A message says whose it is, and which one. */
+/* A message has its author and its number. */
 typedef struct note {
-    uint32_t who;
+    uint32_t author;
     uint32_t number;
 } note;
 
 typedef struct thread {
     pelton_senders *senders;
-    uint32_t who;
+    uint32_t author;
 } thread;
 
 static void *sends_by_the_shared_handle(void *given) {
     thread *self = (thread *)given;
     for (uint32_t number = 0; number < EACH; number++) {
-        note message = {self->who, number};
+        note message = {self->author, number};
         OK(pelton_senders_send(self->senders, &message, sizeof message, SOON));
     }
     return NULL;
@@ -28,7 +29,7 @@ static void *sends_by_its_own(void *given) {
     pelton_sender *sender;
     OK(pelton_senders_sender(self->senders, &sender));
     for (uint32_t number = 0; number < EACH; number++) {
-        note message = {self->who, number};
+        note message = {self->author, number};
         OK(pelton_sender_send(sender, &message, sizeof message, SOON));
     }
     OK(pelton_close(sender));
@@ -52,14 +53,14 @@ static void each_threads_messages_come_in_order(void) {
     OK(pelton_receiver_senders(receiver, &senders));
     for (uint32_t i = 0; i < THREADS; i++) {
         given[i].senders = senders;
-        given[i].who = i;
+        given[i].author = i;
         CHECK(pthread_create(&threads[i], NULL, i % 2 ? sends_by_its_own : sends_by_the_shared_handle, &given[i]) == 0);
     }
     for (uint32_t count = 0; count < THREADS * EACH; count++) {
         /* Copying skips membership events. */
         OK(pelton_receiver_receive_copy(receiver, &found, sizeof found, SOON, &size));
-        CHECK(size == sizeof found && found.who < THREADS && found.number == next[found.who]);
-        next[found.who]++;
+        CHECK(size == sizeof found && found.author < THREADS && found.number == next[found.author]);
+        next[found.author]++;
     }
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
     RETURNS(pelton_receiver_receive_copy(receiver, &found, sizeof found, PELTON_NO_WAIT, &size), PELTON_AGAIN);
@@ -71,17 +72,17 @@ static void each_threads_messages_come_in_order(void) {
 }
 
 /* Sends some messages; one whose number is odd waits to be killed. */
-static void send_some(const char *name, uint32_t who) {
+static void send_some(const char *name, uint32_t author) {
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_sender *sender;
     options.deadline_ns = SOON;
     options.capacity = 64 << 10;
     OK(pelton_sender_open(name, &options, &sender));
     for (uint32_t number = 0; number < EACH; number++) {
-        note message = {who, number};
+        note message = {author, number};
         OK(pelton_sender_send(sender, &message, sizeof message, SOON));
     }
-    if (who % 2) {
+    if (author % 2) {
         OK(pelton_sender_wait_released(sender, SOON));
         pause();
     }
@@ -92,7 +93,7 @@ static void send_as_0(const char *name) { send_some(name, 0); }
 static void send_as_1(const char *name) { send_some(name, 1); }
 static void send_as_2(const char *name) { send_some(name, 2); }
 
-static void processes_come_and_go_and_each_end_is_told(void) {
+static void processes_join_and_leave_and_each_is_an_event(void) {
     void (*const run[])(const char *) = {send_as_0, send_as_1, send_as_2};
     char name[128];
     pelton_gather_options options = PELTON_GATHER_OPTIONS_INIT;
@@ -113,13 +114,13 @@ static void processes_come_and_go_and_each_end_is_told(void) {
             note found;
             CHECK(event.message.size == sizeof found && event.message.seq != 0 && event.message.lane == event.lane);
             memcpy(&found, event.message.data, sizeof found);
-            CHECK(found.who < 3 && found.number == next[found.who] && event.peer_pid == (uint32_t)children[found.who]);
+            CHECK(found.author < 3 && found.number == next[found.author] && event.peer_pid == (uint32_t)children[found.author]);
             info.struct_bytes = sizeof info;
             OK(pelton_receiver_get_info(receiver, &info));
             CHECK(info.has_peer && info.peer_pid == event.peer_pid);
-            CHECK(lane_of[found.who] == 0 || lane_of[found.who] == event.lane);
-            lane_of[found.who] = event.lane;
-            next[found.who]++;
+            CHECK(lane_of[found.author] == 0 || lane_of[found.author] == event.lane);
+            lane_of[found.author] = event.lane;
+            next[found.author]++;
             /* Only a message is released. */
             OK(pelton_receiver_release(receiver));
             break;
@@ -144,7 +145,7 @@ static void processes_come_and_go_and_each_end_is_told(void) {
     OK(pelton_close(receiver));
 }
 
-static void a_batch_is_no_longer_than_a_turn(void) {
+static void a_batch_is_no_longer_than_a_quantum(void) {
     enum { TURN = 64, TURNS = 3 };
     pelton_gather_options options = PELTON_GATHER_OPTIONS_INIT;
     pelton_receiver *receiver;
@@ -232,8 +233,8 @@ static void mistakes_get_codes(void) {
 int main(void) {
     static const test tests[] = {
         TEST(each_threads_messages_come_in_order),
-        TEST(processes_come_and_go_and_each_end_is_told),
-        TEST(a_batch_is_no_longer_than_a_turn),
+        TEST(processes_join_and_leave_and_each_is_an_event),
+        TEST(a_batch_is_no_longer_than_a_quantum),
         TEST(mistakes_get_codes),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

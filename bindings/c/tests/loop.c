@@ -134,7 +134,7 @@ static void the_descriptor_is_readable_while_there_is_something(void) {
     OK(pelton_close(receiver));
 }
 
-static void who_sends_nothing_is_told_the_end_only(void) {
+static void a_sender_with_nothing_to_send_is_notified_of_the_end_only(void) {
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
     pelton_message message;
     for (int ways = 0; ways < 2; ways++) {
@@ -168,7 +168,7 @@ static void who_sends_nothing_is_told_the_end_only(void) {
     }
 }
 
-/* Busy-polling neither arms nor rings: whoever polls needs no wake-up. */
+/* Busy-polling neither arms nor rings: a thread that polls needs no wake-up. */
 static void polling_finds_what_is_there_without_a_wake_up(void) {
     enum { LARGE = 30000 };
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
@@ -255,7 +255,7 @@ static void two_threads_that_only_poll_lose_nothing(void) {
 int main(void) {
     static const test tests[] = {
         TEST(the_descriptor_is_readable_while_there_is_something),
-        TEST(who_sends_nothing_is_told_the_end_only),
+        TEST(a_sender_with_nothing_to_send_is_notified_of_the_end_only),
         TEST(both_ends_run_in_event_loops),
         TEST(polling_finds_what_is_there_without_a_wake_up),
         TEST(two_threads_that_only_poll_lose_nothing),

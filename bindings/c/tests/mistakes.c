@@ -101,7 +101,7 @@ static void another_kind_of_handle_is_recognised(void) {
     end();
 }
 
-static void committing_needs_a_reservation(void) {
+static void committing_requires_a_reservation(void) {
     void *room;
     begin();
     FAILS(pelton_sender_commit(sender, 0), PELTON_NOT_RESERVED, "nothing is reserved");
@@ -117,7 +117,7 @@ static void committing_needs_a_reservation(void) {
     end();
 }
 
-static void what_is_reserved_comes_first(void) {
+static void a_reservation_excludes_other_calls(void) {
     void *room;
     pelton_sender_info info;
     struct iovec batch = {&info, sizeof info};
@@ -143,7 +143,7 @@ static void what_is_reserved_comes_first(void) {
     end();
 }
 
-static void releasing_needs_a_message(void) {
+static void releasing_requires_a_message(void) {
     pelton_held *held;
     size_t count;
     int fd;
@@ -177,7 +177,7 @@ static void releasing_needs_a_message(void) {
     end();
 }
 
-static void what_is_received_comes_first(void) {
+static void a_received_message_excludes_other_calls(void) {
     char text[8];
     size_t size;
     pelton_receiver_info info;
@@ -307,7 +307,7 @@ static void *receive_from_another_thread(void *unused) {
     return NULL;
 }
 
-static void two_threads_in_one_handle_are_recognised(void) {
+static void two_threads_in_one_handle_are_detected(void) {
     pthread_t thread;
     pelton_message another;
     int answer;
@@ -337,7 +337,7 @@ static void close_what_another_thread_of_the_parent_is_in(const char *name) {
     FAILS(pelton_close(receiver), PELTON_CLOSED_HANDLE, "the handle is a closed pelton_receiver");
 }
 
-static void a_forked_child_closes_what_another_thread_is_in(void) {
+static void a_forked_child_closes_a_handle_that_another_thread_uses(void) {
     pthread_t thread;
     pelton_message another;
     int answer;
@@ -451,7 +451,7 @@ static void each_thread_has_its_own_detail(void) {
     CHECK(strcmp(pelton_error_detail(), "sender is NULL") == 0);
 }
 
-static void a_deadline_of_opening_that_passes_says_what_was_waited_for(void) {
+static void an_open_that_times_out_says_what_it_waited_for(void) {
     char name[128];
     pelton_sender *nobody = NULL;
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
@@ -464,17 +464,17 @@ int main(void) {
         TEST(null_is_refused_everywhere),
         TEST(a_closed_handle_is_recognised),
         TEST(another_kind_of_handle_is_recognised),
-        TEST(committing_needs_a_reservation),
-        TEST(what_is_reserved_comes_first),
-        TEST(releasing_needs_a_message),
-        TEST(what_is_received_comes_first),
+        TEST(committing_requires_a_reservation),
+        TEST(a_reservation_excludes_other_calls),
+        TEST(releasing_requires_a_message),
+        TEST(a_received_message_excludes_other_calls),
         TEST(options_are_checked),
         TEST(what_cannot_be_sent_is_refused),
-        TEST(two_threads_in_one_handle_are_recognised),
-        TEST(a_forked_child_closes_what_another_thread_is_in),
+        TEST(two_threads_in_one_handle_are_detected),
+        TEST(a_forked_child_closes_a_handle_that_another_thread_uses),
         TEST(a_forked_child_can_only_close),
         TEST(each_thread_has_its_own_detail),
-        TEST(a_deadline_of_opening_that_passes_says_what_was_waited_for),
+        TEST(an_open_that_times_out_says_what_it_waited_for),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

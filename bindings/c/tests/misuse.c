@@ -1,6 +1,6 @@
-/* Each function of include/pelton.abi that has a handle, called with a wrong one: NULL, a closed one, one of another kind, something
- * else, one of the process that forked this one. Its code and its detail say so, and it writes to no out-parameter.
- * `functions` generates functions.h. */
+/* Each function of include/pelton.abi that has a handle, called with a wrong one: NULL, a closed one, one of another
+ * kind, something else, one of the process that forked this one. Its code and its detail say so, and it writes to no
+ * out-parameter. `functions` generates functions.h. */
 #include "calls.h"
 
 #include <sys/socket.h>
@@ -42,7 +42,8 @@ static kind kinds[KINDS];
 static pelton_sender *flushed; /* sends to the flush's receiver */
 static int silent;             /* a socket that listens, and never answers */
 
-/* Calls it; returns whether it returns the code, with these words in its detail, and leaves its out-parameters alone. */
+/* Calls it; returns whether it returns the code, with these words in its detail, and leaves its out-parameters
+ * alone. */
 static int returns(const function *which, void *handle, int code, const char *words) {
     uint64_t before[64];
     memset(before, 0xa5, sizeof before);

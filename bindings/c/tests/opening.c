@@ -1,5 +1,5 @@
-/* Opening without waiting: start, poll the descriptor, finish; with a listener, without one, with one that never answers, and closed in the
- * middle. */
+/* Opening without waiting: start, poll the descriptor, finish; with a listener, without one, with one that never
+ * answers, and closed in the middle. */
 #include "calls.h"
 
 #include <sys/socket.h>
@@ -12,15 +12,15 @@ typedef struct way {
     int (*finish)(void *opening, void **out);
 } way;
 
-#define WAY(kind, options_kind, INIT)                                                                                         \
-    static int start_##kind(const char *name, int64_t deadline_ns, void **out) {                                              \
-        pelton_##options_kind##_options options = INIT;                                                                       \
-        options.deadline_ns = deadline_ns;                                                                                    \
-        return pelton_##kind##_open_start(name, &options, (pelton_##kind##_opening **)out);                                   \
-    }                                                                                                                         \
-    static int fd_of_##kind(void *opening) { return pelton_##kind##_opening_fd((pelton_##kind##_opening *)opening); }         \
-    static int finish_##kind(void *opening, void **out) {                                                                     \
-        return pelton_##kind##_opening_finish((pelton_##kind##_opening *)opening, (pelton_##kind **)out);                     \
+#define WAY(kind, options_kind, INIT)                                                                                  \
+    static int start_##kind(const char *name, int64_t deadline_ns, void **out) {                                       \
+        pelton_##options_kind##_options options = INIT;                                                                \
+        options.deadline_ns = deadline_ns;                                                                             \
+        return pelton_##kind##_open_start(name, &options, (pelton_##kind##_opening **)out);                            \
+    }                                                                                                                  \
+    static int fd_of_##kind(void *opening) { return pelton_##kind##_opening_fd((pelton_##kind##_opening *)opening); }  \
+    static int finish_##kind(void *opening, void **out) {                                                              \
+        return pelton_##kind##_opening_finish((pelton_##kind##_opening *)opening, (pelton_##kind **)out);              \
     }
 
 WAY(sender, channel, PELTON_CHANNEL_OPTIONS_INIT)

@@ -7,8 +7,8 @@
 
 enum { ROUNDS = 20000, LARGEST = 3000 };
 
-static long told[ROUNDS + 1];  /* written by the sender before it sends, read by the receiver */
-static long heard[ROUNDS + 1]; /* written by the receiver before it releases, read by the sender */
+static long before_send[ROUNDS + 1];  /* written by the sender before it sends, read by the receiver */
+static long before_release[ROUNDS + 1]; /* written by the receiver before it releases, read by the sender */
 static pelton_sender *sender;
 static pelton_receiver *receiver;
 static pelton_held *held[ROUNDS + 1]; /* every third message: a third thread reads it and gives it back */
@@ -34,8 +34,8 @@ static void *receive_all(void *seeded) {
         OK(pelton_receiver_receive(receiver, SOON, &message));
         const unsigned char *data = (const unsigned char *)message.data;
         CHECK(message.size == size_of(round) && data[0] == (unsigned char)round && data[message.size - 1] == data[0]);
-        CHECK(told[round] == round);
-        heard[round] = round;
+        CHECK(before_send[round] == round);
+        before_release[round] = round;
         if (round % 3 == 0) {
             pelton_held *one;
             OK(pelton_receiver_hold(receiver, &one));
@@ -47,7 +47,7 @@ static void *receive_all(void *seeded) {
     }
     /* What others hold comes back while it waits. */
     RETURNS(pelton_receiver_receive(receiver, SOON, &message), PELTON_CLOSED);
-    if (seeded) heard[0]++;
+    if (seeded) before_release[0]++;
     return NULL;
 }
 
@@ -61,17 +61,17 @@ static void messages_order_the_memory_around_them(int seeded) {
     CHECK(pthread_create(&releasing, NULL, release_all, NULL) == 0);
     for (long round = 1; round <= ROUNDS; round++) {
         void *room;
-        told[round] = round;
+        before_send[round] = round;
         OK(pelton_sender_reserve(sender, size_of(round), SOON, &room));
         memset(room, (int)(round & 0xff), size_of(round));
         OK(pelton_sender_commit(sender, size_of(round)));
         if (round % 1000 == 0) {
             OK(pelton_sender_wait_released(sender, SOON));
-            CHECK(heard[round] == round && heard[round - 999] == round - 999);
+            CHECK(before_release[round] == round && before_release[round - 999] == round - 999);
         }
     }
     OK(pelton_close(sender));
-    if (seeded) heard[0]++;
+    if (seeded) before_release[0]++;
     CHECK(pthread_join(thread, NULL) == 0 && pthread_join(releasing, NULL) == 0);
     OK(pelton_close(receiver));
 }

@@ -1,4 +1,4 @@
-/* pelton_uv.h: both ends in libuv loops, whatever is done in their callbacks, and what they are told of each other. */
+/* pelton_uv.h: both endpoints in libuv loops, whatever their callbacks do, and what is reported of the peer. */
 #include "check.h"
 #include "pelton_uv.h"
 
@@ -128,19 +128,19 @@ static void no_message(pelton_uv_receiver_t *handle, const pelton_message *messa
 
 static void no_room(pelton_uv_sender_t *handle) {
     (void)handle;
-    CHECK(!"room that must not be told");
+    CHECK(!"space that must not be reported");
 }
 
 static void no_end(pelton_uv_receiver_t *handle, int code) {
     (void)handle;
     RETURNS(code, PELTON_OK);
-    CHECK(!"an end that must not be told");
+    CHECK(!"an end that must not be reported");
 }
 
 static void no_senders_end(pelton_uv_sender_t *handle, int code) {
     (void)handle;
     RETURNS(code, PELTON_OK);
-    CHECK(!"an end that must not be told");
+    CHECK(!"an end that must not be reported");
 }
 
 /* ---- Tests ---- */
@@ -209,7 +209,7 @@ static void close_sender_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_sender_close(handle, free_sender);
 }
 
-static void room_is_told_in_each_turn_that_has_it_and_in_no_other(void) {
+static void the_space_callback_is_called_in_each_tick_with_space_and_in_no_other(void) {
     uv_loop_t loop;
     notes own;
     both_ends(&loop, &own);
@@ -245,7 +245,7 @@ static void stop_and_start(pelton_uv_receiver_t *handle, const pelton_message *m
     OK(pelton_uv_receiver_start(handle, stop_and_start, note_end_and_close));
 }
 
-static void who_stops_gets_nothing_and_goes_on_where_it_stopped(void) {
+static void a_stopped_handle_gets_nothing_and_continues_where_it_stopped(void) {
     uv_loop_t loop;
     notes own;
     both_ends(&loop, &own);
@@ -309,11 +309,11 @@ static void close_both_nested(pelton_uv_receiver_t *handle, const pelton_message
     pelton_uv_receiver_close(handle, close_sender_when_closed);
 }
 
-static void a_handle_is_closed_in_any_callback_of_its_own_and_of_others(void) {
+static void a_handle_can_be_closed_in_any_callback(void) {
     static const struct {
         pelton_uv_message_cb on_message;
         pelton_uv_space_cb on_room;
-        uint32_t ends; /* that are told */
+        uint32_t ends; /* that are reported */
         int code;
     } ways[] = {
         {close_in_message, count_room, 1, PELTON_CLOSED},
@@ -342,7 +342,7 @@ static void a_handle_is_closed_in_any_callback_of_its_own_and_of_others(void) {
     }
 }
 
-static void an_end_that_was_there_before_is_the_answer_of_start(void) {
+static void start_returns_an_end_that_came_before(void) {
     for (int which = 0; which < 2; which++) {
         uv_loop_t loop;
         notes own;
@@ -373,7 +373,7 @@ static void fill_lose_the_receiver_and_stop(pelton_uv_sender_t *handle) {
     pelton_uv_sender_stop(handle);
 }
 
-static void who_stops_in_a_callback_is_told_nothing_more(void) {
+static void no_callback_follows_a_stop_in_a_callback(void) {
     uv_loop_t loop;
     pelton_sender *sender;
     notes own;
@@ -404,7 +404,7 @@ static void send_another(pelton_uv_receiver_t *handle, const pelton_message *mes
     OK(send_next(own->sender));
 }
 
-static void other_handles_have_their_turn_while_messages_never_end(void) {
+static void other_handles_have_their_ticks_while_messages_never_end(void) {
     uv_loop_t loop;
     uv_prepare_t prepare;
     notes own;
@@ -428,8 +428,8 @@ static void announce_turn(uv_prepare_t *prepare) {
     CHECK(write(turns_begun[1], "", 1) == 1);
 }
 
-/* Waits until the parent's loop has had a turn since the last time, and sleeps; then leaves it asleep for 20 ms, in which timed waits of a
- * millisecond would be 20 turns. */
+/* Waits until the parent's loop has had a turn since the last time, and sleeps; then leaves it asleep for 20 ms, in
+ * which timed waits of a millisecond would be 20 turns. */
 static void await_sleeping_loop(void) {
     char bytes[64];
     CHECK(read(turns_begun[0], bytes, sizeof bytes) > 0);
@@ -555,7 +555,7 @@ static void resume_by_work(pelton_uv_receiver_t *handle, int code) {
     CHECK(uv_queue_work(handle->poll.loop, &resuming, resume, start_again) == 0);
 }
 
-static void a_killed_sender_is_an_event_and_its_successor_goes_on(void) {
+static void a_killed_sender_is_reported_and_its_successor_continues(void) {
     char name[128];
     uv_loop_t loop;
     pelton_receiver *receiver;
@@ -609,7 +609,7 @@ static void tell_a_killed_receiver(int full) {
     CHECK(own.ends == 1 && own.closings == 1);
 }
 
-static void a_killed_receiver_is_an_event_also_for_who_sends_nothing(void) {
+static void a_killed_receiver_is_reported_also_to_an_idle_sender(void) {
     for (int full = 0; full < 2; full++) {
         tell_a_killed_receiver(full);
     }
@@ -665,7 +665,7 @@ static void hold_the_first(pelton_uv_receiver_t *handle, const pelton_message *m
     }
 }
 
-static void a_message_held_is_released_on_another_thread(void) {
+static void a_held_message_is_released_on_another_thread(void) {
     uv_loop_t loop;
     notes own;
     both_ends(&loop, &own);
@@ -708,17 +708,17 @@ static void descriptors_come_along_and_the_loop_can_be_stopped(void) {
 int main(void) {
     static const test tests[] = {
         TEST(messages_come_as_callbacks_in_order_between_two_processes),
-        TEST(room_is_told_in_each_turn_that_has_it_and_in_no_other),
-        TEST(who_stops_gets_nothing_and_goes_on_where_it_stopped),
-        TEST(a_handle_is_closed_in_any_callback_of_its_own_and_of_others),
-        TEST(an_end_that_was_there_before_is_the_answer_of_start),
-        TEST(who_stops_in_a_callback_is_told_nothing_more),
-        TEST(other_handles_have_their_turn_while_messages_never_end),
+        TEST(the_space_callback_is_called_in_each_tick_with_space_and_in_no_other),
+        TEST(a_stopped_handle_gets_nothing_and_continues_where_it_stopped),
+        TEST(a_handle_can_be_closed_in_any_callback),
+        TEST(start_returns_an_end_that_came_before),
+        TEST(no_callback_follows_a_stop_in_a_callback),
+        TEST(other_handles_have_their_ticks_while_messages_never_end),
         TEST(nothing_runs_while_nothing_happens),
-        TEST(a_killed_sender_is_an_event_and_its_successor_goes_on),
-        TEST(a_killed_receiver_is_an_event_also_for_who_sends_nothing),
+        TEST(a_killed_sender_is_reported_and_its_successor_continues),
+        TEST(a_killed_receiver_is_reported_also_to_an_idle_sender),
         TEST(a_forked_child_closes_its_handles_and_the_parents_go_on),
-        TEST(a_message_held_is_released_on_another_thread),
+        TEST(a_held_message_is_released_on_another_thread),
         TEST(descriptors_come_along_and_the_loop_can_be_stopped),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

@@ -1,4 +1,4 @@
-/* pelton_uv.h: calls in libuv loops, whatever is done in their callbacks, and what they are told of each other. */
+/* pelton_uv.h: calls in libuv loops, whatever their callbacks do, and what is reported of the peer. */
 #include "calls.h"
 #include "pelton_uv.h"
 
@@ -6,7 +6,7 @@ enum { CALLS = 20000, AT_A_TIME = 300, KEPT = 100, LONG_ANSWER = 500000 };
 
 /* What a test keeps: the field data of its handles. */
 typedef struct notes {
-    uint32_t asked, answered, parts, told, ends, closings, rooms;
+    uint32_t asked, answered, parts, failed, ends, closings, rooms;
     int code;                     /* of the last end */
     pelton_responder *kept[KEPT]; /* by a service that answers later */
     uint32_t numbers[KEPT], count;
@@ -87,7 +87,7 @@ static void not_answered(pelton_uv_call_t *call, int code, const pelton_completi
     CHECK(!answer && !"it was given up");
 }
 
-/* ---- Many at once ----------------------------------------------------------------------------------------------------------- */
+/* ---- Many at once ------------------------------------------------------------------------------------------------ */
 
 static void ask_some(pelton_uv_client_t *handle);
 
@@ -149,7 +149,7 @@ static void answer_later(pelton_uv_service_t *handle, const pelton_request *requ
     }
 }
 
-static void answers_come_in_any_order_to_many_calls_at_once(void) {
+static void replies_to_many_calls_come_in_any_order(void) {
     uv_loop_t loop;
     notes own;
     both_sides(&loop, &own, 0);
@@ -166,7 +166,7 @@ static void echo_at_once(pelton_uv_service_t *handle, const pelton_request *requ
     OK(pelton_responder_reply(request->responder, request->data, request->size));
 }
 
-static void who_has_no_room_is_told_when_there_is_some(void) {
+static void the_space_callback_follows_a_call_without_space(void) {
     uv_loop_t loop;
     notes own;
     /* Larger than a lane's largest message, and some that fill it. */
@@ -180,7 +180,7 @@ static void who_has_no_room_is_told_when_there_is_some(void) {
     CHECK(own.answered == CALLS && own.closings == 2 && own.rooms > 0);
 }
 
-/* ---- In pieces, in parts, given up -------------------------------------------------------------------------------------------- */
+/* ---- In pieces, in parts, given up ------------------------------------------------------------------------------- */
 
 static void close_both(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
@@ -200,7 +200,7 @@ static void ask_what_is_large(uv_timer_t *timer) {
     uv_close((uv_handle_t *)timer, NULL);
 }
 
-static void what_travels_in_pieces_arrives_though_nothing_else_happens(void) {
+static void a_request_in_pieces_arrives_though_nothing_else_happens(void) {
     uv_loop_t loop;
     uv_timer_t timer;
     notes own;
@@ -242,7 +242,7 @@ static void answer_in_parts(pelton_uv_service_t *handle, const pelton_request *r
     OK(pelton_responder_end(request->responder));
 }
 
-static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
+static void parts_come_one_by_one_and_a_cancelled_call_does_not_complete(void) {
     uv_loop_t loop;
     notes own;
     both_sides(&loop, &own, 0);
@@ -258,13 +258,13 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
     CHECK(code == PELTON_CLOSED || code == PELTON_PEER_DIED);
 }
 
-/* ---- Ends ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
 static void note_lost(pelton_uv_call_t *call, int code, const pelton_completion *answer) {
     notes *own = (notes *)call->handle->data;
     RETURNS(code, PELTON_PEER_DIED);
     CHECK(!answer && own->ends == 0);
-    own->told++;
+    own->failed++;
     free(call);
 }
 
@@ -279,7 +279,7 @@ static void take_and_stand(const char *name) {
     }
 }
 
-static void every_call_is_told_when_the_service_is_killed(void) {
+static void every_call_completes_when_the_service_is_killed(void) {
     char name[128], path[128];
     uv_loop_t loop;
     notes own;
@@ -293,7 +293,7 @@ static void every_call_is_told_when_the_service_is_killed(void) {
     for (int i = 0; i < 1000; i++) OK(pelton_uv_call_start(new_call(), own.client, "x", 1, 0, note_lost));
     kill_now(child);
     end_loop(&loop);
-    CHECK(own.told == 1000 && own.ends == 1 && own.code == PELTON_PEER_DIED && own.closings == 1);
+    CHECK(own.failed == 1000 && own.ends == 1 && own.code == PELTON_PEER_DIED && own.closings == 1);
     CHECK(unlink(place(path, "%s/service")) == 0);
 }
 
@@ -325,7 +325,7 @@ static void a_service_in_a_loop_answers_another_process(void) {
     CHECK(unlink(place(path, "%s/service")) == 0);
 }
 
-static void a_closed_handle_calls_nobody_back(void) {
+static void a_closed_handle_calls_no_callback(void) {
     uv_loop_t loop;
     notes own;
     both_sides(&loop, &own, 0);
@@ -343,13 +343,13 @@ static void a_closed_handle_calls_nobody_back(void) {
 
 int main(void) {
     static const test tests[] = {
-        TEST(answers_come_in_any_order_to_many_calls_at_once),
-        TEST(who_has_no_room_is_told_when_there_is_some),
-        TEST(what_travels_in_pieces_arrives_though_nothing_else_happens),
-        TEST(parts_come_one_by_one_and_what_is_given_up_does_not_come),
-        TEST(every_call_is_told_when_the_service_is_killed),
+        TEST(replies_to_many_calls_come_in_any_order),
+        TEST(the_space_callback_follows_a_call_without_space),
+        TEST(a_request_in_pieces_arrives_though_nothing_else_happens),
+        TEST(parts_come_one_by_one_and_a_cancelled_call_does_not_complete),
+        TEST(every_call_completes_when_the_service_is_killed),
         TEST(a_service_in_a_loop_answers_another_process),
-        TEST(a_closed_handle_calls_nobody_back),
+        TEST(a_closed_handle_calls_no_callback),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

@@ -1,4 +1,5 @@
-/* pelton_uv.h: opening in a libuv loop: both sides in one loop, without a listener, with one that never answers, cancelled. */
+/* pelton_uv.h: opening in a libuv loop: both sides in one loop, without a listener, with one that never answers,
+ * cancelled. */
 #include "calls.h"
 #include "pelton_uv.h"
 

@@ -5,6 +5,9 @@
 //! created by pelton. Only that guarantee creates values of the types below. So their methods, and the bodies of the
 //! entries, are safe code.
 
+#[cfg(test)]
+mod tests;
+
 use crate::code::{self, Answer};
 use crate::handle::{self, Handle, Object};
 use pelton::Deadline;

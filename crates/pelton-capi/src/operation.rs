@@ -3,6 +3,9 @@
 //! An endpoint that operations use is detached from its handle, and is put back when the completion of the last of them
 //! is taken.
 
+#[cfg(test)]
+mod tests;
+
 use crate::c::{Raw, Text};
 use crate::code::{self, Answer, wrong};
 use crate::file::File;

@@ -1,5 +1,8 @@
 //! Options as C has them. An option that the function cannot use is refused, with the reason.
 
+#[cfg(test)]
+mod tests;
+
 use crate::c::{Sized32, Text, deadline};
 use crate::code::{self, Answer, wrong};
 use pelton::file::EngineOptions;

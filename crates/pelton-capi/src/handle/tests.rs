@@ -119,3 +119,57 @@ fn a_closed_handle_is_recognised_for_64_closings() {
         }
     }
 }
+
+#[test]
+fn kinds_have_gates_of_their_own() {
+    let gates: std::collections::HashSet<u32> = Kind::ALL.iter().map(|kind| *kind as u32 & !STATES).collect();
+    assert_eq!(gates.len(), Kind::ALL.len());
+    for kind in Kind::ALL {
+        assert_eq!(*kind as u32 & STATES, State::Free as u32, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_handle_of_another_kind_is_refused_with_both_kinds() {
+    let _alone = alone();
+    let handle = Handle::boxed(Fragile);
+    // SAFETY: the handle is from `boxed`, and only this thread uses it.
+    unsafe {
+        let foreign: *mut Handle<crate::receiver::Receiver> = handle.cast();
+        assert_eq!(enter(foreign, |_| Ok(())), Err(code::CLOSED_HANDLE));
+        assert_eq!(detail(), "the handle is a pelton_test, wanted an open pelton_receiver");
+        assert_eq!(close_any(handle.cast()), 0);
+        assert_eq!(enter(foreign, |_| Ok(())), Err(code::CLOSED_HANDLE));
+        assert_eq!(detail(), "the handle is a closed pelton_test, wanted an open pelton_receiver");
+        assert_eq!(close_any(handle.cast()), code::CLOSED_HANDLE);
+    }
+}
+
+#[test]
+fn memory_that_is_no_handle_is_not_closed() {
+    let mut memory = [0u64; 16];
+    // SAFETY: it is as large as a handle's beginning, and no gate has the value 0.
+    unsafe {
+        assert_eq!(close_any(memory.as_mut_ptr().cast()), code::CLOSED_HANDLE);
+        assert!(detail().contains("no handle of pelton"));
+        assert_eq!(close_any(std::ptr::null_mut()), 0);
+    }
+}
+
+#[test]
+fn a_detached_handle_is_refused_until_it_is_attached_again() {
+    let _alone = alone();
+    let handle = Handle::boxed(Fragile);
+    // SAFETY: the handle is from `boxed`, and only this thread uses it.
+    unsafe {
+        let object = detach(handle, |_| Ok(())).expect("nothing else uses it");
+        for _ in 0..2 {
+            assert_eq!(enter(handle, |_| Ok(())), Err(code::WRONG_THREAD));
+            assert_eq!(close_any(handle.cast()), code::WRONG_THREAD);
+            assert!(detail().contains("take its completion"));
+        }
+        reattach(handle, object);
+        assert_eq!(enter(handle, |_| Ok(())), Ok(()));
+        assert_eq!(close_any(handle.cast()), 0);
+    }
+}
