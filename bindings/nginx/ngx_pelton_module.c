@@ -1,256 +1,42 @@
-/* pelton in nginx: the module, and what its parts have in common, see ngx_pelton.h. resty/pelton.lua and resty/pelton/file.lua call the
- * functions below, and those of ngx_pelton_calls.c and ngx_pelton_files.c, by LuaJIT's FFI. All is the worker's one thread's, but where
- * it says otherwise.
+/* The module: the directive `pelton_service`, the end of a request, the end of a worker.
  *
- * WHO ASKED. A request, or timer, that ends while slots are its own has them given back, by a clean-up handler of its pool. */
+ *     pelton_service NAME ADDRESS [timeout=TIME] [capacity=SIZE] [call_bytes_max=SIZE] [parts_bytes_max=SIZE]
+ *                    [user=USER]...;
+ */
 #include "ngx_pelton.h"
 
-/* Of resty/pelton/base.lua: both are of the same version, and their structures of the same size, or Lua refuses. */
-#define NGX_PELTON_VERSION 2
+#include <pwd.h>
 
-/* A ticket is so many bits of the slot's number, and of its generation above them: 51 in all. */
-#define NGX_PELTON_INDEX_BITS 20
-#define NGX_PELTON_GENERATION_BITS 31
+/* The library's limits of a lane. */
+#define NGX_PELTON_CAPACITY_MIN 4096
+#define NGX_PELTON_CAPACITY_MAX ((off_t)1 << 34)
+/* An int64_t in nanoseconds, and a timer of nginx, can be so long. */
+#define NGX_PELTON_TIMEOUT_MAX 2000000000
 
-/* In a request's pool. */
 typedef struct {
-    ngx_queue_t slots;
-} ngx_pelton_asker_t;
+    ngx_str_t name;
+    ngx_str_t address;
+    ngx_pelton_options_t options;
+    ngx_msec_t timeout; /* 0: Lua's default */
+} ngx_pelton_configured_t;
 
-typedef int (*ngx_pelton_sema_new_pt)(void **semaphore, int count, char **error);
-typedef int (*ngx_pelton_sema_post_pt)(void *semaphore, int count);
-typedef void (*ngx_pelton_sema_gc_pt)(void *semaphore);
+static char *ngx_pelton_service_directive(ngx_conf_t *cf, ngx_command_t *command, void *conf);
+static void *ngx_pelton_create_conf(ngx_conf_t *cf);
+static void ngx_pelton_exit_process(ngx_cycle_t *cycle);
 
-static ngx_pelton_sema_new_pt ngx_pelton_sema_new;
-static ngx_pelton_sema_post_pt ngx_pelton_sema_post;
-static ngx_pelton_sema_gc_pt ngx_pelton_sema_gc;
-static ngx_pelton_slot_t **ngx_pelton_slots;
-static uint32_t ngx_pelton_slots_made;
-static uint32_t ngx_pelton_slots_room;
-static int64_t ngx_pelton_chain_ns;
-static ngx_uint_t ngx_pelton_has_ended;
+static ngx_command_t ngx_pelton_commands[] = {
+    {ngx_string("pelton_service"), NGX_HTTP_MAIN_CONF | NGX_CONF_2MORE, ngx_pelton_service_directive,
+     NGX_HTTP_MAIN_CONF_OFFSET, 0, NULL},
+    ngx_null_command};
 
-int64_t ngx_pelton_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-void ngx_pelton_begin_chain(void) { ngx_pelton_chain_ns = ngx_pelton_now(); }
-
-ngx_int_t ngx_pelton_is_chain_over(void) { return ngx_pelton_now() - ngx_pelton_chain_ns > NGX_PELTON_CHAIN_NS; }
-
-const char *ngx_pelton_why_not_here(void) {
-    if (ngx_process == NGX_PROCESS_MASTER || ngx_cycle->connections == NULL) {
-        return "this is not a worker: call from a request, a timer or init_worker";
-    }
-    return ngx_pelton_has_ended ? "the worker ends" : NULL;
-}
-
-/* ---- Slots ------------------------------------------------------------------------------------------------------------- */
-
-static ngx_pelton_slot_t *ngx_pelton_new_slot(ngx_pelton_kind_t *kind) {
-    ngx_pelton_slot_t *slot;
-    if (ngx_pelton_slots_made == 1 << NGX_PELTON_INDEX_BITS) {
-        return NULL;
-    }
-    if (ngx_pelton_slots_made == ngx_pelton_slots_room) {
-        uint32_t room = ngx_pelton_slots_room == 0 ? 64 : ngx_pelton_slots_room * 2;
-        ngx_pelton_slot_t **slots = realloc(ngx_pelton_slots, room * sizeof *slots);
-        if (slots == NULL) {
-            return NULL;
-        }
-        ngx_pelton_slots = slots;
-        ngx_pelton_slots_room = room;
-    }
-    slot = calloc(1, kind->size);
-    if (slot != NULL) {
-        slot->kind = kind;
-        slot->generation = 1;
-        slot->index = ngx_pelton_slots_made;
-        ngx_pelton_slots[ngx_pelton_slots_made++] = slot;
-    }
-    return slot;
-}
-
-ngx_pelton_slot_t *ngx_pelton_take_slot(ngx_pelton_kind_t *kind) {
-    ngx_pelton_slot_t *slot;
-    char *error;
-    if (ngx_queue_empty(&kind->free)) {
-        slot = ngx_pelton_new_slot(kind);
-        if (slot == NULL) {
-            return NULL;
-        }
-    } else {
-        /* The one used last: its memory is warm. */
-        slot = ngx_queue_data(ngx_queue_head(&kind->free), ngx_pelton_slot_t, queue);
-        ngx_queue_remove(&slot->queue);
-    }
-    /* Without master process a reload leaves this process, and what it had of ngx_lua's, behind. */
-    if (slot->cycle != ngx_cycle) {
-        if (ngx_pelton_sema_new(&slot->semaphore, 0, &error) != 0) {
-            slot->cycle = NULL;
-            ngx_queue_insert_head(&kind->free, &slot->queue);
-            return NULL;
-        }
-        slot->cycle = (ngx_cycle_t *)ngx_cycle;
-    }
-    slot->is_taken = 1;
-    slot->is_waiting = 0;
-    slot->has_asker = 0;
-    return slot;
-}
-
-void ngx_pelton_give_slot(ngx_pelton_slot_t *slot) {
-    slot->kind->let_go(slot);
-    if (slot->has_asker) {
-        ngx_queue_remove(&slot->of_asker);
-    }
-    /* A coroutine of another request's may sleep here, which must not be woken for who has the slot next. */
-    ngx_pelton_wake(slot);
-    slot->is_taken = 0;
-    slot->generation = slot->generation == (1U << NGX_PELTON_GENERATION_BITS) - 1 ? 1 : slot->generation + 1;
-    ngx_queue_insert_head(&slot->kind->free, &slot->queue);
-}
-
-uint64_t ngx_pelton_ticket(const ngx_pelton_slot_t *slot) { return (uint64_t)slot->generation << NGX_PELTON_INDEX_BITS | slot->index; }
-
-static ngx_pelton_slot_t *ngx_pelton_any_of_ticket(uint64_t ticket) {
-    uint64_t index = ticket & ((1 << NGX_PELTON_INDEX_BITS) - 1);
-    ngx_pelton_slot_t *slot = index < ngx_pelton_slots_made ? ngx_pelton_slots[index] : NULL;
-    return slot != NULL && slot->is_taken && slot->generation == ticket >> NGX_PELTON_INDEX_BITS ? slot : NULL;
-}
-
-ngx_pelton_slot_t *ngx_pelton_of_ticket(uint64_t ticket, const ngx_pelton_kind_t *kind) {
-    ngx_pelton_slot_t *slot = ngx_pelton_any_of_ticket(ticket);
-    return slot != NULL && slot->kind == kind ? slot : NULL;
-}
-
-void ngx_pelton_wake(ngx_pelton_slot_t *slot) {
-    if (slot->is_waiting) {
-        slot->is_waiting = 0;
-        ngx_pelton_sema_post(slot->semaphore, 1);
-    }
-}
-
-/* ---- On nginx's loop --------------------------------------------------------------------------------------------------- */
-
-ngx_connection_t *ngx_pelton_watch(int fd, void *data, ngx_event_handler_pt handler) {
-    ngx_connection_t *connection = ngx_get_connection(fd, ngx_cycle->log);
-    if (connection == NULL) {
-        return NULL;
-    }
-    connection->data = data;
-    connection->read->handler = handler;
-    connection->read->log = connection->log;
-    connection->write->log = connection->log;
-    if (ngx_add_event(connection->read, NGX_READ_EVENT, NGX_LEVEL_EVENT) != NGX_OK) {
-        ngx_free_connection(connection);
-        return NULL;
-    }
-    return connection;
-}
-
-void ngx_pelton_unwatch(ngx_connection_t *connection) {
-    if (connection->read->active) {
-        (void)ngx_del_event(connection->read, NGX_READ_EVENT, 0);
-    }
-    if (connection->read->posted) {
-        ngx_delete_posted_event(connection->read);
-    }
-    ngx_free_connection(connection);
-    connection->fd = (ngx_socket_t)-1;
-}
-
-/* ---- For Lua ----------------------------------------------------------------------------------------------------------- */
-
-/* Takes ngx_lua's functions, which no header has. */
-int ngx_pelton_version(void *sema_new, void *sema_post, void *sema_gc) {
-    ngx_pelton_sema_new = (ngx_pelton_sema_new_pt)sema_new;
-    ngx_pelton_sema_post = (ngx_pelton_sema_post_pt)sema_post;
-    ngx_pelton_sema_gc = (ngx_pelton_sema_gc_pt)sema_gc;
-    return NGX_PELTON_VERSION * 100000 + (int)(sizeof(ngx_pelton_options_t) + sizeof(ngx_pelton_answer_t) + sizeof(ngx_pelton_figures_t) +
-                                               sizeof(ngx_pelton_operation_t) + sizeof(ngx_pelton_done_t));
-}
-
-/* Of a clock that nobody sets, as of the last time that nginx looked. */
-double ngx_pelton_msec(void) { return (double)ngx_current_msec; }
-
-/* NULL: the slot was given back. */
-void *ngx_pelton_semaphore(double ticket) {
-    ngx_pelton_slot_t *slot = ngx_pelton_any_of_ticket((uint64_t)ticket);
-    return slot == NULL ? NULL : slot->semaphore;
-}
-
-void ngx_pelton_give_up(double ticket) {
-    ngx_pelton_slot_t *slot = ngx_pelton_any_of_ticket((uint64_t)ticket);
-    if (slot != NULL) {
-        ngx_pelton_give_slot(slot);
-    }
-}
-
-static void ngx_pelton_asker_ended(void *data) {
-    ngx_pelton_asker_t *asker = data;
-    while (!ngx_queue_empty(&asker->slots)) {
-        ngx_pelton_give_slot(ngx_queue_data(ngx_queue_head(&asker->slots), ngx_pelton_slot_t, of_asker));
-    }
-}
-
-/* Has the slot given up when the request, or the timer, ends. */
-int ngx_pelton_park(double ticket, ngx_http_request_t *request) {
-    ngx_pelton_slot_t *slot = ngx_pelton_any_of_ticket((uint64_t)ticket);
-    ngx_pool_cleanup_t *cleanup;
-    ngx_pelton_asker_t *asker;
-    if (slot == NULL) {
-        return PELTON_CLOSED;
-    }
-    for (cleanup = request->pool->cleanup; cleanup != NULL; cleanup = cleanup->next) {
-        if (cleanup->handler == ngx_pelton_asker_ended) {
-            break;
-        }
-    }
-    if (cleanup == NULL) {
-        cleanup = ngx_pool_cleanup_add(request->pool, sizeof *asker);
-        if (cleanup == NULL) {
-            return PELTON_SYSTEM;
-        }
-        asker = cleanup->data;
-        ngx_queue_init(&asker->slots);
-        cleanup->handler = ngx_pelton_asker_ended;
-    }
-    asker = cleanup->data;
-    ngx_queue_insert_tail(&asker->slots, &slot->of_asker);
-    slot->has_asker = 1;
-    return PELTON_OK;
-}
-
-uint32_t ngx_pelton_slots_in_all(void) { return ngx_pelton_slots_made; }
-
-/* ---- The module -------------------------------------------------------------------------------------------------------- */
-
-/* A worker ends: the services are told, and nginx finds none of its connections open. */
-static void ngx_pelton_exit_process(ngx_cycle_t *cycle) {
-    uint32_t i;
-    (void)cycle;
-    ngx_pelton_has_ended = 1;
-    for (i = 0; i < ngx_pelton_slots_made; i++) {
-        if (ngx_pelton_slots[i]->cycle == ngx_cycle) {
-            ngx_pelton_sema_gc(ngx_pelton_slots[i]->semaphore);
-            ngx_pelton_slots[i]->cycle = NULL;
-            ngx_pelton_slots[i]->is_waiting = 0;
-        }
-    }
-    ngx_pelton_end_calls();
-    ngx_pelton_end_files();
-}
-
-static ngx_core_module_t ngx_pelton_module_ctx = {ngx_string("pelton"), NULL, NULL};
+static ngx_http_module_t ngx_pelton_module_ctx = {
+    NULL, NULL, ngx_pelton_create_conf, NULL, NULL, NULL, NULL, NULL};
 
 ngx_module_t ngx_pelton_module = {NGX_MODULE_V1,
                                   &ngx_pelton_module_ctx,
-                                  NULL, /* no directives */
-                                  NGX_CORE_MODULE,
-                                  NULL, /* init master: never called */
+                                  ngx_pelton_commands,
+                                  NGX_HTTP_MODULE,
+                                  NULL, /* init master */
                                   NULL, /* init module */
                                   NULL, /* init process */
                                   NULL, /* init thread */
@@ -258,3 +44,169 @@ ngx_module_t ngx_pelton_module = {NGX_MODULE_V1,
                                   ngx_pelton_exit_process,
                                   NULL, /* exit master */
                                   NGX_MODULE_V1_PADDING};
+
+/* ---- The directive ----------------------------------------------------------------------------------------------- */
+
+/* Of ngx_pelton_configured_t. */
+static void *ngx_pelton_create_conf(ngx_conf_t *cf) {
+    return ngx_array_create(cf->pool, 4, sizeof(ngx_pelton_configured_t));
+}
+
+/* NULL, or what is wrong: what the library would find at the first call. */
+static const char *ngx_pelton_check_address(const ngx_str_t *address) {
+    struct sockaddr_un socket;
+    size_t i;
+    if (address->len > 5 && ngx_strncmp(address->data, "unix:", 5) == 0) {
+        if (address->data[5] != '/') {
+            return "the path of the socket is not absolute";
+        }
+        return address->len - 5 < sizeof socket.sun_path ? NULL : "the path of the socket is too long";
+    }
+    for (i = 0; i < address->len; i++) {
+        u_char c = address->data[i];
+        if (!isalnum(c) && c != '_' && c != '-' && (c != '.' || i == 0)) {
+            return "neither \"unix:PATH\" nor a short name";
+        }
+    }
+    return address->len > 0 && address->len <= 64 ? NULL : "neither \"unix:PATH\" nor a short name";
+}
+
+static ngx_int_t ngx_pelton_parse_bytes(ngx_str_t *text, off_t min, off_t max, uint64_t *out) {
+    off_t bytes = ngx_parse_offset(text);
+    if (bytes < min || bytes > max) {
+        return NGX_ERROR;
+    }
+    *out = (uint64_t)bytes;
+    return NGX_OK;
+}
+
+/* A number, or a name. */
+static ngx_int_t ngx_pelton_parse_user(ngx_str_t *text, ngx_pelton_options_t *options) {
+    ngx_int_t uid = ngx_atoi(text->data, text->len);
+    if (uid == NGX_ERROR) {
+        struct passwd *user = getpwnam((const char *)text->data);
+        if (user == NULL) {
+            return NGX_ERROR;
+        }
+        uid = user->pw_uid;
+    }
+    if (uid >= UINT32_MAX || options->uid_count == NGX_PELTON_UIDS_MAX) {
+        return NGX_ERROR;
+    }
+    options->uids[options->uid_count++] = (uint32_t)uid;
+    return NGX_OK;
+}
+
+static ngx_int_t ngx_pelton_parse_parameter(const ngx_str_t *parameter, ngx_pelton_configured_t *service) {
+    ngx_pelton_options_t *options = &service->options;
+    u_char *value = ngx_strlchr(parameter->data, parameter->data + parameter->len, '=');
+    size_t key;
+    ngx_str_t text;
+    if (value == NULL) {
+        return NGX_ERROR;
+    }
+    key = (size_t)(value++ - parameter->data);
+    text.data = value;
+    text.len = parameter->len - key - 1;
+#define NGX_PELTON_IS(name) (key == sizeof(name) - 1 && ngx_strncmp(parameter->data, name, key) == 0)
+    if (NGX_PELTON_IS("timeout")) {
+        ngx_int_t msec = ngx_parse_time(&text, 0);
+        service->timeout = (ngx_msec_t)msec;
+        return msec > 0 && msec < NGX_PELTON_TIMEOUT_MAX ? NGX_OK : NGX_ERROR;
+    } else if (NGX_PELTON_IS("capacity")) {
+        return ngx_pelton_parse_bytes(&text, NGX_PELTON_CAPACITY_MIN, NGX_PELTON_CAPACITY_MAX, &options->capacity);
+    } else if (NGX_PELTON_IS("call_bytes_max")) {
+        return ngx_pelton_parse_bytes(&text, 1, INT32_MAX, &options->call_bytes_max);
+    } else if (NGX_PELTON_IS("parts_bytes_max")) {
+        return ngx_pelton_parse_bytes(&text, 1, NGX_MAX_OFF_T_VALUE, &options->parts_bytes_max);
+    } else if (NGX_PELTON_IS("user")) {
+        return ngx_pelton_parse_user(&text, options);
+    }
+#undef NGX_PELTON_IS
+    return NGX_ERROR;
+}
+
+static char *ngx_pelton_service_directive(ngx_conf_t *cf, ngx_command_t *command, void *conf) {
+    ngx_array_t *services = conf;
+    ngx_pelton_configured_t *service = services->elts;
+    ngx_str_t *value = cf->args->elts;
+    const char *problem = ngx_pelton_check_address(&value[2]);
+    ngx_uint_t i;
+    (void)command;
+    for (i = 0; i < services->nelts; i++) {
+        if (service[i].name.len == value[1].len && ngx_strcmp(service[i].name.data, value[1].data) == 0) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "duplicate pelton_service \"%V\"", &value[1]);
+            return NGX_CONF_ERROR;
+        }
+    }
+    if (problem != NULL) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid address \"%V\": %s", &value[2], problem);
+        return NGX_CONF_ERROR;
+    }
+    service = ngx_array_push(services);
+    if (service == NULL) {
+        return NGX_CONF_ERROR;
+    }
+    ngx_memzero(service, sizeof *service);
+    service->name = value[1];
+    service->address = value[2];
+    for (i = 3; i < cf->args->nelts; i++) {
+        if (ngx_pelton_parse_parameter(&value[i], service) != NGX_OK) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid parameter \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+    }
+    return NGX_CONF_OK;
+}
+
+ngx_pelton_service_t *ngx_pelton_configured(const char *name, double *timeout) {
+    ngx_array_t *services = ngx_http_cycle_get_module_main_conf(ngx_cycle, ngx_pelton_module);
+    ngx_pelton_configured_t *service = services->elts;
+    ngx_uint_t i;
+    for (i = 0; i < services->nelts; i++) {
+        if (ngx_strcmp(service[i].name.data, name) == 0) {
+            *timeout = (double)service[i].timeout;
+            return ngx_pelton_service((const char *)service[i].address.data, &service[i].options);
+        }
+    }
+    return NULL;
+}
+
+/* ---- The end of a request, and of a worker ----------------------------------------------------------------------- */
+
+static void ngx_pelton_request_ended(void *data) {
+    ngx_queue_t *slots = data;
+    while (!ngx_queue_empty(slots)) {
+        ngx_pelton_free_slot(ngx_queue_data(ngx_queue_head(slots), ngx_pelton_slot_t, of_request));
+    }
+}
+
+/* An internal redirect clears the request's contexts: then it has another list, and the first one stays as it is. */
+int ngx_pelton_bind(double ticket, ngx_http_request_t *request) {
+    ngx_pelton_slot_t *slot = ngx_pelton_find_slot(ticket, NULL);
+    ngx_queue_t *slots = ngx_http_get_module_ctx(request, ngx_pelton_module);
+    if (slot == NULL) {
+        return PELTON_CLOSED;
+    }
+    if (slots == NULL) {
+        ngx_pool_cleanup_t *cleanup = ngx_pool_cleanup_add(request->pool, sizeof *slots);
+        if (cleanup == NULL) {
+            return PELTON_SYSTEM;
+        }
+        slots = cleanup->data;
+        ngx_queue_init(slots);
+        cleanup->handler = ngx_pelton_request_ended;
+        ngx_http_set_ctx(request, slots, ngx_pelton_module);
+    }
+    ngx_queue_insert_tail(slots, &slot->of_request);
+    slot->is_bound = 1;
+    return PELTON_OK;
+}
+
+/* The services see the clients close, and nginx finds no connection of this module open. */
+static void ngx_pelton_exit_process(ngx_cycle_t *cycle) {
+    (void)cycle;
+    ngx_pelton_close_slots();
+    ngx_pelton_close_calls();
+    ngx_pelton_close_files();
+}

@@ -1,13 +1,13 @@
--- What the tests have a worker check, each by the name of its claim: `location /check/NAME` answers "ok", or what was found.
+-- The checks that run in a worker: `location /check/NAME` returns "ok", or what it found.
 
 local pelton = require "resty.pelton"
 local ffi = require "ffi"
 
 local name = "unix:" .. os.getenv("PELTON_TEST_SERVICE")
 local svc = pelton.connect(name, {timeout = 20})
--- Another one, which may be left, and blocked.
+-- Another service, for checks that end or block it.
 local other = name .. ".other"
--- One that breaks the rules.
+-- A service that violates the protocol.
 local hostile = name .. ".hostile"
 local file = pelton.file
 local directory = os.getenv("PELTON_TEST_DIRECTORY") .. "/files/"
@@ -43,13 +43,13 @@ local function until_true(is, what)
     error("not within a minute: " .. what, 2)
 end
 
--- The slots of calls that are over come back at the end of the turn at the latest.
+-- The slots of ended calls are free at the end of the tick at the latest.
 local function nothing_is_left()
     local info = svc:info()
     same(info.in_flight, 0, "calls in flight")
-    same(info.waiting, 0, "coroutines that wait for room")
+    same(info.waiting, 0, "coroutines that wait for space")
     same(info.slots, 0, "slots in use")
-    same(info.bytes, 0, "bytes of answers in memory")
+    same(info.bytes, 0, "bytes of replies in memory")
 end
 
 function checks.every_size_comes_back()
@@ -64,27 +64,27 @@ function checks.every_size_comes_back()
 end
 
 function checks.many_one_by_one()
-    local before = svc:info().within
+    local before = svc:info().immediate
     for i = 1, 20000 do
         local req = "request " .. i
         same(svc:call(req), req)
     end
     nothing_is_left()
-    return svc:info().within - before
+    return svc:info().immediate - before
 end
 
--- A worker that looks on for as long as it takes is answered within the call, on a machine that has two processors.
-function checks.answers_come_within_the_call()
-    local patient = pelton.connect(name, {hold = 1, timeout = 20})
+-- A worker that busy-polls for long gets its reply within the call, with two processors.
+function checks.replies_come_within_the_call()
+    local patient = pelton.connect(name, {poll = 1, timeout = 20})
     local function within(ask)
-        local before = patient:info().within
+        local before = patient:info().immediate
         for i = 1, 100 do
             ask(i)
-            if patient:info().within > before then
+            if patient:info().immediate > before then
                 return
             end
         end
-        same(processors < 2, true, "an answer within the call")
+        same(processors < 2, true, "a reply within the call")
     end
     within(function(i) same(patient:call("request " .. i), "request " .. i) end)
     within(function(i)
@@ -122,14 +122,14 @@ function checks.views_are_in_place_and_requests_may_be_pointers()
             same(res, req)
         end
     end
-    -- One that raises an error leaves nothing behind when its request ends, and what comes next is right.
+    -- A view that raises an error leaves nothing, and the next reply is right.
     for i = 1, 5 do
         same(pcall(svc.call, svc, "raises", {view = function() error("as it must") end}), false)
         same(svc:call("next " .. i), "next " .. i)
     end
 end
 
--- More than may be in flight: the others wait for room, and each gets its own answer.
+-- More than can be in flight: the others wait for space, and each gets its own reply.
 function checks.thousands_of_coroutines()
     local threads, wrong = {}, nil
     for i = 1, 3000 do
@@ -150,8 +150,8 @@ function checks.thousands_of_coroutines()
     nothing_is_left()
 end
 
--- Their answers come in any order, and beside them others come at once.
-function checks.late_answers_are_each_ones_own()
+-- Replies come in any order.
+function checks.late_replies_reach_their_own_calls()
     local threads, wrong = {}, nil
     for i = 1, 300 do
         threads[i] = ngx.thread.spawn(function()
@@ -196,8 +196,8 @@ function checks.failures_are_nil_and_err()
     nothing_is_left()
 end
 
--- A slot of a call that was given up is used again at once, and never has the other's answer.
-function checks.timeouts_leave_no_slot_to_a_late_answer()
+-- A cancelled call's slot is reused immediately, and never gets the cancelled call's reply.
+function checks.a_late_reply_finds_no_slot_after_a_timeout()
     for i = 1, 50 do
         local res, err = svc:call("later too late " .. i, {timeout = 0.002})
         if res then
@@ -214,7 +214,7 @@ function checks.timeouts_leave_no_slot_to_a_late_answer()
     nothing_is_left()
 end
 
-function checks.a_stalled_service_is_told_of_the_cancel()
+function checks.a_stalled_service_receives_the_cancel()
     local before = tonumber(svc:call("cancelled"))
     svc:call("stall", {timeout = 0.01})
     until_true(function() return tonumber(svc:call("cancelled")) > before end, "the service has the cancel")
@@ -225,22 +225,22 @@ function checks.a_coroutine_that_is_killed_leaves_nothing()
     same(before, 0)
     for _ = 1, 10 do
         local thread = ngx.thread.spawn(function() svc:call("stall") end)
-        -- A service takes calls in order: the one that stalls is taken when this one is answered.
+        -- The service receives in order: when it replies to this one, it has the stalled call.
         same(svc:call("behind it"), "behind it")
         ngx.thread.kill(thread)
         same(svc:call("beside it"), "beside it")
     end
-    -- The rest comes with the end of this request: the next check finds no slot in use.
+    -- The end of this request frees the slots: the next check finds none in use.
 end
 
--- Also where they wait for room: who waits behind them is let ask in their place.
-function checks.coroutines_that_wait_for_room_may_be_killed()
+-- A killed coroutine that waits for space leaves its place to the next one.
+function checks.coroutines_that_wait_for_space_may_be_killed()
     for i = 1, 1024 do
         ngx.thread.spawn(function() svc:call("stall", {timeout = i == 1 and 0.1 or 100}) end)
     end
     local waiting = {}
     for i = 1, 5 do
-        waiting[i] = ngx.thread.spawn(function() svc:call("never asked") end)
+        waiting[i] = ngx.thread.spawn(function() svc:call("never submitted") end)
     end
     local last = ngx.thread.spawn(function() return svc:call("the last in the queue") end)
     same(svc:info().in_flight, 1024)
@@ -250,12 +250,12 @@ function checks.coroutines_that_wait_for_room_may_be_killed()
     end
     local _, res, err = ngx.thread.wait(last)
     same(res, "the last in the queue", err)
-    -- The end of the request has the others given up.
+    -- The end of the request cancels the others.
     ngx.say("ok")
     ngx.exit(ngx.OK)
 end
 
--- Has the other service make its mark by that request, and keeps the worker from everything until it has.
+-- Sends a request after which the other service creates its mark. Blocks the worker until then.
 local function marked(client, request)
     local path = other:sub(6) .. ".mark"
     os.remove(path)
@@ -271,8 +271,8 @@ local function marked(client, request)
     return thread
 end
 
--- What a service writes into shared memory is looked at before it is used, and so is what it says when it is connected to.
-function checks.one_that_breaks_the_rules_harms_only_its_own_calls()
+-- The service corrupts shared memory, and the handshake.
+function checks.a_hostile_service_harms_only_its_own_calls()
     local client = pelton.connect(hostile, {timeout = 20})
     local path, corrupt = hostile:sub(6) .. ".mark", 0
     local hows, random = {8, 8, 9, 0, 4, 12, 16, 24, 28, 32, 33, 34, 35}, ngx.var.arg_rounds
@@ -280,7 +280,7 @@ function checks.one_that_breaks_the_rules_harms_only_its_own_calls()
         local how = random and math.random(0, 35) or hows[round]
         local seed = random and math.random(1, 2 ^ 30) or round
         local what = "how " .. how .. " seed " .. seed
-        -- One takes the place of another.
+        -- Another process takes the service's place.
         for i = 1, 6000 do
             if client:call("x") == "x" then
                 break
@@ -292,10 +292,10 @@ function checks.one_that_breaks_the_rules_harms_only_its_own_calls()
             threads[i] = ngx.thread.spawn(function()
                 local size = ({0, 100, 5000, 20000})[i % 4 + 1]
                 if i % 3 > 0 then
-                    return select(2, client:call("hold " .. size))
+                    return select(2, client:call("defer " .. size))
                 end
                 local word
-                for _, err in client:stream("hold " .. size) do
+                for _, err in client:stream("defer " .. size) do
                     word = err
                 end
                 return word
@@ -315,7 +315,7 @@ function checks.one_that_breaks_the_rules_harms_only_its_own_calls()
             local _, word = ngx.thread.wait(thread)
             found[word or "answered"] = true
         end
-        -- None waits for what never comes.
+        -- None waits until its timeout.
         same(found.timeout, nil, what)
         same(svc:call("beside it " .. round), "beside it " .. round, what)
         corrupt = corrupt + (found.corrupt and 1 or 0)
@@ -325,7 +325,7 @@ function checks.one_that_breaks_the_rules_harms_only_its_own_calls()
     same(corrupt > 0, true, "rounds in which the client was found corrupt")
 end
 
-function checks.one_that_is_no_service_is_refused()
+function checks.a_wrong_handshake_is_refused()
     for i = 1, 24 do
         local client = pelton.connect(hostile .. ".raw", {timeout = 20, capacity = i * 65536})
         local res, err = client:call("x")
@@ -336,7 +336,7 @@ function checks.one_that_is_no_service_is_refused()
     end
 end
 
--- Also from coroutines that Lua has made, inside one another.
+-- Also in nested coroutines of Lua.
 function checks.coroutines_of_lua_call()
     local each = coroutine.wrap(function()
         for i = 1, 10 do
@@ -350,7 +350,7 @@ function checks.coroutines_of_lua_call()
     end
 end
 
--- A subrequest asks like any other; several beside each other.
+-- Several at the same time.
 function checks.subrequests()
     local all = {}
     for i = 1, 20 do
@@ -365,34 +365,34 @@ function checks.subrequests()
     nothing_is_left()
 end
 
--- A call whose time is over has its answer if that has come: the worker was busy.
-function checks.an_answer_that_is_there_is_taken()
+-- A reply that arrived while the worker was busy is taken, though the timeout has expired.
+function checks.a_reply_that_has_arrived_is_taken_after_the_timeout()
     local client = pelton.connect(other)
     same(client:call("x", {timeout = 20}), "x")
     for _ = 1, 3 do
-        -- From a timer, behind which others run at once.
+        -- In a timer: other timers run directly after it.
         ngx.sleep(0.001)
         local _, res, err = ngx.thread.wait(marked(client, "mark"))
         same(res, "mark", err)
     end
 end
 
--- Those who ask again find that the service has gone: the others' answers are there all the same.
-function checks.what_was_answered_before_the_end_is_taken()
+-- A submit finds that the service has ended; replies to the others have arrived.
+function checks.replies_before_the_end_are_taken()
     local client = pelton.connect(other, {timeout = 20, capacity = 8 * 1024 * 1024})
     local threads = {}
     same(client:call("x"), "x")
     for i = 1, 32 do
         threads[i] = ngx.thread.spawn(function()
-            local res, err = client:call("hold 100000")
+            local res, err = client:call("defer 100000")
             return res and #res, err
         end)
     end
-    -- Once it was woken, the service answers the others, and leaves, before anything else is looked at.
+    -- The service replies to the others and leaves, while the worker is blocked.
     same(client:call("later x"), "x")
     marked(client, "finish")
     for _ = 1, 3 do
-        ngx.thread.spawn(client.call, client, "again")
+        ngx.thread.spawn(client.call, client, "submitted again")
     end
     for i = 1, 32 do
         local _, bytes, err = ngx.thread.wait(threads[i])
@@ -400,8 +400,8 @@ function checks.what_was_answered_before_the_end_is_taken()
     end
 end
 
--- A service that lets in and goes is not opened without rest.
-function checks.a_service_that_goes_at_once_is_let_be()
+-- A service that accepts and ends is opened ten times a second at most.
+function checks.a_service_that_ends_at_once_is_not_opened_all_the_time()
     local client = pelton.connect(other, {timeout = 20, call_bytes_max = 1000000})
     ngx.update_time()
     local began, before = ngx.now(), client:info().connections
@@ -417,8 +417,8 @@ function checks.a_service_that_goes_at_once_is_let_be()
     same(opened <= 1 + seconds / 0.09, true, opened .. " times in " .. seconds .. " s")
 end
 
--- Who is let ask, and is refused, leaves its turn to the next. Nobody need wait to hear that a request is too large.
-function checks.one_that_is_too_large_keeps_nobody_waiting()
+-- A retry that is refused leaves its space to the next. A request that is too large does not wait.
+function checks.a_request_that_is_too_large_delays_no_other()
     local client = pelton.connect(other, {timeout = 20, capacity = 65536})
     same(client:notify("block"), true)
     local fillers = {}
@@ -440,20 +440,20 @@ function checks.one_that_is_too_large_keeps_nobody_waiting()
     for _, filler in ipairs(fillers) do
         same(select(2, ngx.thread.wait(filler)), true)
     end
-    same(client:call("told"):match("%d+ (.*)"), "last")
+    same(client:call("notified"):match("%d+ (.*)"), "last")
 end
 
--- Also those that find room for one of them only.
-function checks.who_waits_is_served_in_order()
+-- Also if there is space for only one of them.
+function checks.waiting_calls_keep_their_order()
     local client = pelton.connect(other, {timeout = 20, capacity = 131072})
     local threads = {}
     for i = 1, 12 do
-        -- Larger than half a lane. The service looks at nothing behind the first until it may.
+        -- Larger than half a lane. The service blocks at the first.
         threads[i] = ngx.thread.spawn(client.notify, client, "o" .. string.char(64 + i) .. ("x"):rep(100000))
     end
     same(select(2, ngx.thread.wait(threads[1])), true)
     -- The service has the first, and the lane the second.
-    until_true(function() return client:info().waiting == 10 end, "ten wait for room")
+    until_true(function() return client:info().waiting == 10 end, "ten wait for space")
     io.open(other:sub(6) .. ".go", "w"):close()
     for i = 2, 12 do
         same(select(2, ngx.thread.wait(threads[i])), true)
@@ -461,8 +461,8 @@ function checks.who_waits_is_served_in_order()
     same(client:call("order"), "ABCDEFGHIJKL")
 end
 
--- A place that the service lets go of just when nobody looks is found.
-function checks.a_place_is_found_when_a_call_was_given_up()
+-- The service finishes a cancelled call, which no completion reports.
+function checks.a_cancelled_call_leaves_its_number_to_a_waiting_one()
     local client = pelton.connect(other, {timeout = 20, call_bytes_max = 2000000})
     same(client:call("eager 1"), "eager 1")
     for i = 1, 1023 do
@@ -480,9 +480,9 @@ function checks.a_place_is_found_when_a_call_was_given_up()
     ngx.exit(ngx.OK)
 end
 
--- One coroutine that asks two services by turns leaves the worker to others.
+-- One coroutine that calls two services alternately does not block the worker's loop.
 function checks.two_services_leave_the_loop_to_others()
-    local one, two = pelton.connect(name, {hold = 1, timeout = 20}), pelton.connect(other, {hold = 1, timeout = 20})
+    local one, two = pelton.connect(name, {poll = 1, timeout = 20}), pelton.connect(other, {poll = 1, timeout = 20})
     same(one:call("x"), "x")
     same(two:call("x"), "x")
     local ticks, is_over = 0, false
@@ -505,7 +505,8 @@ function checks.two_services_leave_the_loop_to_others()
     same(found >= 5, true, "the worker's loop")
 end
 
--- A stream ends with the request that has begun it, also for others who wait for its parts; what comes after it has its slot, and answers of its own.
+-- A stream ends with the request that began it, also for a coroutine of another request. The slot's next call gets its
+-- own reply.
 function checks.a_stream_is_of_its_request()
     local stream, found, is_waiting
     ngx.timer.at(0, function()
@@ -540,7 +541,7 @@ function checks.a_stream_is_of_one_coroutine_at_a_time()
     local waits = ngx.thread.spawn(function() return stream() end)
     same(pcall(stream), false)
     same(svc:call("later mine"), "mine")
-    -- Who waits is told.
+    -- The waiting coroutine gets an error.
     stream:close()
     local _, res, err = ngx.thread.wait(waits)
     same(res, false)
@@ -548,7 +549,7 @@ function checks.a_stream_is_of_one_coroutine_at_a_time()
     nothing_is_left()
 end
 
--- However many calls have parts that nobody takes, their sum is bounded.
+-- The parts of many calls that are not taken have a common limit.
 function checks.parts_of_all_calls_are_bounded()
     local small = pelton.connect(name, {parts_bytes_max = 100000, timeout = 20})
     local streams, refused = {}, 0
@@ -574,7 +575,7 @@ function checks.parts_of_all_calls_are_bounded()
     same(small:info().bytes, 0)
 end
 
--- ---- Files ------------------------------------------------------------------------------------------------------------------------
+-- ---- Files ----------------------------------------------------------------------------------------------------
 
 local function no_file_is_left()
     until_true(function() return file.in_flight() == 0 end, "no operation on a file is in flight")
@@ -630,7 +631,7 @@ function checks.what_fails_of_a_file_is_nil_and_err()
     no_file_is_left()
 end
 
--- Each is closed: `run` looks at the worker's descriptors.
+-- `run` checks that the worker has closed them.
 function checks.files_may_be_forgotten()
     for _ = 1, 50 do
         assert(file.open(directory .. "forgotten", "w"))
@@ -640,7 +641,7 @@ function checks.files_may_be_forgotten()
     no_file_is_left()
 end
 
--- The last that is asked of files is answered within its call: `run` looks whether the worker sleeps then.
+-- The last operation completes within its call: `run` checks that the worker sleeps then.
 local kept
 function checks.a_file_is_kept()
     kept = assert(file.open(directory .. "kept", "w+"))
@@ -649,7 +650,7 @@ function checks.a_file_is_kept()
     same(kept:pread(0, 10), "kept")
 end
 
--- More than may be in flight, and each has its own.
+-- More than can be in flight.
 function checks.thousands_of_coroutines_have_files()
     local path = directory .. "of all"
     local f = assert(file.open(path, "w+"))
@@ -679,7 +680,7 @@ int ioctl(int fd, unsigned long request, ...);
 ]]
 local O_NONBLOCK, FIONREAD = 2048, 0x541B
 
--- How many bytes wait in a FIFO.
+-- The number of unread bytes in a FIFO.
 local function unread(path)
     local fd, bytes = ffi.C.open(path, O_NONBLOCK), ffi.new("int[1]")
     local code = ffi.C.ioctl(fd, FIONREAD, bytes)
@@ -688,7 +689,7 @@ local function unread(path)
     return bytes[0]
 end
 
--- Nobody else waits for what never comes.
+-- An operation that never completes delays no other.
 function checks.a_fifo_keeps_only_its_own_waiting()
     local path = directory .. "fifo"
     same(select(2, file.open(path, "r", {timeout = 0.05})), "timeout")
@@ -726,7 +727,7 @@ function checks.a_fifo_keeps_only_its_own_waiting()
     no_file_is_left()
 end
 
--- It reads without end from a FIFO that it could write to itself: to be gone from, or killed. What comes then goes to memory of its own.
+-- It reads from a FIFO without a writer. Bytes that arrive after the kill do not reach freed memory.
 function checks.a_coroutine_that_reads_may_be_killed()
     local f = assert(file.open(directory .. "fifo", "r+"))
     for i = 1, 20 do
@@ -742,13 +743,13 @@ function checks.no_file_is_in_flight()
     no_file_is_left()
 end
 
--- Another version's Lua says what to do.
+-- The error of another version's Lua says what to do.
 function checks.another_version_is_refused()
     local source = io.open(package.searchpath("resty.pelton.base", package.path)):read("*a")
-    -- And in the stream subsystem, whose requests are of another kind.
+    -- So does that of the stream subsystem.
     local in_stream = setfenv(loadstring(source), {require = require, error = error, ngx = {config = {subsystem = "stream"}}})
     same(select(2, pcall(in_stream)):find("works in http only, found stream", 1, true) ~= nil, true)
-    source = source:gsub("ffi%.cdef %[%[.-%]%]", ""):gsub("local VERSION = %d+", "local VERSION = 999")
+    source = source:gsub("abi%.VERSION", "999")
     local ok, err = pcall(loadstring(source))
     same(ok, false)
     same(err:find("restart nginx", 1, true) ~= nil, true, err)
@@ -769,7 +770,7 @@ function checks.streams()
         end
         same(found, count)
     end
-    -- One that is no stream is one part.
+    -- A reply without parts is one part.
     local parts = {}
     for part in svc:stream("plain") do
         parts[#parts + 1] = part
@@ -804,7 +805,7 @@ function checks.a_stream_may_be_left()
     for _ in svc:stream("parts 1000 3000") do
         break
     end
-    -- Left to the end of the request.
+    -- The end of the request closes it.
 end
 
 function checks.a_call_that_is_answered_in_parts_has_all_of_them()
@@ -815,7 +816,7 @@ function checks.a_call_that_is_answered_in_parts_has_all_of_them()
         same(res:sub(at, at + #tostring(i)), i .. " ")
         at = at + 3000
     end
-    -- None waits for its timeout: that would be longer than who asks for this check waits.
+    -- None waits until its timeout, which is longer than that of `run`.
     for _ = 1, 10 do
         same(svc:call("parts 0 0", {timeout = 200}), "")
     end
@@ -825,7 +826,7 @@ function checks.a_call_that_is_answered_in_parts_has_all_of_them()
     nothing_is_left()
 end
 
--- Who is slower than the service is told, and its memory is bounded; others are answered meanwhile.
+-- A stream that is slower than the service fails, its memory is bounded, and other calls continue.
 function checks.a_flood_is_bounded()
     local small = pelton.connect(name, {parts_bytes_max = 1000000, timeout = 20})
     local stream = small:stream("flood")
@@ -833,7 +834,7 @@ function checks.a_flood_is_bounded()
     for i = 1, 1000000 do
         same(small:call("beside " .. i), "beside " .. i)
         local info = small:info()
-        same(info.bytes < 1200000, true, "bytes in memory")
+        same(info.bytes < 1200000, true, "bytes of replies")
         if info.in_flight == 0 then
             break
         end
@@ -848,12 +849,47 @@ function checks.a_flood_is_bounded()
     same(small:info().slots, 0)
 end
 
-function checks.notifications_come()
-    local before = tonumber(svc:call("told"):match("^%d+"))
+local function threads()
+    return tonumber(io.open("/proc/self/status"):read("*a"):match("Threads:%s+(%d+)"))
+end
+
+-- It listens, and never accepts. No other call waits, and no thread waits for it.
+function checks.a_service_that_does_not_accept_delays_only_its_own_calls()
+    local client = pelton.connect(hostile .. ".silent")
+    local before = threads()
+    local caller = ngx.thread.spawn(client.call, client, "x", {timeout = 100})
     for i = 1, 100 do
-        same(svc:notify("told " .. i), true)
+        same(svc:call("beside it " .. i), "beside it " .. i)
+        same(select(2, client:call("x", {timeout = 0.001})), "timeout")
+        same(client:info().waiting, 1)
+        same(threads(), before, "threads of the worker")
     end
-    same(svc:call("told"), before + 100 .. " told 100")
+    local _, res, err, detail = ngx.thread.wait(caller)
+    same(res, nil)
+    same(err, "timed out", detail)
+    same(client:info().connections, 0)
+    nothing_is_left()
+end
+
+function checks.services_of_nginx_conf_are_found_by_name()
+    local configured = pelton.service("configured")
+    same(pelton.service("configured"), configured)
+    same(configured:call("x"), "x")
+    same(select(2, configured:call("stall")), "timeout")
+    same(select(3, configured:call(of_bytes(200000, 1))), "too large for this client")
+    same(select(2, configured:call("parts 30 3000")), "too large")
+    local ok, err = pcall(pelton.service, "none")
+    same(ok, false)
+    same(err:find("pelton_service none", 1, true) ~= nil, true, err)
+    same(pcall(pelton.service), false)
+end
+
+function checks.notifications_come()
+    local before = tonumber(svc:call("notified"):match("^%d+"))
+    for i = 1, 100 do
+        same(svc:notify("notified " .. i), true)
+    end
+    same(svc:call("notified"), before + 100 .. " notified 100")
 end
 
 function checks.timers()
@@ -861,7 +897,7 @@ function checks.timers()
     ngx.timer.at(0, function()
         done = svc:call("from a timer")
     end)
-    until_true(function() return done end, "the timer's call is answered")
+    until_true(function() return done end, "the timer's call has its reply")
     same(done, "from a timer")
 end
 
@@ -912,7 +948,7 @@ function M.echo()
     ngx.say(res)
 end
 
--- Reads from a FIFO to which nobody writes.
+-- Reads from a FIFO without a writer.
 function M.reads()
     local f = assert(file.open(directory .. "fifo", "r+"))
     local res, err = f:pread(nil, 1000000, {timeout = tonumber(ngx.var.arg_timeout or 100)})
@@ -920,8 +956,8 @@ function M.reads()
 end
 
 function M.info()
-    local info = svc:info()
-    for _, key in ipairs {"connected", "connections", "in_flight", "waiting", "slots", "within", "bytes"} do
+    local info = (ngx.var.arg_name and pelton.connect(ngx.var.arg_name) or svc):info()
+    for _, key in ipairs {"connected", "connections", "in_flight", "waiting", "slots", "immediate", "bytes"} do
         ngx.say(key, " ", tostring(info[key]))
     end
     ngx.say("served ", M.served)

@@ -1,12 +1,13 @@
-/* A service that breaks the rules, for the tests of nginx.
+/* A service that violates the protocol, for the tests of nginx.
  *
  *     hostile NAME
  *
- *   hold SIZE        waits for `wild`
- *   wild HOW SEED    answers those that wait, spoils what it has written, makes the file NAME.mark, spoils some of it while it is read, and dies;
- *                    another one takes its place. HOW: see `spoil`
+ *   defer SIZE       replies at `wild`
+ *   wild HOW SEED    replies to deferred calls, corrupts the replies, creates the file NAME.mark, corrupts more while
+ *                    the client reads, and exits; another process takes its place. HOW: see `spoil`
  *
- * All else is echoed. Under NAME.raw listens one that knows nothing of the protocol: it says something else to each who connects, and hangs up. */
+ * It echoes everything else. NAME.raw accepts, sends other wrong packets to each client, and hangs up. NAME.silent
+ * listens, and never accepts. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -40,9 +41,9 @@ static void rest(long milliseconds) {
     nanosleep(&for_so_long, NULL);
 }
 
-/* ---- One that has shaken hands ----------------------------------------------------------------------------------------- */
+/* ---- After the handshake ---------------------------------------------------------------------------------------- */
 
-/* What this process shares with others and may write. */
+/* Writable shared memory. */
 static struct {
     unsigned char *base;
     size_t bytes;
@@ -64,30 +65,30 @@ static void find_segments(void) {
     if (segments_count == 0) abort();
 }
 
-static unsigned char *answers[HELD_MAX];
-static size_t answers_count;
+static unsigned char *replies[HELD_MAX];
+static size_t replies_count;
 
-/* Where the answers are in the lane: each begins with that. */
-static void find_answers(const char *begin, size_t bytes) {
+/* Finds the replies in the lane by their first bytes. */
+static void find_replies(const char *begin, size_t bytes) {
     size_t i;
     for (i = 0; i < segments_count; i++) {
         unsigned char *at = segments[i].base, *end = at + segments[i].bytes;
-        while (segments[i].bytes != CONTROL_BYTES && answers_count < HELD_MAX && (at = memmem(at, (size_t)(end - at), begin, bytes)) != NULL) {
-            answers[answers_count++] = at;
+        while (segments[i].bytes != CONTROL_BYTES && replies_count < HELD_MAX && (at = memmem(at, (size_t)(end - at), begin, bytes)) != NULL) {
+            replies[replies_count++] = at;
             at += bytes;
         }
     }
-    if (answers_count == 0) abort();
+    if (replies_count == 0) abort();
 }
 
-/* A byte, some words of a page of a lane's state, or of the records. Whoever reads may be at it. */
+/* The client may read meanwhile. */
 static void spoil_byte(unsigned char *at) { atomic_store_explicit((_Atomic unsigned char *)at, (unsigned char)any(256), memory_order_relaxed); }
 
 static void spoil_words(int are_of_records, size_t words) {
     while (words > 0) {
         size_t which = any(segments_count), bytes = segments[which].bytes;
         if ((bytes != CONTROL_BYTES) != are_of_records) continue;
-        /* Of a page of state, what is used; of records, where they are. */
+        /* The used part. */
         if (bytes == CONTROL_BYTES) bytes = 512;
         if (bytes > 65536) bytes = 65536;
         unsigned long *at = (unsigned long *)(void *)(segments[which].base + any(bytes / 8) * 8);
@@ -96,34 +97,34 @@ static void spoil_words(int are_of_records, size_t words) {
     }
 }
 
-/* 0 to 23: that byte of the headers of some answers. 24 to 31: of the word before them. 32: gives one the number of another. 33: makes
- * them parts of a message that has no end. 34: some records, any word. 35: the pages of the lanes' state. */
+/* 0 to 23: that byte of some replies' headers. 24 to 31: of the word before them. 32: gives one another's call number.
+ * 33: makes them parts of a message without end. 34: any words of the records. 35: the control pages of the lanes. */
 static void spoil(unsigned long how) {
-    size_t count = 1 + any(answers_count);
+    size_t count = 1 + any(replies_count);
     while (how <= 33 && count-- > 0) {
-        unsigned char *header = answers[any(answers_count)] - HEADER_BYTES;
+        unsigned char *header = replies[any(replies_count)] - HEADER_BYTES;
         if (how < HEADER_BYTES) spoil_byte(header + how);
         if (how >= 24 && how < 32) spoil_byte(header - 32 + how);
-        if (how == 32) memcpy(header, answers[any(answers_count)] - HEADER_BYTES, 8);
+        if (how == 32) memcpy(header, replies[any(replies_count)] - HEADER_BYTES, 8);
         if (how == 33) header[8] = 17, header[9] = (unsigned char)any(4);
     }
     if (how == 34) spoil_words(1, 2000);
     if (how == 35) spoil_words(0, 200);
 }
 
-/* Nobody may want it any more. */
+/* The client can have gone. */
 static void answered(int code) { (void)code; }
 
 static void serve(const char *name) {
     pelton_service *service;
     pelton_request request;
-    pelton_responder *held[HELD_MAX];
-    size_t sizes[HELD_MAX], held_count = 0, i;
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_responder *deferred[HELD_MAX];
+    size_t sizes[HELD_MAX], deferred_count = 0, i;
+    pelton_service_options options = PELTON_SERVICE_OPTIONS_INIT;
     options.capacity = 1 << 20;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)unlink(name + strlen("unix:"));
-    if (pelton_service_listen(name, &options, &service) != PELTON_OK) {
+    if (pelton_service_open(name, &options, &service) != PELTON_OK) {
         fprintf(stderr, "%s\n", pelton_error_detail());
         exit(1);
     }
@@ -132,19 +133,19 @@ static void serve(const char *name) {
         unsigned long how;
         size_t size;
         memcpy(text, request.data, request.size < sizeof text ? request.size : sizeof text - 1);
-        if (sscanf(text, "hold %zu", &size) == 1 && held_count < HELD_MAX) {
-            held[held_count] = request.responder;
-            sizes[held_count++] = size;
+        if (sscanf(text, "defer %zu", &size) == 1 && deferred_count < HELD_MAX) {
+            deferred[deferred_count] = request.responder;
+            sizes[deferred_count++] = size;
         } else if (sscanf(text, "wild %lu %lu", &how, &state) == 2) {
             int length = snprintf(begin, sizeof begin, "wild: %lu, %lu, %d.", how, state, (int)getpid());
-            for (i = 0; i < held_count; i++) {
+            for (i = 0; i < deferred_count; i++) {
                 char *bytes = calloc(1, sizes[i] + (size_t)length);
                 memcpy(bytes, begin, (size_t)length);
-                answered(pelton_reply(held[i], bytes, sizes[i] + (size_t)length));
+                answered(pelton_responder_reply(deferred[i], bytes, sizes[i] + (size_t)length));
                 free(bytes);
             }
             find_segments();
-            find_answers(begin, (size_t)length);
+            find_replies(begin, (size_t)length);
             spoil(how);
             snprintf(path, sizeof path, "%s.mark", name + strlen("unix:"));
             close(open(path, O_CREAT | O_WRONLY, 0600));
@@ -154,14 +155,14 @@ static void serve(const char *name) {
             }
             _exit(0);
         } else {
-            answered(pelton_reply(request.responder, request.data, request.size));
+            answered(pelton_responder_reply(request.responder, request.data, request.size));
         }
-        (void)pelton_release(service);
+        (void)pelton_service_release(service);
     }
     _exit(1);
 }
 
-/* ---- One that has not -------------------------------------------------------------------------------------------------- */
+/* ---- In the handshake ------------------------------------------------------------------------------------------- */
 
 static void say(int to, const void *bytes, size_t size, int descriptors) {
     union {
@@ -183,15 +184,20 @@ static void say(int to, const void *bytes, size_t size, int descriptors) {
     (void)!sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void speak_raw(const char *name) {
+static int listen_at(const char *name, const char *end) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int socket_of_all = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), turn;
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%.90s%s", name + strlen("unix:"), end);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 8) != 0) abort();
+    return listener;
+}
+
+static void speak_raw(const char *name) {
+    int listener = listen_at(name, ".raw"), turn;
     unsigned char hello[4096], rubbish[4096];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    snprintf(address.sun_path, sizeof address.sun_path, "%.90s.raw", name + strlen("unix:"));
-    if (bind(socket_of_all, (struct sockaddr *)&address, sizeof address) != 0 || listen(socket_of_all, 8) != 0) abort();
     for (turn = 0;; turn++) {
-        int other = accept(socket_of_all, NULL, NULL);
+        int other = accept(listener, NULL, NULL);
         ssize_t size = recv(other, hello, sizeof hello, 0);
         size_t i, bytes = size > 0 ? (size_t)size : 0;
         for (i = 0; i < sizeof rubbish; i++) rubbish[i] = (unsigned char)any(256);
@@ -203,7 +209,7 @@ static void speak_raw(const char *name) {
         case 4: say(other, rubbish, sizeof rubbish, 3); break;
         case 5: say(other, hello, bytes, 0); break;
         default:
-            /* As a service would; behind that, its lanes are what has no memory, or another packet, or one that is not quite right. */
+            /* A valid first packet; then lanes without memory, another packet, or a damaged one. */
             if (bytes > 16) hello[16] = 4;
             say(other, hello, bytes, 0);
             if (turn % 8 == 6) rest(2);
@@ -225,6 +231,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     state = 4711;
     if (fork() == 0) speak_raw(argv[1]);
+    (void)listen_at(argv[1], ".silent");
     for (;;) {
         child = fork();
         if (child == 0) serve(argv[1]);

@@ -1,17 +1,25 @@
-/* A service for the tests of nginx: answers with the request's own bytes, but for a word that it knows.
+/* A service for the tests of nginx: replies with the request's bytes, except to these words.
  *
  *     service NAME      SIGUSR1: drains, and ends
  *
- *   fail CODE TEXT   fails with that code and text             parts COUNT SIZE   so many parts, numbered, then the end
- *   abandon          lets go of the call                       broken COUNT       so many parts, then fails with code 7
- *   stall            never answers                             flood              parts without end, until nobody wants them
- *   later TEXT       answers from a thread, 10 ms later        die                is killed
- *   cancelled        how many that stalled have been cancelled told               how many notifications have come, and the last one
- *   begin            a part, and never more                    mark               answers, then makes the file NAME.mark
- *   hold SIZE        waits for `finish`, then so many bytes    eager 0|1          looks for what comes at every moment, and never sleeps
- *   finish           answers those that wait, then leaves      order              the second letters of notifications that begin with o;
- *                    of these oA blocks
- *   leave            closes, listens again, makes NAME.mark    block              a notification: looks at nothing until NAME.go is there
+ *   fail CODE TEXT   fails with that code and text
+ *   abandon          closes the responder without a reply
+ *   stall            never replies
+ *   later TEXT       replies from a thread, 10 ms later
+ *   cancelled        number of stalled calls that were cancelled
+ *   begin            one part, and nothing more
+ *   parts COUNT SIZE so many parts, numbered, then the end
+ *   broken COUNT     so many parts, then fails with code 7
+ *   flood            parts without end, until it is cancelled
+ *   notified         number of notifications, and the last one
+ *   defer SIZE       replies with so many bytes at `finish`
+ *   finish           replies to deferred calls, then leaves
+ *   leave            closes, listens again, creates NAME.mark
+ *   mark             replies, then creates the file NAME.mark
+ *   eager 0|1        1: polls, and never sleeps
+ *   die              is killed
+ *   block            a notification: receives nothing until NAME.go exists
+ *   order            the second letters of notifications that begin with o; of these oA blocks
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -33,20 +41,20 @@ typedef struct work {
     long count, size;
 } work;
 
-/* A client that has gone is none of this service's concerns. */
+/* The client has gone. */
 static void dropped(int code) { (void)code; }
 
 static void echo(const pelton_request *request) {
-    if (pelton_reply(request->responder, request->data, request->size) == PELTON_TOO_LARGE) {
-        dropped(pelton_reply_fail(request->responder, 1, "too large for this client", 25));
+    if (pelton_responder_reply(request->responder, request->data, request->size) == PELTON_TOO_LARGE) {
+        dropped(pelton_responder_fail(request->responder, 1, "too large for this client", 25));
     }
 }
 
 static pelton_responder *stalled[4096];
 static size_t stalled_count;
-static pelton_responder *held[64];
-static size_t held_bytes[64];
-static size_t held_count;
+static pelton_responder *deferred[64];
+static size_t deferred_bytes[64];
+static size_t deferred_count;
 
 /* A file beside the socket. */
 static const char *beside(const char *name, const char *end) {
@@ -65,14 +73,14 @@ static void wait_for_go(const char *name) {
     while (unlink(beside(name, ".go")) != 0) nanosleep(&rest, NULL);
 }
 
-static void answer_held(void) {
-    for (size_t i = 0; i < held_count; i++) {
-        char *bytes = malloc(held_bytes[i]);
-        memset(bytes, 'h', held_bytes[i]);
-        dropped(pelton_reply(held[i], bytes, held_bytes[i]));
+static void reply_deferred(void) {
+    for (size_t i = 0; i < deferred_count; i++) {
+        char *bytes = malloc(deferred_bytes[i]);
+        memset(bytes, 'h', deferred_bytes[i]);
+        dropped(pelton_responder_reply(deferred[i], bytes, deferred_bytes[i]));
         free(bytes);
     }
-    held_count = 0;
+    deferred_count = 0;
 }
 
 static void *at_work(void *data) {
@@ -83,33 +91,33 @@ static void *at_work(void *data) {
     if (strcmp(own->word, "later") == 0) {
         struct timespec rest = {0, 10000000};
         nanosleep(&rest, NULL);
-        dropped(pelton_reply(own->responder, own->text, strlen(own->text)));
+        dropped(pelton_responder_reply(own->responder, own->text, strlen(own->text)));
     } else if (strcmp(own->word, "flood") == 0) {
-        /* Not waiting for room: while a thread does, the service hears nothing of this client, the cancel neither. */
+        /* Without waiting for space: a thread that waits delays this client's cancel. */
         struct timespec rest = {0, 1000000};
         while (pelton_responder_is_cancelled(own->responder) == 0 && (code == PELTON_OK || code == PELTON_AGAIN)) {
-            code = pelton_reply_part(own->responder, part, sizeof part, PELTON_NO_WAIT);
+            code = pelton_responder_part(own->responder, part, sizeof part, PELTON_NO_WAIT);
             if (code == PELTON_AGAIN) nanosleep(&rest, NULL);
         }
-        if (code == PELTON_OK || code == PELTON_AGAIN) dropped(pelton_reply_end(own->responder));
+        if (code == PELTON_OK || code == PELTON_AGAIN) dropped(pelton_responder_end(own->responder));
     } else {
         for (long i = 0; i < own->count && code == PELTON_OK; i++) {
             int digits = snprintf(part, sizeof part, "%ld ", i);
             part[digits] = 'p';
-            code = pelton_reply_part(own->responder, part, (size_t)(own->size > digits ? own->size : digits), PELTON_FOREVER);
+            code = pelton_responder_part(own->responder, part, (size_t)(own->size > digits ? own->size : digits), PELTON_FOREVER);
         }
         if (code == PELTON_OK && strcmp(own->word, "broken") == 0) {
-            dropped(pelton_reply_fail(own->responder, 7, "broken", 6));
+            dropped(pelton_responder_fail(own->responder, 7, "broken", 6));
         } else if (code == PELTON_OK) {
-            dropped(pelton_reply_end(own->responder));
+            dropped(pelton_responder_end(own->responder));
         }
     }
     free(own);
     return NULL;
 }
 
-/* Lets go of those that nobody awaits any more: until then they count as in flight. Answers how many. */
-static unsigned long let_go(void) {
+/* Closes the cancelled ones, which count as in flight until then. Returns their number. */
+static unsigned long close_cancelled(void) {
     size_t kept = 0, before = stalled_count;
     for (size_t i = 0; i < before; i++) {
         if (pelton_responder_is_cancelled(stalled[i]) == 0) {
@@ -136,16 +144,16 @@ static pelton_service *service;
 static sigset_t drains;
 
 static void listen_to(const char *name) {
-    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_service_options options = PELTON_SERVICE_OPTIONS_INIT;
     /* The largest request. */
     options.call_bytes_max = 8 << 20;
-    if (pelton_service_listen(name, &options, &service) != PELTON_OK) {
+    if (pelton_service_open(name, &options, &service) != PELTON_OK) {
         fprintf(stderr, "%s\n", pelton_error_detail());
         exit(1);
     }
 }
 
-/* Ends what every client has, and is there for others. */
+/* Ends every client's connection, and listens again. */
 static void leave(const char *name) {
     while (stalled_count > 0) (void)pelton_close(stalled[--stalled_count]);
     (void)pelton_close(service);
@@ -156,7 +164,7 @@ static void leave(const char *name) {
 static void *drain(void *unused) {
     int signal;
     (void)unused;
-    if (sigwait(&drains, &signal) == 0) (void)pelton_service_stop(service, PELTON_STOP_DRAIN);
+    if (sigwait(&drains, &signal) == 0) (void)pelton_service_drain(service);
     return NULL;
 }
 
@@ -164,7 +172,7 @@ int main(int argc, char **argv) {
     pelton_request request;
     pthread_t drainer;
     char last[64] = "", text[128], answer[128], order[64] = "";
-    unsigned long told = 0, cancelled = 0;
+    unsigned long notified = 0, cancelled = 0;
     int code, is_eager = 0;
     if (argc < 2) return 2;
     sigemptyset(&drains);
@@ -174,7 +182,7 @@ int main(int argc, char **argv) {
     if (pthread_create(&drainer, NULL, drain, NULL) != 0) return 1;
     for (;;) {
         code = pelton_service_receive(service, is_eager ? PELTON_NO_WAIT : pelton_deadline(10000000), &request);
-        if (stalled_count > 0) cancelled += let_go();
+        if (stalled_count > 0) cancelled += close_cancelled();
         if (code == PELTON_AGAIN) {
             if (is_eager) (void)sched_yield();
             continue;
@@ -184,7 +192,7 @@ int main(int argc, char **argv) {
         memcpy(text, request.data, size);
         text[size] = '\0';
         if (request.responder == NULL) {
-            told++;
+            notified++;
             snprintf(last, sizeof last, "%.60s", text);
             if (strncmp(text, "oA", 2) == 0) wait_for_go(argv[1]);
             if (text[0] == 'o' && strlen(order) < sizeof order - 1) strncat(order, text + 1, 1);
@@ -193,37 +201,37 @@ int main(int argc, char **argv) {
             echo(&request);
         } else if (strncmp(text, "fail ", 5) == 0) {
             char *rest = strchr(text + 5, ' ');
-            dropped(pelton_reply_fail(request.responder, (uint32_t)strtoul(text + 5, NULL, 10), rest + 1, strlen(rest + 1)));
+            dropped(pelton_responder_fail(request.responder, (uint32_t)strtoul(text + 5, NULL, 10), rest + 1, strlen(rest + 1)));
         } else if (strcmp(text, "abandon") == 0) {
             (void)pelton_close(request.responder);
         } else if (strcmp(text, "stall") == 0) {
             if (stalled_count == 4096) abort();
             stalled[stalled_count++] = request.responder;
         } else if (strcmp(text, "cancelled") == 0) {
-            dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu", cancelled)));
-        } else if (strcmp(text, "told") == 0) {
-            dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu %s", told, last)));
+            dropped(pelton_responder_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu", cancelled)));
+        } else if (strcmp(text, "notified") == 0) {
+            dropped(pelton_responder_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu %s", notified, last)));
         } else if (strcmp(text, "order") == 0) {
-            dropped(pelton_reply(request.responder, order, strlen(order)));
+            dropped(pelton_responder_reply(request.responder, order, strlen(order)));
             order[0] = '\0';
         } else if (strncmp(text, "eager ", 6) == 0) {
             is_eager = text[6] == '1';
             echo(&request);
         } else if (strcmp(text, "begin") == 0) {
             if (stalled_count == 4096) abort();
-            dropped(pelton_reply_part(request.responder, "begun", 5, PELTON_NO_WAIT));
+            dropped(pelton_responder_part(request.responder, "begun", 5, PELTON_NO_WAIT));
             stalled[stalled_count++] = request.responder;
         } else if (strcmp(text, "mark") == 0) {
             echo(&request);
             mark(argv[1]);
-        } else if (strncmp(text, "hold ", 5) == 0) {
-            if (held_count == 64) abort();
-            held_bytes[held_count] = strtoul(text + 5, NULL, 10);
-            held[held_count++] = request.responder;
+        } else if (strncmp(text, "defer ", 6) == 0) {
+            if (deferred_count == 64) abort();
+            deferred_bytes[deferred_count] = strtoul(text + 6, NULL, 10);
+            deferred[deferred_count++] = request.responder;
         } else if (strcmp(text, "finish") == 0 || strcmp(text, "leave") == 0) {
-            answer_held();
+            reply_deferred();
             (void)pelton_close(request.responder);
-            (void)pelton_release(service);
+            (void)pelton_service_release(service);
             leave(argv[1]);
             continue;
         } else if (strcmp(text, "die") == 0) {
@@ -234,7 +242,7 @@ int main(int argc, char **argv) {
         } else {
             echo(&request);
         }
-        (void)pelton_release(service);
+        (void)pelton_service_release(service);
     }
     if (code == PELTON_CLOSED) return pelton_close(service) != PELTON_OK;
     fprintf(stderr, "%s: %s\n", pelton_code_text(code), pelton_error_detail());

@@ -1,37 +1,44 @@
 -- Written by bindings/generate from include/pelton.abi and ngx_pelton.h: change nothing here.
 --
--- What Lua needs of pelton's C interface and of nginx's module: constants without PELTON_, `words` of codes, and the
--- structures that both fill in.
+-- What Lua needs of pelton's C interface and of nginx's module: the version, constants without PELTON_, `words` of
+-- codes, and the structures and functions of the module.
 
 local ffi = require "ffi"
 
 ffi.cdef [[
 typedef struct pelton_file pelton_file;
+enum {
+    NGX_PELTON_WAITS = 2,
+    NGX_PELTON_SUBMIT_AGAIN = 3,
+    NGX_PELTON_NOTIFY = 0x10,
+    NGX_PELTON_STREAM = 0x20,
+    NGX_PELTON_MAY_WAIT = 0x40
+};
+typedef struct ngx_pelton_service_s ngx_pelton_service_t;
 typedef struct {
     uint64_t capacity;
     uint64_t call_bytes_max;
     uint64_t parts_bytes_max;
-    int64_t hold_ns;
-    uint32_t uids_count;
+    int64_t poll_ns;
+    uint32_t uid_count;
     uint32_t uids[16];
 } ngx_pelton_options_t;
 typedef struct {
-    const void *data;
+    const char *data;
     double ticket;
     uint32_t size;
     uint32_t outcome;
     uint32_t code;
-} ngx_pelton_answer_t;
+} ngx_pelton_reply_t;
 typedef struct {
     uint32_t is_connected;
     uint32_t in_flight;
     uint32_t waiting;
     uint32_t slots;
     uint32_t connections;
-    uint64_t turns;
-    uint64_t within;
+    uint64_t immediate;
     uint64_t bytes;
-} ngx_pelton_figures_t;
+} ngx_pelton_info_t;
 typedef struct {
     const char *path;
     const char *data;
@@ -48,10 +55,28 @@ typedef struct {
     pelton_file *file;
     uint64_t bytes;
     int32_t error;
-} ngx_pelton_done_t;
+} ngx_pelton_file_result_t;
+uint32_t ngx_pelton_version(void);
+void ngx_pelton_use_semaphores(void *sema_new, void *sema_post, void *sema_gc);
+double ngx_pelton_msec(void);
+void *ngx_pelton_semaphore(double ticket);
+void ngx_pelton_release_slot(double ticket);
+int ngx_pelton_bind(double ticket, ngx_http_request_t *request);
+ngx_pelton_service_t *ngx_pelton_service(const char *address, const ngx_pelton_options_t *options);
+ngx_pelton_service_t *ngx_pelton_configured(const char *name, double *timeout);
+int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size, uint32_t flags,
+                      ngx_pelton_reply_t *out);
+void ngx_pelton_release(ngx_pelton_service_t *service);
+int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out);
+void ngx_pelton_get_info(ngx_pelton_service_t *service, ngx_pelton_info_t *out);
+int ngx_pelton_file_start(const ngx_pelton_operation_t *wanted, ngx_pelton_file_result_t *out);
+int ngx_pelton_file_take(double ticket, int is_last, ngx_pelton_file_result_t *out);
+void ngx_pelton_file_close(pelton_file *file);
+uint32_t ngx_pelton_files_in_flight(void);
 ]]
 
 return {
+    VERSION = 2000,
     AGAIN = -1,
     CLOSED = -2,
     PEER_DIED = -3,

@@ -1,4 +1,4 @@
---- What resty.pelton and resty.pelton.file have in common: the module in nginx, how a coroutine sleeps, and words for what goes wrong.
+--- What resty.pelton and resty.pelton.file share: the module in nginx, and how a coroutine sleeps.
 
 local base = require "resty.core.base"
 require "resty.core.phase"
@@ -10,63 +10,7 @@ if ngx.config.subsystem ~= "http" then
     error("resty.pelton: works in http only, found " .. ngx.config.subsystem)
 end
 
--- Of ngx_pelton.h.
-ffi.cdef [[
-typedef struct {
-    uint64_t capacity;
-    uint64_t call_bytes_max;
-    uint64_t parts_bytes_max;
-    int64_t hold_ns;
-    uint32_t uids_count;
-    uint32_t uids[16];
-} ngx_pelton_options_t;
-
-typedef struct {
-    const char *data;
-    double ticket;
-    uint32_t size;
-    uint32_t outcome;
-    uint32_t code;
-} ngx_pelton_answer_t;
-
-typedef struct {
-    uint32_t is_connected;
-    uint32_t in_flight;
-    uint32_t waiting;
-    uint32_t slots;
-    uint32_t connections;
-    uint64_t turns;
-    uint64_t within;
-    uint64_t bytes;
-} ngx_pelton_figures_t;
-
-typedef struct pelton_file pelton_file;
-
-typedef struct {
-    const char *path;
-    const char *data;
-    pelton_file *file;
-    uint64_t offset;
-    uint64_t bytes;
-    uint32_t kind;
-    uint32_t open_flags;
-    uint32_t mode;
-} ngx_pelton_operation_t;
-
-typedef struct {
-    const char *data;
-    double ticket;
-    pelton_file *file;
-    uint64_t bytes;
-    int32_t error;
-} ngx_pelton_done_t;
-
-int ngx_pelton_version(void *sema_new, void *sema_post, void *sema_gc);
-double ngx_pelton_msec(void);
-void *ngx_pelton_semaphore(double ticket);
-void ngx_pelton_give_up(double ticket);
-int ngx_pelton_park(double ticket, ngx_http_request_t *request);
-]]
+local abi = require "resty.pelton.abi"
 
 local C = ffi.C
 local get_request = base.get_request
@@ -75,71 +19,49 @@ local sem_wait = semaphore.wait
 local band, ceil, max = bit.band, math.ceil, math.max
 local error, type, tostring = error, type, tostring
 
-local VERSION = 2
-local function version_wanted()
-    local bytes = 0
-    for _, name in ipairs {"options", "answer", "figures", "operation", "done"} do
-        bytes = bytes + ffi.sizeof("ngx_pelton_" .. name .. "_t")
-    end
-    return VERSION * 100000 + bytes
+local is_loaded, version = pcall(function() return C.ngx_pelton_version() end)
+if not is_loaded then
+    error("resty.pelton: this nginx has not loaded ngx_pelton_module.so, or an older one: write " ..
+              "`load_module .../ngx_pelton_module.so;` at the top of nginx.conf; after an upgrade restart nginx")
+elseif version ~= abi.VERSION then
+    error("resty.pelton: ngx_pelton_module.so has version " .. version .. ", this Lua has " .. abi.VERSION ..
+              ": install both from one release, and restart nginx: a reload does not load a module again")
 end
-local has_module, version = pcall(function()
-    return C.ngx_pelton_version(C.ngx_http_lua_ffi_sema_new, C.ngx_http_lua_ffi_sema_post, C.ngx_http_lua_ffi_sema_gc)
-end)
-if not has_module then
-    error("resty.pelton: this nginx has not loaded ngx_pelton_module.so: write `load_module .../ngx_pelton_module.so;` at the top of nginx.conf")
-elseif version ~= version_wanted() then
-    error("resty.pelton: the ngx_pelton_module.so that nginx runs is of version " .. version .. ", and this of " .. version_wanted() ..
-              ": install both from one place; if that was done, restart nginx, as a reload does not load a module anew")
-end
+C.ngx_pelton_use_semaphores(C.ngx_http_lua_ffi_sema_new, C.ngx_http_lua_ffi_sema_post, C.ngx_http_lua_ffi_sema_gc)
 
--- Phases whose coroutines may be suspended: rewrite, access, content, timer, ssl_cert, ssl_session_fetch, ssl_client_hello,
--- server_rewrite.
+-- Phases whose coroutines can be suspended: rewrite, access, content, timer, ssl_cert, ssl_session_fetch,
+-- ssl_client_hello, server_rewrite.
 local SUSPENDS = 0x0002 + 0x0004 + 0x0008 + 0x0080 + 0x0400 + 0x1000 + 0x4000 + 0x8000
 
-local SLOTS = 2 ^ 20 -- of a ticket, what is the slot's number
+local SLOTS = 2 ^ 20 -- a ticket modulo this is its slot's number
 
-local _M = {}
+local _M = {TIMEOUT = 60}
 
--- Seconds.
-_M.TIMEOUT = 60
-
--- Of pelton's codes, in include/pelton.h.
-_M.WORDS = {
-    [-1] = "no room",
-    [-2] = "closed",
-    [-3] = "peer died",
-    [-4] = "too large",
-    [-8] = "corrupt",
-    [-9] = "refused",
-    [-10] = "hung up",
-    [-11] = "no listener",
-    [-13] = "name",
-    [-14] = "option",
-    [-20] = "system",
-    [-22] = "internal",
-    [-24] = "closed"
-}
-
---- Whether a coroutine may be suspended in this phase.
+--- Returns whether a coroutine can be suspended in this phase.
 function _M.is_suspendable()
     local request = get_request()
     return request and band(get_raw_phase(request), SUSPENDS) ~= 0
 end
 
---- Raises an error at that level, as `error` counts, unless that is seconds.
+--- Returns a timeout in seconds, or raises an error at that level, as `error` counts.
 function _M.check_timeout(timeout, level)
     if type(timeout) ~= "number" or not (timeout > 0 and timeout < 2e6) then
-        error("resty.pelton: timeout is a number of seconds above 0 and below 2,000,000; found " .. tostring(timeout), level)
+        error("resty.pelton: timeout is a number of seconds above 0 and below 2,000,000; found " ..
+                  tostring(timeout), level)
     end
     return timeout
 end
 
--- Of each slot, what ngx.semaphore waits by. The module keeps the semaphores.
+--- Returns nil, the word of a code, and the detail.
+function _M.failure(code, detail)
+    return nil, abi.words[code] or "code " .. code, detail
+end
+
+-- For each slot, what ngx.semaphore waits by. The module owns the semaphores.
 local semaphores = {}
 
---- Sleeps on the slot of a ticket, for milliseconds at most. Answers whether it was woken, else what ngx.semaphore says. It may be woken for
--- nothing.
+--- Sleeps on the slot of a ticket, for milliseconds at most. Returns true if it was woken, perhaps without a reason;
+-- else nil and the error of ngx.semaphore.
 function _M.sleep(ticket, msec)
     local index = ticket % SLOTS
     local own = semaphores[index]
@@ -151,14 +73,14 @@ function _M.sleep(ticket, msec)
         own = {sem = ffi.cast("ngx_http_lua_sema_t *", found)}
         semaphores[index] = own
     end
-    -- What it cuts off below a millisecond is not to be a whole one.
+    -- It truncates to milliseconds.
     return sem_wait(own, (ceil(max(msec, 0)) + 0.5) / 1000)
 end
 
---- Has a slot given up when who asked ends. False, and it is given up now: no memory.
-function _M.park(ticket)
-    if C.ngx_pelton_park(ticket, get_request()) ~= 0 then
-        C.ngx_pelton_give_up(ticket)
+--- Releases a slot when its request or timer ends. Returns false if there is no memory; then it is released now.
+function _M.bind(ticket)
+    if C.ngx_pelton_bind(ticket, get_request()) ~= 0 then
+        C.ngx_pelton_release_slot(ticket)
         return false
     end
     return true

@@ -1,39 +1,33 @@
---- Files, read and written from nginx's Lua while the worker does other things: `require("resty.pelton").file`.
+--- Files, read and written from nginx's Lua without blocking the worker: `require("resty.pelton").file`.
 --
 --     local file = require("resty.pelton").file
 --     local f, err, detail, errno = file.open("/var/lib/app/notes", "r+")
 --     local head = f:pread(0, 100)
 --     f:close()
 --
--- What the page cache has is answered at once; for everything else the coroutine is suspended, where one may be. What goes wrong
--- while running is `nil, err, detail, errno`; what is wrong in the program raises an error. Each function has opts.timeout in seconds, 60: an operation
--- whose time is over is cancelled, and may be done all the same.
+-- What the page cache has is returned immediately; otherwise the coroutine is suspended. A failure at run time is
+-- `nil, err, detail, errno`; a mistake of the program raises an error. Each function has opts.timeout in seconds, 60.
+-- An operation whose timeout expires is cancelled, but can have been carried out.
 
 local base = require "resty.pelton.base"
+local abi = require "resty.pelton.abi"
 local ffi = require "ffi"
 local bit = require "bit"
 
-ffi.cdef [[
-int ngx_pelton_file(const ngx_pelton_operation_t *wanted, ngx_pelton_done_t *out);
-int ngx_pelton_file_take(double ticket, int is_last, ngx_pelton_done_t *out);
-void ngx_pelton_file_drop(pelton_file *file);
-uint32_t ngx_pelton_files_in_flight(void);
-]]
-
 local C = ffi.C
-local WORDS, TIMEOUT = base.WORDS, base.TIMEOUT
-local is_suspendable, sleep, park, check_timeout = base.is_suspendable, base.sleep, base.park, base.check_timeout
+local TIMEOUT, failure = base.TIMEOUT, base.failure
+local is_suspendable, sleep, bind, check_timeout = base.is_suspendable, base.sleep, base.bind, base.check_timeout
 local ffi_string = ffi.string
 local bor = bit.bor
 local min, max, floor = math.min, math.max, math.floor
-local error, type, tonumber, tostring, setmetatable, concat = error, type, tonumber, tostring, setmetatable, table.concat
+local error, type, tonumber, tostring, setmetatable = error, type, tonumber, tostring, setmetatable
+local concat = table.concat
 
-local DONE, WAITS = 0, 1
+local OK, WAITS = abi.OK, C.NGX_PELTON_WAITS
+local OPEN, CLOSE, READ, WRITE = abi.FILE_OPEN, abi.FILE_CLOSE, abi.FILE_READ, abi.FILE_WRITE
+local SYNC, STAT, CURRENT = abi.FILE_SYNC, abi.FILE_STAT, abi.CURRENT
 
--- pelton_file_operation.
-local OPEN, CLOSE, READ, WRITE, SYNC, STAT = 1, 2, 3, 4, 5, 9
-
--- open(2)'s, of Linux on x86-64 and arm64.
+-- Flags of open(2), as Linux on x86-64 and arm64 has them.
 local O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND = 1, 2, 64, 512, 1024
 local MODES = {
     ["r"] = 0,
@@ -43,21 +37,20 @@ local MODES = {
     ["a"] = bor(O_WRONLY, O_CREAT, O_APPEND),
     ["a+"] = bor(O_RDWR, O_CREAT, O_APPEND)
 }
-local CURRENT = -1ULL
 local BYTES_MAX = 64 * 1024 * 1024
 local OFFSET_MAX = 2 ^ 53
 
--- Filled by each function that takes it, and read before anything else runs.
+-- Each function that fills them in also reads them before anything else runs.
 local operation = ffi.new("ngx_pelton_operation_t")
-local done = ffi.new("ngx_pelton_done_t")
+local done = ffi.new("ngx_pelton_file_result_t")
 
--- Does what `operation` says, with which nothing else is done meanwhile. Answers the ticket of a slot, which is the caller's to give up when it
--- has looked at `done`; or nil and the error.
+-- Carries out `operation`. Returns the ticket of a slot, which the caller releases after it has read `done`; or nil and
+-- the error.
 local function run(what, timeout)
-    local code = C.ngx_pelton_file(operation, done)
+    local code = C.ngx_pelton_file_start(operation, done)
     local ticket = done.ticket
     if code == WAITS then
-        if not park(ticket) then
+        if not bind(ticket) then
             return nil, "system", "no memory"
         end
         local left, ends = timeout * 1000, C.ngx_pelton_msec() + timeout * 1000
@@ -67,18 +60,19 @@ local function run(what, timeout)
             if code ~= WAITS then
                 break
             elseif not is_awake then
-                C.ngx_pelton_give_up(ticket)
-                return nil, "timeout", what .. ": it was not done in time"
+                C.ngx_pelton_release_slot(ticket)
+                return nil, "timeout", what .. ": the timeout has expired"
             end
             left = ends - C.ngx_pelton_msec()
         end
     end
-    if code == DONE then
+    if code == OK then
         return ticket
     end
     local text, errno = ffi_string(done.data), done.error
-    C.ngx_pelton_give_up(ticket)
-    return nil, WORDS[code] or "code " .. code, what .. ": " .. text, errno ~= 0 and errno or nil
+    C.ngx_pelton_release_slot(ticket)
+    local _, word, detail = failure(code, what .. ": " .. text)
+    return nil, word, detail, errno ~= 0 and errno or nil
 end
 
 local function begin(kind, file)
@@ -99,30 +93,31 @@ local function offset_of(offset)
         return CURRENT
     end
     if type(offset) ~= "number" or not (offset >= 0 and offset < OFFSET_MAX and floor(offset) == offset) then
-        error("resty.pelton: an offset is a whole number from 0, or nil for where the file stands; found " .. tostring(offset), 3)
+        error("resty.pelton: an offset is a whole number from 0, or nil for the file's position; found " ..
+                  tostring(offset), 3)
     end
     return offset
 end
 
-local PHASE = "a file suspends its coroutine, which cannot be in this phase"
+local PHASE = "this phase cannot suspend a coroutine, which a file does"
 
 local File = {}
 File.__index = File
 
--- The handle of a file that is open; or nil and the error.
+-- The handle of an open file; or nil and the error.
 local function of(self)
     if not is_suspendable() then
         return nil, "phase", PHASE
     end
     local file = self.file
     if not file then
-        return nil, "closed", self.path .. ": it was closed before"
+        return nil, "closed", self.path .. ": the file is closed"
     end
     return file
 end
 
---- So many bytes from an offset, nil for where the file stands: fewer where it ends, none behind that. Of a FIFO offset is nil, and it answers
--- as soon as there are any.
+--- Reads a number of bytes at an offset; nil is the file's position. Returns fewer at the file's end, "" behind it.
+-- For a FIFO the offset is nil, and it returns the first bytes that arrive.
 function File.pread(self, offset, bytes, opts)
     local timeout = timeout_of(opts)
     offset = offset_of(offset)
@@ -142,19 +137,20 @@ function File.pread(self, offset, bytes, opts)
     end
     local res = ffi_string(done.data, done.bytes)
     errno = done.error
-    C.ngx_pelton_give_up(ticket)
+    C.ngx_pelton_release_slot(ticket)
     if errno ~= 0 and #res < bytes then
-        return nil, "system", self.path .. ": the read ended after " .. #res .. " of " .. bytes .. " bytes, errno " .. errno, errno
+        return nil, "system", self.path .. ": read " .. #res .. " of " .. bytes .. " bytes, errno " .. errno, errno
     end
     return res
 end
 
---- Writes all of a string at an offset, nil for where the file stands; of a file opened with "a" at its end, whatever the offset. Answers true.
+--- Writes all of a string at an offset; nil is the file's position. A file opened with "a" is written at its end,
+-- whatever the offset. Returns true.
 function File.pwrite(self, offset, data, opts)
     local timeout = timeout_of(opts)
     offset = offset_of(offset)
     if type(data) ~= "string" then
-        error("resty.pelton: what is written is a string; found " .. type(data), 2)
+        error("resty.pelton: data is a string; found " .. type(data), 2)
     end
     local file, word, detail = of(self)
     if not file then
@@ -169,14 +165,14 @@ function File.pwrite(self, offset, data, opts)
     end
     local written = tonumber(done.bytes)
     errno = done.error
-    C.ngx_pelton_give_up(ticket)
+    C.ngx_pelton_release_slot(ticket)
     if written < #data then
-        return nil, "system", self.path .. ": the write ended after " .. written .. " of " .. #data .. " bytes, errno " .. errno, errno
+        return nil, "system", self.path .. ": wrote " .. written .. " of " .. #data .. " bytes, errno " .. errno, errno
     end
     return true
 end
 
--- One that has nothing but a file. Answers how many bytes are in that, if it asks that.
+-- An operation with no parameter but the file. Returns the file's size, for STAT.
 local function plain(self, kind, timeout)
     local file, word, detail = of(self)
     if not file then
@@ -193,27 +189,28 @@ local function plain(self, kind, timeout)
         return nil, word, detail, errno
     end
     local bytes = tonumber(done.bytes)
-    C.ngx_pelton_give_up(ticket)
+    C.ngx_pelton_release_slot(ticket)
     return bytes
 end
 
---- How many bytes it has.
+--- Returns the file's size in bytes.
 function File.size(self, opts)
     return plain(self, STAT, timeout_of(opts))
 end
 
---- Has all that was written to it on the disk. Answers true.
+--- Returns true once everything written is on the disk.
 function File.sync(self, opts)
     local ok, word, detail, errno = plain(self, SYNC, timeout_of(opts))
     return ok and true or nil, word, detail, errno
 end
 
---- Closes it. Answers true. Where a coroutine cannot be suspended it does not wait. Who forgets it has it closed by Lua's collector.
+--- Closes the file. Returns true. Where no coroutine can be suspended, it does not wait. Lua's collector closes a
+-- forgotten file.
 function File.close(self, opts)
     local timeout, file = timeout_of(opts), self.file
     if file and not is_suspendable() then
         self.file = nil
-        C.ngx_pelton_file_drop(ffi.gc(file, nil))
+        C.ngx_pelton_file_close(ffi.gc(file, nil))
         return true
     end
     local ok, word, detail, errno = plain(self, CLOSE, timeout)
@@ -222,8 +219,8 @@ end
 
 local _M = {}
 
---- Opens a file. mode: as io.open has it: "r", "r+", "w", "w+", "a", "a+". opts.permissions of one that is made, less the umask: 420, which
--- is 0644. Of a FIFO it waits for the other end.
+--- Opens a file. mode: as of io.open: "r", "r+", "w", "w+", "a", "a+". opts.permissions of a new file, less the
+-- umask: 420, which is 0644. A FIFO waits for its other end.
 function _M.open(path, mode, opts)
     local timeout = timeout_of(opts)
     local flags = MODES[mode or "r"]
@@ -243,12 +240,13 @@ function _M.open(path, mode, opts)
     if not ticket then
         return nil, word, detail, errno
     end
-    local file = ffi.gc(done.file, C.ngx_pelton_file_drop)
-    C.ngx_pelton_give_up(ticket)
+    local file = ffi.gc(done.file, C.ngx_pelton_file_close)
+    C.ngx_pelton_release_slot(ticket)
     return setmetatable({file = file, path = path}, File)
 end
 
---- All of a file as a string. opts.bytes_max: "too large" if there are more, 64 MiB. opts.timeout is for all of it.
+--- Returns all of a file as a string. A file of more than opts.bytes_max, 64 MiB, is "too large". opts.timeout is
+-- for all operations together.
 function _M.read(path, opts)
     local timeout, most = timeout_of(opts), opts and opts.bytes_max or BYTES_MAX
     local ends = C.ngx_pelton_msec() + timeout * 1000
@@ -264,7 +262,7 @@ function _M.read(path, opts)
     local size
     size, word, detail, errno = f:size(left())
     local parts, read, res = {}, 0, nil
-    -- One more than it has: then the first read finds the end.
+    -- One byte more than the size: the first read then finds the end.
     local chunk = size and min(max(size, 4095), most) + 1
     while chunk do
         local part
@@ -275,10 +273,10 @@ function _M.read(path, opts)
         parts[#parts + 1] = part
         read = read + #part
         if read > most then
-            word, detail = "too large", path .. ": it has more than " .. most .. " bytes: see bytes_max"
+            word, detail = "too large", path .. ": it has more than bytes_max, which is " .. most
             break
         elseif part == "" or #part < chunk and size > 0 then
-            -- What says that it has nothing may be a FIFO, or made while it is read.
+            -- A file of size 0 can be a FIFO, or one of /proc.
             res = concat(parts)
             break
         end
@@ -287,7 +285,7 @@ function _M.read(path, opts)
     return res, word, detail, errno
 end
 
---- Operations of this worker's that are not over.
+--- Returns the number of this worker's operations that have not completed.
 function _M.in_flight()
     return C.ngx_pelton_files_in_flight()
 end
