@@ -395,8 +395,13 @@ fn threads(options: &Settings) -> Result<(Sender, Receiver)> {
     let link = |peer: &Doorbells| Link::new(peer.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
     let (to_receiver, to_sender) = (link(&receiver_doorbells), link(&doorbells));
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
-    let memory =
-        SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };
+    let memory = SenderMemory {
+        page: page.clone(),
+        data: data.clone(),
+        consumer: consumer.clone(),
+        receiver: receiver.clone(),
+        is_moved: false,
+    };
     let lane = memory.attach(Position::START, Position::START, 0, can_barrier)?;
     let sender = Sender::new(SenderParts { lane, link: to_receiver, memory }, doorbells, options)?;
     let memory = LaneMemory { page, data, consumer, receiver };

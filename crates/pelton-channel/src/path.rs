@@ -169,7 +169,7 @@ async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) ->
     failpoint("sender: claimed");
     let role = RoleClaim::new(directory.clone(), liveness, lock);
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
-    let memory = SenderMemory { page, data, consumer, receiver };
+    let memory = SenderMemory { page, data, consumer, receiver, is_moved: false };
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::new(receiver_doorbell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;

@@ -115,6 +115,8 @@ pub(crate) struct SenderMemory {
     pub(crate) data: Arc<Segment>,
     pub(crate) consumer: Arc<Segment>,
     pub(crate) receiver: Arc<Segment>,
+    /// Whether no receiver has ever had the data: see [`SenderMemory::move_to`].
+    pub(crate) is_moved: bool,
 }
 
 impl SenderMemory {
@@ -152,13 +154,14 @@ impl SenderMemory {
         }
     }
 
-    /// Moves the lane into new data.
+    /// Moves the lane into new data, of which no receiver holds a message until a handshake completes.
     pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &data);
         // SAFETY: the caller has just created the data with the lane's capacity. The old data lives until the
         // assignment below replaces it.
         unsafe { lane.move_to(memory.data) };
         self.data = Arc::new(data);
+        self.is_moved = true;
     }
 
     pub(crate) fn attach_consumer(

@@ -96,6 +96,29 @@ mod vectors {
         (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap(), peer)
     }
 
+    #[test]
+    fn candidates_whose_handshake_fails_get_one_copy_of_a_closed_receivers_messages() {
+        let (mut sender, mut receiver) = crate::Options::new().capacity(1 << 16).threads().unwrap();
+        sender.send(b"held").unwrap();
+        let held = receiver.receive().unwrap().hold();
+        receiver.close().unwrap();
+        let parts = &mut sender.parts;
+        let first = parts.memory.data.clone();
+        let mut offered = Vec::new();
+        for _ in 0..3 {
+            let (handshake, peer) = handshake_with_peer();
+            assert!(peer.try_send(&Packet::hello(Role::Receiver, false, Limits::ALL).encode(), &[]).unwrap());
+            // Instead of CONSUMER.
+            assert!(peer.try_send(&Packet::new(READY).encode(), &[]).unwrap());
+            let refused = in_call(surviving_sender(handshake, parts, &sender.endpoint.doorbells, true)).unwrap_err();
+            assert!(refused.to_string().contains("wanted 3"), "{refused}");
+            offered.push(parts.memory.data.clone());
+        }
+        assert!(!Arc::ptr_eq(&offered[0], &first));
+        assert!(offered.iter().all(|data| Arc::ptr_eq(data, &offered[0])));
+        assert_eq!(*held, *b"held");
+    }
+
     /// Simulates a peer that follows the protocol up to the vector's packet.
     fn assert_refused(vector: &Value) {
         let (handshake, peer) = handshake_with_peer();
