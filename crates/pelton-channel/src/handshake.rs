@@ -594,8 +594,8 @@ pub(crate) async fn surviving_sender(
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    // The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake fails
-    // holds none, so the next one gets the same data: otherwise each candidate could keep a copy of all messages.
+    // The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
+    // fails holds none, so the next one gets the same data. Otherwise each candidate could keep a copy of all messages.
     if lane.has_consumer_closed() && lane.unreleased() > 0 && !memory.is_moved {
         memory.move_to(lane, make_data(lane.capacity()).map_err(handshake.refused_by("making the lane's data"))?);
     }

@@ -115,7 +115,7 @@ pub(crate) struct SenderMemory {
     pub(crate) data: Arc<Segment>,
     pub(crate) consumer: Arc<Segment>,
     pub(crate) receiver: Arc<Segment>,
-    /// Whether no receiver has ever had the data: see [`SenderMemory::move_to`].
+    /// Whether no receiver can hold a message in the data: it is new, and no handshake has completed with it.
     pub(crate) is_moved: bool,
 }
 
@@ -154,7 +154,7 @@ impl SenderMemory {
         }
     }
 
-    /// Moves the lane into new data, of which no receiver holds a message until a handshake completes.
+    /// Moves the lane into new data.
     pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &data);
         // SAFETY: the caller has just created the data with the lane's capacity. The old data lives until the
