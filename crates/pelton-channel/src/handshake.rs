@@ -597,7 +597,8 @@ pub(crate) async fn surviving_sender(
     // The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
     // fails holds none, so the next one gets the same data. Otherwise each candidate could keep a copy of all messages.
     if lane.has_consumer_closed() && lane.unreleased() > 0 && !memory.is_moved {
-        memory.move_to(lane, make_data(lane.capacity()).map_err(handshake.refused_by("making the lane's data"))?);
+        let moved = make_data(lane.capacity()).and_then(|data| memory.move_to(lane, data));
+        moved.map_err(handshake.refused_by("copying the lane's data"))?;
     }
     let doorbell = handshake.doorbell_for_peer(doorbells)?;
     handshake.send(&packet, &[memory.page.as_fd(), doorbell.given(), memory.data.as_fd()])?;

@@ -154,14 +154,19 @@ impl SenderMemory {
         }
     }
 
-    /// Moves the lane into new data.
-    pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) {
+    /// Moves the lane into new data, which the caller has just created with the lane's capacity.
+    pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) -> std::io::Result<()> {
+        let [first, second] = lane.idle();
+        for (from, to) in [(0, first.0), (first.0 + first.1, second.0), (second.0 + second.1, lane.capacity())] {
+            self.data.copy_to(&data, from, to)?;
+        }
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &data);
-        // SAFETY: the caller has just created the data with the lane's capacity. The old data lives until the
-        // assignment below replaces it.
+        // SAFETY: the data is new, as long as the lane, and has its records. The old data lives until the assignment
+        // below replaces it.
         unsafe { lane.move_to(memory.data) };
         self.data = Arc::new(data);
         self.is_moved = true;
+        Ok(())
     }
 
     pub(crate) fn attach_consumer(
