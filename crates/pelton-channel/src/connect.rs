@@ -46,7 +46,8 @@ impl Options<maker::ConnectSender> {
     /// # Errors
     /// [`Error::System`]; [`Opening::try_finish`] returns the others.
     pub fn start_connect_sender(&self, name: &str) -> Result<Opening<Sender>> {
-        Opening::new(|waiter| connect_sender(name.to_owned(), self.settings().clone(), waiter))
+        let settings = self.settings().begun();
+        Opening::new(|waiter| connect_sender(name.to_owned(), settings, waiter))
     }
 }
 
@@ -64,7 +65,8 @@ impl Options<maker::ConnectReceiver> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_connect_receiver(&self, name: &str) -> Result<Opening<Receiver>> {
-        Opening::new(|waiter| connect_receiver(name.to_owned(), self.settings().clone(), waiter))
+        let settings = self.settings().begun();
+        Opening::new(|waiter| connect_receiver(name.to_owned(), settings, waiter))
     }
 }
 

@@ -45,8 +45,8 @@ impl Options<maker::CreateSender> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_create_sender(&self, directory: impl AsRef<Path>) -> Result<Opening<Sender>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| sender(path, self.settings().clone(), Make::Create, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| sender(path, settings, Make::Create, waiter))
     }
 }
 
@@ -65,8 +65,8 @@ impl Options<maker::OpenSender> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_open_sender(&self, directory: impl AsRef<Path>) -> Result<Opening<Sender>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| sender(path, self.settings().clone(), Make::Open, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| sender(path, settings, Make::Open, waiter))
     }
 }
 
@@ -105,8 +105,8 @@ impl Options<maker::CreateReceiver> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_create_receiver(&self, directory: impl AsRef<Path>) -> Result<Opening<Receiver>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| receiver(path, self.settings().clone(), Make::Create, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| receiver(path, settings, Make::Create, waiter))
     }
 }
 
@@ -125,8 +125,8 @@ impl Options<maker::OpenReceiver> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_open_receiver(&self, directory: impl AsRef<Path>) -> Result<Opening<Receiver>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| receiver(path, self.settings().clone(), Make::Open, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| receiver(path, settings, Make::Open, waiter))
     }
 }
 

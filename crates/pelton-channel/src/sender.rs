@@ -744,7 +744,8 @@ impl Sender {
         self.resumed(None).map(|_| ())
     }
 
-    /// As [`Sender::resume`], until `deadline`; false when it passes.
+    /// As [`Sender::resume`], until `deadline`; false when it passes. May exceed the deadline: once a successor has
+    /// connected, and if the receiver had closed, this copies all unreleased messages.
     ///
     /// # Errors
     /// As [`Sender::resume`].
