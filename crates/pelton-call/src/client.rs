@@ -229,7 +229,8 @@ impl Client {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_connect(name: &str, options: &Options<maker::Client>) -> Result<Opening<Client>> {
-        Opening::new(|waiter| Client::open(name.to_owned(), options.settings().clone(), waiter))
+        let settings = options.settings().begun();
+        Opening::new(|waiter| Client::open(name.to_owned(), settings, waiter))
     }
 
     async fn open(name: String, options: Settings, waiter: Waiter) -> Result<Client> {

@@ -101,8 +101,8 @@ impl<T> ReplyLock<T> {
         self.guard(None)
     }
 
-    /// The contents, for a thread that has kept a guard ([`Guard::keep`]): until it takes the guard, it may dereference
-    /// this pointer.
+    /// A pointer to the contents, for a thread that has called [`Guard::keep`]. It may dereference the pointer until
+    /// [`Contents::take_kept`]. To obtain the pointer is always safe.
     #[inline(always)]
     pub(crate) fn kept(&self) -> *mut Contents<T> {
         self.contents.get()

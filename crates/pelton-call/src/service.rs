@@ -194,9 +194,10 @@ impl Service {
         self.receive_slow(deadline.into())
     }
 
-    /// As [`Service::try_receive`], for a user that takes no requests now: writes replies that wait, takes cancels and
-    /// departures, and pauses each lane whose next message is for the user. [`Service::arm`] ignores those lanes until
-    /// requests are taken again. Returns only a notification of a client that has left, whose lane cannot pause.
+    /// As [`Service::try_receive`], for a user that takes no requests now. It writes replies that wait, handles cancels
+    /// and departures, and pauses each lane whose next message is a request or notification. [`Service::arm`] ignores
+    /// paused lanes until the user takes requests again. The lane of a client that has left is not paused, so that the
+    /// service can remove it. Only a notification from such a lane is returned.
     ///
     /// # Errors
     /// As [`Service::receive`].

@@ -79,6 +79,8 @@ impl ServiceShared {
 pub(super) struct Session {
     /// This session, for the loop's attention.
     this: Weak<Session>,
+    /// No other session of this process has it, not even one that is created later at this one's address.
+    serial: u64,
     /// Its index in the service's table.
     pub(super) index: usize,
     pub(super) shared: Arc<ServiceShared>,
@@ -107,6 +109,9 @@ pub(super) struct Session {
     pub(super) bytes_max: u64,
     owner: Owner,
 }
+
+/// The serial number of the next session.
+static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// Reasons to pause a lane of requests. Replies wait for space.
 const BACKPRESSURED: u32 = 1;
@@ -171,6 +176,7 @@ impl Session {
         let ReplyLane { sender, bytes_max } = reply;
         Arc::new_cyclic(|this| Session {
             this: this.clone(),
+            serial: NEXT_SERIAL.fetch_add(1, Relaxed),
             index,
             liveness: sender.shared_liveness(),
             peer: sender.peer(),
@@ -592,51 +598,63 @@ impl Session {
     }
 }
 
-thread_local! {
-    /// The session whose lock this thread has for a reservation, the reservation's call, and in which process.
-    static RESERVED_OF: Cell<Option<(usize, u64, Owner)>> = const { Cell::new(None) };
+/// A reservation under a session's lock.
+#[derive(Clone, Copy)]
+struct Reserved {
+    /// The session's serial number.
+    session: u64,
+    call: u64,
+    /// The process of the reservation: a child that was forked meanwhile has none.
+    owner: Owner,
 }
 
-/// The session and the call for which this thread has a reservation under the lock. A child that was forked meanwhile
-/// has none.
-fn reserved_of() -> Option<(usize, u64)> {
-    RESERVED_OF.get().filter(|(.., owner)| !owner.is_forked()).map(|(session, call, _)| (session, call))
+thread_local! {
+    /// The one reservation that this thread may have under a lock.
+    static RESERVED: Cell<Option<Reserved>> = const { Cell::new(None) };
+}
+
+fn reserved() -> Option<Reserved> {
+    RESERVED.get().filter(|reserved| !reserved.owner.is_forked())
 }
 
 /// Whether this thread has a reservation under a session's lock.
 pub(super) fn has_reservation() -> bool {
-    reserved_of().is_some()
+    reserved().is_some()
 }
 
 /// This thread's reservation has ended.
 pub(super) fn forget_reservation() {
-    RESERVED_OF.set(None);
+    RESERVED.set(None);
 }
 
 impl Session {
     /// This thread has a reservation under this session's lock from now on.
     pub(super) fn note_reservation(&self, call: u64) {
-        RESERVED_OF.set(Some((std::ptr::from_ref(self) as usize, call, self.owner)));
+        RESERVED.set(Some(Reserved { session: self.serial, call, owner: self.owner }));
     }
 
     pub(super) fn is_reserved_here(&self) -> bool {
-        reserved_of().is_some_and(|(session, _)| session == std::ptr::from_ref(self) as usize)
+        reserved().is_some_and(|reserved| reserved.session == self.serial)
     }
 
-    /// Whether this thread has a reservation, and so must not wait for this session's lock to reply to that call. If it
-    /// has leaked a reservation of the same call, which would borrow the responder that the caller uses, this ends it.
+    /// Waits for the lock, for a reply to that call. Returns `None` if this thread has a reservation of another call.
+    /// The lock's holder may itself wait for the lock that this reservation keeps, so to wait could be a deadlock.
     #[cold]
     #[inline(never)]
-    pub(super) fn must_not_wait(&self, call: u64) -> bool {
-        let reserved = reserved_of();
-        if reserved != Some((std::ptr::from_ref(self) as usize, call)) {
-            return reserved.is_some();
+    pub(super) fn wait_for_lock(&self, call: u64) -> Option<ReplyGuard<'_>> {
+        if reserved().is_some_and(|reserved| (reserved.session, reserved.call) == (self.serial, call)) {
+            self.end_leaked_reservation();
         }
+        if has_reservation() { None } else { Some(self.replies.lock()) }
+    }
+
+    /// Ends this thread's reservation of a call whose responder is in use again. The reservation borrowed the
+    /// responder, so the program has leaked it (`mem::forget`).
+    fn end_leaked_reservation(&self) {
         forget_reservation();
         // SAFETY: this thread has kept the guard, and the reservation that alone used the contents is leaked.
         let lock = unsafe { &mut *self.replies.kept() }.take_kept();
         drop(lock);
-        false
     }
 }
 

@@ -103,13 +103,12 @@ impl<'a> SessionRef<'a> {
         is_exclusive.then(|| unsafe { self.replies.unlocked() })
     }
 
-    /// The way to the client, for a reply to that call. Waits while another thread replies to it.
+    /// The way to the client, for a reply to that call. Waits while another thread replies to it, unless this thread
+    /// has a reservation.
     pub(super) fn lock(&self, call: u64) -> Result<ReplyGuard<'_>> {
         match self.try_exclusive()? {
             Some(path) => Ok(path),
-            // Deadlock otherwise: the lock's holder may itself wait for the lock that this thread's reservation keeps.
-            None if self.must_not_wait(call) => Err(reservation_is_held()),
-            None => Ok(self.replies.lock()),
+            None => self.wait_for_lock(call).ok_or_else(reservation_is_held),
         }
     }
 
@@ -143,6 +142,10 @@ impl<'a> SessionRef<'a> {
             Some(path) => path,
             None => self.lock(call)?,
         };
+        // A thread keeps at most one lock, so that one note of it is enough.
+        if path.is_locked() && has_reservation() {
+            return Err(reservation_is_held());
+        }
         if !path.outbox.is_empty() || self.has_deferred() {
             self.flush(&mut path)?;
         }
@@ -163,8 +166,10 @@ impl<'a> SessionRef<'a> {
     pub(super) fn send_final(&self, header: Header, payload: &[u8]) -> Result<()> {
         let mut path = match self.try_exclusive()? {
             Some(path) => path,
-            None if self.must_not_wait(header.id) => return self.defer(header, payload),
-            None => self.lock(header.id)?,
+            None => match self.wait_for_lock(header.id) {
+                Some(path) => path,
+                None => return self.defer(header, payload),
+            },
         };
         let sent = self.write_final(&mut path, header, payload);
         drop(path);

@@ -46,7 +46,8 @@ impl Options<maker::ConnectSender> {
     /// # Errors
     /// [`Error::System`]; [`Opening::try_finish`] returns the others.
     pub fn start_connect_sender(&self, name: &str) -> Result<Opening<Sender>> {
-        Opening::new(|waiter| connect_sender(name.to_owned(), self.settings().clone(), waiter))
+        let settings = self.settings().begun();
+        Opening::new(|waiter| connect_sender(name.to_owned(), settings, waiter))
     }
 }
 
@@ -64,7 +65,8 @@ impl Options<maker::ConnectReceiver> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_connect_receiver(&self, name: &str) -> Result<Opening<Receiver>> {
-        Opening::new(|waiter| connect_receiver(name.to_owned(), self.settings().clone(), waiter))
+        let settings = self.settings().begun();
+        Opening::new(|waiter| connect_receiver(name.to_owned(), settings, waiter))
     }
 }
 
@@ -395,8 +397,13 @@ fn threads(options: &Settings) -> Result<(Sender, Receiver)> {
     let link = |peer: &Doorbells| Link::new(peer.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
     let (to_receiver, to_sender) = (link(&receiver_doorbells), link(&doorbells));
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
-    let memory =
-        SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };
+    let memory = SenderMemory {
+        page: page.clone(),
+        data: data.clone(),
+        consumer: consumer.clone(),
+        receiver: receiver.clone(),
+        is_moved: false,
+    };
     let lane = memory.attach(Position::START, Position::START, 0, can_barrier)?;
     let sender = Sender::new(SenderParts { lane, link: to_receiver, memory }, doorbells, options)?;
     let memory = LaneMemory { page, data, consumer, receiver };

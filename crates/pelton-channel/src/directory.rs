@@ -20,6 +20,7 @@ mod making;
 mod pages;
 
 use crate::error::{Error, Result};
+use crate::handshake::HANDSHAKE_TIMEOUT;
 use crate::opening::{Waiter, in_call};
 use files::{
     CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, RECEIVER, RECEIVER_DOORBELL_FILE,
@@ -534,13 +535,15 @@ impl Directory {
         self.check_not_removed(lock, CHANNEL)
     }
 
-    /// As [`Directory::lock_growth`], for an event loop. A stopped process may hold the lock, so this has a deadline.
+    /// As [`Directory::lock_growth`], for an event loop. A stopped process may hold the lock, so this waits no longer
+    /// than until `deadline`, or, without one, as long as a handshake may take.
     async fn growth_in_loop(&self, deadline: Option<Instant>, waiter: &Waiter) -> Result<Lock> {
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT);
         loop {
             if let Some(lock) = self.try_role(CHANNEL)? {
                 return Ok(lock);
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if Instant::now() >= deadline {
                 let path = self.dir.path.display();
                 return Err(Error::TimedOut(format!(
                     "waiting for a process that adds a lane to {path}, or removes it"

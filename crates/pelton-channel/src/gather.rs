@@ -263,6 +263,7 @@ impl Senders {
             data: data.clone(),
             consumer: consumer.clone(),
             receiver: shared.receiver_side.page.clone(),
+            is_moved: false,
         };
         let producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
         let parts = SenderParts { lane: producer, link: to_receiver, memory };

@@ -508,7 +508,7 @@ impl ConsumerSide {
         can_barrier: bool,
     ) -> Result<(Producer, SenderMemory, Doorbell)> {
         let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
-        let memory = SenderMemory { page, data, consumer, receiver };
+        let memory = SenderMemory { page, data, consumer, receiver, is_moved: false };
         let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| handshake.refused_for(error))?;
         failpoint("handshake: lane attached");
         Ok((lane, memory, self.doorbell))
@@ -594,9 +594,11 @@ pub(crate) async fn surviving_sender(
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    // The process of a receiver that has closed may still read messages that it holds.
-    if lane.has_consumer_closed() && lane.unreleased() > 0 {
-        memory.move_to(lane, make_data(lane.capacity()).map_err(Error::system("making a lane's memory"))?);
+    // The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
+    // fails holds none, so the next one gets the same data. Otherwise each candidate could keep a copy of all messages.
+    if lane.has_consumer_closed() && lane.unreleased() > 0 && !memory.is_moved {
+        let moved = make_data(lane.capacity()).and_then(|data| memory.move_to(lane, data));
+        moved.map_err(handshake.refused_by("copying the lane's data"))?;
     }
     let doorbell = handshake.doorbell_for_peer(doorbells)?;
     handshake.send(&packet, &[memory.page.as_fd(), doorbell.given(), memory.data.as_fd()])?;
@@ -613,6 +615,7 @@ pub(crate) async fn surviving_sender(
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
+    memory.is_moved = false;
     handshake.reconnect(&mut parts.link, doorbells, process, peer.doorbell, doorbell);
     failpoint("handshake: survivor goes on");
     Ok(())

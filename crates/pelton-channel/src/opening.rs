@@ -18,8 +18,9 @@ use std::time::Instant;
 /// [`Options::start_create_receiver`], [`Options::start_open_sender`] and [`Options::start_open_receiver`].
 ///
 /// Whenever its descriptor is readable, call [`Opening::try_finish`]. The descriptor is level-triggered, and readable
-/// from the beginning. Nothing of it waits for another process, and it needs no thread. Dropping it cancels: the other
-/// side detects that as the end of a connection. `Send`: one thread at a time.
+/// from the beginning. Once the opening has ended, the descriptor is not readable any more. Nothing of it waits for
+/// another process, and it needs no thread. Dropping it cancels: the other side detects that as the end of a
+/// connection. `Send`: one thread at a time.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -75,6 +76,7 @@ impl<T> Opening<T> {
             Poll::Pending => Ok(None),
             Poll::Ready(opened) => {
                 self.steps = None;
+                self.watch.end();
                 opened.map(Some)
             }
         }

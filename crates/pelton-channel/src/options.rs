@@ -169,8 +169,8 @@ impl<M> Options<M> {
     /// Connecting waits until `deadline` for a listener. Opening a path waits for the channel to be created, for its
     /// role to be free, and for the other side to open it too. Without a deadline, connecting fails immediately with
     /// [`Error::NoListener`] if no process listens. Opening without one fails with [`Error::NoChannel`] if there is no
-    /// channel, and does not wait for the other side. A [`Duration`] counts from each use of the options, an
-    /// [`Instant`] stays the same for all.
+    /// channel, and does not wait for the other side. A [`Duration`] counts from each use of the options (also from
+    /// `start_*`, not from [`Opening::try_finish`](crate::Opening::try_finish)), an [`Instant`] stays the same for all.
     ///
     /// ```
     /// use std::time::Duration;

@@ -45,8 +45,8 @@ impl Options<maker::CreateSender> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_create_sender(&self, directory: impl AsRef<Path>) -> Result<Opening<Sender>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| sender(path, self.settings().clone(), Make::Create, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| sender(path, settings, Make::Create, waiter))
     }
 }
 
@@ -65,8 +65,8 @@ impl Options<maker::OpenSender> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_open_sender(&self, directory: impl AsRef<Path>) -> Result<Opening<Sender>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| sender(path, self.settings().clone(), Make::Open, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| sender(path, settings, Make::Open, waiter))
     }
 }
 
@@ -105,8 +105,8 @@ impl Options<maker::CreateReceiver> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_create_receiver(&self, directory: impl AsRef<Path>) -> Result<Opening<Receiver>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| receiver(path, self.settings().clone(), Make::Create, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| receiver(path, settings, Make::Create, waiter))
     }
 }
 
@@ -125,8 +125,8 @@ impl Options<maker::OpenReceiver> {
     /// # Errors
     /// As [`Options::start_connect_sender`].
     pub fn start_open_receiver(&self, directory: impl AsRef<Path>) -> Result<Opening<Receiver>> {
-        let path = directory.as_ref().to_owned();
-        Opening::new(|waiter| receiver(path, self.settings().clone(), Make::Open, waiter))
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| receiver(path, settings, Make::Open, waiter))
     }
 }
 
@@ -169,7 +169,7 @@ async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) ->
     failpoint("sender: claimed");
     let role = RoleClaim::new(directory.clone(), liveness, lock);
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
-    let memory = SenderMemory { page, data, consumer, receiver };
+    let memory = SenderMemory { page, data, consumer, receiver, is_moved: false };
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::new(receiver_doorbell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN_PEER);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;

@@ -115,6 +115,8 @@ pub(crate) struct SenderMemory {
     pub(crate) data: Arc<Segment>,
     pub(crate) consumer: Arc<Segment>,
     pub(crate) receiver: Arc<Segment>,
+    /// Whether no receiver can hold a message in the data: it is new, and no handshake has completed with it.
+    pub(crate) is_moved: bool,
 }
 
 impl SenderMemory {
@@ -152,13 +154,19 @@ impl SenderMemory {
         }
     }
 
-    /// Moves the lane into new data.
-    pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) {
+    /// Moves the lane into new data, which the caller has just created with the lane's capacity.
+    pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) -> std::io::Result<()> {
+        let [first, second] = lane.idle();
+        for (from, to) in [(0, first.0), (first.0 + first.1, second.0), (second.0 + second.1, lane.capacity())] {
+            self.data.copy_to(&data, from, to)?;
+        }
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &data);
-        // SAFETY: the caller has just created the data with the lane's capacity. The old data lives until the
-        // assignment below replaces it.
+        // SAFETY: the data is new, as long as the lane, and has its records. The old data lives until the assignment
+        // below replaces it.
         unsafe { lane.move_to(memory.data) };
         self.data = Arc::new(data);
+        self.is_moved = true;
+        Ok(())
     }
 
     pub(crate) fn attach_consumer(
@@ -736,7 +744,8 @@ impl Sender {
         self.resumed(None).map(|_| ())
     }
 
-    /// As [`Sender::resume`], until `deadline`; false when it passes.
+    /// As [`Sender::resume`], until `deadline`; false when it passes. May exceed the deadline: once a successor has
+    /// connected, and if the receiver had closed, this copies all unreleased messages.
     ///
     /// # Errors
     /// As [`Sender::resume`].

@@ -89,6 +89,12 @@ impl Settings {
         }
     }
 
+    /// The same for a use that begins now and continues later: a duration of `connect_deadline` counts from now.
+    pub fn begun(&self) -> Settings {
+        let deadline = self.connect_deadline.from_now().map_or(Deadline::Now, Deadline::At);
+        Settings { connect_deadline: deadline.into(), ..self.clone() }
+    }
+
     /// Checks that the memory has space for the first peer, with this number of lanes.
     pub fn check_memory(&self, lanes: u64) -> Result<()> {
         let least = GRANULE * SHARES * lanes;

@@ -282,20 +282,13 @@ impl Producer {
         self.limit = 0;
     }
 
-    /// Moves the lane's records into other memory and continues there. The old memory stays as it is.
+    /// Continues in other memory, to which the caller has copied the lane's records: all bytes outside
+    /// [`Producer::idle`].
     ///
     /// # Safety
-    /// As for [`Producer::attach`]: `data` has the lane's capacity, all zeros, and no other lane. There is no consumer.
-    /// The caller may unmap the old data afterwards.
-    #[cfg(not(loom))]
+    /// As for [`Producer::attach`]: `data` has the lane's capacity, and no other lane. There is no consumer. The caller
+    /// may unmap the old data afterwards.
     pub unsafe fn move_to(&mut self, data: Data) {
-        let [first, second] = self.idle();
-        for (from, to) in [(0, first.0), (first.0 + first.1, second.0), (second.0 + second.1, self.capacity)] {
-            let bytes = to.saturating_sub(from);
-            // SAFETY: the range ends within the capacity. The caller guarantees that the target is as long, and in no
-            // lane yet.
-            unsafe { self.data().copy_out(from, bytes, data.payload(from, bytes).as_ptr()) };
-        }
         self.memory.data = data;
     }
 
@@ -844,7 +837,7 @@ impl Producer {
 
     /// Returns the ranges of the data that contain no record. The producer does not write them before the tail arrives
     /// there, so the caller can return their memory to the system. Two ranges of `(offset, bytes)`; either may be
-    /// empty.
+    /// empty. The head is the consumer's word: a hostile consumer can make the ranges too small.
     pub fn idle(&self) -> [(u64, u64); 2] {
         let (tail, head) = (self.tail + 8, self.head.offset);
         if self.tail >= head {

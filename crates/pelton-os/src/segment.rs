@@ -204,6 +204,32 @@ impl Segment {
         Ok(fstat(self)?.st_blocks as u64 * 512)
     }
 
+    /// Copies a range to the same place in `other`, which is new: all zeros, and of this size. Omits pages of zeros.
+    ///
+    /// Reads by the descriptor: a load from the mapping would allocate memory for each hole of this segment. `SEEK_DATA`
+    /// would find the holes, but waits for a lock of the file, which a peer can hold for ever (a `write` from memory of
+    /// a file server that does not reply).
+    pub fn copy_to(&self, other: &Segment, mut from: u64, to: u64) -> std::io::Result<()> {
+        let mut buffer = vec![0; PIECE as usize];
+        while from < to {
+            // The next piece ends at a multiple of its size, so the pieces of zeros below are pages.
+            let bytes = (to - from).min(PIECE - from % PIECE) as usize;
+            let read = rustix::io::retry_on_intr(|| rustix::io::pread(self, &mut buffer[..bytes], from))?;
+            if read == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            let mut rest = &buffer[..read];
+            while !rest.is_empty() {
+                let (page, after) = rest.split_at(rest.len().min((4096 - from % 4096) as usize));
+                if page.iter().any(|byte| *byte != 0) {
+                    write_at(other.as_fd(), page, from)?;
+                }
+                (rest, from) = (after, from + page.len() as u64);
+            }
+        }
+        Ok(())
+    }
+
     /// Releases the pages that lie wholly in the range; they read as zeros afterwards.
     pub fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
         let page = rustix::param::page_size() as u64;

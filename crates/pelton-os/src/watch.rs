@@ -1,12 +1,14 @@
 //! One descriptor for an operation that the caller's event loop continues, whatever the operation waits for.
 
 use crate::descriptor::Descriptor;
+use crate::mutex::locked;
 use crate::socket::Socket;
 use crate::timer::Timer;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Readable while a descriptor that was added is, or once its timer has expired. The operation checks all of them each
@@ -15,13 +17,15 @@ use std::time::{Duration, Instant};
 pub struct Watch {
     epoll: Arc<Descriptor>,
     timer: Timer,
+    /// The numbers of the descriptors that were added.
+    added: Mutex<BTreeSet<RawFd>>,
 }
 
 impl Watch {
     /// Readable at once, so that the event loop begins the operation.
     pub fn new() -> std::io::Result<Watch> {
         let epoll = Descriptor::opened(|| epoll::create(epoll::CreateFlags::CLOEXEC))??;
-        let watch = Watch { epoll: Arc::new(epoll), timer: Timer::new()? };
+        let watch = Watch { epoll: Arc::new(epoll), timer: Timer::new()?, added: Mutex::default() };
         watch.add(watch.timer.as_fd())?;
         watch.wake_at(Some(Instant::now()))?;
         Ok(watch)
@@ -38,7 +42,20 @@ impl Watch {
     pub fn add(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
         match epoll::add(&*self.epoll, fd, EventData::new_u64(0), EventFlags::IN) {
             Err(Errno::EXIST) => Ok(()),
-            added => Ok(added?),
+            added => {
+                added?;
+                locked(&self.added).insert(fd.as_raw_fd());
+                Ok(())
+            }
+        }
+    }
+
+    /// The operation has ended: not readable any more.
+    pub fn end(&self) {
+        for fd in std::mem::take(&mut *locked(&self.added)) {
+            // SAFETY: changes only this epoll. A number that was closed since, or belongs to another file now, is not in
+            // the epoll, and the system call fails.
+            unsafe { libc::epoll_ctl(self.epoll.as_fd().as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
         }
     }
 
@@ -78,6 +95,17 @@ mod tests {
         drop(other_end);
         assert!(is_readable(&watch));
         drop(socket);
+        assert!(!is_readable(&watch));
+    }
+
+    #[test]
+    fn after_its_end_nothing_makes_it_readable() {
+        let watch = Watch::new().unwrap();
+        let (socket, other_end) = Socket::pair(crate::own_uid()).unwrap();
+        watch.add_socket(&socket).unwrap();
+        watch.end();
+        assert!(!is_readable(&watch), "the timer has expired");
+        drop(other_end);
         assert!(!is_readable(&watch));
     }
 

@@ -7,6 +7,8 @@ mod vectors {
     use crate::packet::*;
     use pelton_os::socket::{accept_at, listen_at};
 
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
 
     const DEADLINE_OF_TEST: Duration = Duration::from_secs(5);
@@ -94,6 +96,65 @@ mod vectors {
         peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
         (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap(), peer)
+    }
+
+    #[test]
+    fn candidates_whose_handshake_fails_get_one_copy_of_a_closed_receivers_messages() {
+        let (mut sender, mut receiver) = crate::Options::new().capacity(1 << 16).threads().unwrap();
+        sender.send(b"held").unwrap();
+        let held = receiver.receive().unwrap().hold();
+        receiver.close().unwrap();
+        let parts = &mut sender.parts;
+        let first = parts.memory.data.clone();
+        let mut offered = Vec::new();
+        for _ in 0..3 {
+            let (handshake, peer) = handshake_with_peer();
+            assert!(peer.try_send(&Packet::hello(Role::Receiver, false, Limits::ALL).encode(), &[]).unwrap());
+            // Instead of CONSUMER.
+            assert!(peer.try_send(&Packet::new(READY).encode(), &[]).unwrap());
+            let refused = in_call(surviving_sender(handshake, parts, &sender.endpoint.doorbells, true)).unwrap_err();
+            assert!(refused.to_string().contains("wanted 3"), "{refused}");
+            offered.push(parts.memory.data.clone());
+        }
+        assert!(!Arc::ptr_eq(&offered[0], &first));
+        assert!(offered.iter().all(|data| Arc::ptr_eq(data, &offered[0])));
+        assert_eq!(*held, *b"held");
+    }
+
+    /// The head of a closed receiver says which part of the lane holds messages. This one says all of it.
+    #[test]
+    fn a_hostile_head_makes_the_sender_copy_only_what_was_written() {
+        const CAPACITY: u64 = 64 << 20;
+        let (mut sender, mut receiver) = crate::Options::new().capacity(CAPACITY).threads().unwrap();
+        sender.send(&[1; 5000]).unwrap();
+        sender.send(b"last").unwrap();
+        let held = receiver.receive().unwrap().hold();
+        receiver.close().unwrap();
+        let parts = &mut sender.parts;
+        let (old, tail) = (parts.memory.data.clone(), parts.lane.tail());
+        // SAFETY: the page is mapped, and the head is the word at this offset (`ConsumerPage`). Nothing else stores it.
+        let head = unsafe { parts.memory.consumer.base().cast::<AtomicU64>().byte_add(128).as_ref() };
+        let seq = Position::unpack(head.load(Relaxed)).seq;
+        head.store(Position { offset: tail.offset + 8, seq }.pack(), Relaxed);
+        // A receiver can also allocate memory of the lane: by a load from its mapping.
+        // SAFETY: the last word of the mapping.
+        let last = unsafe { old.base().cast::<AtomicU64>().byte_add(CAPACITY as usize - 8).as_ref() };
+        assert_eq!(last.load(Relaxed), 0);
+        let allocated = old.allocated_bytes().unwrap();
+        assert!(allocated < CAPACITY / 16, "{allocated}");
+        let (handshake, peer) = handshake_with_peer();
+        assert!(peer.try_send(&Packet::hello(Role::Receiver, false, Limits::ALL).encode(), &[]).unwrap());
+        assert!(peer.try_send(&Packet::new(READY).encode(), &[]).unwrap());
+        in_call(surviving_sender(handshake, parts, &sender.endpoint.doorbells, true)).unwrap_err();
+        let new = &parts.memory.data;
+        assert!(!Arc::ptr_eq(new, &old));
+        assert_eq!(old.allocated_bytes().unwrap(), allocated);
+        // Two pages: the messages take a little more than one.
+        assert_eq!(new.allocated_bytes().unwrap(), 2 * 4096);
+        // SAFETY: the first two pages of both mappings; nothing writes them now.
+        let bytes = |of: &Segment| unsafe { std::slice::from_raw_parts(of.base().as_ptr(), 2 * 4096) }.to_vec();
+        assert!(bytes(new) == bytes(&old));
+        assert_eq!(*held, [1; 5000]);
     }
 
     /// Simulates a peer that follows the protocol up to the vector's packet.

@@ -14,6 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+/// Completions, or turns without one, after which the driver lets other tasks of its thread run. As Tokio's budget has
+/// it.
+const COMPLETIONS_PER_POLL: usize = 128;
+
 /// A [`Client`] in a Tokio runtime, for any number of tasks: `Clone`, `Send` and `Sync`.
 ///
 /// A call that is dropped before its final completion, for instance by `tokio::time::timeout`, is cancelled, and its
@@ -112,19 +116,19 @@ impl State {
         self.inbox.bytes() > self.inbox_bytes_max
     }
 
-    /// Stores what has come, and wakes the tasks that wait for it. Returns whether anything has come.
-    fn receive(&mut self) -> Result<bool> {
-        let mut has_received = false;
-        while !self.is_inbox_full() {
+    /// Stores at most `most` completions, and wakes the tasks that wait for them. Returns how many have come.
+    fn receive(&mut self, most: usize) -> Result<usize> {
+        let mut received = 0;
+        while received < most && !self.is_inbox_full() {
             let Some(completion) = self.client.try_completion()? else { break };
-            has_received = true;
+            received += 1;
             let (call, outcome) = (completion.call_id(), completion.outcome());
             let bytes = completion.into_vec();
             if let Some(task) = self.inbox.store(StoredCompletion { call, outcome, bytes }) {
                 task.wake_by_ref();
             }
         }
-        Ok(has_received)
+        Ok(received)
     }
 
     /// The next completion of a call; or none yet, and the task is woken when it comes.
@@ -138,7 +142,7 @@ impl State {
             self.inbox.wait_for(call, task);
             let Some(failure) = self.failure.as_ref().map(same) else { return Ok(None) };
             // At its end, a client returns more than one error: first those of the calls.
-            if !self.receive()? {
+            if self.receive(COMPLETIONS_PER_POLL)? == 0 {
                 return Err(failure);
             }
         }
@@ -170,13 +174,19 @@ impl State {
         self.client.cancel_wanted_space();
     }
 
-    /// Polls the driver: until there is nothing to do, when something wakes it.
+    /// Polls the driver: until there is nothing to do, when something wakes it, or until other tasks should run.
     fn drive(&mut self, context: &mut Context<'_>, readiness: &AsyncFd<OwnedFd>) -> Poll<()> {
         self.driver = Some(context.waker().clone());
+        let mut left = COMPLETIONS_PER_POLL;
         while !self.is_dropped {
-            match self.receive() {
-                Ok(false) => {}
-                Ok(true) => {
+            if left == 0 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            match self.receive(left) {
+                Ok(0) => left -= 1,
+                Ok(received) => {
+                    left -= received;
                     // A slot may be free now.
                     self.wake_tasks_for_space();
                     continue;
@@ -254,7 +264,7 @@ impl<'a> WaitingForSpace<'a> {
         WaitingForSpace { state, number: locked.number }
     }
 
-    /// Waits until `attempt` returns something.
+    /// Waits until `attempt` returns something. Fails with the driver's error if the driver fails meanwhile.
     async fn until<T>(&self, mut attempt: impl FnMut(&mut State) -> Result<Option<T>>) -> Result<T> {
         let mut has_waited = false;
         poll_fn(|context| {
@@ -268,7 +278,9 @@ impl<'a> WaitingForSpace<'a> {
                 _ => has_waited = true,
             }
             state.waiting_for_space.insert(self.number, context.waker().clone());
-            // The driver arms for the space.
+            // The driver arms the client, which then reports the space. An earlier failure is cleared: the attempt has
+            // just succeeded without finding space, so the client works. If the driver fails again, it stores the error
+            // and wakes this task, which then returns that error.
             state.failure = None;
             state.wake_driver();
             Poll::Pending

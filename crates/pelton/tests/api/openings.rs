@@ -103,9 +103,10 @@ fn an_opening_ends_once_and_its_sender_resumes_by_the_name() {
     let mut opening = Options::new().start_connect_sender(&dir.name()).unwrap();
     let mut sender = finish(&mut opening).unwrap();
     assert!(matches!(opening.try_finish(), Err(Error::Refused(_))), "it has ended");
-    drop(opening);
     drop(accepted.join().unwrap());
     assert!(sender.arm(0).unwrap_err().is_closed());
+    assert!(!is_readable(opening.as_fd()), "what comes later is the sender's");
+    drop(opening);
     let accepted = accept(&listener);
     assert!(sender.resume_until(deadline()).unwrap());
     exchange(&mut sender, &mut accepted.join().unwrap());
@@ -195,6 +196,23 @@ fn without_a_listener_an_opening_fails_at_once_or_at_its_deadline() {
     let error = finish(&mut Options::new().connect_deadline(until).start_connect_sender(&name).unwrap()).unwrap_err();
     assert!(matches!(error, Error::TimedOut(_)), "{error:?}");
     assert!(Instant::now() >= until);
+}
+
+#[test]
+fn the_time_of_an_opening_counts_from_its_start() {
+    let dir = TestDir::new("the_time_of_an_opening_counts_from_its_start");
+    let time = Duration::from_millis(1);
+    let options = <Options>::new().connect_deadline(time);
+    let name = dir.name();
+    let mut sender = options.clone().cast().start_connect_sender(&name).unwrap();
+    let mut client = Client::start_connect(&name, &options.cast()).unwrap();
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::thread::yield_now();
+    }
+    // The first use: it finds the deadline passed.
+    assert!(matches!(sender.try_finish(), Err(Error::TimedOut(_))));
+    assert!(matches!(client.try_finish(), Err(Error::TimedOut(_))));
 }
 
 #[test]
@@ -439,6 +457,9 @@ fn a_lane_is_added_once_the_lock_is_free() {
     let locked = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &lock) };
     assert_eq!(locked, 0);
     let error = finish(&mut Options::new().connect_deadline(soon()).start_open_sender(&path).unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::TimedOut(why) if why.contains("adds a lane")), "{error:?}");
+    // Without a deadline it waits some seconds.
+    let error = finish(&mut Options::new().start_open_sender(&path).unwrap()).unwrap_err();
     assert!(matches!(&error, Error::TimedOut(why) if why.contains("adds a lane")), "{error:?}");
     let mut opening = Options::new().start_open_sender(&path).unwrap();
     for _ in 0..3 {

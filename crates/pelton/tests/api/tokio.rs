@@ -198,6 +198,36 @@ fn many_tasks_share_one_client_in_one_thread_and_in_several() {
 }
 
 #[test]
+fn a_driver_with_many_replies_lets_other_tasks_run() {
+    const TASKS: usize = 500;
+    let (give, given) = std::sync::mpsc::sync_channel(TASKS);
+    let calls = Calls::start(1, move |request| give.send(request.into_responder()).unwrap());
+    run(async {
+        let client = calls.client();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(b"").await.unwrap().outcome })
+            })
+            .collect();
+        while client.in_flight() < TASKS {
+            tokio::task::yield_now().await;
+        }
+        // All replies come before the driver runs again: it has this thread.
+        given.iter().take(TASKS).for_each(|responder| responder.reply(b"").unwrap());
+        let mut in_flight = TASKS;
+        while in_flight == TASKS {
+            tokio::task::yield_now().await;
+            in_flight = client.in_flight();
+        }
+        assert!(in_flight > 0, "the driver took all replies at once");
+        for task in tasks {
+            assert_eq!(task.await.unwrap(), Outcome::Reply);
+        }
+    });
+}
+
+#[test]
 fn a_deadline_goes_to_the_service_and_a_failed_call_is_an_error_by_ok() {
     let deadline = Instant::now() + Duration::from_secs(3600);
     let calls = Calls::start(1, move |request| match request.deadline() {

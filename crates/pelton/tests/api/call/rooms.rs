@@ -82,6 +82,24 @@ fn a_leaked_reservation_ends_when_its_responder_is_used_or_dropped() {
 }
 
 #[test]
+fn a_thread_reserves_one_reply_at_a_time_even_for_two_clients() {
+    let (dir, other) = (TestDir::new("a thread with a reservation"), TestDir::new("reserves for no other client"));
+    let (_first, mut client, mut ours, ids) = service_with_calls(&dir, 2);
+    let (_second, mut another, mut theirs, their_ids) = service_with_calls(&other, 1);
+    let (mut one, mut two, mut three) = (ours.pop().unwrap(), ours.pop().unwrap(), theirs.pop().unwrap());
+    let reservation = one.try_reserve(4).unwrap().unwrap();
+    assert!(matches!(three.try_reserve(4), Err(Error::Refused(_))));
+    assert!(matches!(two.try_reserve(4), Err(Error::Refused(_))));
+    reservation.reply().unwrap();
+    three.try_reserve(4).unwrap().unwrap().reply().unwrap();
+    two.try_reserve(4).unwrap().unwrap().reply().unwrap();
+    for id in ids {
+        assert_eq!(client.completion_of_until(id, deadline()).unwrap().unwrap().outcome(), Outcome::Reply);
+    }
+    assert!(another.completion_of_until(their_ids[0], deadline()).unwrap().is_some());
+}
+
+#[test]
 fn two_threads_with_reserved_replies_answer_each_others_clients() {
     let dir = TestDir::new("two threads with reservations do not wait for each other");
     let other = TestDir::new("the other client's");
