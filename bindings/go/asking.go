@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -19,7 +20,7 @@ func (c *Client) usable(bytes int) error {
 		return c.fate
 	}
 	if c.drains() {
-		return c.lossError(lossReturned, nil)
+		return c.lossError(errReturned, nil)
 	}
 	most, isSomebody := uint64(0), false
 	for _, link := range c.links {
@@ -54,7 +55,7 @@ func (c *Client) ask(ctx context.Context, call *Call, request []byte, options []
 			return err
 		}
 		if c.isSated() {
-			return failure(ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more", c.asideLast, c.asideBytes-c.partBytes)
+			return fail.New(fail.ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more", c.asideLast, c.asideBytes-c.partBytes)
 		}
 		if slot, ok := c.takeSlot(); ok {
 			generation := c.places[slot].generation + 1
@@ -228,7 +229,7 @@ func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
 			call.parts = answer.bytes
 		case len(answer.bytes) > c.bytesMax-len(call.parts):
 			c.giveUp(call)
-			return nil, failure(ErrTooLarge, "the parts of a reply come to more than %d bytes: take them by Parts, or raise CallBytesMax", c.bytesMax)
+			return nil, fail.New(fail.ErrTooLarge, "the parts of a reply come to more than %d bytes: take them by Parts, or raise CallBytesMax", c.bytesMax)
 		default:
 			call.parts = append(call.parts, answer.bytes...)
 		}
@@ -245,10 +246,10 @@ func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
 func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
 	if len(call.answers) == 0 {
 		if call.isOver {
-			return answer{}, failure(ErrRefused, "the call is over: its last answer was taken, or it was cancelled")
+			return answer{}, fail.New(fail.ErrRefused, "the call is over: its last answer was taken, or it was cancelled")
 		}
 		if call.waiter != nil {
-			return answer{}, failure(ErrWrongThread, "another goroutine awaits this call: one at a time may")
+			return answer{}, fail.New(fail.ErrConcurrentUse, "another goroutine awaits this call: one at a time may")
 		}
 		if err := c.wait(ctx, waiter{what: anAnswer, call: call}); err != nil {
 			return answer{}, err
@@ -269,7 +270,7 @@ func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
 	case found.lost != nil:
 		return found, found.lost
 	case found.kind == kindFailed:
-		return found, &Failed{found.code, slices.Clone(found.bytes)}
+		return found, &CallError{found.code, slices.Clone(found.bytes)}
 	case found.kind == kindAbandoned:
 		return found, ErrAbandoned
 	}

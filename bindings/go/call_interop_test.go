@@ -112,7 +112,7 @@ func TestGoHearsFailuresOfRusts(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	tool(t, "serve", "--exec", "echo no >&2; exit 3", name)
 	client := connected(t, name, &Options{Await: true})
-	var failed *Failed
+	var failed *CallError
 	if _, err := client.Call(ctx, nil); !errors.As(err, &failed) || failed.Code != 3 || string(failed.Bytes) != "no\n" {
 		t.Fatal(err)
 	}

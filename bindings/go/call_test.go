@@ -128,7 +128,7 @@ func TestAFailureSaysItsCodeAndOneThatForgetsOrPanicsAbandons(t *testing.T) {
 		}
 	})
 	client := connected(t, name, &Options{CallBytesMax: 4096})
-	var failed *Failed
+	var failed *CallError
 	if _, err := client.Call(ctx, []byte("fail")); !errors.As(err, &failed) || failed.Code != 77 || string(failed.Bytes) != "for this reason" {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 			}
 			n++
 		}
-		var failed *Failed
+		var failed *CallError
 		if wanted := map[string]int{"end": 500, "reply": 501, "fail": 501}[how]; n != wanted || (how == "fail") != errors.As(last, &failed) {
 			t.Fatal(how, n, last)
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"pelton/internal/fail"
 )
 
 // caller is a client, as those have it who answer: its lane of replies behind a lock, and which of its calls are open. What there is no room
@@ -53,7 +55,9 @@ const (
 	callCancelled = 2
 )
 
-func gone() error { return failure(ErrPeerDied, "the client has gone: nobody is there to be answered") }
+func gone() error {
+	return fail.New(fail.ErrPeerDied, "the client has gone: nobody is there to be answered")
+}
 
 // begin takes a call in; false if that place is taken.
 func (c *caller) begin(id uint64) bool {
@@ -292,7 +296,7 @@ func (c *caller) sendPart(ctx context.Context, h header, payload []byte) error {
 		return err
 	}
 	waiting := &waitingPart{done: make(chan struct{})}
-	c.out.queue = append(c.out.queue, outgoing{header: h, bytes: payload, part: waiting})
+	c.out.queue = append(c.out.queue, queued{header: h, bytes: payload, part: waiting})
 	c.flush()
 	c.mutex.Unlock()
 	select {
@@ -302,7 +306,7 @@ func (c *caller) sendPart(ctx context.Context, h header, payload []byte) error {
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	place := slices.IndexFunc(c.out.queue, func(out outgoing) bool { return out.part == waiting })
+	place := slices.IndexFunc(c.out.queue, func(out queued) bool { return out.part == waiting })
 	if place < 0 {
 		return waiting.err
 	}

@@ -24,7 +24,7 @@ func isBack(t *testing.T, service *Service, wanted uint64) {
 // hasNoMemory checks the error of a client's call.
 func hasNoMemory(t *testing.T, err error, figures ...any) {
 	t.Helper()
-	var failed *Failed
+	var failed *CallError
 	if !errors.Is(err, ErrServiceMemory) || !errors.As(err, &failed) || failed.Code != 0xffff0001 {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestTheLibrarysCodesAreNotAServicesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := call.Await(ctx)
-	var failed *Failed
+	var failed *CallError
 	if !errors.As(err, &failed) || failed.Code != 0xfffeffff || errors.Is(err, ErrServiceMemory) {
 		t.Fatal(err)
 	}

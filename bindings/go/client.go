@@ -2,10 +2,12 @@ package pelton
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"sync"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -19,6 +21,7 @@ import (
 // another by themselves. A copy of each request is kept for that until its answer has come.
 type Client struct {
 	options  Options
+	settings settings
 	bytesMax int
 	name     name
 	page     *segment
@@ -38,7 +41,7 @@ type Client struct {
 	// Of a name of many services.
 	crowd *crowd
 	// Why the one service is no more.
-	fate   *Error
+	fate   error
 	places []callPlace
 	free   []uint32
 	// Slots of calls that are submitted by no link, and are to be.
@@ -78,7 +81,7 @@ type callPlace struct {
 	repeats int
 	// Which it was submitted by; nil while there is none, for that reason.
 	link *clientLink
-	loss Code
+	loss error
 	// What it says, in case that it is to be said again.
 	deadline uint64
 	request  []byte
@@ -99,9 +102,10 @@ const (
 	repeatsMax = 3
 	// Of a place's memory for requests, what is kept for the next call.
 	keptRequest = 4096
-	// The service has given the call back.
-	lossReturned = ErrRefused
 )
+
+// errReturned: the service has returned the call unprocessed.
+var errReturned = errors.New("returned")
 
 // clientLink is one service, as its client has it.
 type clientLink struct {
@@ -173,11 +177,8 @@ type answer struct {
 // Errors: as [ConnectSender].
 func ConnectClient(ctx context.Context, name string, options *Options) (*Client, error) {
 	o := options.orDefault()
-	bytesMax, _, err := o.ofCalls()
+	settings, err := o.forCalls(0)
 	if err != nil {
-		return nil, err
-	}
-	if err := o.checkTakes(); err != nil {
 		return nil, err
 	}
 	parsed, err := parseName(name)
@@ -194,7 +195,7 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 		return nil, err
 	}
 	c := &Client{
-		options: o, bytesMax: bytesMax, name: parsed, page: page, bell: bell, spin: spin{wait: o.Wait},
+		options: o, settings: settings, bytesMax: int(settings.callBytes), name: parsed, page: page, bell: bell, spin: spin{wait: o.Wait},
 		sleeper: lane.NewReceiverSleeper(page.bytes, membarrier()),
 	}
 	c.life, c.end = context.WithCancel(context.Background())
@@ -202,7 +203,7 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 		c.crowd = newCrowd()
 		err = c.findFirst(ctx)
 	} else {
-		err = reach(ctx, parsed, o, func(s *shake, _ bool) error {
+		err = reach(ctx, parsed, settings, o.Await, func(s *shake, _ bool) error {
 			link, err := c.newLink(s, "")
 			if err == nil {
 				c.links = append(c.links, link)
@@ -222,7 +223,7 @@ func (c *Client) newLink(s *shake, path string) (*clientLink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &clientLink{out: lanes.out, in: lanes.in, path: path, bytesMax: lanes.bytesMax}, nil
+	return &clientLink{out: newOutbox(lanes, c.options.ResidentMax), in: &inLane{incoming: *lanes.in}, path: path, bytesMax: lanes.bytesMax}, nil
 }
 
 // CallOption says something of one call.
@@ -235,7 +236,7 @@ const Idempotent CallOption = 1
 // Call asks and awaits the reply; of one in parts, all of them put together, at most [Options.CallBytesMax]. It waits until the context
 // ends; then the call is cancelled. The service is told the context's deadline.
 //
-// Errors: the context's. [*Failed] and [ErrAbandoned] are the service's answers. [ErrTooLarge] of a request that is larger than the service
+// Errors: the context's. [*CallError] and [ErrAbandoned] are the service's answers. [ErrTooLarge] of a request that is larger than the service
 // takes. [ErrPeerDied], [ErrClosed] when the service has gone: whether it had carried the call out nobody knows. [ErrNoListener]: nobody serves
 // the name. [ErrRefused]: the one service drains, and did not begin the call; or so many answers wait to be taken that no more are asked for.
 // [ErrCorrupt]: the service broke the rules. [ErrClosedHandle].
@@ -420,7 +421,9 @@ func (c *Client) Close() error {
 
 func (c *Client) isClosed() bool { return c.guard.isClosing() }
 
-func closedHandle() error { return failure(ErrClosedHandle, "the client is closed: connect anew") }
+func closedHandle() error {
+	return fail.New(fail.ErrClosedHandle, "the client is closed: connect anew")
+}
 
 // takeDown is asked once: nobody looks at the lanes any more, nor will.
 func (c *Client) takeDown() {

@@ -1,6 +1,7 @@
 package pelton
 
 import (
+	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -70,15 +71,15 @@ func (c *closers) work(uid int, of *closes) {
 	delete(c.users, uid)
 }
 
-// blocked is why not to deal with a user: nil, unless a close of what that user sent blocks, and too many wait for it.
-func (c *closers) blocked(uid int) *Error {
+// blocked is why not to deal with a user: "", unless a close of what that user sent blocks, and too many wait for it.
+func (c *closers) blocked(uid int) string {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	of := c.users[uid]
 	if of == nil || len(of.waiting) <= closingMax || time.Since(of.begun) < closingPatience {
-		return nil
+		return ""
 	}
-	return failure(ErrRefused, "closing what uid %d sent takes too long: %d descriptors wait", uid, len(of.waiting))
+	return fmt.Sprintf("closing what uid %d sent takes too long: %d descriptors wait", uid, len(of.waiting))
 }
 
 type descriptor int

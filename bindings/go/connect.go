@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 const (
@@ -25,10 +26,11 @@ const (
 // Listener waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
 // senders or receivers. One goroutine at a time accepts; Close may be called by any.
 type Listener struct {
-	bound   *bound
-	options Options
-	closed  context.Context
-	close   context.CancelFunc
+	bound    *bound
+	options  Options
+	settings settings
+	closed   context.Context
+	close    context.CancelFunc
 	// Since when there is no descriptor for those who wait; zero while there is.
 	short time.Time
 	// Whether one more peer leaves the program its own descriptors; nil: the program asks for each peer itself.
@@ -46,17 +48,15 @@ type Listener struct {
 // Errors: [ErrInUse] while another process listens there; [ErrName], [ErrOption], [ErrSystem].
 func Listen(name string, options *Options) (*Listener, error) {
 	o := options.orDefault()
-	if _, _, err := o.sizes(); err != nil {
+	settings, err := o.forBoth(0)
+	if err != nil {
 		return nil, err
 	}
-	if err := o.checkTakes(); err != nil {
-		return nil, err
-	}
-	return listen(name, o, false)
+	return listen(name, o, settings, false)
 }
 
 // listen listens, if it isShared beside others under a short name.
-func listen(name string, o Options, isShared bool) (*Listener, error) {
+func listen(name string, o Options, settings settings, isShared bool) (*Listener, error) {
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func listen(name string, o Options, isShared bool) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{bound: bound, options: o}
+	l := &Listener{bound: bound, options: o, settings: settings}
 	l.closed, l.close = context.WithCancel(context.Background())
 	return l, nil
 }
@@ -76,7 +76,7 @@ func listen(name string, o Options, isShared bool) (*Listener, error) {
 // Errors: the context's; [ErrClosedHandle]; [ErrSystem].
 func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err error) {
 	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
-		receiver, err = s.receiverOfOne(listens)
+		receiver, err = receiverOfOne(s, l.options, listens)
 		return err
 	})
 	if err != nil {
@@ -89,7 +89,7 @@ func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err 
 // AcceptSender waits until a receiver connects, and is its sender. Otherwise as AcceptReceiver.
 func (l *Listener) AcceptSender(ctx context.Context) (sender *Sender, err error) {
 	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
-		sender, err = s.newSender(listens)
+		sender, err = senderOf(s, l.options, listens)
 		return err
 	})
 	if err != nil {
@@ -141,7 +141,7 @@ func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, e
 		if failed == unix.EAGAIN || failed == unix.EINTR || failed == unix.ECONNABORTED {
 			return false
 		}
-		failed = system("accepting a connection", failed)
+		failed = fail.System("accepting a connection", failed)
 		return true
 	})
 	if l.closed.Err() != nil && fd >= 0 {
@@ -149,7 +149,7 @@ func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, e
 	}
 	switch {
 	case l.closed.Err() != nil:
-		return -1, failure(ErrClosedHandle, "the listener is closed: make a new one")
+		return -1, fail.New(fail.ErrClosedHandle, "the listener is closed: make a new one")
 	case err != nil:
 		return -1, err
 	}
@@ -170,7 +170,7 @@ func (l *Listener) sitOut() {
 		l.short = time.Now()
 	} else if time.Since(l.short) >= shortageLasted {
 		// One at a time: for the next one there may be a descriptor by now.
-		l.bound.reserve.give(func() { isRefused = socket.refuseOne(shortageText()) })
+		l.bound.reserve.give(func() { isRefused = socket.refuseOne(refusedPacket(shortageText())) })
 	}
 	if isRefused {
 		l.kick()
@@ -197,7 +197,7 @@ func (l *Listener) firstWord(ctx context.Context) (*shake, error) {
 		if err != nil || s != nil {
 			return s, err
 		}
-		if s, err = newShake(l.closed, fd, l.options); err == nil {
+		if s, err = newShake(l.closed, fd, l.settings); err == nil {
 			l.hear(s)
 		} else if isSystem(err) {
 			return nil, err
@@ -245,8 +245,7 @@ func (l *Listener) hear(s *shake) {
 // isSystem says whether it is the system's trouble, which is this side's; anything else is the peer's, who has been told. Of a lack of descriptors the
 // peer has been told, too.
 func isSystem(err error) bool {
-	var found *Error
-	return errors.As(err, &found) && found.Code == ErrSystem && !isOutOfDescriptors(err)
+	return errors.Is(err, ErrSystem) && !isOutOfDescriptors(err)
 }
 
 // accept goes on until a hand-shake succeeds.
@@ -261,7 +260,7 @@ func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) e
 		case err == nil:
 			return nil
 		case l.closed.Err() != nil:
-			return failure(ErrClosedHandle, "the listener is closed: make a new one")
+			return fail.New(fail.ErrClosedHandle, "the listener is closed: make a new one")
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case isSystem(err):
@@ -283,7 +282,15 @@ func (l *Listener) shake(ctx context.Context, s *shake, do func(s *shake, listen
 	return err
 }
 
-func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
+func senderOf(s *shake, options Options, listens bool) (*Sender, error) {
+	out, err := s.newSender(listens)
+	if err != nil {
+		return nil, err
+	}
+	return newSender(out, options), nil
+}
+
+func receiverOfOne(s *shake, options Options, listens bool) (*Receiver, error) {
 	canBarrier := membarrier()
 	bell, err := newBell()
 	if err != nil {
@@ -295,14 +302,14 @@ func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
 		return nil, s.told(err)
 	}
 	// Before the page is shown: a sender that finds U there fences from the first on.
-	r := newReceiver(canBarrier, page, bell, s.options)
+	r := newReceiver(canBarrier, page, bell, options)
 	in, err := s.newReceiver(&reception{page: page, bell: bell}, listens)
 	if err != nil {
 		page.close()
 		bell.close()
 		return nil, err
 	}
-	r.lanes = []*inLane{in}
+	r.lanes = []*inLane{{incoming: *in}}
 	return r, nil
 }
 
@@ -310,79 +317,79 @@ func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
 type origin struct {
 	listener *Listener
 	name     name
-	options  Options
+	settings settings
 }
 
 func (o *origin) resume(ctx context.Context, do func(s *shake, listens bool) error) error {
 	if o.listener != nil {
 		return o.listener.accept(ctx, do)
 	}
-	options := o.options
-	options.Await = true
-	return reach(ctx, o.name, options, do)
+	return reach(ctx, o.name, o.settings, true, do)
 }
 
 // ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the hand-shake, 5 s at most unless
 // [Options.Await] says otherwise.
 //
-// Errors: the context's; [ErrNoListener], [ErrRefused] with the other side's words, [ErrHungUp], [ErrAgain] when it does not answer in
+// Errors: the context's; [ErrNoListener], [ErrRefused] with the other side's words, [ErrHungUp], [ErrTimedOut] when it does not answer in
 // time; [ErrName], [ErrOption]; [ErrCorrupt] when the other side does not keep to the protocol; [ErrSystem].
 func ConnectSender(ctx context.Context, name string, options *Options) (sender *Sender, err error) {
 	o := options.orDefault()
-	if _, _, err := o.sizes(); err != nil {
+	settings, err := o.forSender()
+	if err != nil {
 		return nil, err
 	}
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err
 	}
-	err = reach(ctx, parsed, o, func(s *shake, listens bool) (err error) {
-		sender, err = s.newSender(listens)
+	err = reach(ctx, parsed, settings, o.Await, func(s *shake, listens bool) (err error) {
+		sender, err = senderOf(s, o, listens)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	sender.origin = origin{name: parsed, options: o}
+	sender.origin = origin{name: parsed, settings: settings}
 	return sender, nil
 }
 
 // ConnectReceiver connects to a sender that listens under a name. Otherwise as ConnectSender.
 func ConnectReceiver(ctx context.Context, name string, options *Options) (receiver *Receiver, err error) {
 	o := options.orDefault()
-	if err := o.checkTakes(); err != nil {
+	settings, err := o.forReceiver(0)
+	if err != nil {
 		return nil, err
 	}
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err
 	}
-	err = reach(ctx, parsed, o, func(s *shake, listens bool) (err error) {
-		receiver, err = s.receiverOfOne(listens)
+	err = reach(ctx, parsed, settings, o.Await, func(s *shake, listens bool) (err error) {
+		receiver, err = receiverOfOne(s, o, listens)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	receiver.origin = origin{name: parsed, options: o}
+	receiver.origin = origin{name: parsed, settings: settings}
 	return receiver, nil
 }
 
 // reach connects to whoever listens under the name.
-func reach(ctx context.Context, n name, options Options, do func(s *shake, listens bool) error) error {
+func reach(ctx context.Context, n name, settings settings, awaits bool, do func(s *shake, listens bool) error) error {
 	for {
 		fd, err := n.connect()
 		if err != nil {
 			return err
 		}
 		if fd >= 0 {
-			err := reached(ctx, fd, options, do)
+			err := reached(ctx, fd, settings, awaits, do)
 			// It went while we greeted it: another may come. If this side has time, slowness does not matter either.
-			if !options.Await || !errors.Is(err, ErrHungUp) && !errors.Is(err, ErrAgain) {
+			if !awaits || !errors.Is(err, ErrHungUp) && !errors.Is(err, ErrTimedOut) {
 				return err
 			}
-		} else if !options.Await {
-			return failure(ErrNoListener, "nobody listens at %s: start the other side first, or set Await", n.place())
+		} else if !awaits {
+			return fail.New(fail.ErrNoListener, "nobody listens at %s: start the other side first, or set Await", n.place())
 		}
 		select {
 		case <-ctx.Done():
@@ -392,13 +399,13 @@ func reach(ctx context.Context, n name, options Options, do func(s *shake, liste
 	}
 }
 
-func reached(ctx context.Context, fd int, options Options, do func(s *shake, listens bool) error) error {
+func reached(ctx context.Context, fd int, settings settings, awaits bool, do func(s *shake, listens bool) error) error {
 	limited, cancel := ctx, context.CancelFunc(func() {})
-	if !options.Await {
+	if !awaits {
 		limited, cancel = context.WithTimeout(ctx, patience)
 	}
 	defer cancel()
-	s, err := newShake(limited, fd, options)
+	s, err := newShake(limited, fd, settings)
 	if err != nil {
 		return err
 	}
@@ -406,7 +413,7 @@ func reached(ctx context.Context, fd int, options Options, do func(s *shake, lis
 		s.close()
 	}
 	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return failure(ErrAgain, "timed out while waiting for the peer to answer: is it accepting?")
+		return fail.New(fail.ErrTimedOut, "timed out while waiting for the peer to answer: is it accepting?")
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 // The services of one name: a client's way to those that it has no link to yet. The directory of the name is looked at when a link has ended or
@@ -66,7 +67,7 @@ func (of *crowd) takeWhy() error {
 }
 
 func (c *Client) nobody() error {
-	return failure(ErrNoListener, "nobody listens at %s: start the service first, or set Await", c.name.place())
+	return fail.New(fail.ErrNoListener, "nobody listens at %s: start the service first, or set Await", c.name.place())
 }
 
 // lookAround begins a hand-shake with whoever listens and is not known, with so many at most. It does not wait.
@@ -120,7 +121,7 @@ func (c *Client) greet(fd int, path string) {
 	ctx, cancel := context.WithTimeout(c.life, patience)
 	defer cancel()
 	var link *clientLink
-	s, err := newShake(ctx, fd, c.options)
+	s, err := newShake(ctx, fd, c.settings)
 	if err == nil {
 		if link, err = c.newLink(s, path); err != nil {
 			s.close()
@@ -139,7 +140,7 @@ func (c *Client) greet(fd int, path string) {
 		of.passed[path] = passedOver{time.Now().Add(retry), err}
 	case errors.Is(err, context.DeadlineExceeded):
 		// It may live, but it does not serve.
-		why := failure(ErrAgain, "timed out while greeting the service at %s, which does not answer", path)
+		why := fail.New(fail.ErrTimedOut, "timed out while greeting the service at %s, which does not answer", path)
 		of.passed[path] = passedOver{time.Now().Add(patience), why}
 	default:
 		of.passed[path] = passedOver{time.Now().Add(lookAgain), err}
@@ -232,7 +233,7 @@ func (c *Client) findFirst(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return failure(ErrAgain, "timed out while waiting for a service at %s to answer", c.name.place())
+			return fail.New(fail.ErrTimedOut, "timed out while waiting for a service at %s to answer", c.name.place())
 		case <-c.crowd.changed:
 		case <-time.After(pause):
 		}
@@ -260,7 +261,7 @@ func (c *Client) findOneMore() (time.Duration, error) {
 	case errors.Is(why, ErrHungUp) && (of.hungUp < hangUpsMax || c.options.Await):
 		// Its successor will be here, or another, or nobody is.
 		return retry, nil
-	case why != nil && !(c.options.Await && errors.Is(why, ErrAgain)):
+	case why != nil && !(c.options.Await && errors.Is(why, ErrTimedOut)):
 		return 0, why
 	case c.options.Await:
 		return retry, nil

@@ -31,8 +31,8 @@ func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.
 		}
 		message.Release()
 	}
-	var died *Error
-	if _, err := receiver.Receive(ctx); !errors.As(err, &died) || died.Code != ErrPeerDied || died.Unreleased != 1 {
+	var died *EndError
+	if _, err := receiver.Receive(ctx); !errors.As(err, &died) || died.Err != ErrPeerDied || died.Unreleased != 1 {
 		t.Fatal(err)
 	}
 	kept.Release()
@@ -87,13 +87,13 @@ func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain
 		}
 		first.kill()
 	}()
-	n, died := 10, (*Error)(nil)
+	n, died := 10, (*EndError)(nil)
 	for ; ; n++ {
 		if err := sender.Send(ctx, payload(n, 1000)); errors.As(err, &died) {
 			break
 		}
 	}
-	if died.Code != ErrPeerDied || died.Unreleased != uint64(n-10) {
+	if died.Err != ErrPeerDied || died.Unreleased != uint64(n-10) {
 		t.Fatalf("%v: %d of %d", died, died.Unreleased, n-10)
 	}
 	if err := sender.Drain(ctx); !errors.Is(err, ErrPeerDied) {
@@ -148,8 +148,8 @@ func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
 		t.Fatal("the sender does not wait")
 	}
 	receiver.Close()
-	var closed *Error
-	if err := <-waits; !errors.As(err, &closed) || closed.Code != ErrClosed || closed.Unreleased != 1 || ctx.Err() != nil {
+	var closed *EndError
+	if err := <-waits; !errors.As(err, &closed) || closed.Err != ErrClosed || closed.Unreleased != 1 || ctx.Err() != nil {
 		t.Fatal(err, ctx.Err())
 	}
 	if sent, err := sender.TrySend(nil); sent || !errors.Is(err, ErrClosed) {
@@ -232,7 +232,7 @@ func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing
 	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
 	defer listener.Close()
 	var sender *Sender
-	n, died := 0, (*Error)(nil)
+	n, died := 0, (*EndError)(nil)
 	for round := range rounds(t) {
 		receiver := child(t, "receive", name, 1<<30, "stay")
 		if round == 0 {
@@ -243,7 +243,7 @@ func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing
 		}
 		time.AfterFunc(time.Duration(random.IntN(30000))*time.Microsecond, func() { _ = receiver.Process.Kill() })
 		for ; ; n++ {
-			if err := sender.Send(ctx, payload(n, n%2000)); errors.As(err, &died) && died.Code == ErrPeerDied {
+			if err := sender.Send(ctx, payload(n, n%2000)); errors.As(err, &died) && died.Err == ErrPeerDied {
 				break
 			} else if err != nil {
 				t.Fatal(round, err)

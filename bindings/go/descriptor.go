@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 // Descriptors in the runtime's poller: who waits for one is a goroutine that is parked, and no thread.
@@ -24,7 +25,7 @@ func newPolled(fd int, name string) (*polled, error) {
 	// Before os.NewFile, which asks whether it blocks.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
-		return nil, system("making "+name+" non-blocking", err)
+		return nil, fail.System("making "+name+" non-blocking", err)
 	}
 	file := os.NewFile(uintptr(fd), name)
 	raw, err := file.SyscallConn()
@@ -35,7 +36,7 @@ func newPolled(fd int, name string) (*polled, error) {
 	if err != nil {
 		// Of a socket the queue may hold anything.
 		closer.later(nobody, file)
-		return nil, system("registering "+name+" with the poller", err)
+		return nil, fail.System("registering "+name+" with the poller", err)
 	}
 	return &polled{file, raw, fd}, nil
 }

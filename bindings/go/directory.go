@@ -18,6 +18,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -68,6 +69,12 @@ type directory struct {
 	bits   uint32
 	header channelHeader
 	page   *segment
+}
+
+// access is which directories a side opens: of these users besides its own, with at most these permission bits.
+type access struct {
+	uids []int
+	mode uint32
 }
 
 type channelHeader struct {
@@ -122,25 +129,25 @@ func bootID() (id [16]byte, err error) {
 		}
 		copy(id[:], bytes)
 	}
-	return id, system("reading "+file+", which tells reboots", err)
+	return id, fail.System("reading "+file+", which tells reboots", err)
 }
 
 func (d *directory) refuse(format string, args ...any) error {
-	return failure(ErrNotAChannel, "%s cannot be used as a channel: %s", d.path, fmt.Sprintf(format, args...))
+	return fail.New(fail.ErrNotAChannel, "%s cannot be used as a channel: %s", d.path, fmt.Sprintf(format, args...))
 }
 
 func (d *directory) failed(doing, name string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return &Error{Code: ErrNoSpace, Detail: fmt.Sprintf("no space for %s/%s: free some, or have it elsewhere or smaller", d.path, name), cause: err}
+		return fail.NoSpace(fmt.Sprintf("no space for %s/%s: free some, or have it elsewhere or smaller", d.path, name), err)
 	case err == nil:
 		return nil
 	}
-	return system(fmt.Sprintf("%s %s/%s", doing, d.path, name), err)
+	return fail.System(fmt.Sprintf("%s %s/%s", doing, d.path, name), err)
 }
 
 func (d *directory) noChannel() error {
-	return failure(ErrNoChannel, "there is no channel at %s: create it, or set Await", d.path)
+	return fail.New(fail.ErrNoChannel, "there is no channel at %s: create it, or set Await", d.path)
 }
 
 func (d *directory) taken(role string, pid uint32) error {
@@ -148,17 +155,17 @@ func (d *directory) taken(role string, pid uint32) error {
 	if pid != 0 {
 		process = fmt.Sprintf("process %d", pid)
 	}
-	return failure(ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends", d.path, role, process)
+	return fail.New(fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends", d.path, role, process)
 }
 
 // openDirectory opens the channel at a path after checking it. nil: nothing is there.
-func openDirectory(path string, options *Options) (*directory, error) {
+func openDirectory(path string, access access) (*directory, error) {
 	path, err := filepath.Abs(path)
 	if err != nil || path == "/" {
-		return nil, failure(ErrNotAChannel, "%q does not end in a name: name a directory", path)
+		return nil, fail.New(fail.ErrNotAChannel, "%q does not end in a name: name a directory", path)
 	}
 	for {
-		d, err := openWhatIsThere(path, options)
+		d, err := openWhatIsThere(path, access)
 		// Removed while it was opened: there may be another by now, or none.
 		if !errors.Is(err, ErrNoChannel) {
 			return d, err
@@ -166,8 +173,8 @@ func openDirectory(path string, options *Options) (*directory, error) {
 	}
 }
 
-func openWhatIsThere(path string, options *Options) (*directory, error) {
-	mode := options.mode()
+func openWhatIsThere(path string, access access) (*directory, error) {
+	mode := access.mode
 	d := &directory{path: path, fd: -1, bits: 0o7777}
 	var stat unix.Stat_t
 	check := func() error {
@@ -177,8 +184,8 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 		if why := unmapped(int(stat.Uid)); why != "" {
 			return d.refuse("it belongs to %s", why)
 		}
-		if !isUser(int(stat.Uid), options.UIDs) {
-			return d.refuse("it belongs to uid %d, wanted %d or %v: allow that uid in the options, or choose another path", stat.Uid, os.Geteuid(), options.UIDs)
+		if !isUser(int(stat.Uid), access.uids) {
+			return d.refuse("it belongs to uid %d, wanted %d or %v: allow that uid in the options, or choose another path", stat.Uid, os.Geteuid(), access.uids)
 		}
 		if found := stat.Mode & 0o7777; found&^mode != 0 {
 			return d.refuse("its mode is %o, this side permits at most %o: change it, or allow more in the options", found, mode)
@@ -209,7 +216,7 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	}
 	if err == nil {
 		d.gid = int(stat.Gid)
-		d.owners = append([]int{os.Geteuid(), int(stat.Uid)}, options.UIDs...)
+		d.owners = append([]int{os.Geteuid(), int(stat.Uid)}, access.uids...)
 		err = d.readHeader(mode)
 	}
 	if err != nil {
@@ -220,16 +227,16 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 }
 
 // checkSize checks the lanes against what a receiver takes: there is no handshake in which the maker would learn it. A sender has no peer that writes to it.
-func (d *directory) checkSize(o *Options) error {
-	bytes, lanes, most := d.header.capacity, uint64(d.header.lanesMax), o.pathLaneMax(d.owners[1] == os.Geteuid())
-	if bytes <= most && (o.Memory == 0 || bytes*lanes <= uint64(o.Memory)) {
+func (d *directory) checkSize(most, memory uint64) error {
+	bytes, lanes := d.header.capacity, uint64(d.header.lanesMax)
+	if bytes <= most && (memory == 0 || bytes*lanes <= memory) {
 		return nil
 	}
-	memory := ""
-	if o.Memory > 0 {
-		memory = fmt.Sprintf(", and %d in all", o.Memory)
+	all := ""
+	if memory > 0 {
+		all = fmt.Sprintf(", and %d in all", memory)
 	}
-	return d.refuse("it has up to %d lanes of %d bytes, this receiver takes lanes of %d%s: raise its Memory", lanes, bytes, most, memory)
+	return d.refuse("it has up to %d lanes of %d bytes, this receiver takes lanes of %d%s: raise its Memory", lanes, bytes, most, all)
 }
 
 func (d *directory) readHeader(mode uint32) error {
@@ -273,11 +280,13 @@ func (d *directory) readHeader(mode uint32) error {
 		return err
 	}
 	if running != h.bootID {
-		return failure(ErrRebooted, "%s was made before the last reboot: `pelton recover --repair %s` keeps what is whole of it", d.path, d.path)
+		return fail.New(fail.ErrRebooted, "%s was made before the last reboot: `pelton recover --repair %s` keeps what is whole of it", d.path, d.path)
 	}
 	_, err = d.lanes()
 	return err
 }
+
+func (d *directory) isOwnUser() bool { return d.owners[1] == os.Geteuid() }
 
 func (d *directory) close() {
 	if d.page != nil {
@@ -726,26 +735,23 @@ func allocate(fd int, from, to uint64) error {
 var makers atomic.Uint32
 
 // createDirectory makes the channel; where there is one already, opens that, whatever its sizes.
-func createDirectory(path string, options *Options) (*directory, error) {
-	capacity, limit, err := options.pathSizes()
-	if err != nil {
-		return nil, err
-	}
-	header := channelHeader{capacity: capacity, bytesMax: limit, lanesMax: uint32(max(options.Lanes, 1)), mode: options.mode()}
+func createDirectory(path string, access access, makes limits, lanes int) (*directory, error) {
+	header := channelHeader{capacity: makes.laneBytes, bytesMax: makes.messageBytes, lanesMax: uint32(max(lanes, 1)), mode: access.mode}
+	var err error
 	if header.bootID, err = bootID(); err != nil {
 		return nil, err
 	}
-	if options.Lanes < 0 {
-		return nil, failure(ErrOption, "Lanes is %d, wanted 1 to 1024", options.Lanes)
+	if lanes < 0 {
+		return nil, fail.New(fail.ErrOption, "Lanes is %d, wanted 1 to 1024", lanes)
 	}
 	if problem := header.problem(); problem != "" {
-		return nil, failure(ErrOption, "the options say %s", problem)
+		return nil, fail.New(fail.ErrOption, "the options say %s", problem)
 	}
 	if path, err = filepath.Abs(path); err != nil {
-		return nil, failure(ErrNotAChannel, "%q is no path: %v", path, err)
+		return nil, fail.New(fail.ErrNotAChannel, "%q is no path: %v", path, err)
 	}
 	for {
-		if d, err := openDirectory(path, options); d != nil || err != nil {
+		if d, err := openDirectory(path, access); d != nil || err != nil {
 			return d, err
 		}
 		sweep(path)
@@ -827,7 +833,7 @@ func makeChannel(path string, header channelHeader) error {
 	case err == unix.EINVAL, err == unix.ENOSYS:
 		return d.refuse("its file system cannot rename without replacing: use tmpfs, ext4 or xfs")
 	}
-	var found *Error
+	var found *fail.Error
 	if errors.As(err, &found) {
 		return err
 	}

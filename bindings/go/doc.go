@@ -53,12 +53,12 @@
 //
 // errors.Is finds the [Code], errors.As an [*Error] with the details. [ErrClosed] is the ordinary end of a channel, [ErrPeerDied] a
 // process that ended without closing, proved by the system, never guessed from time, so a stopped process is not dead. What it had
-// committed is received first; Resume goes on with its successor. After [ErrCorrupt] a handle cannot be used further. Of a call [*Failed] and
+// committed is received first; Resume goes on with its successor. After [ErrCorrupt] a handle cannot be used further. Of a call [*CallError] and
 // [ErrAbandoned] are what its service says.
 //
 // # Goroutines
 //
-// One goroutine at a time uses a [Sender] or a [Receiver]; another that calls meanwhile is told [ErrWrongThread], and nothing has
+// One goroutine at a time uses a [Sender] or a [Receiver]; another that calls meanwhile is told [ErrConcurrentUse], and nothing has
 // happened. Close and [Message.Release] may be called by any goroutine at any time. Handles, and messages, may be passed on. For many
 // goroutines that send, give each a sender of its own, to a receiver made by [Gather]. A [Client] and a [Request] may be used by any goroutine at
 // any time; one goroutine at a time awaits a [Call], and one takes requests from a [Service].

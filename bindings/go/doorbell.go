@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 // Doorbells: what a sleeping side waits for, and what its peers ring. No peer can make the ring of another block, nor the sleep of the owner.
@@ -59,7 +60,7 @@ func newBell() (*bell, error) {
 func newSeldomBell() (*bell, error) {
 	eventfd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
-		return nil, system("making an eventfd", err)
+		return nil, fail.System("making an eventfd", err)
 	}
 	b := &bell{eventfd: eventfd, sockets: map[int]int{}}
 	b.drain = b.harvest
@@ -75,12 +76,12 @@ func (b *bell) open() (*polled, error) {
 	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
-		return nil, system("making an epoll", err)
+		return nil, fail.System("making an epoll", err)
 	}
 	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(b.eventfd)}
 	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, b.eventfd, event); err != nil {
 		unix.Close(epoll)
-		return nil, system("waiting for an eventfd", err)
+		return nil, fail.System("waiting for an eventfd", err)
 	}
 	p, err := newPolled(epoll, "pelton bell")
 	if err == nil {
@@ -129,7 +130,7 @@ func (b *bell) drainSocket(fd int) {
 			return
 		}
 		closer.descriptors(uid, fds)
-		if err != nil || n == 0 || closer.blocked(uid) != nil {
+		if err != nil || n == 0 || closer.blocked(uid) != "" {
 			b.stopListening(fd)
 			return
 		}
@@ -176,7 +177,7 @@ func (b *bell) newSocketDoorbell(uid int) (socketDoorbell, error) {
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return socketDoorbell{}, system("making a socket pair", err)
+		return socketDoorbell{}, fail.System("making a socket pair", err)
 	}
 	// An error: of an older kernel, where descriptors are taken and closed.
 	_ = permitDescriptors(ends[0], false)
@@ -184,7 +185,7 @@ func (b *bell) newSocketDoorbell(uid int) (socketDoorbell, error) {
 	defer b.mutex.Unlock()
 	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, ends[0], &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(ends[0])}); err != nil {
 		closeAll(ends[:])
-		return socketDoorbell{}, system("waiting for a socket pair", err)
+		return socketDoorbell{}, fail.System("waiting for a socket pair", err)
 	}
 	b.sockets[ends[0]] = uid
 	return socketDoorbell{b, ends[0], ends[1], uid}, nil
@@ -284,24 +285,24 @@ const (
 func checkDoorbell(fd int, isOwnUser bool) (doorbell, error) {
 	var stat unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat); err != nil {
-		return doorbell{}, failure(ErrCorrupt, "the peer's doorbell cannot be used: %v", err)
+		return doorbell{}, fail.New(fail.ErrCorrupt, "the peer's doorbell cannot be used: %v", err)
 	}
 	switch kind := stat.Mode & unix.S_IFMT; {
 	// An eventfd is of no file type.
 	case kind == 0 && !isOwnUser:
-		return doorbell{}, failure(ErrCorrupt, "the peer's doorbell is an eventfd, wanted a socket, as the peer is another user")
+		return doorbell{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is an eventfd, wanted a socket, as the peer is another user")
 	case kind == 0:
 		if err := unix.SetNonblock(fd, true); err != nil {
-			return doorbell{}, failure(ErrCorrupt, "the peer's doorbell cannot be used: %v", err)
+			return doorbell{}, fail.New(fail.ErrCorrupt, "the peer's doorbell cannot be used: %v", err)
 		}
 		return doorbell{fd, doorbellEventfd}, nil
 	case kind != unix.S_IFSOCK:
-		return doorbell{}, failure(ErrCorrupt, "the peer's doorbell is of file type %#o, wanted an eventfd or a socket", kind)
+		return doorbell{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is of file type %#o, wanted an eventfd or a socket", kind)
 	}
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	is, failed := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil || failed != nil || domain != unix.AF_UNIX || is != unix.SOCK_SEQPACKET {
-		return doorbell{}, failure(ErrCorrupt, "the peer's doorbell is a socket of domain %d and type %d, wanted %d and %d", domain, is, unix.AF_UNIX, unix.SOCK_SEQPACKET)
+		return doorbell{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is a socket of domain %d and type %d, wanted %d and %d", domain, is, unix.AF_UNIX, unix.SOCK_SEQPACKET)
 	}
 	return doorbell{fd, doorbellSocket}, nil
 }

@@ -207,7 +207,7 @@ func ExampleClient_Call() {
 	reply, err := client.Call(ctx, []byte("hello"))
 	fmt.Printf("%s %v\n", reply, err)
 	_, err = client.Call(ctx, nil)
-	var failed *pelton.Failed
+	var failed *pelton.CallError
 	if errors.As(err, &failed) {
 		fmt.Printf("%d: %s\n", failed.Code, failed.Bytes)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -184,8 +185,8 @@ func (a *assembly) forget() {
 	*a = assembly{}
 }
 
-// outgoing is a message on its way into a lane.
-type outgoing struct {
+// queued is a message on its way into a lane.
+type queued struct {
 	header  header
 	bytes   []byte
 	written int
@@ -196,7 +197,7 @@ type outgoing struct {
 }
 
 // next is how many bytes of the payload go into the next record, in a lane whose largest message is so large.
-func (o *outgoing) next(bytesMax uint64) int {
+func (o *queued) next(bytesMax uint64) int {
 	left, most := len(o.bytes)-o.written, int(bytesMax)-headerSize
 	if left <= most && o.written == 0 {
 		return left
@@ -212,7 +213,7 @@ type outbox struct {
 	doorbell   doorbell
 	uid        int
 	sharesBell bool
-	queue      []outgoing
+	queue      []queued
 	window     window
 }
 
@@ -244,7 +245,7 @@ func (o *outbox) write(h header, payload []byte) (bool, error) {
 
 // push puts a copy of a message behind those that wait; flush writes it.
 func (o *outbox) push(h header, payload []byte, kept part) {
-	o.queue = append(o.queue, outgoing{header: h, bytes: append([]byte(nil), payload...), kept: kept})
+	o.queue = append(o.queue, queued{header: h, bytes: append([]byte(nil), payload...), kept: kept})
 }
 
 // flush writes as much as there is room for. True: nothing waits any more.
@@ -263,11 +264,11 @@ func (o *outbox) flush() (bool, error) {
 			part.end(nil)
 		}
 		o.queue[done].kept.shrinkTo(0)
-		o.queue[done] = outgoing{}
+		o.queue[done] = queued{}
 	}
 }
 
-func (o *outbox) writeOn(out *outgoing) (bool, error) {
+func (o *outbox) writeOn(out *queued) (bool, error) {
 	for {
 		n := out.next(o.lane.BytesMax())
 		h := out.header
@@ -323,15 +324,15 @@ func (o *outbox) takeDown() {
 // linkError puts what a lane found into this package's words.
 func linkError(err error) error {
 	if errors.Is(err, lane.ErrConsumerClosed) {
-		return ended(ErrClosed, 0)
+		return &EndError{Err: ErrClosed}
 	}
-	return laneError(err)
+	return fail.Lane(err)
 }
 
 // checkSize checks a message against the most that its receiver takes.
 func checkSize(bytes int, most uint64) error {
 	if uint64(bytes) > most {
-		return failure(ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: ask for less, or raise CallBytesMax there", bytes, most)
+		return fail.New(fail.ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: ask for less, or raise CallBytesMax there", bytes, most)
 	}
 	return nil
 }
@@ -373,7 +374,7 @@ const (
 )
 
 // ErrServiceMemory is that a service has no memory left, for this client, for a reply that would wait until its client has room, or for a request that comes in pieces: the
-// call has failed. Its client has a [*Failed] that is also this error, and so has whoever replied. See [Options.Memory].
+// call has failed. Its client has a [*CallError] that is also this error, and so has whoever replied. See [Options.Memory].
 var ErrServiceMemory = errors.New("the service has no memory left for what it keeps of its clients")
 
 // noMemory says so, of a reply or request of so many bytes.
@@ -384,12 +385,12 @@ func (c *clientShare) noMemory(bytes int) error {
 
 // Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000
 // on are the library's, and their bytes a text: see [ErrServiceMemory].
-type Failed struct {
+type CallError struct {
 	Code  uint32
 	Bytes []byte
 }
 
-func (f *Failed) Error() string {
+func (f *CallError) Error() string {
 	if f.Code >= failedLibrary {
 		return "pelton: the call failed: " + strings.TrimPrefix(forPeople(string(f.Bytes)), "pelton: ")
 	}
@@ -397,85 +398,17 @@ func (f *Failed) Error() string {
 }
 
 // Is says whether target is what the library's code stands for.
-func (f *Failed) Is(target error) bool { return f.Code == failedMemory && target == ErrServiceMemory }
+func (f *CallError) Is(target error) bool {
+	return f.Code == failedMemory && target == ErrServiceMemory
+}
 
 // ErrAbandoned is that the service let go of a call without an answer: its handler panicked, or forgot.
 var ErrAbandoned = errors.New("pelton: the service let go of the call without an answer")
 
-// linkLanes is what a hand-shake makes of a link: the lane to send by and the one to receive by.
-type linkLanes struct {
-	out outbox
-	in  *inLane
-	// The largest message that the other side takes.
-	bytesMax uint64
-}
-
-// newLinkLanes is the hand-shake of a link. The bell is rung for room in this side's lane, and besides to.bell is for messages.
-func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, kick func()) (*linkLanes, error) {
-	var p parts
-	defer p.giveBack()
-	bytesMax, _, err := s.options.ofCalls()
-	if err != nil {
-		return nil, s.told(err)
+// newOutbox returns the way into the lane that this side of a call link sends by.
+func newOutbox(l *linkLanes, residentMax int) outbox {
+	return outbox{
+		lane: l.producer, memory: l.memory, doorbell: l.doorbell, uid: l.in.link.peer.UID, sharesBell: l.sharesBell,
+		window: newWindow(l.producer, residentMax),
 	}
-	var takes limits
-	peer, err := s.greet(own, false, listens, func() (_ limits, err error) {
-		takes, err = s.share(&p, to, 2)
-		// Of a whole request or reply, which is cut into pieces where a lane's messages are smaller.
-		return limits{takes.laneBytes, uint64(bytesMax)}, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	takes.messageBytes = limitsOfTheFormat.messageBytes
-	gives := limits{peer.capacity, limitsOfTheFormat.messageBytes}
-	if to.budget != nil {
-		gives.laneBytes = min(gives.laneBytes, takes.laneBytes)
-	}
-	canBarrier := membarrier()
-	var page, data *segment
-	var side consumerSide
-	var in *inLane
-	var peerBell doorbell
-	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell, gives); return err }
-	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, takes, linkBytesMin); return err }
-	steps := []func() error{give, take}
-	if own == roleService {
-		steps = []func() error{take, give}
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	m := &memory{producer: page, consumer: side.consumer, receiver: side.receiver, data: data}
-	producer, err := lane.NewProducer(m.lane(), lane.Start, lane.Start, 0, canBarrier)
-	if err != nil {
-		return nil, s.told(laneError(err))
-	}
-	process, err := s.watchPeer(&p)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.ready(listens); err != nil {
-		return nil, err
-	}
-	p.ofBudget.shrinkTo(in.consumer.Capacity() + producer.Capacity())
-	in.ofBudget = p.ofBudget
-	given := p.keep()
-	m.use()
-	in.memory.use()
-	// No successor will ask for them, and a thousand lanes are many descriptors.
-	for _, segment := range []*segment{page, data, side.consumer, side.receiver, in.memory.producer, in.memory.consumer, in.memory.data} {
-		segment.forgetDescriptor()
-	}
-	// Many peers have one bell for both lanes. The link, which ends after the outbox's last ring, keeps it.
-	sharesBell := isSameFile(peerBell.fd, side.doorbell.fd)
-	if sharesBell {
-		side.doorbell.close(s.peer.UID)
-		side.doorbell = peerBell
-	}
-	in.link = newLink(s.socket, process, peerBell, given, s.peer, kick)
-	out := outbox{lane: producer, memory: m, doorbell: side.doorbell, uid: s.peer.UID, sharesBell: sharesBell, window: newWindow(producer, s.options.ResidentMax)}
-	return &linkLanes{out: out, in: in, bytesMax: peer.bytesMax}, nil
 }

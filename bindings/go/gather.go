@@ -43,26 +43,20 @@ const visitorsMax = 64
 //
 // Errors: as [Listen].
 func Gather(name string, options *Options) (*Receiver, error) {
-	return gather(name, options.orDefault(), nil)
+	o := options.orDefault()
+	settings, err := o.forReceiver(1)
+	if err != nil {
+		return nil, err
+	}
+	return gather(name, o, settings, nil)
 }
 
-func gather(name string, o Options, service *Service) (*Receiver, error) {
+func gather(name string, o Options, settings settings, service *Service) (*Receiver, error) {
 	most, err := o.sendersMax()
 	if err != nil {
 		return nil, err
 	}
-	// So much that the first peer is taken in.
-	lanes := 1
-	if service != nil {
-		lanes = 2
-	}
-	if err := o.checkTakes(); err != nil {
-		return nil, err
-	}
-	if err := o.checkMemory(lanes); err != nil {
-		return nil, err
-	}
-	listener, err := listen(name, o, service != nil)
+	listener, err := listen(name, o, settings, service != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +100,7 @@ func (g *gate) accept(r *Receiver) {
 			continue
 		}
 		// Who is refused takes no other's place among those who are shaken hands with.
-		if s, err := newShake(context.Background(), fd, g.listener.options); err == nil {
+		if s, err := newShake(context.Background(), fd, g.listener.settings); err == nil {
 			// Here, so that the oldest of them is the one that came first.
 			ctx, cancel := context.WithCancel(context.Background())
 			g.enlist(cancel)
@@ -221,7 +215,10 @@ func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
 	if g.service != nil {
 		in, err = g.service.welcome(s, to)
 	} else {
-		in, err = s.newReceiver(to, true)
+		var of *incoming
+		if of, err = s.newReceiver(to, true); err == nil {
+			in = &inLane{incoming: *of}
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -9,12 +9,16 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
 // The hand-shake of two processes that have a socket between them: each side makes its segments, shows them to the other, and
 // checks the other's. spec/protocol.md has the packets and their order. What comes over the socket is copied once, checked, and
 // only the copy is used.
+
+// linkBytesMin is the least that the largest message of a call link's lane may be.
+const linkBytesMin = 1024
 
 const (
 	packetBytesMax = 512
@@ -120,21 +124,21 @@ func decodePacket(b []byte) (p packet, ok bool) {
 
 // shake is a connection during the hand-shake.
 type shake struct {
-	ctx     context.Context
-	socket  *polled
-	peer    Peer
-	options Options
+	ctx      context.Context
+	socket   *polled
+	peer     Peer
+	settings settings
 }
 
 // newShake begins with a peer that this side wants to deal with. Nothing of the peer's is read before its user is known. It takes the
 // descriptor, also when it fails.
-func newShake(ctx context.Context, fd int, options Options) (*shake, error) {
+func newShake(ctx context.Context, fd int, settings settings) (*shake, error) {
 	peer, err := peerOf(fd)
 	if err != nil {
 		hangUp(fd, nobody)
-		return nil, system("asking who the peer is", err)
+		return nil, fail.System("asking who the peer is", err)
 	}
-	if why := userProblem(peer.UID, options.UIDs); why != "" {
+	if why := userProblem(peer.UID, settings.uids); why != "" {
 		defer hangUp(fd, peer.UID)
 		return nil, refuseAt(fd, why)
 	}
@@ -144,7 +148,7 @@ func newShake(ctx context.Context, fd int, options Options) (*shake, error) {
 	}
 	// An error: of an older kernel, where descriptors were permitted all the time.
 	_ = permitDescriptors(fd, true)
-	return &shake{ctx, socket, peer, options}, nil
+	return &shake{ctx, socket, peer, settings}, nil
 }
 
 // userProblem is why this side does not deal with a peer of that user; "" if it does.
@@ -156,10 +160,7 @@ func userProblem(uid int, allowed []int) string {
 		return fmt.Sprintf("the peer is uid %d, this side takes uid %d and %v: allow the other's uid in the options of both sides",
 			uid, os.Geteuid(), allowed)
 	}
-	if err := closer.blocked(uid); err != nil {
-		return err.Detail
-	}
-	return ""
+	return closer.blocked(uid)
 }
 
 func (s *shake) isOwnUser() bool { return s.peer.UID == os.Geteuid() }
@@ -174,13 +175,17 @@ func (s *shake) refuse(format string, args ...any) error {
 
 func refuseAt(socket int, why string) error {
 	sayAt(socket, why)
-	return failure(ErrRefused, "refused: %s", why)
+	return fail.New(fail.ErrRefused, "refused: %s", why)
 }
 
 func sayAt(socket int, why string) {
+	_ = trySend(socket, refusedPacket(why))
+}
+
+func refusedPacket(why string) []byte {
 	p := newPacket(kindRefused)
 	p.behind = why
-	_ = trySend(socket, p.encode())
+	return p.encode()
 }
 
 // told tells the peer too why this side gives up.
@@ -200,11 +205,11 @@ func refusal(b []byte) error {
 	if !ok || p.kind != kindRefused {
 		return nil
 	}
-	return failure(ErrRefused, "refused: %s", forPeople(p.behind))
+	return fail.New(fail.ErrRefused, "refused: %s", forPeople(p.behind))
 }
 
 func errHungUp() error {
-	return failure(ErrHungUp, "the peer hung up during the handshake: see what it says")
+	return fail.New(fail.ErrHungUp, "the peer hung up during the handshake: see what it says")
 }
 
 func (s *shake) send(p packet, fds ...int) error {
@@ -221,9 +226,9 @@ func (s *shake) send(p packet, fds ...int) error {
 		}
 		return errHungUp()
 	case errors.Is(err, unix.EAGAIN):
-		return failure(ErrAgain, "timed out while greeting a peer that does not read")
+		return fail.New(fail.ErrTimedOut, "timed out while greeting a peer that does not read")
 	}
-	return s.told(system("greeting the peer", err))
+	return s.told(fail.System("greeting the peer", err))
 }
 
 // receive waits for the next packet, which must be of that kind, with so many descriptors.
@@ -241,7 +246,7 @@ func (s *shake) receive(kind uint32, count int) (packet, []int, error) {
 		return packet{}, nil, err
 	}
 	if failed != nil {
-		return packet{}, nil, system("hearing from the peer", failed)
+		return packet{}, nil, fail.System("hearing from the peer", failed)
 	}
 	p, err := s.judge(b[:n], kind, count, len(fds), isCut)
 	if err != nil {
@@ -271,7 +276,7 @@ func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (pac
 		return p, s.refuse("packet of kind %d came, wanted %d", p.kind, kind)
 	}
 	if isCut && found < wanted {
-		return p, s.told(system("taking the peer's descriptors: raise this process's RLIMIT_NOFILE", unix.EMFILE))
+		return p, s.told(fail.System("taking the peer's descriptors: raise this process's RLIMIT_NOFILE", unix.EMFILE))
 	}
 	if found != wanted {
 		return p, s.refuse("%d descriptors came with packet %d, wanted %d", found, kind, wanted)
@@ -430,7 +435,7 @@ func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err er
 }
 
 // newSender is the hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
-func (s *shake) newSender(listens bool) (*Sender, error) {
+func (s *shake) newSender(listens bool) (*outgoing, error) {
 	var p parts
 	defer p.giveBack()
 	canBarrier := membarrier()
@@ -448,10 +453,7 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		return nil, err
 	}
 	takesOver := peer.holds != 0
-	capacity, _, err := s.options.sizes()
-	if err != nil {
-		return nil, s.told(err)
-	}
+	capacity := s.settings.makes.laneBytes
 	tail, head, floor := lane.Start, lane.Start, uint64(0)
 	var page, data *segment
 	var side consumerSide
@@ -489,8 +491,8 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		// A link cuts what is larger into pieces; here the caller has asked for messages that cannot be sent.
 		takes := peer.takes()
 		most := min(lane.MessageBytesLimit(min(capacity, laneWithin(takes.laneBytes))), takes.messageBytes)
-		if found := s.options.MessageBytesMax; found > 0 && uint64(found) > most {
-			return nil, s.told(failure(ErrOption,
+		if found := s.settings.messageBytes; found > most {
+			return nil, s.told(fail.New(fail.ErrOption,
 				"MessageBytesMax is %d, wanted at most %d: the receiver takes lanes of %d bytes and messages of %d. Lower it, or raise the receiver's Capacity, MessageBytesMax or Memory",
 				found, most, takes.laneBytes, takes.messageBytes))
 		}
@@ -501,7 +503,7 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	m := &memory{producer: page, consumer: side.consumer, receiver: side.receiver, data: data}
 	producer, err := lane.NewProducer(m.lane(), tail, head, floor, canBarrier)
 	if err != nil {
-		return nil, s.told(laneError(err))
+		return nil, s.told(fail.Lane(err))
 	}
 	process, err := s.watchPeer(&p)
 	if err != nil {
@@ -511,17 +513,15 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		return nil, err
 	}
 	given := p.keep()
-	sender := newSender(producer, m, own, newLink(s.socket, process, side.doorbell, given, s.peer, own.kick), s.options)
+	out := &outgoing{producer, m, own, newLink(s.socket, process, side.doorbell, given, s.peer, own.kick)}
 	own = nil
-	return sender, nil
+	return out, nil
 }
 
 // giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by, no larger than the peer takes.
 func (s *shake) giveLane(p *parts, bell *bell, within limits) (page, data *segment, side consumerSide, err error) {
-	capacity, limit, err := s.options.sizesWithin(within)
-	if err != nil {
-		return nil, nil, side, s.told(err)
-	}
+	makes := s.settings.within(within)
+	capacity, limit := makes.laneBytes, makes.messageBytes
 	if page, err = p.segment(makeProducerPage(capacity, limit, 1)); err != nil {
 		return nil, nil, side, s.told(err)
 	}
@@ -547,19 +547,19 @@ func (s *shake) giveLane(p *parts, bell *bell, within limits) (page, data *segme
 }
 
 // survivingSender is the hand-shake of a sender whose receiver died: it offers its lane.
-func (s *shake) survivingSender(sender *Sender, listens bool) error {
+func (s *shake) survivingSender(out *outgoing, listens bool) error {
 	var p parts
 	defer p.giveBack()
 	if _, err := s.greet(roleSender, true, listens, noLane); err != nil {
 		return err
 	}
-	producer, m := sender.lane, sender.memory
+	producer, m := out.lane, out.memory
 	if _, err := producer.LookAtHead(); err != nil {
-		return s.told(laneError(err))
+		return s.told(fail.Lane(err))
 	}
 	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
 	offer.generation = producer.Generation()
-	doorbell, err := s.giveDoorbell(&p, sender.bell)
+	doorbell, err := s.giveDoorbell(&p, out.bell)
 	if err != nil {
 		return err
 	}
@@ -576,7 +576,7 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 		return err
 	}
 	if err := producer.CheckSuccessor(side.consumer.bytes); err != nil {
-		return s.told(laneError(err))
+		return s.told(fail.Lane(err))
 	}
 	process, err := s.watchPeer(&p)
 	if err != nil {
@@ -591,8 +591,8 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	m.receiver.close()
 	m.consumer, m.receiver = side.consumer, side.receiver
 	producer.AttachConsumer(side.consumer.bytes, side.receiver.bytes)
-	sender.link.close()
-	sender.link = newLink(s.socket, process, side.doorbell, given, s.peer, sender.bell.kick)
+	out.link.close()
+	out.link = newLink(s.socket, process, side.doorbell, given, s.peer, out.bell.kick)
 	return nil
 }
 
@@ -608,7 +608,7 @@ type reception struct {
 // share is what one peer more is told that this side takes, of which one lane or two lie in this side's memory. The part of the budget for these is
 // among the parts of the hand-shake.
 func (s *shake) share(p *parts, to *reception, lanes uint64) (limits, error) {
-	takes := s.options.takes(s.isOwnUser())
+	takes := s.settings.takes(s.isOwnUser())
 	if to.budget == nil {
 		return takes, nil
 	}
@@ -622,7 +622,7 @@ func (s *shake) share(p *parts, to *reception, lanes uint64) (limits, error) {
 }
 
 // newReceiver is the hand-shake of a new receiver's lane: a fresh one, or that of a sender that survived its receiver.
-func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
+func (s *shake) newReceiver(to *reception, listens bool) (*incoming, error) {
 	var p parts
 	defer p.giveBack()
 	var takes limits
@@ -655,7 +655,7 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 
 // takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes. Of a lane of a link least is
 // the smallest largest message, and no message waits in it; of others it is 0.
-func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *inLane, peerBell doorbell, err error) {
+func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *incoming, peerBell doorbell, err error) {
 	offer, fds, err := s.receive(kindProducer, 3)
 	if err != nil {
 		return nil, peerBell, err
@@ -698,7 +698,7 @@ func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (
 	m := &memory{producer: page, consumer: consumerPage, receiver: to.page, data: data, keepsReceiver: to.isShared}
 	consumer, err := lane.NewConsumer(m.lane(), offer.bytesMax)
 	if err != nil {
-		return nil, peerBell, s.told(laneError(err))
+		return nil, peerBell, s.told(fail.Lane(err))
 	}
 	own, err := s.giveDoorbell(p, to.bell)
 	if err != nil {
@@ -707,14 +707,14 @@ func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (
 	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, own); err != nil {
 		return nil, peerBell, err
 	}
-	return &inLane{consumer: consumer, memory: m, again: redelivered}, peerBell, nil
+	return &incoming{consumer: consumer, memory: m, again: redelivered}, peerBell, nil
 }
 
 // watchPeer is what tells the end of the peer's process; -1: the socket's hang-up alone does.
 func (s *shake) watchPeer(p *parts) (int, error) {
 	process, err := processOf(s.socket.fd, s.peer)
 	if err != nil {
-		return -1, s.told(system("watching the peer", err))
+		return -1, s.told(fail.System("watching the peer", err))
 	}
 	if process >= 0 {
 		p.owns([]int{process})
@@ -723,21 +723,20 @@ func (s *shake) watchPeer(p *parts) (int, error) {
 }
 
 // survivingReceiver is the hand-shake of a receiver whose sender died: it offers the lane, and says where that one's records end.
-func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
+func (s *shake) survivingReceiver(in *incoming, bell *bell, listens bool) error {
 	var p parts
 	defer p.giveBack()
-	if _, err := s.greet(roleReceiver, true, listens, func() (limits, error) { return s.options.takes(s.isOwnUser()), nil }); err != nil {
+	if _, err := s.greet(roleReceiver, true, listens, func() (limits, error) { return s.settings.takes(s.isOwnUser()), nil }); err != nil {
 		return err
 	}
-	in := r.lanes[0]
 	consumer, m := in.consumer, in.memory
 	tail, _, err := consumer.EndOfCommitted()
 	if err != nil {
-		return s.told(laneError(err))
+		return s.told(fail.Lane(err))
 	}
 	offer := lanePacket(kindConsumer, consumer.Capacity(), consumer.BytesMax(), tail, consumer.Head())
 	offer.floor, offer.generation = consumer.DeadProducer()
-	doorbell, err := s.giveDoorbell(&p, r.bell)
+	doorbell, err := s.giveDoorbell(&p, bell)
 	if err != nil {
 		return err
 	}
@@ -772,6 +771,85 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	m.producer.close()
 	m.producer = page
 	consumer.AttachProducer(page.bytes)
-	in.link.handOver(newLink(s.socket, process, peerBell, given, s.peer, r.bell.kick), tail.Seq, in)
+	next := newLink(s.socket, process, peerBell, given, s.peer, bell.kick)
+	in.link.handOver(next, tail.Seq)
+	in.link = next
 	return nil
+}
+
+// linkLanes is what a hand-shake makes of a link: the lane to send by and the one to receive by.
+type linkLanes struct {
+	producer *lane.Producer
+	memory   *memory
+	// The other side's doorbell for room in this side's lane, and whether it is the link's, which closes it.
+	doorbell   doorbell
+	sharesBell bool
+	in         *incoming
+	// The largest message that the other side takes.
+	bytesMax uint64
+}
+
+// newLinkLanes is the hand-shake of a link. The bell is rung for room in this side's lane, and besides to.bell is for messages.
+func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, kick func()) (*linkLanes, error) {
+	var p parts
+	defer p.giveBack()
+	var takes limits
+	peer, err := s.greet(own, false, listens, func() (_ limits, err error) {
+		takes, err = s.share(&p, to, 2)
+		// Of a whole request or reply, which is cut into pieces where a lane's messages are smaller.
+		return limits{takes.laneBytes, s.settings.callBytes}, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	takes.messageBytes = limitsOfTheFormat.messageBytes
+	gives := limits{peer.capacity, limitsOfTheFormat.messageBytes}
+	if to.budget != nil {
+		gives.laneBytes = min(gives.laneBytes, takes.laneBytes)
+	}
+	canBarrier := membarrier()
+	var page, data *segment
+	var side consumerSide
+	var in *incoming
+	var peerBell doorbell
+	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell, gives); return err }
+	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, takes, linkBytesMin); return err }
+	steps := []func() error{give, take}
+	if own == roleService {
+		steps = []func() error{take, give}
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	m := &memory{producer: page, consumer: side.consumer, receiver: side.receiver, data: data}
+	producer, err := lane.NewProducer(m.lane(), lane.Start, lane.Start, 0, canBarrier)
+	if err != nil {
+		return nil, s.told(fail.Lane(err))
+	}
+	process, err := s.watchPeer(&p)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.ready(listens); err != nil {
+		return nil, err
+	}
+	p.ofBudget.shrinkTo(in.consumer.Capacity() + producer.Capacity())
+	in.ofBudget = p.ofBudget
+	given := p.keep()
+	m.use()
+	in.memory.use()
+	// No successor will ask for them, and a thousand lanes are many descriptors.
+	for _, segment := range []*segment{page, data, side.consumer, side.receiver, in.memory.producer, in.memory.consumer, in.memory.data} {
+		segment.forgetDescriptor()
+	}
+	// Many peers have one bell for both lanes. The link, which ends after the outbox's last ring, keeps it.
+	sharesBell := isSameFile(peerBell.fd, side.doorbell.fd)
+	if sharesBell {
+		side.doorbell.close(s.peer.UID)
+		side.doorbell = peerBell
+	}
+	in.link = newLink(s.socket, process, peerBell, given, s.peer, kick)
+	return &linkLanes{producer: producer, memory: m, doorbell: side.doorbell, sharesBell: sharesBell, in: in, bytesMax: peer.bytesMax}, nil
 }

@@ -74,7 +74,7 @@ func socketPair(t testing.TB, ctx context.Context) (*shake, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newShake(ctx, fds[0], Options{})
+	s, err := newShake(ctx, fds[0], must((&Options{}).forBoth(0)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer data.close()
 				send(hello(roleSender, 0))
 				send(bytes, page.fd, bell.eventfd, data.fd)
-				_, err = s.receiverOfOne(false)
+				_, err = receiverOfOne(s, Options{}, false)
 			case "CONSUMER":
 				consumer, receiver, data := must(makeConsumerPage(lane.Unpack(p.head))), must(makeReceiverPage()), must(makeData(capacity))
 				defer consumer.close()
@@ -245,7 +245,7 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 			if err := errors.Join(trySend(peer, hello(roleSender, 0)), trySend(peer, offer.encode(), fds...), trySend(peer, ready.encode())); err != nil {
 				t.Fatal(err)
 			}
-			r, err := s.receiverOfOne(false)
+			r, err := receiverOfOne(s, Options{}, false)
 			if name == "all is well" {
 				if err != nil {
 					t.Fatal(err)
@@ -278,7 +278,7 @@ func TestAServiceAndTwoOfOneRoleAreRefusedInWords(t *testing.T) {
 		if err := trySend(peer, hello(other, 0)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.receiverOfOne(true); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
+		if _, err := receiverOfOne(s, Options{}, true); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
 			t.Error(err)
 		}
 	}
@@ -297,7 +297,7 @@ func TestAnyPacketsLeaveNothingBehind(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := must(newShake(ctx, fds[0], Options{}))
+		s := must(newShake(ctx, fds[0], must((&Options{}).forBoth(0))))
 		roles := []role{roleSender, roleReceiver, role(random.Uint32N(6))}
 		_ = trySend(fds[1], hello(roles[random.IntN(3)], random.Uint32N(2)))
 		for range random.IntN(4) {
@@ -313,7 +313,7 @@ func TestAnyPacketsLeaveNothingBehind(t *testing.T) {
 		if random.IntN(2) == 0 {
 			_, err = s.newSender(random.IntN(2) == 0)
 		} else {
-			_, err = s.receiverOfOne(random.IntN(2) == 0)
+			_, err = receiverOfOne(s, Options{}, random.IntN(2) == 0)
 		}
 		if err == nil {
 			t.Error("a peer that says nonsense was taken")

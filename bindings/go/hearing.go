@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -37,7 +38,7 @@ func (c *Client) pump(w *waiter) {
 		}
 		c.turn = (c.turn + 1) % len(c.links)
 		link := c.links[c.turn]
-		if loss, err := c.hear(link, w); loss != 0 {
+		if loss, err := c.hear(link, w); loss != nil {
 			c.lose(link, loss, err)
 		}
 	}
@@ -58,7 +59,7 @@ func (c *Client) bury() {
 }
 
 // hear takes the answers of one service. A loss: the link has ended, or is not to be used further.
-func (c *Client) hear(link *clientLink, w *waiter) (loss Code, why error) {
+func (c *Client) hear(link *clientLink, w *waiter) (loss error, why error) {
 	consumer, taken := link.in.consumer, false
 	link.isStuck = false
 	defer func() {
@@ -70,7 +71,7 @@ func (c *Client) hear(link *clientLink, w *waiter) (loss Code, why error) {
 		record, ok, err := consumer.Peek()
 		if err == nil && !ok {
 			if !link.in.link.isGone.Load() && !consumer.ProducerClosed() {
-				return 0, nil
+				return nil, nil
 			}
 			// What was committed before the end is visible now. [close]
 			if record, ok, err = consumer.Peek(); err == nil && !ok {
@@ -81,7 +82,7 @@ func (c *Client) hear(link *clientLink, w *waiter) (loss Code, why error) {
 			}
 		}
 		if err != nil {
-			return ErrCorrupt, laneError(err)
+			return ErrCorrupt, fail.Lane(err)
 		}
 		h, payload, rule := readRecord(consumer, record, false)
 		if rule == "" && len(payload) > c.bytesMax {
@@ -97,18 +98,18 @@ func (c *Client) hear(link *clientLink, w *waiter) (loss Code, why error) {
 			isAwaited := p.call != nil && p.call.waiter != nil && len(p.call.answers) == 0
 			// The next one's own goroutine takes it best.
 			if !isAwaited && p.call != nil && w != nil && w.what == anAnswer && len(w.call.answers) > 0 {
-				return 0, nil
+				return nil, nil
 			}
 			if h.kind == kindPart && p.call != nil && !isAwaited && c.partBytes > c.bytesMax {
 				link.isStuck = true
-				return 0, nil
+				return nil, nil
 			}
 		}
 		if rule == "" {
 			rule = c.sort(link, h, payload, p)
 		}
 		if rule != "" {
-			return ErrCorrupt, failure(ErrCorrupt, "the service's message %d breaks the rule %q of calls", record.Seq, rule)
+			return ErrCorrupt, fail.New(fail.ErrCorrupt, "the service's message %d breaks the rule %q of calls", record.Seq, rule)
 		}
 		if record.Descriptors > 0 {
 			err := link.in.receiveFiles(record)
@@ -121,10 +122,10 @@ func (c *Client) hear(link *clientLink, w *waiter) (loss Code, why error) {
 		consumer.Take(record)
 		taken = true
 		if link.isDrained {
-			return lossReturned, nil
+			return errReturned, nil
 		}
 	}
-	return 0, nil
+	return nil, nil
 }
 
 // sort is what a record comes to, of the call at that place if it is of one; or the rule that it breaks, else "".
@@ -145,7 +146,7 @@ func (c *Client) sort(link *clientLink, h header, payload []byte, p *callPlace) 
 			return "kind"
 		}
 		link.inFlight--
-		c.loseCall(p, lossReturned, nil)
+		c.loseCall(p, errReturned, nil)
 		return ""
 	}
 	found, isOwn := answer{kind: h.kind, code: h.code, bytes: payload}, false
@@ -174,15 +175,15 @@ func (c *Client) sort(link *clientLink, h header, payload []byte, p *callPlace) 
 }
 
 // loseCall is of one whose service does not answer it.
-func (c *Client) loseCall(p *callPlace, loss Code, why error) {
+func (c *Client) loseCall(p *callPlace, loss error, why error) {
 	call := p.call
-	if loss == lossReturned && p.hasPart {
+	if loss == errReturned && p.hasPart {
 		// Who has given a part of it had begun it, whatever it says.
 		loss = ErrCorrupt
 	}
-	if call != nil && c.crowd != nil && (loss == lossReturned || p.isIdempotent && p.repeats < repeatsMax && !p.hasPart) {
+	if call != nil && c.crowd != nil && (loss == errReturned || p.isIdempotent && p.repeats < repeatsMax && !p.hasPart) {
 		p.link, p.loss = nil, loss
-		if loss != lossReturned {
+		if loss != errReturned {
 			p.repeats++
 		}
 		c.homeless = append(c.homeless, p.slot)
@@ -194,24 +195,24 @@ func (c *Client) loseCall(p *callPlace, loss Code, why error) {
 	}
 }
 
-func (c *Client) lossError(loss Code, why error) error {
+func (c *Client) lossError(loss error, why error) error {
 	switch {
 	case loss == ErrCorrupt && why != nil:
 		return why
 	case loss == ErrCorrupt:
-		return failure(ErrCorrupt, "the service broke the rules of calls")
-	case loss == lossReturned && c.crowd != nil:
+		return fail.New(fail.ErrCorrupt, "the service broke the rules of calls")
+	case loss == errReturned && c.crowd != nil:
 		return c.nobody()
-	case loss == lossReturned:
-		return failure(ErrRefused, "the service drains, and has not begun the call: ask its successor")
+	case loss == errReturned:
+		return fail.New(fail.ErrRefused, "the service drains, and has not begun the call: ask its successor")
 	case loss == ErrClosed:
-		return failure(ErrClosed, "the service has closed: whether it had carried the call out nobody knows")
+		return fail.New(fail.ErrClosed, "the service has closed: whether it had carried the call out nobody knows")
 	}
-	return failure(ErrPeerDied, "the service died: whether it had carried the call out nobody knows")
+	return fail.New(fail.ErrPeerDied, "the service died: whether it had carried the call out nobody knows")
 }
 
 // lose parts with a link. Who leads closes it.
-func (c *Client) lose(link *clientLink, loss Code, why error) {
+func (c *Client) lose(link *clientLink, loss error, why error) {
 	if link.isLost {
 		return
 	}
@@ -233,10 +234,10 @@ func (c *Client) lose(link *clientLink, loss Code, why error) {
 	// Who leads has it to close, perhaps its own call was lost, and others are to be submitted again.
 	c.rouse()
 	if c.crowd == nil {
-		if loss == lossReturned {
+		if loss == errReturned {
 			loss = ErrClosed
 		}
-		errors.As(c.lossError(loss, why), &c.fate)
+		c.fate = c.lossError(loss, why)
 		return
 	}
 	// An error is told to who asks next, and finds nobody.

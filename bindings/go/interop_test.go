@@ -215,8 +215,8 @@ func TestRustsReceiverKilledIsToldAndARustSuccessorGetsTheRestAgain(t *testing.T
 		}
 	}
 	first.kill()
-	var died *Error
-	if err := sender.Drain(ctx); !errors.As(err, &died) || died.Code != ErrPeerDied || died.Unreleased == 0 {
+	var died *EndError
+	if err := sender.Drain(ctx); !errors.As(err, &died) || died.Err != ErrPeerDied || died.Unreleased == 0 {
 		t.Fatal(err)
 	}
 	next := tool(t, "recv", "--connect", "--frame", "len32", name)

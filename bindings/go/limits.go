@@ -30,75 +30,30 @@ func laneWithin(bytes uint64) uint64 {
 	return bytes &^ (laneGranule - 1)
 }
 
-// takes is what this side takes of a peer. checkTakes has found the options possible.
-func (o *Options) takes(isOwnUser bool) limits {
-	takes := limitsOfAnotherUser
+// settings are what one side's options come to, checked.
+type settings struct {
+	// Users that may be the peer besides this process's own.
+	uids []int
+	// The lane that this side makes, and its message limit if the options set one, else 0.
+	makes        limits
+	messageBytes uint64
+	// What this side takes of a peer of the same user, and of another user.
+	takesOfOwn, takesOfOthers limits
+	// The largest request, reply or part that this side of calls takes.
+	callBytes uint64
+}
+
+func (s *settings) takes(isOwnUser bool) limits {
 	if isOwnUser {
-		takes = limitsOfTheFormat
+		return s.takesOfOwn
 	}
-	if o.Capacity > 0 {
-		takes.laneBytes = roundUp(uint64(o.Capacity), laneGranule)
-	}
-	if o.MessageBytesMax > 0 {
-		takes.messageBytes = uint64(o.MessageBytesMax)
-	}
-	if o.Memory > 0 {
-		takes.laneBytes = min(takes.laneBytes, max(laneWithin(uint64(o.Memory)), lane.CapacityMin))
-	}
-	return takes
+	return s.takesOfOthers
 }
 
-// pathSizes is the capacity and the message limit of the lanes of a path channel that this side makes, within its Memory.
-func (o *Options) pathSizes() (capacity, limit uint64, err error) {
-	if err := o.checkMemory(0); err != nil {
-		return 0, 0, err
-	}
-	if capacity, limit, err = o.sizes(); err != nil || o.Memory == 0 {
-		return capacity, limit, err
-	}
-	capacity = min(capacity, max(laneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
-	return capacity, min(limit, lane.MessageBytesLimit(capacity)), nil
-}
-
-// pathLaneMax is the largest lane of a path channel that a receiver takes. Its own Capacity is for a channel that it makes.
-func (o *Options) pathLaneMax(isOwnUser bool) uint64 {
-	switch {
-	case o.Memory > 0:
-		return uint64(o.Memory)
-	case isOwnUser:
-		return limitsOfTheFormat.laneBytes
-	}
-	return limitsOfAnotherUser.laneBytes
-}
-
-// checkTakes checks what a receiver says of what it takes of one peer.
-func (o *Options) checkTakes() error {
-	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
-		return failure(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
-	}
-	if most := limitsOfTheFormat.messageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
-		return failure(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
-	}
-	return o.checkMemory(0)
-}
-
-// checkMemory checks that the first peer has room in Memory, which all peers share, for so many lanes. With 0 lanes, Memory is one peer's, whose lane has
-// at least [lane.CapacityMin] bytes whatever Memory says.
-func (o *Options) checkMemory(lanes int) error {
-	least := sharesOfMemory * laneGranule * lanes
-	if o.Memory < 0 || o.Memory > 0 && o.Memory < least {
-		return failure(ErrOption, "Memory is %d, wanted 0 (none) or at least %d bytes", o.Memory, max(least, 1))
-	}
-	return nil
-}
-
-// sizesWithin is the capacity and the message limit of a lane that the peer takes.
-func (o *Options) sizesWithin(peer limits) (capacity, limit uint64, err error) {
-	if capacity, limit, err = o.sizes(); err != nil {
-		return 0, 0, err
-	}
-	capacity = min(capacity, laneWithin(peer.laneBytes))
-	return capacity, min(limit, lane.MessageBytesLimit(capacity), peer.messageBytes), nil
+// within is the lane to make for a peer that takes these.
+func (s *settings) within(peer limits) limits {
+	capacity := min(s.makes.laneBytes, laneWithin(peer.laneBytes))
+	return limits{capacity, min(s.makes.messageBytes, lane.MessageBytesLimit(capacity), peer.messageBytes)}
 }
 
 // sharesOfMemory: a new peer may have this part of what is left, so that the first ones get most, and some is left for very many.

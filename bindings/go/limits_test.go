@@ -17,7 +17,7 @@ import (
 // What a side takes of a peer, and the memory that all peers together have.
 
 // refusedWith checks that an error is of that code and has these texts.
-func refusedWith(t *testing.T, err error, code Code, texts ...any) {
+func refusedWith(t *testing.T, err error, code error, texts ...any) {
 	t.Helper()
 	if !errors.Is(err, code) {
 		t.Fatalf("%v, wanted code %d", err, code)
@@ -107,7 +107,7 @@ func TestWhatAnotherUserMakesIsSmallUnlessSomebodySaysMore(t *testing.T) {
 func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 	for _, c := range []struct{ capacity, bytesMax uint64 }{{128 << 10, 100}, {64 << 10, 1001}, {64 << 10, 1000}} {
 		s, peer := socketPair(t, soon(t))
-		s.options = Options{Capacity: 64 << 10, MessageBytesMax: 1000}
+		s.settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
 		page, data, bell := must(makeProducerPage(c.capacity, c.bytesMax, 1)), must(makeData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		offer := lanePacket(kindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
 		offer.generation = 1
@@ -115,7 +115,7 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 		if err := errors.Join(trySend(peer, hello(roleSender, 0)), trySend(peer, offer.encode(), page.fd, bell, data.fd), trySend(peer, ready.encode())); err != nil {
 			t.Fatal(err)
 		}
-		r, err := s.receiverOfOne(false)
+		r, err := receiverOfOne(s, Options{}, false)
 		switch {
 		case c.capacity > 64<<10:
 			refusedWith(t, err, ErrRefused, c.capacity, 64<<10)

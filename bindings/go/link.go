@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -24,6 +25,25 @@ type link struct {
 	isSilent bool
 	// Of a path channel there is no socket, and the peer comes and goes.
 	path *pathPeer
+}
+
+// outgoing is a lane of this side's as its producer, with the link to its receiver.
+type outgoing struct {
+	lane   *lane.Producer
+	memory *memory
+	bell   *bell
+	link   *link
+}
+
+// incoming is a peer's lane as its consumer, with the link to its sender.
+type incoming struct {
+	consumer *lane.Consumer
+	memory   *memory
+	link     *link
+	// So many of the next messages may have been delivered to a predecessor.
+	again uint64
+	// What its lanes take of the receiver's budget.
+	ofBudget part
 }
 
 type descriptors struct {
@@ -94,7 +114,7 @@ func (l *link) discard(fds []int) { closer.descriptors(l.peer.UID, fds) }
 
 // handOver replaces the link to a sender that died, keeping the descriptors that came for messages that it committed: those before
 // the end. The rest was for messages that never were.
-func (l *link) handOver(next *link, end uint32, in *inLane) {
+func (l *link) handOver(next *link, end uint32) {
 	l.takeIn()
 	for _, some := range l.received {
 		if int32(some.seq-end) < 0 {
@@ -105,7 +125,6 @@ func (l *link) handOver(next *link, end uint32, in *inLane) {
 	}
 	l.received = nil
 	l.forget()
-	in.link = next
 }
 
 // packetsMax is the most packets of descriptors that are for other messages than the one asked for: far above what a socket holds.
@@ -133,21 +152,21 @@ func (l *link) nextPacket() (descriptors, bool, error) {
 		return descriptors{}, false, nil
 	}
 	if err != nil {
-		return descriptors{}, false, system("receiving descriptors", err)
+		return descriptors{}, false, fail.System("receiving descriptors", err)
 	}
 	p, ok := decodePacket(b[:n])
 	if !ok || p.kind != kindDescriptors {
 		l.discard(fds)
-		return descriptors{}, false, failure(ErrCorrupt, "a packet of %d bytes came, wanted descriptors", n)
+		return descriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d bytes came, wanted descriptors", n)
 	}
 	if len(fds) > lane.DescriptorsMax {
 		l.discard(fds)
-		return descriptors{}, false, failure(ErrCorrupt, "a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
+		return descriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
 	}
 	// Of a peer whose descriptors cannot be closed no more are taken.
-	if blocked := closer.blocked(l.peer.UID); blocked != nil {
+	if blocked := closer.blocked(l.peer.UID); blocked != "" {
 		l.discard(fds)
-		return descriptors{}, false, failure(ErrCorrupt, "%s", blocked.Detail)
+		return descriptors{}, false, fail.New(fail.ErrCorrupt, "%s", blocked)
 	}
 	return descriptors{p.seq, fds, isCut}, true, nil
 }
@@ -186,16 +205,16 @@ func (l *link) receiveDescriptors(seq, count uint32, comesAgain bool) ([]int, er
 		l.discard(some.fds)
 		// Else of a message that was released, with its descriptors, by a predecessor.
 		if passed++; int32(some.seq-seq) > 0 || passed > packetsMax {
-			return nil, failure(ErrCorrupt, "descriptors of message %d came before those of %d", some.seq, seq)
+			return nil, fail.New(fail.ErrCorrupt, "descriptors of message %d came before those of %d", some.seq, seq)
 		}
 	}
 	if len(found.fds) != int(count) || count > lane.DescriptorsMax {
 		l.discard(found.fds)
 		if found.isCut {
-			return nil, failure(ErrDescriptorsLost, "%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
+			return nil, fail.New(fail.ErrDescriptorsLost, "%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
 				count, seq, len(found.fds))
 		}
-		return nil, failure(ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds), count)
+		return nil, fail.New(fail.ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds), count)
 	}
 	return found.fds, nil
 }

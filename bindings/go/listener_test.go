@@ -56,7 +56,7 @@ func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
-	slow := must(newShake(ctx, must(connectTo(strings.TrimPrefix(name, "unix:"))), Options{}))
+	slow := must(newShake(ctx, must(connectTo(strings.TrimPrefix(name, "unix:"))), must((&Options{}).forBoth(0))))
 	sent := make(chan error, 2)
 	go func() {
 		sender, err := ConnectSender(ctx, name, nil)
@@ -80,7 +80,7 @@ func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
 	}
 	receive("quick")
 	go func() {
-		sender, err := slow.newSender(false)
+		sender, err := senderOf(slow, Options{}, false)
 		if err == nil {
 			err = errors.Join(sender.Send(ctx, []byte("slow")), sender.Close())
 		}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -33,17 +34,17 @@ func createSegment(name string, seals int, bytes uint64, write func([]byte)) (*s
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
-		return nil, system("making a memfd", err)
+		return nil, fail.System("making a memfd", err)
 	}
 	// The kernel would answer a file that is too large with a signal that ends the process.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && limit.Cur < bytes {
 		unix.Close(fd)
-		return nil, system(fmt.Sprintf("making a memfd of %d bytes: raise RLIMIT_FSIZE", bytes), unix.EFBIG)
+		return nil, fail.System(fmt.Sprintf("making a memfd of %d bytes: raise RLIMIT_FSIZE", bytes), unix.EFBIG)
 	}
 	if err := unix.Ftruncate(fd, int64(bytes)); err != nil {
 		unix.Close(fd)
-		return nil, system("sizing a memfd", err)
+		return nil, fail.System("sizing a memfd", err)
 	}
 	s, err := mapSegment(fd, bytes, true)
 	if err != nil {
@@ -53,7 +54,7 @@ func createSegment(name string, seals int, bytes uint64, write func([]byte)) (*s
 	write(s.bytes)
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		s.close()
-		return nil, system("sealing a memfd", err)
+		return nil, fail.System("sealing a memfd", err)
 	}
 	return s, nil
 }
@@ -62,7 +63,7 @@ func createSegment(name string, seals int, bytes uint64, write func([]byte)) (*s
 // succeeds. Until the seals show that it is a memfd, no file system is asked: its server might not answer.
 func openSegment(fd int, what string, seals int, bytes uint64, writable bool) (*segment, error) {
 	refuse := func(format string, args ...any) (*segment, error) {
-		return nil, failure(ErrCorrupt, "the peer's "+what+" segment "+format, args...)
+		return nil, fail.New(fail.ErrCorrupt, "the peer's "+what+" segment "+format, args...)
 	}
 	// Only a memfd has seals: anything else, a file, a pipe, a device, fails here.
 	found, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
@@ -95,7 +96,7 @@ func mapSegment(fd int, bytes uint64, writable bool) (*segment, error) {
 	}
 	mapped, err := unix.Mmap(fd, 0, int(bytes), protection, unix.MAP_SHARED)
 	if err != nil {
-		return nil, system(fmt.Sprintf("mapping %d bytes", bytes), err)
+		return nil, fail.System(fmt.Sprintf("mapping %d bytes", bytes), err)
 	}
 	// A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death until then.
 	if bytes > lane.SegmentBytes {

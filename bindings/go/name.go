@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 // Names and the sockets behind them: a short name is a directory of sockets, unix:PATH is one socket.
@@ -25,7 +26,7 @@ type name struct {
 }
 
 func parseName(text string) (name, error) {
-	wrong := func(problem string) (name, error) { return name{}, failure(ErrName, "%q %s", text, problem) }
+	wrong := func(problem string) (name, error) { return name{}, fail.New(fail.ErrName, "%q %s", text, problem) }
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {
 		if path == "" || strings.ContainsRune(path, 0) {
 			return wrong("names no socket: write unix:PATH")
@@ -64,15 +65,15 @@ func (n name) place() string {
 func (n name) failed(what, path string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, errTooLong):
-		return failure(ErrName, "%q is a socket path of %d bytes, a Unix socket's has at most 107: choose a shorter one", n.text, len(path))
+		return fail.New(fail.ErrName, "%q is a socket path of %d bytes, a Unix socket's has at most 107: choose a shorter one", n.text, len(path))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
-		return failure(ErrName, "%q needs the directory of %s, which is not there: make it first", n.text, path)
+		return fail.New(fail.ErrName, "%q needs the directory of %s, which is not there: make it first", n.text, path)
 	}
-	return system(what+" "+path, err)
+	return fail.System(what+" "+path, err)
 }
 
 func (n name) noSocket(path string) error {
-	return failure(ErrName, "%q is %s, which exists and is not a socket: choose another path", n.text, path)
+	return fail.New(fail.ErrName, "%q is %s, which exists and is not a socket: choose another path", n.text, path)
 }
 
 // sockets is where somebody may listen, in the order of their names.
@@ -143,9 +144,9 @@ func (n name) clear(path string) error {
 	case err == nil:
 		peer, _ := peerOf(fd)
 		hangUp(fd, peer.UID)
-		return failure(ErrInUse, "%s is in use by a listener in process %d: stop that one, or choose another name", n.text, peer.PID)
+		return fail.New(fail.ErrInUse, "%s is in use by a listener in process %d: stop that one, or choose another name", n.text, peer.PID)
 	case errors.Is(err, unix.EAGAIN):
-		return failure(ErrInUse, "%s is in use by a listener that is busy: stop that one, or choose another name", n.text)
+		return fail.New(fail.ErrInUse, "%s is in use by a listener that is busy: stop that one, or choose another name", n.text)
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -290,7 +291,7 @@ func (b *bound) close() {
 	b.reserve.close()
 	if !b.isQuick {
 		// Of those who wait the queues may hold anything. The socket itself cannot be closed elsewhere: whichever goroutine waits for it would.
-		for b.socket.refuseOne("") {
+		for b.socket.refuseOne(nil) {
 		}
 	}
 	_ = b.socket.file.Close()
@@ -330,7 +331,7 @@ func lockDirectory(directory string) (int, error) {
 // ownDirectory says whether path is a directory that nobody else can enter; makes it when asked.
 func (n name) ownDirectory(path string, make bool) (bool, error) {
 	wrong := func(format string, args ...any) (bool, error) {
-		return false, failure(ErrName, "%q needs "+format, append([]any{n.text}, args...)...)
+		return false, fail.New(fail.ErrName, "%q needs "+format, append([]any{n.text}, args...)...)
 	}
 	if make {
 		err := os.Mkdir(path, 0o700)

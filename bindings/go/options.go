@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -82,63 +83,138 @@ func (o *Options) orDefault() Options {
 	return *o
 }
 
-func (o *Options) mode() uint32 {
+func (o *Options) access() access {
 	if o.Mode == 0 {
-		return 0o700
+		return access{o.UIDs, 0o700}
 	}
-	return o.Mode
+	return access{o.UIDs, o.Mode}
 }
 
-// sizes is the capacity and the message limit that the options come to.
-func (o *Options) sizes() (capacity, limit uint64, err error) {
-	capacity = uint64(o.Capacity)
+// makes returns the lane that these options make.
+func (o *Options) makes() (limits, error) {
+	made := limits{laneBytes: uint64(o.Capacity)}
 	if o.Capacity == 0 {
-		capacity = 64 << 20
+		made.laneBytes = 64 << 20
 	}
-	if capacity < lane.CapacityMin || capacity > lane.CapacityMax {
-		return 0, 0, failure(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
+	if made.laneBytes < lane.CapacityMin || made.laneBytes > lane.CapacityMax {
+		return made, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
 	}
-	capacity = roundUp(capacity, laneGranule)
-	limit = lane.MessageBytesLimit(capacity)
-	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > limit {
-		return 0, 0, failure(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
-			o.MessageBytesMax, limit, capacity)
+	made.laneBytes = roundUp(made.laneBytes, laneGranule)
+	made.messageBytes = lane.MessageBytesLimit(made.laneBytes)
+	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > made.messageBytes {
+		return made, fail.New(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
+			o.MessageBytesMax, made.messageBytes, made.laneBytes)
 	}
 	if o.ResidentMax < 0 {
-		return 0, 0, failure(ErrOption, "ResidentMax is %d, wanted 0 or more bytes", o.ResidentMax)
+		return made, fail.New(ErrOption, "ResidentMax is %d, wanted 0 or more bytes", o.ResidentMax)
 	}
 	if o.MessageBytesMax > 0 {
-		limit = uint64(o.MessageBytesMax)
+		made.messageBytes = uint64(o.MessageBytesMax)
 	}
-	return capacity, limit, nil
+	return made, nil
 }
 
-// linkBytesMin is the least that the largest message of a link's lane may be.
-const linkBytesMin = 1024
+// takes returns what a receiver with these options takes of a peer, once they are checked.
+func (o *Options) takes(isOwnUser bool) limits {
+	takes := limitsOfAnotherUser
+	if isOwnUser {
+		takes = limitsOfTheFormat
+	}
+	if o.Capacity > 0 {
+		takes.laneBytes = roundUp(uint64(o.Capacity), laneGranule)
+	}
+	if o.MessageBytesMax > 0 {
+		takes.messageBytes = uint64(o.MessageBytesMax)
+	}
+	if o.Memory > 0 {
+		takes.laneBytes = min(takes.laneBytes, max(laneWithin(uint64(o.Memory)), lane.CapacityMin))
+	}
+	return takes
+}
 
-// ofCalls is what the options come to for calls.
-func (o *Options) ofCalls() (bytesMax, handlers int, err error) {
-	if _, limit, err := o.sizes(); err != nil {
-		return 0, 0, err
-	} else if limit < linkBytesMin {
-		return 0, 0, failure(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", limit, linkBytesMin)
+// checkMemory checks that Memory, which all peers share, has room for so many lanes of the first peer. With 0 lanes, Memory is one peer's,
+// whose lane has at least [lane.CapacityMin] bytes whatever Memory says.
+func (o *Options) checkMemory(lanes int) error {
+	least := sharesOfMemory * laneGranule * lanes
+	if o.Memory < 0 || o.Memory > 0 && o.Memory < least {
+		return fail.New(ErrOption, "Memory is %d, wanted 0 (none) or at least %d bytes", o.Memory, max(least, 1))
 	}
-	if o.CallBytesMax < 0 || o.Handlers < 0 {
-		return 0, 0, failure(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax, o.Handlers)
+	return nil
+}
+
+// forSender returns the settings of a side that makes its lane.
+func (o *Options) forSender() (settings, error) {
+	made, err := o.makes()
+	return settings{uids: o.UIDs, makes: made, messageBytes: uint64(max(o.MessageBytesMax, 0))}, err
+}
+
+// forReceiver returns the settings of a side that takes lanes, of which the first peer has so many: see checkMemory.
+func (o *Options) forReceiver(lanes int) (settings, error) {
+	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
+		return settings{}, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
 	}
-	bytesMax, handlers = 64<<20, 1024
-	if o.CallBytesMax > 0 {
-		bytesMax = o.CallBytesMax
+	if most := limitsOfTheFormat.messageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
+		return settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
 	}
-	if o.Handlers > 0 {
-		handlers = o.Handlers
+	return settings{uids: o.UIDs, takesOfOwn: o.takes(true), takesOfOthers: o.takes(false)}, o.checkMemory(lanes)
+}
+
+// forBoth returns the settings of a side that may do either.
+func (o *Options) forBoth(lanes int) (settings, error) {
+	made, err := o.forSender()
+	if err != nil {
+		return settings{}, err
 	}
-	return bytesMax, handlers, nil
+	both, err := o.forReceiver(lanes)
+	both.makes, both.messageBytes = made.makes, made.messageBytes
+	return both, err
+}
+
+// forCalls returns the settings of a client or a service.
+func (o *Options) forCalls(lanes int) (settings, error) {
+	s, err := o.forBoth(lanes)
+	switch {
+	case err != nil:
+		return s, err
+	case s.makes.messageBytes < linkBytesMin:
+		return s, fail.New(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", s.makes.messageBytes, linkBytesMin)
+	case o.CallBytesMax < 0 || o.Handlers < 0:
+		return s, fail.New(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax, o.Handlers)
+	}
+	if s.callBytes = uint64(o.CallBytesMax); s.callBytes == 0 {
+		s.callBytes = 64 << 20
+	}
+	return s, nil
+}
+
+// pathMakes returns the lanes of a path channel that these options make, within Memory.
+func (o *Options) pathMakes() (limits, error) {
+	if err := o.checkMemory(0); err != nil {
+		return limits{}, err
+	}
+	made, err := o.makes()
+	if err != nil || o.Memory == 0 {
+		return made, err
+	}
+	made.laneBytes = min(made.laneBytes, max(laneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
+	made.messageBytes = min(made.messageBytes, lane.MessageBytesLimit(made.laneBytes))
+	return made, nil
+}
+
+// pathTakes returns the largest lane of a path channel that a receiver takes. Its own Capacity is for a channel that it makes.
+func (o *Options) pathTakes(isOwnUser bool) uint64 {
+	switch {
+	case o.Memory > 0:
+		return uint64(o.Memory)
+	case isOwnUser:
+		return limitsOfTheFormat.laneBytes
+	}
+	return limitsOfAnotherUser.laneBytes
 }
 
 func (o *Options) sendersMax() (int, error) {
 	if o.SendersMax < 0 || o.SendersMax > 1024 {
-		return 0, failure(ErrOption, "SendersMax is %d, wanted 1 to 1024", o.SendersMax)
+		return 0, fail.New(fail.ErrOption, "SendersMax is %d, wanted 1 to 1024", o.SendersMax)
 	}
 	if o.SendersMax == 0 {
 		return 1024, nil

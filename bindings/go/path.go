@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -115,10 +116,14 @@ func (p *pathPeer) lose() {
 // openChannel opens the directory, or makes it, or waits until it is there.
 func openChannel(ctx context.Context, path string, o *Options, make bool) (*directory, error) {
 	if make {
-		return createDirectory(path, o)
+		makes, err := o.pathMakes()
+		if err != nil {
+			return nil, err
+		}
+		return createDirectory(path, o.access(), makes, o.Lanes)
 	}
 	for {
-		d, err := openDirectory(path, o)
+		d, err := openDirectory(path, o.access())
 		if d != nil || err != nil {
 			return d, err
 		}
@@ -243,12 +248,12 @@ func (d *directory) sender(o Options) (*Sender, error) {
 	producer, err := lane.TakeOverProducer(m.lane(), d.header.bytesMax, canBarrier, uint32(os.Getpid()))
 	if err != nil {
 		bell.close()
-		return nil, laneError(err)
+		return nil, fail.Lane(err)
 	}
 	h.keep()
 	h.directory = nil
 	l := &link{doorbell: doorbell{peers, doorbellFIFO}, kick: bell.kick, path: &pathPeer{directory: d, name: "receiver.life", says: producer.Consumer, kick: bell.kick}}
-	s := newSender(producer, m, bell, l, o)
+	s := newSender(&outgoing{producer, m, bell, l}, o)
 	s.place = &pathRole{directory: d, lock: lock, life: life}
 	// Who went before is no news.
 	_, err = s.findReceiver()
@@ -289,7 +294,7 @@ func (s *Sender) goOnAlone() {
 
 func (s *Sender) waitForReceiver(ctx context.Context) error {
 	return s.place.meet(ctx, s.bell, &s.guard, func() (bool, error) {
-		if s.broken != nil && s.broken.Code == ErrCorrupt {
+		if isCorrupt(s.broken) {
 			return false, s.broken
 		}
 		hasGone, err := s.hasGone()
@@ -342,7 +347,7 @@ func (s *Sender) Sync() error {
 	}
 	defer s.leave()
 	if s.place == nil {
-		return failure(ErrRefused, "only a path channel has a disk under it: see CreateSender")
+		return fail.New(fail.ErrRefused, "only a path channel has a disk under it: see CreateSender")
 	}
 	tail := s.lane.Tail()
 	// That there is a channel, once; then the messages, then that they are there, and what was released.
@@ -353,10 +358,10 @@ func (s *Sender) Sync() error {
 		s.place.isSynced = true
 	}
 	if err := unix.Fdatasync(s.memory.data.fd); err != nil {
-		return system("syncing the lane", err)
+		return fail.System("syncing the lane", err)
 	}
 	s.lane.NoteSynced(tail)
-	return system("syncing the lane's pages", errors.Join(unix.Fdatasync(s.memory.producer.fd), unix.Fdatasync(s.memory.consumer.fd)))
+	return fail.System("syncing the lane's pages", errors.Join(unix.Fdatasync(s.memory.producer.fd), unix.Fdatasync(s.memory.consumer.fd)))
 }
 
 // CreateReceiver makes the path channel at a directory, or opens the one that is there, as its receiver. It begins with the oldest message
@@ -375,7 +380,7 @@ func OpenReceiver(ctx context.Context, directory string, options *Options) (*Rec
 
 func pathReceiver(ctx context.Context, path string, options *Options, make bool) (*Receiver, error) {
 	o := options.orDefault()
-	if err := o.checkTakes(); err != nil {
+	if _, err := o.forReceiver(0); err != nil {
 		return nil, err
 	}
 	for {
@@ -383,7 +388,7 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 		if err != nil {
 			return nil, err
 		}
-		if err := d.checkSize(&o); err != nil {
+		if err := d.checkSize(o.pathTakes(d.isOwnUser()), uint64(o.Memory)); err != nil {
 			d.close()
 			return nil, err
 		}
@@ -465,21 +470,21 @@ func (r *Receiver) openLane(number int) error {
 	}
 	consumer, seen, err := lane.TakeOverConsumer(m.lane(), d.header.bytesMax, uint32(os.Getpid()))
 	if err != nil {
-		return laneError(err)
+		return fail.Lane(err)
 	}
 	h.keep()
 	m.use()
 	m.producer.forgetDescriptor()
 	m.data.forgetDescriptor()
 	peer := &pathPeer{directory: d, name: ofLane(number, "life"), says: consumer.Producer, kick: r.bell.kick}
-	in := &inLane{consumer: consumer, memory: m, again: seen, number: uint32(number) + 1,
-		link: &link{doorbell: doorbell{bell, doorbellFIFO}, kick: r.bell.kick, path: peer}}
+	in := &inLane{number: uint32(number) + 1, incoming: incoming{consumer: consumer, memory: m, again: seen,
+		link: &link{doorbell: doorbell{bell, doorbellFIFO}, kick: r.bell.kick, path: peer}}}
 	// Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
 	r.lanes = append(r.lanes, in)
 	err = in.findSender()
 	// Who has gone before and left nothing is no news.
 	if !consumer.Stirs() {
-		in.end = 0
+		in.end = nil
 	}
 	in.link.ring()
 	return err
@@ -507,7 +512,7 @@ func (in *inLane) findSender() error {
 			return err
 		// Its life outlives it for a moment, in a child on its way to exec for instance.
 		case what == foundPeer && !in.consumer.ProducerClosed():
-			in.end = 0
+			in.end = nil
 			return nil
 		}
 		// And perhaps its successor is here.
@@ -526,7 +531,7 @@ func (in *inLane) noteEnd() {
 	in.link.path.lose()
 }
 
-func (in *inLane) isSenderHere() bool { return in.end == 0 && in.link.path.life != nil }
+func (in *inLane) isSenderHere() bool { return in.end == nil && in.link.path.life != nil }
 
 // lookForEnds is asked when nothing is there: perhaps that is the end, of all senders, which is told once.
 func (r *Receiver) lookForEnds() (bool, error) {
@@ -540,26 +545,26 @@ func (r *Receiver) lookForEnds() (bool, error) {
 		}
 	}
 	code := r.foundEnd()
-	if code == 0 && len(r.lanes) == before {
+	if code == nil && len(r.lanes) == before {
 		return false, nil
 	}
 	// What was committed before the end is visible now. [close]
-	if ok, err := r.lookAround(); ok || err != nil || code == 0 {
+	if ok, err := r.lookAround(); ok || err != nil || code == nil {
 		return ok, err
 	}
 	for _, in := range r.lanes {
-		in.end = 0
+		in.end = nil
 	}
-	return false, ended(code, r.unreleased())
+	return false, &EndError{code, r.unreleased()}
 }
 
 // foundEnd is how the senders ended, if none is here and the end of some has not been told yet.
-func (r *Receiver) foundEnd() (code Code) {
+func (r *Receiver) foundEnd() (code error) {
 	for _, in := range r.lanes {
 		if in.isSenderHere() {
-			return 0
+			return nil
 		}
-		if in.end == ErrPeerDied || code == 0 {
+		if in.end == ErrPeerDied || code == nil {
 			code = in.end
 		}
 	}
@@ -580,7 +585,7 @@ func (r *Receiver) waitForSender(ctx context.Context) error {
 				in.link.path.lose()
 			}
 			// Who asks for the next one does without the end of the last.
-			in.end = 0
+			in.end = nil
 		}
 		return false, err
 	})
@@ -595,11 +600,11 @@ func (r *Receiver) Sync() error {
 	}
 	defer r.leave()
 	if r.place == nil {
-		return failure(ErrRefused, "only a path channel has a disk under it: see CreateReceiver")
+		return fail.New(fail.ErrRefused, "only a path channel has a disk under it: see CreateReceiver")
 	}
 	for _, in := range r.lanes {
 		if err := unix.Fdatasync(in.memory.consumer.fd); err != nil {
-			return system("syncing a consumer's page", err)
+			return fail.System("syncing a consumer's page", err)
 		}
 	}
 	return nil

@@ -268,7 +268,7 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 	ctx := soon(t)
 	for name, c := range map[string]struct {
 		spoil func(path string) error
-		code  Code
+		code  error
 	}{
 		"no channel":             {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
 		"an empty directory":     {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) }, ErrNotAChannel},
@@ -417,10 +417,10 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 		}
 		receives.kill()
 		// Into what nobody reads, until the death is told.
-		var died *Error
+		var died *EndError
 		for deadline := time.Now().Add(30 * time.Second); died == nil; {
 			sent, err := sender.TrySend([]byte("lost?"))
-			if errors.As(err, &died) && died.Code != ErrPeerDied || time.Now().After(deadline) || err == nil && !sent {
+			if errors.As(err, &died) && died.Err != ErrPeerDied || time.Now().After(deadline) || err == nil && !sent {
 				t.Fatal(round, sent, err)
 			}
 			time.Sleep(100 * time.Microsecond)

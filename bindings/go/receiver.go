@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -33,7 +34,7 @@ type Receiver struct {
 	turn, taken int
 	// Found by a look, for the call to take.
 	found  lane.Record
-	broken *Error
+	broken error
 
 	// Loans for messages to come.
 	free []*lent
@@ -45,20 +46,14 @@ type Receiver struct {
 
 // inLane is a consumer with its memory and the link to its producer.
 type inLane struct {
-	consumer *lane.Consumer
-	memory   *memory
-	link     *link
-	// So many of the next messages may have been delivered to a predecessor.
-	again uint64
+	incoming
 	// Which of the receiver's: 0 of one sender, else from 1 on.
 	number uint32
-	// What its lanes take of the receiver's budget.
-	ofBudget part
 	// Of a service: the client, as those have it who answer.
 	caller  *caller
 	hasLeft bool
 	// Of a path channel: how its sender went, until that is told.
-	end Code
+	end error
 	// Descriptors of the message at the cursor, once it has been found, and why there are none.
 	filesFor  uint32
 	files     []int
@@ -170,7 +165,7 @@ func (m Message) Files() []*os.File {
 // Errors: [ErrNotReceived] of a message that was released before.
 func (m Message) Release() error {
 	if m.lent == nil || !m.lent.loan.uses.CompareAndSwap(m.use, m.use+1) {
-		return failure(ErrNotReceived, "the message was released already, or never received")
+		return fail.New(fail.ErrNotReceived, "the message was released already, or never received")
 	}
 	loan := m.lent.loan
 	loan.closeFiles()
@@ -331,7 +326,7 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 		return 0, err
 	}
 	if r.found.Bytes > uint64(len(buffer)) {
-		return int(r.found.Bytes), failure(ErrTooSmall, "the next message has %d bytes, the buffer %d", r.found.Bytes, len(buffer))
+		return int(r.found.Bytes), fail.New(fail.ErrTooSmall, "the next message has %d bytes, the buffer %d", r.found.Bytes, len(buffer))
 	}
 	in := r.lanes[r.turn]
 	files, err := in.takeFiles()
@@ -386,10 +381,10 @@ func (r *Receiver) look() (bool, error) {
 		r.takeBack()
 	}
 	if r.broken != nil {
-		if r.broken.Code == ErrCorrupt {
+		if isCorrupt(r.broken) {
 			return false, r.broken
 		}
-		return false, ended(r.broken.Code, r.unreleased())
+		return false, &EndError{r.broken, r.unreleased()}
 	}
 	if r.gate != nil {
 		r.gate.admit(r)
@@ -455,7 +450,7 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 		isClosed = isClosed || in.consumer.ProducerClosed()
 	}
 	if err != nil {
-		return false, r.failed(laneError(err))
+		return false, r.failed(fail.Lane(err))
 	}
 	if ok && record.Descriptors > 0 && in.filesFor != record.Seq {
 		err := in.receiveFiles(record)
@@ -475,8 +470,8 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 	if isClosed {
 		code = ErrClosed
 	}
-	r.broken = ended(code, 0)
-	return false, ended(code, r.unreleased())
+	r.broken = code
+	return false, &EndError{code, r.unreleased()}
 }
 
 // isStalled says whether nothing is taken of a client now that is there: it does not read its replies, or was told that this is so.
@@ -504,7 +499,7 @@ func (r *Receiver) failed(err error) error {
 		r.giveUp(r.lanes[r.turn])
 		return nil
 	}
-	errors.As(err, &r.broken)
+	r.broken = err
 	return err
 }
 
@@ -588,18 +583,20 @@ func (r *Receiver) Resume(ctx context.Context) error {
 		return r.waitForSender(ctx)
 	}
 	if r.gate != nil {
-		return failure(ErrRefused, "a receiver that gathers takes in successors by itself")
+		return fail.New(fail.ErrRefused, "a receiver that gathers takes in successors by itself")
 	}
 	if r.broken == nil && !r.lanes[0].link.isGone.Load() {
-		return failure(ErrRefused, "the sender is alive: there is nobody to succeed it")
+		return fail.New(fail.ErrRefused, "the sender is alive: there is nobody to succeed it")
 	}
-	if r.broken != nil && r.broken.Code == ErrCorrupt {
+	if isCorrupt(r.broken) {
 		return r.broken
 	}
 	if _, _, err := r.lanes[0].consumer.EndOfCommitted(); err != nil {
-		return r.failed(laneError(err))
+		return r.failed(fail.Lane(err))
 	}
-	if err := r.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingReceiver(r, listens) }); err != nil {
+	if err := r.origin.resume(ctx, func(shake *shake, listens bool) error {
+		return shake.survivingReceiver(&r.lanes[0].incoming, r.bell, listens)
+	}); err != nil {
 		return err
 	}
 	r.broken = nil

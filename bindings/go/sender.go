@@ -5,23 +5,20 @@ import (
 	"errors"
 	"io"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
 // Sender is the sending end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call.
 type Sender struct {
-	guard   guard
-	lane    *lane.Producer
-	memory  *memory
-	bell    *bell
-	link    *link
-	spin    spin
-	options Options
-	origin  origin
+	outgoing
+	guard  guard
+	spin   spin
+	origin origin
 	// Of a path channel: the role. Then the receiver's end is told once, and sending goes on.
 	place *pathRole
 	// Why the handle cannot be used any more: the receiver has gone, or has broken the rules.
-	broken *Error
+	broken error
 	// Bytes reserved, and not committed yet; -1 when nothing is.
 	reserved int
 	window   window
@@ -30,10 +27,9 @@ type Sender struct {
 	untilAll bool
 }
 
-func newSender(producer *lane.Producer, m *memory, bell *bell, link *link, options Options) *Sender {
-	m.use()
-	return &Sender{lane: producer, memory: m, bell: bell, link: link, spin: spin{wait: options.Wait}, options: options, reserved: -1,
-		window: newWindow(producer, options.ResidentMax)}
+func newSender(out *outgoing, options Options) *Sender {
+	out.memory.use()
+	return &Sender{outgoing: *out, spin: spin{wait: options.Wait}, reserved: -1, window: newWindow(out.lane, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
@@ -42,7 +38,7 @@ func (s *Sender) enter() error {
 	}
 	if s.reserved >= 0 {
 		s.leave()
-		return failure(ErrReserved, "room for a message of %d bytes is reserved: commit or abort it first", s.reserved)
+		return fail.New(fail.ErrReserved, "room for a message of %d bytes is reserved: commit or abort it first", s.reserved)
 	}
 	return nil
 }
@@ -159,7 +155,7 @@ func (s *Sender) Reserve(ctx context.Context, bytes int) ([]byte, error) {
 func (s *Sender) Commit(bytes int) error {
 	return s.finish(func() error {
 		if bytes < 0 || bytes > s.reserved {
-			return failure(ErrTooLarge, "%d bytes are to be committed, %d are reserved", bytes, s.reserved)
+			return fail.New(fail.ErrTooLarge, "%d bytes are to be committed, %d are reserved", bytes, s.reserved)
 		}
 		s.commit(bytes)
 		return nil
@@ -181,7 +177,7 @@ func (s *Sender) finish(do func() error) error {
 		if err != nil {
 			return err
 		}
-		return failure(ErrNotReserved, "nothing is reserved: Reserve comes first")
+		return fail.New(fail.ErrNotReserved, "nothing is reserved: Reserve comes first")
 	}
 	if err == nil {
 		if err = do(); err != nil {
@@ -210,11 +206,11 @@ func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
 
 func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 	if bytes < 0 {
-		return nil, false, failure(ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
+		return nil, false, fail.New(fail.ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
 	}
 	if s.broken != nil || s.link.hasGone() || s.place != nil && s.lane.Tail().Seq%256 == 0 {
 		if uint64(bytes) > s.lane.BytesMax() {
-			return nil, false, laneError(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.lane.BytesMax()})
+			return nil, false, fail.Lane(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.lane.BytesMax()})
 		}
 		if err := s.usable(); err != nil {
 			return nil, false, err
@@ -261,10 +257,10 @@ func (s *Sender) usable() error {
 		}
 		s.end()
 	}
-	if s.broken.Code == ErrCorrupt {
+	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	told := ended(s.broken.Code, s.unreleased())
+	told := &EndError{s.broken, s.unreleased()}
 	if s.place != nil {
 		s.goOnAlone()
 	}
@@ -286,7 +282,7 @@ func (s *Sender) end() {
 	if s.lane.ConsumerClosed() {
 		code = ErrClosed
 	}
-	s.broken = ended(code, 0)
+	s.broken = code
 }
 
 func (s *Sender) failed(err error) error {
@@ -294,8 +290,8 @@ func (s *Sender) failed(err error) error {
 		s.end()
 		return s.usable()
 	}
-	var found *Error
-	if errors.As(laneError(err), &found); found.Code == ErrCorrupt {
+	found := fail.Lane(err)
+	if isCorrupt(found) {
 		s.broken = found
 	}
 	return found
@@ -323,10 +319,8 @@ func (s *Sender) Drain(ctx context.Context) error {
 		return err
 	}
 	defer s.leave()
-	if s.broken == nil || s.broken.Code != ErrCorrupt {
-		if s.unreleased() == 0 {
-			return nil
-		}
+	if !isCorrupt(s.broken) && s.unreleased() == 0 {
+		return nil
 	}
 	if err := s.usable(); err != nil {
 		return err
@@ -346,7 +340,7 @@ func (s *Sender) look() (bool, error) {
 		}
 	}
 	if s.broken != nil {
-		if s.untilAll && s.broken.Code != ErrCorrupt && s.unreleased() == 0 {
+		if s.untilAll && !isCorrupt(s.broken) && s.unreleased() == 0 {
 			return true, nil
 		}
 		return false, s.usable()
@@ -405,15 +399,15 @@ func (s *Sender) Resume(ctx context.Context) error {
 		return s.waitForReceiver(ctx)
 	}
 	if s.usable() == nil {
-		return failure(ErrRefused, "the receiver is alive: there is nobody to succeed it")
+		return fail.New(fail.ErrRefused, "the receiver is alive: there is nobody to succeed it")
 	}
-	if s.broken.Code == ErrCorrupt {
+	if isCorrupt(s.broken) {
 		return s.broken
 	}
 	if _, err := s.lane.LookAtHead(); err != nil {
 		return s.failed(err)
 	}
-	if err := s.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingSender(s, listens) }); err != nil {
+	if err := s.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingSender(&s.outgoing, listens) }); err != nil {
 		return err
 	}
 	s.broken = nil

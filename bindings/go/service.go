@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -48,15 +49,18 @@ const keptMost = 256 << 20
 // Errors: as [Listen].
 func ListenService(name string, options *Options) (*Service, error) {
 	s := &Service{}
-	var err error
 	o := options.orDefault()
-	if s.bytesMax, s.handlers, err = o.ofCalls(); err != nil {
+	settings, err := o.forCalls(2)
+	if err != nil {
 		return nil, err
+	}
+	if s.bytesMax, s.handlers = int(settings.callBytes), o.Handlers; s.handlers == 0 {
+		s.handlers = 1024
 	}
 	if s.memory = newBudget(o.Memory); s.memory == nil {
 		s.memory = newBudget(max(keptMost, 4*s.bytesMax))
 	}
-	if _, err = gather(name, o, s); err != nil {
+	if _, err = gather(name, o, settings, s); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -68,7 +72,7 @@ func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
 	if err != nil {
 		return nil, shake.told(err)
 	}
-	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{wait: shake.options.Wait}}
+	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{wait: s.receiver.options.Wait}}
 	kick := func() {
 		to.bell.kick()
 		bell.kick()
@@ -79,9 +83,8 @@ func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
 		bell.close()
 		return nil, err
 	}
-	c.out, c.bytesMax, c.link = lanes.out, lanes.bytesMax, lanes.in.link
-	lanes.in.caller = c
-	return lanes.in, nil
+	c.out, c.bytesMax, c.link = newOutbox(lanes, s.receiver.options.ResidentMax), lanes.bytesMax, lanes.in.link
+	return &inLane{incoming: *lanes.in, caller: c}, nil
 }
 
 // stir has whoever looks for requests see what is to be seen besides.
@@ -225,7 +228,7 @@ func (s *Service) tend() error {
 	}
 	// To be seen again by the next call.
 	s.isStirred.Store(true)
-	return failure(ErrClosed, "the service was told to end")
+	return fail.New(fail.ErrClosed, "the service was told to end")
 }
 
 // drain tells clients to go elsewhere, and each when all its calls are answered. True: all have been told.
@@ -473,7 +476,7 @@ func (r Request) putBack() {
 }
 
 func answered() error {
-	return failure(ErrRefused, "the request has been answered, or is a notification, which is not answered")
+	return fail.New(fail.ErrRefused, "the request has been answered, or is a notification, which is not answered")
 }
 
 func (r Request) isOpen() bool { return r.asked != nil && r.asked.use.Load() == r.use }
@@ -512,12 +515,12 @@ func (r Request) Context() context.Context {
 // would have to wait and the service has no memory left for it: the call has failed.
 func (r Request) Reply(reply []byte) error { return r.last(header{kind: kindReply}, reply) }
 
-// Fail fails the call with a code and bytes of the service's own meaning: a [Failed] at the client. Otherwise as Reply.
+// Fail fails the call with a code and bytes of the service's own meaning: a [CallError] at the client. Otherwise as Reply.
 //
 // Errors: also [ErrOption] for a code from 0xffff0000 on, which are the library's; the request is still to be answered.
 func (r Request) Fail(code uint32, bytes []byte) error {
 	if code >= failedLibrary {
-		return failure(ErrOption, "the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
+		return fail.New(fail.ErrOption, "the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
 	}
 	return r.last(header{kind: kindFailed, code: code}, bytes)
 }

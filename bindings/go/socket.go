@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 // The Unix sockets that connect two sides: SOCK_SEQPACKET, with descriptors and credentials.
@@ -52,8 +53,8 @@ func permitDescriptors(fd int, isPermitted bool) error {
 // backlog is how many connections the kernel keeps until they are accepted.
 const backlog = 128
 
-// refuseOne hangs up on the first who waits to be accepted, with a text if there is one. False: it could not.
-func (p *polled) refuseOne(why string) bool {
+// refuseOne hangs up on the first who waits to be accepted, with a packet that says why if there is one. False: it could not.
+func (p *polled) refuseOne(packet []byte) bool {
 	fd := -1
 	_ = p.raw.Control(func(listener uintptr) {
 		fd, _, _ = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -61,8 +62,8 @@ func (p *polled) refuseOne(why string) bool {
 	if fd < 0 {
 		return false
 	}
-	if why != "" {
-		sayAt(fd, why)
+	if packet != nil {
+		_ = trySend(fd, packet)
 	}
 	hangUp(fd, userOf(fd))
 	return true
@@ -228,7 +229,7 @@ type reserve struct {
 
 func newReserve() (*reserve, error) {
 	r := &reserve{}
-	return r, system("making an eventfd", r.open())
+	return r, fail.System("making an eventfd", r.open())
 }
 
 func (r *reserve) open() (err error) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 )
 
 // guard lets one goroutine at a time into a handle, and closing wait for it.
@@ -24,10 +25,10 @@ func (g *guard) enter() error {
 	for !g.state.CompareAndSwap(0, inUse) {
 		state := g.state.Load()
 		if state&closing != 0 {
-			return failure(ErrClosedHandle, "the handle is closed: make a new one")
+			return fail.New(fail.ErrClosedHandle, "the handle is closed: make a new one")
 		}
 		if state&inUse != 0 {
-			return failure(ErrWrongThread, "another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
+			return fail.New(fail.ErrConcurrentUse, "another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
 		}
 		runtime.Gosched()
 	}
@@ -223,7 +224,7 @@ func yieldFor(on side, spin *spin) (bool, error) {
 
 func interrupted(ctx context.Context, guard *guard) error {
 	if guard.isClosing() {
-		return failure(ErrClosedHandle, "the handle was closed during the call")
+		return fail.New(fail.ErrClosedHandle, "the handle was closed during the call")
 	}
 	return ctx.Err()
 }

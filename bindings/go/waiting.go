@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -171,7 +172,7 @@ func (c *Client) check(w *waiter) (bool, error) {
 	switch {
 	case w.what == anAnswer && (len(w.call.answers) > 0 || w.call.isOver):
 		if len(w.call.answers) == 0 {
-			return false, failure(ErrRefused, "the call was cancelled")
+			return false, fail.New(fail.ErrRefused, "the call was cancelled")
 		}
 		return true, nil
 	case c.isClosed():

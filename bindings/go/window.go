@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -315,7 +316,7 @@ func giveBack(producer *lane.Producer, m *memory, kept uint64, isPath bool) erro
 			continue
 		}
 		if err := m.data.release(from, to); err != nil {
-			return system("giving memory back", err)
+			return fail.System("giving memory back", err)
 		}
 	}
 	return nil

@@ -181,11 +181,11 @@ func (p *plan) pause() {
 
 // hears notes what a side was told; answers an error that is none of these.
 func (p *plan) hears(err error) error {
-	var ended *pelton.Error
-	if !errors.As(err, &ended) || ended.Code != pelton.ErrPeerDied && ended.Code != pelton.ErrClosed {
+	var ended *pelton.EndError
+	if !errors.As(err, &ended) || ended.Err != pelton.ErrPeerDied && ended.Err != pelton.ErrClosed {
 		return err
 	}
-	if ended.Code == pelton.ErrPeerDied {
+	if ended.Err == pelton.ErrPeerDied {
 		var now unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 		p.set(toldUnreleased, ended.Unreleased)
