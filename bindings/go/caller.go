@@ -226,7 +226,7 @@ func (c *caller) flushOn() {
 	c.service.stir()
 }
 
-func (c *caller) look() (bool, error) {
+func (c *caller) Poll() (bool, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.isGone || c.link.isGone.Load() {
@@ -240,21 +240,21 @@ func (c *caller) look() (bool, error) {
 }
 
 // Nobody but the goroutine that flushes writes while something waits, so that this needs no lock.
-func (c *caller) stirs() bool { return c.out.lane.Stirs() }
+func (c *caller) MayBeReady() bool { return c.out.lane.Stirs() }
 
-func (c *caller) disarm() {
+func (c *caller) Disarm() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.out.lane.Disarm()
 }
 
-func (c *caller) mustNap() bool {
+func (c *caller) NeedsTimedWait() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.out.lane.MustNap()
 }
 
-func (c *caller) arm() (bool, error) {
+func (c *caller) Arm() (bool, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.isGone || c.link.isGone.Load() {

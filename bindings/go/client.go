@@ -195,7 +195,7 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 		return nil, err
 	}
 	c := &Client{
-		options: o, settings: settings, bytesMax: int(settings.callBytes), name: parsed, page: page, bell: bell, spin: spin{wait: o.Wait},
+		options: o, settings: settings, bytesMax: int(settings.callBytes), name: parsed, page: page, bell: bell, spin: spin{isBusy: o.Wait == Spin},
 		sleeper: lane.NewReceiverSleeper(page.bytes, membarrier()),
 	}
 	c.life, c.end = context.WithCancel(context.Background())

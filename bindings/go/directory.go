@@ -1,6 +1,7 @@
 package pelton
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -139,7 +140,7 @@ func (d *directory) refuse(format string, args ...any) error {
 func (d *directory) failed(doing, name string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fail.NoSpace(fmt.Sprintf("no space for %s/%s: free some, or have it elsewhere or smaller", d.path, name), err)
+		return fail.With(err, fail.ErrNoSpace, "no space for %s/%s: free some, or have it elsewhere or smaller", d.path, name)
 	case err == nil:
 		return nil
 	}
@@ -150,12 +151,12 @@ func (d *directory) noChannel() error {
 	return fail.New(fail.ErrNoChannel, "there is no channel at %s: create it, or set Await", d.path)
 }
 
-func (d *directory) taken(role string, pid uint32) error {
+func (d *directory) taken(ctx context.Context, role string, pid uint32) error {
 	process := "which has not said its process yet"
 	if pid != 0 {
 		process = fmt.Sprintf("process %d", pid)
 	}
-	return fail.New(fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends", d.path, role, process)
+	return fail.With(ctx.Err(), fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends", d.path, role, process)
 }
 
 // openDirectory opens the channel at a path after checking it. nil: nothing is there.
@@ -486,27 +487,46 @@ func (d *directory) sync() error {
 	return d.failed("syncing", "", err)
 }
 
-// claim tries to take a role, for a while, as long as canWait says that waiting may help. A process that was killed keeps its locks until the kernel has
-// taken it apart, and its successor may be started before that.
-func (d *directory) claim(try func() (int, error), canWait func() (bool, error)) (int, error) {
-	for deadline := time.Now().Add(200 * time.Millisecond); ; time.Sleep(time.Millisecond) {
+const (
+	// A killed process keeps its locks until the kernel has ended it, and its successor may start before that. A guess.
+	claimKilled = 200 * time.Millisecond
+	// Between two attempts to claim a role, in that time and after it.
+	claimRetry, claimRetryLater = time.Millisecond, 10 * time.Millisecond
+)
+
+// claim claims a role. While another process has it, and canWait says that waiting may help, it waits: until the context ends if isPatient,
+// else for claimKilled. It returns -1 if the role is taken then.
+func (d *directory) claim(ctx context.Context, isPatient bool, try func() (int, error), canWait func() (bool, error)) (int, error) {
+	pause := claimRetry
+	for deadline := time.Now().Add(claimKilled); ; {
 		lock, err := try()
 		if err != nil || lock >= 0 {
 			return lock, err
 		}
-		if can, err := canWait(); err != nil || !can || time.Now().After(deadline) {
+		if can, err := canWait(); err != nil || !can {
 			return -1, err
+		}
+		if time.Now().After(deadline) {
+			if !isPatient {
+				return -1, nil
+			}
+			pause = claimRetryLater
+		}
+		select {
+		case <-ctx.Done():
+			return -1, nil
+		case <-time.After(pause):
 		}
 	}
 }
 
-// claimReceiver answers the lock.
-func (d *directory) claimReceiver() (int, error) {
-	lock, err := d.claim(func() (int, error) { return d.lock("receiver", false) },
+// claimReceiver returns the lock.
+func (d *directory) claimReceiver(ctx context.Context, isPatient bool) (int, error) {
+	lock, err := d.claim(ctx, isPatient, func() (int, error) { return d.lock("receiver", false) },
 		func() (bool, error) { return true, nil })
 	if err == nil && lock < 0 {
 		// The receiver's own page has no room for it; the consumer page of the first lane is the receiver's, too.
-		err = d.taken("receiver", d.pid(ofLane(0, "consumer"), 260))
+		err = d.taken(ctx, "receiver", d.pid(ofLane(0, "consumer"), 260))
 	}
 	return lock, err
 }
@@ -525,7 +545,7 @@ func (d *directory) pid(name string, at int64) uint32 {
 }
 
 // claimSender becomes the sender of the first lane that has none, or of a new one; answers its number and the lock.
-func (d *directory) claimSender() (number, lock int, err error) {
+func (d *directory) claimSender(ctx context.Context, isPatient bool) (number, lock int, err error) {
 	free := func() (int, error) {
 		lanes, err := d.lanes()
 		for number = 0; err == nil && number < lanes; number++ {
@@ -535,7 +555,7 @@ func (d *directory) claimSender() (number, lock int, err error) {
 		}
 		return -1, err
 	}
-	lock, err = d.claim(free, func() (bool, error) {
+	lock, err = d.claim(ctx, isPatient, free, func() (bool, error) {
 		lanes, err := d.lanes()
 		return lanes == int(d.header.lanesMax), err
 	})
@@ -545,7 +565,7 @@ func (d *directory) claimSender() (number, lock int, err error) {
 	if lanes, err := d.lanes(); err != nil {
 		return 0, -1, err
 	} else if lanes == int(d.header.lanesMax) {
-		return 0, -1, d.taken(fmt.Sprintf("sender on all %d lanes", lanes), d.pid(ofLane(0, "producer"), 388))
+		return 0, -1, d.taken(ctx, fmt.Sprintf("sender on all %d lanes", lanes), d.pid(ofLane(0, "producer"), 388))
 	}
 	growth, err := d.lock("channel", true)
 	if err != nil {
@@ -561,7 +581,7 @@ func (d *directory) claimSender() (number, lock int, err error) {
 		return 0, -1, err
 	}
 	if lanes == int(d.header.lanesMax) {
-		return 0, -1, d.taken(fmt.Sprintf("sender on all %d lanes", lanes), d.pid(ofLane(0, "producer"), 388))
+		return 0, -1, d.taken(ctx, fmt.Sprintf("sender on all %d lanes", lanes), d.pid(ofLane(0, "producer"), 388))
 	}
 	if lock, err = d.addLane(growth, lanes); err != nil {
 		d.removeLane(lanes)

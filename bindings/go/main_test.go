@@ -146,6 +146,13 @@ func runSide(arguments []string) error {
 				return err
 			}
 		}
+	case "path-hold":
+		receiver, err := OpenReceiver(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		defer receiver.Close()
+		fmt.Println("open")
 	case "path-receive":
 		receiver, err := OpenReceiver(ctx, arguments[1], nil)
 		if err != nil {

@@ -38,11 +38,12 @@ func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(&b[0])) }
 // pathPeer is whoever has, or will have, the other end of a lane. It is heard of by its life, a FIFO that it holds, and by the generation in
 // its page, which tells also who has come and gone meanwhile.
 type pathPeer struct {
-	directory *directory
-	name      string
-	says      func() (generation uint64, pid uint32)
-	kick      func()
-	life      *life
+	// Opens its life: -1 if nobody holds that.
+	watch func() (int, error)
+	uid   int
+	says  func() (generation uint64, pid uint32)
+	kick  func()
+	life  *life
 	// The generation of who is there, and the one of which it is known that it has gone.
 	met, gone uint64
 }
@@ -79,7 +80,7 @@ func (l *link) find() (found, error) {
 	if p.life != nil || generation == p.gone {
 		return foundNothing, nil
 	}
-	fd, err := p.directory.watch(p.name)
+	fd, err := p.watch()
 	if err != nil {
 		return foundNothing, err
 	}
@@ -101,7 +102,7 @@ func (l *link) find() (found, error) {
 	// Another may have taken its place meanwhile.
 	generation, pid := p.says()
 	p.met = generation
-	l.peer = Peer{PID: int(pid), UID: p.directory.owners[1]}
+	l.peer = Peer{PID: int(pid), UID: p.uid}
 	return foundPeer, nil
 }
 
@@ -188,12 +189,21 @@ func pathSender(ctx context.Context, path string, options *Options, make bool) (
 		if err != nil {
 			return nil, err
 		}
-		s, err := d.sender(o)
+		out, role, err := d.openSender(ctx, o.Await)
 		// Removed meanwhile: there may be another by now.
 		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
 			continue
 		}
 		if err != nil {
+			return nil, err
+		}
+		s := newSender(out, o)
+		s.place = role
+		// Who went before is no news.
+		_, err = s.findReceiver()
+		s.link.ring()
+		if err != nil {
+			_ = s.Close()
 			return nil, err
 		}
 		if o.Await {
@@ -206,63 +216,116 @@ func pathSender(ctx context.Context, path string, options *Options, make bool) (
 	}
 }
 
-// sender takes the directory.
-func (d *directory) sender(o Options) (*Sender, error) {
+// openSender claims the role of a sender, for which it waits as claim does, and takes over that one's lane. It takes the directory.
+func (d *directory) openSender(ctx context.Context, isPatient bool) (*outgoing, *pathRole, error) {
 	h := &held{directory: d, lock: -1}
 	defer h.release()
 	canBarrier := membarrier()
-	number, lock, err := d.claimSender()
+	number, lock, err := d.claimSender(ctx, isPatient)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	h.lock = lock
 	m := &memory{}
 	if m.producer, err = h.segment(d.producer(number, true)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if m.data, err = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, true)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if m.consumer, err = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, false)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if m.receiver, err = h.segment(d.control("receiver", lane.MagicReceiver, false)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	own, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	peers, err := h.fifo("receiver.bell", unix.O_RDWR)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	life, err := h.fifo(ofLane(number, "life"), unix.O_RDONLY)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	bell, err := newFIFOBell(h.claim(own))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	producer, err := lane.TakeOverProducer(m.lane(), d.header.bytesMax, canBarrier, uint32(os.Getpid()))
 	if err != nil {
 		bell.close()
-		return nil, fail.Lane(err)
+		return nil, nil, fail.Lane(err)
 	}
 	h.keep()
 	h.directory = nil
-	l := &link{doorbell: doorbell{peers, doorbellFIFO}, kick: bell.kick, path: &pathPeer{directory: d, name: "receiver.life", says: producer.Consumer, kick: bell.kick}}
-	s := newSender(&outgoing{producer, m, bell, l}, o)
-	s.place = &pathRole{directory: d, lock: lock, life: life}
-	// Who went before is no news.
-	_, err = s.findReceiver()
-	l.ring()
+	l := d.newLink("receiver.life", producer.Consumer, peers, bell)
+	return &outgoing{producer, m, bell, l}, &pathRole{directory: d, lock: lock, life: life}, nil
+}
+
+// newLink returns the link to whichever process holds a life, now or later.
+func (d *directory) newLink(life string, says func() (uint64, uint32), fifo int, own *bell) *link {
+	watch := func() (int, error) { return d.watch(life) }
+	return &link{doorbell: doorbell{fifo, doorbellFIFO}, kick: own.kick, path: &pathPeer{watch: watch, uid: d.owners[1], says: says, kick: own.kick}}
+}
+
+// openReceiver claims the role of the receiver, for which it waits as claim does. It takes the directory.
+func (d *directory) openReceiver(ctx context.Context, isPatient bool) (page *segment, bell *bell, role *pathRole, err error) {
+	h := &held{directory: d, lock: -1}
+	defer h.release()
+	if h.lock, err = d.claimReceiver(ctx, isPatient); err != nil {
+		return nil, nil, nil, err
+	}
+	if page, err = h.segment(d.control("receiver", lane.MagicReceiver, true)); err != nil {
+		return nil, nil, nil, err
+	}
+	own, err := h.fifo("receiver.bell", unix.O_RDWR)
 	if err != nil {
-		_ = s.Close()
+		return nil, nil, nil, err
+	}
+	life, err := h.fifo("receiver.life", unix.O_RDONLY)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if bell, err = newFIFOBell(h.claim(own)); err != nil {
+		return nil, nil, nil, err
+	}
+	h.keep()
+	h.directory = nil
+	return page, bell, &pathRole{directory: d, lock: h.lock, life: life}, nil
+}
+
+// openLane takes over a lane for the receiver that has this page and bell.
+func (d *directory) openLane(number int, page *segment, own *bell) (*incoming, error) {
+	h := &held{directory: d, lock: -1}
+	defer h.giveBack()
+	var err error
+	m := &memory{receiver: page, keepsReceiver: true}
+	if m.producer, err = h.segment(d.producer(number, false)); err != nil {
 		return nil, err
 	}
-	return s, nil
+	if m.data, err = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, false)); err != nil {
+		return nil, err
+	}
+	if m.consumer, err = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true)); err != nil {
+		return nil, err
+	}
+	fifo, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	consumer, seen, err := lane.TakeOverConsumer(m.lane(), d.header.bytesMax, uint32(os.Getpid()))
+	if err != nil {
+		return nil, fail.Lane(err)
+	}
+	h.keep()
+	m.use()
+	m.producer.forgetDescriptor()
+	m.data.forgetDescriptor()
+	return &incoming{consumer: consumer, memory: m, again: seen, link: d.newLink(ofLane(number, "life"), consumer.Producer, fifo, own)}, nil
 }
 
 // findReceiver looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
@@ -392,11 +455,19 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 			d.close()
 			return nil, err
 		}
-		r, err := d.receiver(o)
+		canBarrier := membarrier()
+		page, bell, role, err := d.openReceiver(ctx, o.Await)
 		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
 			continue
 		}
 		if err != nil {
+			return nil, err
+		}
+		// Before any lane says that it is open: a predecessor that closed said so here as well. [close]
+		r := newReceiver(canBarrier, page, bell, o)
+		r.place = role
+		if err := r.findSenders(); err != nil {
+			_ = r.Close()
 			return nil, err
 		}
 		// Messages that wait are as good as who sent them.
@@ -410,80 +481,18 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 	}
 }
 
-// receiver takes the directory.
-func (d *directory) receiver(o Options) (*Receiver, error) {
-	h := &held{directory: d, lock: -1}
-	defer h.release()
-	canBarrier := membarrier()
-	lock, err := d.claimReceiver()
-	if err != nil {
-		return nil, err
-	}
-	h.lock = lock
-	page, err := h.segment(d.control("receiver", lane.MagicReceiver, true))
-	if err != nil {
-		return nil, err
-	}
-	own, err := h.fifo("receiver.bell", unix.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	life, err := h.fifo("receiver.life", unix.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	bell, err := newFIFOBell(h.claim(own))
-	if err != nil {
-		return nil, err
-	}
-	// Before any lane says that it is open: a predecessor that closed said so here as well. [close]
-	r := newReceiver(canBarrier, page, bell, o)
-	h.keep()
-	h.directory = nil
-	r.place = &pathRole{directory: d, lock: lock, life: life}
-	if err := r.findSenders(); err != nil {
-		_ = r.Close()
-		return nil, err
-	}
-	return r, nil
-}
-
 // openLane takes over the next lane, and meets its sender.
 func (r *Receiver) openLane(number int) error {
-	d := r.place.directory
-	h := &held{directory: d, lock: -1}
-	defer h.giveBack()
-	var err error
-	m := &memory{receiver: r.page, keepsReceiver: true}
-	if m.producer, err = h.segment(d.producer(number, false)); err != nil {
-		return err
-	}
-	if m.data, err = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, false)); err != nil {
-		return err
-	}
-	if m.consumer, err = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true)); err != nil {
-		return err
-	}
-	bell, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
+	of, err := r.place.directory.openLane(number, r.page, r.bell)
 	if err != nil {
 		return err
 	}
-	consumer, seen, err := lane.TakeOverConsumer(m.lane(), d.header.bytesMax, uint32(os.Getpid()))
-	if err != nil {
-		return fail.Lane(err)
-	}
-	h.keep()
-	m.use()
-	m.producer.forgetDescriptor()
-	m.data.forgetDescriptor()
-	peer := &pathPeer{directory: d, name: ofLane(number, "life"), says: consumer.Producer, kick: r.bell.kick}
-	in := &inLane{number: uint32(number) + 1, incoming: incoming{consumer: consumer, memory: m, again: seen,
-		link: &link{doorbell: doorbell{bell, doorbellFIFO}, kick: r.bell.kick, path: peer}}}
+	in := &inLane{incoming: *of, number: uint32(number) + 1}
 	// Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
 	r.lanes = append(r.lanes, in)
 	err = in.findSender()
 	// Who has gone before and left nothing is no news.
-	if !consumer.Stirs() {
+	if !in.consumer.Stirs() {
 		in.end = nil
 	}
 	in.link.ring()

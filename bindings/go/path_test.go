@@ -94,6 +94,68 @@ func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
 	}
 }
 
+func TestATakenRoleIsAwaitedUntilTheContextEnds(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	receiver := must(OpenReceiver(ctx, path, nil))
+	open := map[string]func(context.Context, *Options) error{
+		"receiver": func(ctx context.Context, o *Options) error { _, err := OpenReceiver(ctx, path, o); return err },
+		"sender":   func(ctx context.Context, o *Options) error { _, err := OpenSender(ctx, path, o); return err },
+	}
+	for role, open := range open {
+		begun := time.Now()
+		if err := open(ctx, nil); !errors.Is(err, ErrRoleTaken) || errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(role, err)
+		}
+		if took := time.Since(begun); took < claimKilled {
+			t.Errorf("%s: without Await it waited for %v, wanted %v", role, took, claimKilled)
+		}
+		begun = time.Now()
+		limited, cancel := context.WithTimeout(ctx, 3*claimKilled)
+		err := open(limited, &Options{Await: true})
+		if took := time.Since(begun); took < 3*claimKilled {
+			t.Errorf("%s: with Await it waited for %v, wanted %v", role, took, 3*claimKilled)
+		}
+		if cancel(); !errors.Is(err, ErrRoleTaken) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(role, err)
+		}
+	}
+	next := make(chan *Receiver)
+	go func() { next <- must(OpenReceiver(ctx, path, &Options{Await: true})) }()
+	if !parked("(*directory).claim") {
+		t.Fatal("it does not wait")
+	}
+	receiver.Close()
+	(<-next).Close()
+}
+
+func TestARestartRightAfterAKillTakesTheRole(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	for round := range 10 {
+		killed := child(t, "path-hold", path)
+		killed.says("open")
+		// It still has the role until the kernel has ended it.
+		if err := killed.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		receiver := must(OpenReceiver(ctx, path, &Options{Await: true}))
+		for err := error(ErrPeerDied); errors.Is(err, ErrPeerDied) || errors.Is(err, ErrClosed); {
+			err = sender.Send(ctx, payload(round, 100))
+			if err != nil && !errors.Is(err, ErrPeerDied) && !errors.Is(err, ErrClosed) {
+				t.Fatal(err)
+			}
+		}
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), round) || message.Release() != nil || receiver.Close() != nil {
+			t.Fatal(round)
+		}
+		killed.kill()
+	}
+}
+
 func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))

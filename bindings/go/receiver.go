@@ -65,7 +65,7 @@ const turnMost = 64
 
 func newReceiver(canBarrier bool, page *segment, bell *bell, options Options) *Receiver {
 	return &Receiver{
-		sleeper: lane.NewReceiverSleeper(page.bytes, canBarrier), page: page, bell: bell, spin: spin{wait: options.Wait}, options: options,
+		sleeper: lane.NewReceiverSleeper(page.bytes, canBarrier), page: page, bell: bell, spin: spin{isBusy: options.Wait == Spin}, options: options,
 	}
 }
 
@@ -372,7 +372,7 @@ func (r *Receiver) find(ctx context.Context) error {
 	if len(r.lanes) > 0 {
 		r.lanes[r.turn].consumer.CountWait()
 	}
-	return await(ctx, r, r.bell, &r.spin, &r.guard)
+	return await(ctx, (*receiveWait)(r), r.bell, &r.spin, &r.guard)
 }
 
 // look finds the next message: of the sender whose turn it is, or of the next one that has any.
@@ -543,7 +543,18 @@ func (r *Receiver) stirs() bool {
 	return false
 }
 
-func (r *Receiver) arm() (bool, error) {
+// receiveWait is a receiver that waits for a message.
+type receiveWait Receiver
+
+func (w *receiveWait) Poll() (bool, error) { return (*Receiver)(w).look() }
+func (w *receiveWait) MayBeReady() bool    { return (*Receiver)(w).stirs() }
+func (w *receiveWait) Disarm()             { w.sleeper.Disarm() }
+func (w *receiveWait) NeedsTimedWait() bool {
+	return w.sleeper.NeedsFencedWakers() && !(*Receiver)(w).areSendersFencing()
+}
+
+func (w *receiveWait) Arm() (bool, error) {
+	r := (*Receiver)(w)
 	r.sleeper.Arm(r.areSendersFencing, membarrier)
 	if ok, err := r.look(); ok || err != nil {
 		r.sleeper.Disarm()
@@ -564,9 +575,6 @@ func (r *Receiver) areSendersFencing() bool {
 	}
 	return true
 }
-
-func (r *Receiver) disarm()       { r.sleeper.Disarm() }
-func (r *Receiver) mustNap() bool { return r.sleeper.NeedsFencedWakers() && !r.areSendersFencing() }
 
 // Resume waits, after [ErrPeerDied], for the sender's successor and offers it the lane, to go on where the dead one committed last. A
 // receiver that had connected connects under the name again; one that a [Listener] accepted accepts the successor there, so keep that

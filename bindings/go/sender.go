@@ -29,7 +29,7 @@ type Sender struct {
 
 func newSender(out *outgoing, options Options) *Sender {
 	out.memory.use()
-	return &Sender{outgoing: *out, spin: spin{wait: options.Wait}, reserved: -1, window: newWindow(out.lane, options.ResidentMax)}
+	return &Sender{outgoing: *out, spin: spin{isBusy: options.Wait == Spin}, reserved: -1, window: newWindow(out.lane, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
@@ -198,7 +198,7 @@ func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
 		}
 		s.lane.CountWait()
 		s.want, s.untilAll = uint64(bytes), false
-		if err := await(ctx, s, s.bell, &s.spin, &s.guard); err != nil {
+		if err := await(ctx, (*sendWait)(s), s.bell, &s.spin, &s.guard); err != nil {
 			return nil, err
 		}
 	}
@@ -326,10 +326,14 @@ func (s *Sender) Drain(ctx context.Context) error {
 		return err
 	}
 	s.untilAll = true
-	return await(ctx, s, s.bell, &s.spin, &s.guard)
+	return await(ctx, (*sendWait)(s), s.bell, &s.spin, &s.guard)
 }
 
-func (s *Sender) look() (bool, error) {
+// sendWait is a sender that waits for room, or until all is released.
+type sendWait Sender
+
+func (w *sendWait) Poll() (bool, error) {
+	s := (*Sender)(w)
 	if s.broken == nil {
 		hasGone, err := s.hasGone()
 		if err != nil {
@@ -356,9 +360,10 @@ func (s *Sender) look() (bool, error) {
 	return ok, err
 }
 
-func (s *Sender) stirs() bool { return s.lane.Stirs() }
+func (w *sendWait) MayBeReady() bool { return w.lane.Stirs() }
 
-func (s *Sender) arm() (bool, error) {
+func (w *sendWait) Arm() (bool, error) {
+	s := (*Sender)(w)
 	sleeps, err := s.lane.Arm(s.want, s.untilAll, membarrier)
 	if errors.Is(err, lane.ErrConsumerClosed) {
 		// Perhaps not before everything was released: the look that follows says.
@@ -370,7 +375,7 @@ func (s *Sender) arm() (bool, error) {
 	if sleeps {
 		hasGone, err := s.hasGone()
 		if hasGone || err != nil {
-			s.disarm()
+			s.lane.Disarm()
 			// Of a receiver that came and went unseen this is the only look that finds it; what follows is said there.
 			if hasGone {
 				s.end()
@@ -381,8 +386,8 @@ func (s *Sender) arm() (bool, error) {
 	return sleeps, nil
 }
 
-func (s *Sender) disarm()       { s.lane.Disarm() }
-func (s *Sender) mustNap() bool { return s.lane.MustNap() }
+func (w *sendWait) Disarm()              { w.lane.Disarm() }
+func (w *sendWait) NeedsTimedWait() bool { return w.lane.MustNap() }
 
 // Resume waits, after [ErrPeerDied], for the receiver's successor and offers it the lane with everything unreleased: it is delivered
 // again from the oldest such message on. A sender that had connected connects under the name again; one that a [Listener] accepted

@@ -72,7 +72,7 @@ func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
 	if err != nil {
 		return nil, shake.told(err)
 	}
-	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{wait: s.receiver.options.Wait}}
+	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{isBusy: s.receiver.options.Wait == Spin}}
 	kick := func() {
 		to.bell.kick()
 		bell.kick()
@@ -105,7 +105,7 @@ func (s *Service) Receive(ctx context.Context) (Request, error) {
 	defer r.leave()
 	there, err := s.look()
 	if !there && err == nil {
-		err = await(ctx, s, r.bell, &r.spin, &r.guard)
+		err = await(ctx, (*serviceWait)(s), r.bell, &r.spin, &r.guard)
 	}
 	if err != nil {
 		return Request{}, err
@@ -250,10 +250,16 @@ func (s *Service) drain() bool {
 	return areAll
 }
 
-func (s *Service) stirs() bool { return s.isStirred.Load() || s.receiver.stirs() }
+// serviceWait is a service that waits for a request.
+type serviceWait Service
 
-func (s *Service) arm() (bool, error) {
-	r := s.receiver
+func (w *serviceWait) Poll() (bool, error)  { return (*Service)(w).look() }
+func (w *serviceWait) MayBeReady() bool     { return w.isStirred.Load() || w.receiver.stirs() }
+func (w *serviceWait) Disarm()              { w.receiver.sleeper.Disarm() }
+func (w *serviceWait) NeedsTimedWait() bool { return (*receiveWait)(w.receiver).NeedsTimedWait() }
+
+func (w *serviceWait) Arm() (bool, error) {
+	s, r := (*Service)(w), w.receiver
 	r.sleeper.Arm(r.areSendersFencing, membarrier)
 	if there, err := s.look(); there || err != nil {
 		r.sleeper.Disarm()
@@ -262,9 +268,6 @@ func (s *Service) arm() (bool, error) {
 	// What was found and was no request has ended the sleep as well.
 	return r.sleeper.IsArmed(), nil
 }
-
-func (s *Service) disarm()       { s.receiver.disarm() }
-func (s *Service) mustNap() bool { return s.receiver.mustNap() }
 
 // Serve answers requests by the handler, each in a goroutine, as many at a time as [Options.Handlers] says; then more are not taken.
 // It ends when Stop is called, or Drain and everything is answered, and the handlers at work are through. A request that the handler has not

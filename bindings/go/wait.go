@@ -58,15 +58,15 @@ func (g *guard) isClosing() bool { return g.state.Load()&closing != 0 }
 
 // side is one that waits.
 type side interface {
-	// look says whether it is there. An error, the end of the channel too, ends the wait.
-	look() (bool, error)
-	// stirs says whether it may be there: a hint, by a load or two.
-	stirs() bool
-	// arm announces a sleep. False: it is there after all, or may be, and the announcement is taken back.
-	arm() (bool, error)
-	disarm()
-	// mustNap says whether a sleep may last only a millisecond.
-	mustNap() bool
+	// Poll says whether it is there. An error, the end of the channel too, ends the wait.
+	Poll() (bool, error)
+	// MayBeReady says whether it may be there: a hint, by a load or two.
+	MayBeReady() bool
+	// Arm announces a sleep. False: it is there after all, or may be, and the announcement is taken back.
+	Arm() (bool, error)
+	Disarm()
+	// NeedsTimedWait says whether a sleep may last only a millisecond.
+	NeedsTimedWait() bool
 }
 
 const (
@@ -95,7 +95,8 @@ const (
 
 // spin is how long to spin before sleeping, by what it brought lately.
 type spin struct {
-	wait   Wait
+	// Never sleeps.
+	isBusy bool
 	failed uint
 	// Bytes of the last request, of who makes or takes these.
 	asked int
@@ -133,20 +134,20 @@ func (s *spin) hasFailed() {
 
 // await waits until the side finds what it looks for, the context ends, or the handle is closed.
 func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) error {
-	for hasYielded, begin := false, (time.Time{}); spin.wait == Spin || !oneProcessor; {
+	for hasYielded, begin := false, (time.Time{}); spin.isBusy || !oneProcessor; {
 		for range loadsPerClock {
-			if on.stirs() {
+			if on.MayBeReady() {
 				break
 			}
 		}
-		if there, err := on.look(); there || err != nil {
+		if there, err := on.Poll(); there || err != nil {
 			spin.hasPaid()
 			return err
 		}
 		if err := interrupted(ctx, guard); err != nil {
 			return err
 		}
-		if spin.wait == Spin {
+		if spin.isBusy {
 			runtime.Gosched()
 			continue
 		}
@@ -165,7 +166,7 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 			runtime.Gosched()
 		}
 	}
-	if oneProcessor && spin.wait != Spin {
+	if oneProcessor && !spin.isBusy {
 		if there, err := yieldFor(on, spin); there || err != nil {
 			return err
 		}
@@ -177,20 +178,20 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 	for {
 		// In this order: a kick that comes behind this ends the sleep, the reason of one before is found by the looks.
 		bell.awake()
-		sleeps, err := on.arm()
+		sleeps, err := on.Arm()
 		if err != nil {
 			return err
 		}
 		if sleeps {
 			if err := interrupted(ctx, guard); err != nil {
-				on.disarm()
+				on.Disarm()
 				return err
 			}
 			// Drains the bell first, behind the announcement: who finds a ring there does not sleep, and looks again.
-			bell.sleep(on.mustNap())
-			on.disarm()
+			bell.sleep(on.NeedsTimedWait())
+			on.Disarm()
 		}
-		if there, err := on.look(); there || err != nil {
+		if there, err := on.Poll(); there || err != nil {
 			return err
 		}
 		if err := interrupted(ctx, guard); err != nil {
@@ -208,7 +209,7 @@ func yieldFor(on side, spin *spin) (bool, error) {
 	begin := time.Now()
 	for range yieldsMost {
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		there, err := on.look()
+		there, err := on.Poll()
 		if time.Since(begin) > yieldLasted {
 			spin.hasFailed()
 			return there, err

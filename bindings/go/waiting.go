@@ -57,7 +57,7 @@ func (c *Client) wait(ctx context.Context, want waiter) error {
 			c.watched = append(c.watched[:0], c.links...)
 			c.spin.asked = c.asked
 			c.mutex.Unlock()
-			err := await(ctx, c, c.bell, &c.spin, &c.guard)
+			err := await(ctx, (*clientWait)(c), c.bell, &c.spin, &c.guard)
 			c.mutex.Lock()
 			c.leader = nil
 			c.bury()
@@ -227,7 +227,11 @@ func (c *Client) wakeRooms() {
 	}
 }
 
-func (c *Client) look() (bool, error) {
+// clientWait is a client whose leader waits.
+type clientWait Client
+
+func (w *clientWait) Poll() (bool, error) {
+	c := (*Client)(w)
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.pump(c.leader)
@@ -236,7 +240,8 @@ func (c *Client) look() (bool, error) {
 }
 
 // stirs looks at lanes that nobody else takes from, of links that nobody else closes.
-func (c *Client) stirs() bool {
+func (w *clientWait) MayBeReady() bool {
+	c := (*Client)(w)
 	if c.leader.what != anAnswer {
 		return true
 	}
@@ -248,7 +253,8 @@ func (c *Client) stirs() bool {
 	return false
 }
 
-func (c *Client) arm() (bool, error) {
+func (w *clientWait) Arm() (bool, error) {
+	c := (*Client)(w)
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.sleeper.Arm(c.areServicesFencing, membarrier)
@@ -305,7 +311,8 @@ func (c *Client) wantedOf(link *clientLink) (bytes uint64) {
 	return bytes
 }
 
-func (c *Client) disarm() {
+func (w *clientWait) Disarm() {
+	c := (*Client)(w)
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.takeBack()
@@ -325,7 +332,8 @@ func (c *Client) areServicesFencing() bool {
 	return !slices.ContainsFunc(c.links, func(link *clientLink) bool { return !link.in.consumer.IsProducerFencing() })
 }
 
-func (c *Client) mustNap() bool {
+func (w *clientWait) NeedsTimedWait() bool {
+	c := (*Client)(w)
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.sleeper.NeedsFencedWakers() && !c.areServicesFencing() ||

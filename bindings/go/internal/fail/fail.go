@@ -57,9 +57,9 @@ func System(operation string, err error) error {
 	return &Error{kind: ErrSystem, detail: operation, cause: err}
 }
 
-// NoSpace returns [ErrNoSpace] with the system's error.
-func NoSpace(detail string, err error) error {
-	return &Error{kind: ErrNoSpace, detail: detail, cause: err}
+// With returns an error of that kind with another error as its cause, which may be nil.
+func With(cause, kind error, format string, args ...any) error {
+	return &Error{kind: kind, detail: fmt.Sprintf(format, args...), cause: cause}
 }
 
 // Lane returns a lane's error as this module's.
