@@ -240,7 +240,7 @@ func (c *caller) Poll() (bool, error) {
 }
 
 // Nobody but the goroutine that flushes writes while something waits, so that this needs no lock.
-func (c *caller) MayBeReady() bool { return c.out.lane.Stirs() }
+func (c *caller) MayBeReady() bool { return c.out.lane.MayBeReady() }
 
 func (c *caller) Disarm() {
 	c.mutex.Lock()
@@ -251,7 +251,7 @@ func (c *caller) Disarm() {
 func (c *caller) NeedsTimedWait() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	return c.out.lane.MustNap()
+	return c.out.lane.NeedsTimedWait()
 }
 
 func (c *caller) Arm() (bool, error) {
@@ -265,17 +265,6 @@ func (c *caller) Arm() (bool, error) {
 		return false, c.failed(err)
 	}
 	return sleeps, nil
-}
-
-// waitingPart is a part of a reply whose goroutine waits until it is written.
-type waitingPart struct {
-	done chan struct{}
-	err  error
-}
-
-func (w *waitingPart) end(err error) {
-	w.err = err
-	close(w.done)
 }
 
 // sendPart writes a part of a reply, waiting for room until the context ends.

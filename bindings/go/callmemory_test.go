@@ -193,7 +193,7 @@ func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
 	h := header{id: 1<<32 | 77, kind: kindRequest, more: true}
 	room := make([]byte, headerSize+1000)
 	h.write(room)
-	client.links[0].out.raw(t, room)
+	writeRaw(t, &client.links[0].out, room)
 	isBack(t, service, memory-lanes-1000)
 	if err := errors.Join(first.Reply(make([]byte, 30_000)), second.Reply(make([]byte, 300_000))); err != nil {
 		t.Fatal(err)

@@ -312,7 +312,7 @@ func (c *Client) Notify(ctx context.Context, message []byte) error {
 // hearEnds takes in what services have said, in case that one of them drains or has ended: what it is told nobody takes, and nothing
 // comes back that would say so.
 func (c *Client) hearEnds(ctx context.Context) error {
-	if !slices.ContainsFunc(c.links, func(l *clientLink) bool { return !l.isStuck && l.in.consumer.Stirs() }) {
+	if !slices.ContainsFunc(c.links, func(l *clientLink) bool { return !l.isStuck && l.in.consumer.MayBeReady() }) {
 		return nil
 	}
 	if c.leader == nil {

@@ -82,6 +82,13 @@ func (c *closers) blocked(uid int) string {
 	return fmt.Sprintf("closing what uid %d sent takes too long: %d descriptors wait", uid, len(of.waiting))
 }
 
+// isIdle says whether all closes are done.
+func (c *closers) isIdle() bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return len(c.users) == 0
+}
+
 type descriptor int
 
 func (d descriptor) Close() error { return unix.Close(int(d)) }

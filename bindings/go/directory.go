@@ -168,7 +168,7 @@ func openDirectory(path string, access access) (*directory, error) {
 	for {
 		d, err := openWhatIsThere(path, access)
 		// Removed while it was opened: there may be another by now, or none.
-		if !errors.Is(err, ErrNoChannel) {
+		if !errors.Is(err, fail.ErrNoChannel) {
 			return d, err
 		}
 	}

@@ -46,13 +46,12 @@ func newBell() (*bell, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := b.open()
-	if err != nil {
+	if _, err := b.open(); err != nil {
 		b.close()
 		return nil, err
 	}
 	// The kernel reports what has just been added; nobody has rung.
-	b.harvest(uintptr(p.fd))
+	b.drainNow()
 	return b, nil
 }
 
@@ -112,6 +111,19 @@ func (b *bell) harvest(epoll uintptr) bool {
 		}
 		return n > 0
 	}
+}
+
+// drainNow takes the rings that have come, without waiting. False: none has.
+func (b *bell) drainNow() bool {
+	p := b.polled.Load()
+	return p != nil && b.drain(uintptr(p.fd))
+}
+
+// pairs returns the number of socket pairs that it polls.
+func (b *bell) pairs() int {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	return len(b.sockets)
 }
 
 // drainSocket takes what one peer has sent to its doorbell, and closes descriptors that are among it. At its end, as the peer has shut it down, closed it,

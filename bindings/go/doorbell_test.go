@@ -25,13 +25,6 @@ func hasRung(t *testing.T, woken chan struct{}) {
 	}
 }
 
-// listensTo is to how many peers of other users.
-func (b *bell) listensTo() int {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	return len(b.sockets)
-}
-
 func sleepsOn(b *bell) chan struct{} {
 	woken := make(chan struct{})
 	go func() { b.sleep(false); close(woken) }()
@@ -43,15 +36,15 @@ func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
 	defer b.close()
 	peers := doorbell{must(unix.Dup(b.eventfd)), doorbellEventfd}
 	defer peers.close(nobody)
-	if b.harvest(uintptr(b.polled.Load().fd)) {
+	if b.drainNow() {
 		t.Fatal("it rings, and is new")
 	}
 	for _, value := range []uint64{0, 1, 1<<64 - 2} {
 		if value > 0 {
 			must(unix.Write(peers.fd, binary.LittleEndian.AppendUint64(nil, value)))
 		}
-		b.harvest(uintptr(b.polled.Load().fd))
-		if b.harvest(uintptr(b.polled.Load().fd)) {
+		b.drainNow()
+		if b.drainNow() {
 			t.Fatal("it rings though nobody has rung")
 		}
 		for range 3 {
@@ -85,7 +78,8 @@ func TestABellThatNobodyHasSleptOnLosesNoRingAndNoKick(t *testing.T) {
 		hasRung(t, sleepsOn(b))
 		b.awake()
 		// The first event of an epoll comes without a ring.
-		b.harvest(uintptr(must(b.open()).fd))
+		must(b.open())
+		b.drainNow()
 		woken := sleepsOn(b)
 		if !parked("(*bell).sleep") {
 			t.Fatal("it does not sleep")
@@ -149,7 +143,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the receiver waits for its ring")
 	}
-	if hostile.lane.IsArmed() && !hostile.bell.harvest(uintptr(hostile.bell.polled.Load().fd)) {
+	if hostile.lane.IsArmed() && !hostile.bell.drainNow() {
 		t.Fatal("nobody has rung")
 	}
 	serves(t, receiver, innocent)
@@ -169,7 +163,7 @@ func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the sender waits for its ring")
 	}
-	if !receiver.bell.harvest(uintptr(receiver.bell.polled.Load().fd)) {
+	if !receiver.bell.drainNow() {
 		t.Fatal("nobody has rung")
 	}
 }
@@ -247,8 +241,8 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	others := []*Sender{anotherUsers(t, ctx, name), anotherUsers(t, ctx, name)}
 	own := must(ConnectSender(ctx, name, nil))
 	defer own.Close()
-	if own.link.doorbell.kind != doorbellEventfd || receiver.bell.listensTo() != 2 {
-		t.Fatal(own.link.doorbell, receiver.bell.listensTo())
+	if own.link.doorbell.kind != doorbellEventfd || receiver.bell.pairs() != 2 {
+		t.Fatal(own.link.doorbell, receiver.bell.pairs())
 	}
 	received := make(chan Message)
 	go func() {
@@ -295,7 +289,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	receiver.Close()
 	for range received {
 	}
-	if found := receiver.bell.listensTo(); found != 0 {
+	if found := receiver.bell.pairs(); found != 0 {
 		t.Fatal(found)
 	}
 }
@@ -315,8 +309,8 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 		t.FailNow()
 	}
 	defer client.Close()
-	if out := client.links[0].out; out.doorbell.kind != doorbellSocket || client.bell.listensTo() != 1 {
-		t.Fatal(out.doorbell, client.bell.listensTo())
+	if out := client.links[0].out; out.doorbell.kind != doorbellSocket || client.bell.pairs() != 1 {
+		t.Fatal(out.doorbell, client.bell.pairs())
 	}
 	for n := range 50 {
 		if n%10 == 0 && !parked("(*bell).sleep") {
@@ -366,14 +360,13 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 				other := anotherUsers(t, ctx, name)
 				does(t, hostile.link.doorbell.fd)
 				// What was queued is taken, in some turns, and then nothing rings: no loop that is busy.
-				epoll := uintptr(receiver.bell.polled.Load().fd)
-				for rounds := 0; receiver.bell.harvest(epoll); rounds++ {
+				for rounds := 0; receiver.bell.drainNow(); rounds++ {
 					if rounds > 1000 {
 						t.Fatal("it rings for ever")
 					}
 				}
 				isEnd := strings.Contains(way, "shut") || strings.Contains(way, "no bytes")
-				if is := receiver.bell.listensTo() == 1; is != isEnd {
+				if is := receiver.bell.pairs() == 1; is != isEnd {
 					t.Fatal("its doorbell is listened to:", !is)
 				}
 				for _, sender := range []*Sender{other, innocent} {

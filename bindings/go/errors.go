@@ -58,6 +58,11 @@ var (
 	ErrReserved = fail.ErrReserved
 	// ErrNotReceived: the message is released already.
 	ErrNotReceived = fail.ErrNotReceived
+	// ErrServiceMemory: a service has no memory left, for this client, for a reply that would wait until its client has room, or for a request
+	// in pieces. The call has failed: at its client this is a [*CallError], at the service the error of the reply. See [Options.Memory].
+	ErrServiceMemory = fail.ErrServiceMemory
+	// ErrAbandoned: the service let go of the call without a reply: its handler panicked, or forgot.
+	ErrAbandoned = fail.ErrAbandoned
 )
 
 // EndError reports that the other side of a channel is gone.

@@ -205,6 +205,17 @@ func (o *queued) next(bytesMax uint64) int {
 	return min(left, most, pieceBytes)
 }
 
+// waitingPart is a part of a reply whose goroutine waits until it is written.
+type waitingPart struct {
+	done chan struct{}
+	err  error
+}
+
+func (w *waitingPart) end(err error) {
+	w.err = err
+	close(w.done)
+}
+
 // outbox is the way into one lane: in order, and what there is no room for waits in memory.
 type outbox struct {
 	lane   *lane.Producer
@@ -373,16 +384,6 @@ const (
 	failedMemory  = 0xffff0001
 )
 
-// ErrServiceMemory is that a service has no memory left, for this client, for a reply that would wait until its client has room, or for a request that comes in pieces: the
-// call has failed. Its client has a [*CallError] that is also this error, and so has whoever replied. See [Options.Memory].
-var ErrServiceMemory = errors.New("the service has no memory left for what it keeps of its clients")
-
-// noMemory says so, of a reply or request of so many bytes.
-func (c *clientShare) noMemory(bytes int) error {
-	return fmt.Errorf("pelton: %w: %d bytes are to be kept for a client, which may have %d more of the %d for all clients: let the client take its replies, ask for less, or raise Memory at the service",
-		ErrServiceMemory, bytes, c.left(), c.budget.most)
-}
-
 // Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000
 // on are the library's, and their bytes a text: see [ErrServiceMemory].
 type CallError struct {
@@ -401,9 +402,6 @@ func (f *CallError) Error() string {
 func (f *CallError) Is(target error) bool {
 	return f.Code == failedMemory && target == ErrServiceMemory
 }
-
-// ErrAbandoned is that the service let go of a call without an answer: its handler panicked, or forgot.
-var ErrAbandoned = errors.New("pelton: the service let go of the call without an answer")
 
 // newOutbox returns the way into the lane that this side of a call link sends by.
 func newOutbox(l *linkLanes, residentMax int) outbox {

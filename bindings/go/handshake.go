@@ -554,7 +554,7 @@ func (s *shake) survivingSender(out *outgoing, listens bool) error {
 		return err
 	}
 	producer, m := out.lane, out.memory
-	if _, err := producer.LookAtHead(); err != nil {
+	if _, err := producer.PollHead(); err != nil {
 		return s.told(fail.Lane(err))
 	}
 	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())

@@ -58,12 +58,6 @@ func closesEnd(t *testing.T) {
 	}
 }
 
-func (c *closers) isIdle() bool {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return len(c.users) == 0
-}
-
 // asUser does something as another user, whom the kernel takes this thread for meanwhile.
 func asUser(t *testing.T, uid int, do func()) {
 	t.Helper()

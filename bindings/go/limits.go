@@ -3,6 +3,7 @@ package pelton
 import (
 	"sync"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
 )
 
@@ -146,4 +147,10 @@ func (c *clientShare) grow(p *part, bytes uint64) bool {
 	c.taken += bytes
 	p.budget, p.client, p.bytes = b, c, p.bytes+bytes
 	return true
+}
+
+// NoMemory is the failure of a reply or request of so many bytes.
+func (c *clientShare) noMemory(bytes int) error {
+	return fail.New(fail.ErrServiceMemory, "the service has no memory left for what it keeps of its clients: %d bytes are to be kept for a client, which may have %d more of the %d for all clients: let the client take its replies, ask for less, or raise Memory at the service",
+		bytes, c.left(), c.budget.most)
 }

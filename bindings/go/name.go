@@ -210,14 +210,14 @@ func (n name) listenInDirectory(isShared bool) (*bound, error) {
 		return nil, err
 	}
 	for _, path := range paths {
-		if err := n.clear(path); err != nil && !(isShared && errors.Is(err, ErrInUse)) {
+		if err := n.clear(path); err != nil && !(isShared && errors.Is(err, fail.ErrInUse)) {
 			return nil, err
 		}
 	}
 	path := filepath.Join(n.directory, fmt.Sprintf("%d.%d", os.Getpid(), listeners.Add(1)-1))
 	bound, err := n.bind(path)
 	// As above. While a socket is in it, nobody removes it.
-	if bound != nil || errors.Is(err, ErrName) {
+	if bound != nil || errors.Is(err, fail.ErrName) {
 		if gone := n.check(lock); gone != nil {
 			if bound != nil {
 				bound.close()

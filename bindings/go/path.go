@@ -338,7 +338,7 @@ func (s *Sender) findReceiver() (bool, error) {
 			return true, nil
 		}
 		// Its close, from now on, is news.
-		s.lane.GoOn()
+		s.lane.ContinueAlone()
 	}
 	return what == foundPassed, err
 }
@@ -346,7 +346,7 @@ func (s *Sender) findReceiver() (bool, error) {
 // goOnAlone: the end of the receiver has been told. The lane is there for the next one, who may have come already.
 func (s *Sender) goOnAlone() {
 	s.link.path.lose()
-	s.lane.GoOn()
+	s.lane.ContinueAlone()
 	s.broken = nil
 	for range passedMax {
 		if passed, err := s.findReceiver(); err != nil || !passed {
@@ -356,7 +356,7 @@ func (s *Sender) goOnAlone() {
 }
 
 func (s *Sender) waitForReceiver(ctx context.Context) error {
-	return s.place.meet(ctx, s.bell, &s.guard, func() (bool, error) {
+	return meet(ctx, s.bell, &s.guard, func() (bool, error) {
 		if isCorrupt(s.broken) {
 			return false, s.broken
 		}
@@ -366,24 +366,6 @@ func (s *Sender) waitForReceiver(ctx context.Context) error {
 		}
 		return s.link.path.life != nil, err
 	})
-}
-
-// meet waits, on the bell alone, until somebody is at the other end. Who comes rings.
-func (p *pathRole) meet(ctx context.Context, bell *bell, guard *guard, isThere func() (bool, error)) error {
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, bell.kick)
-		defer stop()
-	}
-	for {
-		bell.awake()
-		if there, err := isThere(); there || err != nil {
-			return err
-		}
-		if err := interrupted(ctx, guard); err != nil {
-			return err
-		}
-		bell.sleep(false)
-	}
 }
 
 // back puts memory behind the first bytes of a lane's data, so that writing there cannot fail.
@@ -492,7 +474,7 @@ func (r *Receiver) openLane(number int) error {
 	r.lanes = append(r.lanes, in)
 	err = in.findSender()
 	// Who has gone before and left nothing is no news.
-	if !in.consumer.Stirs() {
+	if !in.consumer.MayBeReady() {
 		in.end = nil
 	}
 	in.link.ring()
@@ -581,7 +563,7 @@ func (r *Receiver) foundEnd() (code error) {
 }
 
 func (r *Receiver) waitForSender(ctx context.Context) error {
-	return r.place.meet(ctx, r.bell, &r.guard, func() (bool, error) {
+	return meet(ctx, r.bell, &r.guard, func() (bool, error) {
 		if r.broken != nil {
 			return false, r.broken
 		}

@@ -536,7 +536,7 @@ func (r *Receiver) unreleased() (held uint64) {
 
 func (r *Receiver) stirs() bool {
 	for _, in := range r.lanes {
-		if in.consumer.Stirs() && !in.isStalled() {
+		if in.consumer.MayBeReady() && !in.isStalled() {
 			return true
 		}
 	}

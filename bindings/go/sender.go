@@ -273,7 +273,7 @@ func (s *Sender) hasGone() (bool, error) {
 		return s.link.isGone.Load(), nil
 	}
 	passed, err := s.findReceiver()
-	return passed || s.link.hasGone() || s.link.path.life != nil && s.lane.HasNewsOfClosing(), err
+	return passed || s.link.hasGone() || s.link.path.life != nil && s.lane.HasNewlyClosed(), err
 }
 
 // end notes that the receiver has gone.
@@ -299,7 +299,7 @@ func (s *Sender) failed(err error) error {
 
 func (s *Sender) unreleased() uint64 {
 	// A lie there is told by the next send; here the last known figure is the best there is.
-	_, _ = s.lane.LookAtHead()
+	_, _ = s.lane.PollHead()
 	return s.lane.Unreleased()
 }
 
@@ -350,7 +350,7 @@ func (w *sendWait) Poll() (bool, error) {
 		return false, s.usable()
 	}
 	if s.untilAll {
-		waiting, err := s.lane.LookAtHead()
+		waiting, err := s.lane.PollHead()
 		if err != nil {
 			return false, s.failed(err)
 		}
@@ -360,7 +360,7 @@ func (w *sendWait) Poll() (bool, error) {
 	return ok, err
 }
 
-func (w *sendWait) MayBeReady() bool { return w.lane.Stirs() }
+func (w *sendWait) MayBeReady() bool { return w.lane.MayBeReady() }
 
 func (w *sendWait) Arm() (bool, error) {
 	s := (*Sender)(w)
@@ -387,7 +387,7 @@ func (w *sendWait) Arm() (bool, error) {
 }
 
 func (w *sendWait) Disarm()              { w.lane.Disarm() }
-func (w *sendWait) NeedsTimedWait() bool { return w.lane.MustNap() }
+func (w *sendWait) NeedsTimedWait() bool { return w.lane.NeedsTimedWait() }
 
 // Resume waits, after [ErrPeerDied], for the receiver's successor and offers it the lane with everything unreleased: it is delivered
 // again from the oldest such message on. A sender that had connected connects under the name again; one that a [Listener] accepted
@@ -409,7 +409,7 @@ func (s *Sender) Resume(ctx context.Context) error {
 	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	if _, err := s.lane.LookAtHead(); err != nil {
+	if _, err := s.lane.PollHead(); err != nil {
 		return s.failed(err)
 	}
 	if err := s.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingSender(&s.outgoing, listens) }); err != nil {

@@ -72,8 +72,8 @@ func TestHeadersAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	}
 }
 
-// raw writes a record as it is.
-func (o *outbox) raw(t *testing.T, bytes []byte) {
+// writeRaw writes a record as it is.
+func writeRaw(t *testing.T, o *outbox, bytes []byte) {
 	t.Helper()
 	room, ok, err := o.lane.TryReserve(uint64(len(bytes)), 0)
 	if err != nil || !ok {
@@ -90,7 +90,7 @@ func (v *callRecord) write(t *testing.T, to *outbox) {
 	for range v.PayloadBytes {
 		bytes = append(bytes, 7)
 	}
-	to.raw(t, bytes)
+	writeRaw(t, to, bytes)
 }
 
 func areSevens(bytes []byte) bool {

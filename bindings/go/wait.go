@@ -229,3 +229,21 @@ func interrupted(ctx context.Context, guard *guard) error {
 	}
 	return ctx.Err()
 }
+
+// meet waits, on the bell alone, until somebody is at the other end. Who comes rings.
+func meet(ctx context.Context, bell *bell, guard *guard, isThere func() (bool, error)) error {
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, bell.kick)
+		defer stop()
+	}
+	for {
+		bell.awake()
+		if there, err := isThere(); there || err != nil {
+			return err
+		}
+		if err := interrupted(ctx, guard); err != nil {
+			return err
+		}
+		bell.sleep(false)
+	}
+}

@@ -246,7 +246,7 @@ func (w *clientWait) MayBeReady() bool {
 		return true
 	}
 	for _, link := range c.watched {
-		if !link.isStuck && link.in.consumer.Stirs() {
+		if !link.isStuck && link.in.consumer.MayBeReady() {
 			return true
 		}
 	}
@@ -269,7 +269,7 @@ func (w *clientWait) Arm() (bool, error) {
 
 // hasMore says whether more has come than one look takes: nobody rings for what was there before the sleep was announced.
 func (c *Client) hasMore() bool {
-	return slices.ContainsFunc(c.links, func(link *clientLink) bool { return !link.isStuck && link.in.consumer.Stirs() })
+	return slices.ContainsFunc(c.links, func(link *clientLink) bool { return !link.isStuck && link.in.consumer.MayBeReady() })
 }
 
 // armForRoom has services ring when there is room for what waits. False: there is some.
@@ -337,5 +337,5 @@ func (w *clientWait) NeedsTimedWait() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.sleeper.NeedsFencedWakers() && !c.areServicesFencing() ||
-		slices.ContainsFunc(c.links, func(link *clientLink) bool { return link.isAwaited && link.out.lane.MustNap() })
+		slices.ContainsFunc(c.links, func(link *clientLink) bool { return link.isAwaited && link.out.lane.NeedsTimedWait() })
 }

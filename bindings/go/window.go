@@ -38,6 +38,9 @@ var windowLevels = [...]uint64{lane.Window, 4 << 20, 16 << 20}
 // windowRests are the samples between two trials, by the number of failed trials in a row.
 var windowRests = [...]int{128, 512, 2048, 8192, 32768}
 
+// Samples count their time from here: the first one is long, which a shrunk window ignores.
+var processStart = time.Now()
+
 // windowsInUse is the sum of what the windows of this process's senders exceed their minimum by.
 var windowsInUse atomic.Int64
 
@@ -107,14 +110,14 @@ func (w *window) follow(producer *lane.Producer, m *memory, place *pathRole) {
 
 // followPause shrinks the window after a pause. Call it after sending, where a system call was necessary anyway.
 func (w *window) followPause(producer *lane.Producer, m *memory, place *pathRole) {
-	if w.taken > 0 && time.Since(clockTime)-w.ns > windowPause {
+	if w.taken > 0 && time.Since(processStart)-w.ns > windowPause {
 		w.followAt(producer.SentBytes(), producer, m, place)
 	}
 }
 
 func (w *window) followAt(sent uint64, producer *lane.Producer, m *memory, place *pathRole) {
 	// An invalid head is reported by the reservation that follows.
-	unreleased, err := producer.LookAtHead()
+	unreleased, err := producer.PollHead()
 	receiver := keepsWaiting
 	if err == nil && unreleased > 0 {
 		receiver = keepsUp
@@ -122,7 +125,7 @@ func (w *window) followAt(sent uint64, producer *lane.Producer, m *memory, place
 			receiver = keepsBehind
 		}
 	}
-	w.sample(sent, receiver, time.Since(clockTime))
+	w.sample(sent, receiver, time.Since(processStart))
 	backed := producer.Backed()
 	// Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
 	if current := producer.Window(); w.bytes > current && w.bytes > backed && place.back(producer, m, w.bytes) != nil {

@@ -35,6 +35,8 @@ var (
 	ErrNotReserved     = errors.New("pelton: nothing is reserved")
 	ErrReserved        = errors.New("pelton: a reservation is not committed or aborted yet")
 	ErrNotReceived     = errors.New("pelton: the message is released already")
+	ErrServiceMemory   = errors.New("pelton: the service has no memory left for what it keeps of its clients")
+	ErrAbandoned       = errors.New("pelton: the service let go of the call without a reply")
 )
 
 // Error is a sentinel with details.

@@ -2,7 +2,7 @@ package lane
 
 // Consumer is the receiving side of a lane.
 //
-// The cursor is where the next record is looked for, the head up to where everything is released. What lies between is taken
+// The cursor is where the next record is polled for, the head up to where everything is released. What lies between is taken
 // and not yet released. cursor+8 never exceeds the capacity: a record is accepted only if the header behind it lies inside.
 type Consumer struct {
 	memory   Memory
@@ -13,7 +13,7 @@ type Consumer struct {
 	seq      uint32
 	messages uint64
 	bytes    uint64
-	// Of the producer whose message was looked at last.
+	// Of the producer whose message was polled at last.
 	generation uint32
 
 	// Records taken and not all released, oldest first: a ring of which count are in use from first on.
@@ -30,7 +30,7 @@ type heldRecord struct {
 	isReleased bool
 }
 
-// Record is a message at the cursor: what its header said when it was looked at.
+// Record is a message at the cursor: what its header said when it was polled at.
 type Record struct {
 	Offset, Bytes uint64
 	Seq           uint32
@@ -171,8 +171,8 @@ func (c *Consumer) Word(record Record, number uint64) uint64 {
 	return load64(c.memory.Data, record.Offset+8+8*number)
 }
 
-// Stirs says whether something stands at the cursor: a hint for who spins, to be followed by Peek.
-func (c *Consumer) Stirs() bool { return load64(c.memory.Data, c.cursor) != 0 }
+// MayBeReady says whether something stands at the cursor: a hint for who spins, to be followed by Peek.
+func (c *Consumer) MayBeReady() bool { return load64(c.memory.Data, c.cursor) != 0 }
 
 // Take moves the cursor behind the record that Peek answered last, without releasing it.
 func (c *Consumer) Take(record Record) {
@@ -248,16 +248,16 @@ func (c *Consumer) Unreleased() uint64 {
 
 func (c *Consumer) moveHead(end Position) Wake {
 	store64(c.memory.Consumer, consumerHead, end.Pack()) // [release]
-	word, sleeps, _ := c.waker.look()
+	word, sleeps, _ := c.waker.poll()
 	if !sleeps {
 		return false
 	}
-	// If this is stale, the producer has not looked again yet, and will see this release. [sleep]
+	// If this is stale, the producer has not polled again yet, and will see this release. [sleep]
 	target := uint32(load64(c.memory.Producer, producerRoomSeq))
 	if int32(end.Seq-target) < 0 {
 		return false
 	}
-	c.waker.rang(word)
+	c.waker.noteRing(word)
 	count(c.memory.Consumer, consumerWakesSent)
 	return Ring
 }
@@ -313,7 +313,7 @@ func (c *Consumer) DeadProducer() (floor, generation uint64) {
 // Head is up to where everything is released.
 func (c *Consumer) Head() Position { return Unpack(load64(c.memory.Consumer, consumerHead)) }
 
-// Generation is which producer's message was looked at last, modulo 2^28.
+// Generation is which producer's message was polled at last, modulo 2^28.
 func (c *Consumer) Generation() uint32 { return c.generation }
 
 // Capacity is the bytes of data.

@@ -159,7 +159,7 @@ func model(t *testing.T, random *rand.Rand, capacity uint64) {
 				held = nil
 			}
 		case 9:
-			if waiting, err := producer.LookAtHead(); err != nil || waiting < uint64(len(queue)+len(held)) {
+			if waiting, err := producer.PollHead(); err != nil || waiting < uint64(len(queue)+len(held)) {
 				t.Fatalf("%d are unreleased, %d wait and %d are held: %v", waiting, len(queue), len(held), err)
 			}
 			if end, count, err := consumer.EndOfCommitted(); err != nil || end != producer.Tail() || count != uint64(len(queue)) {
@@ -281,7 +281,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 					break
 				}
 				sleeper.Arm(consumer.IsProducerFencing, func() bool { t.Error("a barrier, though the producer fences"); return true })
-				if consumer.Stirs() {
+				if consumer.MayBeReady() {
 					sleeper.Disarm()
 					continue
 				}
@@ -321,8 +321,8 @@ func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
 	producer.Commit(8)
 	asked := 0
 	sleep, err := producer.Arm(0, true, func() bool { asked++; return false })
-	if !sleep || err != nil || asked != 1 || !producer.MustNap() {
-		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.MustNap())
+	if !sleep || err != nil || asked != 1 || !producer.NeedsTimedWait() {
+		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.NeedsTimedWait())
 	}
 	if word := load64(memory.Producer, producerSleep); word != 16|armed|unbarriered {
 		t.Fatalf("the sleep word is %#x", word)
@@ -330,8 +330,8 @@ func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
 	store32(memory.Consumer, consumerFenced, 1)
 	producer.Disarm()
 	sleep, err = producer.Arm(0, true, func() bool { asked++; return false })
-	if !sleep || err != nil || asked != 1 || producer.MustNap() {
-		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.MustNap())
+	if !sleep || err != nil || asked != 1 || producer.NeedsTimedWait() {
+		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.NeedsTimedWait())
 	}
 }
 

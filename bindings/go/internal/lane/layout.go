@@ -40,9 +40,9 @@ const (
 
 	// Window is how far a lane whose reader keeps up grows before it is wrapped.
 	Window = 256 << 10
-	// lookAgain is how many bytes a lane that stretches goes on for without looking at the head: its line is the consumer's,
+	// pollEvery is how many bytes a lane that stretches goes on for without looking at the head: its line is the consumer's,
 	// and fetching it costs as much as a message.
-	lookAgain = 16 << 10
+	pollEvery = 16 << 10
 	// fastPathBytesMax is how many bytes the fast path reserves within the window before it takes the slow path again, where the owner of the
 	// producer measures the throughput.
 	fastPathBytesMax = Window

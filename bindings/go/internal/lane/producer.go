@@ -115,13 +115,13 @@ func TakeOverProducer(memory Memory, bytesMax uint64, canBarrier bool, pid uint3
 	if err != nil {
 		return nil, err
 	}
-	p.GoOn()
+	p.ContinueAlone()
 	p.SetBacked(0)
 	return p, nil
 }
 
-// GoOn goes on whether or not the consumer has closed, for its successor. Only a close after this is [ErrConsumerClosed].
-func (p *Producer) GoOn() {
+// ContinueAlone goes on whether or not the consumer has closed, for its successor. Only a close after this is [ErrConsumerClosed].
+func (p *Producer) ContinueAlone() {
 	p.consumerGone, p.alone, p.limit = false, p.ConsumerClosed(), 0
 }
 
@@ -224,7 +224,7 @@ func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
 // place finds need contiguous bytes, and sets limit for the records after them. What is in which case: "Where a record may
 // go" in spec/protocol.md.
 func (p *Producer) place(need uint64) (uint64, bool, error) {
-	for looked := false; ; looked = true {
+	for polled := false; ; polled = true {
 		tail, head := p.tail, p.head.Offset
 		pastWindow := tail+need > p.window
 		end := head
@@ -241,9 +241,9 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			p.limit = p.allow(min(end, p.window, tail+need+fastPathBytesMax))
 			return p.backedFor(tail, need) // A
 		}
-		if looked {
+		if polled {
 			if fits {
-				p.limit = p.allow(min(end, tail+need+lookAgain))
+				p.limit = p.allow(min(end, tail+need+pollEvery))
 				return p.backedFor(tail, need) // A, beyond the window
 			}
 			if behind := (p.lapEnd + 8 + 63) &^ 63; tail < head && behind+need <= p.capacity {
@@ -252,7 +252,7 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			}
 			return 0, false, nil
 		}
-		if err := p.look(); err != nil {
+		if err := p.poll(); err != nil {
 			return 0, false, err
 		}
 	}
@@ -276,17 +276,17 @@ func (p *Producer) allow(limit uint64) uint64 {
 	return limit
 }
 
-func (p *Producer) look() error {
+func (p *Producer) poll() error {
 	if !p.alone && p.consumerStateClosed() {
 		return ErrConsumerClosed
 	}
 	p.alone = p.alone && p.ConsumerClosed()
-	_, err := p.LookAtHead()
+	_, err := p.PollHead()
 	return err
 }
 
-// LookAtHead loads the consumer's head, even if that has closed, and answers how many messages are not released.
-func (p *Producer) LookAtHead() (uint64, error) {
+// PollHead loads the consumer's head, even if that has closed, and answers how many messages are not released.
+func (p *Producer) PollHead() (uint64, error) {
 	head := Unpack(load64(p.memory.Consumer, consumerHead)) // [release]
 	if head != p.head {
 		if err := head.check("head", p.capacity); err != nil {
@@ -360,7 +360,7 @@ func (p *Producer) advance(end uint64, nextSeq, messages uint32, bytes uint64) W
 	*word64(page, producerTail) = Position{end, nextSeq}.Pack()
 	*word64(page, producerMessages) = p.messages
 	*word64(page, producerBytes) = p.bytes
-	word, sleeps, isClosed := p.waker.look()
+	word, sleeps, isClosed := p.waker.poll()
 	if !sleeps && !isClosed {
 		return false
 	}
@@ -376,7 +376,7 @@ func (p *Producer) attend(word uint64, isClosed bool) Wake {
 		p.limit, p.consumerGone = 0, true
 		return false
 	}
-	p.waker.rang(word)
+	p.waker.noteRing(word)
 	count(p.memory.Producer, producerWakesSent)
 	return Ring
 }
@@ -432,7 +432,7 @@ func (p *Producer) CommitBatch() Wake {
 //
 // Errors: [ErrConsumerClosed], [Corrupt]: do not sleep either.
 func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, error) {
-	if err := p.look(); err != nil {
+	if err := p.poll(); err != nil {
 		return false, err
 	}
 	// Half of the messages that wait: woken at the first one, the producer would be woken for each; at the last, late.
@@ -446,7 +446,7 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 	}
 	store64(p.memory.Producer, producerRoomSeq, uint64(target))
 	p.sleeper.Arm(p.IsConsumerFencing, membarrier)
-	err := p.look()
+	err := p.poll()
 	there := err != nil
 	if err == nil && empty {
 		there = p.Unreleased() == 0
@@ -479,14 +479,14 @@ func (p *Producer) LoseBarrier() { p.sleeper.LoseBarrier() }
 // IsConsumerFencing says whether the consumer fences, so that a sleeper's membarrier is not needed. [fenced]
 func (p *Producer) IsConsumerFencing() bool { return load32(p.memory.Consumer, consumerFenced) == 1 }
 
-// MustNap says whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
-func (p *Producer) MustNap() bool { return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing() }
+// NeedsTimedWait says whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
+func (p *Producer) NeedsTimedWait() bool { return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing() }
 
 // CountWait counts a send that found no room and is going to wait.
 func (p *Producer) CountWait() { count(p.memory.Producer, producerWaits) }
 
-// Stirs says whether the head has moved since it was last looked at: a hint for who spins.
-func (p *Producer) Stirs() bool {
+// MayBeReady says whether the head has moved since it was last polled at: a hint for who spins.
+func (p *Producer) MayBeReady() bool {
 	return load64(p.memory.Consumer, consumerHead) != p.head.Pack()
 }
 
@@ -494,8 +494,8 @@ func (p *Producer) consumerStateClosed() bool {
 	return load32(p.memory.Consumer, consumerState) == stateClosed // [close]
 }
 
-// HasNewsOfClosing says whether the consumer has closed, and the caller does not know yet.
-func (p *Producer) HasNewsOfClosing() bool { return !p.alone && p.ConsumerClosed() }
+// HasNewlyClosed says whether the consumer has closed, and the caller does not know yet.
+func (p *Producer) HasNewlyClosed() bool { return !p.alone && p.ConsumerClosed() }
 
 // ConsumerClosed says whether the consumer has closed, by its state or its sleep word.
 func (p *Producer) ConsumerClosed() bool {
@@ -505,10 +505,10 @@ func (p *Producer) ConsumerClosed() bool {
 // Tail is the place of the next record.
 func (p *Producer) Tail() Position { return Position{p.tail, p.seq} }
 
-// Head is where the consumer had released to when last looked.
+// Head is where the consumer had released to when last polled.
 func (p *Producer) Head() Position { return p.head }
 
-// Unreleased is how many messages were committed and not released, as the head was last looked at.
+// Unreleased is how many messages were committed and not released, as the head was last polled at.
 func (p *Producer) Unreleased() uint64 { return p.Tail().Since(p.head) }
 
 // Capacity is the bytes of data.

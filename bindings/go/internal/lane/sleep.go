@@ -89,10 +89,10 @@ func newWaker(word *uint64, fenced *uint32) waker {
 
 // look is made behind each store that the other side may be waiting for: the word, whether it sleeps in an epoch that has not
 // been rung, and whether it has closed. [sleep] [close]
-func (w *waker) look() (word uint64, sleeps, isClosed bool) {
+func (w *waker) poll() (word uint64, sleeps, isClosed bool) {
 	word = atomic.LoadUint64(w.word)
 	return word, word&armed != 0 && word&^flags != w.rung, word&closed != 0
 }
 
 // rang notes that the epoch of this word has been rung: once is enough.
-func (w *waker) rang(word uint64) { w.rung = word &^ flags }
+func (w *waker) noteRing(word uint64) { w.rung = word &^ flags }

@@ -296,7 +296,7 @@ func (r *replay) step(s step, time uint32) {
 			r.producer.LoseBarrier()
 		}
 	case "nap":
-		nap := r.producer.MustNap()
+		nap := r.producer.NeedsTimedWait()
 		if s.Side == "receiver" {
 			nap = r.sleeper.NeedsFencedWakers() && !r.consumer.IsProducerFencing()
 		}
@@ -317,7 +317,7 @@ func (r *replay) step(s step, time uint32) {
 		r.attachProducer(tail, r.consumer.Head(), floor)
 		r.consumer.AttachProducer(page)
 	case "consumer successor":
-		_, err := r.producer.LookAtHead()
+		_, err := r.producer.PollHead()
 		r.must(err == nil && r.producer.Head().Pack() == uint64(s.Head), "the head is %+v %v", r.producer.Head(), err)
 		r.memory.Consumer, r.memory.Receiver = words(512), words(512)
 		MakeConsumerPage(r.memory.Consumer, r.producer.Head(), 4)
