@@ -326,18 +326,18 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 		for range 4 {
 			calls = append(calls, must(client.Submit(ctx, []byte("call"))))
 		}
-		var hostile *caller
+		var hostile *session
 		for range calls {
 			hostile = must(service.Receive(ctx)).caller
 		}
 		for _, record := range records(input) {
-			if room, ok, err := hostile.out.lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
+			if room, ok, err := hostile.out.Lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
 				copy(room, record)
-				hostile.out.lane.Commit(uint64(len(record)))
+				hostile.out.Lane.Commit(uint64(len(record)))
 			}
 		}
 		hostile.mutex.Lock()
-		hostile.out.close()
+		hostile.out.Close()
 		hostile.mutex.Unlock()
 		for _, call := range calls {
 			isOver := false
@@ -368,9 +368,9 @@ func FuzzAServiceOfAHostileClient(f *testing.F) {
 		defer client.Close()
 		out := &client.links[0].out
 		for _, record := range records(input) {
-			if room, ok, err := out.lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
+			if room, ok, err := out.Lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
 				copy(room, record)
-				out.lane.Commit(uint64(len(record)))
+				out.Lane.Commit(uint64(len(record)))
 			}
 		}
 		for n := 0; ; n++ {

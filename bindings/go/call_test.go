@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"pelton/internal/calls"
 )
 
 // served is a service that answers by the handler until the test ends.
@@ -84,9 +86,9 @@ func listening(t *testing.T, name string, options *Options) *Service {
 func TestRepliesComeInAnyOrder(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
-	var calls []*Call
+	var inFlight []*Call
 	for n := range 100 {
-		calls = append(calls, must(client.Submit(ctx, payload(n, 300))))
+		inFlight = append(inFlight, must(client.Submit(ctx, payload(n, 300))))
 	}
 	var requests []Request
 	for range 100 {
@@ -101,13 +103,13 @@ func TestRepliesComeInAnyOrder(t *testing.T) {
 			t.Fatal("answered twice:", err)
 		}
 	}
-	for n := range calls {
+	for n := range inFlight {
 		// In yet another order.
-		n = n * 37 % len(calls)
-		if reply, err := calls[n].Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 300 {
+		n = n * 37 % len(inFlight)
+		if reply, err := inFlight[n].Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 300 {
 			t.Fatal(n, err)
 		}
-		if _, err := calls[n].Await(ctx); !errors.Is(err, ErrRefused) {
+		if _, err := inFlight[n].Await(ctx); !errors.Is(err, ErrRefused) {
 			t.Fatal("awaited twice:", err)
 		}
 	}
@@ -240,8 +242,8 @@ func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.mutex.Lock()
-	if client.partBytes > 20_000+2000 {
-		t.Error("kept:", client.partBytes)
+	if client.stashedPartBytes > 20_000+2000 {
+		t.Error("kept:", client.stashedPartBytes)
 	}
 	client.mutex.Unlock()
 	other := make(chan error, 1)
@@ -288,7 +290,7 @@ func TestACallThatIsGivenUpKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	var requests []Request
-	for range callsMax {
+	for range calls.CallsMax {
 		short, cancel := context.WithTimeout(ctx, time.Microsecond)
 		_, err := client.Call(short, []byte("x"))
 		cancel()
@@ -352,9 +354,9 @@ func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
 	})
 	// Its requests all have room, their replies do not.
 	silent, other := connected(t, name, &Options{Memory: 1 << 16}), connected(t, name, nil)
-	var calls []*Call
-	for n := range callsMax {
-		calls = append(calls, must(silent.Submit(ctx, payload(n, 3000))))
+	var inFlight []*Call
+	for n := range calls.CallsMax {
+		inFlight = append(inFlight, must(silent.Submit(ctx, payload(n, 3000))))
 	}
 	for n := range 1000 {
 		if reply, err := other.Call(ctx, payload(n, 3000)); err != nil || !isPayload(reply, n) {
@@ -362,10 +364,10 @@ func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
 		}
 	}
 	// Its lane of replies takes some twenty; then nothing more of its is taken.
-	if of := handled.Load() - 1000; of > callsMax/4 {
+	if of := handled.Load() - 1000; of > calls.CallsMax/4 {
 		t.Fatal(of, "requests were taken of one who reads nothing")
 	}
-	for n, call := range calls {
+	for n, call := range inFlight {
 		if reply, err := call.Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 3000 {
 			t.Fatal(n, err)
 		}
@@ -542,11 +544,11 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 	service := must(ListenService(name, nil))
 	defer service.Close()
 	client := connected(t, name, nil)
-	var calls []*Call
+	var inFlight []*Call
 	var requests []Request
 	for n := range 24 {
 		// The last ones are too large to be kept at all.
-		calls = append(calls, must(client.Submit(ctx, payload(n, 900_000+n/20*400_000))))
+		inFlight = append(inFlight, must(client.Submit(ctx, payload(n, 900_000+n/20*400_000))))
 		requests = append(requests, must(service.Receive(ctx)))
 	}
 	for _, request := range requests {
@@ -554,7 +556,7 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, call := range calls {
+	for _, call := range inFlight {
 		if reply, err := call.Await(ctx); err != nil || string(reply) != "answer" {
 			t.Fatal(string(reply), err)
 		}

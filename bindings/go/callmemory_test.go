@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pelton/internal/calls"
 )
 
 // What a service keeps of its clients: replies that wait for room, and requests of which some pieces have come.
@@ -14,9 +16,9 @@ import (
 // isBack waits until so much of the service's memory is left, while it takes requests.
 func isBack(t *testing.T, service *Service, wanted uint64) {
 	t.Helper()
-	for until := time.Now().Add(20 * time.Second); service.memory.left() != wanted; {
+	for until := time.Now().Add(20 * time.Second); service.memory.Left() != wanted; {
 		if _, ok, err := tryRequest(service); ok || err != nil || time.Now().After(until) {
-			t.Fatalf("%v %v: %d bytes of memory are left, wanted %d", ok, err, service.memory.left(), wanted)
+			t.Fatalf("%v %v: %d bytes of memory are left, wanted %d", ok, err, service.memory.Left(), wanted)
 		}
 	}
 }
@@ -81,7 +83,7 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, &Options{Memory: memory})
 	first, second, third := connected(t, name, nil), connected(t, name, nil), connected(t, name, nil)
-	before := service.memory.left()
+	before := service.memory.Left()
 	// Of more replies than there is memory for, says which are kept. None is read.
 	fill := func(client *Client) (calls []*Call, isKept []bool) {
 		var requests []Request
@@ -119,15 +121,15 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 		}
 	}
 	calls, isKept := fill(first)
-	left := service.memory.left()
+	left := service.memory.Left()
 	if has := before - left; has > left || has+2*size <= left {
 		t.Fatal("the first client has", has, "and leaves", left)
 	}
 	large()
 	isBack(t, service, left)
 	others, areKept := fill(second)
-	if has := left - service.memory.left(); has > service.memory.left() || has+2*size <= service.memory.left() {
-		t.Fatal("the second client has", has, "and leaves", service.memory.left())
+	if has := left - service.memory.Left(); has > service.memory.Left() || has+2*size <= service.memory.Left() {
+		t.Fatal("the second client has", has, "and leaves", service.memory.Left())
 	}
 	large()
 	read(calls, isKept)
@@ -151,9 +153,9 @@ func TestRequestsInPiecesHaveALimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for until := time.Now().Add(20 * time.Second); service.memory.left() != memory-lanes; runtime.Gosched() {
+	for until := time.Now().Add(20 * time.Second); service.memory.Left() != memory-lanes; runtime.Gosched() {
 		if time.Now().After(until) {
-			t.Fatal(service.memory.left())
+			t.Fatal(service.memory.Left())
 		}
 	}
 	if service.CorruptClients() != 0 {
@@ -190,15 +192,15 @@ func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
 	must(client.Submit(ctx, nil))
 	must(client.Submit(ctx, nil))
 	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
-	h := header{id: 1<<32 | 77, kind: kindRequest, more: true}
-	room := make([]byte, headerSize+1000)
-	h.write(room)
+	h := calls.Header{Id: 1<<32 | 77, Kind: calls.KindRequest, More: true}
+	room := make([]byte, calls.HeaderSize+1000)
+	h.Write(room)
 	writeRaw(t, &client.links[0].out, room)
 	isBack(t, service, memory-lanes-1000)
 	if err := errors.Join(first.Reply(make([]byte, 30_000)), second.Reply(make([]byte, 300_000))); err != nil {
 		t.Fatal(err)
 	}
-	if left := service.memory.left(); left > memory-lanes-300_000 {
+	if left := service.memory.Left(); left > memory-lanes-300_000 {
 		t.Fatal(left)
 	}
 	client.Close()
@@ -207,7 +209,7 @@ func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
 
 func TestAServiceHasMemoryForFourOfItsLargestRequestsByDefault(t *testing.T) {
 	for bytes, wanted := range map[int]uint64{0: 256 << 20, 1000: 256 << 20, 1 << 30: 4 << 30} {
-		if found := listening(t, place(t), &Options{CallBytesMax: bytes}).memory.most; found != wanted {
+		if found := listening(t, place(t), &Options{CallBytesMax: bytes}).memory.Most; found != wanted {
 			t.Error(bytes, found)
 		}
 	}

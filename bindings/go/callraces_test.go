@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"pelton/internal/calls"
 )
 
 // What calls come to when goroutines, or the two sides, meet at the wrong moment.
@@ -54,7 +56,7 @@ func TestALinkThatAnotherGoroutineFoundCorruptFailsTheCallOfWhoLeads(t *testing.
 	go func() { _, err := call.Await(ctx); awaited <- err }()
 	sleeps(t, client)
 	const consumerHead = 128
-	binary.LittleEndian.PutUint64(service.receiver.lanes[0].memory.consumer.bytes[consumerHead:], 77<<32|8)
+	binary.LittleEndian.PutUint64(service.receiver.lanes[0].Memory.Consumer.Bytes[consumerHead:], 77<<32|8)
 	for err := error(nil); err == nil; {
 		if _, err = client.Submit(ctx, make([]byte, 2000)); err != nil && !errors.Is(err, ErrCorrupt) {
 			t.Fatal(err)
@@ -77,7 +79,7 @@ func TestAFullLaneOfRepliesIsReadToItsEnd(t *testing.T) {
 	dropped, wanted := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
 	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
 	dropped.Cancel()
-	for range 100 * looksMost {
+	for range 100 * calls.RecordsPerPoll {
 		if err := first.Part(ctx, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -266,12 +268,12 @@ func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) 
 			continue
 		}
 		for done := true; done; {
-			done = must(link.out.put(header{kind: kindNotify}, make([]byte, 2000)))
+			done = must(link.out.Put(calls.Header{Kind: calls.KindNotify}, make([]byte, 2000)))
 		}
 	}
-	client.leader = client.enter(waiter{what: room, bytes: 2000})
-	sleeps := client.armForRoom()
-	client.takeBack()
+	client.leader = client.enter(waiter{what: waitSpace, bytes: 2000})
+	sleeps := client.armForSpace()
+	client.withdraw()
 	leader := client.leader
 	client.leader = nil
 	client.leave(leader)
@@ -284,7 +286,7 @@ func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) 
 func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, nil)
-	gate := service.receiver.gate
+	gate := service.receiver.registry
 	var client *Client
 	for client == nil {
 		came := make(chan *Client, 1)
@@ -316,7 +318,7 @@ func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 	}
 	call := must(client.Submit(ctx, nil))
 	// As who drains says it first.
-	gate.isShut = true
+	gate.isClosed = true
 	gate.mutex.Unlock()
 	service.Drain()
 	over := make(chan error, 1)
@@ -336,9 +338,9 @@ func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
 	must(service.Receive(ctx))
 	must(service.Receive(ctx))
 	given.Cancel()
-	out := &service.receiver.lanes[0].caller.out
+	out := &service.receiver.lanes[0].session.out
 	for n := range 5 {
-		_ = must(out.put(header{id: given.id, kind: kindReply, more: true, continued: n > 0}, make([]byte, 1000)))
+		_ = must(out.Put(calls.Header{Id: given.id, Kind: calls.KindReply, More: true, Continued: n > 0}, make([]byte, 1000)))
 	}
 	if _, err := awaited.Await(ctx); !errors.Is(err, ErrCorrupt) {
 		t.Fatal(err)

@@ -15,6 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pelton/internal/fail"
+	"pelton/internal/kernel"
+	"pelton/internal/names"
+	"pelton/internal/wait"
 )
 
 func TestMessagesOfAllSizesComeInOrderWhoeverListens(t *testing.T) {
@@ -343,7 +346,7 @@ func TestMistakesOfTheCallerAreTold(t *testing.T) {
 	}
 	waiting := make(chan error)
 	go func() { _, err := receiver.Receive(ctx); waiting <- err }()
-	for receiver.guard.state.Load() != inUse {
+	for receiver.guard.State.Load() != wait.InUse {
 		runtime.Gosched()
 	}
 	_, _, err = receiver.TryReceive()
@@ -409,7 +412,7 @@ func TestTrimGivesMemoryBack(t *testing.T) {
 	}
 	blocks := func() int64 {
 		var stat unix.Stat_t
-		if err := unix.Fstat(sender.memory.data.fd, &stat); err != nil {
+		if err := unix.Fstat(sender.Memory.Data.FD, &stat); err != nil {
 			t.Fatal(err)
 		}
 		return stat.Blocks * 512
@@ -438,19 +441,19 @@ func TestNamesAreThoseOfRust(t *testing.T) {
 		"": "1 to 64", ".hidden": "not beginning with '.'", "a/b": "letters, digits", "tcp:1": "write unix:PATH", "unix:": "write unix:PATH",
 		strings.Repeat("x", 65): "1 to 64", "path:/x": "CreateSender",
 	} {
-		if _, err := parseName(text); !errors.Is(err, ErrName) || !strings.Contains(err.Error(), says) {
+		if _, err := names.Parse(text); !errors.Is(err, ErrName) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
 	for _, text := range []string{"a", "log.events-2_x", "unix:relative", "unix:/tmp/x"} {
-		if _, err := parseName(text); err != nil {
+		if _, err := names.Parse(text); err != nil {
 			t.Error(err)
 		}
 	}
 	base := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", base)
 	listener := must(Listen("events", nil))
-	if _, err := os.Stat(fmt.Sprintf("%s/pelton/events/%d.%d", base, os.Getpid(), listeners.Load()-1)); err != nil {
+	if _, err := os.Stat(fmt.Sprintf("%s/pelton/events/%d.%d", base, os.Getpid(), names.Listeners.Load()-1)); err != nil {
 		t.Error(err)
 	}
 	if _, err := Listen("events", nil); !errors.Is(err, ErrInUse) {
@@ -482,7 +485,7 @@ func TestNamesAreThoseOfRust(t *testing.T) {
 
 func TestAStaleSocketIsReplaced(t *testing.T) {
 	name := place(t)
-	fd := must(listenAt(strings.TrimPrefix(name, "unix:")))
+	fd := must(kernel.ListenAt(strings.TrimPrefix(name, "unix:")))
 	unix.Close(fd)
 	if _, err := ConnectSender(soon(t), name, nil); !errors.Is(err, ErrNoListener) {
 		t.Fatal(err)

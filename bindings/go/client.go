@@ -7,8 +7,17 @@ import (
 	"slices"
 	"sync"
 
+	"pelton/internal/calls"
+	"pelton/internal/doorbell"
 	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
+	"pelton/internal/memory"
+	"pelton/internal/names"
+	"pelton/internal/packet"
+	"pelton/internal/wait"
 )
 
 // Client asks a [Service] and awaits its answers. Any number of goroutines use it at a time; up to 1,024 calls are in flight, and answers
@@ -21,17 +30,17 @@ import (
 // another by themselves. A copy of each request is kept for that until its answer has come.
 type Client struct {
 	options  Options
-	settings settings
+	settings limits.Settings
 	bytesMax int
-	name     name
-	page     *segment
-	bell     *bell
-	spin     spin
-	guard    guard
+	name     names.Name
+	page     *memory.Segment
+	bell     *doorbell.Own
+	spin     wait.Spin
+	guard    wait.Guard
 	// Ends with the client; so do the hand-shakes under way, whose number is counted.
-	life      context.Context
-	end       context.CancelFunc
-	greetings sync.WaitGroup
+	context    context.Context
+	end        context.CancelFunc
+	handshakes sync.WaitGroup
 
 	mutex   sync.Mutex
 	sleeper lane.Sleeper
@@ -39,40 +48,40 @@ type Client struct {
 	// Lost, and to be closed by who leads, since that one looks at them.
 	lost []*clientLink
 	// Of a name of many services.
-	crowd *crowd
+	discovery *discovery
 	// Why the one service is no more.
-	fate   error
-	places []callPlace
-	free   []uint32
+	fate  error
+	slots []callSlot
+	free  []uint32
 	// Slots of calls that are submitted by no link, and are to be.
-	homeless []uint32
+	unrouted []uint32
 	// What answers come to that nobody awaits, parts of them alone, and how many are last ones.
-	asideBytes, partBytes, asideLast int
+	stashedBytes, stashedPartBytes, stashedFinals int
 	// Bytes of the last request.
-	asked int
+	requestBytes int
 	// The link to think of first for the next request, and to hear first.
-	nextOpen, turn int
+	nextOpen, currentLink int
 
 	// Who leads looks for what comes, for all who wait. Nobody else takes answers from the lanes.
 	leader *waiter
 	// Who has been woken to lead.
-	heir *waiter
+	nextLeader *waiter
 	// Who awaits answers; and who waits for something else, by turns.
-	awaiting *waiter
-	rooms    []*waiter
-	looks    uint64
-	idle     []*waiter
+	awaiting     *waiter
+	spaceWaiters []*waiter
+	polls        uint64
+	idle         []*waiter
 	// Calls of nobody's any more, to be used again.
 	spare []*Call
 	// For who leads: the links as it saw them last.
 	watched []*clientLink
 }
 
-// callPlace is one for a call in flight.
-type callPlace struct {
+// callSlot is one for a call in flight.
+type callSlot struct {
 	slot       uint32
 	generation uint32
-	state      placeState
+	state      slotState
 	// Its service may carry it out though another has begun to.
 	isIdempotent bool
 	// Some of a streaming reply has come.
@@ -88,13 +97,13 @@ type callPlace struct {
 	call     *Call
 }
 
-type placeState uint8
+type slotState uint8
 
 const (
-	placeFree placeState = iota
-	placeWaiting
+	slotFree slotState = iota
+	slotWaiting
 	// Nobody waits for it any more; the service has not let go of it yet.
-	placeGivenUp
+	slotCancelled_
 )
 
 const (
@@ -109,9 +118,9 @@ var errReturned = errors.New("returned")
 
 // clientLink is one service, as its client has it.
 type clientLink struct {
-	out      outbox
+	out      calls.Outbox
 	in       *inLane
-	assembly assembly
+	assembly calls.Assembly
 	// Where it listens, or did.
 	path string
 	// Most bytes of a request.
@@ -123,25 +132,25 @@ type clientLink struct {
 	// It has said that it takes nothing more.
 	isDrained bool
 	// Nobody reads requests there any more. The lane of replies tells it, after what was answered.
-	hasLeft bool
+	isPeerClosed bool
 	// Parts of which more wait than is to be kept stand first there.
-	isStuck bool
+	isBackpressured bool
 	// Who leads is rung when there is room.
-	isAwaited bool
-	isLost    bool
+	isArmed bool
+	isLost  bool
 }
 
 // isOpen says whether a request may be submitted by it.
 func (l *clientLink) isOpen() bool {
-	return !l.isDraining && !l.hasLeft && !l.isLost && !l.in.link.isGone.Load() && !l.out.lane.ConsumerClosed()
+	return !l.isDraining && !l.isPeerClosed && !l.isLost && !l.in.Link.IsGone.Load() && !l.out.Lane.ConsumerClosed()
 }
 
 func (l *clientLink) takes(bytes int) bool { return l.isOpen() && uint64(bytes) <= l.bytesMax }
 
 func (l *clientLink) close() {
-	l.out.close()
+	l.out.Close()
 	l.in.close()
-	l.out.takeDown()
+	l.out.Release()
 }
 
 // Call is a call in flight, of which an answer is to come. One goroutine at a time awaits it.
@@ -160,7 +169,7 @@ type Call struct {
 }
 
 type answer struct {
-	kind  kind
+	kind  calls.Kind
 	code  uint32
 	bytes []byte
 	// What it counts for; 0 of one that was awaited.
@@ -181,29 +190,29 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	if err != nil {
 		return nil, err
 	}
-	parsed, err := parseName(name)
+	parsed, err := names.Parse(name)
 	if err != nil {
 		return nil, err
 	}
-	bell, err := newBell()
+	bell, err := doorbell.New()
 	if err != nil {
 		return nil, err
 	}
-	page, err := makeReceiverPage()
+	page, err := memory.NewReceiverPage()
 	if err != nil {
-		bell.close()
+		bell.Close()
 		return nil, err
 	}
 	c := &Client{
-		options: o, settings: settings, bytesMax: int(settings.callBytes), name: parsed, page: page, bell: bell, spin: spin{isBusy: o.Wait == Spin},
-		sleeper: lane.NewReceiverSleeper(page.bytes, membarrier()),
+		options: o, settings: settings, bytesMax: int(settings.CallBytes), name: parsed, page: page, bell: bell, spin: wait.Spin{IsBusy: o.Wait == Spin},
+		sleeper: lane.NewReceiverSleeper(page.Bytes, kernel.Membarrier()),
 	}
-	c.life, c.end = context.WithCancel(context.Background())
-	if parsed.path == "" {
-		c.crowd = newCrowd()
-		err = c.findFirst(ctx)
+	c.context, c.end = context.WithCancel(context.Background())
+	if parsed.Path == "" {
+		c.discovery = newDiscovery()
+		err = c.connectFirst(ctx)
 	} else {
-		err = reach(ctx, parsed, settings, o.Await, func(s *shake, _ bool) error {
+		err = connect(ctx, parsed, settings, o.Await, func(s *handshake.Handshake, _ bool) error {
 			link, err := c.newLink(s, "")
 			if err == nil {
 				c.links = append(c.links, link)
@@ -218,12 +227,12 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	return c, nil
 }
 
-func (c *Client) newLink(s *shake, path string) (*clientLink, error) {
-	lanes, err := s.newLinkLanes(&reception{page: c.page, bell: c.bell, isShared: true}, c.bell, roleClient, false, c.bell.kick)
+func (c *Client) newLink(s *handshake.Handshake, path string) (*clientLink, error) {
+	lanes, err := s.NewCallLink(&handshake.ReceivingSide{Page: c.page, Bell: c.bell, IsShared: true}, c.bell, packet.RoleClient, false, c.bell.Wake)
 	if err != nil {
 		return nil, err
 	}
-	return &clientLink{out: newOutbox(lanes, c.options.ResidentMax), in: &inLane{incoming: *lanes.in}, path: path, bytesMax: lanes.bytesMax}, nil
+	return &clientLink{out: calls.NewOutbox(lanes, c.options.ResidentMax), in: &inLane{Incoming: *lanes.In}, path: path, bytesMax: lanes.BytesMax}, nil
 }
 
 // CallOption says something of one call.
@@ -252,11 +261,11 @@ func (c *Client) CallInto(ctx context.Context, request, buffer []byte, options .
 	defer c.mutex.Unlock()
 	call := c.newCall()
 	call.into = buffer
-	err := c.ask(ctx, call, request, options)
+	err := c.submit(ctx, call, request, options)
 	var reply []byte
 	if err == nil {
 		if reply, err = c.collect(ctx, call); !call.isOver {
-			c.giveUp(call)
+			c.abandon(call)
 		}
 	}
 	*call = Call{answers: call.answers[:0]}
@@ -273,7 +282,7 @@ func (c *Client) Submit(ctx context.Context, request []byte, options ...CallOpti
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	call := &Call{}
-	if err := c.ask(ctx, call, request, options); err != nil {
+	if err := c.submit(ctx, call, request, options); err != nil {
 		return nil, err
 	}
 	return call, nil
@@ -286,8 +295,8 @@ func (c *Client) Submit(ctx context.Context, request []byte, options ...CallOpti
 func (c *Client) Notify(ctx context.Context, message []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.crowd != nil && !c.isClosed() {
-		if err := c.hearEnds(ctx); err != nil {
+	if c.discovery != nil && !c.isClosed() {
+		if err := c.pollEnds(ctx); err != nil {
 			return err
 		}
 	}
@@ -295,7 +304,7 @@ func (c *Client) Notify(ctx context.Context, message []byte) error {
 		if err := c.usable(len(message)); err != nil {
 			return err
 		}
-		link, err := c.writeToAny(header{kind: kindNotify}, message)
+		link, err := c.writeToAny(calls.Header{Kind: calls.KindNotify}, message)
 		if err != nil {
 			return err
 		}
@@ -303,24 +312,24 @@ func (c *Client) Notify(ctx context.Context, message []byte) error {
 			c.countSubmission()
 			return c.waitUntilWritten(ctx, link, len(message))
 		}
-		if err := c.wait(ctx, waiter{what: room, bytes: len(message)}); err != nil {
+		if err := c.wait(ctx, waiter{what: waitSpace, bytes: len(message)}); err != nil {
 			return err
 		}
 	}
 }
 
-// hearEnds takes in what services have said, in case that one of them drains or has ended: what it is told nobody takes, and nothing
+// pollEnds takes in what services have said, in case that one of them drains or has ended: what it is told nobody takes, and nothing
 // comes back that would say so.
-func (c *Client) hearEnds(ctx context.Context) error {
-	if !slices.ContainsFunc(c.links, func(l *clientLink) bool { return !l.isStuck && l.in.consumer.MayBeReady() }) {
+func (c *Client) pollEnds(ctx context.Context) error {
+	if !slices.ContainsFunc(c.links, func(l *clientLink) bool { return !l.isBackpressured && l.in.Consumer.MayBeReady() }) {
 		return nil
 	}
 	if c.leader == nil {
-		c.pump(nil)
+		c.poll(nil)
 		c.passOn()
 		return nil
 	}
-	return c.wait(ctx, waiter{what: aLook, looks: c.looks})
+	return c.wait(ctx, waiter{what: waitPoll, polls: c.polls})
 }
 
 // Await waits for the reply until the context ends; the call stays in flight then. Otherwise as [Client.Call].
@@ -361,11 +370,11 @@ func (call *Call) Parts(ctx context.Context) iter.Seq2[[]byte, error] {
 				yield(nil, err)
 				return
 			}
-			if answer.kind == kindEnd {
+			if answer.kind == calls.KindEnd {
 				return
 			}
 			buffer = answer.bytes
-			if !yield(answer.bytes, nil) || answer.kind == kindReply {
+			if !yield(answer.bytes, nil) || answer.kind == calls.KindReply {
 				return
 			}
 		}
@@ -379,7 +388,7 @@ func (call *Call) Cancel() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if !call.isOver {
-		c.giveUp(call)
+		c.abandon(call)
 	}
 }
 
@@ -388,7 +397,7 @@ func (c *Client) Services() int {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.leader == nil && !c.isClosed() {
-		c.pump(nil)
+		c.poll(nil)
 	}
 	n := 0
 	for _, link := range c.links {
@@ -403,7 +412,7 @@ func (c *Client) Services() int {
 // [ErrClosedHandle]. Closing twice does nothing.
 func (c *Client) Close() error {
 	c.mutex.Lock()
-	_, again := c.guard.close()
+	_, again := c.guard.Close()
 	isLed := c.leader != nil
 	c.mutex.Unlock()
 	if again {
@@ -412,32 +421,32 @@ func (c *Client) Close() error {
 	c.end()
 	if isLed {
 		// Who leads does the rest.
-		c.bell.kick()
+		c.bell.Wake()
 		return nil
 	}
-	c.takeDown()
+	c.tearDown()
 	return nil
 }
 
-func (c *Client) isClosed() bool { return c.guard.isClosing() }
+func (c *Client) isClosed() bool { return c.guard.IsClosing() }
 
 func closedHandle() error {
 	return fail.New(fail.ErrClosedHandle, "the client is closed: connect anew")
 }
 
-// takeDown is asked once: nobody looks at the lanes any more, nor will.
-func (c *Client) takeDown() {
-	c.greetings.Wait()
+// tearDown is asked once: nobody looks at the lanes any more, nor will.
+func (c *Client) tearDown() {
+	c.handshakes.Wait()
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.bury()
-	c.admit()
+	c.closeLost()
+	c.takeConnected()
 	for _, link := range c.links {
 		link.close()
 	}
 	c.links = nil
-	c.bell.close()
-	c.page.close()
+	c.bell.Close()
+	c.page.Close()
 }
 
 func (c *Client) newCall() *Call {

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pelton/internal/kernel"
+	"pelton/internal/packet"
 )
 
 // Both sides are Go's; interop_test.go has the same with Rust's.
@@ -277,16 +280,16 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	ctx := soon(t)
 	// As another language sends them: the packet first, then the message with its mark.
 	send := func(message string, files ...*os.File) {
-		p := newPacket(kindDescriptors)
-		p.seq = sender.lane.Tail().Seq
+		p := packet.New(packet.KindDescriptors)
+		p.Seq = sender.Lane.Tail().Seq
 		var fds []int
 		for _, file := range files {
 			fds = append(fds, int(file.Fd()))
 		}
-		if err := trySend(sender.link.socket.fd, p.encode(), fds...); err != nil {
+		if err := kernel.TrySend(sender.Link.Socket.FD, p.Encode(), fds...); err != nil {
 			t.Fatal(err)
 		}
-		room, ok, err := sender.lane.TryReserve(uint64(len(message)), uint32(len(files)))
+		room, ok, err := sender.Lane.TryReserve(uint64(len(message)), uint32(len(files)))
 		if !ok || err != nil {
 			t.Fatal(ok, err)
 		}
@@ -339,12 +342,12 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 		t.Fatalf("%d descriptors before, %d after", before, after)
 	}
 	// Another count than the mark's is corrupt.
-	p := newPacket(kindDescriptors)
-	p.seq = sender.lane.Tail().Seq
-	if err := trySend(sender.link.socket.fd, p.encode(), int(file.Fd())); err != nil {
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = sender.Lane.Tail().Seq
+	if err := kernel.TrySend(sender.Link.Socket.FD, p.Encode(), int(file.Fd())); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := sender.lane.TryReserve(1, 2); !ok || err != nil {
+	if _, ok, err := sender.Lane.TryReserve(1, 2); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	sender.commit(1)

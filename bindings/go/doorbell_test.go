@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/kernel"
 )
 
 // Doorbells, and peers that do with theirs what they should not.
@@ -25,69 +27,69 @@ func hasRung(t *testing.T, woken chan struct{}) {
 	}
 }
 
-func sleepsOn(b *bell) chan struct{} {
+func sleepsOn(b *doorbell.Own) chan struct{} {
 	woken := make(chan struct{})
-	go func() { b.sleep(false); close(woken) }()
+	go func() { b.Sleep(false); close(woken) }()
 	return woken
 }
 
 func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
-	b := must(newBell())
-	defer b.close()
-	peers := doorbell{must(unix.Dup(b.eventfd)), doorbellEventfd}
-	defer peers.close(nobody)
-	if b.drainNow() {
+	b := must(doorbell.New())
+	defer b.Close()
+	peers := doorbell.Peer{must(unix.Dup(b.Eventfd)), doorbell.Eventfd}
+	defer peers.Close(kernel.UnknownUser)
+	if b.Poll() {
 		t.Fatal("it rings, and is new")
 	}
 	for _, value := range []uint64{0, 1, 1<<64 - 2} {
 		if value > 0 {
-			must(unix.Write(peers.fd, binary.LittleEndian.AppendUint64(nil, value)))
+			must(unix.Write(peers.FD, binary.LittleEndian.AppendUint64(nil, value)))
 		}
-		b.drainNow()
-		if b.drainNow() {
+		b.Poll()
+		if b.Poll() {
 			t.Fatal("it rings though nobody has rung")
 		}
 		for range 3 {
 			woken := sleepsOn(b)
-			if !parked("(*bell).sleep") {
+			if !parked("(*Own).Sleep") {
 				t.Fatal("it does not sleep")
 			}
-			peers.ring()
+			peers.Ring()
 			hasRung(t, woken)
 		}
 		// One from before the sleep ends it.
-		peers.ring()
+		peers.Ring()
 		hasRung(t, sleepsOn(b))
 		if value > 0 {
-			must(unix.Read(peers.fd, make([]byte, 8)))
+			must(unix.Read(peers.FD, make([]byte, 8)))
 		}
 	}
 }
 
 func TestABellThatNobodyHasSleptOnLosesNoRingAndNoKick(t *testing.T) {
-	for _, does := range []func(b *bell){
-		(*bell).kick,
-		func(b *bell) { doorbell{b.eventfd, doorbellEventfd}.ring() },
+	for _, does := range []func(b *doorbell.Own){
+		(*doorbell.Own).Wake,
+		func(b *doorbell.Own) { doorbell.Peer{b.Eventfd, doorbell.Eventfd}.Ring() },
 	} {
-		b := must(newSeldomBell())
-		if b.polled.Load() != nil {
+		b := must(doorbell.NewLazy())
+		if b.Polled.Load() != nil {
 			t.Fatal("it has an epoll")
 		}
-		b.awake()
+		b.ClearWake()
 		does(b)
 		hasRung(t, sleepsOn(b))
-		b.awake()
+		b.ClearWake()
 		// The first event of an epoll comes without a ring.
-		must(b.open())
-		b.drainNow()
+		must(b.Open())
+		b.Poll()
 		woken := sleepsOn(b)
-		if !parked("(*bell).sleep") {
+		if !parked("(*Own).Sleep") {
 			t.Fatal("it does not sleep")
 		}
 		does(b)
 		hasRung(t, woken)
-		b.close()
-		b.close()
+		b.Close()
+		b.Close()
 	}
 }
 
@@ -109,7 +111,7 @@ func fullAndAsleep(t *testing.T, sender *Sender) {
 			break
 		}
 	}
-	if sleeps, err := sender.lane.Arm(5000, false, membarrier); err != nil || !sleeps {
+	if sleeps, err := sender.Lane.Arm(5000, false, kernel.Membarrier); err != nil || !sleeps {
 		t.Fatal(sleeps, err)
 	}
 }
@@ -120,7 +122,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	t.Cleanup(func() { receiver.Close() })
 	hostile := must(ConnectSender(ctx, name, &Options{Capacity: 1 << 16}))
 	innocent := must(ConnectSender(ctx, name, nil))
-	fills(t, hostile.bell.eventfd)
+	fills(t, hostile.Bell.Eventfd)
 	fullAndAsleep(t, hostile)
 	sent := hostile.Unreleased()
 	received := make(chan error, 1)
@@ -143,7 +145,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the receiver waits for its ring")
 	}
-	if hostile.lane.IsArmed() && !hostile.bell.drainNow() {
+	if hostile.Lane.IsArmed() && !hostile.Bell.Poll() {
 		t.Fatal("nobody has rung")
 	}
 	serves(t, receiver, innocent)
@@ -151,8 +153,8 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 
 func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	sender, receiver := pair(t, nil)
-	fills(t, receiver.bell.eventfd)
-	receiver.sleeper.Arm(receiver.areSendersFencing, membarrier)
+	fills(t, receiver.bell.Eventfd)
+	receiver.sleeper.Arm(receiver.areSendersFencing, kernel.Membarrier)
 	sent := make(chan error, 1)
 	go func() { sent <- sender.Send(context.Background(), []byte("x")) }()
 	select {
@@ -163,7 +165,7 @@ func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the sender waits for its ring")
 	}
-	if !receiver.bell.drainNow() {
+	if !receiver.bell.Poll() {
 		t.Fatal("nobody has rung")
 	}
 }
@@ -178,7 +180,7 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 		return must(unix.Socket(domain, kind|unix.SOCK_CLOEXEC, 0))
 	}
 	path := strings.TrimPrefix(place(t), "unix:")
-	listens := must(listenAt(path))
+	listens := must(kernel.ListenAt(path))
 	defer unix.Close(listens)
 	eventfd := func() int { return must(unix.Eventfd(0, unix.EFD_CLOEXEC)) }
 	type given struct {
@@ -202,8 +204,8 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 		all["a seqpacket socket of a virtual machine"] = given{fd, true, false}
 	}
 	for what, c := range all {
-		found, err := checkDoorbell(c.fd, c.isOwnUser)
-		if (err == nil) != c.isAccepted || err == nil && found.fd != c.fd {
+		found, err := doorbell.Check(c.fd, c.isOwnUser)
+		if (err == nil) != c.isAccepted || err == nil && found.FD != c.fd {
 			t.Errorf("%s: %+v %v", what, found, err)
 		}
 		unix.Close(c.fd)
@@ -241,8 +243,8 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	others := []*Sender{anotherUsers(t, ctx, name), anotherUsers(t, ctx, name)}
 	own := must(ConnectSender(ctx, name, nil))
 	defer own.Close()
-	if own.link.doorbell.kind != doorbellEventfd || receiver.bell.pairs() != 2 {
-		t.Fatal(own.link.doorbell, receiver.bell.pairs())
+	if own.Link.Doorbell.Kind != doorbell.Eventfd || receiver.bell.Pairs() != 2 {
+		t.Fatal(own.Link.Doorbell, receiver.bell.Pairs())
 	}
 	received := make(chan Message)
 	go func() {
@@ -256,11 +258,11 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 		}
 	}()
 	for n, sender := range append(others, own) {
-		if is := sender.link.doorbell.kind; (is == doorbellSocket) != (n < 2) {
+		if is := sender.Link.Doorbell.Kind; (is == doorbell.Socket) != (n < 2) {
 			t.Fatal(n, is)
 		}
 		for range 20 {
-			if !parked("(*bell).sleep") {
+			if !parked("(*Own).Sleep") {
 				t.Fatal("the receiver does not sleep")
 			}
 			if err := sender.Send(ctx, []byte{byte(n)}); err != nil {
@@ -289,7 +291,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	receiver.Close()
 	for range received {
 	}
-	if found := receiver.bell.pairs(); found != 0 {
+	if found := receiver.bell.Pairs(); found != 0 {
 		t.Fatal(found)
 	}
 }
@@ -309,11 +311,11 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 		t.FailNow()
 	}
 	defer client.Close()
-	if out := client.links[0].out; out.doorbell.kind != doorbellSocket || client.bell.pairs() != 1 {
-		t.Fatal(out.doorbell, client.bell.pairs())
+	if out := client.links[0].out; out.Doorbell.Kind != doorbell.Socket || client.bell.Pairs() != 1 {
+		t.Fatal(out.Doorbell, client.bell.Pairs())
 	}
 	for n := range 50 {
-		if n%10 == 0 && !parked("(*bell).sleep") {
+		if n%10 == 0 && !parked("(*Own).Sleep") {
 			t.Fatal("the service does not sleep")
 		}
 		// Also of what waits for room, either way.
@@ -326,22 +328,22 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 	ways := map[string]func(t *testing.T, fd int){
 		"filled": func(t *testing.T, fd int) {
-			for trySend(fd, []byte("x")) == nil {
+			for kernel.TrySend(fd, []byte("x")) == nil {
 			}
 		},
 		"shut down": func(t *testing.T, fd int) { _ = unix.Shutdown(fd, unix.SHUT_RDWR) },
 		"shut down to write, and full": func(t *testing.T, fd int) {
-			for trySend(fd, []byte("x")) == nil {
+			for kernel.TrySend(fd, []byte("x")) == nil {
 			}
 			_ = unix.Shutdown(fd, unix.SHUT_WR)
 		},
-		"a packet of no bytes": func(t *testing.T, fd int) { _ = trySend(fd, nil) },
-		"a large packet":       func(t *testing.T, fd int) { _ = trySend(fd, make([]byte, 10_000)) },
+		"a packet of no bytes": func(t *testing.T, fd int) { _ = kernel.TrySend(fd, nil) },
+		"a large packet":       func(t *testing.T, fd int) { _ = kernel.TrySend(fd, make([]byte, 10_000)) },
 		"with descriptors": func(t *testing.T, fd int) {
 			blocks := lingering(t)
 			for {
 				// Until it is full, or another kernel permits none.
-				if err := trySend(fd, []byte("x"), blocks, blocks); err != nil {
+				if err := kernel.TrySend(fd, []byte("x"), blocks, blocks); err != nil {
 					break
 				}
 			}
@@ -358,15 +360,15 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 				name, receiver := gathersOfAnotherUser(t)
 				hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 				other := anotherUsers(t, ctx, name)
-				does(t, hostile.link.doorbell.fd)
+				does(t, hostile.Link.Doorbell.FD)
 				// What was queued is taken, in some turns, and then nothing rings: no loop that is busy.
-				for rounds := 0; receiver.bell.drainNow(); rounds++ {
+				for rounds := 0; receiver.bell.Poll(); rounds++ {
 					if rounds > 1000 {
 						t.Fatal("it rings for ever")
 					}
 				}
 				isEnd := strings.Contains(way, "shut") || strings.Contains(way, "no bytes")
-				if is := receiver.bell.pairs() == 1; is != isEnd {
+				if is := receiver.bell.Pairs() == 1; is != isEnd {
 					t.Fatal("its doorbell is listened to:", !is)
 				}
 				for _, sender := range []*Sender{other, innocent} {
@@ -378,7 +380,7 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 						}
 						received <- err
 					}()
-					if !parked("(*bell).sleep") {
+					if !parked("(*Own).Sleep") {
 						t.Fatal("the receiver does not sleep")
 					}
 					if err := sender.Send(ctx, []byte("x")); err != nil {
@@ -402,19 +404,19 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 func TestARingIntoASocketThatNobodyEmptiesDoesNotWait(t *testing.T) {
 	ends := must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))
 	defer unix.Close(ends[1])
-	peers := must(checkDoorbell(ends[0], false))
+	peers := must(doorbell.Check(ends[0], false))
 	rung := make(chan struct{})
 	go func() {
 		defer close(rung)
 		for range 100_000 {
-			peers.ring()
+			peers.Ring()
 		}
 		_ = unix.Shutdown(ends[1], unix.SHUT_RDWR)
 		// No signal either.
-		peers.ring()
+		peers.Ring()
 	}()
 	hasRung(t, rung)
-	peers.close(nobody)
+	peers.Close(kernel.UnknownUser)
 	closesEnd(t)
 }
 
@@ -425,7 +427,7 @@ func TestWhatAHostileUserQueuedDoesNotHoldUpTheEndOfItsDoorbell(t *testing.T) {
 	hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 	must(0, innocent.Send(ctx, nil))
 	must(receiver.Receive(ctx)).Release()
-	sendsRights(hostile.link.doorbell.fd, []byte("x"), lingering(t))
+	sendsRights(hostile.Link.Doorbell.FD, []byte("x"), lingering(t))
 	ended := make(chan struct{})
 	go func() {
 		receiver.Close()
@@ -470,7 +472,7 @@ func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
 			received <- string(message.Bytes())
 			_ = message.Release()
 		}()
-		if !parked("(*bell).sleep") {
+		if !parked("(*Own).Sleep") {
 			t.Fatal("the receiver does not sleep")
 		}
 		must(fmt.Fprintln(sends.input, n))
@@ -483,8 +485,8 @@ func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
 	receives := toolOfAnotherUser(t, "recv", name)
 	sender := must(ConnectSender(ctx, name, &Options{UIDs: []int{12345}, Await: true}))
 	defer sender.Close()
-	if sender.link.doorbell.kind != doorbellSocket || sender.MessageBytesMax() != 1<<20 {
-		t.Fatal(sender.link.doorbell, sender.MessageBytesMax())
+	if sender.Link.Doorbell.Kind != doorbell.Socket || sender.MessageBytesMax() != 1<<20 {
+		t.Fatal(sender.Link.Doorbell, sender.MessageBytesMax())
 	}
 	for n := range 20 {
 		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {

@@ -3,8 +3,11 @@ package pelton
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"pelton/internal/fail"
+	"pelton/internal/lane"
+	"pelton/internal/packet"
 )
 
 // The errors of this package, for errors.Is. The text of a returned error has the details: what was found, what was wanted, what to do. A
@@ -84,3 +87,44 @@ func (e *EndError) Error() string {
 func (e *EndError) Unwrap() error { return e.Err }
 
 func isCorrupt(err error) bool { return errors.Is(err, ErrCorrupt) }
+
+// linkError puts what a lane found into this package's words.
+func linkError(err error) error {
+	if errors.Is(err, lane.ErrConsumerClosed) {
+		return &EndError{Err: ErrClosed}
+	}
+	return fail.Lane(err)
+}
+
+// checkSize checks a message against the most that its receiver takes.
+func checkSize(bytes int, most uint64) error {
+	if uint64(bytes) > most {
+		return fail.New(fail.ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: ask for less, or raise CallBytesMax there", bytes, most)
+	}
+	return nil
+}
+
+const (
+	// Codes of failures from here on are the library's.
+	failedLibrary = 0xffff0000
+	failedMemory  = 0xffff0001
+)
+
+// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000
+// on are the library's, and their bytes a text: see [ErrServiceMemory].
+type CallError struct {
+	Code  uint32
+	Bytes []byte
+}
+
+func (f *CallError) Error() string {
+	if f.Code >= failedLibrary {
+		return "pelton: the call failed: " + strings.TrimPrefix(packet.Printable(string(f.Bytes)), "pelton: ")
+	}
+	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
+}
+
+// Is says whether target is what the library's code stands for.
+func (f *CallError) Is(target error) bool {
+	return f.Code == failedMemory && target == ErrServiceMemory
+}

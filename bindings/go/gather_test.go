@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"pelton/internal/kernel"
 )
 
 func TestManySendersAreServedByTurnsEachInOrder(t *testing.T) {
@@ -105,7 +107,7 @@ func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The next header is of a number that cannot be.
-	liar.memory.data.bytes[liar.lane.Tail().Offset+4] = 99
+	liar.Memory.Data.Bytes[liar.Lane.Tail().Offset+4] = 99
 	for n := range 3 {
 		if err := good.Send(ctx, payload(n, 50)); err != nil {
 			t.Fatal(err)
@@ -147,9 +149,9 @@ func TestOneSenderTooManyIsRefusedAndWhoSaysNothingKeepsNobodyWaiting(t *testing
 	defer receiver.Close()
 	mutes := make([]int, 100)
 	for i := range mutes {
-		mutes[i] = must(connectTo(strings.TrimPrefix(name, "unix:")))
+		mutes[i] = must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 	}
-	defer closeAll(mutes)
+	defer kernel.CloseAll(mutes)
 	sender := must(ConnectSender(ctx, name, &Options{Await: true}))
 	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) || !strings.Contains(fmt.Sprint(err), "1 senders") {
 		t.Fatal(err)

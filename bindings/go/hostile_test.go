@@ -16,7 +16,12 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/memory"
+	"pelton/internal/packet"
 )
 
 // Peers that send descriptors whose close blocks, or whose file system does not answer: they may delay themselves, and nobody else.
@@ -51,7 +56,7 @@ func lingering(t *testing.T) int {
 // closesEnd waits until all that is closed elsewhere is closed.
 func closesEnd(t *testing.T) {
 	t.Helper()
-	for until := time.Now().Add(30 * time.Second); !closer.isIdle(); runtime.Gosched() {
+	for until := time.Now().Add(30 * time.Second); !kernel.Deferred.IsIdle(); runtime.Gosched() {
 		if time.Now().After(until) {
 			t.Fatal("closes still block")
 		}
@@ -80,8 +85,8 @@ func asUser(t *testing.T, uid int, do func()) {
 
 // withoutPassRights has the kernel behave as before Linux 6.16 during the test.
 func withoutPassRights(t *testing.T) {
-	soPassRights = 9999
-	t.Cleanup(func() { soPassRights = 83 })
+	kernel.SoPassRights = 9999
+	t.Cleanup(func() { kernel.SoPassRights = 83 })
 }
 
 // sendsRights sends a packet with descriptors, once the other side permits some, and closes this side's: those in flight are the last ones, unless the
@@ -90,10 +95,10 @@ func sendsRights(socket int, packet []byte, fds ...int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for until := time.Now().Add(10 * time.Second); trySend(socket, packet, fds...) == unix.EPERM && time.Now().Before(until); {
+		for until := time.Now().Add(10 * time.Second); kernel.TrySend(socket, packet, fds...) == unix.EPERM && time.Now().Before(until); {
 			runtime.Gosched()
 		}
-		closeAll(fds)
+		kernel.CloseAll(fds)
 	}()
 	select {
 	case <-done:
@@ -136,16 +141,16 @@ func serves(t *testing.T, receiver *Receiver, innocent *Sender) {
 // hostileSend is a message with a descriptor.
 func hostileSend(t *testing.T, sender *Sender, fd int) {
 	t.Helper()
-	p := newPacket(kindDescriptors)
-	p.seq = sender.lane.Tail().Seq
-	sendsRights(sender.link.socket.fd, p.encode(), fd)
-	room, ok, err := sender.lane.TryReserve(1, 1)
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = sender.Lane.Tail().Seq
+	sendsRights(sender.Link.Socket.FD, p.Encode(), fd)
+	room, ok, err := sender.Lane.TryReserve(1, 1)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	room[0] = 1
-	if sender.lane.Commit(1) == lane.Ring {
-		sender.link.ring()
+	if sender.Lane.Commit(1) == lane.Ring {
+		sender.Link.Ring()
 	}
 }
 
@@ -153,36 +158,36 @@ func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
 	segments := func(t *testing.T, page, bell, data int) []int {
 		const capacity = 1 << 16
 		if page < 0 {
-			page = must(makeProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)).fd
+			page = must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)).FD
 		}
 		if bell < 0 {
 			bell = must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		}
 		if data < 0 {
-			data = must(makeData(capacity)).fd
+			data = must(memory.NewData(capacity)).FD
 		}
 		return []int{page, bell, data}
 	}
 	offers := func(at int) func(t *testing.T, fd, socket int) {
 		return func(t *testing.T, fd, socket int) {
-			_ = trySend(socket, hello(roleSender, 0))
+			_ = kernel.TrySend(socket, hello(packet.RoleSender, 0))
 			// Its own hello comes once descriptors are permitted.
 			isReadyWithin(t, socket)
 			three := []int{-1, -1, -1}
 			three[at] = fd
 			fds := segments(t, three[0], three[1], three[2])
-			offer := lanePacket(kindProducer, 1<<16, lane.MessageBytesLimit(1<<16), lane.Start, lane.Start)
-			offer.generation = 1
-			sendsRights(socket, offer.encode(), fds...)
+			offer := packet.NewLane(packet.KindProducer, 1<<16, lane.MessageBytesLimit(1<<16), lane.Start, lane.Start)
+			offer.Generation = 1
+			sendsRights(socket, offer.Encode(), fds...)
 		}
 	}
 	ways := map[string]func(t *testing.T, fd, socket int){
-		"with HELLO": func(t *testing.T, fd, socket int) { sendsRights(socket, hello(roleSender, 0), fd) },
+		"with HELLO": func(t *testing.T, fd, socket int) { sendsRights(socket, hello(packet.RoleSender, 0), fd) },
 		"as a page":  offers(0), "as a bell": offers(1), "as data": offers(2),
 		"with another packet": func(t *testing.T, fd, socket int) { sendsRights(socket, []byte("?"), fd) },
 		"behind a packet of no bytes": func(t *testing.T, fd, socket int) {
-			_ = trySend(socket, []byte("?"))
-			_ = trySend(socket, nil)
+			_ = kernel.TrySend(socket, []byte("?"))
+			_ = kernel.TrySend(socket, nil)
 			sendsRights(socket, nil, fd)
 		},
 	}
@@ -197,17 +202,17 @@ func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
 				t.Cleanup(func() { receiver.Close() })
 				fd := lingering(t)
 				innocent := must(ConnectSender(ctx, name, nil))
-				socket := must(connectTo(strings.TrimPrefix(name, "unix:")))
-				_ = permitDescriptors(socket, true)
+				socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
+				_ = kernel.PermitDescriptors(socket, true)
 				// A hand-shake goes no further than the first word while this is held.
 				isOffer := strings.HasPrefix(way, "as ")
 				if !isOffer {
-					receiver.gate.mutex.Lock()
+					receiver.registry.mutex.Lock()
 				}
 				does(t, fd, socket)
 				unix.Close(socket)
 				if !isOffer {
-					receiver.gate.mutex.Unlock()
+					receiver.registry.mutex.Unlock()
 				}
 				serves(t, receiver, innocent)
 			})
@@ -235,10 +240,10 @@ func TestAUserWhoIsRefusedCannotHoldUpByADescriptor(t *testing.T) {
 			t.Cleanup(func() { listener.Close() })
 			fd := lingering(t)
 			asUser(t, 12345, func() {
-				socket := must(connectTo(strings.TrimPrefix(name, "unix:")))
+				socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 				defer unix.Close(socket)
 				// Where the kernel knows how, it takes none from this user.
-				if err := trySend(socket, []byte("?"), fd); !isOld && err != unix.EPERM || isOld && err != nil {
+				if err := kernel.TrySend(socket, []byte("?"), fd); !isOld && err != unix.EPERM || isOld && err != nil {
 					t.Error(err)
 				}
 			})
@@ -320,7 +325,7 @@ func TestADescriptorWithAMessageHoldsUpNobodyElse(t *testing.T) {
 			hostile, innocent := must(ConnectSender(ctx, name, nil)), must(ConnectSender(ctx, name, nil))
 			if use == "not received" {
 				// No message says so: it stays in the socket.
-				sendsRights(hostile.link.socket.fd, []byte("?"), fd)
+				sendsRights(hostile.Link.Socket.FD, []byte("?"), fd)
 			} else {
 				hostileSend(t, hostile, fd)
 			}
@@ -351,17 +356,17 @@ func TestMoreDescriptorsThanTheProtocolHasAreClosed(t *testing.T) {
 	}
 	must(receiver.Receive(ctx)).Release()
 	before := len(must(os.ReadDir("/proc/self/fd")))
-	p := newPacket(kindDescriptors)
-	p.seq = hostile.lane.Tail().Seq
-	many := make([]int, scmMaxFD)
-	if err := trySend(hostile.link.socket.fd, p.encode(), many...); err != nil {
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = hostile.Lane.Tail().Seq
+	many := make([]int, kernel.ScmMaxFD)
+	if err := kernel.TrySend(hostile.Link.Socket.FD, p.Encode(), many...); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := hostile.lane.TryReserve(1, lane.DescriptorsMax); err != nil || !ok {
+	if _, ok, err := hostile.Lane.TryReserve(1, lane.DescriptorsMax); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	if hostile.lane.Commit(1) == lane.Ring {
-		hostile.link.ring()
+	if hostile.Lane.Commit(1) == lane.Ring {
+		hostile.Link.Ring()
 	}
 	serves(t, receiver, innocent)
 	closesEnd(t)
@@ -381,8 +386,8 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 	b := blocking{make(chan struct{})}
 	unblock := sync.OnceFunc(func() { close(b.until) })
 	defer unblock()
-	for range closingMax + 2 {
-		closer.later(os.Geteuid(), b)
+	for range kernel.ClosingMax + 2 {
+		kernel.Deferred.Close(os.Geteuid(), b)
 	}
 	for {
 		sender, err := ConnectSender(ctx, name, nil)
@@ -397,7 +402,7 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 		break
 	}
 	// Another user is not refused.
-	if why := userProblem(4711, []int{4711}); why != "" {
+	if why := handshake.UserProblem(4711, []int{4711}); why != "" {
 		t.Fatal(why)
 	}
 	unblock()
@@ -494,32 +499,32 @@ func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
 			t.Cleanup(func() { receiver.Close() })
 			silent := silentFile(t)
 			innocent := must(ConnectSender(ctx, name, nil))
-			socket := must(connectTo(strings.TrimPrefix(name, "unix:")))
-			_ = permitDescriptors(socket, true)
-			_ = trySend(socket, hello(roleSender, 0))
+			socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
+			_ = kernel.PermitDescriptors(socket, true)
+			_ = kernel.TrySend(socket, hello(packet.RoleSender, 0))
 			isReadyWithin(t, socket)
 			const capacity = 1 << 16
-			page, data := must(makeProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)), must(makeData(capacity))
+			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)), must(memory.NewData(capacity))
 			bell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-			fds := []int{page.fd, bell, data.fd}
+			fds := []int{page.FD, bell, data.FD}
 			fds[map[string]int{"page": 0, "bell": 1, "data": 2}[at]] = silent
-			offer := lanePacket(kindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start, lane.Start)
-			offer.generation = 1
-			if err := trySend(socket, offer.encode(), fds...); err != nil {
+			offer := packet.NewLane(packet.KindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start, lane.Start)
+			offer.Generation = 1
+			if err := kernel.TrySend(socket, offer.Encode(), fds...); err != nil {
 				t.Fatal(err)
 			}
 			go unix.Close(silent)
-			page.close()
-			data.close()
+			page.Close()
+			data.Close()
 			unix.Close(bell)
 			// It is refused.
-			for b := make([]byte, packetBytesMax); ; {
+			for b := make([]byte, packet.BytesMax); ; {
 				isReadyWithin(t, socket)
-				n, _, _, err := tryReceive(socket, b)
+				n, _, _, err := kernel.TryReceive(socket, b)
 				if err != nil || n == 0 {
 					t.Fatal("no reason was given", err)
 				}
-				if refusal(b[:n]) != nil {
+				if packet.Refusal(b[:n]) != nil {
 					break
 				}
 			}
@@ -576,7 +581,7 @@ func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		thread <- unix.Gettid()
-		doorbell{fd, doorbellEventfd}.ring()
+		doorbell.Peer{fd, doorbell.Eventfd}.Ring()
 	}()
 	in := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
 	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))), fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {

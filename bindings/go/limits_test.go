@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/memory"
+	"pelton/internal/packet"
 )
 
 // What a side takes of a peer, and the memory that all peers together have.
@@ -107,12 +110,12 @@ func TestWhatAnotherUserMakesIsSmallUnlessSomebodySaysMore(t *testing.T) {
 func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 	for _, c := range []struct{ capacity, bytesMax uint64 }{{128 << 10, 100}, {64 << 10, 1001}, {64 << 10, 1000}} {
 		s, peer := socketPair(t, soon(t))
-		s.settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
-		page, data, bell := must(makeProducerPage(c.capacity, c.bytesMax, 1)), must(makeData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-		offer := lanePacket(kindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
-		offer.generation = 1
-		ready := newPacket(kindReady)
-		if err := errors.Join(trySend(peer, hello(roleSender, 0)), trySend(peer, offer.encode(), page.fd, bell, data.fd), trySend(peer, ready.encode())); err != nil {
+		s.Settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
+		page, data, bell := must(memory.NewProducerPage(c.capacity, c.bytesMax, 1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		offer := packet.NewLane(packet.KindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
+		offer.Generation = 1
+		ready := packet.New(packet.KindReady)
+		if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)), kernel.TrySend(peer, offer.Encode(), page.FD, bell, data.FD), kernel.TrySend(peer, ready.Encode())); err != nil {
 			t.Fatal(err)
 		}
 		r, err := receiverOfOne(s, Options{}, false)
@@ -126,8 +129,8 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 		default:
 			r.Close()
 		}
-		page.close()
-		data.close()
+		page.Close()
+		data.Close()
 		unix.Close(bell)
 	}
 }
@@ -160,7 +163,7 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, &Options{Memory: 3 << 20}))
 	defer receiver.Close()
-	budget := receiver.gate.budget
+	budget := receiver.registry.budget
 	var senders []*Sender
 	for _, wanted := range []int{3 << 16, 2 << 16, 2 << 16, 2 << 16, 2 << 16} {
 		sender := must(ConnectSender(ctx, name, nil))
@@ -170,16 +173,16 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 	}
 	// One that makes less takes less.
 	small := must(ConnectSender(ctx, name, &Options{Capacity: 1 << 16}))
-	if left := budget.left(); left != 3<<20-(3+4*2+1)<<16 {
+	if left := budget.Left(); left != 3<<20-(3+4*2+1)<<16 {
 		t.Fatal(left)
 	}
 	// Hand-shakes that come to nothing take nothing.
 	for range 20 {
 		_, err := ConnectSender(ctx, name, &Options{MessageBytesMax: 1 << 20})
 		refusedWith(t, err, ErrOption)
-		for until := time.Now().Add(20 * time.Second); budget.left() != 3<<20-(3+4*2+1)<<16; runtime.Gosched() {
+		for until := time.Now().Add(20 * time.Second); budget.Left() != 3<<20-(3+4*2+1)<<16; runtime.Gosched() {
 			if time.Now().After(until) {
-				t.Fatal(budget.left())
+				t.Fatal(budget.Left())
 			}
 		}
 	}
@@ -190,16 +193,16 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 			senders = append(senders, sender)
 		}
 	}
-	refusedWith(t, err, ErrRefused, budget.left(), 3<<20, "Memory")
-	if left := budget.left(); left >= 1<<20 {
+	refusedWith(t, err, ErrRefused, budget.Left(), 3<<20, "Memory")
+	if left := budget.Left(); left >= 1<<20 {
 		t.Fatal(left)
 	}
 	for _, sender := range append(senders, small) {
 		sender.Close()
 	}
-	for until := time.Now().Add(20 * time.Second); budget.left() != 3<<20; {
+	for until := time.Now().Add(20 * time.Second); budget.Left() != 3<<20; {
 		if _, ok, err := receiver.TryReceive(); ok || err != nil || time.Now().After(until) {
-			t.Fatal(ok, err, budget.left())
+			t.Fatal(ok, err, budget.Left())
 		}
 	}
 	must(ConnectSender(ctx, name, nil)).Close()
@@ -208,24 +211,24 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 func TestClientsShareTheMemoryOfAServiceByTwoLanesEach(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := served(t, name, &Options{Memory: 2 << 20}, echo)
-	budget := service.receiver.gate.budget
+	budget := service.receiver.registry.budget
 	client := connected(t, name, nil)
 	for n := range 100 {
 		if reply, err := client.Call(ctx, payload(n, 1000*n)); err != nil || !isPayload(reply, n) || len(reply) != 1000*n {
 			t.Fatal(err)
 		}
 	}
-	if out, in := client.links[0].out.lane.Capacity(), client.links[0].in.consumer.Capacity(); out != 1<<16 || in != 1<<16 {
+	if out, in := client.links[0].out.Lane.Capacity(), client.links[0].in.Consumer.Capacity(); out != 1<<16 || in != 1<<16 {
 		t.Fatal(out, in)
 	}
 	// What the last reply took is given back soon after the client has it.
-	for until := time.Now().Add(20 * time.Second); budget.left() != 2<<20-2<<16; runtime.Gosched() {
+	for until := time.Now().Add(20 * time.Second); budget.Left() != 2<<20-2<<16; runtime.Gosched() {
 		if time.Now().After(until) {
-			t.Fatal(budget.left())
+			t.Fatal(budget.Left())
 		}
 	}
 	_, err := ConnectClient(ctx, name, nil)
-	refusedWith(t, err, ErrRefused, budget.left(), 2<<20, "Memory")
+	refusedWith(t, err, ErrRefused, budget.Left(), 2<<20, "Memory")
 	client.Close()
 	for {
 		// The service notices.
@@ -320,34 +323,4 @@ func TestAChannelThatRequiresAnUnknownFeatureIsRefusedByItsNumber(t *testing.T) 
 	}
 	writes(0, 1<<64-1)
 	must(OpenReceiver(ctx, path, nil)).Close()
-}
-
-func TestAShareGrowsAsLongAsTheBudgetHasAsMuchLeft(t *testing.T) {
-	b := newBudget(120)
-	var shares [3]clientShare
-	var parts [3]part
-	// Each finds half of what the ones before have left.
-	for n, bytes := range []uint64{60, 30, 15} {
-		c, p := &shares[n], &parts[n]
-		c.budget = b
-		if c.left() != bytes || c.grow(p, bytes+1) || c.grow(p, 1<<64-1) || !c.grow(p, bytes-1) || c.grow(p, 2) || !c.grow(p, 1) || c.grow(p, 1) {
-			t.Fatal(n, c.left(), *p)
-		}
-	}
-	if b.left() != 15 {
-		t.Fatal(b.left())
-	}
-	for n := range shares {
-		if shares[n].left() != 0 || !shares[n].grow(&parts[n], 0) {
-			t.Fatal(n, shares[n].left())
-		}
-	}
-	for n := range parts {
-		parts[n].shrinkTo(0)
-	}
-	for n := range shares {
-		if b.left() != 120 || shares[n].left() != 60 {
-			t.Fatal(n, b.left(), shares[n].left())
-		}
-	}
 }

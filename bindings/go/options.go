@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"log"
 
+	"pelton/internal/directory"
 	"pelton/internal/fail"
+	"pelton/internal/handshake"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
 )
 
 // Wait is how a call that has to wait does so.
@@ -83,51 +86,51 @@ func (o *Options) orDefault() Options {
 	return *o
 }
 
-func (o *Options) access() access {
+func (o *Options) access() directory.Access {
 	if o.Mode == 0 {
-		return access{o.UIDs, 0o700}
+		return directory.Access{UIDs: o.UIDs, Mode: 0o700}
 	}
-	return access{o.UIDs, o.Mode}
+	return directory.Access{UIDs: o.UIDs, Mode: o.Mode}
 }
 
 // makes returns the lane that these options make.
-func (o *Options) makes() (limits, error) {
-	made := limits{laneBytes: uint64(o.Capacity)}
+func (o *Options) makes() (limits.Limits, error) {
+	made := limits.Limits{LaneBytes: uint64(o.Capacity)}
 	if o.Capacity == 0 {
-		made.laneBytes = 64 << 20
+		made.LaneBytes = 64 << 20
 	}
-	if made.laneBytes < lane.CapacityMin || made.laneBytes > lane.CapacityMax {
+	if made.LaneBytes < lane.CapacityMin || made.LaneBytes > lane.CapacityMax {
 		return made, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
 	}
-	made.laneBytes = roundUp(made.laneBytes, laneGranule)
-	made.messageBytes = lane.MessageBytesLimit(made.laneBytes)
-	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > made.messageBytes {
+	made.LaneBytes = limits.RoundUp(made.LaneBytes, limits.LaneGranule)
+	made.MessageBytes = lane.MessageBytesLimit(made.LaneBytes)
+	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > made.MessageBytes {
 		return made, fail.New(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
-			o.MessageBytesMax, made.messageBytes, made.laneBytes)
+			o.MessageBytesMax, made.MessageBytes, made.LaneBytes)
 	}
 	if o.ResidentMax < 0 {
 		return made, fail.New(ErrOption, "ResidentMax is %d, wanted 0 or more bytes", o.ResidentMax)
 	}
 	if o.MessageBytesMax > 0 {
-		made.messageBytes = uint64(o.MessageBytesMax)
+		made.MessageBytes = uint64(o.MessageBytesMax)
 	}
 	return made, nil
 }
 
 // takes returns what a receiver with these options takes of a peer, once they are checked.
-func (o *Options) takes(isOwnUser bool) limits {
-	takes := limitsOfAnotherUser
+func (o *Options) takes(isOwnUser bool) limits.Limits {
+	takes := limits.OfOtherUser
 	if isOwnUser {
-		takes = limitsOfTheFormat
+		takes = limits.OfFormat
 	}
 	if o.Capacity > 0 {
-		takes.laneBytes = roundUp(uint64(o.Capacity), laneGranule)
+		takes.LaneBytes = limits.RoundUp(uint64(o.Capacity), limits.LaneGranule)
 	}
 	if o.MessageBytesMax > 0 {
-		takes.messageBytes = uint64(o.MessageBytesMax)
+		takes.MessageBytes = uint64(o.MessageBytesMax)
 	}
 	if o.Memory > 0 {
-		takes.laneBytes = min(takes.laneBytes, max(laneWithin(uint64(o.Memory)), lane.CapacityMin))
+		takes.LaneBytes = min(takes.LaneBytes, max(limits.LaneWithin(uint64(o.Memory)), lane.CapacityMin))
 	}
 	return takes
 }
@@ -135,7 +138,7 @@ func (o *Options) takes(isOwnUser bool) limits {
 // checkMemory checks that Memory, which all peers share, has room for so many lanes of the first peer. With 0 lanes, Memory is one peer's,
 // whose lane has at least [lane.CapacityMin] bytes whatever Memory says.
 func (o *Options) checkMemory(lanes int) error {
-	least := sharesOfMemory * laneGranule * lanes
+	least := limits.PeerFraction * limits.LaneGranule * lanes
 	if o.Memory < 0 || o.Memory > 0 && o.Memory < least {
 		return fail.New(ErrOption, "Memory is %d, wanted 0 (none) or at least %d bytes", o.Memory, max(least, 1))
 	}
@@ -143,61 +146,61 @@ func (o *Options) checkMemory(lanes int) error {
 }
 
 // forSender returns the settings of a side that makes its lane.
-func (o *Options) forSender() (settings, error) {
+func (o *Options) forSender() (limits.Settings, error) {
 	made, err := o.makes()
-	return settings{uids: o.UIDs, makes: made, messageBytes: uint64(max(o.MessageBytesMax, 0))}, err
+	return limits.Settings{Uids: o.UIDs, Makes: made, MessageBytes: uint64(max(o.MessageBytesMax, 0))}, err
 }
 
 // forReceiver returns the settings of a side that takes lanes, of which the first peer has so many: see checkMemory.
-func (o *Options) forReceiver(lanes int) (settings, error) {
+func (o *Options) forReceiver(lanes int) (limits.Settings, error) {
 	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
-		return settings{}, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
+		return limits.Settings{}, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
 	}
-	if most := limitsOfTheFormat.messageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
-		return settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
+	if most := limits.OfFormat.MessageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
+		return limits.Settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
 	}
-	return settings{uids: o.UIDs, takesOfOwn: o.takes(true), takesOfOthers: o.takes(false)}, o.checkMemory(lanes)
+	return limits.Settings{Uids: o.UIDs, TakesOfOwn: o.takes(true), TakesOfOthers: o.takes(false)}, o.checkMemory(lanes)
 }
 
 // forBoth returns the settings of a side that may do either.
-func (o *Options) forBoth(lanes int) (settings, error) {
+func (o *Options) forBoth(lanes int) (limits.Settings, error) {
 	made, err := o.forSender()
 	if err != nil {
-		return settings{}, err
+		return limits.Settings{}, err
 	}
 	both, err := o.forReceiver(lanes)
-	both.makes, both.messageBytes = made.makes, made.messageBytes
+	both.Makes, both.MessageBytes = made.Makes, made.MessageBytes
 	return both, err
 }
 
 // forCalls returns the settings of a client or a service.
-func (o *Options) forCalls(lanes int) (settings, error) {
+func (o *Options) forCalls(lanes int) (limits.Settings, error) {
 	s, err := o.forBoth(lanes)
 	switch {
 	case err != nil:
 		return s, err
-	case s.makes.messageBytes < linkBytesMin:
-		return s, fail.New(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", s.makes.messageBytes, linkBytesMin)
+	case s.Makes.MessageBytes < handshake.CallMessageMin:
+		return s, fail.New(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", s.Makes.MessageBytes, handshake.CallMessageMin)
 	case o.CallBytesMax < 0 || o.Handlers < 0:
 		return s, fail.New(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax, o.Handlers)
 	}
-	if s.callBytes = uint64(o.CallBytesMax); s.callBytes == 0 {
-		s.callBytes = 64 << 20
+	if s.CallBytes = uint64(o.CallBytesMax); s.CallBytes == 0 {
+		s.CallBytes = 64 << 20
 	}
 	return s, nil
 }
 
 // pathMakes returns the lanes of a path channel that these options make, within Memory.
-func (o *Options) pathMakes() (limits, error) {
+func (o *Options) pathMakes() (limits.Limits, error) {
 	if err := o.checkMemory(0); err != nil {
-		return limits{}, err
+		return limits.Limits{}, err
 	}
 	made, err := o.makes()
 	if err != nil || o.Memory == 0 {
 		return made, err
 	}
-	made.laneBytes = min(made.laneBytes, max(laneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
-	made.messageBytes = min(made.messageBytes, lane.MessageBytesLimit(made.laneBytes))
+	made.LaneBytes = min(made.LaneBytes, max(limits.LaneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
+	made.MessageBytes = min(made.MessageBytes, lane.MessageBytesLimit(made.LaneBytes))
 	return made, nil
 }
 
@@ -207,9 +210,9 @@ func (o *Options) pathTakes(isOwnUser bool) uint64 {
 	case o.Memory > 0:
 		return uint64(o.Memory)
 	case isOwnUser:
-		return limitsOfTheFormat.laneBytes
+		return limits.OfFormat.LaneBytes
 	}
-	return limitsOfAnotherUser.laneBytes
+	return limits.OfOtherUser.LaneBytes
 }
 
 func (o *Options) sendersMax() (int, error) {

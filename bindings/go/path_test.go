@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/directory"
 )
 
 // inMemory is how names in /dev/shm begin: run-tests looks for what is left of its own.
@@ -108,14 +109,14 @@ func TestATakenRoleIsAwaitedUntilTheContextEnds(t *testing.T) {
 		if err := open(ctx, nil); !errors.Is(err, ErrRoleTaken) || errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(role, err)
 		}
-		if took := time.Since(begun); took < claimKilled {
-			t.Errorf("%s: without Await it waited for %v, wanted %v", role, took, claimKilled)
+		if took := time.Since(begun); took < directory.ClaimKilled {
+			t.Errorf("%s: without Await it waited for %v, wanted %v", role, took, directory.ClaimKilled)
 		}
 		begun = time.Now()
-		limited, cancel := context.WithTimeout(ctx, 3*claimKilled)
+		limited, cancel := context.WithTimeout(ctx, 3*directory.ClaimKilled)
 		err := open(limited, &Options{Await: true})
-		if took := time.Since(begun); took < 3*claimKilled {
-			t.Errorf("%s: with Await it waited for %v, wanted %v", role, took, 3*claimKilled)
+		if took := time.Since(begun); took < 3*directory.ClaimKilled {
+			t.Errorf("%s: with Await it waited for %v, wanted %v", role, took, 3*directory.ClaimKilled)
 		}
 		if cancel(); !errors.Is(err, ErrRoleTaken) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(role, err)
@@ -123,7 +124,7 @@ func TestATakenRoleIsAwaitedUntilTheContextEnds(t *testing.T) {
 	}
 	next := make(chan *Receiver)
 	go func() { next <- must(OpenReceiver(ctx, path, &Options{Await: true})) }()
-	if !parked("(*directory).claim") {
+	if !parked("(*Directory).claim") {
 		t.Fatal("it does not wait")
 	}
 	receiver.Close()
@@ -168,7 +169,7 @@ func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
 		if err := sender.Send(ctx, payload(round, 1000)); err != nil {
 			t.Fatal(round, err)
 		}
-		for receiver.stirs() {
+		for receiver.mayBeReady() {
 			must(receiver.Receive(ctx)).Release()
 		}
 		if err := errors.Join(sender.Drain(ctx), receiver.Close()); err != nil {
@@ -209,8 +210,8 @@ func TestALaneByPathStretchesIntoSpaceThatIsAllocatedAhead(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.lane.Backed() || sender.lane.Backed() < 6_000_000 {
-				t.Fatal(first, blocks(), sender.lane.Backed())
+			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.Lane.Backed() || sender.Lane.Backed() < 6_000_000 {
+				t.Fatal(first, blocks(), sender.Lane.Backed())
 			}
 			if err := sender.Sync(); err != nil {
 				t.Fatal(err)
@@ -349,7 +350,7 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 		"another boot": {func(p string) error {
 			b, err := os.ReadFile(p + "/channel")
 			b[100] ^= 1
-			binary.LittleEndian.PutUint64(b[112:], checksum(b))
+			binary.LittleEndian.PutUint64(b[112:], directory.Checksum(b))
 			return errors.Join(err, os.WriteFile(p+"/channel", b, 0o600))
 		}, ErrRebooted},
 		"a page of another boot": {flip("0.producer", 96), ErrNotAChannel},
@@ -488,7 +489,7 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		again := must(OpenReceiver(ctx, path, nil))
-		for again.stirs() {
+		for again.mayBeReady() {
 			if message := must(again.Receive(ctx)); string(message.Bytes()) != "lost?" || message.Release() != nil {
 				t.Fatalf("%q", message.Bytes())
 			}
@@ -503,7 +504,7 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 			}
 		}
 		rest := must(OpenReceiver(ctx, path, nil))
-		for rest.stirs() {
+		for rest.mayBeReady() {
 			must(rest.Receive(ctx)).Release()
 		}
 		if err := errors.Join(sender.Resume(ctx), rest.Close()); err != nil {
@@ -559,7 +560,7 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 	sleeps("(*Sender).Send", func() error { return sender.Send(ctx, payload(0, 1000)) })
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
-	for receiver.stirs() {
+	for receiver.mayBeReady() {
 		must(receiver.Receive(ctx)).Release()
 	}
 	if err := <-waits; err != nil {
@@ -622,7 +623,7 @@ func TestKillsByPathAtAnyMoment(t *testing.T) {
 	}
 	last := must(OpenReceiver(ctx, path, nil))
 	defer last.Close()
-	for at := uint64(0); last.stirs(); {
+	for at := uint64(0); last.mayBeReady(); {
 		message := must(last.Receive(ctx))
 		n := binary.LittleEndian.Uint64(message.Bytes())
 		if at != 0 && n != at+1 {

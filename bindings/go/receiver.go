@@ -10,34 +10,41 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"pelton/internal/directory"
+	"pelton/internal/doorbell"
 	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/link"
+	"pelton/internal/memory"
+	"pelton/internal/wait"
 )
 
 // Receiver is the receiving end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call, and
 // so may [Message.Release].
 type Receiver struct {
-	guard   guard
-	lanes   []*inLane
-	sleeper lane.Sleeper
-	page    *segment
-	bell    *bell
-	spin    spin
-	options Options
-	origin  origin
+	guard     wait.Guard
+	lanes     []*inLane
+	sleeper   lane.Sleeper
+	page      *memory.Segment
+	bell      *doorbell.Own
+	spin      wait.Spin
+	options   Options
+	reconnect reconnect
 	// Of a receiver of many senders.
-	gate *gate
+	registry *registry
 	// Of a path channel: the role. Then the senders' end is told once, and receiving goes on.
-	place *pathRole
+	role *directory.Role
 
 	// Whose turn it is, and how many messages it has had of it.
-	turn, taken int
+	current, inQuantum int
 	// Found by a look, for the call to take.
 	found  lane.Record
 	broken error
 
 	// Loans for messages to come.
-	free []*lent
+	free []*messageHandle
 	// What was released while another goroutine was in a call, or leaked.
 	returns  atomic.Int32
 	mutex    sync.Mutex
@@ -46,12 +53,12 @@ type Receiver struct {
 
 // inLane is a consumer with its memory and the link to its producer.
 type inLane struct {
-	incoming
+	link.Incoming
 	// Which of the receiver's: 0 of one sender, else from 1 on.
 	number uint32
 	// Of a service: the client, as those have it who answer.
-	caller  *caller
-	hasLeft bool
+	session  *session
+	isClosed bool
 	// Of a path channel: how its sender went, until that is told.
 	end error
 	// Descriptors of the message at the cursor, once it has been found, and why there are none.
@@ -60,29 +67,29 @@ type inLane struct {
 	filesLost error
 }
 
-// turnMost is after how many messages of one sender it is the next one's turn.
-const turnMost = 64
+// quantum is after how many messages of one sender it is the next one's turn.
+const quantum = 64
 
-func newReceiver(canBarrier bool, page *segment, bell *bell, options Options) *Receiver {
+func newReceiver(canBarrier bool, page *memory.Segment, bell *doorbell.Own, options Options) *Receiver {
 	return &Receiver{
-		sleeper: lane.NewReceiverSleeper(page.bytes, canBarrier), page: page, bell: bell, spin: spin{isBusy: options.Wait == Spin}, options: options,
+		sleeper: lane.NewReceiverSleeper(page.Bytes, canBarrier), page: page, bell: bell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
 	}
 }
 
-func (r *Receiver) leave() { r.leaveFrom(inUse) }
+func (r *Receiver) leave() { r.leaveFrom(wait.InUse) }
 
 func (r *Receiver) leaveFrom(state uint32) {
 	for {
-		if r.guard.leave(state) {
-			r.takeDown()
+		if r.guard.Leave(state) {
+			r.tearDown()
 			return
 		}
 		// Who gave something back and found this goroutine in has counted it before, and relies on this look.
-		if r.returns.Load() == 0 || !r.guard.enterBriefly() {
+		if r.returns.Load() == 0 || !r.guard.TryEnter() {
 			return
 		}
-		state = inBrief
-		r.takeBack()
+		state = wait.InBrief
+		r.releaseReturned()
 	}
 }
 
@@ -93,9 +100,9 @@ func (r *Receiver) leaveFrom(state uint32) {
 // A sender that breaks the rules can change the bytes while they are read; who does not trust it copies them first, or uses
 // [Receiver.ReceiveInto].
 type Message struct {
-	bytes []byte
-	lent  *lent
-	peer  Peer
+	bytes  []byte
+	handle *messageHandle
+	peer   kernel.Peer
 	// Which use of what is lent: the next message has another.
 	use                   uint32
 	seq, generation, lane uint32
@@ -115,13 +122,13 @@ type loan struct {
 	uid int
 }
 
-// lent is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
-type lent struct{ loan *loan }
+// messageHandle is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
+type messageHandle struct{ loan *loan }
 
 type returned struct {
 	loan *loan
 	// nil of a leak.
-	lent *lent
+	lent *messageHandle
 }
 
 // Bytes is the message, in place: valid until Release.
@@ -140,17 +147,17 @@ func (m Message) Generation() uint32 { return m.generation }
 func (m Message) Lane() uint32 { return m.lane }
 
 // Peer is who sent it.
-func (m Message) Peer() Peer { return m.peer }
+func (m Message) Peer() kernel.Peer { return m.peer }
 
 // Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
 // with the message's release, by another goroutine. They may be of any kind: to use or close one may wait for whatever is behind it, as long as the
 // sender wants. Ask once.
 func (m Message) Files() []*os.File {
-	if m.lent == nil || m.lent.loan.uses.Load() != m.use {
+	if m.handle == nil || m.handle.loan.uses.Load() != m.use {
 		return nil
 	}
-	fds := m.lent.loan.files
-	m.lent.loan.files = nil
+	fds := m.handle.loan.files
+	m.handle.loan.files = nil
 	// Not before somebody wants them: the poller asks some kinds of files, which may not answer.
 	var files []*os.File
 	for _, fd := range fds {
@@ -164,23 +171,23 @@ func (m Message) Files() []*os.File {
 //
 // Errors: [ErrNotReceived] of a message that was released before.
 func (m Message) Release() error {
-	if m.lent == nil || !m.lent.loan.uses.CompareAndSwap(m.use, m.use+1) {
+	if m.handle == nil || !m.handle.loan.uses.CompareAndSwap(m.use, m.use+1) {
 		return fail.New(fail.ErrNotReceived, "the message was released already, or never received")
 	}
-	loan := m.lent.loan
+	loan := m.handle.loan
 	loan.closeFiles()
 	r := loan.receiver
-	if r.guard.enterBriefly() {
-		r.giveBack(loan, m.lent)
-		r.leaveFrom(inBrief)
+	if r.guard.TryEnter() {
+		r.release(loan, m.handle)
+		r.leaveFrom(wait.InBrief)
 		return nil
 	}
-	r.giveBackLater(returned{loan, m.lent})
+	r.releaseLater(returned{loan, m.handle})
 	return nil
 }
 
 func (l *loan) closeFiles() {
-	closer.descriptors(l.uid, l.files)
+	kernel.Deferred.CloseAll(l.uid, l.files)
 	l.files = nil
 }
 
@@ -192,26 +199,26 @@ func leaked(l *loan) {
 	l.uses.Add(1)
 	l.receiver.options.leaked(l.seq)
 	l.closeFiles()
-	l.receiver.giveBackLater(returned{l, nil})
+	l.receiver.releaseLater(returned{l, nil})
 }
 
-// giveBackLater leaves it to who is in a call, or does it if nobody is by now. Of a closed handle only the memory is given back.
-func (r *Receiver) giveBackLater(what returned) {
+// releaseLater leaves it to who is in a call, or does it if nobody is by now. Of a closed handle only the memory is given back.
+func (r *Receiver) releaseLater(what returned) {
 	r.mutex.Lock()
 	r.returned = append(r.returned, what)
 	r.mutex.Unlock()
 	r.returns.Add(1)
-	if r.guard.enterBriefly() {
-		r.takeBack()
-		r.leaveFrom(inBrief)
+	if r.guard.TryEnter() {
+		r.releaseReturned()
+		r.leaveFrom(wait.InBrief)
 		return
 	}
-	if r.guard.isClosing() {
-		r.takeBackMemory()
+	if r.guard.IsClosing() {
+		r.releaseReturnedMemory()
 		return
 	}
 	// It may sleep, and so may the sender, for want of this room.
-	r.bell.kick()
+	r.bell.Wake()
 }
 
 func (r *Receiver) takeReturned() []returned {
@@ -223,25 +230,25 @@ func (r *Receiver) takeReturned() []returned {
 	return all
 }
 
-func (r *Receiver) takeBack() {
+func (r *Receiver) releaseReturned() {
 	for _, returned := range r.takeReturned() {
-		r.giveBack(returned.loan, returned.lent)
+		r.release(returned.loan, returned.lent)
 	}
 }
 
-// takeBackMemory is for what comes back after the end.
-func (r *Receiver) takeBackMemory() {
+// releaseReturnedMemory is for what comes back after the end.
+func (r *Receiver) releaseReturnedMemory() {
 	for _, returned := range r.takeReturned() {
-		returned.loan.in.memory.leave()
+		returned.loan.in.Memory.Release()
 	}
 }
 
-func (r *Receiver) giveBack(l *loan, lent *lent) {
+func (r *Receiver) release(l *loan, lent *messageHandle) {
 	in := l.in
-	if !in.hasLeft && in.consumer.ReleaseHeld(l.ticket) == lane.Ring {
-		in.link.ring()
+	if !in.isClosed && in.Consumer.ReleaseHeld(l.ticket) == lane.Ring {
+		in.Link.Ring()
 	}
-	in.memory.leave()
+	in.Memory.Release()
 	if lent != nil {
 		r.free = append(r.free, lent)
 	}
@@ -249,37 +256,37 @@ func (r *Receiver) giveBack(l *loan, lent *lent) {
 
 // lend makes a message of what was found, behind which the cursor goes.
 func (r *Receiver) lend() (Message, error) {
-	in, record := r.lanes[r.turn], r.found
+	in, record := r.lanes[r.current], r.found
 	files, err := in.takeFiles()
 	if err != nil {
 		return Message{}, err
 	}
-	var out *lent
+	var out *messageHandle
 	if n := len(r.free); n > 0 {
 		out = r.free[n-1]
 		r.free[n-1] = nil
 		r.free = r.free[:n-1]
 	} else {
-		out = &lent{&loan{receiver: r}}
+		out = &messageHandle{&loan{receiver: r}}
 		runtime.AddCleanup(out, leaked, out.loan)
 	}
 	l := out.loan
 	message := Message{
-		bytes: in.consumer.Payload(record), lent: out, peer: in.link.peer, use: l.uses.Add(1),
-		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.again > 0,
+		bytes: in.Consumer.Payload(record), handle: out, peer: in.Link.Peer, use: l.uses.Add(1),
+		seq: record.Seq, generation: in.Consumer.Generation(), lane: in.number, again: in.Redelivered > 0,
 	}
-	l.in, l.seq, l.files, l.uid = in, record.Seq, files, in.link.peer.UID
-	l.ticket = in.consumer.Hold(record)
-	in.memory.use()
+	l.in, l.seq, l.files, l.uid = in, record.Seq, files, in.Link.Peer.UID
+	l.ticket = in.Consumer.Hold(record)
+	in.Memory.Retain()
 	r.count(in)
 	return message, nil
 }
 
 // count notes that a message was taken.
 func (r *Receiver) count(in *inLane) {
-	r.taken++
-	if in.again > 0 {
-		in.again--
+	r.inQuantum++
+	if in.Redelivered > 0 {
+		in.Redelivered--
 	}
 }
 
@@ -290,7 +297,7 @@ func (r *Receiver) count(in *inLane) {
 // successor. A receiver of many senders has neither. [ErrDescriptorsLost]; [ErrCorrupt]: close the channel. It allocates nothing unless
 // it waits, or more messages are kept than ever before.
 func (r *Receiver) Receive(ctx context.Context) (Message, error) {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return Message{}, err
 	}
 	defer r.leave()
@@ -302,11 +309,11 @@ func (r *Receiver) Receive(ctx context.Context) (Message, error) {
 
 // TryReceive is the next message if it is there now. It never waits. Errors as Receive.
 func (r *Receiver) TryReceive() (message Message, ok bool, err error) {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return Message{}, false, err
 	}
 	defer r.leave()
-	if ok, err := r.look(); err != nil || !ok {
+	if ok, err := r.poll(); err != nil || !ok {
 		return Message{}, false, err
 	}
 	message, err = r.lend()
@@ -318,7 +325,7 @@ func (r *Receiver) TryReceive() (message Message, ok bool, err error) {
 //
 // Errors: also [ErrTooSmall], with the number of bytes that are wanted: the message stays the next one.
 func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return 0, err
 	}
 	defer r.leave()
@@ -328,17 +335,17 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 	if r.found.Bytes > uint64(len(buffer)) {
 		return int(r.found.Bytes), fail.New(fail.ErrTooSmall, "the next message has %d bytes, the buffer %d", r.found.Bytes, len(buffer))
 	}
-	in := r.lanes[r.turn]
+	in := r.lanes[r.current]
 	files, err := in.takeFiles()
 	if err != nil {
 		return 0, err
 	}
-	in.link.discard(files)
-	bytes := copy(buffer, in.consumer.Payload(r.found))
-	in.consumer.Take(r.found)
+	in.Link.Discard(files)
+	bytes := copy(buffer, in.Consumer.Payload(r.found))
+	in.Consumer.Take(r.found)
 	r.count(in)
-	if in.consumer.ReleaseTaken() == lane.Ring {
-		in.link.ring()
+	if in.Consumer.ReleaseTaken() == lane.Ring {
+		in.Link.Ring()
 	}
 	return bytes, nil
 }
@@ -366,19 +373,19 @@ func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
 }
 
 func (r *Receiver) find(ctx context.Context) error {
-	if ok, err := r.look(); ok || err != nil {
+	if ok, err := r.poll(); ok || err != nil {
 		return err
 	}
 	if len(r.lanes) > 0 {
-		r.lanes[r.turn].consumer.CountWait()
+		r.lanes[r.current].Consumer.CountWait()
 	}
-	return await(ctx, (*receiveWait)(r), r.bell, &r.spin, &r.guard)
+	return wait.For(ctx, (*receiveWait)(r), r.bell, &r.spin, &r.guard)
 }
 
-// look finds the next message: of the sender whose turn it is, or of the next one that has any.
-func (r *Receiver) look() (bool, error) {
+// poll finds the next message: of the sender whose turn it is, or of the next one that has any.
+func (r *Receiver) poll() (bool, error) {
 	if r.returns.Load() != 0 {
-		r.takeBack()
+		r.releaseReturned()
 	}
 	if r.broken != nil {
 		if isCorrupt(r.broken) {
@@ -386,68 +393,68 @@ func (r *Receiver) look() (bool, error) {
 		}
 		return false, &EndError{r.broken, r.unreleased()}
 	}
-	if r.gate != nil {
-		r.gate.admit(r)
+	if r.registry != nil {
+		r.registry.takeArrived(r)
 	}
-	if r.taken >= turnMost {
-		r.nextTurn()
-		if r.place != nil {
+	if r.inQuantum >= quantum {
+		r.advance()
+		if r.role != nil {
 			// A busy receiver is not rung for new lanes.
 			if err := r.findSenders(); err != nil {
 				return false, err
 			}
 		}
 	}
-	if ok, err := r.lookAround(); ok || err != nil || r.place == nil {
+	if ok, err := r.pollLanes(); ok || err != nil || r.role == nil {
 		return ok, err
 	}
-	return r.lookForEnds()
+	return r.pollEnds()
 }
 
-func (r *Receiver) lookAround() (bool, error) {
+func (r *Receiver) pollLanes() (bool, error) {
 	for range len(r.lanes) {
 		if len(r.lanes) == 0 {
 			break
 		}
-		ok, err := r.lookAt(r.lanes[r.turn])
+		ok, err := r.pollLane(r.lanes[r.current])
 		if ok {
 			r.sleeper.Disarm()
 		}
 		if ok || err != nil {
 			return ok, err
 		}
-		r.nextTurn()
+		r.advance()
 	}
 	return false, nil
 }
 
-func (r *Receiver) nextTurn() {
-	r.taken = 0
-	if r.turn++; r.turn >= len(r.lanes) {
-		r.turn = 0
+func (r *Receiver) advance() {
+	r.inQuantum = 0
+	if r.current++; r.current >= len(r.lanes) {
+		r.current = 0
 	}
 }
 
-// lookAt looks for the lane's next message, and for its end behind the last one. Of many senders, one that has gone or has broken the
+// pollLane looks for the lane's next message, and for its end behind the last one. Of many senders, one that has gone or has broken the
 // rules is given up, and touches no other.
-func (r *Receiver) lookAt(in *inLane) (bool, error) {
-	if in.isStalled() {
+func (r *Receiver) pollLane(in *inLane) (bool, error) {
+	if in.isPaused() {
 		return false, nil
 	}
-	record, ok, err := in.consumer.Peek()
+	record, ok, err := in.Consumer.Peek()
 	isClosed, isGone := false, false
-	if err == nil && !ok && r.place != nil {
+	if err == nil && !ok && r.role != nil {
 		return false, nil
 	}
 	if err == nil && !ok {
-		isGone, isClosed = in.link.isGone.Load(), in.consumer.ProducerClosed()
+		isGone, isClosed = in.Link.IsGone.Load(), in.Consumer.ProducerClosed()
 		if !isGone && !isClosed {
 			return false, nil
 		}
 		// What was committed before the end is visible now. [close]
-		record, ok, err = in.consumer.Peek()
+		record, ok, err = in.Consumer.Peek()
 		// Closed, not died, if it was the one before the other.
-		isClosed = isClosed || in.consumer.ProducerClosed()
+		isClosed = isClosed || in.Consumer.ProducerClosed()
 	}
 	if err != nil {
 		return false, r.failed(fail.Lane(err))
@@ -462,8 +469,8 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 		r.found = record
 		return true, nil
 	}
-	if r.gate != nil {
-		r.giveUp(in)
+	if r.registry != nil {
+		r.dropLane(in)
 		return false, nil
 	}
 	code := ErrPeerDied
@@ -474,14 +481,14 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 	return false, &EndError{code, r.unreleased()}
 }
 
-// isStalled says whether nothing is taken of a client now that is there: it does not read its replies, or was told that this is so.
-func (in *inLane) isStalled() bool {
-	return in.caller != nil && (in.caller.isStalled.Load() || in.caller.isDrained) && !in.link.isGone.Load()
+// isPaused says whether nothing is taken of a client now that is there: it does not read its replies, or was told that this is so.
+func (in *inLane) isPaused() bool {
+	return in.session != nil && (in.session.isBackpressured.Load() || in.session.isDrained) && !in.Link.IsGone.Load()
 }
 
 // receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.
 func (in *inLane) receiveFiles(record lane.Record) error {
-	in.files, in.filesLost = in.link.receiveDescriptors(record.Seq, record.Descriptors, in.again > 0)
+	in.files, in.filesLost = in.Link.TakeDescriptors(record.Seq, record.Descriptors, in.Redelivered > 0)
 	in.filesFor = record.Seq
 	return in.filesLost
 }
@@ -495,48 +502,48 @@ func (in *inLane) takeFiles() ([]int, error) {
 
 // failed notes that the sender whose turn it is has broken the rules.
 func (r *Receiver) failed(err error) error {
-	if r.gate != nil {
-		r.giveUp(r.lanes[r.turn])
+	if r.registry != nil {
+		r.dropLane(r.lanes[r.current])
 		return nil
 	}
 	r.broken = err
 	return err
 }
 
-// giveUp parts with the lane whose turn it is.
-func (r *Receiver) giveUp(in *inLane) {
-	r.lanes = append(r.lanes[:r.turn], r.lanes[r.turn+1:]...)
+// dropLane parts with the lane whose turn it is.
+func (r *Receiver) dropLane(in *inLane) {
+	r.lanes = append(r.lanes[:r.current], r.lanes[r.current+1:]...)
 	// The caller goes on to the next one, which stands here now.
-	r.turn--
+	r.current--
 	in.close()
-	r.gate.left()
+	r.registry.removeSender()
 }
 
 // close tells the sender, of a lane that nothing more is received of.
 func (in *inLane) close() {
-	in.hasLeft = true
-	if in.caller != nil {
-		in.caller.leave()
-		in.caller.assembly.forget()
+	in.isClosed = true
+	if in.session != nil {
+		in.session.close()
+		in.session.assembly.Forget()
 	}
-	in.consumer.Close()
-	in.link.ring()
-	in.link.close()
-	in.link.discard(in.files)
-	in.memory.leave()
-	in.ofBudget.shrinkTo(0)
+	in.Consumer.Close()
+	in.Link.Ring()
+	in.Link.Close()
+	in.Link.Discard(in.files)
+	in.Memory.Release()
+	in.MemoryShare.ShrinkTo(0)
 }
 
 func (r *Receiver) unreleased() (held uint64) {
 	for _, in := range r.lanes {
-		held += in.consumer.Unreleased()
+		held += in.Consumer.Unreleased()
 	}
 	return held
 }
 
-func (r *Receiver) stirs() bool {
+func (r *Receiver) mayBeReady() bool {
 	for _, in := range r.lanes {
-		if in.consumer.MayBeReady() && !in.isStalled() {
+		if in.Consumer.MayBeReady() && !in.isPaused() {
 			return true
 		}
 	}
@@ -546,22 +553,25 @@ func (r *Receiver) stirs() bool {
 // receiveWait is a receiver that waits for a message.
 type receiveWait Receiver
 
-func (w *receiveWait) Poll() (bool, error) { return (*Receiver)(w).look() }
-func (w *receiveWait) MayBeReady() bool    { return (*Receiver)(w).stirs() }
-func (w *receiveWait) Disarm()             { w.sleeper.Disarm() }
+func (w *receiveWait) Poll() (bool, error) { return (*Receiver)(w).poll() }
+
+func (w *receiveWait) MayBeReady() bool { return (*Receiver)(w).mayBeReady() }
+
+func (w *receiveWait) Disarm() { w.sleeper.Disarm() }
+
 func (w *receiveWait) NeedsTimedWait() bool {
 	return w.sleeper.NeedsFencedWakers() && !(*Receiver)(w).areSendersFencing()
 }
 
 func (w *receiveWait) Arm() (bool, error) {
 	r := (*Receiver)(w)
-	r.sleeper.Arm(r.areSendersFencing, membarrier)
-	if ok, err := r.look(); ok || err != nil {
+	r.sleeper.Arm(r.areSendersFencing, kernel.Membarrier)
+	if ok, err := r.poll(); ok || err != nil {
 		r.sleeper.Disarm()
 		return false, err
 	}
 	if len(r.lanes) > 0 {
-		r.lanes[r.turn].consumer.CountSleep()
+		r.lanes[r.current].Consumer.CountSleep()
 	}
 	return true, nil
 }
@@ -569,7 +579,7 @@ func (w *receiveWait) Arm() (bool, error) {
 func (r *Receiver) areSendersFencing() bool {
 	for _, in := range r.lanes {
 		// Of a path channel, who comes later rings.
-		if (r.place == nil || in.isSenderHere()) && !in.consumer.IsProducerFencing() {
+		if (r.role == nil || in.isSenderHere()) && !in.Consumer.IsProducerFencing() {
 			return false
 		}
 	}
@@ -583,27 +593,27 @@ func (r *Receiver) areSendersFencing() bool {
 // Errors: the context's; [ErrRefused] when the channel has not lost its sender (not of a path), and of a receiver of many, which takes successors in by
 // itself; [ErrCorrupt], [ErrSystem]. After an error it can be tried again.
 func (r *Receiver) Resume(ctx context.Context) error {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return err
 	}
 	defer r.leave()
-	if r.place != nil {
+	if r.role != nil {
 		return r.waitForSender(ctx)
 	}
-	if r.gate != nil {
+	if r.registry != nil {
 		return fail.New(fail.ErrRefused, "a receiver that gathers takes in successors by itself")
 	}
-	if r.broken == nil && !r.lanes[0].link.isGone.Load() {
+	if r.broken == nil && !r.lanes[0].Link.IsGone.Load() {
 		return fail.New(fail.ErrRefused, "the sender is alive: there is nobody to succeed it")
 	}
 	if isCorrupt(r.broken) {
 		return r.broken
 	}
-	if _, _, err := r.lanes[0].consumer.EndOfCommitted(); err != nil {
+	if _, _, err := r.lanes[0].Consumer.EndOfCommitted(); err != nil {
 		return r.failed(fail.Lane(err))
 	}
-	if err := r.origin.resume(ctx, func(shake *shake, listens bool) error {
-		return shake.survivingReceiver(&r.lanes[0].incoming, r.bell, listens)
+	if err := r.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+		return shake.SurvivingReceiver(&r.lanes[0].Incoming, r.bell, listens)
 	}); err != nil {
 		return err
 	}
@@ -613,58 +623,58 @@ func (r *Receiver) Resume(ctx context.Context) error {
 
 // Capacity is the bytes of the lane; 0 of a receiver of many, whose senders decide.
 func (r *Receiver) Capacity() int {
-	if r.gate != nil {
+	if r.registry != nil {
 		return 0
 	}
-	return int(r.lanes[0].consumer.Capacity())
+	return int(r.lanes[0].Consumer.Capacity())
 }
 
 // Peer is who sends; nobody of a receiver of many, whose messages say: [Message.Peer].
-func (r *Receiver) Peer() Peer {
-	if r.gate != nil || r.place != nil {
-		return Peer{}
+func (r *Receiver) Peer() kernel.Peer {
+	if r.registry != nil || r.role != nil {
+		return kernel.Peer{}
 	}
-	return r.lanes[0].link.peer
+	return r.lanes[0].Link.Peer
 }
 
 // Close says that nothing more will be received: the sender is told [ErrClosed], with the number of messages not released. It does not
 // wait. A call of another goroutine ends with [ErrClosedHandle]; messages received stay readable until they are released. Closing
 // twice does nothing.
 func (r *Receiver) Close() error {
-	alone, again := r.guard.close()
+	alone, again := r.guard.Close()
 	switch {
 	case again:
 	case alone:
-		r.takeDown()
+		r.tearDown()
 	default:
-		r.bell.kick()
+		r.bell.Wake()
 	}
 	return nil
 }
 
-func (r *Receiver) takeDown() {
-	if r.gate != nil {
-		r.gate.shut(r)
+func (r *Receiver) tearDown() {
+	if r.registry != nil {
+		r.registry.close(r)
 	}
-	r.takeBack()
+	r.releaseReturned()
 	// The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
 	for _, in := range r.lanes {
-		in.consumer.Close()
+		in.Consumer.Close()
 	}
 	r.sleeper.Close()
 	for _, in := range r.lanes {
 		in.close()
 	}
-	if r.place != nil {
-		r.place.close()
+	if r.role != nil {
+		r.role.Close()
 	}
-	if r.gate != nil || r.place != nil {
+	if r.registry != nil || r.role != nil {
 		// Messages lie in the data, and no lane looks at this any more.
-		r.page.close()
+		r.page.Close()
 	}
-	r.bell.close()
+	r.bell.Close()
 	// What came back meanwhile was left to this.
-	r.takeBackMemory()
+	r.releaseReturnedMemory()
 }
 
 // NewReader is an io.Reader of what the messages are made of, one behind the other: it does not tell where one ends. io.EOF when the

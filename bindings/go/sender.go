@@ -5,35 +5,41 @@ import (
 	"errors"
 	"io"
 
+	"pelton/internal/directory"
 	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/link"
+	"pelton/internal/wait"
+	"pelton/internal/window"
 )
 
 // Sender is the sending end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call.
 type Sender struct {
-	outgoing
-	guard  guard
-	spin   spin
-	origin origin
+	link.Outgoing
+	guard     wait.Guard
+	spin      wait.Spin
+	reconnect reconnect
 	// Of a path channel: the role. Then the receiver's end is told once, and sending goes on.
-	place *pathRole
+	role *directory.Role
 	// Why the handle cannot be used any more: the receiver has gone, or has broken the rules.
 	broken error
 	// Bytes reserved, and not committed yet; -1 when nothing is.
 	reserved int
-	window   window
+	window   window.Window
 	// What a wait is for.
-	want     uint64
-	untilAll bool
+	wantedBytes   uint64
+	untilReleased bool
 }
 
-func newSender(out *outgoing, options Options) *Sender {
-	out.memory.use()
-	return &Sender{outgoing: *out, spin: spin{isBusy: options.Wait == Spin}, reserved: -1, window: newWindow(out.lane, options.ResidentMax)}
+func newSender(out *link.Outgoing, options Options) *Sender {
+	out.Memory.Retain()
+	return &Sender{Outgoing: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1, window: window.New(out.Lane, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
-	if err := s.guard.enter(); err != nil {
+	if err := s.guard.Enter(); err != nil {
 		return err
 	}
 	if s.reserved >= 0 {
@@ -44,8 +50,8 @@ func (s *Sender) enter() error {
 }
 
 func (s *Sender) leave() {
-	if s.guard.leave(inUse) {
-		s.takeDown()
+	if s.guard.Leave(wait.InUse) {
+		s.tearDown()
 	}
 }
 
@@ -102,11 +108,11 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		if err := s.usable(); err != nil {
 			return err
 		}
-		s.window.follow(s.lane, s.memory, s.place)
-		ok, err := s.lane.TryBeginBatch(records)
+		s.window.Follow(s.Lane, s.Memory, s.role)
+		ok, err := s.Lane.TryBeginBatch(records)
 		var unbacked *lane.Unbacked
 		if errors.As(err, &unbacked) {
-			if err := s.place.back(s.lane, s.memory, unbacked.Bytes); err != nil {
+			if err := s.role.Back(s.Lane, s.Memory, unbacked.Bytes); err != nil {
 				return err
 			}
 			continue
@@ -123,11 +129,11 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		}
 	}
 	for _, message := range messages {
-		room, _ := s.lane.BatchMessage(uint64(len(message)))
+		room, _ := s.Lane.BatchMessage(uint64(len(message)))
 		copy(room, message)
 	}
-	if s.lane.CommitBatch() == lane.Ring {
-		s.link.ring()
+	if s.Lane.CommitBatch() == lane.Ring {
+		s.Link.Ring()
 	}
 	return nil
 }
@@ -144,7 +150,7 @@ func (s *Sender) Reserve(ctx context.Context, bytes int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.memory.use()
+	s.Memory.Retain()
 	s.reserved = bytes
 	return room, nil
 }
@@ -167,7 +173,7 @@ func (s *Sender) Abort() error { return s.finish(func() error { return nil }) }
 
 // finish ends a reservation, also one of a handle that has been closed.
 func (s *Sender) finish(do func() error) error {
-	err := s.guard.enter()
+	err := s.guard.Enter()
 	if err == nil {
 		defer s.leave()
 	} else if !errors.Is(err, ErrClosedHandle) {
@@ -185,7 +191,7 @@ func (s *Sender) finish(do func() error) error {
 		}
 	}
 	s.reserved = -1
-	s.memory.leave()
+	s.Memory.Release()
 	return err
 }
 
@@ -196,9 +202,9 @@ func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
 		if ok || err != nil {
 			return room, err
 		}
-		s.lane.CountWait()
-		s.want, s.untilAll = uint64(bytes), false
-		if err := await(ctx, (*sendWait)(s), s.bell, &s.spin, &s.guard); err != nil {
+		s.Lane.CountWait()
+		s.wantedBytes, s.untilReleased = uint64(bytes), false
+		if err := wait.For(ctx, (*sendWait)(s), s.Bell, &s.spin, &s.guard); err != nil {
 			return nil, err
 		}
 	}
@@ -208,16 +214,16 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 	if bytes < 0 {
 		return nil, false, fail.New(fail.ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
 	}
-	if s.broken != nil || s.link.hasGone() || s.place != nil && s.lane.Tail().Seq%256 == 0 {
-		if uint64(bytes) > s.lane.BytesMax() {
-			return nil, false, fail.Lane(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.lane.BytesMax()})
+	if s.broken != nil || s.Link.IsPeerGone() || s.role != nil && s.Lane.Tail().Seq%256 == 0 {
+		if uint64(bytes) > s.Lane.BytesMax() {
+			return nil, false, fail.Lane(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.Lane.BytesMax()})
 		}
 		if err := s.usable(); err != nil {
 			return nil, false, err
 		}
 	}
 	room, ok, err := s.tryReserve(uint64(bytes))
-	if err == nil && !ok && s.place != nil {
+	if err == nil && !ok && s.role != nil {
 		err = s.usable()
 	}
 	return room, ok, err
@@ -225,9 +231,9 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 
 // tryReserve asks the lane for room, and puts memory behind it where that is wanting.
 func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
-	s.window.follow(s.lane, s.memory, s.place)
+	s.window.Follow(s.Lane, s.Memory, s.role)
 	for {
-		room, ok, err := s.lane.TryReserve(bytes, 0)
+		room, ok, err := s.Lane.TryReserve(bytes, 0)
 		if err == nil {
 			return room, ok, nil
 		}
@@ -235,16 +241,16 @@ func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
 		if !errors.As(err, &unbacked) {
 			return nil, false, s.failed(err)
 		}
-		if err := s.place.back(s.lane, s.memory, unbacked.Bytes); err != nil {
+		if err := s.role.Back(s.Lane, s.Memory, unbacked.Bytes); err != nil {
 			return nil, false, err
 		}
 	}
 }
 
 func (s *Sender) commit(bytes int) {
-	if s.lane.Commit(uint64(bytes)) == lane.Ring {
-		s.link.ring()
-		s.window.followPause(s.lane, s.memory, s.place)
+	if s.Lane.Commit(uint64(bytes)) == lane.Ring {
+		s.Link.Ring()
+		s.window.FollowPause(s.Lane, s.Memory, s.role)
 	}
 }
 
@@ -261,25 +267,25 @@ func (s *Sender) usable() error {
 		return s.broken
 	}
 	told := &EndError{s.broken, s.unreleased()}
-	if s.place != nil {
-		s.goOnAlone()
+	if s.role != nil {
+		s.forgetReceiver()
 	}
 	return told
 }
 
 // hasGone says whether the receiver has; of a path channel's this looks for one that has come.
 func (s *Sender) hasGone() (bool, error) {
-	if s.place == nil {
-		return s.link.isGone.Load(), nil
+	if s.role == nil {
+		return s.Link.IsGone.Load(), nil
 	}
 	passed, err := s.findReceiver()
-	return passed || s.link.hasGone() || s.link.path.life != nil && s.lane.HasNewlyClosed(), err
+	return passed || s.Link.IsPeerGone() || s.Link.Path.Liveness != nil && s.Lane.HasNewlyClosed(), err
 }
 
 // end notes that the receiver has gone.
 func (s *Sender) end() {
 	code := ErrPeerDied
-	if s.lane.ConsumerClosed() {
+	if s.Lane.ConsumerClosed() {
 		code = ErrClosed
 	}
 	s.broken = code
@@ -299,14 +305,14 @@ func (s *Sender) failed(err error) error {
 
 func (s *Sender) unreleased() uint64 {
 	// A lie there is told by the next send; here the last known figure is the best there is.
-	_, _ = s.lane.PollHead()
-	return s.lane.Unreleased()
+	_, _ = s.Lane.PollHead()
+	return s.Lane.Unreleased()
 }
 
 // Unreleased is how many messages were committed that the receiver has not released. 0 of a closed handle, and during a call of
 // another goroutine.
 func (s *Sender) Unreleased() uint64 {
-	if s.guard.enter() != nil {
+	if s.guard.Enter() != nil {
 		return 0
 	}
 	defer s.leave()
@@ -325,8 +331,8 @@ func (s *Sender) Drain(ctx context.Context) error {
 	if err := s.usable(); err != nil {
 		return err
 	}
-	s.untilAll = true
-	return await(ctx, (*sendWait)(s), s.bell, &s.spin, &s.guard)
+	s.untilReleased = true
+	return wait.For(ctx, (*sendWait)(s), s.Bell, &s.spin, &s.guard)
 }
 
 // sendWait is a sender that waits for room, or until all is released.
@@ -339,32 +345,32 @@ func (w *sendWait) Poll() (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if hasGone || s.place == nil && s.lane.ConsumerClosed() {
+		if hasGone || s.role == nil && s.Lane.ConsumerClosed() {
 			s.end()
 		}
 	}
 	if s.broken != nil {
-		if s.untilAll && !isCorrupt(s.broken) && s.unreleased() == 0 {
+		if s.untilReleased && !isCorrupt(s.broken) && s.unreleased() == 0 {
 			return true, nil
 		}
 		return false, s.usable()
 	}
-	if s.untilAll {
-		waiting, err := s.lane.PollHead()
+	if s.untilReleased {
+		waiting, err := s.Lane.PollHead()
 		if err != nil {
 			return false, s.failed(err)
 		}
 		return waiting == 0, nil
 	}
-	_, ok, err := s.tryReserve(s.want)
+	_, ok, err := s.tryReserve(s.wantedBytes)
 	return ok, err
 }
 
-func (w *sendWait) MayBeReady() bool { return w.lane.MayBeReady() }
+func (w *sendWait) MayBeReady() bool { return w.Lane.MayBeReady() }
 
 func (w *sendWait) Arm() (bool, error) {
 	s := (*Sender)(w)
-	sleeps, err := s.lane.Arm(s.want, s.untilAll, membarrier)
+	sleeps, err := s.Lane.Arm(s.wantedBytes, s.untilReleased, kernel.Membarrier)
 	if errors.Is(err, lane.ErrConsumerClosed) {
 		// Perhaps not before everything was released: the look that follows says.
 		return false, nil
@@ -375,7 +381,7 @@ func (w *sendWait) Arm() (bool, error) {
 	if sleeps {
 		hasGone, err := s.hasGone()
 		if hasGone || err != nil {
-			s.lane.Disarm()
+			s.Lane.Disarm()
 			// Of a receiver that came and went unseen this is the only look that finds it; what follows is said there.
 			if hasGone {
 				s.end()
@@ -386,8 +392,9 @@ func (w *sendWait) Arm() (bool, error) {
 	return sleeps, nil
 }
 
-func (w *sendWait) Disarm()              { w.lane.Disarm() }
-func (w *sendWait) NeedsTimedWait() bool { return w.lane.NeedsTimedWait() }
+func (w *sendWait) Disarm() { w.Lane.Disarm() }
+
+func (w *sendWait) NeedsTimedWait() bool { return w.Lane.NeedsTimedWait() }
 
 // Resume waits, after [ErrPeerDied], for the receiver's successor and offers it the lane with everything unreleased: it is delivered
 // again from the oldest such message on. A sender that had connected connects under the name again; one that a [Listener] accepted
@@ -400,7 +407,7 @@ func (s *Sender) Resume(ctx context.Context) error {
 		return err
 	}
 	defer s.leave()
-	if s.place != nil {
+	if s.role != nil {
 		return s.waitForReceiver(ctx)
 	}
 	if s.usable() == nil {
@@ -409,10 +416,12 @@ func (s *Sender) Resume(ctx context.Context) error {
 	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	if _, err := s.lane.PollHead(); err != nil {
+	if _, err := s.Lane.PollHead(); err != nil {
 		return s.failed(err)
 	}
-	if err := s.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingSender(&s.outgoing, listens) }); err != nil {
+	if err := s.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+		return shake.SurvivingSender(&s.Outgoing, listens)
+	}); err != nil {
 		return err
 	}
 	s.broken = nil
@@ -427,45 +436,45 @@ func (s *Sender) Trim() error {
 	}
 	defer s.leave()
 	s.unreleased()
-	s.window.shrink()
-	s.lane.SetWindow(s.window.bytes)
-	return giveBack(s.lane, s.memory, 0, s.place != nil)
+	s.window.Shrink()
+	s.Lane.SetWindow(s.window.Bytes)
+	return window.ReleaseIdle(s.Lane, s.Memory, 0, s.role != nil)
 }
 
 // Capacity is the bytes of the lane.
-func (s *Sender) Capacity() int { return int(s.lane.Capacity()) }
+func (s *Sender) Capacity() int { return int(s.Lane.Capacity()) }
 
 // MessageBytesMax is the largest message, in bytes.
-func (s *Sender) MessageBytesMax() int { return int(s.lane.BytesMax()) }
+func (s *Sender) MessageBytesMax() int { return int(s.Lane.BytesMax()) }
 
 // Peer is who receives.
-func (s *Sender) Peer() Peer { return s.link.peer }
+func (s *Sender) Peer() kernel.Peer { return s.Link.Peer }
 
 // Close says that no more will come: the receiver reads everything sent, and is then told [ErrClosed]. It does not wait, see Drain. A
 // call of another goroutine ends with [ErrClosedHandle]. Closing twice does nothing.
 func (s *Sender) Close() error {
-	alone, again := s.guard.close()
+	alone, again := s.guard.Close()
 	switch {
 	case again:
 	case alone:
-		s.takeDown()
+		s.tearDown()
 	default:
-		s.bell.kick()
+		s.Bell.Wake()
 	}
 	return nil
 }
 
-func (s *Sender) takeDown() {
-	s.window.drop()
-	s.lane.Close()
+func (s *Sender) tearDown() {
+	s.window.Close()
+	s.Lane.Close()
 	// The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
-	s.link.ring()
-	s.link.close()
-	if s.place != nil {
-		s.place.close()
+	s.Link.Ring()
+	s.Link.Close()
+	if s.role != nil {
+		s.role.Close()
 	}
-	s.bell.close()
-	s.memory.leave()
+	s.Bell.Close()
+	s.Memory.Release()
 }
 
 // NewWriter is an io.Writer that sends what it is given each time as one message, or, if it is more than the largest, as several.

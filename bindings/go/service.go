@@ -9,8 +9,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pelton/internal/calls"
+	"pelton/internal/doorbell"
 	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
+	"pelton/internal/packet"
+	"pelton/internal/wait"
 )
 
 // Service answers requests of all who connect under its name, up to 1,024 clients. [Service.Serve] has a goroutine for each request;
@@ -20,20 +27,20 @@ type Service struct {
 	bytesMax int
 	handlers int
 	// Whether there is something to see here besides requests.
-	isStirred atomic.Bool
-	mustStop  atomic.Bool
-	mustDrain atomic.Bool
+	isNotified atomic.Bool
+	mustStop   atomic.Bool
+	mustDrain  atomic.Bool
 	// Clients have been told to ask elsewhere.
 	isDraining bool
 	// Found by a look, for the call to take; none if nothing is asked.
 	found Request
 	// For what is kept of all clients, of which each has a share.
-	memory *budget
+	memory *limits.Budget
 	// Clients that broke the rules, and were sent away.
 	corrupt atomic.Uint64
 	// Requests of nobody's any more, to be used again.
 	mutex sync.Mutex
-	spare []*asked
+	spare []*requestBody
 	// Bytes of theirs.
 	kept int
 }
@@ -54,11 +61,11 @@ func ListenService(name string, options *Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.bytesMax, s.handlers = int(settings.callBytes), o.Handlers; s.handlers == 0 {
+	if s.bytesMax, s.handlers = int(settings.CallBytes), o.Handlers; s.handlers == 0 {
 		s.handlers = 1024
 	}
-	if s.memory = newBudget(o.Memory); s.memory == nil {
-		s.memory = newBudget(max(keptMost, 4*s.bytesMax))
+	if s.memory = limits.NewBudget(o.Memory); s.memory == nil {
+		s.memory = limits.NewBudget(max(keptMost, 4*s.bytesMax))
 	}
 	if _, err = gather(name, o, settings, s); err != nil {
 		return nil, err
@@ -66,31 +73,31 @@ func ListenService(name string, options *Options) (*Service, error) {
 	return s, nil
 }
 
-// welcome is the hand-shake with a client.
-func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
-	bell, err := newSeldomBell()
+// accept is the hand-shake with a client.
+func (s *Service) accept(shake *handshake.Handshake, to *handshake.ReceivingSide) (*inLane, error) {
+	bell, err := doorbell.NewLazy()
 	if err != nil {
-		return nil, shake.told(err)
+		return nil, shake.Report(err)
 	}
-	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{isBusy: s.receiver.options.Wait == Spin}}
+	c := &session{service: s, peer: shake.Peer, bell: bell, kept: limits.Client{Budget: s.memory}, spin: wait.Spin{IsBusy: s.receiver.options.Wait == Spin}}
 	kick := func() {
-		to.bell.kick()
-		bell.kick()
+		to.Bell.Wake()
+		bell.Wake()
 		c.forgetContexts()
 	}
-	lanes, err := shake.newLinkLanes(to, bell, roleService, true, kick)
+	lanes, err := shake.NewCallLink(to, bell, packet.RoleService, true, kick)
 	if err != nil {
-		bell.close()
+		bell.Close()
 		return nil, err
 	}
-	c.out, c.bytesMax, c.link = newOutbox(lanes, s.receiver.options.ResidentMax), lanes.bytesMax, lanes.in.link
-	return &inLane{incoming: *lanes.in, caller: c}, nil
+	c.out, c.bytesMax, c.link = calls.NewOutbox(lanes, s.receiver.options.ResidentMax), lanes.BytesMax, lanes.In.Link
+	return &inLane{Incoming: *lanes.In, session: c}, nil
 }
 
-// stir has whoever looks for requests see what is to be seen besides.
-func (s *Service) stir() {
-	s.isStirred.Store(true)
-	s.receiver.bell.kick()
+// notify has whoever looks for requests see what is to be seen besides.
+func (s *Service) notify() {
+	s.isNotified.Store(true)
+	s.receiver.bell.Wake()
 }
 
 // Receive waits for the next request, of all clients by turns, until the context ends. Each is to be answered once, by Reply, Fail, End or
@@ -99,13 +106,13 @@ func (s *Service) stir() {
 // Errors: the context's; [ErrClosed] once Stop was called, or everything is answered after Drain; [ErrClosedHandle]; [ErrSystem].
 func (s *Service) Receive(ctx context.Context) (Request, error) {
 	r := s.receiver
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return Request{}, err
 	}
 	defer r.leave()
-	there, err := s.look()
+	there, err := s.poll()
 	if !there && err == nil {
-		err = await(ctx, (*serviceWait)(s), r.bell, &r.spin, &r.guard)
+		err = wait.For(ctx, (*serviceWait)(s), r.bell, &r.spin, &r.guard)
 	}
 	if err != nil {
 		return Request{}, err
@@ -115,110 +122,103 @@ func (s *Service) Receive(ctx context.Context) (Request, error) {
 	return found, nil
 }
 
-func (s *Service) look() (bool, error) {
-	if s.found.asked != nil {
+func (s *Service) poll() (bool, error) {
+	if s.found.body != nil {
 		return true, nil
 	}
 	r := s.receiver
-	if s.isStirred.Load() || s.isDraining {
-		if err := s.tend(); err != nil {
+	if s.isNotified.Load() || s.isDraining {
+		if err := s.checkEnd(); err != nil {
 			return false, err
 		}
 	}
-	for range looksMost {
-		there, err := r.look()
+	for range calls.RecordsPerPoll {
+		there, err := r.poll()
 		if err != nil || !there {
 			return false, err
 		}
-		in := r.lanes[r.turn]
-		if rule := s.sort(in, r.found); rule != "" {
+		in := r.lanes[r.current]
+		if rule := s.handle(in, r.found); rule != "" {
 			// That client's affair alone.
 			s.corrupt.Add(1)
-			r.giveUp(in)
-			r.nextTurn()
+			r.dropLane(in)
+			r.advance()
 			continue
 		}
-		if s.found.asked != nil {
+		if s.found.body != nil {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// sort takes the next record; what is a request, and whole, is found. It answers the rule that is broken, else "".
-func (s *Service) sort(in *inLane, record lane.Record) string {
-	h, payload, rule := readRecord(in.consumer, record, true)
+// handle takes the next record; what is a request, and whole, is found. It answers the rule that is broken, else "".
+func (s *Service) handle(in *inLane, record lane.Record) string {
+	h, payload, rule := calls.ReadRecord(in.Consumer, record, true)
 	if rule != "" {
 		return rule
 	}
 	if len(payload) > s.bytesMax {
 		return "size"
 	}
-	c, isGone := in.caller, in.link.isGone.Load()
-	isRequest := h.kind == kindRequest
-	if isRequest && !h.continued && !c.begin(h.id) {
+	c, isGone := in.session, in.Link.IsGone.Load()
+	isRequest := h.Kind == calls.KindRequest
+	if isRequest && !h.Continued && !c.begin(h.Id) {
 		return "id"
 	}
-	isPiece := h.more || h.continued
+	isPiece := h.More || h.Continued
 	if isPiece {
 		// Of what is given back nothing is kept.
-		isKept := !(isRequest && s.isDraining) && c.assembly.hasMemory(&c.kept, len(payload))
-		if rule := c.assembly.add(h, payload, s.bytesMax, isKept); rule != "" {
+		isKept := !(isRequest && s.isDraining) && c.assembly.HasMemory(&c.kept, len(payload))
+		if rule := c.assembly.Add(h, payload, s.bytesMax, isKept); rule != "" {
 			return rule
 		}
 	}
 	switch {
-	case h.more:
-	case h.kind == kindCancel:
-		c.cancel(h.id)
+	case h.More:
+	case h.Kind == calls.KindCancel:
+		c.cancel(h.Id)
 	case isRequest && isGone:
 		// Nobody awaits the answer.
-		c.assembly.drop(isPiece)
+		c.assembly.Drop(isPiece)
 	case isRequest && s.isDraining:
-		c.assembly.drop(isPiece)
-		_ = c.sendLast(header{id: h.id, kind: kindReturned}, nil)
-	case isPiece && c.assembly.isDropped:
-		bytes := c.assembly.count
-		c.assembly.forget()
+		c.assembly.Drop(isPiece)
+		_ = c.sendLast(calls.Header{Id: h.Id, Kind: calls.KindReturned}, nil)
+	case isPiece && c.assembly.IsDiscarded:
+		bytes := c.assembly.Count
+		c.assembly.Forget()
 		// Of a notification nobody is told.
 		if isRequest {
-			failed, text, _ := c.noMemory(h.id, bytes)
+			failed, text, _ := c.noMemory(h.Id, bytes)
 			_ = c.sendLast(failed, text)
 		}
 	default:
-		asked, deadline := s.newAsked(), h.deadline
+		asked, deadline := s.newBody(), h.Deadline
 		if isPiece {
-			var first header
-			first, asked.bytes = c.assembly.take()
-			deadline = first.deadline
+			var first calls.Header
+			first, asked.bytes = c.assembly.Take()
+			deadline = first.Deadline
 		} else {
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
-		s.receiver.spin.asked = len(asked.bytes)
-		s.found = Request{asked: asked, use: asked.use.Load(), caller: c, id: h.id, deadline: deadline}
+		s.receiver.spin.RequestBytes = len(asked.bytes)
+		s.found = Request{body: asked, use: asked.use.Load(), caller: c, id: h.Id, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
 		files, _ := in.takeFiles()
-		in.link.discard(files)
+		in.Link.Discard(files)
 	}
-	in.consumer.Take(record)
+	in.Consumer.Take(record)
 	s.receiver.count(in)
-	if in.consumer.ReleaseTaken() == lane.Ring {
-		in.link.ring()
+	if in.Consumer.ReleaseTaken() == lane.Ring {
+		in.Link.Ring()
 	}
 	return ""
 }
 
-// drop forgets what has come of a message that nobody wants.
-func (a *assembly) drop(isPiece bool) {
-	if isPiece {
-		a.forget()
-	}
-}
-
-// tend sees whether to stop, or to drain.
-func (s *Service) tend() error {
-	s.isStirred.Store(false)
+// checkEnd sees whether to stop, or to drain.
+func (s *Service) checkEnd() error {
+	s.isNotified.Store(false)
 	isOver := s.mustStop.Load()
 	if s.mustDrain.Load() {
 		isOver = s.drain() || isOver
@@ -227,7 +227,7 @@ func (s *Service) tend() error {
 		return nil
 	}
 	// To be seen again by the next call.
-	s.isStirred.Store(true)
+	s.isNotified.Store(true)
 	return fail.New(fail.ErrClosed, "the service was told to end")
 }
 
@@ -236,16 +236,16 @@ func (s *Service) drain() bool {
 	r := s.receiver
 	hasBegun := s.isDraining
 	if s.isDraining = true; !hasBegun {
-		r.gate.shut(r)
+		r.registry.close(r)
 	}
 	areAll := true
 	for _, in := range r.lanes {
 		if !hasBegun {
-			in.caller.tell(kindDraining)
+			in.session.notify(calls.KindDraining)
 		}
 		// Of a request only some has come.
-		isPart := in.caller.assembly.header.kind == kindRequest
-		areAll = in.caller.endDrain(isPart) && areAll
+		isPart := in.session.assembly.Header.Kind == calls.KindRequest
+		areAll = in.session.endDrain(isPart) && areAll
 	}
 	return areAll
 }
@@ -253,15 +253,18 @@ func (s *Service) drain() bool {
 // serviceWait is a service that waits for a request.
 type serviceWait Service
 
-func (w *serviceWait) Poll() (bool, error)  { return (*Service)(w).look() }
-func (w *serviceWait) MayBeReady() bool     { return w.isStirred.Load() || w.receiver.stirs() }
-func (w *serviceWait) Disarm()              { w.receiver.sleeper.Disarm() }
+func (w *serviceWait) Poll() (bool, error) { return (*Service)(w).poll() }
+
+func (w *serviceWait) MayBeReady() bool { return w.isNotified.Load() || w.receiver.mayBeReady() }
+
+func (w *serviceWait) Disarm() { w.receiver.sleeper.Disarm() }
+
 func (w *serviceWait) NeedsTimedWait() bool { return (*receiveWait)(w.receiver).NeedsTimedWait() }
 
 func (w *serviceWait) Arm() (bool, error) {
 	s, r := (*Service)(w), w.receiver
-	r.sleeper.Arm(r.areSendersFencing, membarrier)
-	if there, err := s.look(); there || err != nil {
+	r.sleeper.Arm(r.areSendersFencing, kernel.Membarrier)
+	if there, err := s.poll(); there || err != nil {
 		r.sleeper.Disarm()
 		return false, err
 	}
@@ -406,7 +409,7 @@ func (r Request) handle(handler func(request Request)) {
 // failed. Does not wait. To replace a service under a short name use Drain.
 func (s *Service) Stop() {
 	s.mustStop.Store(true)
-	s.stir()
+	s.notify()
 }
 
 // Drain has the service answer what it has taken, and take no more: requests that come from now on are given back, and their clients ask
@@ -415,7 +418,7 @@ func (s *Service) Stop() {
 // answered; close the service then. Does not wait. A client that does not read its replies holds this up; Stop ends it all the same.
 func (s *Service) Drain() {
 	s.mustDrain.Store(true)
-	s.stir()
+	s.notify()
 }
 
 // Close ends the service: all calls in flight fail with [ErrClosed] at their clients. It does not wait. A call of another goroutine ends with
@@ -427,19 +430,19 @@ func (s *Service) CorruptClients() uint64 { return s.corrupt.Load() }
 
 // Request is what a client asks, or tells. It is answered once, by any goroutine; copies of it are the same request.
 type Request struct {
-	asked *asked
+	body *requestBody
 	// Which use of what is asked: the next request has another.
 	use uint64
 	// Here and not there, as who has a copy may use it at any time.
-	caller   *caller
+	caller   *session
 	id       uint64
 	deadline uint64
 	// Serve has what is asked until the handler returns.
 	isServed bool
 }
 
-// asked is a request's own, used again for another when it is answered.
-type asked struct {
+// requestBody is a request's own, used again for another when it is answered.
+type requestBody struct {
 	bytes []byte
 	// Odd while it waits for its answer.
 	use atomic.Uint64
@@ -452,7 +455,7 @@ const (
 	keptBytesInAll = 8 << 20
 )
 
-func (s *Service) newAsked() *asked {
+func (s *Service) newBody() *requestBody {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if n := len(s.spare); n > 0 {
@@ -461,13 +464,13 @@ func (s *Service) newAsked() *asked {
 		s.kept -= cap(a.bytes)
 		return a
 	}
-	a := &asked{}
+	a := &requestBody{}
 	a.use.Store(1)
 	return a
 }
 
 func (r Request) putBack() {
-	s, a := r.caller.service, r.asked
+	s, a := r.caller.service, r.body
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -478,24 +481,24 @@ func (r Request) putBack() {
 	s.spare = append(s.spare, a)
 }
 
-func answered() error {
+func alreadyAnswered() error {
 	return fail.New(fail.ErrRefused, "the request has been answered, or is a notification, which is not answered")
 }
 
-func (r Request) isOpen() bool { return r.asked != nil && r.asked.use.Load() == r.use }
+func (r Request) isOpen() bool { return r.body != nil && r.body.use.Load() == r.use }
 
 // Bytes is what is asked: a copy, which no client can change. It is the caller's until the request is answered, in a handler of
 // [Service.Serve] until that returns.
-func (r Request) Bytes() []byte { return r.asked.bytes }
+func (r Request) Bytes() []byte { return r.body.bytes }
 
 // IsNotification says whether the client does not await an answer. To let go of it is to Abandon it, which a handler need not do.
 func (r Request) IsNotification() bool { return r.id == 0 }
 
 // Peer is who asked.
-func (r Request) Peer() Peer { return r.caller.peer }
+func (r Request) Peer() kernel.Peer { return r.caller.peer }
 
 // Deadline is when the client will not await the answer any more; false if it has not said so. Nothing is dropped because of it.
-func (r Request) Deadline() (time.Time, bool) { return timeOf(r.deadline) }
+func (r Request) Deadline() (time.Time, bool) { return calls.FromNS(r.deadline) }
 
 // IsCancelled says whether nobody awaits the answer any more: the client has cancelled the call, or is gone. Answer all the same.
 func (r Request) IsCancelled() bool {
@@ -516,7 +519,7 @@ func (r Request) Context() context.Context {
 // Errors: [ErrPeerDied] when the client has gone: the reply is dropped; [ErrTooLarge] for more than the client takes
 // ([Options.CallBytesMax] there): answer otherwise; [ErrRefused] of a request that was answered, and of a notification; [ErrServiceMemory] when the reply
 // would have to wait and the service has no memory left for it: the call has failed.
-func (r Request) Reply(reply []byte) error { return r.last(header{kind: kindReply}, reply) }
+func (r Request) Reply(reply []byte) error { return r.last(calls.Header{Kind: calls.KindReply}, reply) }
 
 // Fail fails the call with a code and bytes of the service's own meaning: a [CallError] at the client. Otherwise as Reply.
 //
@@ -525,27 +528,27 @@ func (r Request) Fail(code uint32, bytes []byte) error {
 	if code >= failedLibrary {
 		return fail.New(fail.ErrOption, "the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
 	}
-	return r.last(header{kind: kindFailed, code: code}, bytes)
+	return r.last(calls.Header{Kind: calls.KindFailed, Code: code}, bytes)
 }
 
 // End ends a reply that was given in parts, or has none. Otherwise as Reply.
-func (r Request) End() error { return r.last(header{kind: kindEnd}, nil) }
+func (r Request) End() error { return r.last(calls.Header{Kind: calls.KindEnd}, nil) }
 
 // Abandon lets go of the request without an answer: [ErrAbandoned] at the client. Otherwise as Reply.
-func (r Request) Abandon() error { return r.last(header{kind: kindAbandoned}, nil) }
+func (r Request) Abandon() error { return r.last(calls.Header{Kind: calls.KindAbandoned}, nil) }
 
-func (r Request) last(h header, payload []byte) error {
+func (r Request) last(h calls.Header, payload []byte) error {
 	if !r.isOpen() {
-		return answered()
+		return alreadyAnswered()
 	}
 	c := r.caller
 	isNotification := r.id == 0
 	if err := checkSize(len(payload), c.bytesMax); err != nil {
 		return err
 	}
-	h.id = r.id
-	if isNotification && h.kind != kindAbandoned || !r.asked.use.CompareAndSwap(r.use, r.use+1) {
-		return answered()
+	h.Id = r.id
+	if isNotification && h.Kind != calls.KindAbandoned || !r.body.use.CompareAndSwap(r.use, r.use+1) {
+		return alreadyAnswered()
 	}
 	var err error
 	if !isNotification {
@@ -563,11 +566,11 @@ func (r Request) last(h header, payload []byte) error {
 // Errors: the context's, and as Reply. The call goes on after the context's, [ErrTooLarge] and [ErrRefused].
 func (r Request) Part(ctx context.Context, part []byte) error {
 	if !r.isOpen() || r.IsNotification() {
-		return answered()
+		return alreadyAnswered()
 	}
 	c := r.caller
 	if err := checkSize(len(part), c.bytesMax); err != nil {
 		return err
 	}
-	return c.sendPart(ctx, header{id: r.id, kind: kindPart}, part)
+	return c.sendPart(ctx, calls.Header{Id: r.id, Kind: calls.KindPart}, part)
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/kernel"
+	"pelton/internal/names"
 )
 
 // Services that end, and several of one name.
@@ -99,7 +101,7 @@ func allFound(t *testing.T, client *Client, count int) {
 		}
 		// Not only in the course of being used.
 		client.mutex.Lock()
-		_ = client.lookAround(servicesMax)
+		_ = client.discover(servicesMax)
 		client.mutex.Unlock()
 	}
 }
@@ -410,19 +412,19 @@ func TestListenersThatComeAndGoDoNotHinderEachOther(t *testing.T) {
 	var all sync.WaitGroup
 	for _, text := range []string{"one", "one", "two", "three"} {
 		all.Go(func() {
-			name := must(parseName(text))
+			name := must(names.Parse(text))
 			for range 500 {
-				bound, err := name.listen(true)
+				bound, err := name.Listen(true)
 				if err != nil {
 					t.Errorf("listening under %s: %v", text, err)
 					return
 				}
-				if fd, err := connectTo(bound.path); err == nil {
+				if fd, err := kernel.ConnectTo(bound.Path); err == nil {
 					unix.Close(fd)
 				} else {
-					t.Errorf("nobody is at %s: %v", bound.path, err)
+					t.Errorf("nobody is at %s: %v", bound.Path, err)
 				}
-				bound.close()
+				bound.Close()
 			}
 		})
 	}

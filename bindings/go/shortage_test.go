@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/kernel"
 )
 
 // A process that listens and runs out of descriptors: it refuses new peers, keeps those that it has, and goes on once it can.
@@ -82,7 +83,7 @@ func runShort(ctx context.Context, name, kind string) error {
 			}
 			wanted, err := strconv.Atoi(strings.TrimPrefix(lines.Text(), "leave "))
 			if err != nil {
-				closeAll(taken)
+				kernel.CloseAll(taken)
 				taken = nil
 				fmt.Println("free")
 				continue
@@ -94,7 +95,7 @@ func runShort(ctx context.Context, name, kind string) error {
 				}
 				taken = append(taken, fd)
 			}
-			closeAll(taken[len(taken)-wanted:])
+			kernel.CloseAll(taken[len(taken)-wanted:])
 			taken = taken[:len(taken)-wanted]
 			fmt.Println("left", wanted)
 		}
@@ -178,7 +179,7 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 			listens.told("leave 0")
 			begun, before := time.Now(), listens.processor()
 			isRefused()
-			if took := time.Since(begun); took < shortageLasted-shortageRetry {
+			if took := time.Since(begun); took < shortageMax-shortageRetry {
 				t.Errorf("refused after %v, before it could have got better", took)
 			}
 			if spent := listens.processor() - before; spent > 300*time.Millisecond {
@@ -345,7 +346,7 @@ func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
 		for range 5 {
 			connect()
 		}
-		if cost := (listens.descriptors() - before) / 5; cost != wanted && (kind == "gather" || isSameFile(0, 0) || cost != wanted+1) {
+		if cost := (listens.descriptors() - before) / 5; cost != wanted && (kind == "gather" || kernel.IsSameFile(0, 0) || cost != wanted+1) {
 			t.Errorf("%s: %d descriptors for each peer, expected %d", kind, cost, wanted)
 		}
 	}

@@ -114,7 +114,7 @@ func isPayload(b []byte, n int) bool {
 // parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a traceback states it. The
 // function is named as in a traceback, such as "(*Sender).Drain". False: none is within 30 seconds.
 func parked(function string) bool {
-	call, stacks := "pelton."+function+"(", make([]byte, 1<<20)
+	call, stacks := "."+function+"(", make([]byte, 1<<20)
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 			state, _, _ := strings.Cut(stack, "\n")

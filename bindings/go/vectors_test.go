@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"pelton/internal/calls"
 )
 
 // spec/vectors/calls.json, on a real link whose one side writes what it should not.
@@ -42,15 +44,15 @@ func readCallVectors(t *testing.T) (all callVectors) {
 
 func numberOf(text string) uint64 { return must(strconv.ParseUint(text, 0, 64)) }
 
-var kindNames = map[kind]string{
-	kindRequest: "REQUEST", kindNotify: "NOTIFY", kindCancel: "CANCEL", kindReply: "REPLY", kindPart: "PART", kindEnd: "END",
-	kindFailed: "FAILED", kindAbandoned: "ABANDONED", kindDraining: "DRAINING", kindReturned: "RETURNED", kindDrained: "DRAINED",
+var kindNames = map[calls.Kind]string{
+	calls.KindRequest: "REQUEST", calls.KindNotify: "NOTIFY", calls.KindCancel: "CANCEL", calls.KindReply: "REPLY", calls.KindPart: "PART", calls.KindEnd: "END",
+	calls.KindFailed: "FAILED", calls.KindAbandoned: "ABANDONED", calls.KindDraining: "DRAINING", calls.KindReturned: "RETURNED", calls.KindDrained: "DRAINED",
 }
 
-func (v *callRecord) read() (header, string, []byte) {
+func (v *callRecord) read() (calls.Header, string, []byte) {
 	found := must(hex.DecodeString(v.Hex))
 	word := func(at int) uint64 { return binary.LittleEndian.Uint64(found[at:]) }
-	h, rule := readHeader(word(0), word(8), word(16), uint64(v.PayloadBytes), v.By == "client")
+	h, rule := calls.ReadHeader(word(0), word(8), word(16), uint64(v.PayloadBytes), v.By == "client")
 	return h, rule, found
 }
 
@@ -58,10 +60,10 @@ func TestHeadersAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	all := readCallVectors(t)
 	for _, v := range all.Headers {
 		h, rule, found := v.read()
-		wanted := header{id: numberOf(v.ID), kind: h.kind, more: v.More, continued: v.Continued, code: v.Code, deadline: numberOf(v.Deadline)}
-		written := make([]byte, headerSize)
-		h.write(written)
-		if rule != "" || h != wanted || kindNames[h.kind] != v.Kind || hex.EncodeToString(written) != hex.EncodeToString(found) {
+		wanted := calls.Header{Id: numberOf(v.ID), Kind: h.Kind, More: v.More, Continued: v.Continued, Code: v.Code, Deadline: numberOf(v.Deadline)}
+		written := make([]byte, calls.HeaderSize)
+		h.Write(written)
+		if rule != "" || h != wanted || kindNames[h.Kind] != v.Kind || hex.EncodeToString(written) != hex.EncodeToString(found) {
 			t.Errorf("%s: %+v %q", v.Meaning, h, rule)
 		}
 	}
@@ -73,18 +75,18 @@ func TestHeadersAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 }
 
 // writeRaw writes a record as it is.
-func writeRaw(t *testing.T, o *outbox, bytes []byte) {
+func writeRaw(t *testing.T, o *calls.Outbox, bytes []byte) {
 	t.Helper()
-	room, ok, err := o.lane.TryReserve(uint64(len(bytes)), 0)
+	room, ok, err := o.Lane.TryReserve(uint64(len(bytes)), 0)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	copy(room, bytes)
-	o.lane.Commit(uint64(len(bytes)))
-	o.doorbell.ring()
+	o.Lane.Commit(uint64(len(bytes)))
+	o.Doorbell.Ring()
 }
 
-func (v *callRecord) write(t *testing.T, to *outbox) {
+func (v *callRecord) write(t *testing.T, to *calls.Outbox) {
 	t.Helper()
 	bytes := must(hex.DecodeString(v.Hex))
 	for range v.PayloadBytes {
@@ -165,10 +167,10 @@ func replayService(t *testing.T, service *Service, client *Client, records, mess
 		must(service.Receive(ctx))
 	}
 	for _, record := range records {
-		record.write(t, &service.receiver.lanes[0].caller.out)
+		record.write(t, &service.receiver.lanes[0].session.out)
 	}
 	client.mutex.Lock()
-	client.pump(nil)
+	client.poll(nil)
 	for _, wanted := range messages {
 		call := calls[numberOf(wanted.ID)]
 		if len(call.answers) == 0 {

@@ -480,7 +480,9 @@ func (p *Producer) LoseBarrier() { p.sleeper.LoseBarrier() }
 func (p *Producer) IsConsumerFencing() bool { return load32(p.memory.Consumer, consumerFenced) == 1 }
 
 // NeedsTimedWait says whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
-func (p *Producer) NeedsTimedWait() bool { return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing() }
+func (p *Producer) NeedsTimedWait() bool {
+	return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing()
+}
 
 // CountWait counts a send that found no room and is going to wait.
 func (p *Producer) CountWait() { count(p.memory.Producer, producerWaits) }

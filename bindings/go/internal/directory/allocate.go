@@ -1,0 +1,75 @@
+package directory
+
+import (
+	"golang.org/x/sys/unix"
+	"pelton/internal/memory"
+)
+
+func checkFileSize(bytes uint64) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && limit.Cur < bytes {
+		return unix.EFBIG
+	}
+	return nil
+}
+
+func writeAt(fd int, bytes []byte, offset int64) error {
+	for len(bytes) > 0 {
+		n, err := unix.Pwrite(fd, bytes, offset)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		if err == nil {
+			bytes, offset = bytes[n:], offset+int64(n)
+		}
+	}
+	return nil
+}
+
+var Zeros [64 << 10]byte
+
+// allocate puts memory, or blocks of the disk, behind a range of a file, so that a store there cannot fail for want of them.
+func allocate(fd int, from, to uint64) error {
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(fd, &stat); err != nil {
+		return err
+	}
+	if stat.Type == memory.TmpfsMagic {
+		for piece := to - min(from, to); from < to; {
+			err := unix.Fallocate(fd, 0, int64(from), int64(min(piece, to-from)))
+			if err == nil {
+				from += piece
+			} else if err != unix.EINTR {
+				return err
+			} else {
+				// A signal makes tmpfs take back what it had allocated, and this runtime sends itself many: smaller pieces get through.
+				piece = max((piece/2+4095)&^4095, 4096)
+			}
+		}
+		return nil
+	}
+	if err := checkFileSize(to); err != nil {
+		return err
+	}
+	// On a disk the first store to what fallocate has allocated may want a block more: so zeros are written to holes.
+	for from < to {
+		hole, err := unix.Seek(fd, int64(from), unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		end := to
+		if data, err := unix.Seek(fd, hole, unix.SEEK_DATA); err == nil {
+			end = min(to, uint64(data))
+		} else if err != unix.ENXIO {
+			return err
+		}
+		for from = uint64(hole); from < end; {
+			next := min(end, (from/uint64(len(Zeros))+1)*uint64(len(Zeros)))
+			if err := writeAt(fd, Zeros[:next-from], int64(from)); err != nil {
+				return err
+			}
+			from = next
+		}
+	}
+	return nil
+}

@@ -1,0 +1,273 @@
+package directory
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
+	"pelton/internal/kernel"
+	"pelton/internal/lane"
+	"pelton/internal/limits"
+)
+
+// makeFile makes one that is not there, with permission bits whatever the umask, and answers its descriptor.
+func (d *Directory) makeFile(name string, bytes uint64, contents []byte) (int, error) {
+	fd, err := unix.Openat(d.fd, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1, d.failed("making", name, err)
+	}
+	// So that a group that the directory lets in gets at the files of all its members; not allowed is no harm.
+	_ = unix.Fchown(fd, -1, d.gid)
+	if err = unix.Fchmod(fd, d.bits); err == nil {
+		if err = checkFileSize(bytes); err == nil {
+			err = unix.Ftruncate(fd, int64(bytes))
+		}
+	}
+	// Written, not mapped: then the page has its place on the disk, and no store to it can fail.
+	if err == nil {
+		err = writeAt(fd, contents, 0)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, d.failed("making", name, err)
+	}
+	return fd, nil
+}
+
+func (d *Directory) makeFIFO(name string) error {
+	err := unix.Mknodat(d.fd, name, unix.S_IFIFO|0o600, 0)
+	if err == nil {
+		_ = unix.Fchownat(d.fd, name, -1, d.gid, unix.AT_SYMLINK_NOFOLLOW)
+		err = unix.Fchmodat(d.fd, name, d.bits, 0)
+	}
+	return d.failed("making", name, err)
+}
+
+// aligned is memory whose words can be stored to as a page's.
+func aligned(bytes int) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(make([]uint64, bytes/8)))), bytes)
+}
+
+func (d *Directory) makeLane(number int) error {
+	producer, consumer := aligned(4096), aligned(4096)
+	lane.MakeProducerPage(producer, d.header.capacity, d.header.bytesMax, 0, 0)
+	lane.SetBootID(producer, d.header.bootID)
+	lane.MakeConsumerPage(consumer, lane.Start, 0)
+	lane.MakeUnused(consumer)
+	for _, file := range []struct {
+		kind     string
+		bytes    uint64
+		contents []byte
+	}{{"producer", lane.SegmentBytes, producer}, {"consumer", lane.SegmentBytes, consumer}, {"data", d.header.capacity, nil}} {
+		fd, err := d.makeFile(ofLane(number, file.kind), file.bytes, file.contents)
+		if err != nil {
+			return err
+		}
+		if file.kind == "data" {
+			err = d.failed("allocating", ofLane(number, file.kind), allocate(fd, 0, min(d.header.capacity, firstBacked)))
+		}
+		unix.Close(fd)
+		if err != nil {
+			return err
+		}
+	}
+	if err := d.makeFIFO(ofLane(number, "bell")); err != nil {
+		return err
+	}
+	return d.makeFIFO(ofLane(number, "life"))
+}
+
+// temporaryCount numbers the directories that this process makes aside.
+var temporaryCount atomic.Uint32
+
+// Create makes the channel; where there is one already, opens that, whatever its sizes.
+func Create(path string, access Access, makes limits.Limits, lanes int) (*Directory, error) {
+	header := channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes, lanesMax: uint32(max(lanes, 1)), mode: access.Mode}
+	var err error
+	if header.bootID, err = bootID(); err != nil {
+		return nil, err
+	}
+	if lanes < 0 {
+		return nil, fail.New(fail.ErrOption, "Lanes is %d, wanted 1 to 1024", lanes)
+	}
+	if problem := header.problem(); problem != "" {
+		return nil, fail.New(fail.ErrOption, "the options say %s", problem)
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, fail.New(fail.ErrNotAChannel, "%q is no path: %v", path, err)
+	}
+	for {
+		if d, err := Open(path, access); d != nil || err != nil {
+			return d, err
+		}
+		sweep(path)
+		// Whether it is this one or another maker's that stands there then, it is opened as anybody would.
+		if err := createTemporary(path, header); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// createTemporary makes it aside and renames it into place, if nothing is there by then. nil as well where another maker, or a sweeper that
+// took this one for dead, was first.
+func createTemporary(path string, header channelHeader) error {
+	aside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.pelton-%d-%d", filepath.Base(path), os.Getpid(), temporaryCount.Add(1)-1))
+	d := &Directory{Path: path, bits: header.mode & 0o666, header: header, gid: -1}
+	switch err := unix.Mkdir(aside, 0o700); err {
+	case nil:
+	case unix.EEXIST:
+		return nil
+	case unix.ENOENT, unix.ENOTDIR:
+		return d.refuse("the directory %s is not there: make it first", filepath.Dir(path))
+	default:
+		return d.failed("making", "", err)
+	}
+	defer unix.Rmdir(aside)
+	var err error
+	if err = unix.Chmod(aside, 0o700); err == nil {
+		d.fd, err = unix.Open(aside, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	}
+	if err == unix.ENOENT {
+		return nil
+	}
+	if err != nil {
+		return d.failed("making", "", err)
+	}
+	defer unix.Close(d.fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(d.fd, &stat); err != nil {
+		return d.failed("making", "", err)
+	}
+	d.gid, d.owners = int(stat.Gid), []int{os.Geteuid()}
+	// Empty and locked before anything else is there: from now on no creator removes it.
+	fd, err := d.makeFile("channel", lane.SegmentBytes, nil)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// On the description that made it: nobody maps that.
+	err = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: 1})
+	if err == nil {
+		if err = unix.Fstat(fd, &stat); err == nil && stat.Nlink == 0 {
+			err = unix.EAGAIN
+		}
+	}
+	defer unlock(fd)
+	if err == nil {
+		if err = d.failed("writing", "channel", writeAt(fd, header.encode(), 0)); err == nil {
+			err = d.makeReceiver()
+		}
+		if err == nil {
+			err = d.makeLane(0)
+		}
+		if err == nil {
+			err = d.failed("making", "", unix.Fchmod(d.fd, header.mode))
+		}
+		if err == nil {
+			err = unix.Renameat2(unix.AT_FDCWD, aside, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	clearDirectory(d.fd)
+	switch {
+	case errors.Is(err, unix.EEXIST), err == unix.EAGAIN, errors.Is(err, unix.ENOENT):
+		return nil
+	case err == unix.EINVAL, err == unix.ENOSYS:
+		return d.refuse("its file system cannot rename without replacing: use tmpfs, ext4 or xfs")
+	}
+	var found *fail.Error
+	if errors.As(err, &found) {
+		return err
+	}
+	return d.failed("putting into place", "", err)
+}
+
+func (d *Directory) makeReceiver() error {
+	page := aligned(4096)
+	lane.MakeReceiverPage(page)
+	fd, err := d.makeFile("receiver", lane.SegmentBytes, page)
+	if err != nil {
+		return err
+	}
+	unix.Close(fd)
+	if err := d.makeFIFO("receiver.bell"); err != nil {
+		return err
+	}
+	return d.makeFIFO("receiver.life")
+}
+
+// clearDirectory removes a channel's files, and nothing else.
+func clearDirectory(fd int) {
+	again, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	file := os.NewFile(uintptr(again), "channel")
+	defer file.Close()
+	for {
+		names, err := file.Readdirnames(1024)
+		for _, name := range names {
+			if isKnown(name) {
+				_ = unix.Unlinkat(fd, name, 0)
+			}
+		}
+		if err != nil || errors.Is(err, io.EOF) || len(names) == 0 {
+			return
+		}
+	}
+}
+
+// sweep removes what makers that died have left beside a path.
+func sweep(path string) {
+	parent := filepath.Dir(path)
+	entries, _ := os.ReadDir(parent)
+	for _, entry := range entries {
+		rest, ok := strings.CutPrefix(entry.Name(), "."+filepath.Base(path)+".pelton-")
+		pid, count, both := strings.Cut(rest, "-")
+		isNumber := func(text string) bool { return text != "" && strings.Trim(text, "0123456789") == "" }
+		if ok && both && isNumber(pid) && isNumber(count) {
+			sweepOne(filepath.Join(parent, entry.Name()))
+		}
+	}
+}
+
+func sweepOne(aside string) {
+	fd, err := unix.Open(aside, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	var own, there unix.Stat_t
+	if unix.Fstat(fd, &own) != nil || !kernel.IsAllowed(int(own.Uid), nil) {
+		return
+	}
+	channel, err := unix.Openat(fd, "channel", unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	switch err {
+	case unix.ENOENT:
+		// Empty, then, or not to be removed. A maker that has come no further begins anew.
+	case nil:
+		defer unix.Close(channel)
+		if unix.FcntlFlock(uintptr(channel), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: 1}) != nil {
+			return
+		}
+		// It may have been put into place before it was locked here; then it is the channel.
+		if unix.Lstat(aside, &there) != nil || own.Dev != there.Dev || own.Ino != there.Ino {
+			return
+		}
+		clearDirectory(fd)
+	default:
+		return
+	}
+	_ = unix.Rmdir(aside)
+}

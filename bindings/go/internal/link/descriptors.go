@@ -1,0 +1,124 @@
+package link
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
+	"pelton/internal/kernel"
+	"pelton/internal/lane"
+	"pelton/internal/packet"
+)
+
+type arrivedDescriptors struct {
+	seq   uint32
+	fds   []int
+	isCut bool
+}
+
+// HandOver replaces the link to a sender that died, keeping the descriptors that came for messages that it committed: those before
+// the end. The rest was for messages that never were.
+func (l *Link) HandOver(next *Link, end uint32) {
+	l.receiveAll()
+	for _, some := range l.arrived {
+		if int32(some.seq-end) < 0 {
+			next.arrived = append(next.arrived, some)
+		} else {
+			l.Discard(some.fds)
+		}
+	}
+	l.arrived = nil
+	l.forget()
+}
+
+// packetsMax is the most packets of descriptors that are for other messages than the one asked for: far above what a socket holds.
+const packetsMax = 1024
+
+// receiveAll takes what a sender that died has sent along; its successor does not.
+func (l *Link) receiveAll() {
+	for len(l.arrived) < packetsMax {
+		some, ok, err := l.nextArrived()
+		if err != nil || !ok {
+			return
+		}
+		l.arrived = append(l.arrived, some)
+	}
+}
+
+func (l *Link) nextArrived() (arrivedDescriptors, bool, error) {
+	if l.Path != nil {
+		return arrivedDescriptors{}, false, nil
+	}
+	b := make([]byte, packet.BytesMax)
+	n, fds, isCut, err := kernel.TryReceive(l.Socket.FD, b)
+	if err == unix.EAGAIN || err == nil && n == 0 {
+		l.Discard(fds)
+		return arrivedDescriptors{}, false, nil
+	}
+	if err != nil {
+		return arrivedDescriptors{}, false, fail.System("receiving descriptors", err)
+	}
+	p, ok := packet.Decode(b[:n])
+	if !ok || p.Kind != packet.KindDescriptors {
+		l.Discard(fds)
+		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d bytes came, wanted descriptors", n)
+	}
+	if len(fds) > lane.DescriptorsMax {
+		l.Discard(fds)
+		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
+	}
+	// Of a peer whose descriptors cannot be closed no more are taken.
+	if blocked := kernel.Deferred.Blocked(l.Peer.UID); blocked != "" {
+		l.Discard(fds)
+		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "%s", blocked)
+	}
+	return arrivedDescriptors{p.Seq, fds, isCut}, true, nil
+}
+
+// TakeDescriptors answers those of message seq, which were sent before it was committed; or, if the message comes again, are
+// being sent again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
+func (l *Link) TakeDescriptors(seq, count uint32, comesAgain bool) ([]int, error) {
+	patience := 0
+	if comesAgain && !l.hasTimedOut {
+		patience = 1000
+	}
+	var found arrivedDescriptors
+	for passed := 0; ; {
+		var some arrivedDescriptors
+		var ok bool
+		var err error
+		if len(l.arrived) > 0 {
+			some, ok = l.arrived[0], true
+			l.arrived = l.arrived[1:]
+		} else if some, ok, err = l.nextArrived(); err != nil {
+			return nil, err
+		}
+		if !ok {
+			if patience > 0 && !l.IsGone.Load() {
+				patience--
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			l.hasTimedOut = l.hasTimedOut || comesAgain
+			break
+		}
+		if some.seq == seq {
+			found, l.hasTimedOut = some, false
+			break
+		}
+		l.Discard(some.fds)
+		// Else of a message that was released, with its descriptors, by a predecessor.
+		if passed++; int32(some.seq-seq) > 0 || passed > packetsMax {
+			return nil, fail.New(fail.ErrCorrupt, "descriptors of message %d came before those of %d", some.seq, seq)
+		}
+	}
+	if len(found.fds) != int(count) || count > lane.DescriptorsMax {
+		l.Discard(found.fds)
+		if found.isCut {
+			return nil, fail.New(fail.ErrDescriptorsLost, "%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
+				count, seq, len(found.fds))
+		}
+		return nil, fail.New(fail.ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds), count)
+	}
+	return found.fds, nil
+}

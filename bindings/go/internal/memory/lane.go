@@ -1,0 +1,55 @@
+package memory
+
+import (
+	"os"
+	"sync/atomic"
+
+	"pelton/internal/lane"
+)
+
+func NewProducerPage(capacity, limit, generation uint64) (*Segment, error) {
+	return Create("pelton-producer", ControlSeals, lane.SegmentBytes, func(page []byte) {
+		lane.MakeProducerPage(page, capacity, limit, generation, uint32(os.Getpid()))
+	})
+}
+
+func NewData(capacity uint64) (*Segment, error) {
+	return Create("pelton-data", SizeSeals, capacity, func([]byte) {})
+}
+
+func NewConsumerPage(head lane.Position) (*Segment, error) {
+	return Create("pelton-consumer", ControlSeals, lane.SegmentBytes, func(page []byte) {
+		lane.MakeConsumerPage(page, head, uint32(os.Getpid()))
+	})
+}
+
+func NewReceiverPage() (*Segment, error) {
+	return Create("pelton-receiver", ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage)
+}
+
+// Lane is the segments that a lane lies in. It is kept while anybody uses it: the handle, a reservation, each message lent.
+// So a handle may be closed at any time, and no slice given out ever points to nothing.
+type Lane struct {
+	Producer, Consumer, Receiver, Data *Segment
+	// Of a receiver of many, the receiver page is not this lane's alone.
+	SharesReceiver bool
+	users          atomic.Int32
+}
+
+func (m *Lane) Segments() lane.Memory {
+	return lane.Memory{Producer: m.Producer.Bytes, Consumer: m.Consumer.Bytes, Receiver: m.Receiver.Bytes, Data: m.Data.Bytes}
+}
+
+func (m *Lane) Retain() { m.users.Add(1) }
+
+func (m *Lane) Release() {
+	if m.users.Add(-1) != 0 {
+		return
+	}
+	for _, segment := range []*Segment{m.Producer, m.Consumer, m.Data} {
+		segment.Close()
+	}
+	if !m.SharesReceiver {
+		m.Receiver.Close()
+	}
+}
