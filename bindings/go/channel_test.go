@@ -17,7 +17,6 @@ import (
 	"pelton/internal/fail"
 	"pelton/internal/kernel"
 	"pelton/internal/names"
-	"pelton/internal/wait"
 )
 
 func TestMessagesOfAllSizesComeInOrderWhoeverListens(t *testing.T) {
@@ -346,7 +345,7 @@ func TestMistakesOfTheCallerAreTold(t *testing.T) {
 	}
 	waiting := make(chan error)
 	go func() { _, err := receiver.Receive(ctx); waiting <- err }()
-	for receiver.guard.State.Load() != wait.InUse {
+	for !receiver.guard.IsInUse() {
 		runtime.Gosched()
 	}
 	_, _, err = receiver.TryReceive()

@@ -148,7 +148,7 @@ func (o *Options) checkMemory(lanes int) error {
 // forSender returns the settings of a side that makes its lane.
 func (o *Options) forSender() (limits.Settings, error) {
 	made, err := o.makes()
-	return limits.Settings{Uids: o.UIDs, Makes: made, MessageBytes: uint64(max(o.MessageBytesMax, 0))}, err
+	return limits.Settings{UIDs: o.UIDs, Makes: made, MessageBytes: uint64(max(o.MessageBytesMax, 0))}, err
 }
 
 // forReceiver returns the settings of a side that takes lanes, of which the first peer has so many: see checkMemory.
@@ -159,7 +159,7 @@ func (o *Options) forReceiver(lanes int) (limits.Settings, error) {
 	if most := limits.OfFormat.MessageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
 		return limits.Settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
 	}
-	return limits.Settings{Uids: o.UIDs, TakesOfOwn: o.takes(true), TakesOfOthers: o.takes(false)}, o.checkMemory(lanes)
+	return limits.Settings{UIDs: o.UIDs, TakesOfOwn: o.takes(true), TakesOfOthers: o.takes(false)}, o.checkMemory(lanes)
 }
 
 // forBoth returns the settings of a side that may do either.

@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Nanoseconds: 146 years, so that nothing that is added to it overflows.
+// Nanoseconds: 146 years, so that no sum overflows.
 const clockMost = 1 << 62
 
-// A moment by both of its names: what deadlines say between processes, without asking the clock.
+// One moment on both clocks: deadlines between processes count on CLOCK_MONOTONIC.
 var (
 	clockTime = time.Now()
 	clockNS   = func() uint64 {
@@ -19,7 +19,7 @@ var (
 	}()
 )
 
-// ToNS is 0, which is no deadline, for one further away than a clock can say.
+// ToNS returns 0, which is no deadline, for a deadline too far away for the clock.
 func ToNS(deadline time.Time) uint64 {
 	left := int64(deadline.Sub(clockTime))
 	if left > clockMost {
@@ -28,7 +28,7 @@ func ToNS(deadline time.Time) uint64 {
 	return uint64(max(int64(clockNS)+left, 1))
 }
 
-// FromNS is false for none, and for one further away than a clock can say.
+// FromNS returns false for no deadline, and for one too far away for the clock.
 func FromNS(ns uint64) (time.Time, bool) {
 	if ns == 0 || ns > clockMost {
 		return time.Time{}, false

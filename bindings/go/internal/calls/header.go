@@ -1,3 +1,5 @@
+// Package calls has the records of a link of calls: the header before each request and reply, every check of a
+// peer's, messages in pieces, and the outbox before a lane. spec/call.md.
 package calls
 
 import (
@@ -6,16 +8,14 @@ import (
 	"pelton/internal/lane"
 )
 
-// What is in the records of a link of calls: the header before each request and answer, every check of a peer's, messages that are cut into
-// pieces, and the way into a lane. spec/call.md.
-
 const (
 	HeaderSize = 24
-	// Calls that a client may have in flight.
+	// CallsMax is the number of calls that a client may have in flight.
 	CallsMax = 1024
-	// What a large message is cut into: so many bytes are written while the other side still reads the ones before.
+	// A large message travels in pieces, so that the other side reads one while this side writes the next.
 	pieceBytes = 64 << 10
-	// Records that are taken in one look: who floods the lane is not to keep this side's loop. The next look goes on.
+	// RecordsPerPoll limits the records of one poll, so that a peer that floods the lane does not keep the loop. The
+	// next poll continues.
 	RecordsPerPoll = 1024
 )
 
@@ -40,7 +40,7 @@ const (
 	flagContinued = 1 << 9
 )
 
-// IsFinal says whether nothing of its call comes after it.
+// IsFinal reports whether it is the last record of its call.
 func (k Kind) IsFinal() bool {
 	return k == KindReply || k == KindEnd || k == KindFailed || k == KindAbandoned || k == KindReturned
 }
@@ -53,14 +53,14 @@ func (k Kind) hasPayload() bool {
 	return k == KindRequest || k == KindNotify || k == KindReply || k == KindPart || k == KindFailed
 }
 
-// HasID says whether it is of a call, and not of the link.
+// HasID reports whether it belongs to a call, and not to the link.
 func (k Kind) HasID() bool { return k != KindNotify && k != KindDraining && k != KindDrained }
 
 type Header struct {
 	Id              uint64
 	Kind            Kind
 	More, Continued bool
-	// The service's own, of a failure.
+	// The service's own code, of a failure.
 	Code uint32
 	// Nanoseconds of CLOCK_MONOTONIC, of a request; 0: none.
 	Deadline uint64
@@ -81,14 +81,15 @@ func (h *Header) word() uint64 {
 	return word
 }
 
-// Write is behind a check that the room is larger.
+// Write writes the header. The caller has checked that it fits.
 func (h *Header) Write(room []byte) {
 	binary.LittleEndian.PutUint64(room, h.Id)
 	binary.LittleEndian.PutUint64(room[8:], h.word())
 	binary.LittleEndian.PutUint64(room[16:], h.Deadline)
 }
 
-// ReadHeader is a header of the peer's, before a payload of so many bytes; or which rule it breaks, else "".
+// ReadHeader checks a peer's header, before a payload of this number of bytes. It returns the name of the rule that
+// it breaks, or "".
 func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, rule string) {
 	h = Header{
 		Id: id, Kind: Kind(word), More: word&flagMore != 0, Continued: word&flagContinued != 0, Code: uint32(word >> 32), Deadline: deadline,
@@ -108,7 +109,7 @@ func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, ru
 	if deadline != 0 && (h.Kind != KindRequest || h.Continued) {
 		return h, "deadline"
 	}
-	// What goes on has something to go on with, and so ends.
+	// A piece that continues a message has bytes, so the message ends.
 	isPiece := h.More || h.Continued
 	if h.Kind.hasPayload() && payload == 0 && isPiece || !h.Kind.hasPayload() && (payload != 0 || isPiece) {
 		return h, "length"
@@ -116,7 +117,7 @@ func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, ru
 	return h, ""
 }
 
-// ReadRecord reads the header of a record; payload is what follows it, in place.
+// ReadRecord reads the header of a record. payload is what follows it, in place.
 func ReadRecord(of *lane.Consumer, record lane.Record, byClient bool) (h Header, payload []byte, rule string) {
 	if record.Bytes < HeaderSize {
 		return h, nil, "length"

@@ -11,18 +11,18 @@ import (
 	"pelton/internal/window"
 )
 
-// Queued is a message on its way into a lane.
+// Queued is a message that waits for space in a lane.
 type Queued struct {
 	Header  Header
 	Bytes   []byte
 	Written int
-	// Who waits until it is written; nil: nobody, and the bytes are a copy.
+	// The part whose goroutine waits until it is written; nil: none does, and the bytes are a copy.
 	Part *WaitingPart
-	// What a copy takes of the memory that a service has for its clients.
+	// The memory for a copy.
 	Share limits.Share
 }
 
-// next is how many bytes of the payload go into the next record, in a lane whose largest message is so large.
+// next returns how many bytes of the payload go into the next record.
 func (o *Queued) next(bytesMax uint64) int {
 	left, most := len(o.Bytes)-o.Written, int(bytesMax)-HeaderSize
 	if left <= most && o.Written == 0 {
@@ -42,11 +42,11 @@ func (w *WaitingPart) end(err error) {
 	close(w.Done)
 }
 
-// Outbox is the way into one lane: in order, and what there is no room for waits in memory.
+// Outbox writes messages to one lane in order. Those without space wait in memory.
 type Outbox struct {
 	Lane   *lane.Producer
 	memory *memory.Lane
-	// The other side's doorbell, its user, and whether it is the link's, which closes it.
+	// The peer's doorbell, its user, and whether the link has the same doorbell and closes it.
 	Doorbell   doorbell.Peer
 	uid        int
 	sharesBell bool
@@ -54,10 +54,10 @@ type Outbox struct {
 	window     window.Window
 }
 
-// IsWhole says whether a message goes into the lane as one record.
+// IsWhole reports whether a message fits into one record.
 func (o *Outbox) IsWhole(bytes int) bool { return uint64(bytes)+HeaderSize <= o.Lane.BytesMax() }
 
-// Put writes one record, if there is room now.
+// Put writes one record, if there is space now.
 func (o *Outbox) Put(h Header, payload []byte) (bool, error) {
 	o.window.Follow(o.Lane, o.memory, nil)
 	room, ok, err := o.Lane.TryReserve(uint64(HeaderSize+len(payload)), 0)
@@ -72,7 +72,7 @@ func (o *Outbox) Put(h Header, payload []byte) (bool, error) {
 	return true, nil
 }
 
-// Write writes a message that goes into one record, if there is room now and nothing waits before it.
+// Write writes a message that fits into one record, if there is space now and no message waits before it.
 func (o *Outbox) Write(h Header, payload []byte) (bool, error) {
 	if len(o.Queue) > 0 || !o.IsWhole(len(payload)) {
 		return false, nil
@@ -80,12 +80,12 @@ func (o *Outbox) Write(h Header, payload []byte) (bool, error) {
 	return o.Put(h, payload)
 }
 
-// Push puts a copy of a message behind those that wait; flush writes it.
+// Push queues a copy of a message. Flush writes it.
 func (o *Outbox) Push(h Header, payload []byte, kept limits.Share) {
 	o.Queue = append(o.Queue, Queued{Header: h, Bytes: append([]byte(nil), payload...), Share: kept})
 }
 
-// Flush writes as much as there is room for. True: nothing waits any more.
+// Flush writes as much as there is space for. It returns true if nothing waits any more.
 func (o *Outbox) Flush() (bool, error) {
 	for done := 0; ; done++ {
 		if done == len(o.Queue) {
@@ -124,7 +124,7 @@ func (o *Outbox) writeOn(out *Queued) (bool, error) {
 	}
 }
 
-// Wanted is the bytes of the record that waits for room.
+// Wanted returns the bytes of the next record in the queue, or 0.
 func (o *Outbox) Wanted() uint64 {
 	if len(o.Queue) == 0 {
 		return 0
@@ -132,7 +132,7 @@ func (o *Outbox) Wanted() uint64 {
 	return uint64(HeaderSize + o.Queue[0].next(o.Lane.BytesMax()))
 }
 
-// Clear forgets what waits: nobody is there to read it any more.
+// Clear drops the queue when the peer is gone.
 func (o *Outbox) Clear(why error) {
 	for _, out := range o.Queue {
 		if out.Part != nil {
@@ -143,14 +143,14 @@ func (o *Outbox) Clear(why error) {
 	o.Queue = nil
 }
 
-// Close says that no more will come. The ring follows the word; the caller hangs up last.
+// Close closes the lane and rings. The caller hangs up afterwards.
 func (o *Outbox) Close() {
 	o.window.Close()
 	o.Lane.Close()
 	o.Doorbell.Ring()
 }
 
-// Release is asked once nobody looks at the lane any more.
+// Release releases the memory. Call it once, when nothing uses the lane any more.
 func (o *Outbox) Release() {
 	if !o.sharesBell {
 		o.Doorbell.Close(o.uid)
@@ -158,7 +158,7 @@ func (o *Outbox) Release() {
 	o.memory.Release()
 }
 
-// NewOutbox returns the way into the lane that this side of a call link sends by.
+// NewOutbox returns the outbox for the lane that this side of a call link sends by.
 func NewOutbox(l *handshake.CallLink, residentMax int) Outbox {
 	return Outbox{
 		Lane: l.Producer, memory: l.Memory, Doorbell: l.Doorbell, uid: l.In.Link.Peer.UID, sharesBell: l.SharesBell,

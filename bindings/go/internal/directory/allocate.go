@@ -28,7 +28,7 @@ func writeAt(fd int, bytes []byte, offset int64) error {
 
 var Zeros [64 << 10]byte
 
-// allocate puts memory, or blocks of the disk, behind a range of a file, so that a store there cannot fail for want of them.
+// allocate allocates memory, or blocks of the disk, for a range of a file, so that no store there can fail.
 func allocate(fd int, from, to uint64) error {
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(fd, &stat); err != nil {
@@ -42,7 +42,8 @@ func allocate(fd int, from, to uint64) error {
 			} else if err != unix.EINTR {
 				return err
 			} else {
-				// A signal makes tmpfs take back what it had allocated, and this runtime sends itself many: smaller pieces get through.
+				// A signal makes tmpfs undo the allocation, and Go's runtime sends itself many signals. Smaller
+				// pieces succeed.
 				piece = max((piece/2+4095)&^4095, 4096)
 			}
 		}
@@ -51,7 +52,7 @@ func allocate(fd int, from, to uint64) error {
 	if err := checkFileSize(to); err != nil {
 		return err
 	}
-	// On a disk the first store to what fallocate has allocated may want a block more: so zeros are written to holes.
+	// On a disk the first store after fallocate may need one more block, so this writes zeros to holes.
 	for from < to {
 		hole, err := unix.Seek(fd, int64(from), unix.SEEK_HOLE)
 		if err != nil {

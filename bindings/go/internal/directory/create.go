@@ -17,20 +17,20 @@ import (
 	"pelton/internal/limits"
 )
 
-// makeFile makes one that is not there, with permission bits whatever the umask, and answers its descriptor.
+// makeFile creates a file with the channel's permission bits, whatever the umask, and returns its descriptor.
 func (d *Directory) makeFile(name string, bytes uint64, contents []byte) (int, error) {
 	fd, err := unix.Openat(d.fd, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return -1, d.failed("making", name, err)
 	}
-	// So that a group that the directory lets in gets at the files of all its members; not allowed is no harm.
+	// So that the members of a permitted group can open the files of all others. Not permitted is no harm.
 	_ = unix.Fchown(fd, -1, d.gid)
 	if err = unix.Fchmod(fd, d.bits); err == nil {
 		if err = checkFileSize(bytes); err == nil {
 			err = unix.Ftruncate(fd, int64(bytes))
 		}
 	}
-	// Written, not mapped: then the page has its place on the disk, and no store to it can fail.
+	// Written, not mapped: so the page has its block on the disk, and no store to it can fail.
 	if err == nil {
 		err = writeAt(fd, contents, 0)
 	}
@@ -50,7 +50,7 @@ func (d *Directory) makeFIFO(name string) error {
 	return d.failed("making", name, err)
 }
 
-// aligned is memory whose words can be stored to as a page's.
+// aligned returns memory with the alignment of a page's words.
 func aligned(bytes int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(make([]uint64, bytes/8)))), bytes)
 }
@@ -84,10 +84,10 @@ func (d *Directory) makeLane(number int) error {
 	return d.makeFIFO(ofLane(number, "life"))
 }
 
-// temporaryCount numbers the directories that this process makes aside.
+// temporaryCount numbers this process's temporary directories.
 var temporaryCount atomic.Uint32
 
-// Create makes the channel; where there is one already, opens that, whatever its sizes.
+// Create creates the channel, or opens an existing one with the sizes that it was created with.
 func Create(path string, access Access, makes limits.Limits, lanes int) (*Directory, error) {
 	header := channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes, lanesMax: uint32(max(lanes, 1)), mode: access.Mode}
 	var err error
@@ -108,15 +108,15 @@ func Create(path string, access Access, makes limits.Limits, lanes int) (*Direct
 			return d, err
 		}
 		sweep(path)
-		// Whether it is this one or another maker's that stands there then, it is opened as anybody would.
+		// Whichever process created it, it is opened like any other.
 		if err := createTemporary(path, header); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// createTemporary makes it aside and renames it into place, if nothing is there by then. nil as well where another maker, or a sweeper that
-// took this one for dead, was first.
+// createTemporary creates a channel under a temporary name and renames it, if nothing exists at the path by then. It
+// also returns nil if another process was first, or took this one for dead and removed the temporary directory.
 func createTemporary(path string, header channelHeader) error {
 	aside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.pelton-%d-%d", filepath.Base(path), os.Getpid(), temporaryCount.Add(1)-1))
 	d := &Directory{Path: path, bits: header.mode & 0o666, header: header, gid: -1}
@@ -146,7 +146,7 @@ func createTemporary(path string, header channelHeader) error {
 		return d.failed("making", "", err)
 	}
 	d.gid, d.owners = int(stat.Gid), []int{os.Geteuid()}
-	// Empty and locked before anything else is there: from now on no creator removes it.
+	// Locked before any other file exists: from now on no other creator removes it.
 	fd, err := d.makeFile("channel", lane.SegmentBytes, nil)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -154,7 +154,7 @@ func createTemporary(path string, header channelHeader) error {
 	if err != nil {
 		return err
 	}
-	// On the description that made it: nobody maps that.
+	// On the description that created it, which nothing maps.
 	err = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: 1})
 	if err == nil {
 		if err = unix.Fstat(fd, &stat); err == nil && stat.Nlink == 0 {
@@ -207,7 +207,7 @@ func (d *Directory) makeReceiver() error {
 	return d.makeFIFO("receiver.life")
 }
 
-// clearDirectory removes a channel's files, and nothing else.
+// clearDirectory removes a channel's files, and no others.
 func clearDirectory(fd int) {
 	again, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -228,7 +228,7 @@ func clearDirectory(fd int) {
 	}
 }
 
-// sweep removes what makers that died have left beside a path.
+// sweep removes temporary directories that dead creators left beside a path.
 func sweep(path string) {
 	parent := filepath.Dir(path)
 	entries, _ := os.ReadDir(parent)
@@ -255,13 +255,13 @@ func sweepOne(aside string) {
 	channel, err := unix.Openat(fd, "channel", unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	switch err {
 	case unix.ENOENT:
-		// Empty, then, or not to be removed. A maker that has come no further begins anew.
+		// Empty, then, or not a channel's. A creator that died so early left nothing else.
 	case nil:
 		defer unix.Close(channel)
 		if unix.FcntlFlock(uintptr(channel), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: 1}) != nil {
 			return
 		}
-		// It may have been put into place before it was locked here; then it is the channel.
+		// It may have been renamed before it was locked here: then it is the channel.
 		if unix.Lstat(aside, &there) != nil || own.Dev != there.Dev || own.Ino != there.Ino {
 			return
 		}

@@ -1,3 +1,7 @@
+// Package directory has a path channel's directory: its files, their checks, and the claimed roles. What exists at
+// the path is complete: a channel is created under a temporary name and renamed, and a lane exists once it is
+// counted. Each file is checked before use, and only the checked copy is used. A file that is not a channel's is
+// never removed. spec/protocol.md, "Path channels".
 package directory
 
 import (
@@ -22,7 +26,7 @@ var filesOfALane = []string{"producer", "consumer", "data", "bell", "life"}
 
 func ofLane(number int, kind string) string { return strconv.Itoa(number) + "." + kind }
 
-// isKnown says whether a channel has such a file.
+// isKnown reports whether a channel has a file of that name.
 func isKnown(name string) bool {
 	switch name {
 	case "channel", "receiver", "receiver.bell", "receiver.life":
@@ -53,7 +57,7 @@ type Directory struct {
 	page   *memory.Segment
 }
 
-// Access is which directories a side opens: of these users besides its own, with at most these permission bits.
+// Access says which directories a side opens: of its own and these users, with at most these permission bits.
 type Access struct {
 	UIDs []int
 	Mode uint32
@@ -85,7 +89,7 @@ func (d *Directory) taken(ctx context.Context, role string, pid uint32) error {
 	return fail.With(ctx.Err(), fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends", d.Path, role, process)
 }
 
-// Open opens the channel at a path after checking it. nil: nothing is there.
+// Open checks and opens the channel at a path. It returns nil if nothing is there.
 func Open(path string, access Access) (*Directory, error) {
 	path, err := filepath.Abs(path)
 	if err != nil || path == "/" {
@@ -119,7 +123,7 @@ func openExisting(path string, access Access) (*Directory, error) {
 		}
 		return nil
 	}
-	// By name first: the kernel has fewer words for what is no directory.
+	// By name first, because the kernel's errors for other files are less specific.
 	switch err := unix.Lstat(path, &stat); err {
 	case nil:
 		if err := check(); err != nil {
@@ -153,7 +157,8 @@ func openExisting(path string, access Access) (*Directory, error) {
 	return d, nil
 }
 
-// CheckSize checks the lanes against what a receiver takes: there is no handshake in which the maker would learn it. A sender has no peer that writes to it.
+// CheckSize checks the lanes against what a receiver takes: without a handshake, their creator does not know. No peer
+// writes to a sender, which so needs no check.
 func (d *Directory) CheckSize(most, memory uint64) error {
 	bytes, lanes := d.header.capacity, uint64(d.header.lanesMax)
 	if bytes <= most && (memory == 0 || bytes*lanes <= memory) {
@@ -176,7 +181,7 @@ func (d *Directory) Close() {
 	unix.Close(d.fd)
 }
 
-// Lanes is how many exist by now.
+// Lanes returns the present number of lanes.
 func (d *Directory) Lanes() (int, error) {
 	count := atomic.LoadUint32(word32(d.page.Bytes[lanesAt:]))
 	if count == 0 || count > d.header.lanesMax {
@@ -185,7 +190,7 @@ func (d *Directory) Lanes() (int, error) {
 	return int(count), nil
 }
 
-// check is what every file must be like.
+// check checks what every file must satisfy.
 func (d *Directory) check(name string, kind uint32, stat *unix.Stat_t) error {
 	if stat.Mode&unix.S_IFMT != kind {
 		return d.refuse("its file %s is of type %#o, wanted %#o: %s", name, stat.Mode&unix.S_IFMT, kind, damaged)
@@ -202,10 +207,10 @@ func (d *Directory) check(name string, kind uint32, stat *unix.Stat_t) error {
 	return nil
 }
 
-// open opens a file after checking it. unix.ENXIO of a life: nobody holds it.
+// open opens a file after it has checked it. For a liveness file unix.ENXIO means that no process holds it.
 func (d *Directory) open(name string, kind uint32, flags int) (int, error) {
 	var stat unix.Stat_t
-	// By name first: opening some devices does something, and a socket answers ENXIO too.
+	// By name first: opening a device may have effects, and a socket answers ENXIO too.
 	if err := unix.Fstatat(d.fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return -1, d.missing(name, err)
 	}
@@ -232,7 +237,7 @@ func (d *Directory) open(name string, kind uint32, flags int) (int, error) {
 	return fd, nil
 }
 
-// missing tells a file that is not there from a channel that has been removed since it was opened.
+// missing returns the error for a file that is not there, or for a channel that was removed since it was opened.
 func (d *Directory) missing(name string, err error) error {
 	if err != unix.ENOENT {
 		return d.failed("opening", name, err)
@@ -244,7 +249,7 @@ func (d *Directory) missing(name string, err error) error {
 	return d.refuse("it has no file %s: %s", name, damaged)
 }
 
-// mapFile takes the descriptor. A file has no seals: who may write it can also cut it short, and is trusted not to.
+// mapFile owns fd. A file has no seals: a process that may write it could truncate it, and is trusted not to.
 func (d *Directory) mapFile(fd int, name string, bytes uint64, writable bool) (*memory.Segment, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil || uint64(stat.Size) != bytes {
@@ -258,13 +263,14 @@ func (d *Directory) mapFile(fd int, name string, bytes uint64, writable bool) (*
 	return s, err
 }
 
-// openToMap opens a file for its mapping. An overlay file system copies a file of a lower layer when it is first opened for writing; a mapping made
-// before that shows the lower file for ever, and nothing that the other side writes. So the file is opened for writing there, also to be read.
+// openToMap opens a file to map it. An overlay file system copies a file of a lower layer when it is first opened for
+// writing; an earlier mapping shows the lower file for ever, and nothing that the other side writes. So the file is
+// opened for writing there, even to be read.
 func (d *Directory) openToMap(name string, writable bool) (int, error) {
 	var stat unix.Statfs_t
 	if writable || unix.Fstatfs(d.fd, &stat) == nil && stat.Type == unix.OVERLAYFS_SUPER_MAGIC {
 		fd, err := d.open(name, unix.S_IFREG, unix.O_RDWR)
-		// Nothing is copied where nothing can be written, and nobody writes.
+		// On a read-only file system nothing is copied, and nothing writes.
 		if writable || !errors.Is(err, unix.EROFS) {
 			return fd, err
 		}
@@ -306,7 +312,7 @@ func (d *Directory) producer(number int, writable bool) (*memory.Segment, error)
 	return s, nil
 }
 
-// Sync has the channel's files, and that they are there, written to the disk.
+// Sync writes the channel's files and their entries to the disk.
 func (d *Directory) Sync() error {
 	parent, err := unix.Open(filepath.Dir(d.Path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {

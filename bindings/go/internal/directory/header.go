@@ -17,15 +17,11 @@ import (
 	"pelton/internal/packet"
 )
 
-// A path channel's directory: which files it has, who may have made them, who has which role. What stands at the path is whole: a
-// channel is made aside and renamed into place, a lane exists once it is counted. Nothing is used before it has been checked, and of
-// what was checked the copy is used. What is not a channel's file is never removed. spec/protocol.md, "Path channels".
-
 const (
 	headerBytes        = 120
 	lanesAt            = 128
 	featuresRequiredAt = 136
-	// What is allocated of a lane's data when it is made, and then at a time.
+	// The first bytes of a lane's data are allocated when it is created, and then in these steps.
 	firstBacked = lane.Window
 	BackedStep  = 1 << 20
 	damaged     = "it is damaged: restore it, or remove the channel and make it anew"

@@ -17,7 +17,8 @@ import (
 	"pelton/internal/memory"
 )
 
-// lock takes the lock on byte 0 of a file, by a description of its own; -1 while somebody else has it, unless it is to wait.
+// lock locks byte 0 of a file, by a description of its own. Unless it waits, it returns -1 while another process has
+// the lock.
 func (d *Directory) lock(name string, waits bool) (int, error) {
 	fd, err := d.open(name, unix.S_IFREG, unix.O_RDWR)
 	if err != nil {
@@ -35,7 +36,7 @@ func (d *Directory) lock(name string, waits bool) (int, error) {
 	}
 	if err == nil {
 		var stat unix.Stat_t
-		// Who removes the channel has all locks; what is locked after that is nobody's file.
+		// A process that removes the channel has all locks. A file that is locked after that has no name.
 		if err = unix.Fstat(fd, &stat); err == nil && stat.Nlink == 0 {
 			unix.Close(fd)
 			return -1, d.NoChannel()
@@ -45,20 +46,20 @@ func (d *Directory) lock(name string, waits bool) (int, error) {
 		return fd, nil
 	}
 	unix.Close(fd)
-	// Linux reports a lock that another has by EAGAIN alone; EACCES is a security module's that permits no locks.
+	// Linux reports another's lock by EAGAIN alone; EACCES comes from a security module that permits no locks.
 	if err == unix.EAGAIN {
 		return -1, nil
 	}
 	return -1, d.failed("locking", name, err)
 }
 
-// unlock gives a lock back: said, not left to the closing, as a child on its way to exec may have the description for a moment longer.
+// unlock releases a lock explicitly: a child on its way to exec may have the description for a moment longer.
 func unlock(fd int) {
 	_ = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Len: 1})
 	unix.Close(fd)
 }
 
-// watch opens a life: it tells the end of who holds it. -1: nobody does.
+// watch opens a liveness file, which reports the end of the process that holds it. It returns -1 if none does.
 func (d *Directory) watch(name string) (int, error) {
 	fd, err := d.open(name, unix.S_IFIFO, unix.O_WRONLY)
 	if err == unix.ENXIO {
@@ -68,14 +69,15 @@ func (d *Directory) watch(name string) (int, error) {
 }
 
 const (
-	// A killed process keeps its locks until the kernel has ended it, and its successor may start before that. A guess.
+	// ClaimKilled: a killed process keeps its locks until the kernel has ended it, and its successor may start before
+	// that. A guess.
 	ClaimKilled = 200 * time.Millisecond
 	// Between two attempts to claim a role, in that time and after it.
 	claimRetry, claimRetryLater = time.Millisecond, 10 * time.Millisecond
 )
 
-// claim claims a role. While another process has it, and canWait says that waiting may help, it waits: until the context ends if isPatient,
-// else for claimKilled. It returns -1 if the role is taken then.
+// claim claims a role. While another process has it, and canWait returns that waiting may help, it waits: until the
+// context ends if isPatient, else for ClaimKilled. It returns -1 if the role is still taken then.
 func (d *Directory) claim(ctx context.Context, isPatient bool, try func() (int, error), canWait func() (bool, error)) (int, error) {
 	pause := claimRetry
 	for deadline := time.Now().Add(ClaimKilled); ; {
@@ -105,7 +107,7 @@ func (d *Directory) claimReceiver(ctx context.Context, isPatient bool) (int, err
 	lock, err := d.claim(ctx, isPatient, func() (int, error) { return d.lock("receiver", false) },
 		func() (bool, error) { return true, nil })
 	if err == nil && lock < 0 {
-		// The receiver's own page has no room for it; the consumer page of the first lane is the receiver's, too.
+		// The receiver's own page has no field for it, but the receiver also writes the first lane's consumer page.
 		err = d.taken(ctx, "receiver", d.pid(ofLane(0, "consumer"), 260))
 	}
 	return lock, err
@@ -124,7 +126,7 @@ func (d *Directory) pid(name string, at int64) uint32 {
 	return binary.LittleEndian.Uint32(b)
 }
 
-// claimSender becomes the sender of the first lane that has none, or of a new one; answers its number and the lock.
+// claimSender claims the first lane without a sender, or a new one. It returns the lane's number and the lock.
 func (d *Directory) claimSender(ctx context.Context, isPatient bool) (number, lock int, err error) {
 	free := func() (int, error) {
 		lanes, err := d.Lanes()
@@ -152,7 +154,7 @@ func (d *Directory) claimSender(ctx context.Context, isPatient bool) (number, lo
 		return 0, -1, err
 	}
 	defer unlock(growth)
-	// Others may have added lanes while this one waited, and left some.
+	// Other processes may have added lanes during the wait, and left some.
 	if lock, err = free(); err != nil || lock >= 0 {
 		return number, lock, err
 	}
@@ -169,14 +171,14 @@ func (d *Directory) claimSender(ctx context.Context, isPatient bool) (number, lo
 	return lanes, lock, err
 }
 
-// addLane makes one more lane for this process. Only under the growth lock.
+// addLane adds a lane for this process. Call it under the growth lock.
 func (d *Directory) addLane(growth, number int) (int, error) {
-	// A predecessor that died here has left files, which nobody can be using: they were never counted.
+	// A process that died here has left files. No process can be using them: they were never counted.
 	d.removeLane(number)
 	if err := d.makeLane(number); err != nil {
 		return -1, err
 	}
-	// The role before the count, so that nobody else finds the lane free.
+	// The role before the count, so that no other process finds the lane free.
 	lock, err := d.lock(ofLane(number, "producer"), false)
 	if err != nil || lock < 0 {
 		return -1, errors.Join(err, d.refuse("somebody has locked its new lane %d: see lsof", number))
@@ -195,10 +197,7 @@ func (d *Directory) removeLane(number int) {
 	}
 }
 
-// The ends of a path channel: they claim a role in a directory, take its lane over in place, and meet the other side, whose end is told
-// once. What the directory holds, and every check of it, is in directory.go.
-
-// Role is a role, as long as it is kept.
+// Role is a claimed role of a path channel.
 type Role struct {
 	Directory *Directory
 	lock      int
@@ -206,14 +205,15 @@ type Role struct {
 	IsSynced  bool
 }
 
-// Close gives the role up: the life first, then the lock, so that who hears of the end finds the role free.
+// Close gives the role up. It closes the liveness file before it unlocks, so that a process that detects the end
+// finds the role free.
 func (p *Role) Close() {
 	unix.Close(p.liveness)
 	unlock(p.lock)
 	p.Directory.Close()
 }
 
-// claim collects what a role needs, and gives it back unless all of it can be had.
+// claim owns what a role needs, and releases it unless all of it was obtained.
 type claim struct {
 	link.Parts
 	directory *Directory
@@ -242,7 +242,7 @@ func (h *claim) release() {
 	h.directory.Close()
 }
 
-// OpenSender claims the role of a sender, for which it waits as claim does, and takes over that one's lane. It takes the directory.
+// OpenSender claims the role of a sender, for which it waits as claim does, and takes over its lane. It owns d.
 func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgoing, *Role, error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.release()
@@ -292,13 +292,13 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	return &link.Outgoing{producer, m, bell, l}, &Role{Directory: d, lock: lock, liveness: life}, nil
 }
 
-// newLink returns the link to whichever process holds a life, now or later.
+// newLink returns the link to the process that holds a liveness file, now or later.
 func (d *Directory) newLink(life string, says func() (uint64, uint32), fifo int, own *doorbell.Own) *link.Link {
 	watch := func() (int, error) { return d.watch(life) }
 	return &link.Link{Doorbell: doorbell.Peer{fifo, doorbell.FIFO}, Wake: own.Wake, Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: own.Wake}}
 }
 
-// OpenReceiver claims the role of the receiver, for which it waits as claim does. It takes the directory.
+// OpenReceiver claims the role of the receiver, for which it waits as claim does. It owns d.
 func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *memory.Segment, bell *doorbell.Own, role *Role, err error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.release()
@@ -324,7 +324,7 @@ func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *mem
 	return page, bell, &Role{Directory: d, lock: h.lock, liveness: life}, nil
 }
 
-// OpenLane takes over a lane for the receiver that has this page and bell.
+// OpenLane takes over a lane for the receiver that has this page and doorbell.
 func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own) (*link.Incoming, error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.GiveBack()
@@ -354,10 +354,10 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen, Link: d.newLink(ofLane(number, "life"), consumer.Producer, fifo, own)}, nil
 }
 
-// Back puts memory behind the first bytes of a lane's data, so that writing there cannot fail.
+// Back allocates memory for the first bytes of a lane, so that writing there cannot fail.
 func (p *Role) Back(producer *lane.Producer, m *memory.Lane, bytes uint64) error {
 	var err error
-	// Less than a step is better than nothing.
+	// If a whole step is not available, less will do.
 	for _, unit := range []uint64{BackedStep, uint64(len(Zeros))} {
 		to := min((bytes+unit-1)/unit*unit, producer.Capacity())
 		if err = allocate(m.Data.FD, producer.Backed(), to); err == nil {

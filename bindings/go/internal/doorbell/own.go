@@ -1,3 +1,5 @@
+// Package doorbell has what a sleeping side waits for, and what its peers ring. No peer can block another's ring, or
+// the owner's sleep. spec/protocol.md, "Doorbells".
 package doorbell
 
 import (
@@ -11,25 +13,23 @@ import (
 	"pelton/internal/kernel"
 )
 
-// Doorbells: what a sleeping side waits for, and what its peers ring. No peer can make the ring of another block, nor the sleep of the owner.
-// spec/protocol.md, "Doorbells".
-
-// Own is what one side sleeps on. It is also kicked from within this process, by setting a deadline that has passed: what no peer can take away, and costs
-// peers nothing.
+// Own is what one side sleeps on. A local wake from this process sets a deadline that has passed, which no peer can
+// prevent and which costs peers nothing.
 //
-// It is an epoll of its own, registered with the runtime's poller. In it is an eventfd, which all peers of this user have, and an end of a socket pair for
-// each peer of another user. The eventfd is never read: its peers write 0 to it, which adds nothing, and each write is an event for an epoll that
-// waits for EPOLLIN | EPOLLOUT | EPOLLET, as one of the first two holds at every value. The runtime's own epoll would not do: whoever reads or fills the counter
-// has it report EPOLLOUT or EPOLLIN alone, and a goroutine waits for one of them; and it forgets events from before a wait, which here are kept until they
-// are harvested.
+// It is an epoll of its own, registered with the runtime's poller. The epoll contains an eventfd, which all peers of
+// this user have, and an end of a socket pair for each peer of another user. Nothing reads the eventfd: its peers
+// write 0 to it, which adds nothing, and each write is an event for an epoll that waits for EPOLLIN | EPOLLOUT |
+// EPOLLET, as one of the first two holds at every value. The runtime's own epoll would not do. A peer that reads or
+// fills the counter makes it report EPOLLOUT or EPOLLIN alone, while a goroutine waits for one of them; and it drops
+// events from before a wait, which this epoll keeps.
 //
-// Of a path channel it is a FIFO, open for reading and writing.
+// For a path channel it is a FIFO, open for reading and writing.
 type Own struct {
-	// nil until somebody sleeps, of a bell that is seldom slept on.
+	// nil until a goroutine first sleeps, see NewLazy.
 	Polled atomic.Pointer[kernel.Descriptor]
 	// Whether the deadline may be set.
 	isWoken atomic.Bool
-	// Takes the rings that have come. False: none has.
+	// Takes the rings that have come. It returns false if there are none.
 	drain func(uintptr) bool
 
 	Eventfd int
@@ -40,7 +40,7 @@ type Own struct {
 	isClosed  bool
 }
 
-// New makes the bell of a side.
+// New creates the doorbell of one side.
 func New() (*Own, error) {
 	b, err := NewLazy()
 	if err != nil {
@@ -50,12 +50,13 @@ func New() (*Own, error) {
 		b.Close()
 		return nil, err
 	}
-	// The kernel reports what has just been added; nobody has rung.
+	// The kernel reports what was just added, although nothing rang.
 	b.Poll()
 	return b, nil
 }
 
-// NewLazy makes a bell that has one descriptor less until somebody sleeps: a service has one for each client.
+// NewLazy creates a doorbell that has one descriptor less until a goroutine first sleeps: a service has one for each
+// client.
 func NewLazy() (*Own, error) {
 	eventfd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -66,7 +67,8 @@ func NewLazy() (*Own, error) {
 	return b, nil
 }
 
-// Open is the epoll, which is made if there is none. Its first event comes at once, so that no ring from before is lost.
+// Open returns the epoll, and creates it if there is none. It reports its first event immediately, so that no earlier
+// ring is lost.
 func (b *Own) Open() (*kernel.Descriptor, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -89,14 +91,15 @@ func (b *Own) Open() (*kernel.Descriptor, error) {
 	return p, err
 }
 
-// ringsMax is how many rings of one socket or FIFO are taken at a time. A peer that rings faster than this side takes them has the bell ring on, which costs a
-// turn of the waiting goroutine, and no more.
+// ringsMax limits the rings that are taken at a time from one socket or FIFO. If a peer rings faster than this side
+// takes them, the doorbell rings on, which costs an iteration of the waiting goroutine and no more.
 const ringsMax = 64
 
 // harvest takes the events that have come.
 func (b *Own) harvest(epoll uintptr) bool {
 	for {
-		// Past the scheduler, as it does not wait: no time is given, and the kernel takes no lock for it that a peer could hold.
+		// Without telling the scheduler, as the call does not wait: it has no time-out, and the kernel takes no lock
+		// for it that a peer could hold.
 		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)), uintptr(len(b.events)), 0, 0, 0)
 		if errno == unix.EINTR {
 			continue
@@ -113,7 +116,7 @@ func (b *Own) harvest(epoll uintptr) bool {
 	}
 }
 
-// Poll takes the rings that have come, without waiting. False: none has.
+// Poll takes the rings that have come, without waiting. It returns false if there are none.
 func (b *Own) Poll() bool {
 	p := b.Polled.Load()
 	return p != nil && b.drain(uintptr(p.FD))
@@ -126,8 +129,8 @@ func (b *Own) Pairs() int {
 	return len(b.pairUsers)
 }
 
-// drainSocket takes what one peer has sent to its doorbell, and closes descriptors that are among it. At its end, as the peer has shut it down, closed it,
-// or sent a packet of no bytes, this side stops listening to it.
+// drainSocket takes what one peer sent to its doorbell, and closes descriptors in it. At its end, because the peer
+// shut it down, closed it or sent a packet of no bytes, this side no longer polls it.
 func (b *Own) drainSocket(fd int) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -149,7 +152,7 @@ func (b *Own) drainSocket(fd int) {
 	}
 }
 
-// removePair is behind the mutex.
+// removePair is called under the mutex.
 func (b *Own) removePair(fd int) {
 	if _, isThere := b.pairUsers[fd]; isThere && !b.isClosed {
 		_ = unix.EpollCtl(b.Polled.Load().FD, unix.EPOLL_CTL_DEL, fd, nil)
@@ -157,7 +160,7 @@ func (b *Own) removePair(fd int) {
 	delete(b.pairUsers, fd)
 }
 
-// Close ends it. The ends of socket pairs are closed with the links that they belong to, before or after this.
+// Close closes the doorbell. Its ends of socket pairs are closed with their links, before or after this.
 func (b *Own) Close() {
 	b.mutex.Lock()
 	isAgain := b.isClosed
@@ -166,7 +169,7 @@ func (b *Own) Close() {
 	if isAgain {
 		return
 	}
-	// Not under the mutex: it waits for a harvest.
+	// Without the mutex, because it waits for a harvest.
 	if p := b.Polled.Load(); p != nil {
 		_ = p.File.Close()
 	}
@@ -175,7 +178,7 @@ func (b *Own) Close() {
 	}
 }
 
-// Pair is one for a single peer of another user: this side's end, and the peer's until the hand-shake is over.
+// Pair is a doorbell for a single peer of another user: this side's end, and the peer's until the handshake is over.
 type Pair struct {
 	Of         *Own
 	own, Peers int
@@ -191,7 +194,7 @@ func (b *Own) NewPair(uid int) (Pair, error) {
 	if err != nil {
 		return Pair{}, fail.System("making a socket pair", err)
 	}
-	// An error: of an older kernel, where descriptors are taken and closed.
+	// An error means an older kernel, where descriptors are received and closed.
 	_ = kernel.PermitDescriptors(ends[0], false)
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -203,7 +206,8 @@ func (b *Own) NewPair(uid int) (Pair, error) {
 	return Pair{b, ends[0], ends[1], uid}, nil
 }
 
-// Close ends it, once the peer's end has been sent or closed. It does not wait, whatever the peer has queued.
+// Close closes this side's end, once the peer's has been sent or closed. It does not wait, whatever the peer has
+// queued.
 func (d Pair) Close() {
 	d.Of.mutex.Lock()
 	d.Of.removePair(d.own)
@@ -211,7 +215,8 @@ func (d Pair) Close() {
 	kernel.HangUp(d.own, d.uid)
 }
 
-// NewFIFO is the bell of a path channel's end: a FIFO, open for reading and writing, so that it never hangs up. It takes the descriptor.
+// NewFIFO creates the doorbell of a path channel's endpoint: a FIFO, open for reading and writing, so that it never
+// hangs up. It owns fd.
 func NewFIFO(fd int) (*Own, error) {
 	p, err := kernel.NewDescriptor(fd, "pelton bell")
 	if err != nil {
@@ -229,7 +234,7 @@ func NewFIFO(fd int) (*Own, error) {
 			if drained++; err != nil {
 				return drained > 1 || err != unix.EAGAIN
 			}
-			// A short read has emptied it. What came since rings anew.
+			// A short read has emptied it. A later write rings again.
 			if n < len(rings) {
 				break
 			}
@@ -239,16 +244,17 @@ func NewFIFO(fd int) (*Own, error) {
 	return b, nil
 }
 
-// Wake ends the wait that is under way, or the next one. The caller has stored why before: see awake.
+// Wake ends the present sleep or the next one. The caller has stored the reason before: see ClearWake.
 func (b *Own) Wake() {
 	if p := b.Polled.Load(); p != nil {
-		// In this order: otherwise awake could come between, and the deadline stay.
+		// In this order: otherwise ClearWake could come between, and the deadline would stay.
 		_ = p.File.SetReadDeadline(kernel.LongAgo)
 		b.isWoken.Store(true)
 	}
 }
 
-// ClearWake forgets kicks. The waiting goroutine looks for their reasons after this, and before it sleeps: so none is missed.
+// ClearWake forgets local wakes. The waiting goroutine polls for their reasons after this and before it sleeps, so it
+// misses none.
 func (b *Own) ClearWake() {
 	if !b.isWoken.Swap(false) {
 		return
@@ -258,20 +264,20 @@ func (b *Own) ClearWake() {
 	}
 }
 
-// Sleep waits until the bell is rung, and takes the rings; or until it is kicked, or, if it is only a nap, for a millisecond. Whatever ended it, the caller
-// looks.
-func (b *Own) Sleep(isNap bool) {
+// Sleep waits for a ring and takes it, for a local wake, or, if isTimed, for a millisecond at most. Whatever ended
+// it, the caller polls.
+func (b *Own) Sleep(isTimed bool) {
 	p := b.Polled.Load()
 	if p == nil {
 		var err error
 		if p, err = b.Open(); err != nil {
-			// For want of a descriptor: until there is one.
+			// There is no free descriptor: the caller tries again.
 			time.Sleep(time.Millisecond)
 			return
 		}
-		// A kick from before has found no deadline to set; the first event ends this sleep.
+		// An earlier wake found no deadline to set; the first event ends this sleep.
 	}
-	if isNap {
+	if isTimed {
 		b.isWoken.Store(true)
 		_ = p.File.SetReadDeadline(time.Now().Add(time.Millisecond))
 	}

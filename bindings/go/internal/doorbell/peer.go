@@ -9,7 +9,7 @@ import (
 	"pelton/internal/kernel"
 )
 
-// Peer is a peer's, for this side to ring.
+// Peer is a peer's doorbell, which this side rings.
 type Peer struct {
 	FD   int
 	Kind peerKind
@@ -23,15 +23,16 @@ const (
 	FIFO
 )
 
-// Check is what came from a peer to be rung: an eventfd of this user's, or of anybody a socket on which a send without waiting does not wait. Anything
-// else could block a ring, answer it with SIGPIPE, or be a file. It does not wait for the file system of whatever it is.
+// Check checks a doorbell that came from a peer: an eventfd from the same user, or from any user a socket where a
+// non-blocking send does not wait. Anything else could block a ring, answer it with SIGPIPE, or be a file. It does
+// not wait for a file system.
 func Check(fd int, isOwnUser bool) (Peer, error) {
 	var stat unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat); err != nil {
 		return Peer{}, fail.New(fail.ErrCorrupt, "the peer's doorbell cannot be used: %v", err)
 	}
 	switch kind := stat.Mode & unix.S_IFMT; {
-	// An eventfd is of no file type.
+	// An eventfd has no file type.
 	case kind == 0 && !isOwnUser:
 		return Peer{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is an eventfd, wanted a socket, as the peer is another user")
 	case kind == 0:
@@ -52,12 +53,13 @@ func Check(fd int, isOwnUser bool) (Peer, error) {
 
 var zero [8]byte
 
-// Ring wakes the peer if it sleeps. What cannot be written, as a socket or FIFO is full, has rung already.
+// Ring wakes the peer if it sleeps. If a socket or FIFO is full, it has rung already.
 func (d Peer) Ring() {
 	for {
 		var errno syscall.Errno
-		// By way of the scheduler, which costs some 130 ns beside the 250 of the write: in an eventfd's counter at 2^64-1, which a peer can reach by the
-		// kernel's help alone, a write of 0 blocks too. Only this goroutine waits then.
+		// Through the scheduler, which costs some 130 ns beside the 250 ns of the write: a write of 0 blocks too when
+		// an eventfd's counter is at 2^64-1, which a peer can reach with the kernel's help. Then only this goroutine
+		// waits.
 		switch d.Kind {
 		case Eventfd:
 			_, _, errno = unix.Syscall(unix.SYS_WRITE, uintptr(d.FD), uintptr(unsafe.Pointer(&zero)), 8)
@@ -72,7 +74,7 @@ func (d Peer) Ring() {
 	}
 }
 
-// Close gives it up. In a socket the peer may have queued what takes long to close.
+// Close closes the doorbell. A close may block: the peer may have queued anything in a socket.
 func (d Peer) Close(uid int) {
 	if d.Kind == Socket {
 		kernel.Deferred.Close(uid, kernel.RawDescriptor(d.FD))

@@ -1,3 +1,6 @@
+// Package handshake connects two processes over a socket: each side creates its segments, shows them to the other,
+// and checks the other's. It copies what comes over the socket once, checks the copy, and uses only that.
+// spec/protocol.md has the packets and their order.
 package handshake
 
 import (
@@ -17,14 +20,10 @@ import (
 	"pelton/internal/packet"
 )
 
-// The hand-shake of two processes that have a socket between them: each side makes its segments, shows them to the other, and
-// checks the other's. spec/protocol.md has the packets and their order. What comes over the socket is copied once, checked, and
-// only the copy is used.
-
-// CallMessageMin is the least that the largest message of a call link's lane may be.
+// CallMessageMin is the smallest message limit of a call link's lane.
 const CallMessageMin = 1024
 
-// Handshake is a connection during the hand-shake.
+// Handshake is a connection until both sides have sent READY.
 type Handshake struct {
 	Ctx      context.Context
 	Socket   *kernel.Descriptor
@@ -32,15 +31,15 @@ type Handshake struct {
 	Settings limits.Settings
 }
 
-// New begins with a peer that this side wants to deal with. Nothing of the peer's is read before its user is known. It takes the
-// descriptor, also when it fails.
+// New begins the handshake with a peer whose user the settings permit. It reads nothing from the peer before that
+// check. It owns fd, also if it fails.
 func New(ctx context.Context, fd int, settings limits.Settings) (*Handshake, error) {
 	peer, err := kernel.PeerOf(fd)
 	if err != nil {
 		kernel.HangUp(fd, kernel.UnknownUser)
 		return nil, fail.System("asking who the peer is", err)
 	}
-	if why := UserProblem(peer.UID, settings.Uids); why != "" {
+	if why := UserProblem(peer.UID, settings.UIDs); why != "" {
 		defer kernel.HangUp(fd, peer.UID)
 		return nil, refuseAt(fd, why)
 	}
@@ -48,12 +47,12 @@ func New(ctx context.Context, fd int, settings limits.Settings) (*Handshake, err
 	if err != nil {
 		return nil, err
 	}
-	// An error: of an older kernel, where descriptors were permitted all the time.
+	// An error means an older kernel, where descriptors were permitted all the time.
 	_ = kernel.PermitDescriptors(fd, true)
 	return &Handshake{ctx, socket, peer, settings}, nil
 }
 
-// UserProblem is why this side does not deal with a peer of that user; "" if it does.
+// UserProblem returns why this side refuses peers of that user, or "".
 func UserProblem(uid int, allowed []int) string {
 	if why := kernel.Unmapped(uid); why != "" {
 		return "the peer is " + why
@@ -67,10 +66,10 @@ func UserProblem(uid int, allowed []int) string {
 
 func (s *Handshake) isOwnUser() bool { return s.Peer.UID == os.Geteuid() }
 
-// Close hangs up, of a hand-shake that came to nothing.
+// Close ends a handshake that failed.
 func (s *Handshake) Close() { s.Socket.HangUp(s.Peer.UID) }
 
-// Refuse says why not; the peer's next read finds it, even after this side has closed.
+// Refuse sends REFUSED with the reason, and returns that. The peer reads it even after this side has closed.
 func (s *Handshake) Refuse(format string, args ...any) error {
 	return refuseAt(s.Socket.FD, fmt.Sprintf(format, args...))
 }
@@ -84,7 +83,7 @@ func sendRefusal(socket int, why string) {
 	_ = kernel.TrySend(socket, packet.NewRefused(why))
 }
 
-// Report tells the peer too why this side gives up.
+// Report sends the peer the reason why this side fails, and returns err.
 func (s *Handshake) Report(err error) error {
 	switch {
 	case kernel.IsOutOfDescriptors(err):
@@ -103,7 +102,7 @@ func (s *Handshake) send(p packet.Packet, fds ...int) error {
 	err := kernel.TrySend(s.Socket.FD, p.Encode(), fds...)
 	switch {
 	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
-		// It may have refused before this side had said anything.
+		// The peer may have refused before this side sent anything.
 		b := make([]byte, packet.BytesMax)
 		if n, fds, _, err := kernel.TryReceive(s.Socket.FD, b); err == nil {
 			kernel.Deferred.CloseAll(s.Peer.UID, fds)
@@ -118,7 +117,7 @@ func (s *Handshake) send(p packet.Packet, fds ...int) error {
 	return s.Report(fail.System("greeting the peer", err))
 }
 
-// Receive waits for the next packet, which must be of that kind, with so many descriptors.
+// Receive waits for the next packet, which must have that kind and this number of descriptors.
 func (s *Handshake) Receive(kind uint32, count int) (packet.Packet, []int, error) {
 	b := make([]byte, packet.BytesMax)
 	var n int
@@ -143,7 +142,7 @@ func (s *Handshake) Receive(kind uint32, count int) (packet.Packet, []int, error
 	return p, fds, nil
 }
 
-// check is what must hold of a packet by itself.
+// check checks what a packet must satisfy by itself.
 func (s *Handshake) check(b []byte, kind uint32, wanted, found int, isCut bool) (packet.Packet, error) {
 	if len(b) == 0 {
 		return packet.Packet{}, hungUp()
@@ -171,7 +170,8 @@ func (s *Handshake) check(b []byte, kind uint32, wanted, found int, isCut bool) 
 	return p, nil
 }
 
-// ready ends the hand-shake. The last to say so decides: a survivor, lest a lane get two successors; else the listener.
+// ready ends the handshake. The side that sends READY last decides: a survivor, so that a lane never gets two
+// successors; otherwise the listener.
 func (s *Handshake) ready(last bool) error {
 	if last {
 		if _, _, err := s.Receive(packet.KindReady, 0); err != nil {
@@ -185,7 +185,7 @@ func (s *Handshake) ready(last bool) error {
 	return err
 }
 
-// openControl takes a descriptor of the parts, and keeps none: nobody asks for that of the peer's page again.
+// openControl takes a descriptor from the parts, and closes it: the page's mapping is enough.
 func (s *Handshake) openControl(p *link.Parts, fd int, what string, magic uint64) (*memory.Segment, error) {
 	page, err := memory.Open(fd, what, memory.ControlSeals, lane.SegmentBytes, false)
 	if err != nil {
@@ -200,7 +200,7 @@ func (s *Handshake) openControl(p *link.Parts, fd int, what string, magic uint64
 	return page, nil
 }
 
-// openData takes a descriptor of the parts. It checks the figures before it uses them for anything.
+// openData takes a descriptor from the parts. It checks the sizes before it uses them.
 func (s *Handshake) openData(p *link.Parts, fd int, from packet.Packet, writable bool) (*memory.Segment, error) {
 	if !lane.CapacityIsValid(from.Capacity) {
 		return nil, s.Refuse("the lane has a capacity of %d bytes, which cannot be", from.Capacity)
@@ -229,8 +229,8 @@ func (s *Handshake) openProducer(p *link.Parts, fd int, from packet.Packet) (*me
 	return page, nil
 }
 
-// giveDoorbell is what the peer is given to ring a bell of this side's. Another user has one of its own: whoever has an eventfd can have its ring block,
-// and whoever shares a socket can take the rings of others.
+// giveDoorbell returns the descriptor that the peer will ring. Another user gets one of its own: a process that has
+// an eventfd can make its rings block, and one that shares a socket can take the rings of others.
 func (s *Handshake) giveDoorbell(p *link.Parts, b *doorbell.Own) (int, error) {
 	if s.isOwnUser() {
 		return b.Eventfd, nil
@@ -248,7 +248,7 @@ func (s *Handshake) giveDoorbell(p *link.Parts, b *doorbell.Own) (int, error) {
 	return given.Peers, nil
 }
 
-// consumerSide is what a sender has of its peer after the middle of the hand-shake.
+// consumerSide is what a sender gets from its peer.
 type consumerSide struct {
 	consumer, receiver *memory.Segment
 	doorbell           doorbell.Peer
@@ -265,7 +265,8 @@ func (s *Handshake) openConsumerSide(p *link.Parts, fds []int) (side consumerSid
 	return side, s.Report(err)
 }
 
-// NewSender is the hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
+// NewSender performs the handshake of a new sender: with a fresh lane, or with the lane of a receiver that survived
+// its sender.
 func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 	var p link.Parts
 	defer p.GiveBack()
@@ -293,7 +294,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.Received_(fds, s.Peer)
+		p.TakesFrom(fds, s.Peer)
 		if data, err = s.openData(&p, fds[3], offer, true); err != nil {
 			return nil, err
 		}
@@ -303,7 +304,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 		if side, err = s.openConsumerSide(&p, fds); err != nil {
 			return nil, err
 		}
-		// Above 1: this is not the lane's first producer, and marks its first message so.
+		// Above 1: this is not the lane's first producer, and it marks its first message.
 		generation := max(offer.Generation+1, 2)
 		if page, err = p.Segment(memory.NewProducerPage(offer.Capacity, offer.BytesMax, generation)); err != nil {
 			return nil, s.Report(err)
@@ -319,7 +320,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 		}
 		tail, head, floor = lane.Unpack(offer.Tail), lane.Unpack(offer.Head), offer.Floor
 	} else {
-		// A link cuts what is larger into pieces; here the caller has asked for messages that cannot be sent.
+		// A call link sends larger messages in pieces. Here the caller asked for messages that could never be sent.
 		takes := peer.Takes()
 		most := min(lane.MessageBytesLimit(min(capacity, limits.LaneWithin(takes.LaneBytes))), takes.MessageBytes)
 		if found := s.Settings.MessageBytes; found > most {
@@ -349,7 +350,8 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 	return out, nil
 }
 
-// giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by, no larger than the peer takes.
+// giveLane is the part of the handshake in which this side creates the lane that it sends by, no larger than the peer
+// takes.
 func (s *Handshake) giveLane(p *link.Parts, bell *doorbell.Own, within limits.Limits) (page, data *memory.Segment, side consumerSide, err error) {
 	makes := s.Settings.Within(within)
 	capacity, limit := makes.LaneBytes, makes.MessageBytes
@@ -372,12 +374,12 @@ func (s *Handshake) giveLane(p *link.Parts, bell *doorbell.Own, within limits.Li
 	if err != nil {
 		return nil, nil, side, err
 	}
-	p.Received_(fds, s.Peer)
+	p.TakesFrom(fds, s.Peer)
 	side, err = s.openConsumerSide(p, fds)
 	return page, data, side, err
 }
 
-// SurvivingSender is the hand-shake of a sender whose receiver died: it offers its lane.
+// SurvivingSender performs the handshake of a sender whose receiver died: it offers its lane.
 func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	var p link.Parts
 	defer p.GiveBack()
@@ -401,7 +403,7 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	if err != nil {
 		return err
 	}
-	p.Received_(fds, s.Peer)
+	p.TakesFrom(fds, s.Peer)
 	side, err := s.openConsumerSide(&p, fds)
 	if err != nil {
 		return err
@@ -413,7 +415,7 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	if err != nil {
 		return err
 	}
-	// Nothing of this side's has changed before the last READY: a successor that goes is as if it had never been.
+	// This side changes nothing before the last READY. So a successor that fails earlier leaves no trace.
 	if err := s.ready(true); err != nil {
 		return err
 	}
@@ -427,17 +429,17 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	return nil
 }
 
-// ReceivingSide is what a lane is given of its receiver's.
+// ReceivingSide is the receiver's part of each lane.
 type ReceivingSide struct {
 	Page     *memory.Segment
 	Bell     *doorbell.Own
 	IsShared bool
-	// Of all lanes together; nil: no limit.
+	// For all lanes together; nil: no limit.
 	Budget *limits.Budget
 }
 
-// share is what one peer more is told that this side takes, of which one lane or two lie in this side's memory. The part of the budget for these is
-// among the parts of the hand-shake.
+// share returns what this side takes from one more peer, whose one or two lanes use this side's memory. Their share
+// of the budget belongs to the parts.
 func (s *Handshake) share(p *link.Parts, to *ReceivingSide, lanes uint64) (limits.Limits, error) {
 	takes := s.Settings.Takes(s.isOwnUser())
 	if to.Budget == nil {
@@ -452,7 +454,8 @@ func (s *Handshake) share(p *link.Parts, to *ReceivingSide, lanes uint64) (limit
 	return takes, nil
 }
 
-// NewReceiver is the hand-shake of a new receiver's lane: a fresh one, or that of a sender that survived its receiver.
+// NewReceiver performs the handshake of a new receiver's lane: a fresh one, or that of a sender that survived its
+// receiver.
 func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming, error) {
 	var p link.Parts
 	defer p.GiveBack()
@@ -484,14 +487,15 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 	return in, nil
 }
 
-// takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes. Of a lane of a link least is
-// the smallest largest message, and no message waits in it; of others it is 0.
+// takeLane is the part of the handshake in which this side opens the peer's lane, which is within what this side
+// takes. For a call link, least is the smallest permitted message limit, and no message waits in the lane; otherwise
+// it is 0.
 func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Limits, least uint64) (in *link.Incoming, peerBell doorbell.Peer, err error) {
 	offer, fds, err := s.Receive(packet.KindProducer, 3)
 	if err != nil {
 		return nil, peerBell, err
 	}
-	p.Received_(fds, s.Peer)
+	p.TakesFrom(fds, s.Peer)
 	if offer.Capacity > within.LaneBytes {
 		return nil, peerBell, s.Refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
 			offer.Capacity, within.LaneBytes)
@@ -541,7 +545,7 @@ func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Lim
 	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: redelivered}, peerBell, nil
 }
 
-// watchPeer is what tells the end of the peer's process; -1: the socket's hang-up alone does.
+// watchPeer returns a descriptor that reports the end of the peer's process; -1 if only the socket's hang-up does.
 func (s *Handshake) watchPeer(p *link.Parts) (int, error) {
 	process, err := kernel.ProcessOf(s.Socket.FD, s.Peer)
 	if err != nil {
@@ -553,7 +557,8 @@ func (s *Handshake) watchPeer(p *link.Parts) (int, error) {
 	return process, nil
 }
 
-// SurvivingReceiver is the hand-shake of a receiver whose sender died: it offers the lane, and says where that one's records end.
+// SurvivingReceiver performs the handshake of a receiver whose sender died: it offers the lane, and the end of that
+// sender's records.
 func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, listens bool) error {
 	var p link.Parts
 	defer p.GiveBack()
@@ -578,7 +583,7 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, lis
 	if err != nil {
 		return err
 	}
-	p.Received_(fds, s.Peer)
+	p.TakesFrom(fds, s.Peer)
 	if answer.Capacity != offer.Capacity || answer.BytesMax != offer.BytesMax {
 		return s.Refuse("the successor speaks of %d bytes, the lane has %d", answer.Capacity, offer.Capacity)
 	}
@@ -594,7 +599,8 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, lis
 	if err != nil {
 		return err
 	}
-	// Only then is the successor's page complete: had it died before, the dead one's would still be needed.
+	// Only READY completes the successor's page. If the successor dies before, the dead sender's page is still
+	// needed.
 	if err := s.ready(true); err != nil {
 		return err
 	}
@@ -608,26 +614,27 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, lis
 	return nil
 }
 
-// CallLink is what a hand-shake makes of a link: the lane to send by and the one to receive by.
+// CallLink is a link of calls: the lane to send by and the one to receive by.
 type CallLink struct {
 	Producer *lane.Producer
 	Memory   *memory.Lane
-	// The other side's doorbell for room in this side's lane, and whether it is the link's, which closes it.
+	// The peer's doorbell for free space in this side's lane, and whether the link has the same one and closes it.
 	Doorbell   doorbell.Peer
 	SharesBell bool
 	In         *link.Incoming
-	// The largest message that the other side takes.
+	// The largest request or reply that the peer takes.
 	BytesMax uint64
 }
 
-// NewCallLink is the hand-shake of a link. The bell is rung for room in this side's lane, and besides to.bell is for messages.
+// NewCallLink performs the handshake of a link of calls. The peer rings bell for free space in this side's lane, and
+// to.Bell for messages.
 func (s *Handshake) NewCallLink(to *ReceivingSide, bell *doorbell.Own, own packet.Role, listens bool, kick func()) (*CallLink, error) {
 	var p link.Parts
 	defer p.GiveBack()
 	var takes limits.Limits
 	peer, err := s.ExchangeHello(own, false, listens, func() (_ limits.Limits, err error) {
 		takes, err = s.share(&p, to, 2)
-		// Of a whole request or reply, which is cut into pieces where a lane's messages are smaller.
+		// For a whole request or reply, which travels in pieces if a lane's messages are smaller.
 		return limits.Limits{takes.LaneBytes, s.Settings.CallBytes}, err
 	})
 	if err != nil {
@@ -671,11 +678,11 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, bell *doorbell.Own, own packe
 	given := p.Keep()
 	m.Retain()
 	in.Memory.Retain()
-	// No successor will ask for them, and a thousand lanes are many descriptors.
+	// No successor asks for them, and a thousand lanes would keep many descriptors.
 	for _, segment := range []*memory.Segment{page, data, side.consumer, side.receiver, in.Memory.Producer, in.Memory.Consumer, in.Memory.Data} {
 		segment.ForgetDescriptor()
 	}
-	// Many peers have one bell for both lanes. The link, which ends after the outbox's last ring, keeps it.
+	// Many peers have one doorbell for both lanes. The link owns it then, as it ends after the last ring.
 	sharesBell := kernel.IsSameFile(peerBell.FD, side.doorbell.FD)
 	if sharesBell {
 		side.doorbell.Close(s.Peer.UID)

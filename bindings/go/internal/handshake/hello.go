@@ -8,7 +8,8 @@ import (
 	"pelton/internal/packet"
 )
 
-// ExchangeHello has both sides say hello, and returns what the peer says. A listener decides what it takes once it knows who comes.
+// ExchangeHello sends and receives HELLO, and returns the peer's. A listener decides what it takes once it knows the
+// peer.
 func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool, takes func() (limits.Limits, error)) (packet.Packet, error) {
 	say := func() error {
 		takes, err := takes()
@@ -65,5 +66,5 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) 
 	return nil
 }
 
-// noLane is what a sender says: it takes no fresh lane.
+// noLane is the limit of a sender, which takes no fresh lane.
 func noLane() (limits.Limits, error) { return limits.Limits{}, nil }

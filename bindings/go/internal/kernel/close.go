@@ -9,16 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Closing what came from peers. Such a descriptor may be anything, and close(2) of some blocks as long as the peer wants: of a TCP socket with
-// SO_LINGER and unsent data, or of a file whose FUSE server does not answer. The same holds for a socket in whose queue such a
-// descriptor lies. So a goroutine closes these, one for each user: a close that blocks delays the closes of this user alone.
+// A descriptor that a peer sent may be anything, and close(2) of some blocks as long as the peer wants: a TCP socket
+// with SO_LINGER and unsent data, or a file whose FUSE server does not answer. The same holds for a socket with such
+// a descriptor in its queue. So a goroutine for each user closes them: a close that blocks delays only this user's
+// other closes.
 
 const (
-	// How many of a user's descriptors may wait for a close that blocks. More: the user is refused. A guess.
+	// ClosingMax limits a user's descriptors that wait for a close that blocks. With more, the user is refused. A
+	// guess.
 	ClosingMax = 64
-	// A close that takes longer blocks. All others take microseconds; a guess.
+	// A close that takes longer blocks. Others take microseconds. A guess.
 	closeBlocksAfter = 100 * time.Millisecond
-	// The user of a descriptor whose user is unknown.
+	// UnknownUser stands for a user that the kernel did not report.
 	UnknownUser = -1
 )
 
@@ -29,14 +31,14 @@ type deferredCloses struct {
 	users map[int]*userCloses
 }
 
-// userCloses are those of one user; there are none once all are done.
+// userCloses are the pending closes of one user. It exists until all are done.
 type userCloses struct {
 	waiting []io.Closer
-	// When the one under way began.
+	// When the present close began.
 	begun time.Time
 }
 
-// Close closes what that user sent. It does not wait.
+// Close closes what the user sent. It does not wait.
 func (c *deferredCloses) Close(uid int, what ...io.Closer) {
 	if len(what) == 0 {
 		return
@@ -71,7 +73,7 @@ func (c *deferredCloses) run(uid int, of *userCloses) {
 	delete(c.users, uid)
 }
 
-// Blocked is why not to deal with a user: "", unless a close of what that user sent blocks, and too many wait for it.
+// Blocked returns why to refuse a user: a close blocks, and too many descriptors wait for it. Otherwise "".
 func (c *deferredCloses) Blocked(uid int) string {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -82,7 +84,7 @@ func (c *deferredCloses) Blocked(uid int) string {
 	return fmt.Sprintf("closing what uid %d sent takes too long: %d descriptors wait", uid, len(of.waiting))
 }
 
-// IsIdle says whether all closes are done.
+// IsIdle reports whether all closes are done.
 func (c *deferredCloses) IsIdle() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -93,7 +95,7 @@ type RawDescriptor int
 
 func (d RawDescriptor) Close() error { return unix.Close(int(d)) }
 
-// HangUp ends a connection with a user, whichever other process has the socket. It does not wait.
+// HangUp ends a connection with a user, even if another process has the socket too. It does not wait.
 func HangUp(fd, uid int) {
 	if shutDown(fd) {
 		unix.Close(fd)
@@ -102,7 +104,7 @@ func HangUp(fd, uid int) {
 	}
 }
 
-// HangUp is the same of a socket in the poller. Once it is closed this does nothing.
+// HangUp does the same for a registered socket. After the socket was closed it does nothing.
 func (p *Descriptor) HangUp(uid int) {
 	isQuick := false
 	if err := p.Raw.Control(func(fd uintptr) { isQuick = shutDown(int(fd)) }); err != nil {
@@ -115,19 +117,21 @@ func (p *Descriptor) HangUp(uid int) {
 	}
 }
 
-// shutDown ends a connection, so that nothing can be queued any more. True: nothing that is queued has descriptors, so a close does not block.
+// shutDown ends a connection, so that nothing more can be queued. It returns true if no descriptor is in the queue,
+// so that a close does not block.
 func shutDown(fd int) bool {
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
-	// It never permitted any: of a user who was refused, for instance.
+	// The option was never set, as for a user who was refused.
 	if isPermitted, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, SoPassRights); err == nil && isPermitted == 0 {
 		return true
 	}
-	// The sender's credentials are control data of each packet, so a packet of no bytes sets MSG_CTRUNC. The end of the queue does not.
+	// The sender's credentials are control data of each packet, so a packet of no bytes sets MSG_CTRUNC. The end of
+	// the queue does not.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return false
 	}
 	for range 2 {
-		// Without room for control data: no descriptor is made of what is there.
+		// Without space for control data the kernel creates no descriptor.
 		bytes, _, flags, _, err := unix.Recvmsg(fd, make([]byte, 1), nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		if err != unix.ECONNRESET && err != unix.EINTR {
 			return err == nil && bytes == 0 && flags&unix.MSG_CTRUNC == 0

@@ -1,3 +1,5 @@
+// Package kernel has one file for each facility of the kernel: descriptors in the runtime's poller, sockets that
+// carry descriptors, users, membarrier, and closes that may block.
 package kernel
 
 import (
@@ -11,30 +13,29 @@ import (
 	"pelton/internal/fail"
 )
 
-// Descriptors in the runtime's poller: who waits for one is a goroutine that is parked, and no thread.
-
-// Descriptor is a descriptor that does not block, registered with the poller.
+// Descriptor is a non-blocking descriptor, registered with the runtime's poller: a goroutine that waits for it is
+// parked, and no thread waits.
 type Descriptor struct {
 	File *os.File
 	Raw  syscall.RawConn
 	FD   int
 }
 
-// NewDescriptor takes the descriptor, also when it fails.
+// NewDescriptor registers fd. It owns fd, also if it fails.
 func NewDescriptor(fd int, name string) (*Descriptor, error) {
-	// Before os.NewFile, which asks whether it blocks.
+	// Before os.NewFile, which reads this flag.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
 		return nil, fail.System("making "+name+" non-blocking", err)
 	}
 	file := os.NewFile(uintptr(fd), name)
 	raw, err := file.SyscallConn()
-	// What the poller has taken has deadlines.
+	// A descriptor that the poller accepts has deadlines.
 	if err == nil {
 		err = file.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
-		// Of a socket the queue may hold anything.
+		// A socket's queue may contain anything.
 		Deferred.Close(UnknownUser, file)
 		return nil, fail.System("registering "+name+" with the poller", err)
 	}
@@ -43,7 +44,8 @@ func NewDescriptor(fd int, name string) (*Descriptor, error) {
 
 var LongAgo = time.Unix(1, 0)
 
-// Until tries, and tries again whenever the descriptor has become readable, until that says true or the context ends.
+// Until calls try at first, and whenever the descriptor has become readable, until it returns true or the context
+// ends.
 func (p *Descriptor) Until(ctx context.Context, try func() bool) error {
 	stop := context.AfterFunc(ctx, func() { _ = p.File.SetReadDeadline(LongAgo) })
 	defer stop()
@@ -53,14 +55,14 @@ func (p *Descriptor) Until(ctx context.Context, try func() bool) error {
 			return err
 		}
 		_ = p.File.SetReadDeadline(time.Time{})
-		// Else it was an earlier context's.
+		// Otherwise the deadline was an earlier context's.
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
 }
 
-// IsReady asks without waiting.
+// IsReady polls fd without waiting.
 func IsReady(fd int, events int16) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for {
@@ -71,7 +73,7 @@ func IsReady(fd int, events int16) bool {
 	}
 }
 
-// IsSameFile says whether two descriptors are of one open file, as far as the kernel can say: from Linux 6.10 on.
+// IsSameFile reports whether two descriptors refer to one open file. Before Linux 6.10 it returns false.
 func IsSameFile(fd, other int) bool {
 	const fDupfdQuery = 1027
 	is, err := unix.FcntlInt(uintptr(fd), fDupfdQuery, other)

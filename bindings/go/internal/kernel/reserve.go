@@ -10,17 +10,17 @@ import (
 	"pelton/internal/fail"
 )
 
-// IsShortage says whether the system had no descriptor, or no memory, to accept a connection.
+// IsShortage reports whether the system had no descriptor, or no memory, to accept a connection.
 func IsShortage(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS)
 }
 
-// IsOutOfDescriptors says whether it was a descriptor: one that this process cannot have, or one too many in flight.
+// IsOutOfDescriptors reports whether this process has no free descriptor, or too many in flight.
 func IsOutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ETOOMANYREFS)
 }
 
-// ShortageText is for the peer that cannot be served.
+// ShortageText tells a peer that this process has no descriptor for it.
 func ShortageText() string {
 	var limit unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
@@ -29,8 +29,8 @@ func ShortageText() string {
 }
 
 const (
-	// Descriptors that a handshake with one more peer opens at most at a time: 5 with a sender, 10 with a client. Two more are for another user's
-	// doorbell and for a kernel before Linux 6.10.
+	// Descriptors that a handshake with one more peer opens at most at a time: 5 with a sender, 10 with a client. Two
+	// more are for another user's doorbell and for a kernel before Linux 6.10.
 	handshakeDescriptors = 12
 	// The check may open one descriptor, and meanwhile the listener may accept a connection that it has checked before.
 	checkDescriptors = 2
@@ -38,7 +38,7 @@ const (
 	programDescriptorsMax = 64
 )
 
-// Reserve is a descriptor that is kept for refusing peers when there is no other one.
+// Reserve is a descriptor kept for refusing peers when no other is free.
 type Reserve struct {
 	mutex sync.Mutex
 	fd    int
@@ -56,7 +56,7 @@ func (r *Reserve) open() (err error) {
 	return err
 }
 
-// LeavesEnough reports whether so many handshakes at a time leave the program its own descriptors.
+// LeavesEnough reports whether this number of concurrent handshakes leaves the program its own descriptors.
 func (r *Reserve) LeavesEnough(handshakes int) bool {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -67,8 +67,8 @@ func (r *Reserve) LeavesEnough(handshakes int) bool {
 	return ok && uint64(open+needed)+min(limit.Cur/8, programDescriptorsMax) <= limit.Cur
 }
 
-// openDescriptors is the number of open descriptors: the size of /proc/self/fd from Linux 6.2 on. Before, and without /proc, the lowest free number stands
-// for it, which is less if a descriptor of a higher number is open. False: no number is free.
+// openDescriptors returns the number of open descriptors: the size of /proc/self/fd from Linux 6.2 on. Otherwise the
+// lowest free number stands for it, which is less if a higher one is in use. It returns false if no number is free.
 func (r *Reserve) openDescriptors() (int, bool) {
 	var stat unix.Stat_t
 	if err := unix.Stat("/proc/self/fd", &stat); err == nil && stat.Size > 0 {
@@ -90,7 +90,8 @@ func (r *Reserve) openDescriptors() (int, bool) {
 	return lowest, true
 }
 
-// Lend gives the descriptor up during do, which needs one. Without one, as another goroutine was faster, it does nothing.
+// Lend closes the descriptor during do, which needs one. It does nothing if another goroutine took the number
+// meanwhile.
 func (r *Reserve) Lend(do func()) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

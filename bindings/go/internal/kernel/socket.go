@@ -6,13 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The Unix sockets that connect two sides: SOCK_SEQPACKET, with descriptors and credentials.
-
-// Peer is who is at the other end.
+// Peer identifies the process at the other end.
 type Peer struct {
-	// PID is its process when it connected; 0 if that is of another pid namespace.
+	// PID is its process when it connected; 0 if it is in another pid namespace.
 	PID int
-	// UID is its user, as the kernel vouches for.
+	// UID is its user, as the kernel reports it.
 	UID int
 }
 
@@ -20,7 +18,7 @@ var ErrTooLong = errors.New("the path is too long for a socket")
 
 func newSocket(path string) (int, *unix.SockaddrUnix, error) {
 	if path[0] == '@' {
-		// Which package unix would take for an abstract name.
+		// Package unix would use an abstract name otherwise.
 		path = "./" + path
 	}
 	if len(path) > 107 {
@@ -33,11 +31,13 @@ func newSocket(path string) (int, *unix.SockaddrUnix, error) {
 	return fd, &unix.SockaddrUnix{Name: path}, err
 }
 
-// SoPassRights is SO_PASSRIGHTS, of Linux 6.16. A test sets another number, to have the kernel behave like an older one.
+// SoPassRights is SO_PASSRIGHTS, of Linux 6.16. A test sets another number, to have the kernel behave like an older
+// one.
 var SoPassRights = 83
 
-// PermitDescriptors says whether a peer may queue descriptors in the socket. None may before its user is known; an accepted socket inherits that
-// from the one that listens. An error: this kernel does not know the option, and any peer may.
+// PermitDescriptors sets whether a peer may queue descriptors in the socket. None may before its user is known; an
+// accepted socket inherits that from its listener. An error means that this kernel does not have the option, and any
+// peer may.
 func PermitDescriptors(fd int, isPermitted bool) error {
 	value := 0
 	if isPermitted {
@@ -46,10 +46,11 @@ func PermitDescriptors(fd int, isPermitted bool) error {
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, SoPassRights, value)
 }
 
-// backlog is how many connections the kernel keeps until they are accepted.
+// backlog is the number of connections that the kernel keeps until they are accepted.
 const backlog = 128
 
-// RefuseOne hangs up on the first who waits to be accepted, with a packet that says why if there is one. False: it could not.
+// RefuseOne accepts a connection and hangs up, after it has sent the packet if there is one. It returns false if it
+// could not.
 func (p *Descriptor) RefuseOne(packet []byte) bool {
 	fd := -1
 	_ = p.Raw.Control(func(listener uintptr) {
@@ -65,7 +66,7 @@ func (p *Descriptor) RefuseOne(packet []byte) bool {
 	return true
 }
 
-// ListenAt makes a listening socket at a path where nothing is.
+// ListenAt creates a listening socket at a free path.
 func ListenAt(path string) (int, error) {
 	fd, address, err := newSocket(path)
 	if err != nil {
@@ -89,7 +90,7 @@ func ConnectTo(path string) (int, error) {
 		return -1, err
 	}
 	if err := unix.Connect(fd, address); err != nil {
-		// It has no queue that anybody could have filled.
+		// No peer could have filled its queue.
 		unix.Close(fd)
 		return -1, err
 	}
@@ -104,7 +105,7 @@ func PeerOf(fd int) (Peer, error) {
 	return Peer{PID: int(credentials.Pid), UID: int(credentials.Uid)}, nil
 }
 
-// UserOf is for a connection that is not used: nobody if the kernel does not say.
+// UserOf returns the user of a connection that is not used further; UnknownUser if the kernel does not report it.
 func UserOf(fd int) int {
 	peer, err := PeerOf(fd)
 	if err != nil {
@@ -113,14 +114,14 @@ func UserOf(fd int) int {
 	return peer.UID
 }
 
-// ProcessOf is a descriptor that is readable once the peer's process has ended; -1 where the kernel or the pid namespace does not
-// let us have one: the socket's own hang-up must do then.
+// ProcessOf returns a descriptor that is readable once the peer's process has ended. It returns -1 where the kernel
+// or the pid namespace does not permit one; then the socket's hang-up has to do.
 func ProcessOf(socket int, peer Peer) (int, error) {
 	const soPeerPidfd = 77
 	if fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, soPeerPidfd); err == nil && fd >= 0 {
 		return fd, nil
 	}
-	// Before Linux 6.5: by number, which could have been given to another process; then the socket has hung up.
+	// Before Linux 6.5 by number. If another process got that number meanwhile, the socket has hung up.
 	if peer.PID <= 0 {
 		return -1, nil
 	}
@@ -148,12 +149,12 @@ func TrySend(socket int, packet []byte, fds ...int) error {
 	}
 }
 
-// ScmMaxFD is the most descriptors that the kernel lets go with a packet. With less room the kernel itself would close those that do not fit, in this
-// call.
+// ScmMaxFD is the kernel's limit of descriptors in a packet. With less space the kernel would close those that do not
+// fit, inside this call.
 const ScmMaxFD = 253
 
-// TryReceive receives one packet: how many bytes, the descriptors, and whether some did not fit into this process. unix.EAGAIN:
-// nothing there now. 0 bytes: the peer has gone.
+// TryReceive receives one packet, and reports whether some descriptors did not fit into this process. unix.EAGAIN: no
+// packet is there. 0 bytes: the peer is gone.
 func TryReceive(socket int, packet []byte) (bytes int, fds []int, isCut bool, err error) {
 	rights := make([]byte, unix.CmsgSpace(4*ScmMaxFD))
 	for isReset := false; ; {
@@ -172,7 +173,8 @@ func TryReceive(socket int, packet []byte) (bytes int, fds []int, isCut bool, er
 			return n, fds, flags&unix.MSG_CTRUNC != 0, nil
 		case unix.EINTR:
 		case unix.ECONNRESET:
-			// Said once, of a peer that closed with packets of ours unread; what it sent before is still there.
+			// The kernel reports this once, if the peer closed without reading our packets. What it sent before is
+			// still there.
 			if isReset {
 				return 0, nil, false, nil
 			}

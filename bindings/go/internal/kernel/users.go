@@ -9,11 +9,11 @@ import (
 	"sync/atomic"
 )
 
-// Users as the kernel names them to this process. One that the own user namespace does not map has the overflow uid, as any other such one: that uid
-// stands for nobody, whoever this process is and whatever its options allow.
+// A user that the own user namespace does not map has the overflow uid, like every other such user. So that uid
+// stands for no particular user: it is refused, whatever uid this process has and whatever its options permit.
 
-// overflowUID is that uid; -1 in a namespace that maps all users, such as the initial one, where the number is a user's. It is read once: a process
-// that has no descriptor left for reading takes the usual number, and reads it another time.
+// overflowUID returns that uid, or -1 in a namespace that maps all users, where the number is an ordinary user's. It
+// is read once. A process without a free descriptor uses the usual number, and reads it another time.
 func overflowUID() int {
 	if known := knownOverflowUID.Load(); known != nil {
 		return *known
@@ -39,12 +39,12 @@ func overflowUID() int {
 
 var knownOverflowUID atomic.Pointer[int]
 
-// IsAllowed says whether it is this process's user, or one of those allowed.
+// IsAllowed reports whether uid is this process's user or one of those allowed.
 func IsAllowed(uid int, allowed []int) bool {
 	return (uid == os.Geteuid() || slices.Contains(allowed, uid)) && uid != overflowUID()
 }
 
-// Unmapped is for a refusal: what that uid stands for and what to do about it, if it is the overflow uid; else "".
+// Unmapped returns, for a refusal, what the overflow uid stands for and what to do about it; "" for another uid.
 func Unmapped(uid int) string {
 	if uid != overflowUID() {
 		return ""

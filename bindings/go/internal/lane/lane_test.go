@@ -182,7 +182,7 @@ func TestAReaderThatStopsAfterAnEarlyWrapLeavesTheWholeLane(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		producer.Commit(1000)
-		// It keeps up so far as to leave some behind.
+		// It keeps up so far that some stay behind.
 		if producer.Unreleased() > 40 {
 			record, _, _ := consumer.Peek()
 			consumer.Take(record)
@@ -206,8 +206,8 @@ func TestAReaderThatStopsAfterAnEarlyWrapLeavesTheWholeLane(t *testing.T) {
 	}
 }
 
-// Two goroutines over memory of Go's own, where the race detector sees every access: it judges [publish] and [release], by which
-// alone the payloads are ordered.
+// Two goroutines over memory of Go's own, where the race detector sees every access: it checks that [publish] and
+// [release] alone order the payloads.
 func TestThePublishAndReleaseEdgesOrderThePayloads(t *testing.T) {
 	const messages = 20000
 	memory := fresh(8192, MessageBytesLimit(8192), Start)
@@ -262,7 +262,8 @@ func TestThePublishAndReleaseEdgesOrderThePayloads(t *testing.T) {
 	}
 }
 
-// The sleeper announces and looks, the waker publishes and looks: one of them sees the other, or the message is lost on a sleeper.
+// The sleeper announces and polls, the waker publishes and polls: one of them sees the other, or the message waits
+// for a sleeper for ever.
 func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 	const messages = 50000
 	memory := fresh(CapacityMin, 64, Start)
@@ -307,7 +308,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 	<-done
 }
 
-func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
+func TestASleeperThatLosesMembarrierWaitsBrieflyUntilItsWakerFences(t *testing.T) {
 	memory := fresh(CapacityMin, 64, Start)
 	producer, _ := NewProducer(memory, Start, Start, 0, true)
 	if _, err := NewConsumer(memory, 64); err != nil {
@@ -335,7 +336,8 @@ func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
 	}
 }
 
-// Memory of which the other side may have written anything: a value or corrupt, never a panic, never out of bounds, and an end.
+// Memory of which the other side may have written anything: a value or corrupt, never a panic, never out of bounds,
+// and an end.
 func FuzzAConsumerOfHostileMemory(f *testing.F) {
 	f.Add([]byte{}, uint64(1)<<32, uint16(0))
 	f.Add(binary.LittleEndian.AppendUint64(nil, 1<<32|markBit|1), uint64(1)<<32, uint16(3))

@@ -1,8 +1,8 @@
 package lane
 
-// Replays spec/vectors/images.json and steps.json. Nothing is left out. One thing is compared otherwise, as this side always
-// fences (see the package's documentation): `fenced` is 1 from attach on, so nobody has to nap for its sake. That a sleeper naps
-// while its waker does not fence yet is in TestASleeperThatLosesMembarrierNapsUntilItsWakerFences.
+// Replays spec/vectors/images.json and steps.json, all of them. One thing is compared otherwise, as this side always
+// fences (see the package's documentation): `fenced` is 1 from attach on, so no sleeper needs a timed wait.
+// TestASleeperThatLosesMembarrierWaitsBrieflyUntilItsWakerFences covers a waker that does not fence yet.
 
 import (
 	"encoding/hex"
@@ -134,7 +134,7 @@ type step struct {
 	Are, Words                 [][2]json.RawMessage
 }
 
-// UnmarshalJSON of a step: `is` of a nap is a boolean.
+// UnmarshalJSON reads a step: `is` of a timed wait is a boolean.
 func (s *step) UnmarshalJSON(text []byte) error {
 	type plain step
 	var is struct{ Is json.RawMessage }
@@ -422,7 +422,7 @@ func (r *replay) segment(of string) []byte {
 	return r.memory.Data
 }
 
-// parse answers also how many bytes the word has: 8 digits are one of 4.
+// parse also returns how many bytes the word has: 8 digits are one of 4.
 func (r *replay) parse(word [2]json.RawMessage) (offset, value uint64, bytes int) {
 	var o, v number
 	err := errors.Join(json.Unmarshal(word[0], &o), json.Unmarshal(word[1], &v))

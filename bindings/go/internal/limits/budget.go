@@ -6,17 +6,18 @@ import (
 	"pelton/internal/fail"
 )
 
-// sharesOfMemory: a new peer may have this part of what is left, so that the first ones get most, and some is left for very many.
+// PeerFraction: a new peer may have this part of what is left, so that the first ones get most, and some is left for
+// many more.
 const PeerFraction = 16
 
-// Budget is a number of bytes of which parts are taken and given back, by any goroutine. nil has no limit.
+// Budget is a number of bytes that goroutines take from and return to. nil has no limit.
 type Budget struct {
 	Most  uint64
 	mutex sync.Mutex
 	taken uint64
 }
 
-// NewBudget is nil, which has no limit, for 0.
+// NewBudget returns nil, which has no limit, for 0.
 func NewBudget(bytes int) *Budget {
 	if bytes <= 0 {
 		return nil
@@ -30,7 +31,8 @@ func (b *Budget) Left() uint64 {
 	return b.Most - b.taken
 }
 
-// TakeShare takes the part of one peer more, which has so many lanes of at most so many bytes each. 0: less is left than any lane is to have.
+// TakeShare takes the share of one more peer, which has this number of lanes. It returns the bytes of each, at most
+// most; 0 if less is left than a lane needs.
 func (b *Budget) TakeShare(lanes, most uint64) (bytes uint64, p Share) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -39,15 +41,15 @@ func (b *Budget) TakeShare(lanes, most uint64) (bytes uint64, p Share) {
 	return bytes, Share{budget: b, bytes: bytes * lanes}
 }
 
-// Share is what is taken of a budget. The zero value is nothing.
+// Share is what was taken from a budget. The zero value is nothing.
 type Share struct {
 	budget *Budget
 	bytes  uint64
-	// Of what is kept for a client.
+	// Set if it is kept for a client.
 	client *Client
 }
 
-// ShrinkTo gives back what is beyond so many bytes.
+// ShrinkTo returns what exceeds this number of bytes.
 func (p *Share) ShrinkTo(bytes uint64) {
 	if p.bytes <= bytes {
 		return
@@ -61,30 +63,31 @@ func (p *Share) ShrinkTo(bytes uint64) {
 	p.bytes = bytes
 }
 
-// Client is what a service keeps for one client. It grows only while the budget has at least as much left as the share has then. So one client alone
-// has at most half, two that hold all they can have a third each, and one more client finds as much as the largest share has. The rule needs no option, and a
-// client that is alone does not pay for a thousand that may connect.
+// Client is what a service keeps for one client. It grows only while the budget has at least as much left as the
+// client then has. So one client alone has at most half, two that hold all they can have a third each, and one more
+// finds as much as the largest has. The rule needs no option, and a client that is alone does not pay for a thousand
+// that may connect.
 type Client struct {
 	Budget *Budget
-	// Behind the budget's lock.
+	// Under the budget's lock.
 	taken uint64
 }
 
-// left is by how much the share may grow now.
+// left returns by how much the share may grow now.
 func (c *Client) left() uint64 {
 	c.Budget.mutex.Lock()
 	defer c.Budget.mutex.Unlock()
 	return c.mayTake()
 }
 
-// mayTake is behind the budget's lock.
+// mayTake is called under the budget's lock.
 func (c *Client) mayTake() uint64 {
 	left := c.Budget.Most - c.Budget.taken
-	// Lanes of new peers may have left less than the share has.
+	// Lanes of new peers may have left less than the client has.
 	return (left - min(left, c.taken)) / 2
 }
 
-// Grow takes so many bytes more for a part; false if the share may not grow so far.
+// Grow adds this number of bytes to a share. It returns false if the client may not have so many.
 func (c *Client) Grow(p *Share, bytes uint64) bool {
 	b := c.Budget
 	b.mutex.Lock()
@@ -98,7 +101,7 @@ func (c *Client) Grow(p *Share, bytes uint64) bool {
 	return true
 }
 
-// NoMemory is the failure of a reply or request of so many bytes.
+// NoMemory returns the error for a reply or request of this number of bytes.
 func (c *Client) NoMemory(bytes int) error {
 	return fail.New(fail.ErrServiceMemory, "the service has no memory left for what it keeps of its clients: %d bytes are to be kept for a client, which may have %d more of the %d for all clients: let the client take its replies, ask for less, or raise Memory at the service",
 		bytes, c.left(), c.Budget.Most)

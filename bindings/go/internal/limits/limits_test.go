@@ -8,7 +8,7 @@ func TestAShareGrowsAsLongAsTheBudgetHasAsMuchLeft(t *testing.T) {
 	b := NewBudget(120)
 	var shares [3]Client
 	var parts [3]Share
-	// Each finds half of what the ones before have left.
+	// Each gets half of what the earlier ones left.
 	for n, bytes := range []uint64{60, 30, 15} {
 		c, p := &shares[n], &parts[n]
 		c.Budget = b

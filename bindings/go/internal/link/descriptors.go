@@ -16,8 +16,8 @@ type arrivedDescriptors struct {
 	isCut bool
 }
 
-// HandOver replaces the link to a sender that died, keeping the descriptors that came for messages that it committed: those before
-// the end. The rest was for messages that never were.
+// HandOver replaces the link to a dead sender. It keeps the descriptors of messages that this sender committed: those
+// before the end. The others belong to messages that do not exist.
 func (l *Link) HandOver(next *Link, end uint32) {
 	l.receiveAll()
 	for _, some := range l.arrived {
@@ -31,10 +31,11 @@ func (l *Link) HandOver(next *Link, end uint32) {
 	l.forget()
 }
 
-// packetsMax is the most packets of descriptors that are for other messages than the one asked for: far above what a socket holds.
+// packetsMax limits the packets of descriptors for other messages than the requested one: far more than fit into a
+// socket.
 const packetsMax = 1024
 
-// receiveAll takes what a sender that died has sent along; its successor does not.
+// receiveAll receives what a dead sender had sent. Its successor does not send it again.
 func (l *Link) receiveAll() {
 	for len(l.arrived) < packetsMax {
 		some, ok, err := l.nextArrived()
@@ -67,7 +68,7 @@ func (l *Link) nextArrived() (arrivedDescriptors, bool, error) {
 		l.Discard(fds)
 		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
 	}
-	// Of a peer whose descriptors cannot be closed no more are taken.
+	// While descriptors of this peer cannot be closed, no more are received.
 	if blocked := kernel.Deferred.Blocked(l.Peer.UID); blocked != "" {
 		l.Discard(fds)
 		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "%s", blocked)
@@ -75,8 +76,8 @@ func (l *Link) nextArrived() (arrivedDescriptors, bool, error) {
 	return arrivedDescriptors{p.Seq, fds, isCut}, true, nil
 }
 
-// TakeDescriptors answers those of message seq, which were sent before it was committed; or, if the message comes again, are
-// being sent again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
+// TakeDescriptors returns the descriptors of message seq, which were sent before it was committed. A surviving sender
+// sends those of a redelivered message again: for these it waits, a second at most, and not again after a time-out.
 func (l *Link) TakeDescriptors(seq, count uint32, comesAgain bool) ([]int, error) {
 	patience := 0
 	if comesAgain && !l.hasTimedOut {
@@ -107,7 +108,7 @@ func (l *Link) TakeDescriptors(seq, count uint32, comesAgain bool) ([]int, error
 			break
 		}
 		l.Discard(some.fds)
-		// Else of a message that was released, with its descriptors, by a predecessor.
+		// Otherwise a predecessor released the message with its descriptors.
 		if passed++; int32(some.seq-seq) > 0 || passed > packetsMax {
 			return nil, fail.New(fail.ErrCorrupt, "descriptors of message %d came before those of %d", some.seq, seq)
 		}

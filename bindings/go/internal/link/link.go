@@ -1,3 +1,5 @@
+// Package link connects a lane with its peer: the doorbell, what proves the peer's death, and the descriptors that
+// travel beside messages.
 package link
 
 import (
@@ -11,8 +13,8 @@ import (
 	"pelton/internal/memory"
 )
 
-// Link is what ties a handle to one peer: whom to ring, and what tells its end. Two goroutines, parked in the poller, hear the
-// hang-up of the socket and the end of the process.
+// Link connects a lane with its peer: the peer's doorbell, and what proves the peer's death. Two goroutines, parked
+// in the poller, detect the hang-up of the socket and the end of the process.
 type Link struct {
 	Peer     kernel.Peer
 	Doorbell doorbell.Peer
@@ -22,14 +24,14 @@ type Link struct {
 	process *kernel.Descriptor
 	IsGone  atomic.Bool
 	Wake    func()
-	// Descriptors received ahead of the message that they belong to.
+	// Descriptors received before their message.
 	arrived     []arrivedDescriptors
 	hasTimedOut bool
-	// Of a path channel there is no socket, and the peer comes and goes.
+	// A path channel has no socket, and its peer comes and goes.
 	Path *PathPeer
 }
 
-// Outgoing is a lane of this side's as its producer, with the link to its receiver.
+// Outgoing is a lane of this side as its producer, with the link to its receiver.
 type Outgoing struct {
 	Lane   *lane.Producer
 	Memory *memory.Lane
@@ -42,19 +44,19 @@ type Incoming struct {
 	Consumer *lane.Consumer
 	Memory   *memory.Lane
 	Link     *Link
-	// So many of the next messages may have been delivered to a predecessor.
+	// This number of next messages may have been delivered to a predecessor.
 	Redelivered uint64
-	// What its lanes take of the receiver's budget.
+	// What the lane takes of the receiver's budget.
 	MemoryShare limits.Share
 }
 
-// New takes the descriptors. Nothing of it may fail: the peer has this side's READY.
+// New owns the descriptors. It cannot fail: the peer has this side's READY.
 func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given []doorbell.Pair, peer kernel.Peer, kick func()) *Link {
 	l := &Link{Peer: peer, Doorbell: doorbell, pairs: given, Socket: socket, Wake: kick}
-	// Of a socket packets may be there, which are the receiver's to read.
+	// The socket may contain packets, which the receiver reads.
 	go l.watch(socket, unix.POLLRDHUP)
 	if process >= 0 {
-		// A descriptor of a process that the poller does not take tells nothing; the hang-up does.
+		// If the poller refuses the process's descriptor, the hang-up alone proves the death.
 		if polled, err := kernel.NewDescriptor(process, "pelton peer"); err == nil {
 			l.process = polled
 			go l.watch(polled, unix.POLLIN)
@@ -65,14 +67,14 @@ func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given [
 
 func (l *Link) watch(p *kernel.Descriptor, events int16) {
 	_ = p.Raw.Read(func(fd uintptr) bool { return kernel.IsReady(int(fd), events) })
-	// Also when this side has closed it, which matters to nobody.
+	// Also after this side has closed it, when nothing reads this any more.
 	l.IsGone.Store(true)
 	l.Wake()
 }
 
 func (l *Link) Ring() { l.Doorbell.Ring() }
 
-// IsPeerGone says whether the peer that was there is not any more, as far as has been heard.
+// IsPeerGone reports whether the peer's end was detected.
 func (l *Link) IsPeerGone() bool {
 	if l.Path != nil {
 		return l.Path.Liveness != nil && l.Path.Liveness.isGone.Load()
@@ -80,7 +82,7 @@ func (l *Link) IsPeerGone() bool {
 	return l.IsGone.Load()
 }
 
-// Close hangs up, whoever else has the socket.
+// Close hangs up, even if another process has the socket too.
 func (l *Link) Close() {
 	if l.Path != nil {
 		l.Path.Lose()
@@ -105,5 +107,5 @@ func (l *Link) forget() {
 	l.arrived = nil
 }
 
-// Discard closes descriptors that the peer sent and nobody takes. It does not wait.
+// Discard closes descriptors from the peer that are not used. It does not wait.
 func (l *Link) Discard(fds []int) { kernel.Deferred.CloseAll(l.Peer.UID, fds) }

@@ -10,15 +10,15 @@ import (
 	"pelton/internal/memory"
 )
 
-// Parts collects what a hand-shake makes and takes, so that all of it is given back unless it succeeds.
+// Parts owns what the making of an endpoint creates and receives, and releases all of it unless it succeeds.
 type Parts struct {
 	Segments []*memory.Segment
 	fds      []int
-	// Those that the peer sent, and its user.
+	// The descriptors that the peer sent, and its user.
 	received    []int
 	peer        int
 	MemoryShare limits.Share
-	// What the peer, another user, is given to ring.
+	// The doorbells that the peer, another user, gets.
 	Pairs []doorbell.Pair
 }
 
@@ -29,11 +29,11 @@ func (p *Parts) Segment(s *memory.Segment, err error) (*memory.Segment, error) {
 	return s, err
 }
 
-// Owns takes descriptors; each that is handed on is claimed before.
+// Owns adds descriptors. Claim removes one that gets another owner.
 func (p *Parts) Owns(fds []int) { p.fds = append(p.fds, fds...) }
 
-// Received_ takes what a peer sent.
-func (p *Parts) Received_(fds []int, from kernel.Peer) {
+// TakesFrom adds descriptors that a peer sent.
+func (p *Parts) TakesFrom(fds []int, from kernel.Peer) {
 	p.received, p.peer = append(p.received, fds...), from.UID
 }
 
@@ -56,7 +56,7 @@ func (p *Parts) GiveBack() {
 	}
 }
 
-// Keep has nothing given back: the hand-shake has succeeded. The doorbells that the peer was given are the link's from now on.
+// Keep ends the ownership after a success. The returned doorbells belong to the link.
 func (p *Parts) Keep() []doorbell.Pair {
 	given := p.Pairs
 	for _, doorbell := range given {

@@ -6,16 +6,17 @@ import (
 	"pelton/internal/kernel"
 )
 
-// PathPeer is whoever has, or will have, the other end of a lane. It is heard of by its life, a FIFO that it holds, and by the generation in
-// its page, which tells also who has come and gone meanwhile.
+// PathPeer is the process at the other end of a path channel's lane, now or later. Two things report it: its liveness
+// file, a FIFO that it holds open, and the generation in its page, which also shows processes that came and went
+// unseen.
 type PathPeer struct {
-	// Opens its life: -1 if nobody holds that.
+	// Opens the peer's liveness file. It returns -1 if no process holds it.
 	OpenLiveness func() (int, error)
 	UID          int
 	Generation   func() (generation uint64, pid uint32)
 	Wake         func()
 	Liveness     *liveness
-	// The generation of who is there, and the one of which it is known that it has gone.
+	// The generation of the present peer, and the last one that is known to be gone.
 	known, gone uint64
 }
 
@@ -27,24 +28,23 @@ type liveness struct {
 type found int
 
 const (
-	// Nobody new: it is there already, or none has come.
+	// No new peer: it is there already, or none has come.
 	FoundNothing found = iota
 	FoundPeer
-	// One has come and gone since the last look.
+	// One has come and gone since the last poll.
 	FoundPassed
 )
 
-// PassedMax is how many that have come and gone one look passes over: a page whose generation never stands still is not to keep anybody
-// looking.
+// PassedMax limits the peers that one poll skips because they came and went: a hostile page could count for ever.
 const PassedMax = 8
 
-// Find looks for the peer, and watches it from then on. Life comes before generation: who sees a new one and finds nobody alive knows that
-// it has gone.
+// Find checks for the peer, and watches it from then on. A peer opens its liveness file before it changes the
+// generation: so a new generation without an open file belongs to a dead peer.
 func (l *Link) Find() (found, error) {
 	p := l.Path
 	generation, _ := p.Generation()
 	if p.Liveness != nil && generation != p.known {
-		// Its successor holds the life by now, which so tells nothing: the next look finds that one.
+		// Its successor holds the file by now. The next call finds that one.
 		p.Lose()
 		return FoundPassed, nil
 	}
@@ -77,7 +77,7 @@ func (l *Link) Find() (found, error) {
 	return FoundPeer, nil
 }
 
-// Lose is of a peer that has gone: another may come.
+// Lose forgets a peer that is gone. Another may come.
 func (p *PathPeer) Lose() {
 	if p.Liveness != nil {
 		_ = p.Liveness.File.Close()

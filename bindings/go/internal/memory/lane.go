@@ -27,11 +27,11 @@ func NewReceiverPage() (*Segment, error) {
 	return Create("pelton-receiver", ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage)
 }
 
-// Lane is the segments that a lane lies in. It is kept while anybody uses it: the handle, a reservation, each message lent.
-// So a handle may be closed at any time, and no slice given out ever points to nothing.
+// Lane is the segments of a lane. They stay mapped while a handle, a reservation or a received message uses them. So
+// a handle may be closed at any time, and no slice that was returned ever points to nothing.
 type Lane struct {
 	Producer, Consumer, Receiver, Data *Segment
-	// Of a receiver of many, the receiver page is not this lane's alone.
+	// Set if the receiver's page belongs to several lanes.
 	SharesReceiver bool
 	users          atomic.Int32
 }

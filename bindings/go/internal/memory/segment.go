@@ -1,3 +1,5 @@
+// Package memory has shared memory: memfds that this side creates and seals, and the peer's, which it checks before
+// it maps them.
 package memory
 
 import (
@@ -8,25 +10,23 @@ import (
 	"pelton/internal/lane"
 )
 
-// Shared memory: memfds, mapped and sealed, or the peer's, checked and mapped.
-
 const (
 	SizeSeals    = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	ControlSeals = SizeSeals | unix.F_SEAL_FUTURE_WRITE
 	TmpfsMagic   = 0x01021994
 )
 
-// Segment is a mapped memfd.
+// Segment is a mapped memfd, or a mapped file of a path channel.
 type Segment struct {
 	Bytes []byte
 	FD    int
 }
 
-// Create makes a segment of zeros, writes to it, and seals it: its size cannot change under a mapping, and a control
-// segment has no writer but the mapping made before. Its memory is taken as it is touched.
+// Create creates a segment of zeros, writes to it, and seals it: its size cannot change under a mapping, and a
+// control segment can be written only by the mapping made before. Its memory is allocated when it is first written.
 func Create(name string, seals int, bytes uint64, write func([]byte)) (*Segment, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	// Hardened systems insist on the last flag; before Linux 6.3 it is unknown.
+	// Hardened systems require the last flag, which is unknown before Linux 6.3.
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if err != nil {
 		fd, err = unix.MemfdCreate(name, flags)
@@ -34,7 +34,7 @@ func Create(name string, seals int, bytes uint64, write func([]byte)) (*Segment,
 	if err != nil {
 		return nil, fail.System("making a memfd", err)
 	}
-	// The kernel would answer a file that is too large with a signal that ends the process.
+	// The kernel would report a file that is too large by a signal that ends the process.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && limit.Cur < bytes {
 		unix.Close(fd)
@@ -57,13 +57,13 @@ func Create(name string, seals int, bytes uint64, write func([]byte)) (*Segment,
 	return s, nil
 }
 
-// Open maps a segment that came from the peer, after checking that it is what it must be. It takes the descriptor if it
-// succeeds. Until the seals show that it is a memfd, no file system is asked: its server might not answer.
+// Open maps a peer's segment after it has checked it. On success it owns fd. Before the seals prove that it is a
+// memfd, it calls no file system, whose server might not answer.
 func Open(fd int, what string, seals int, bytes uint64, writable bool) (*Segment, error) {
 	refuse := func(format string, args ...any) (*Segment, error) {
 		return nil, fail.New(fail.ErrCorrupt, "the peer's "+what+" segment "+format, args...)
 	}
-	// Only a memfd has seals: anything else, a file, a pipe, a device, fails here.
+	// Only a memfd has seals: a file, a pipe or a device fails here.
 	found, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
 		return refuse("is not a memfd")
@@ -74,7 +74,7 @@ func Open(fd int, what string, seals int, bytes uint64, writable bool) (*Segment
 	if writable && found&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 {
 		return refuse("has seals %#x and cannot be written", found)
 	}
-	// Not hugetlbfs, whose pages a peer can take away again for good.
+	// A peer can remove pages of hugetlbfs for good.
 	var system unix.Statfs_t
 	if err := unix.Fstatfs(fd, &system); err != nil || system.Type != TmpfsMagic {
 		return refuse("is of file system %#x, wanted tmpfs", system.Type)
@@ -86,7 +86,7 @@ func Open(fd int, what string, seals int, bytes uint64, writable bool) (*Segment
 	return Map(fd, bytes, writable)
 }
 
-// Map takes the descriptor if it succeeds.
+// Map maps fd. On success the segment owns it.
 func Map(fd int, bytes uint64, writable bool) (*Segment, error) {
 	protection := unix.PROT_READ
 	if writable {
@@ -96,7 +96,8 @@ func Map(fd int, bytes uint64, writable bool) (*Segment, error) {
 	if err != nil {
 		return nil, fail.System(fmt.Sprintf("mapping %d bytes", bytes), err)
 	}
-	// A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death until then.
+	// A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death
+	// until then.
 	if bytes > lane.SegmentBytes {
 		_ = unix.Madvise(mapped, unix.MADV_DONTDUMP)
 	}
@@ -110,7 +111,7 @@ func (s *Segment) ForgetDescriptor() {
 	}
 }
 
-// Discard gives pages back to the system; they read as zeros afterwards.
+// Discard releases pages to the system. They read as zeros afterwards.
 func (s *Segment) Discard(from, to uint64) error {
 	if s.FD < 0 {
 		return unix.Madvise(s.Bytes[from:to], unix.MADV_REMOVE)
@@ -118,7 +119,7 @@ func (s *Segment) Discard(from, to uint64) error {
 	return unix.Fallocate(s.FD, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
 }
 
-// Close is asked once, when nobody uses the memory any more.
+// Close unmaps the segment. Call it once, when nothing uses the memory any more.
 func (s *Segment) Close() {
 	s.ForgetDescriptor()
 	_ = unix.Munmap(s.Bytes)

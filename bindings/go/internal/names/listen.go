@@ -15,7 +15,7 @@ import (
 	"pelton/internal/kernel"
 )
 
-// clear removes a socket that nobody listens at; a live one is refused.
+// clear removes a socket where no process listens. It fails if one does.
 func (n Name) clear(path string) error {
 	found, err := os.Lstat(path)
 	switch {
@@ -45,11 +45,11 @@ func (n Name) clear(path string) error {
 	return n.Failed("connecting to", path, err)
 }
 
-// Listeners numbers the sockets of this process in the directories of short names.
+// Listeners numbers this process's sockets in the directories of short names.
 var Listeners atomic.Uint32
 
-// Listen makes a socket under the name, replacing what dead listeners left behind; if it isShared, beside others that listen under a short
-// one.
+// Listen creates a socket under the name, and removes those of dead listeners. With isShared, other processes may
+// listen under a short name too.
 func (n Name) Listen(isShared bool) (*Listening, error) {
 	if n.Path != "" {
 		lock, err := lockDirectory(filepath.Dir(n.Path))
@@ -67,7 +67,7 @@ func (n Name) Listen(isShared bool) (*Listening, error) {
 			return nil, err
 		}
 		bound, err := n.listenInDirectory(isShared)
-		// A listener that goes removes the directories after itself, perhaps just now: then make them again.
+		// A listener that closes removes the directories. Then they are created again.
 		if !errors.Is(err, errDirectoryGone) {
 			return bound, err
 		}
@@ -92,7 +92,8 @@ func (n Name) listenInDirectory(isShared bool) (*Listening, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
+	// Another process may hold the lock of a new directory: its socket, before it listens, would be taken for a dead
+	// one's.
 	if err := n.check(lock); err != nil {
 		return nil, err
 	}
@@ -103,7 +104,7 @@ func (n Name) listenInDirectory(isShared bool) (*Listening, error) {
 	}
 	path := filepath.Join(n.directory, fmt.Sprintf("%d.%d", os.Getpid(), Listeners.Add(1)-1))
 	bound, err := n.bind(path)
-	// As above. While a socket is in it, nobody removes it.
+	// As above. While it contains a socket, no process removes it.
 	if bound != nil || errors.Is(err, fail.ErrName) {
 		if gone := n.check(lock); gone != nil {
 			if bound != nil {
@@ -115,8 +116,8 @@ func (n Name) listenInDirectory(isShared bool) (*Listening, error) {
 	return bound, err
 }
 
-// check returns errDirectoryGone unless fd is the directory that stands there now. Where the system does not say so it fails with that: then
-// trying again would not end.
+// check returns errDirectoryGone unless fd is the directory at the path now. If the system cannot say so, it returns
+// another error: otherwise the caller would retry for ever.
 func (n Name) check(fd int) error {
 	var own, there unix.Stat_t
 	err := unix.Fstat(fd, &own)
@@ -143,7 +144,7 @@ func (n Name) bind(path string) (*Listening, error) {
 		return nil, n.Failed("looking at", path, err)
 	}
 	b := &Listening{Path: path, device: uint64(stat.Dev), inode: stat.Ino}
-	// The sockets that wait to be accepted inherit it, and closing this one closes them.
+	// Accepted sockets inherit it, and closing this one closes those that wait to be accepted.
 	b.closesQuickly = kernel.PermitDescriptors(fd, false) == nil
 	if b.Reserve, err = kernel.NewReserve(); err != nil {
 		unix.Close(fd)
@@ -168,7 +169,7 @@ type Listening struct {
 	Path          string
 	device, inode uint64
 	directories   []string
-	// Nothing is queued in the sockets that wait to be accepted.
+	// No queue of a socket that waits to be accepted contains descriptors.
 	closesQuickly bool
 }
 
@@ -177,29 +178,30 @@ func (b *Listening) Close() {
 	_ = b.Socket.Raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 	b.Reserve.Close()
 	if !b.closesQuickly {
-		// Of those who wait the queues may hold anything. The socket itself cannot be closed elsewhere: whichever goroutine waits for it would.
+		// The queues of those that wait may contain anything. The socket itself must be closed here: otherwise the
+		// goroutine that waits for it would close it.
 		for b.Socket.RefuseOne(nil) {
 		}
 	}
 	_ = b.Socket.File.Close()
 	var stat unix.Stat_t
-	// Only if it is still ours.
+	// Only if it is still this listener's.
 	if err := unix.Lstat(b.Path, &stat); err == nil && uint64(stat.Dev) == b.device && stat.Ino == b.inode {
 		_ = os.Remove(b.Path)
 	}
 	for _, directory := range b.directories {
-		// Refused while others are in it, which is right.
+		// It fails while others are in it, as it should.
 		_ = syscall.Rmdir(directory)
 	}
 }
 
-// lockDirectory holds off other listeners of a directory, until what it answers is closed.
+// lockDirectory excludes other listeners from a directory until the returned descriptor is closed.
 func lockDirectory(directory string) (int, error) {
 	fd, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	// Whoever can open the directory can hold the lock: not for ever.
+	// Any process that can open the directory can hold the lock, so this wait has a limit.
 	for range 200 {
 		switch err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err {
 		case nil:

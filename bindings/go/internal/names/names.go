@@ -1,3 +1,5 @@
+// Package names has the names of channels and the sockets behind them: a short name is a directory of sockets,
+// unix:PATH is one socket.
 package names
 
 import (
@@ -13,13 +15,11 @@ import (
 	"pelton/internal/kernel"
 )
 
-// Names and the sockets behind them: a short name is a directory of sockets, unix:PATH is one socket.
-
 type Name struct {
 	text string
-	// Of a socket.
+	// The path of a socket.
 	Path string
-	// Of a short name: the directory of its sockets, and the one that has it.
+	// For a short name: the directory of its sockets, and the parent of that.
 	directory, base string
 }
 
@@ -52,7 +52,7 @@ func Parse(text string) (Name, error) {
 	return Name{text: text, base: base, directory: filepath.Join(base, text)}, nil
 }
 
-// Where is the name, and where a short one is looked for: another user, or a service's environment, has another place.
+// Where returns the name, and the directory of a short one: it depends on the user and the environment.
 func (n Name) Where() string {
 	if n.Path != "" {
 		return n.text
@@ -74,7 +74,7 @@ func (n Name) notASocket(path string) error {
 	return fail.New(fail.ErrName, "%q is %s, which exists and is not a socket: choose another path", n.text, path)
 }
 
-// Sockets is where somebody may listen, in the order of their names.
+// Sockets returns the paths where a process may listen, sorted.
 func (n Name) Sockets() ([]string, error) {
 	if n.Path != "" {
 		return []string{n.Path}, nil
@@ -98,7 +98,7 @@ func (n Name) Sockets() ([]string, error) {
 	return paths, nil
 }
 
-// Connect finds a live listener; -1 when there is none.
+// Connect connects to a live listener. It returns -1 if there is none.
 func (n Name) Connect() (int, error) {
 	paths, err := n.Sockets()
 	if err != nil {
@@ -112,7 +112,7 @@ func (n Name) Connect() (int, error) {
 		case errors.Is(err, unix.ECONNREFUSED) && !isSocket(path):
 			return -1, n.notASocket(path)
 		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAGAIN):
-			// Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
+			// It closed, never existed, or its process died; a full backlog is a busy listener.
 		default:
 			return -1, n.Failed("connecting to", path, err)
 		}
@@ -120,13 +120,13 @@ func (n Name) Connect() (int, error) {
 	return -1, nil
 }
 
-// isSocket says whether there is one, or nothing any more.
+// isSocket reports whether path is a socket, or nothing.
 func isSocket(path string) bool {
 	found, err := os.Stat(path)
 	return err != nil || found.Mode()&fs.ModeSocket != 0
 }
 
-// ownDirectory says whether path is a directory that nobody else can enter; makes it when asked.
+// ownDirectory reports whether path is a directory that no other user can enter; with make, it creates it.
 func (n Name) ownDirectory(path string, make bool) (bool, error) {
 	wrong := func(format string, args ...any) (bool, error) {
 		return false, fail.New(fail.ErrName, "%q needs "+format, append([]any{n.text}, args...)...)

@@ -9,20 +9,18 @@ import (
 	"pelton/internal/limits"
 )
 
-// HELLO, the first packet of each side: its role, its features, what it takes, and which version of the library it is. spec/protocol.md, "Features".
-
-// Version is this library's name and version, for people.
+// Version is this library's name and version, for messages.
 const Version = "pelton 0.1.0"
 
-// FeaturesOffered has a bit for each feature of this version: none has been defined. It requires none either.
+// FeaturesOffered has a bit for each feature of this version. None is defined yet, and none is required.
 const FeaturesOffered uint64 = 0
 
 const (
 	entryVersion = 1
-	// Types from here on must be known, others may be skipped.
+	// A side must know the types from here on, and may skip others.
 	entryMustBeKnown = 0x8000
-	// Bytes of a peer's version text that a refusal repeats: the rest of the refusal is to have room too.
-	versionMost = 80
+	// Bytes of a peer's version that a refusal repeats, so that the rest has space too.
+	versionBytesMax = 80
 )
 
 func NewHello(own Role, holds bool, takes limits.Limits) Packet {
@@ -41,7 +39,7 @@ func entry(kind uint16, value string) string {
 	return string(b) + strings.Repeat("\x00", (4-len(b)%4)%4)
 }
 
-// ReadEntries is the peer's version text, and why the entries are refused, else "".
+// ReadEntries returns the peer's version, and why its entries are refused, or "".
 func ReadEntries(behind string) (version, problem string) {
 	version = "of a version that it does not say"
 	hasVersion := false
@@ -60,7 +58,7 @@ func ReadEntries(behind string) (version, problem string) {
 		case kind == entryVersion:
 			hasVersion = true
 			version = Printable(string(rest[4 : 4+bytes]))
-			version = strings.ToValidUTF8(version[:min(len(version), versionMost)], "")
+			version = strings.ToValidUTF8(version[:min(len(version), versionBytesMax)], "")
 		case kind >= entryMustBeKnown && problem == "":
 			problem = fmt.Sprintf("an entry of HELLO has type %#x, which %s does not know", kind, Version)
 		}
@@ -69,7 +67,7 @@ func ReadEntries(behind string) (version, problem string) {
 	return version, problem
 }
 
-// Printable is somebody else's words, which may go to a terminal.
+// Printable returns a peer's text without what a terminal would interpret.
 func Printable(text string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) {

@@ -1,3 +1,5 @@
+// Package packet has the packets of the handshake and their encoding, and HELLO: the role, the features, the limits
+// and the version of a side. spec/protocol.md, "Packets" and "Features".
 package packet
 
 import (
@@ -9,7 +11,7 @@ import (
 	"pelton/internal/limits"
 )
 
-// Takes is what a receiver, a client or a service has said that it takes.
+// Takes returns what a receiver, a client or a service declared that it takes.
 func (p *Packet) Takes() limits.Limits { return limits.Limits{p.Capacity, p.BytesMax} }
 
 const (
@@ -31,7 +33,7 @@ type Role uint32
 const (
 	RoleSender   Role = 1
 	RoleReceiver Role = 2
-	// Of a link of calls, spec/call.md.
+	// The roles of a link of calls: spec/call.md.
 	RoleClient  Role = 3
 	RoleService Role = 4
 )
@@ -57,8 +59,8 @@ func (r Role) Other() Role {
 	return RoleSender + RoleReceiver - r
 }
 
-// Packet is 80 bytes of fields, and what follows them. Fields that a kind does not use are 0. In HELLO capacity and bytesMax are what the side takes, tail
-// the features that it offers, floor those that it requires.
+// Packet is 80 bytes of fields, and what follows them. Fields that a kind does not use are 0. In HELLO, Capacity and
+// BytesMax are what the side takes, Tail the features that it offers, Floor those that it requires.
 type Packet struct {
 	Kind, WireVersion uint32
 	LayoutSignature   uint64
@@ -120,7 +122,7 @@ func NewRefused(why string) []byte {
 	return p.Encode()
 }
 
-// Refusal is what a packet says, if it says why not.
+// Refusal returns the reason of a REFUSED packet as an error; nil for other packets.
 func Refusal(b []byte) error {
 	p, ok := Decode(b)
 	if !ok || p.Kind != KindRefused {

@@ -1,9 +1,17 @@
+// Package wait is the one loop in which an endpoint waits, its adaptive spin, and the guard that admits one goroutine at a time.
+//
+// The spin has the rules and the constants of the Rust library (crates/pelton-channel/src/wait.rs). These differ, because of Go's scheduler:
+//   - A sleeping goroutine is parked in the runtime's poller. No thread waits in the kernel.
+//   - A spin calls runtime.Gosched once, after yieldAfter, and a busy poll calls it in each round: other goroutines may need this processor,
+//     and a goroutine that spins is preempted only after 10 ms.
+//   - A large request makes the spin longer, see [Spin.RequestBytes]: a parked goroutine wakes up later than a thread does, so a spin pays
+//     for longer.
+//   - Whether there is one processor is asked once, of this process alone: runtime.NumCPU. Rust asks for those of both processes.
 package wait
 
 import (
 	"context"
 	"runtime"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,114 +19,77 @@ import (
 	"pelton/internal/fail"
 )
 
-// Guard lets one goroutine at a time into a handle, and closing wait for it.
-type Guard struct{ State atomic.Uint32 }
-
-const (
-	InUse   = 1
-	closing = 2
-	// By somebody who gives something back, and waits for nothing: whose call it is waits for that one.
-	InBrief = 4
-)
-
-// Enter begins a call.
-func (g *Guard) Enter() error {
-	for !g.State.CompareAndSwap(0, InUse) {
-		state := g.State.Load()
-		if state&closing != 0 {
-			return fail.New(fail.ErrClosedHandle, "the handle is closed: make a new one")
-		}
-		if state&InUse != 0 {
-			return fail.New(fail.ErrConcurrentUse, "another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
-		}
-		runtime.Gosched()
-	}
-	return nil
-}
-
-// TryEnter is for who waits for nothing. False: somebody is in, or the handle is closed.
-func (g *Guard) TryEnter() bool { return g.State.CompareAndSwap(0, InBrief) }
-
-// Leave ends either. True: the handle has been closed meanwhile, and it is the caller who takes it down.
-func (g *Guard) Leave(from uint32) bool { return !g.State.CompareAndSwap(from, 0) }
-
-// Close says so to later calls. True: nobody is in one, and the caller takes the handle down. again: it was closed before.
-func (g *Guard) Close() (alone, again bool) {
-	for {
-		state := g.State.Load()
-		if state&closing != 0 {
-			return false, true
-		}
-		if g.State.CompareAndSwap(state, state|closing) {
-			return state == 0, false
-		}
-	}
-}
-
-func (g *Guard) IsClosing() bool { return g.State.Load()&closing != 0 }
-
-// side is one that waits.
-type side interface {
-	// Poll says whether it is there. An error, the end of the channel too, ends the wait.
+// Side is one side of a channel and the condition that it waits for.
+type Side interface {
+	// Poll reports whether the condition holds. An error ends the wait; the end of the channel is one.
 	Poll() (bool, error)
-	// MayBeReady says whether it may be there: a hint, by a load or two.
+	// MayBeReady reports whether the condition may hold: a cheap hint, by a load or two.
 	MayBeReady() bool
-	// Arm announces a sleep. False: it is there after all, or may be, and the announcement is taken back.
+	// Arm announces a sleep. It returns false if the condition may hold after all, and has withdrawn the announcement.
 	Arm() (bool, error)
+	// Disarm withdraws the announcement.
 	Disarm()
-	// NeedsTimedWait says whether a sleep may last only a millisecond.
+	// NeedsTimedWait reports whether a sleep must end after a millisecond, because a wake-up may be missed.
 	NeedsTimedWait() bool
 }
 
 const (
-	// Sleeping costs some microseconds and a wake about as many; to spin for longer than that cannot pay.
+	// A sleep costs some microseconds, and a wake-up costs about as much. A longer spin cannot pay.
 	spinMax = 10 * time.Microsecond
-	// Once, when spinning begins to fail, and seldom later, long enough for a peer that sleeps to be woken and to answer: two
-	// sides that wait for each other would otherwise go on sleeping when once something has kept both.
-	spinLong = 50 * time.Microsecond
-	// A long spin lets other goroutines run, once: that wakes a thread for those who may be waiting to run, which takes longer than most of
-	// these waits.
-	yieldAfter = 5 * time.Microsecond
-	// Loads between two looks at the clock, which costs as much as several of them.
+	// Loads between two checks of the clock, which costs as much as several loads.
 	loadsPerClock = 32
-	// What is large takes longer to be answered: a nanosecond for so many bytes that were asked last, and so many times as long at most. At 100 KiB
-	// each side copies and looks for some 20 µs.
-	bytesPerNanosecond = 4
-	spinTimes          = 5
-	// On one processor the other side runs only when this one lets it: so often, before sleeping. It saves both what it takes to be woken. What comes
-	// only after so long has had others in between, who would be let run again and again.
-	yieldsMax = 2
-	yieldMax  = 200 * time.Microsecond
-	// Failed spins make the next ones shorter: by halves, and after so many none at all, but for the long one.
+	// Each failed spin halves the next ones, at most this many times: down to 1/16.
 	shortest = 4
-	longAt   = 64
+	// After this number of failed spins a wait polls only once, until the next long spin.
+	noneAfter = 16
+	// After these numbers of failed spins one long spin follows: long enough for a sleeping peer to wake up and reply. Without it, two sides
+	// that wait for each other would never spin again after both have slept.
+	firstLong, laterLong = 1, 256
+	spinLong             = 50 * time.Microsecond
+	// A spin that lasts longer lets other goroutines run, once. That wakes a thread for them, which takes longer than most waits.
+	yieldAfter = 5 * time.Microsecond
+	// A large request lengthens the spin by a nanosecond for this number of bytes, at most to this many times spinMax. At 100 KiB each side
+	// copies and checks for some 20 µs.
+	bytesPerNanosecond = 4
+	spinTimesMax       = 5
+
+	// On one processor the peer runs only when this process yields. The kernel may give a yielded processor to an unrelated thread for
+	// milliseconds: a yield that takes longer than yieldMax shows that. Then yieldRest waits do not yield, twice as many after each further
+	// long yield, up to yieldDoublingsMax times.
+	yieldMax          = 500 * time.Microsecond
+	yieldRest         = 1024
+	yieldDoublingsMax = 6
 )
 
-// Spin is how long to spin before sleeping, by what it brought lately.
+// Spin is the adaptive spin before a sleep: it is longer if spinning was useful lately.
 type Spin struct {
-	// Never sleeps.
+	// IsBusy makes waits poll without ever sleeping.
 	IsBusy bool
-	failed uint
-	// Bytes of the last request, of who makes or takes these.
+	// RequestBytes is the size of the last request, at a client or a service.
 	RequestBytes int
+	// Failed spins since the last useful or long one.
+	failed uint
+	// The waits left that do not yield, and the doublings of their number.
+	rest, doublings uint
 }
 
-// oneProcessor: spinning would only keep the other side from running; it is let run.
+// With one processor a spin would keep the peer from running.
 var oneProcessor = runtime.NumCPU() == 1
 
+func (s *Spin) isLong() bool { return s.failed == firstLong || s.failed == laterLong }
+
 func (s *Spin) longest() time.Duration {
-	if s.failed == 1 || s.failed == longAt {
+	switch {
+	case s.isLong():
 		return spinLong
-	}
-	if s.failed >= shortest {
-		// Who spins while others want its processor is given it late when it has something to do.
+	case s.failed >= noneAfter:
 		return 0
 	}
-	return min(spinMax+time.Duration(s.RequestBytes/bytesPerNanosecond), spinTimes*spinMax) >> s.failed
+	return min(spinMax+time.Duration(s.RequestBytes/bytesPerNanosecond), spinTimesMax*spinMax) >> min(s.failed, shortest)
 }
 
 func (s *Spin) hasPaid() {
-	if s.failed == 1 || s.failed == longAt {
+	if s.isLong() {
 		s.failed = 0
 	} else {
 		s.failed = max(min(s.failed, shortest), 1) - 1
@@ -126,49 +97,41 @@ func (s *Spin) hasPaid() {
 }
 
 func (s *Spin) hasFailed() {
-	if s.failed == longAt {
+	if s.failed == laterLong {
 		s.failed = shortest
 	} else {
 		s.failed++
 	}
 }
 
-// For waits until the side finds what it looks for, the context ends, or the handle is closed.
-func For(ctx context.Context, on side, bell *doorbell.Own, spin *Spin, guard *Guard) error {
-	for hasYielded, begin := false, (time.Time{}); spin.IsBusy || !oneProcessor; {
-		for range loadsPerClock {
-			if on.MayBeReady() {
-				break
-			}
-		}
-		if there, err := on.Poll(); there || err != nil {
-			spin.hasPaid()
-			return err
-		}
-		if err := interrupted(ctx, guard); err != nil {
-			return err
-		}
-		if spin.IsBusy {
-			runtime.Gosched()
-			continue
-		}
-		// The clock comes late: most waits are over before.
-		if begin.IsZero() {
-			begin = time.Now()
-			continue
-		}
-		took := time.Since(begin)
-		if took > spin.longest() {
-			spin.hasFailed()
-			break
-		}
-		if !hasYielded && took > yieldAfter {
-			hasYielded = true
-			runtime.Gosched()
-		}
+func (s *Spin) mayYield() bool {
+	if s.rest > 0 {
+		s.rest--
+		return false
 	}
-	if oneProcessor && !spin.IsBusy {
-		if there, err := yieldFor(on, spin); there || err != nil {
+	return true
+}
+
+func (s *Spin) hasYielded(took time.Duration) {
+	if took > yieldMax {
+		s.rest = yieldRest << s.doublings
+		s.doublings = min(s.doublings+1, yieldDoublingsMax)
+	} else {
+		s.doublings = max(s.doublings, 1) - 1
+	}
+}
+
+// For waits until the side's condition holds, the context ends, or the handle is closed.
+func For(ctx context.Context, side Side, bell *doorbell.Own, spin *Spin, guard *Guard) error {
+	if spin.IsBusy || !oneProcessor {
+		if ready, err := spinFor(ctx, side, spin, guard); ready || err != nil {
+			return err
+		}
+	} else if spin.mayYield() {
+		begun := time.Now()
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		ready, err := side.Poll()
+		if spin.hasYielded(time.Since(begun)); ready || err != nil {
 			return err
 		}
 	}
@@ -177,22 +140,21 @@ func For(ctx context.Context, on side, bell *doorbell.Own, spin *Spin, guard *Gu
 		defer stop()
 	}
 	for {
-		// In this order: a kick that comes behind this ends the sleep, the reason of one before is found by the looks.
+		// In this order: a local wake after this ends the sleep; the polls below find the reason of an earlier one.
 		bell.ClearWake()
-		sleeps, err := on.Arm()
+		armed, err := side.Arm()
 		if err != nil {
 			return err
 		}
-		if sleeps {
+		if armed {
 			if err := interrupted(ctx, guard); err != nil {
-				on.Disarm()
+				side.Disarm()
 				return err
 			}
-			// Drains the bell first, behind the announcement: who finds a ring there does not sleep, and looks again.
-			bell.Sleep(on.NeedsTimedWait())
-			on.Disarm()
+			bell.Sleep(side.NeedsTimedWait())
+			side.Disarm()
 		}
-		if there, err := on.Poll(); there || err != nil {
+		if ready, err := side.Poll(); ready || err != nil {
 			return err
 		}
 		if err := interrupted(ctx, guard); err != nil {
@@ -201,27 +163,40 @@ func For(ctx context.Context, on side, bell *doorbell.Own, spin *Spin, guard *Gu
 	}
 }
 
-// yieldFor lets other processes run, and looks again.
-func yieldFor(on side, spin *Spin) (bool, error) {
-	if spin.failed >= shortest && spin.failed != longAt {
-		spin.hasFailed()
-		return false, nil
-	}
-	begin := time.Now()
-	for range yieldsMax {
-		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		there, err := on.Poll()
-		if time.Since(begin) > yieldMax {
-			spin.hasFailed()
-			return there, err
+// spinFor polls for as long as the spin lasts. A busy spin lasts until the condition holds.
+func spinFor(ctx context.Context, side Side, spin *Spin, guard *Guard) (bool, error) {
+	for hasYielded, begun := false, (time.Time{}); ; {
+		for range loadsPerClock {
+			if side.MayBeReady() {
+				break
+			}
 		}
-		if there || err != nil {
+		if ready, err := side.Poll(); ready || err != nil {
 			spin.hasPaid()
-			return there, err
+			return ready, err
+		}
+		if err := interrupted(ctx, guard); err != nil {
+			return false, err
+		}
+		if spin.IsBusy {
+			runtime.Gosched()
+			continue
+		}
+		// Reads the clock late: most waits end before.
+		if begun.IsZero() {
+			begun = time.Now()
+			continue
+		}
+		took := time.Since(begun)
+		if took > spin.longest() {
+			spin.hasFailed()
+			return false, nil
+		}
+		if !hasYielded && took > yieldAfter {
+			hasYielded = true
+			runtime.Gosched()
 		}
 	}
-	spin.hasFailed()
-	return false, nil
 }
 
 func interrupted(ctx context.Context, guard *Guard) error {
@@ -231,15 +206,15 @@ func interrupted(ctx context.Context, guard *Guard) error {
 	return ctx.Err()
 }
 
-// Until waits, on the bell alone, until somebody is at the other end. Who comes rings.
-func Until(ctx context.Context, bell *doorbell.Own, guard *Guard, isThere func() (bool, error)) error {
+// Until waits, on the doorbell alone, until isReady returns true. Whatever makes it true rings.
+func Until(ctx context.Context, bell *doorbell.Own, guard *Guard, isReady func() (bool, error)) error {
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, bell.Wake)
 		defer stop()
 	}
 	for {
 		bell.ClearWake()
-		if there, err := isThere(); there || err != nil {
+		if ready, err := isReady(); ready || err != nil {
 			return err
 		}
 		if err := interrupted(ctx, guard); err != nil {

@@ -1,3 +1,6 @@
+// Package window has the adaptive window: how many bytes of its lane a sender uses before it wraps to the front,
+// while the receiver keeps up. The algorithm and its constants are those of the Rust library
+// (docs/decisions/0031-window-sizes.md).
 package window
 
 import (
@@ -13,18 +16,16 @@ import (
 	"pelton/internal/memory"
 )
 
-// Adaptive window: how many bytes of its lane a sender uses before it wraps to the front, while the receiver keeps up. The algorithm and
-// its constants are those of the Rust implementation (docs/decisions/0031-window-sizes.md).
-
 const (
 	processMax = 64 << 20
 	// A measurement is the median of this many samples, each of this many bytes sent.
 	samples     = 8
 	sampleBytes = lane.Window
-	// After a change, the sender completes two laps of the new window (the first one causes page faults) and this many samples before it
-	// measures.
+	// After a change, the sender completes two laps of the new window (the first one causes page faults) and this
+	// many samples before it measures.
 	settleSamples = 16
-	// A sample that took longer means that the stream is not saturated. After this many in a row, or one pause, the window shrinks.
+	// A sample that took longer means that the stream is not saturated. After this many in a row, or one pause, the
+	// window shrinks.
 	saturatedMax   = time.Millisecond
 	unsaturatedMax = 4
 	pauseMin       = 100 * time.Millisecond
@@ -103,8 +104,8 @@ func New(producer *lane.Producer, residentMax int) Window {
 	return Window{BytesMin: least, BytesMax: most, Bytes: least, left: firstRest, Excess: ExcessAfterPause, sent: producer.SentBytes()}
 }
 
-// Follow adapts the window to the throughput. Call it before reserving room: it may release memory behind the tail. place is nil except for
-// path channels.
+// Follow adapts the window to the throughput. Call it before a reservation: it may release memory after the tail.
+// role is nil except for path channels.
 func (w *Window) Follow(producer *lane.Producer, m *memory.Lane, place *directory.Role) {
 	if sent := producer.SentBytes(); sent-w.sent >= sampleBytes {
 		w.followAt(sent, producer, m, place)
@@ -258,7 +259,8 @@ func (w *Window) median() uint64 {
 	return w.samples[samples/2]
 }
 
-// useAnother switches to the next larger or the next smaller window, alternating; it returns false if neither is possible.
+// useAnother switches to the next larger or the next smaller window, alternating; it returns false if neither is
+// possible.
 func (w *Window) useAnother() bool {
 	for range 2 {
 		w.triesLarger = !w.triesLarger
