@@ -411,7 +411,7 @@ func TestTrimGivesMemoryBack(t *testing.T) {
 	}
 	blocks := func() int64 {
 		var stat unix.Stat_t
-		if err := unix.Fstat(sender.Memory.Data.FD, &stat); err != nil {
+		if err := unix.Fstat(sender.out.Memory.Data.FD, &stat); err != nil {
 			t.Fatal(err)
 		}
 		return stat.Blocks * 512

@@ -13,42 +13,42 @@ import (
 	"pelton/internal/kernel"
 )
 
-// The services of one name: a client's way to those that it has no link to yet. The directory of the name is looked at when a link has ended or
-// drains, when there is no link to ask by, once in so many submissions, and now and then while something waits for room. Each
-// hand-shake goes on in a goroutine of its own.
+// Discovery of the services of one name. The client reads the name's directory when a link has ended or drains, when
+// it has no link for a request, once in a number of submissions, and at intervals while a goroutine waits for space.
+// Each handshake has a goroutine of its own.
 
 const (
-	// Submissions between two looks at the directory, which costs some microseconds.
+	// Submissions between two reads of the directory, which costs some microseconds.
 	submissionsPerDiscovery = 256
-	// Links and hand-shakes of a client at most, lest who may make sockets make it run out of descriptors.
+	// Links and handshakes of a client: a process that may create sockets must not use up its descriptors.
 	servicesMax = 64
-	// Between two looks while something waits for room, or for a first word.
+	// Between two reads while a goroutine waits for space, or for a first packet.
 	rediscoverAfter = 100 * time.Millisecond
-	// Services that may hang up on a client that connects, before it takes that for the answer.
+	// Services that may hang up on a connecting client before that is an error.
 	hangUpsMax = 16
 )
 
-// discovery is behind the client's lock.
+// discovery is used under the client's lock.
 type discovery struct {
-	// Where hand-shakes are under way.
+	// The paths of handshakes under way.
 	connecting map[string]bool
 	connected  []*clientLink
-	// Those that said nothing, refused, or went.
+	// Services that did not answer, refused, or hung up.
 	avoided     map[string]avoidance
 	submissions int
-	// When the directory was looked at last.
+	// The last read of the directory.
 	lastRun time.Time
-	// Looked for again, while something waits for room.
+	// For the next one, while a goroutine waits for space.
 	timer *time.Timer
-	// Why the last one could not be reached, if that was not that it went.
+	// Why the last service could not be reached, unless it hung up.
 	lastError error
-	// How many went while they were greeted.
+	// How many hung up during the handshake.
 	hungUp int
-	// Told of each hand-shake's end.
+	// Receives at each end of a handshake.
 	changed chan struct{}
 }
 
-// avoidance is a service that is not greeted again before that time, for that reason.
+// avoidance is a service that is not tried again before that time, for that reason.
 type avoidance struct {
 	until time.Time
 	err   error
@@ -58,7 +58,7 @@ func newDiscovery() *discovery {
 	return &discovery{connecting: map[string]bool{}, avoided: map[string]avoidance{}, changed: make(chan struct{}, 1)}
 }
 
-// takeError is what those said who do not want this client, or why they could not be reached; nil if nobody is there.
+// takeError returns why services refused this client or could not be reached; nil if there are none.
 func (of *discovery) takeError() error {
 	why := of.lastError
 	of.lastError = nil
@@ -72,7 +72,7 @@ func (c *Client) noListener() error {
 	return fail.New(fail.ErrNoListener, "nobody listens at %s: start the service first, or set Await", c.name.Where())
 }
 
-// discover begins a hand-shake with whoever listens and is not known, with so many at most. It does not wait.
+// discover begins a handshake with services that have no link yet, at most this number. It does not wait.
 func (c *Client) discover(most int) error {
 	of, now := c.discovery, time.Now()
 	of.lastRun = now
@@ -85,7 +85,7 @@ func (c *Client) discover(most int) error {
 	if err != nil {
 		return err
 	}
-	// Clients that come for a call or two are to be spread too.
+	// Clients with only a call or two must be spread too.
 	start := 0
 	if len(paths) > 0 {
 		start = rand.IntN(len(paths))
@@ -97,7 +97,7 @@ func (c *Client) discover(most int) error {
 		}
 		isKnown := func(link *clientLink) bool { return link.path == path && link.isOpen() }
 		_, isPassed := of.avoided[path]
-		// Who drains listens no more: in another pid namespace a process of the same number may.
+		// A draining service listens no more: in another pid namespace a new process may have its number.
 		if isPassed || of.connecting[path] || slices.ContainsFunc(c.links, isKnown) || slices.ContainsFunc(of.connected, isKnown) {
 			continue
 		}
@@ -109,7 +109,7 @@ func (c *Client) discover(most int) error {
 			go c.handshake(fd, path)
 			most--
 		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAGAIN):
-			// Gone, or left behind by a process that died; a full backlog is a service without time.
+			// It closed, or its process died; a full backlog is a busy service.
 		default:
 			// There may be others.
 			of.lastError = c.name.Failed("connecting to", path, err)
@@ -137,7 +137,7 @@ func (c *Client) handshake(fd int, path string) {
 		of.connected = append(of.connected, link)
 		of.lastError = nil
 	case errors.Is(err, ErrHungUp):
-		// Who went, went: another look, not at once, finds whoever is there now.
+		// The next read, some time later, finds whatever listens then.
 		of.hungUp++
 		of.avoided[path] = avoidance{time.Now().Add(retryInterval), err}
 	case errors.Is(err, context.DeadlineExceeded):
@@ -155,7 +155,7 @@ func (c *Client) handshake(fd int, path string) {
 	}
 }
 
-// takeConnected takes in those who have been greeted.
+// takeConnected adds the new links.
 func (c *Client) takeConnected() {
 	if c.discovery != nil {
 		c.links = append(c.links, c.discovery.connected...)
@@ -163,7 +163,7 @@ func (c *Client) takeConnected() {
 	}
 }
 
-// discoverForWaiters is for who leads: takes in those who have come, and looks for others while somebody waits for room.
+// discoverForWaiters is for the leader: it adds the new links, and discovers more while a goroutine waits for space.
 func (c *Client) discoverForWaiters(w *waiter) {
 	of := c.discovery
 	c.takeConnected()
@@ -179,12 +179,12 @@ func (c *Client) discoverForWaiters(w *waiter) {
 			c.mutex.Lock()
 			of.timer = nil
 			c.mutex.Unlock()
-			c.bell.Wake()
+			c.doorbell.Wake()
 		})
 	}
 }
 
-// countSubmission has others looked for now and then.
+// countSubmission discovers once in a number of submissions.
 func (c *Client) countSubmission() {
 	if c.discovery == nil {
 		return
@@ -194,12 +194,12 @@ func (c *Client) countSubmission() {
 		c.wakeLeader()
 	}
 	if c.discovery.submissions++; c.discovery.submissions%submissionsPerDiscovery == 0 {
-		// There is one to ask by: what goes wrong is found again when there is none.
+		// An error appears again when there is no link.
 		_ = c.discover(servicesMax)
 	}
 }
 
-// findOpenLink looks for others: there is no link to write by. True: there is one now.
+// findOpenLink discovers services when there is no link to send by. It returns true if there is one now.
 func (c *Client) findOpenLink() (bool, error) {
 	c.takeConnected()
 	isOpen := func(link *clientLink) bool { return link.isOpen() }
@@ -218,7 +218,8 @@ func (c *Client) findOpenLink() (bool, error) {
 	return false, c.noListener()
 }
 
-// connectFirst waits for the first link: greets one service, and another whenever that one has gone, or said nothing for some time.
+// connectFirst waits for the first link. It tries one service, and another whenever that one has hung up or does not
+// answer.
 func (c *Client) connectFirst(ctx context.Context) error {
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if !c.options.Await {
@@ -242,13 +243,13 @@ func (c *Client) connectFirst(ctx context.Context) error {
 	}
 }
 
-// tryConnectFirst answers how long to wait before the next time; 0: there is a link, or an error.
+// tryConnectFirst returns how long to wait before the next attempt; 0 if there is a link or an error.
 func (c *Client) tryConnectFirst() (time.Duration, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	of := c.discovery
 	if c.takeConnected(); len(c.links) > 0 {
-		// The others come beside its calls.
+		// The others connect during its calls.
 		return 0, c.discover(servicesMax)
 	}
 	if len(of.connecting) == 0 || time.Since(of.lastRun) >= rediscoverAfter {
@@ -261,7 +262,7 @@ func (c *Client) tryConnectFirst() (time.Duration, error) {
 	}
 	switch why := of.takeError(); {
 	case errors.Is(why, ErrHungUp) && (of.hungUp < hangUpsMax || c.options.Await):
-		// Its successor will be here, or another, or nobody is.
+		// Its successor or another service will be here, or none is.
 		return retryInterval, nil
 	case why != nil && !(c.options.Await && errors.Is(why, ErrTimedOut)):
 		return 0, why

@@ -9,10 +9,11 @@ import (
 	"pelton/internal/lane"
 )
 
-// What a client hears: answers, which are sorted by the call that they are of, and what a service says that drains or ends. Behind the
-// client's lock.
+// What a client receives: replies, by their calls, and the notices of a service that drains or ends. All of it under
+// the client's lock.
 
-// poll takes what has come, and writes what there is room for. Only who leads does, or anybody while nobody leads.
+// poll takes what has come, and writes what there is space for. Only the leader calls it, or any goroutine while
+// there is no leader.
 func (c *Client) poll(w *waiter) {
 	c.polls++
 	if len(c.lost) > 0 {
@@ -51,7 +52,7 @@ func (c *Client) poll(w *waiter) {
 	}
 }
 
-// closeLost closes links that were lost.
+// closeLost closes lost links.
 func (c *Client) closeLost() {
 	for _, link := range c.lost {
 		link.close()
@@ -59,7 +60,7 @@ func (c *Client) closeLost() {
 	c.lost = nil
 }
 
-// receiveFrom takes the answers of one service. A loss: the link has ended, or is not to be used further.
+// receiveFrom takes the replies of one service. A loss means that the link has ended, or is not usable.
 func (c *Client) receiveFrom(link *clientLink, w *waiter) (loss error, why error) {
 	consumer, taken := link.in.Consumer, false
 	link.isBackpressured = false
@@ -97,7 +98,7 @@ func (c *Client) receiveFrom(link *clientLink, w *waiter) (loss error, why error
 		}
 		if rule == "" && p != nil {
 			isAwaited := p.call != nil && p.call.waiter != nil && len(p.call.answers) == 0
-			// The next one's own goroutine takes it best.
+			// The goroutine of the next call takes it, while this one has its own.
 			if !isAwaited && p.call != nil && w != nil && w.what == waitAnswer && len(w.call.answers) > 0 {
 				return nil, nil
 			}
@@ -129,7 +130,8 @@ func (c *Client) receiveFrom(link *clientLink, w *waiter) (loss error, why error
 	return nil, nil
 }
 
-// handle is what a record comes to, of the call at that place if it is of one; or the rule that it breaks, else "".
+// handle handles a record, of the call in that slot if it belongs to one. It returns the name of the rule that the
+// record breaks, or "".
 func (c *Client) handle(link *clientLink, h calls.Header, payload []byte, p *callSlot) string {
 	switch h.Kind {
 	case calls.KindDraining, calls.KindDrained:
@@ -138,7 +140,7 @@ func (c *Client) handle(link *clientLink, h calls.Header, payload []byte, p *cal
 		}
 		link.isDraining, link.isDrained = true, h.Kind == calls.KindDrained
 		if c.discovery != nil {
-			// Whoever listens now has perhaps come for it. Otherwise it is looked for when somebody asks.
+			// A service that listens now may be its successor. Otherwise the next request discovers it.
 			_ = c.discover(servicesMax)
 		}
 		return ""
@@ -175,11 +177,11 @@ func (c *Client) handle(link *clientLink, h calls.Header, payload []byte, p *cal
 	return ""
 }
 
-// loseCall is of one whose service does not answer it.
+// loseCall ends or reroutes a call that its service does not answer.
 func (c *Client) loseCall(p *callSlot, loss error, why error) {
 	call := p.call
 	if loss == errReturned && p.hasPart {
-		// Who has given a part of it had begun it, whatever it says.
+		// A service that has sent a part had begun the call.
 		loss = ErrCorrupt
 	}
 	if call != nil && c.discovery != nil && (loss == errReturned || p.isIdempotent && p.repeats < repeatsMax && !p.hasPart) {
@@ -212,13 +214,13 @@ func (c *Client) lossError(loss error, why error) error {
 	return fail.New(fail.ErrPeerDied, "the service died: whether it had carried the call out nobody knows")
 }
 
-// loseLink parts with a link. Who leads closes it.
+// loseLink removes a link. The leader closes it.
 func (c *Client) loseLink(link *clientLink, loss error, why error) {
 	if link.isLost {
 		return
 	}
 	link.isLost = true
-	// Of what has come in pieces some was begun.
+	// Some of a reply has come in pieces.
 	if p := c.slotFor(link.assembly.Header.Id); p != nil && link.assembly.Header.Kind != 0 {
 		p.hasPart = true
 	}
@@ -232,7 +234,7 @@ func (c *Client) loseLink(link *clientLink, loss error, why error) {
 	if c.lost = append(c.lost, link); c.leader == nil {
 		c.closeLost()
 	}
-	// Who leads has it to close, perhaps its own call was lost, and others are to be submitted again.
+	// The leader closes it, its own call may be lost, and calls are to be sent again.
 	c.wakeLeader()
 	if c.discovery == nil {
 		if loss == errReturned {
@@ -241,11 +243,11 @@ func (c *Client) loseLink(link *clientLink, loss error, why error) {
 		c.fate = c.lossError(loss, why)
 		return
 	}
-	// An error is told to who asks next, and finds nobody.
+	// The next request reports an error, if there is no service.
 	_ = c.discover(servicesMax)
 }
 
-// reroute submits calls whose service is lost to another.
+// reroute sends calls without a link to another service.
 func (c *Client) reroute() {
 	waiting := c.unrouted
 	c.unrouted = nil
@@ -266,10 +268,10 @@ func (c *Client) reroute() {
 			full = len(p.request)
 			c.unrouted = append(c.unrouted, slot)
 		case errors.Is(err, ErrTooLarge) && len(c.discovery.connecting) > 0:
-			// Who is on the way may take it.
+			// A service that is connecting may take it.
 			c.unrouted = append(c.unrouted, slot)
 		default:
-			// Those who are there do not want this client, or take less, or cannot be reached.
+			// The services refuse this client, take less, or cannot be reached.
 			loss, call := p.loss, p.call
 			c.freeSlot(p)
 			c.deliver(call, answer{kind: calls.KindAbandoned, lost: c.lossError(loss, nil)}, true)

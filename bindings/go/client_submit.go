@@ -11,9 +11,9 @@ import (
 	"pelton/internal/limits"
 )
 
-// What a client asks, and by which link; what came of a call, and giving it up. All of it is behind the client's lock.
+// What a client sends, and by which link; its stash of replies; cancelling. All of it under the client's lock.
 
-// usable says why nothing can be asked.
+// usable returns why no call can be sent.
 func (c *Client) usable(bytes int) error {
 	if c.isClosed() {
 		return closedHandle()
@@ -36,17 +36,18 @@ func (c *Client) usable(bytes int) error {
 	return nil
 }
 
-// drains says whether the one service does, so that there is nobody to be asked.
+// drains reports whether the only service drains.
 func (c *Client) drains() bool {
 	return c.discovery == nil && len(c.links) > 0 && c.links[0].isDraining
 }
 
-// isOverBudget says whether so many last answers wait to be taken that no more are to be asked for. Parts hold up their lane instead.
+// isOverBudget reports whether so many last replies wait to be taken that no call may be sent. Parts block their lane
+// instead.
 func (c *Client) isOverBudget() bool {
 	return c.stashedBytes-c.stashedPartBytes > c.bytesMax || c.stashedFinals >= calls.CallsMax
 }
 
-// submit submits a call, waiting for room and a place.
+// submit sends a call. It waits for space and a slot.
 func (c *Client) submit(ctx context.Context, call *Call, request []byte, options []CallOption) error {
 	call.client = c
 	c.requestBytes = len(request)
@@ -99,7 +100,7 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 	}
 }
 
-// takeSlot is the slot used last: its memory is warm.
+// takeSlot takes the slot that was used last: its memory is in the cache.
 func (c *Client) takeSlot() (uint32, bool) {
 	if n := len(c.free); n > 0 {
 		slot := c.free[n-1]
@@ -121,7 +122,7 @@ func (c *Client) slotFor(id uint64) *callSlot {
 	return &c.slots[slot]
 }
 
-// waitUntilWritten waits, of what is large, until it is all in the lane.
+// waitUntilWritten waits until all of a large request is in the lane.
 func (c *Client) waitUntilWritten(ctx context.Context, link *clientLink, bytes int) error {
 	if link.out.IsWhole(bytes) || len(link.out.Queue) == 0 {
 		return nil
@@ -129,13 +130,13 @@ func (c *Client) waitUntilWritten(ctx context.Context, link *clientLink, bytes i
 	return c.wait(ctx, waiter{what: waitWritten, link: link})
 }
 
-// writeToAny writes to the least busy service that has room; nil: there is none now.
+// writeToAny writes to the least busy service that has space. It returns nil if none has.
 func (c *Client) writeToAny(h calls.Header, payload []byte) (*clientLink, error) {
 	for {
 		best := c.leastBusy()
 		if best < 0 {
 			if c.discovery == nil {
-				// The lane of replies tells why.
+				// The lane of replies reports why.
 				return nil, nil
 			}
 			if isSomebody, err := c.findOpenLink(); err != nil || !isSomebody {
@@ -178,7 +179,8 @@ func (c *Client) writeToAny(h calls.Header, payload []byte) (*clientLink, error)
 	}
 }
 
-// leastBusy is the place of the link with the fewest calls in flight; of those the next. -1: there is none.
+// leastBusy returns the index of the link with the fewest calls in flight, round-robin among equals; -1 if there is
+// none.
 func (c *Client) leastBusy() int {
 	best, count := -1, len(c.links)
 	for step := range count {
@@ -191,7 +193,7 @@ func (c *Client) leastBusy() int {
 	return best
 }
 
-// write writes a message, or, of one that is cut into pieces, what there is room for; false if it has to wait for room.
+// write writes a message, or as many pieces of it as there is space for. It returns false if it has to wait.
 func (l *clientLink) write(h calls.Header, payload []byte) (bool, error) {
 	if len(l.out.Queue) > 0 {
 		if done, err := l.out.Flush(); err != nil || !done {
@@ -206,7 +208,7 @@ func (l *clientLink) write(h calls.Header, payload []byte) (bool, error) {
 	return true, err
 }
 
-// noteWritten: to write is to be awake, so who sleeps and waits for room there has to ask for it again.
+// noteWritten wakes the leader: a write ends the announcement that this side sleeps, which the leader has to repeat.
 func (c *Client) noteWritten(link *clientLink) {
 	if link.isArmed && !link.out.Lane.IsArmed() || len(link.out.Queue) > 0 {
 		link.isArmed = false
@@ -214,14 +216,14 @@ func (c *Client) noteWritten(link *clientLink) {
 	}
 }
 
-// wakeLeader has who leads look again.
+// wakeLeader makes the leader poll again.
 func (c *Client) wakeLeader() {
 	if c.leader != nil {
-		c.bell.Wake()
+		c.doorbell.Wake()
 	}
 }
 
-// collect is the whole reply.
+// collect returns the whole reply.
 func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
 	for isFirst := call.parts == nil; ; isFirst = false {
 		answer, err := c.next(ctx, call)
@@ -246,7 +248,7 @@ func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
 	}
 }
 
-// next waits for the call's next answer, and takes it. What is no reply is an error.
+// next waits for the call's next reply, and takes it.
 func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
 	if len(call.answers) == 0 {
 		if call.isOver {
@@ -281,7 +283,7 @@ func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
 	return found, nil
 }
 
-// unstash is of an answer that waits no more.
+// unstash subtracts a reply that is taken.
 func (c *Client) unstash(found answer) {
 	if found.cost == 0 {
 		return
@@ -297,10 +299,10 @@ func (c *Client) unstash(found answer) {
 	}
 }
 
-// answerCost is that of an answer's own.
+// answerCost is what a stashed reply counts for besides its bytes.
 const answerCost = 80
 
-// deliver is of an answer to a call that somebody waits for, or will.
+// deliver gives a reply to its call, whose goroutine waits for it or will.
 func (c *Client) deliver(call *Call, found answer, isOwn bool) {
 	if call.waiter != nil && len(call.answers) == 0 {
 		if !isOwn {
@@ -324,7 +326,7 @@ func (c *Client) deliver(call *Call, found answer, isOwn bool) {
 	}
 }
 
-// abandon has none of the call's answers received any more.
+// abandon drops the call's replies and cancels it.
 func (c *Client) abandon(call *Call) {
 	for _, found := range call.answers {
 		c.unstash(found)
@@ -350,14 +352,14 @@ func (c *Client) abandon(call *Call) {
 	place.state, place.call = slotCancelled_, nil
 	link := place.link
 	if link.isBackpressured {
-		// Perhaps at a part of this one.
+		// The lane may be blocked by one of its parts.
 		c.wakeLeader()
 	}
 	h := calls.Header{Id: call.id, Kind: calls.KindCancel}
 	written, err := link.write(h, nil)
 	switch {
 	case errors.Is(err, lane.ErrConsumerClosed):
-		// Who has gone need not be told, and the lane of replies tells of it.
+		// The service is gone, which the lane of replies reports.
 	case err != nil:
 		c.loseLink(link, ErrCorrupt, linkError(err))
 	default:

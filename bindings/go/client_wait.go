@@ -12,18 +12,18 @@ import (
 	"pelton/internal/wait"
 )
 
-// How the goroutines of a client wait: one of them leads, and looks for all; it hands that on when it has what it wants. Behind the client's lock, but
-// for what who leads calls while it waits: look, stirs, arm, disarm and mustNap.
+// How the goroutines of a client wait. One of them leads and polls for all; it hands that on when its own condition
+// holds. All of it under the client's lock, except the methods of clientWait, which take it.
 
-// waiter is a goroutine that waits.
+// waiter is a waiting goroutine.
 type waiter struct {
 	what waitsFor
 	call *Call
 	// Of a request.
 	bytes int
-	// Whose messages are to be in the lane.
+	// Whose queue is to be empty.
 	link *clientLink
-	// After how many looks it waits for another.
+	// It waits for another poll than this one.
 	polls          uint64
 	wake           chan struct{}
 	next, previous *waiter
@@ -33,7 +33,7 @@ type waitsFor int
 
 const (
 	waitAnswer waitsFor = iota
-	// And a place among the calls.
+	// And a slot.
 	waitSpaceForCall
 	waitSpace
 	waitWritten
@@ -47,7 +47,7 @@ func (w *waiter) wakeUp() {
 	}
 }
 
-// wait waits until there is what is wanted, or the context ends.
+// wait waits until the condition holds or may hold, or the context ends.
 func (c *Client) wait(ctx context.Context, want waiter) error {
 	w := c.enter(want)
 	defer c.leave(w)
@@ -60,7 +60,7 @@ func (c *Client) wait(ctx context.Context, want waiter) error {
 			c.watched = append(c.watched[:0], c.links...)
 			c.spin.RequestBytes = c.requestBytes
 			c.mutex.Unlock()
-			err := wait.For(ctx, (*clientWait)(c), c.bell, &c.spin, &c.guard)
+			err := wait.For(ctx, (*clientWait)(c), c.doorbell, &c.spin, &c.guard)
 			c.mutex.Lock()
 			c.leader = nil
 			c.closeLost()
@@ -76,8 +76,8 @@ func (c *Client) wait(ctx context.Context, want waiter) error {
 			c.spaceWaiters = append(c.spaceWaiters, w)
 		}
 		if w.what != waitAnswer || c.isLeaderBackpressured() {
-			// For who leads this is something new to look for.
-			c.bell.Wake()
+			// The leader has to wait for this too.
+			c.doorbell.Wake()
 		}
 		c.mutex.Unlock()
 		var err error
@@ -108,7 +108,7 @@ func (c *Client) isLeaderBackpressured() bool {
 	return slices.ContainsFunc(c.links, func(link *clientLink) bool { return link.isBackpressured })
 }
 
-// endWith is of who led when the client was closed.
+// endWith tears the client down: it was closed while this goroutine led.
 func (c *Client) endWith(err error) error {
 	c.mutex.Unlock()
 	c.tearDown()
@@ -157,7 +157,7 @@ func (c *Client) leave(w *waiter) {
 	c.passOn()
 }
 
-// passOn has another of those who wait lead, if nobody does.
+// passOn wakes a waiting goroutine to lead, if there is no leader.
 func (c *Client) passOn() {
 	if c.leader != nil || c.nextLeader != nil {
 		return
@@ -170,7 +170,7 @@ func (c *Client) passOn() {
 	}
 }
 
-// check says whether there is what is wanted, or may be.
+// check reports whether the condition holds or may hold.
 func (c *Client) check(w *waiter) (bool, error) {
 	switch {
 	case w.what == waitAnswer && (len(w.call.answers) > 0 || w.call.isOver):
@@ -203,17 +203,17 @@ func (c *Client) check(w *waiter) (bool, error) {
 			_, done, err = link.out.Lane.TryReserve(uint64(calls.HeaderSize+w.bytes), 0)
 		}
 		if done || err != nil {
-			// What is wrong is found by trying.
+			// The next attempt finds the error.
 			return true, nil
 		}
 	}
-	// When nobody is on the way either, trying tells.
+	// If no service is connecting either, the next attempt reports that.
 	return !isSomebody && c.discovery != nil && len(c.discovery.connecting) == 0, nil
 }
 
 func (c *Client) hasFreeSlot() bool { return len(c.free) > 0 || len(c.slots) < calls.CallsMax }
 
-// wakeSpaceWaiters wakes those for whom there may be room.
+// wakeSpaceWaiters wakes the goroutines for which there may be space.
 func (c *Client) wakeSpaceWaiters() {
 	places := len(c.free) + calls.CallsMax - len(c.slots)
 	for _, w := range c.spaceWaiters {
@@ -242,7 +242,7 @@ func (w *clientWait) Poll() (bool, error) {
 	return c.check(c.leader)
 }
 
-// stirs looks at lanes that nobody else takes from, of links that nobody else closes.
+// It reads lanes that only the leader takes from, of links that only the leader closes.
 func (w *clientWait) MayBeReady() bool {
 	c := (*Client)(w)
 	if c.leader.what != waitAnswer {
@@ -270,12 +270,13 @@ func (w *clientWait) Arm() (bool, error) {
 	return true, nil
 }
 
-// hasMore says whether more has come than one look takes: nobody rings for what was there before the sleep was announced.
+// hasMore reports whether there is more than one poll takes: no service rings for what came before the sleep was
+// announced.
 func (c *Client) hasMore() bool {
 	return slices.ContainsFunc(c.links, func(link *clientLink) bool { return !link.isBackpressured && link.in.Consumer.MayBeReady() })
 }
 
-// armForSpace has services ring when there is room for what waits. False: there is some.
+// armForSpace makes services ring when there is space for what waits. It returns false if there is some.
 func (c *Client) armForSpace() bool {
 	for _, link := range c.links {
 		bytes := link.out.Wanted()
@@ -287,7 +288,7 @@ func (c *Client) armForSpace() bool {
 		}
 		sleeps, err := link.out.Lane.Arm(bytes, false, kernel.Membarrier)
 		if errors.Is(err, lane.ErrConsumerClosed) {
-			// The lane of replies tells it, after what was answered.
+			// The lane of replies reports it, after the replies.
 			link.isPeerClosed = true
 			link.out.Clear(nil)
 			continue
@@ -300,7 +301,7 @@ func (c *Client) armForSpace() bool {
 	return true
 }
 
-// wantedOf is the largest record that anybody waits for room for and that this service takes: for another's, room here is of no use.
+// wantedOf returns the largest record that a goroutine waits for space for and that this service takes.
 func (c *Client) wantedOf(link *clientLink) (bytes uint64) {
 	ask := func(w *waiter) {
 		if (w.what == waitSpace || w.what == waitSpaceForCall && c.hasFreeSlot()) && link.takes(w.bytes) {

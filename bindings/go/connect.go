@@ -18,39 +18,50 @@ import (
 )
 
 const (
-	// How long a whole hand-shake may take, unless the context ends it before.
+	// The limit of a whole handshake, unless the context ends before.
 	handshakeTimeout = 5 * time.Second
-	// How long a peer that has connected may take to say the first word, and how many may take it at the same time.
+	// The limit for a peer's first packet after it connected, and the number of peers that may take that time
+	// concurrently.
 	firstPacketTimeout = 500 * time.Millisecond
 	unresponsiveMax    = 64
-	// While there is no descriptor for a connection: between two tries to accept it, and until it is refused.
+	// While no descriptor is free for a connection: between two attempts to accept it, and until it is refused.
 	shortageRetry = 20 * time.Millisecond
 	shortageMax   = time.Second
-	// Between two looks whether somebody listens by now.
+	// Between two attempts to connect.
 	retryInterval = 10 * time.Millisecond
 )
 
-// Listener waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
-// senders or receivers. One goroutine at a time accepts; Close may be called by any.
+// Peer identifies the process at the other end of a channel.
+type Peer struct {
+	// PID is its process when it connected; 0 if it is in another pid namespace.
+	PID int
+	// UID is its user, as the kernel reports it.
+	UID int
+}
+
+// Listener accepts connections under a name. Either side of a channel may listen. One listener may accept many peers,
+// one after another, as senders or receivers. One goroutine at a time accepts; any may call Close.
 type Listener struct {
 	bound    *names.Listening
 	options  Options
 	settings limits.Settings
 	closed   context.Context
 	close    context.CancelFunc
-	// Since when there is no descriptor for those who wait; zero while there is.
+	// Since when no descriptor is free for those who wait; zero while there is one.
 	shortSince time.Time
-	// Whether one more peer leaves the program its own descriptors; nil: the program asks for each peer itself.
+	// Whether one more peer leaves the program its own descriptors; nil: the program accepts each peer itself.
 	hasRoom func() bool
 
-	// Of a listener that takes one peer at a time: those who have connected, until their first word, and after it.
+	// For a listener that accepts one peer at a time: the number of those that connected and sent nothing yet, and
+	// those that did.
 	mutex        sync.Mutex
 	unresponsive int
 	ready        []*handshake.Handshake
 	done         sync.WaitGroup
 }
 
-// Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane made with these options.
+// Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane with these
+// options.
 //
 // Errors: [ErrInUse] while another process listens there; [ErrName], [ErrOption], [ErrSystem].
 func Listen(name string, options *Options) (*Listener, error) {
@@ -62,7 +73,7 @@ func Listen(name string, options *Options) (*Listener, error) {
 	return listen(name, o, settings, false)
 }
 
-// listen listens, if it isShared beside others under a short name.
+// listen listens; with isShared, others may listen under a short name too.
 func listen(name string, o Options, settings limits.Settings, isShared bool) (*Listener, error) {
 	parsed, err := names.Parse(name)
 	if err != nil {
@@ -77,8 +88,9 @@ func listen(name string, o Options, settings limits.Settings, isShared bool) (*L
 	return l, nil
 }
 
-// AcceptReceiver waits until a sender connects, and is its receiver. Peers that are refused (another uid, another version, the wrong end)
-// are told why and do not end the wait. Neither does a lack of descriptors: peers wait for a second and are then refused.
+// AcceptReceiver waits until a sender connects, and returns the receiver for it. Peers that are refused (another uid,
+// another version, the same role) get the reason, and do not end the wait. Neither does a lack of descriptors: peers
+// wait for a second and are then refused.
 //
 // Errors: the context's; [ErrClosedHandle]; [ErrSystem].
 func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err error) {
@@ -93,7 +105,7 @@ func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err 
 	return receiver, nil
 }
 
-// AcceptSender waits until a receiver connects, and is its sender. Otherwise as AcceptReceiver.
+// AcceptSender waits until a receiver connects, and returns the sender for it. Otherwise as AcceptReceiver.
 func (l *Listener) AcceptSender(ctx context.Context) (sender *Sender, err error) {
 	err = l.accept(ctx, func(s *handshake.Handshake, listens bool) (err error) {
 		sender, err = senderOf(s, l.options, listens)
@@ -106,13 +118,13 @@ func (l *Listener) AcceptSender(ctx context.Context) (sender *Sender, err error)
 	return sender, nil
 }
 
-// Close ends a wait of another goroutine with [ErrClosedHandle], and removes the socket. Ends that were accepted stay, but find no
-// successor any more.
+// Close ends another goroutine's wait with [ErrClosedHandle], and removes the socket. Accepted endpoints stay, but
+// find no successor any more. Closing twice does nothing.
 func (l *Listener) Close() error {
 	if l.closed.Err() == nil {
 		l.close()
 		l.bound.Close()
-		// Behind this nobody else is heard.
+		// After this no further peer is awaited.
 		l.mutex.Lock()
 		l.mutex.Unlock()
 		l.done.Wait()
@@ -123,8 +135,8 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// next waits for a connection. It returns -1 without one once isOver says so; while isFull says so, it accepts none. kick has it ask both
-// again.
+// next waits for a connection. It returns -1 without one once isOver returns true. While isFull returns true it
+// accepts none. wake makes it call both again.
 func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, error) {
 	fd, socket := -1, l.bound.Socket
 	var failed error
@@ -165,7 +177,8 @@ func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, e
 
 func (l *Listener) wake() { _ = l.bound.Socket.File.SetReadDeadline(kernel.LongAgo) }
 
-// retryLater has next try again soon. If some have waited too long, it refuses the first. If nobody waits, the next connection wakes next.
+// retryLater makes next try again soon. If peers have waited too long, it refuses the first. If none wait, the next
+// connection wakes next.
 func (l *Listener) retryLater() {
 	socket := l.bound.Socket
 	if !kernel.IsReady(socket.FD, unix.POLLIN) {
@@ -176,18 +189,19 @@ func (l *Listener) retryLater() {
 	if l.shortSince.IsZero() {
 		l.shortSince = time.Now()
 	} else if time.Since(l.shortSince) >= shortageMax {
-		// One at a time: for the next one there may be a descriptor by now.
+		// One at a time: for the next one a descriptor may be free by now.
 		l.bound.Reserve.Lend(func() { isRefused = socket.RefuseOne(packet.NewRefused(kernel.ShortageText())) })
 	}
 	if isRefused {
 		l.wake()
 		return
 	}
-	// What it replaces is a kick at most, which is so late by this time.
+	// This replaces at most a wake, which is delayed by this time.
 	_ = socket.File.SetReadDeadline(time.Now().Add(shortageRetry))
 }
 
-// nextPeer waits for a peer that has said something. Those that have not are waited for at the same time, also by later calls.
+// nextPeer waits for a peer that has sent a packet. It waits for all that have not concurrently, and so do later
+// calls.
 func (l *Listener) nextPeer(ctx context.Context) (*handshake.Handshake, error) {
 	for {
 		var s *handshake.Handshake
@@ -223,7 +237,7 @@ func (l *Listener) nextReady() *handshake.Handshake {
 	return s
 }
 
-// awaitFirstPacket waits for the first word of a peer, in a goroutine. Of a closed listener it hangs up.
+// awaitFirstPacket waits for a peer's first packet, in a goroutine. If the listener is closed, it hangs up.
 func (l *Listener) awaitFirstPacket(s *handshake.Handshake) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -249,13 +263,13 @@ func (l *Listener) awaitFirstPacket(s *handshake.Handshake) {
 	})
 }
 
-// isSystem says whether it is the system's trouble, which is this side's; anything else is the peer's, who has been told. Of a lack of descriptors the
-// peer has been told, too.
+// isSystem reports whether the error is this side's. Any other error is the peer's, which got the reason; so is a
+// lack of descriptors.
 func isSystem(err error) bool {
 	return errors.Is(err, ErrSystem) && !kernel.IsOutOfDescriptors(err)
 }
 
-// accept goes on until a hand-shake succeeds.
+// accept repeats until a handshake succeeds.
 func (l *Listener) accept(ctx context.Context, do func(s *handshake.Handshake, listens bool) error) error {
 	for {
 		s, err := l.nextPeer(ctx)
@@ -276,7 +290,7 @@ func (l *Listener) accept(ctx context.Context, do func(s *handshake.Handshake, l
 	}
 }
 
-// shake shakes hands with who has connected.
+// shake performs the handshake with a peer.
 func (l *Listener) shake(ctx context.Context, s *handshake.Handshake, do func(s *handshake.Handshake, listens bool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
@@ -299,28 +313,28 @@ func senderOf(s *handshake.Handshake, options Options, listens bool) (*Sender, e
 
 func receiverOfOne(s *handshake.Handshake, options Options, listens bool) (*Receiver, error) {
 	canBarrier := kernel.Membarrier()
-	bell, err := doorbell.New()
+	ownDoorbell, err := doorbell.New()
 	if err != nil {
 		return nil, s.Report(err)
 	}
 	page, err := memory.NewReceiverPage()
 	if err != nil {
-		bell.Close()
+		ownDoorbell.Close()
 		return nil, s.Report(err)
 	}
-	// Before the page is shown: a sender that finds U there fences from the first on.
-	r := newReceiver(canBarrier, page, bell, options)
-	in, err := s.NewReceiver(&handshake.ReceivingSide{Page: page, Bell: bell}, listens)
+	// Before the peer gets the page: a sender that finds the flag U there fences from the first message on.
+	r := newReceiver(canBarrier, page, ownDoorbell, options)
+	in, err := s.NewReceiver(&handshake.ReceivingSide{Page: page, Doorbell: ownDoorbell}, listens)
 	if err != nil {
 		page.Close()
-		bell.Close()
+		ownDoorbell.Close()
 		return nil, err
 	}
 	r.lanes = []*inLane{{Incoming: *in}}
 	return r, nil
 }
 
-// reconnect is how a handle found its peer, and so how it finds the peer's successor.
+// reconnect is how a handle finds its peer's successor.
 type reconnect struct {
 	listener *Listener
 	name     names.Name
@@ -334,11 +348,11 @@ func (o *reconnect) resume(ctx context.Context, do func(s *handshake.Handshake, 
 	return connect(ctx, o.name, o.settings, true, do)
 }
 
-// ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the hand-shake, 5 s at most unless
-// [Options.Await] says otherwise.
+// ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the handshake, 5 s
+// at most unless [Options.Await] is set.
 //
-// Errors: the context's; [ErrNoListener], [ErrRefused] with the other side's words, [ErrHungUp], [ErrTimedOut] when it does not answer in
-// time; [ErrName], [ErrOption]; [ErrCorrupt] when the other side does not keep to the protocol; [ErrSystem].
+// Errors: the context's; [ErrNoListener]; [ErrRefused] with the other side's reason; [ErrHungUp]; [ErrTimedOut];
+// [ErrName], [ErrOption]; [ErrCorrupt] if the other side breaks the protocol; [ErrSystem].
 func ConnectSender(ctx context.Context, name string, options *Options) (sender *Sender, err error) {
 	o := options.orDefault()
 	settings, err := o.forSender()
@@ -382,7 +396,7 @@ func ConnectReceiver(ctx context.Context, name string, options *Options) (receiv
 	return receiver, nil
 }
 
-// connect connects to whoever listens under the name.
+// connect connects to the process that listens under the name.
 func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits bool, do func(s *handshake.Handshake, listens bool) error) error {
 	for {
 		fd, err := n.Connect()
@@ -391,7 +405,7 @@ func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits
 		}
 		if fd >= 0 {
 			err := handshakeWith(ctx, fd, settings, awaits, do)
-			// It went while we greeted it: another may come. If this side has time, slowness does not matter either.
+			// The listener closed during the handshake: another may come. With Await a slow one is no error either.
 			if !awaits || !errors.Is(err, ErrHungUp) && !errors.Is(err, ErrTimedOut) {
 				return err
 			}

@@ -281,15 +281,15 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	// As another language sends them: the packet first, then the message with its mark.
 	send := func(message string, files ...*os.File) {
 		p := packet.New(packet.KindDescriptors)
-		p.Seq = sender.Lane.Tail().Seq
+		p.Seq = sender.out.Lane.Tail().Seq
 		var fds []int
 		for _, file := range files {
 			fds = append(fds, int(file.Fd()))
 		}
-		if err := kernel.TrySend(sender.Link.Socket.FD, p.Encode(), fds...); err != nil {
+		if err := kernel.TrySend(sender.out.Link.Socket.FD, p.Encode(), fds...); err != nil {
 			t.Fatal(err)
 		}
-		room, ok, err := sender.Lane.TryReserve(uint64(len(message)), uint32(len(files)))
+		room, ok, err := sender.out.Lane.TryReserve(uint64(len(message)), uint32(len(files)))
 		if !ok || err != nil {
 			t.Fatal(ok, err)
 		}
@@ -343,11 +343,11 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	}
 	// Another count than the mark's is corrupt.
 	p := packet.New(packet.KindDescriptors)
-	p.Seq = sender.Lane.Tail().Seq
-	if err := kernel.TrySend(sender.Link.Socket.FD, p.Encode(), int(file.Fd())); err != nil {
+	p.Seq = sender.out.Lane.Tail().Seq
+	if err := kernel.TrySend(sender.out.Link.Socket.FD, p.Encode(), int(file.Fd())); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := sender.Lane.TryReserve(1, 2); !ok || err != nil {
+	if _, ok, err := sender.out.Lane.TryReserve(1, 2); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	sender.commit(1)

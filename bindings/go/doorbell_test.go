@@ -17,7 +17,7 @@ import (
 
 // Doorbells, and peers that do with theirs what they should not.
 
-// hasRung waits until a goroutine that sleeps on a bell has woken.
+// hasRung waits until a goroutine that sleeps on a doorbell has woken.
 func hasRung(t *testing.T, woken chan struct{}) {
 	t.Helper()
 	select {
@@ -111,7 +111,7 @@ func fullAndAsleep(t *testing.T, sender *Sender) {
 			break
 		}
 	}
-	if sleeps, err := sender.Lane.Arm(5000, false, kernel.Membarrier); err != nil || !sleeps {
+	if sleeps, err := sender.out.Lane.Arm(5000, false, kernel.Membarrier); err != nil || !sleeps {
 		t.Fatal(sleeps, err)
 	}
 }
@@ -122,7 +122,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	t.Cleanup(func() { receiver.Close() })
 	hostile := must(ConnectSender(ctx, name, &Options{Capacity: 1 << 16}))
 	innocent := must(ConnectSender(ctx, name, nil))
-	fills(t, hostile.Bell.Eventfd)
+	fills(t, hostile.out.Doorbell.Eventfd)
 	fullAndAsleep(t, hostile)
 	sent := hostile.Unreleased()
 	received := make(chan error, 1)
@@ -145,7 +145,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the receiver waits for its ring")
 	}
-	if hostile.Lane.IsArmed() && !hostile.Bell.Poll() {
+	if hostile.out.Lane.IsArmed() && !hostile.out.Doorbell.Poll() {
 		t.Fatal("nobody has rung")
 	}
 	serves(t, receiver, innocent)
@@ -153,7 +153,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 
 func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	sender, receiver := pair(t, nil)
-	fills(t, receiver.bell.Eventfd)
+	fills(t, receiver.doorbell.Eventfd)
 	receiver.sleeper.Arm(receiver.areSendersFencing, kernel.Membarrier)
 	sent := make(chan error, 1)
 	go func() { sent <- sender.Send(context.Background(), []byte("x")) }()
@@ -165,7 +165,7 @@ func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the sender waits for its ring")
 	}
-	if !receiver.bell.Poll() {
+	if !receiver.doorbell.Poll() {
 		t.Fatal("nobody has rung")
 	}
 }
@@ -243,8 +243,8 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	others := []*Sender{anotherUsers(t, ctx, name), anotherUsers(t, ctx, name)}
 	own := must(ConnectSender(ctx, name, nil))
 	defer own.Close()
-	if own.Link.Doorbell.Kind != doorbell.Eventfd || receiver.bell.Pairs() != 2 {
-		t.Fatal(own.Link.Doorbell, receiver.bell.Pairs())
+	if own.out.Link.Doorbell.Kind != doorbell.Eventfd || receiver.doorbell.Pairs() != 2 {
+		t.Fatal(own.out.Link.Doorbell, receiver.doorbell.Pairs())
 	}
 	received := make(chan Message)
 	go func() {
@@ -258,7 +258,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 		}
 	}()
 	for n, sender := range append(others, own) {
-		if is := sender.Link.Doorbell.Kind; (is == doorbell.Socket) != (n < 2) {
+		if is := sender.out.Link.Doorbell.Kind; (is == doorbell.Socket) != (n < 2) {
 			t.Fatal(n, is)
 		}
 		for range 20 {
@@ -291,7 +291,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	receiver.Close()
 	for range received {
 	}
-	if found := receiver.bell.Pairs(); found != 0 {
+	if found := receiver.doorbell.Pairs(); found != 0 {
 		t.Fatal(found)
 	}
 }
@@ -311,8 +311,8 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 		t.FailNow()
 	}
 	defer client.Close()
-	if out := client.links[0].out; out.Doorbell.Kind != doorbell.Socket || client.bell.Pairs() != 1 {
-		t.Fatal(out.Doorbell, client.bell.Pairs())
+	if out := client.links[0].out; out.Doorbell.Kind != doorbell.Socket || client.doorbell.Pairs() != 1 {
+		t.Fatal(out.Doorbell, client.doorbell.Pairs())
 	}
 	for n := range 50 {
 		if n%10 == 0 && !parked("(*Own).Sleep") {
@@ -360,15 +360,15 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 				name, receiver := gathersOfAnotherUser(t)
 				hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 				other := anotherUsers(t, ctx, name)
-				does(t, hostile.Link.Doorbell.FD)
+				does(t, hostile.out.Link.Doorbell.FD)
 				// What was queued is taken, in some turns, and then nothing rings: no loop that is busy.
-				for rounds := 0; receiver.bell.Poll(); rounds++ {
+				for rounds := 0; receiver.doorbell.Poll(); rounds++ {
 					if rounds > 1000 {
 						t.Fatal("it rings for ever")
 					}
 				}
 				isEnd := strings.Contains(way, "shut") || strings.Contains(way, "no bytes")
-				if is := receiver.bell.Pairs() == 1; is != isEnd {
+				if is := receiver.doorbell.Pairs() == 1; is != isEnd {
 					t.Fatal("its doorbell is listened to:", !is)
 				}
 				for _, sender := range []*Sender{other, innocent} {
@@ -427,7 +427,7 @@ func TestWhatAHostileUserQueuedDoesNotHoldUpTheEndOfItsDoorbell(t *testing.T) {
 	hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 	must(0, innocent.Send(ctx, nil))
 	must(receiver.Receive(ctx)).Release()
-	sendsRights(hostile.Link.Doorbell.FD, []byte("x"), lingering(t))
+	sendsRights(hostile.out.Link.Doorbell.FD, []byte("x"), lingering(t))
 	ended := make(chan struct{})
 	go func() {
 		receiver.Close()
@@ -485,8 +485,8 @@ func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
 	receives := toolOfAnotherUser(t, "recv", name)
 	sender := must(ConnectSender(ctx, name, &Options{UIDs: []int{12345}, Await: true}))
 	defer sender.Close()
-	if sender.Link.Doorbell.Kind != doorbell.Socket || sender.MessageBytesMax() != 1<<20 {
-		t.Fatal(sender.Link.Doorbell, sender.MessageBytesMax())
+	if sender.out.Link.Doorbell.Kind != doorbell.Socket || sender.MessageBytesMax() != 1<<20 {
+		t.Fatal(sender.out.Link.Doorbell, sender.MessageBytesMax())
 	}
 	for n := range 20 {
 		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {

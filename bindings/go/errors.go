@@ -110,10 +110,11 @@ const (
 	failedMemory  = 0xffff0001
 )
 
-// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000
-// on are the library's, and their bytes a text: see [ErrServiceMemory].
+// CallError reports that the service failed a call. errors.As finds it. See [Request.Fail].
 type CallError struct {
-	Code  uint32
+	// Code is defined by the service. Codes from 0xffff0000 are the library's: see [ErrServiceMemory].
+	Code uint32
+	// Bytes are defined by the service; for the library's codes they are a text.
 	Bytes []byte
 }
 

@@ -15,20 +15,20 @@ import (
 	"pelton/internal/memory"
 )
 
-// registry is how senders come in to a receiver of many: a goroutine accepts, each hand-shake goes on in one of its own, and the receiver
-// takes in what has come of them, in its calls.
+// registry has the senders of a receiver of many, or the clients of a service. A goroutine accepts, each handshake
+// has one of its own, and the receiver takes the new lanes in its calls.
 type registry struct {
 	listener *Listener
 	most     int
-	// Of a service: who comes is a client.
+	// Set for a service, whose peers are clients.
 	service *Service
-	// Of all lanes together; nil: no limit.
+	// For all lanes together; nil: no limit.
 	budget *limits.Budget
-	// Whether something has arrived.
+	// Whether a lane has arrived.
 	hasArrived atomic.Bool
 	mutex      sync.Mutex
 	arrived    []*inLane
-	// Senders that are there, or about to be.
+	// Senders that are present, or about to be.
 	present int
 	number  uint32
 	// Handshakes that open descriptors.
@@ -38,12 +38,13 @@ type registry struct {
 	done       sync.WaitGroup
 }
 
-// handshakesMax is how many hand-shakes go on at a time. For one more the oldest is given up: who is in earnest has finished before.
+// handshakesMax limits concurrent handshakes. For one more the oldest is dropped: an honest peer has finished before.
 const handshakesMax = 64
 
-// Gather makes a receiver of many senders, which connect under a short name, or unix:PATH. It does not wait. Each sender has a lane of its
-// own; they are served by turns of at most 64 messages, so a sender's message waits for at most 64 of each of the others. A sender's
-// end touches no other; what it had committed is received, then its lane is given up, and so is that of one that breaks the rules.
+// Gather returns a receiver of many senders, which connect under a short name, or unix:PATH. It does not wait. Each
+// sender has a lane of its own, served round-robin with a quantum of 64 messages, so no sender delays another. The
+// end of a sender affects no other: what it had committed is received, then its lane is dropped, and so is that of a
+// sender that breaks the rules.
 //
 // Capacity and MessageBytesMax are the largest lane and message that it takes; Memory limits all lanes together.
 //
@@ -66,7 +67,7 @@ func gather(name string, o Options, settings limits.Settings, service *Service) 
 	if err != nil {
 		return nil, err
 	}
-	bell, err := doorbell.New()
+	ownDoorbell, err := doorbell.New()
 	if err != nil {
 		_ = listener.Close()
 		return nil, err
@@ -74,13 +75,13 @@ func gather(name string, o Options, settings limits.Settings, service *Service) 
 	page, err := memory.NewReceiverPage()
 	if err != nil {
 		_ = listener.Close()
-		bell.Close()
+		ownDoorbell.Close()
 		return nil, err
 	}
-	r := newReceiver(kernel.Membarrier(), page, bell, o)
+	r := newReceiver(kernel.Membarrier(), page, ownDoorbell, o)
 	r.registry = &registry{listener: listener, most: most, service: service, budget: limits.NewBudget(o.Memory)}
 	if service != nil && o.Memory > 0 {
-		// One for the lanes and for what it keeps.
+		// One budget for the lanes and for what it keeps.
 		r.registry.budget = service.memory
 	}
 	if service != nil {
@@ -98,16 +99,16 @@ func (g *registry) run(r *Receiver) {
 	for g.listener.closed.Err() == nil {
 		fd, err := g.listener.next(context.Background(), never, never)
 		if err != nil {
-			// The system's trouble; who waits to come in waits where it is.
+			// An error of the system: peers wait where they are.
 			select {
 			case <-g.listener.closed.Done():
 			case <-time.After(shortageRetry):
 			}
 			continue
 		}
-		// Who is refused takes no other's place among those who are shaken hands with.
+		// A peer that is refused takes no place among the handshakes.
 		if s, err := handshake.New(context.Background(), fd, g.listener.settings); err == nil {
-			// Here, so that the oldest of them is the one that came first.
+			// In this goroutine, so that the oldest of them is the one that came first.
 			ctx, cancel := context.WithCancel(context.Background())
 			g.addHandshake(cancel)
 			g.done.Add(1)
@@ -116,7 +117,7 @@ func (g *registry) run(r *Receiver) {
 	}
 }
 
-// addHandshake notes one more visitor, and gives the oldest up if they are too many.
+// addHandshake adds a handshake, and drops the oldest if there are too many.
 func (g *registry) addHandshake(cancel context.CancelFunc) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -132,7 +133,7 @@ func (g *registry) handshake(ctx context.Context, cancel context.CancelFunc, r *
 	defer cancel()
 	var in *inLane
 	err := g.listener.shake(ctx, s, func(s *handshake.Handshake, listens bool) (err error) {
-		// Before anything is made for it.
+		// Before anything is created for it.
 		if err := s.Socket.Until(s.Ctx, func() bool { return kernel.IsReady(s.Socket.FD, unix.POLLIN) }); err != nil {
 			return err
 		}
@@ -158,7 +159,7 @@ func (g *registry) handshake(ctx context.Context, cancel context.CancelFunc, r *
 	g.arrived = append(g.arrived, in)
 	g.hasArrived.Store(true)
 	g.mutex.Unlock()
-	r.bell.Wake()
+	r.doorbell.Wake()
 }
 
 func (g *registry) addSender() bool {
@@ -178,8 +179,8 @@ func (g *registry) hasDescriptors() bool {
 	return g.listener.bound.Reserve.LeavesEnough(g.opening + 1)
 }
 
-// beginOpening counts a handshake that is about to open descriptors. If that might leave the program too few, it waits for shortageLasted at most; then it
-// refuses the peer.
+// beginOpening counts a handshake that is about to open descriptors. If that might leave the program too few, it
+// waits for shortageMax at most, and then refuses the peer.
 func (g *registry) beginOpening(s *handshake.Handshake) error {
 	for until := time.Now().Add(shortageMax); ; {
 		g.mutex.Lock()
@@ -215,7 +216,7 @@ func (g *registry) removeSender() {
 }
 
 func (g *registry) accept(r *Receiver, s *handshake.Handshake) (*inLane, error) {
-	to := &handshake.ReceivingSide{Page: r.page, Bell: r.bell, IsShared: true, Budget: g.budget}
+	to := &handshake.ReceivingSide{Page: r.page, Doorbell: r.doorbell, IsShared: true, Budget: g.budget}
 	var in *inLane
 	var err error
 	if g.service != nil {
@@ -229,14 +230,14 @@ func (g *registry) accept(r *Receiver, s *handshake.Handshake) (*inLane, error) 
 	if err != nil {
 		return nil, err
 	}
-	// No successor will ask for them, and a thousand lanes are many descriptors.
+	// No successor asks for them, and a thousand lanes would keep many descriptors.
 	in.Memory.Producer.ForgetDescriptor()
 	in.Memory.Consumer.ForgetDescriptor()
 	in.Memory.Data.ForgetDescriptor()
 	return in, nil
 }
 
-// takeArrived takes in who has arrived. Does not wait.
+// takeArrived adds the new lanes. It does not wait.
 func (g *registry) takeArrived(r *Receiver) {
 	if !g.hasArrived.Load() {
 		return
@@ -248,8 +249,8 @@ func (g *registry) takeArrived(r *Receiver) {
 	g.arrived = nil
 }
 
-// close ends it: nobody comes any more. Whose hand-shake is over, also if it is so only while this gives it up, is taken in, to be told: it
-// may have asked already.
+// close ends it. A handshake that is complete, even if only during this call, still becomes a lane: its client may
+// have sent a request already, and must get the end.
 func (g *registry) close(r *Receiver) {
 	_ = g.listener.Close()
 	g.mutex.Lock()

@@ -107,7 +107,7 @@ func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The next header is of a number that cannot be.
-	liar.Memory.Data.Bytes[liar.Lane.Tail().Offset+4] = 99
+	liar.out.Memory.Data.Bytes[liar.out.Lane.Tail().Offset+4] = 99
 	for n := range 3 {
 		if err := good.Send(ctx, payload(n, 50)); err != nil {
 			t.Fatal(err)

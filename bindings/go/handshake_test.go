@@ -140,8 +140,8 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 			s, peer := socketPair(t, soon(t))
 			bytes := must(hex.DecodeString(vector.Hex))
 			p, _ := packet.Decode(bytes)
-			bell := must(doorbell.New())
-			defer bell.Close()
+			ownDoorbell := must(doorbell.New())
+			defer ownDoorbell.Close()
 			capacity := p.Capacity
 			if !lane.CapacityIsValid(capacity) {
 				capacity = 64
@@ -160,7 +160,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer page.Close()
 				defer data.Close()
 				send(hello(packet.RoleSender, 0))
-				send(bytes, page.FD, bell.Eventfd, data.FD)
+				send(bytes, page.FD, ownDoorbell.Eventfd, data.FD)
 				_, err = receiverOfOne(s, Options{}, false)
 			case "CONSUMER":
 				consumer, receiver, data := must(memory.NewConsumerPage(lane.Unpack(p.Head))), must(memory.NewReceiverPage()), must(memory.NewData(capacity))
@@ -168,7 +168,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer receiver.Close()
 				defer data.Close()
 				send(hello(packet.RoleReceiver, 1))
-				send(bytes, consumer.FD, receiver.FD, bell.Eventfd, data.FD)
+				send(bytes, consumer.FD, receiver.FD, ownDoorbell.Eventfd, data.FD)
 				_, err = s.NewSender(false)
 			case "HELLO":
 				send(bytes)
@@ -204,7 +204,7 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 	defer kernel.CloseAll(pipe)
 	ordinary := must(os.Create(t.TempDir() + "/file"))
 	defer ordinary.Close()
-	cases := map[string]struct{ page, data, bell func() int }{
+	cases := map[string]struct{ page, data, doorbell func() int }{
 		"all is well":               {},
 		"page without FUTURE_WRITE": {page: func() int { return file(memory.SizeSeals, lane.SegmentBytes, producer) }},
 		"page without SHRINK":       {page: func() int { return file(memory.ControlSeals&^unix.F_SEAL_SHRINK, lane.SegmentBytes, producer) }},
@@ -226,8 +226,8 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 		"data that can grow":                {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, capacity, none) }},
 		"data that can be sealed further":   {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, capacity, none) }},
 		"data that is shorter than it says": {data: func() int { return file(memory.SizeSeals, capacity/2, none) }},
-		"bell that is a pipe":               {bell: func() int { return must(unix.Dup(pipe[1])) }},
-		"bell that is a file":               {bell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
+		"bell that is a pipe":               {doorbell: func() int { return must(unix.Dup(pipe[1])) }},
+		"bell that is a file":               {doorbell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +235,7 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 			defer cancel()
 			s, peer := socketPair(t, ctx)
 			fds := []int{}
-			for i, make := range []func() int{c.page, c.bell, c.data} {
+			for i, make := range []func() int{c.page, c.doorbell, c.data} {
 				usual := []func() int{
 					func() int { return file(memory.ControlSeals, lane.SegmentBytes, producer) },
 					func() int { return must(unix.Eventfd(0, unix.EFD_CLOEXEC)) },

@@ -142,31 +142,31 @@ func serves(t *testing.T, receiver *Receiver, innocent *Sender) {
 func hostileSend(t *testing.T, sender *Sender, fd int) {
 	t.Helper()
 	p := packet.New(packet.KindDescriptors)
-	p.Seq = sender.Lane.Tail().Seq
-	sendsRights(sender.Link.Socket.FD, p.Encode(), fd)
-	room, ok, err := sender.Lane.TryReserve(1, 1)
+	p.Seq = sender.out.Lane.Tail().Seq
+	sendsRights(sender.out.Link.Socket.FD, p.Encode(), fd)
+	room, ok, err := sender.out.Lane.TryReserve(1, 1)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	room[0] = 1
-	if sender.Lane.Commit(1) == lane.Ring {
-		sender.Link.Ring()
+	if sender.out.Lane.Commit(1) == lane.Ring {
+		sender.out.Link.Ring()
 	}
 }
 
 func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
-	segments := func(t *testing.T, page, bell, data int) []int {
+	segments := func(t *testing.T, page, ownDoorbell, data int) []int {
 		const capacity = 1 << 16
 		if page < 0 {
 			page = must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)).FD
 		}
-		if bell < 0 {
-			bell = must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		if ownDoorbell < 0 {
+			ownDoorbell = must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		}
 		if data < 0 {
 			data = must(memory.NewData(capacity)).FD
 		}
-		return []int{page, bell, data}
+		return []int{page, ownDoorbell, data}
 	}
 	offers := func(at int) func(t *testing.T, fd, socket int) {
 		return func(t *testing.T, fd, socket int) {
@@ -325,7 +325,7 @@ func TestADescriptorWithAMessageHoldsUpNobodyElse(t *testing.T) {
 			hostile, innocent := must(ConnectSender(ctx, name, nil)), must(ConnectSender(ctx, name, nil))
 			if use == "not received" {
 				// No message says so: it stays in the socket.
-				sendsRights(hostile.Link.Socket.FD, []byte("?"), fd)
+				sendsRights(hostile.out.Link.Socket.FD, []byte("?"), fd)
 			} else {
 				hostileSend(t, hostile, fd)
 			}
@@ -357,16 +357,16 @@ func TestMoreDescriptorsThanTheProtocolHasAreClosed(t *testing.T) {
 	must(receiver.Receive(ctx)).Release()
 	before := len(must(os.ReadDir("/proc/self/fd")))
 	p := packet.New(packet.KindDescriptors)
-	p.Seq = hostile.Lane.Tail().Seq
+	p.Seq = hostile.out.Lane.Tail().Seq
 	many := make([]int, kernel.ScmMaxFD)
-	if err := kernel.TrySend(hostile.Link.Socket.FD, p.Encode(), many...); err != nil {
+	if err := kernel.TrySend(hostile.out.Link.Socket.FD, p.Encode(), many...); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := hostile.Lane.TryReserve(1, lane.DescriptorsMax); err != nil || !ok {
+	if _, ok, err := hostile.out.Lane.TryReserve(1, lane.DescriptorsMax); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	if hostile.Lane.Commit(1) == lane.Ring {
-		hostile.Link.Ring()
+	if hostile.out.Lane.Commit(1) == lane.Ring {
+		hostile.out.Link.Ring()
 	}
 	serves(t, receiver, innocent)
 	closesEnd(t)
@@ -505,8 +505,8 @@ func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
 			isReadyWithin(t, socket)
 			const capacity = 1 << 16
 			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)), must(memory.NewData(capacity))
-			bell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-			fds := []int{page.FD, bell, data.FD}
+			ownDoorbell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+			fds := []int{page.FD, ownDoorbell, data.FD}
 			fds[map[string]int{"page": 0, "bell": 1, "data": 2}[at]] = silent
 			offer := packet.NewLane(packet.KindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start, lane.Start)
 			offer.Generation = 1
@@ -516,7 +516,7 @@ func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
 			go unix.Close(silent)
 			page.Close()
 			data.Close()
-			unix.Close(bell)
+			unix.Close(ownDoorbell)
 			// It is refused.
 			for b := make([]byte, packet.BytesMax); ; {
 				isReadyWithin(t, socket)

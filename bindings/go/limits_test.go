@@ -111,11 +111,11 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 	for _, c := range []struct{ capacity, bytesMax uint64 }{{128 << 10, 100}, {64 << 10, 1001}, {64 << 10, 1000}} {
 		s, peer := socketPair(t, soon(t))
 		s.Settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
-		page, data, bell := must(memory.NewProducerPage(c.capacity, c.bytesMax, 1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		page, data, ownDoorbell := must(memory.NewProducerPage(c.capacity, c.bytesMax, 1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		offer := packet.NewLane(packet.KindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
 		offer.Generation = 1
 		ready := packet.New(packet.KindReady)
-		if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)), kernel.TrySend(peer, offer.Encode(), page.FD, bell, data.FD), kernel.TrySend(peer, ready.Encode())); err != nil {
+		if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)), kernel.TrySend(peer, offer.Encode(), page.FD, ownDoorbell, data.FD), kernel.TrySend(peer, ready.Encode())); err != nil {
 			t.Fatal(err)
 		}
 		r, err := receiverOfOne(s, Options{}, false)
@@ -131,7 +131,7 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 		}
 		page.Close()
 		data.Close()
-		unix.Close(bell)
+		unix.Close(ownDoorbell)
 	}
 }
 

@@ -141,7 +141,7 @@ func runSide(arguments []string) error {
 			return err
 		}
 		for {
-			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.Lane.Tail().Seq))
+			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.out.Lane.Tail().Seq))
 			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil && !errors.Is(err, ErrPeerDied) {
 				return err
 			}

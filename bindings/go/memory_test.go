@@ -14,7 +14,7 @@ func TestAWindowThatShrinksGivesItsMemoryBack(t *testing.T) {
 	s := &sender.window
 	blocks := func() int64 {
 		var stat unix.Stat_t
-		if err := unix.Fstat(sender.Memory.Data.FD, &stat); err != nil {
+		if err := unix.Fstat(sender.out.Memory.Data.FD, &stat); err != nil {
 			t.Fatal(err)
 		}
 		return stat.Blocks * 512
@@ -37,14 +37,14 @@ func TestAWindowThatShrinksGivesItsMemoryBack(t *testing.T) {
 		t.Fatal("the process's senders use too much")
 	}
 	s.BytesMin, s.BytesMax = s.Bytes, s.Bytes
-	sender.Lane.SetWindow(s.Bytes)
+	sender.out.Lane.SetWindow(s.Bytes)
 	pass(20 << 20)
 	if used := blocks(); used < 15<<20 {
 		t.Fatal(used)
 	}
 	s.BytesMin, s.BytesMax = lane.Window, lane.Window
 	s.Use(lane.Window)
-	sender.Lane.SetWindow(s.Bytes)
+	sender.out.Lane.SetWindow(s.Bytes)
 	s.Excess = window.ExcessAfterPause
 	pass(40 << 20)
 	if used := blocks(); used > 1<<20 || s.Excess != 0 {

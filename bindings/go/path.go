@@ -13,7 +13,7 @@ import (
 	"pelton/internal/wait"
 )
 
-// openChannel opens the directory, or makes it, or waits until it is there.
+// openChannel opens the directory, or creates it, or waits until it exists.
 func openChannel(ctx context.Context, path string, o *Options, make bool) (*directory.Directory, error) {
 	if make {
 		makes, err := o.pathMakes()
@@ -38,16 +38,20 @@ func openChannel(ctx context.Context, path string, o *Options, make bool) (*dire
 	}
 }
 
-// CreateSender makes the path channel at a directory, or opens the one that is there (with the sizes that it was made with), as a sender. It
-// goes on behind the last message that its predecessor committed. A receiver need not be there: see [Options.Await].
+// CreateSender creates the path channel at a directory, or opens an existing one with the sizes that it was created
+// with, as a sender. It continues after the last message that its predecessor committed. It needs no receiver.
 //
-// Errors: [ErrRoleTaken] while as many senders as the channel has lanes are alive; [ErrNotAChannel] for whatever is wrong with what stands
-// there; [ErrNoSpace], [ErrRebooted]; [ErrCorrupt]: `pelton recover`; [ErrOption], [ErrSystem]; the context's.
+// It waits while as many senders as the channel has lanes are alive: for 200 ms, because a killed process keeps its
+// role until the kernel has ended it, and with [Options.Await] until the context ends.
+//
+// Errors: [ErrRoleTaken] after that wait, together with the context's if that ended; [ErrNotAChannel] if something
+// else is there, or a check fails; [ErrNoSpace], [ErrRebooted]; [ErrCorrupt]: `pelton recover`; [ErrOption],
+// [ErrSystem]; the context's.
 func CreateSender(ctx context.Context, directory string, options *Options) (*Sender, error) {
 	return pathSender(ctx, directory, options, true)
 }
 
-// OpenSender does not make a channel. Otherwise as CreateSender. Errors: also [ErrNoChannel].
+// OpenSender does not create a channel. Otherwise as CreateSender. Errors: also [ErrNoChannel].
 func OpenSender(ctx context.Context, directory string, options *Options) (*Sender, error) {
 	return pathSender(ctx, directory, options, false)
 }
@@ -69,9 +73,9 @@ func pathSender(ctx context.Context, path string, options *Options, make bool) (
 		}
 		s := newSender(out, o)
 		s.role = role
-		// Who went before is no news.
+		// The end of an earlier receiver is not reported.
 		_, err = s.findReceiver()
-		s.Link.Ring()
+		s.out.Link.Ring()
 		if err != nil {
 			_ = s.Close()
 			return nil, err
@@ -86,25 +90,25 @@ func pathSender(ctx context.Context, path string, options *Options, make bool) (
 	}
 }
 
-// findReceiver looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
+// findReceiver checks for a receiver. It returns true if one has come and gone meanwhile.
 func (s *Sender) findReceiver() (bool, error) {
-	what, err := s.Link.Find()
+	what, err := s.out.Link.Find()
 	if what == link.FoundPeer {
-		if s.Lane.ConsumerClosed() {
-			// Its life outlives it for a moment, in a child on its way to exec for instance.
-			s.Link.Path.Lose()
+		if s.out.Lane.ConsumerClosed() {
+			// Its liveness file outlives it for a moment, for example in a child on its way to exec.
+			s.out.Link.Path.Lose()
 			return true, nil
 		}
-		// Its close, from now on, is news.
-		s.Lane.ContinueAlone()
+		// From now on its close is reported.
+		s.out.Lane.ContinueAlone()
 	}
 	return what == link.FoundPassed, err
 }
 
-// goOnAlone: the end of the receiver has been told. The lane is there for the next one, who may have come already.
+// forgetReceiver continues without the receiver, whose end was reported. The next one may have come already.
 func (s *Sender) forgetReceiver() {
-	s.Link.Path.Lose()
-	s.Lane.ContinueAlone()
+	s.out.Link.Path.Lose()
+	s.out.Lane.ContinueAlone()
 	s.broken = nil
 	for range link.PassedMax {
 		if passed, err := s.findReceiver(); err != nil || !passed {
@@ -114,7 +118,7 @@ func (s *Sender) forgetReceiver() {
 }
 
 func (s *Sender) waitForReceiver(ctx context.Context) error {
-	return wait.Until(ctx, s.Bell, &s.guard, func() (bool, error) {
+	return wait.Until(ctx, s.out.Doorbell, &s.guard, func() (bool, error) {
 		if isCorrupt(s.broken) {
 			return false, s.broken
 		}
@@ -122,14 +126,14 @@ func (s *Sender) waitForReceiver(ctx context.Context) error {
 		if hasGone || s.broken != nil {
 			s.forgetReceiver()
 		}
-		return s.Link.Path.Liveness != nil, err
+		return s.out.Link.Path.Liveness != nil, err
 	})
 }
 
-// Sync has everything sent so far written to the disk under a path channel, and waits for that: it survives the machine's end, as long as
-// the receiver had not released it. What a crash of processes leaves needs no such thing.
+// Sync writes everything sent so far to the disk under a path channel, and waits for that. It survives a power
+// failure, unless the receiver had released it. A crash of processes needs no Sync.
 //
-// Errors: [ErrRefused] of a channel that is not a path's; [ErrSystem].
+// Errors: [ErrRefused] if it is not a path channel; [ErrSystem].
 func (s *Sender) Sync() error {
 	if err := s.enter(); err != nil {
 		return err
@@ -138,31 +142,32 @@ func (s *Sender) Sync() error {
 	if s.role == nil {
 		return fail.New(fail.ErrRefused, "only a path channel has a disk under it: see CreateSender")
 	}
-	tail := s.Lane.Tail()
-	// That there is a channel, once; then the messages, then that they are there, and what was released.
+	tail := s.out.Lane.Tail()
+	// Once that there is a channel; then the messages; then the positions.
 	if !s.role.IsSynced {
 		if err := s.role.Directory.Sync(); err != nil {
 			return err
 		}
 		s.role.IsSynced = true
 	}
-	if err := unix.Fdatasync(s.Memory.Data.FD); err != nil {
+	if err := unix.Fdatasync(s.out.Memory.Data.FD); err != nil {
 		return fail.System("syncing the lane", err)
 	}
-	s.Lane.NoteSynced(tail)
-	return fail.System("syncing the lane's pages", errors.Join(unix.Fdatasync(s.Memory.Producer.FD), unix.Fdatasync(s.Memory.Consumer.FD)))
+	s.out.Lane.NoteSynced(tail)
+	return fail.System("syncing the lane's pages", errors.Join(unix.Fdatasync(s.out.Memory.Producer.FD), unix.Fdatasync(s.out.Memory.Consumer.FD)))
 }
 
-// CreateReceiver makes the path channel at a directory, or opens the one that is there, as its receiver. It begins with the oldest message
-// that its predecessor had not released: see [Message.Redelivered]. No sender need be there. Its lanes are served by turns, as those of
-// [Gather]. When the last sender has gone and everything is received, Receive says so once, and then waits for the next one.
+// CreateReceiver creates the path channel at a directory, or opens an existing one, as its receiver. It begins with
+// the oldest message that its predecessor had not released: see [Message.Redelivered]. It needs no sender. Its lanes
+// are served round-robin, as those of [Gather]. When the last sender is gone and everything is received, Receive
+// reports that once, and then waits for the next sender.
 //
-// Errors: as CreateSender; [ErrRoleTaken] while another receiver is alive.
+// It waits while another receiver is alive, as CreateSender does. Errors: as CreateSender.
 func CreateReceiver(ctx context.Context, directory string, options *Options) (*Receiver, error) {
 	return pathReceiver(ctx, directory, options, true)
 }
 
-// OpenReceiver does not make a channel. Otherwise as CreateReceiver. Errors: also [ErrNoChannel].
+// OpenReceiver does not create a channel. Otherwise as CreateReceiver. Errors: also [ErrNoChannel].
 func OpenReceiver(ctx context.Context, directory string, options *Options) (*Receiver, error) {
 	return pathReceiver(ctx, directory, options, false)
 }
@@ -182,21 +187,21 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 			return nil, err
 		}
 		canBarrier := kernel.Membarrier()
-		page, bell, role, err := d.OpenReceiver(ctx, o.Await)
+		page, ownDoorbell, role, err := d.OpenReceiver(ctx, o.Await)
 		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		// Before any lane says that it is open: a predecessor that closed said so here as well. [close]
-		r := newReceiver(canBarrier, page, bell, o)
+		// Before any lane is marked open: a predecessor that closed has marked this page too. [close]
+		r := newReceiver(canBarrier, page, ownDoorbell, o)
 		r.role = role
 		if err := r.findSenders(); err != nil {
 			_ = r.Close()
 			return nil, err
 		}
-		// Messages that wait are as good as who sent them.
+		// With messages in the channel it needs no sender.
 		if o.Await && !r.mayBeReady() {
 			if err := r.Resume(ctx); err != nil {
 				_ = r.Close()
@@ -207,17 +212,17 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 	}
 }
 
-// openLane takes over the next lane, and meets its sender.
+// openLane takes over the next lane, and finds its sender.
 func (r *Receiver) openLane(number int) error {
-	of, err := r.role.Directory.OpenLane(number, r.page, r.bell)
+	of, err := r.role.Directory.OpenLane(number, r.page, r.doorbell)
 	if err != nil {
 		return err
 	}
 	in := &inLane{Incoming: *of, number: uint32(number) + 1}
-	// Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
+	// Kept even if its sender cannot be found now: opened again it would appear as another receiver's.
 	r.lanes = append(r.lanes, in)
 	err = in.findSender()
-	// Who has gone before and left nothing is no news.
+	// The end of an earlier sender that left no message is not reported.
 	if !in.Consumer.MayBeReady() {
 		in.end = nil
 	}
@@ -225,7 +230,7 @@ func (r *Receiver) openLane(number int) error {
 	return err
 }
 
-// findSenders looks for senders that have come to lanes that had none, and for new lanes.
+// findSenders checks for new senders of its lanes, and for new lanes.
 func (r *Receiver) findSenders() error {
 	for _, in := range r.lanes {
 		if err := in.findSender(); err != nil {
@@ -245,15 +250,15 @@ func (in *inLane) findSender() error {
 		switch {
 		case err != nil || what == link.FoundNothing:
 			return err
-		// Its life outlives it for a moment, in a child on its way to exec for instance.
+		// Its liveness file outlives it for a moment, for example in a child on its way to exec.
 		case what == link.FoundPeer && !in.Consumer.ProducerClosed():
 			in.end = nil
 			return nil
 		}
-		// And perhaps its successor is here.
+		// Its successor may have come.
 		in.noteEnd()
 	}
-	// To be looked at again, after the other lanes.
+	// To be polled again, after the other lanes.
 	in.Link.Wake()
 	return nil
 }
@@ -268,7 +273,7 @@ func (in *inLane) noteEnd() {
 
 func (in *inLane) isSenderHere() bool { return in.end == nil && in.Link.Path.Liveness != nil }
 
-// pollEnds is asked when nothing is there: perhaps that is the end, of all senders, which is told once.
+// pollEnds is called when no message is there. It detects the end of all senders, which is reported once.
 func (r *Receiver) pollEnds() (bool, error) {
 	before := len(r.lanes)
 	if err := r.findSenders(); err != nil {
@@ -293,7 +298,7 @@ func (r *Receiver) pollEnds() (bool, error) {
 	return false, &EndError{code, r.unreleased()}
 }
 
-// foundEnd is how the senders ended, if none is here and the end of some has not been told yet.
+// foundEnd returns how the senders ended, if none is here and the end of some has not been reported.
 func (r *Receiver) foundEnd() (code error) {
 	for _, in := range r.lanes {
 		if in.isSenderHere() {
@@ -307,7 +312,7 @@ func (r *Receiver) foundEnd() (code error) {
 }
 
 func (r *Receiver) waitForSender(ctx context.Context) error {
-	return wait.Until(ctx, r.bell, &r.guard, func() (bool, error) {
+	return wait.Until(ctx, r.doorbell, &r.guard, func() (bool, error) {
 		if r.broken != nil {
 			return false, r.broken
 		}
@@ -319,16 +324,17 @@ func (r *Receiver) waitForSender(ctx context.Context) error {
 			if in.Link.IsPeerGone() || in.isSenderHere() {
 				in.Link.Path.Lose()
 			}
-			// Who asks for the next one does without the end of the last.
+			// A caller that waits for the next sender ignores the end of the last.
 			in.end = nil
 		}
 		return false, err
 	})
 }
 
-// Sync has what was released so far written to the disk under a path channel, so that it does not come again even after the machine's end.
+// Sync writes what was released so far to the disk under a path channel, so that it is not redelivered even after a
+// power failure. It waits for the disk.
 //
-// Errors: [ErrRefused] of a channel that is not a path's; [ErrSystem].
+// Errors: [ErrRefused] if it is not a path channel; [ErrSystem].
 func (r *Receiver) Sync() error {
 	if err := r.guard.Enter(); err != nil {
 		return err

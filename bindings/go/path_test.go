@@ -210,8 +210,8 @@ func TestALaneByPathStretchesIntoSpaceThatIsAllocatedAhead(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.Lane.Backed() || sender.Lane.Backed() < 6_000_000 {
-				t.Fatal(first, blocks(), sender.Lane.Backed())
+			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.out.Lane.Backed() || sender.out.Lane.Backed() < 6_000_000 {
+				t.Fatal(first, blocks(), sender.out.Lane.Backed())
 			}
 			if err := sender.Sync(); err != nil {
 				t.Fatal(err)

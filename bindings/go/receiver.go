@@ -21,58 +21,58 @@ import (
 	"pelton/internal/wait"
 )
 
-// Receiver is the receiving end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call, and
-// so may [Message.Release].
+// Receiver is the receiving endpoint of a channel. One goroutine at a time uses it; any may call Close and
+// [Message.Release] at any time.
 type Receiver struct {
 	guard     wait.Guard
 	lanes     []*inLane
 	sleeper   lane.Sleeper
 	page      *memory.Segment
-	bell      *doorbell.Own
+	doorbell  *doorbell.Own
 	spin      wait.Spin
 	options   Options
 	reconnect reconnect
-	// Of a receiver of many senders.
+	// Set for a receiver of many senders.
 	registry *registry
-	// Of a path channel: the role. Then the senders' end is told once, and receiving goes on.
+	// Set for a path channel. Then the end of the senders is reported once, and receiving continues.
 	role *directory.Role
 
-	// Whose turn it is, and how many messages it has had of it.
+	// The lane that is served, and how many messages it gave in this quantum.
 	current, inQuantum int
-	// Found by a look, for the call to take.
+	// Found by a poll, for the call to take.
 	found  lane.Record
 	broken error
 
-	// Loans for messages to come.
+	// Handles for later messages.
 	free []*messageHandle
-	// What was released while another goroutine was in a call, or leaked.
+	// Messages that were released during another goroutine's call, or leaked.
 	returns  atomic.Int32
 	mutex    sync.Mutex
 	returned []returned
 }
 
-// inLane is a consumer with its memory and the link to its producer.
+// inLane is a lane of a receiver, a service or a client.
 type inLane struct {
 	link.Incoming
-	// Which of the receiver's: 0 of one sender, else from 1 on.
+	// Its number in the receiver: 0 for the only one, else from 1.
 	number uint32
-	// Of a service: the client, as those have it who answer.
+	// Set for a lane of requests.
 	session  *session
 	isClosed bool
-	// Of a path channel: how its sender went, until that is told.
+	// On a path channel: how its sender ended, until that is reported.
 	end error
-	// Descriptors of the message at the cursor, once it has been found, and why there are none.
+	// The descriptors of the message at the cursor, or the error for them.
 	filesFor  uint32
 	files     []int
 	filesLost error
 }
 
-// quantum is after how many messages of one sender it is the next one's turn.
+// quantum is the number of messages of one sender before the next sender's.
 const quantum = 64
 
-func newReceiver(canBarrier bool, page *memory.Segment, bell *doorbell.Own, options Options) *Receiver {
+func newReceiver(canBarrier bool, page *memory.Segment, ownDoorbell *doorbell.Own, options Options) *Receiver {
 	return &Receiver{
-		sleeper: lane.NewReceiverSleeper(page.Bytes, canBarrier), page: page, bell: bell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
+		sleeper: lane.NewReceiverSleeper(page.Bytes, canBarrier), page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
 	}
 }
 
@@ -84,7 +84,7 @@ func (r *Receiver) leaveFrom(state uint32) {
 			r.tearDown()
 			return
 		}
-		// Who gave something back and found this goroutine in has counted it before, and relies on this look.
+		// A goroutine that released a message during this call has counted it before, and relies on this check.
 		if r.returns.Load() == 0 || !r.guard.TryEnter() {
 			return
 		}
@@ -93,72 +93,74 @@ func (r *Receiver) leaveFrom(state uint32) {
 	}
 }
 
-// Message is one that was received. It lies in the lane, where it stays until it is released: the sender's space comes back in the
-// order of sending, so one that is kept keeps what came after it, too. Any goroutine may use and release it; copies of it are the same
-// message. One that is dropped without being released is reported: see [Options.OnLeak].
+// Message is a received message. It lies in the lane until it is released. Space becomes free in the order of
+// sending, so a message that is kept also keeps what came after it. Any goroutine may use and release it; its copies
+// are the same message. A message that is dropped without release is reported: see [Options.OnLeak].
 //
-// A sender that breaks the rules can change the bytes while they are read; who does not trust it copies them first, or uses
-// [Receiver.ReceiveInto].
+// A sender that breaks the rules can change the bytes while they are read. If you do not trust it, copy them first,
+// or use [Receiver.ReceiveInto].
 type Message struct {
 	bytes  []byte
 	handle *messageHandle
 	peer   kernel.Peer
-	// Which use of what is lent: the next message has another.
+	// A number for each use of the handle.
 	use                   uint32
 	seq, generation, lane uint32
 	again                 bool
 }
 
-// loan is a message that is lent out. What frees it if it leaks must not lead to the lent that is waited for.
+// loan is a message that is in use. The cleanup of a leaked one must not refer to its handle.
 type loan struct {
 	receiver *Receiver
 	in       *inLane
 	ticket   uint64
 	seq      uint32
-	// Odd while it is lent; one more at each end of its use.
+	// Odd while it is in use; one more at each begin and end.
 	uses  atomic.Uint32
 	files []int
-	// Whose they are.
+	// The user of the descriptors.
 	uid int
 }
 
-// messageHandle is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
+// messageHandle is referenced by messages, and by the receiver only while no message uses it: so a leaked one is
+// unreachable.
 type messageHandle struct{ loan *loan }
 
 type returned struct {
 	loan *loan
-	// nil of a leak.
+	// nil for a leaked message.
 	lent *messageHandle
 }
 
-// Bytes is the message, in place: valid until Release.
+// Bytes returns the message in place. It is valid until Release.
 func (m Message) Bytes() []byte { return m.bytes }
 
-// Seq is the message's number: 1 for a lane's first, one more for each, modulo 2^32, never 0.
+// Seq returns the message's number in its lane: 1 for the first, modulo 2^32, never 0.
 func (m Message) Seq() uint32 { return m.seq }
 
-// Redelivered says that a receiver that died may have had this message before.
+// Redelivered reports whether a receiver that died may have had this message before.
 func (m Message) Redelivered() bool { return m.again }
 
-// Generation is which of the lane's senders sent it: 1 for the first, one more for each successor.
+// Generation returns which of the lane's senders sent it: 1 for the first, one more for each successor.
 func (m Message) Generation() uint32 { return m.generation }
 
-// Lane is which sender of a receiver of many sent it: from 1 on, never the same for two that are there; 0 of a receiver of one.
+// Lane returns which sender of a receiver of many sent it: from 1, never the same for two present ones; 0 for a
+// receiver of one.
 func (m Message) Lane() uint32 { return m.lane }
 
-// Peer is who sent it.
-func (m Message) Peer() kernel.Peer { return m.peer }
+// Peer returns the process that sent it.
+func (m Message) Peer() Peer { return m.peer }
 
-// Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
-// with the message's release, by another goroutine. They may be of any kind: to use or close one may wait for whatever is behind it, as long as the
-// sender wants. Ask once.
+// TakeFiles returns the descriptors that came with the message, once; then they belong to the caller, which closes
+// them. Release closes those that were not taken, in another goroutine. A descriptor may be of any kind: using or
+// closing it may wait as long as the sender wants. It does not wait.
 func (m Message) Files() []*os.File {
 	if m.handle == nil || m.handle.loan.uses.Load() != m.use {
 		return nil
 	}
 	fds := m.handle.loan.files
 	m.handle.loan.files = nil
-	// Not before somebody wants them: the poller asks some kinds of files, which may not answer.
+	// Only now: for some kinds of files the poller makes calls that may not return.
 	var files []*os.File
 	for _, fd := range fds {
 		files = append(files, os.NewFile(uintptr(fd), "received"))
@@ -166,10 +168,10 @@ func (m Message) Files() []*os.File {
 	return files
 }
 
-// Release gives the message's space back to the sender. Any goroutine may do it, at any time, also after the receiver was closed.
-// It does not wait.
+// Release frees the message's space. Any goroutine may call it at any time, also after the receiver was closed. It
+// does not wait.
 //
-// Errors: [ErrNotReceived] of a message that was released before.
+// Errors: [ErrNotReceived] if the message was released before.
 func (m Message) Release() error {
 	if m.handle == nil || !m.handle.loan.uses.CompareAndSwap(m.use, m.use+1) {
 		return fail.New(fail.ErrNotReceived, "the message was released already, or never received")
@@ -191,7 +193,7 @@ func (l *loan) closeFiles() {
 	l.files = nil
 }
 
-// leaked is called when nobody can reach the lent any more.
+// leaked is called when no message refers to the handle any more.
 func leaked(l *loan) {
 	if l.uses.Load()%2 == 0 {
 		return
@@ -202,7 +204,8 @@ func leaked(l *loan) {
 	l.receiver.releaseLater(returned{l, nil})
 }
 
-// releaseLater leaves it to who is in a call, or does it if nobody is by now. Of a closed handle only the memory is given back.
+// releaseLater leaves the release to the goroutine in a call, or performs it if there is none by now. For a closed
+// handle it releases only the memory.
 func (r *Receiver) releaseLater(what returned) {
 	r.mutex.Lock()
 	r.returned = append(r.returned, what)
@@ -217,8 +220,8 @@ func (r *Receiver) releaseLater(what returned) {
 		r.releaseReturnedMemory()
 		return
 	}
-	// It may sleep, and so may the sender, for want of this room.
-	r.bell.Wake()
+	// The receiver may sleep, and its sender too, for lack of this space.
+	r.doorbell.Wake()
 }
 
 func (r *Receiver) takeReturned() []returned {
@@ -236,7 +239,7 @@ func (r *Receiver) releaseReturned() {
 	}
 }
 
-// releaseReturnedMemory is for what comes back after the end.
+// releaseReturnedMemory is for messages that are released after the end.
 func (r *Receiver) releaseReturnedMemory() {
 	for _, returned := range r.takeReturned() {
 		returned.loan.in.Memory.Release()
@@ -254,7 +257,7 @@ func (r *Receiver) release(l *loan, lent *messageHandle) {
 	}
 }
 
-// lend makes a message of what was found, behind which the cursor goes.
+// lend returns the message that was found, and moves the cursor.
 func (r *Receiver) lend() (Message, error) {
 	in, record := r.lanes[r.current], r.found
 	files, err := in.takeFiles()
@@ -282,7 +285,7 @@ func (r *Receiver) lend() (Message, error) {
 	return message, nil
 }
 
-// count notes that a message was taken.
+// count counts a taken message.
 func (r *Receiver) count(in *inLane) {
 	r.inQuantum++
 	if in.Redelivered > 0 {
@@ -290,12 +293,13 @@ func (r *Receiver) count(in *inLane) {
 	}
 }
 
-// Receive waits for the next message, until the context ends; one that needs no wait does not look at the context. The message lies
-// in the lane until it is released.
+// Receive waits for the next message until the context ends; if it need not wait, it ignores the context. The message
+// lies in the lane until it is released. It allocates nothing unless it waits, or more messages are in use than ever
+// before.
 //
-// Errors: the context's. After the last message [ErrClosed] when the sender has closed, [ErrPeerDied] when it died: Resume goes on with a
-// successor. A receiver of many senders has neither. [ErrDescriptorsLost]; [ErrCorrupt]: close the channel. It allocates nothing unless
-// it waits, or more messages are kept than ever before.
+// Errors: the context's. After the last message an [EndError]: [ErrClosed] if the sender closed, [ErrPeerDied] if it
+// died, and Resume waits for a successor. A receiver of many senders has neither. [ErrDescriptorsLost]; [ErrCorrupt]:
+// close the channel.
 func (r *Receiver) Receive(ctx context.Context) (Message, error) {
 	if err := r.guard.Enter(); err != nil {
 		return Message{}, err
@@ -307,7 +311,7 @@ func (r *Receiver) Receive(ctx context.Context) (Message, error) {
 	return r.lend()
 }
 
-// TryReceive is the next message if it is there now. It never waits. Errors as Receive.
+// TryReceive returns the next message if it is there now. It never waits. Errors as Receive.
 func (r *Receiver) TryReceive() (message Message, ok bool, err error) {
 	if err := r.guard.Enter(); err != nil {
 		return Message{}, false, err
@@ -320,10 +324,10 @@ func (r *Receiver) TryReceive() (message Message, ok bool, err error) {
 	return message, err == nil, err
 }
 
-// ReceiveInto copies the next message into the buffer and releases it; answers how many bytes it has. Descriptors that came with it are
-// closed. Otherwise as Receive.
+// ReceiveInto copies the next message into the buffer, releases it, and returns its size. Descriptors that came with
+// it are closed. Otherwise as Receive.
 //
-// Errors: also [ErrTooSmall], with the number of bytes that are wanted: the message stays the next one.
+// Errors: also [ErrTooSmall], with the size of the message, which stays the next one.
 func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) {
 	if err := r.guard.Enter(); err != nil {
 		return 0, err
@@ -350,8 +354,8 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 	return bytes, nil
 }
 
-// Messages are all that come, until the sender closes or the context ends. Each is released when the loop's body is done with it, unless
-// the body has done so. The error, if there is one, comes last, with no message: that the sender has closed is none.
+// Messages iterates over all messages, until the sender closes or the context ends. It releases each after the loop's
+// body, unless the body did. An error comes last, without a message; that the sender closed is none.
 func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		for {
@@ -363,7 +367,7 @@ func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
 				return
 			}
 			goesOn := yield(message, nil)
-			// Unless it has been already.
+			// Unless the body has released it.
 			_ = message.Release()
 			if !goesOn {
 				return
@@ -379,10 +383,10 @@ func (r *Receiver) find(ctx context.Context) error {
 	if len(r.lanes) > 0 {
 		r.lanes[r.current].Consumer.CountWait()
 	}
-	return wait.For(ctx, (*receiveWait)(r), r.bell, &r.spin, &r.guard)
+	return wait.For(ctx, (*receiveWait)(r), r.doorbell, &r.spin, &r.guard)
 }
 
-// poll finds the next message: of the sender whose turn it is, or of the next one that has any.
+// poll finds the next message: of the current sender, or of the next one that has any.
 func (r *Receiver) poll() (bool, error) {
 	if r.returns.Load() != 0 {
 		r.releaseReturned()
@@ -435,8 +439,8 @@ func (r *Receiver) advance() {
 	}
 }
 
-// pollLane looks for the lane's next message, and for its end behind the last one. Of many senders, one that has gone or has broken the
-// rules is given up, and touches no other.
+// pollLane finds the lane's next message, or its end. With many senders, it drops one that is gone or breaks the
+// rules, without an effect on others.
 func (r *Receiver) pollLane(in *inLane) (bool, error) {
 	if in.isPaused() {
 		return false, nil
@@ -453,7 +457,7 @@ func (r *Receiver) pollLane(in *inLane) (bool, error) {
 		}
 		// What was committed before the end is visible now. [close]
 		record, ok, err = in.Consumer.Peek()
-		// Closed, not died, if it was the one before the other.
+		// If it closed before it died, it closed.
 		isClosed = isClosed || in.Consumer.ProducerClosed()
 	}
 	if err != nil {
@@ -481,26 +485,27 @@ func (r *Receiver) pollLane(in *inLane) (bool, error) {
 	return false, &EndError{code, r.unreleased()}
 }
 
-// isPaused says whether nothing is taken of a client now that is there: it does not read its replies, or was told that this is so.
+// isPaused reports whether no request is taken now: the client does not read its replies, or was notified that this
+// service has drained.
 func (in *inLane) isPaused() bool {
 	return in.session != nil && (in.session.isBackpressured.Load() || in.session.isDrained) && !in.Link.IsGone.Load()
 }
 
-// receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.
+// receiveFiles receives the descriptors of the message at the cursor. takeFiles reports their loss once.
 func (in *inLane) receiveFiles(record lane.Record) error {
 	in.files, in.filesLost = in.Link.TakeDescriptors(record.Seq, record.Descriptors, in.Redelivered > 0)
 	in.filesFor = record.Seq
 	return in.filesLost
 }
 
-// takeFiles hands them on.
+// takeFiles returns them, once.
 func (in *inLane) takeFiles() ([]int, error) {
 	files, err := in.files, in.filesLost
 	in.files, in.filesLost = nil, nil
 	return files, err
 }
 
-// failed notes that the sender whose turn it is has broken the rules.
+// failed records that the current sender broke the rules.
 func (r *Receiver) failed(err error) error {
 	if r.registry != nil {
 		r.dropLane(r.lanes[r.current])
@@ -510,16 +515,16 @@ func (r *Receiver) failed(err error) error {
 	return err
 }
 
-// dropLane parts with the lane whose turn it is.
+// dropLane closes the current lane and removes it.
 func (r *Receiver) dropLane(in *inLane) {
 	r.lanes = append(r.lanes[:r.current], r.lanes[r.current+1:]...)
-	// The caller goes on to the next one, which stands here now.
+	// The caller advances to the next one, which has this index now.
 	r.current--
 	in.close()
 	r.registry.removeSender()
 }
 
-// close tells the sender, of a lane that nothing more is received of.
+// close tells the sender that this lane is not read any more.
 func (in *inLane) close() {
 	in.isClosed = true
 	if in.session != nil {
@@ -578,7 +583,7 @@ func (w *receiveWait) Arm() (bool, error) {
 
 func (r *Receiver) areSendersFencing() bool {
 	for _, in := range r.lanes {
-		// Of a path channel, who comes later rings.
+		// On a path channel, a later sender rings.
 		if (r.role == nil || in.isSenderHere()) && !in.Consumer.IsProducerFencing() {
 			return false
 		}
@@ -586,12 +591,12 @@ func (r *Receiver) areSendersFencing() bool {
 	return true
 }
 
-// Resume waits, after [ErrPeerDied], for the sender's successor and offers it the lane, to go on where the dead one committed last. A
-// receiver that had connected connects under the name again; one that a [Listener] accepted accepts the successor there, so keep that
-// open. Of a path channel it waits until a sender is there, which receiving does not need.
+// Resume waits, after [ErrPeerDied], for the sender's successor, and offers it the lane, to continue after the last
+// message that the dead one committed. A receiver that had connected connects again. One from a [Listener] accepts
+// the successor there, so keep that open. On a path channel it waits for a sender, which receiving does not need.
 //
-// Errors: the context's; [ErrRefused] when the channel has not lost its sender (not of a path), and of a receiver of many, which takes successors in by
-// itself; [ErrCorrupt], [ErrSystem]. After an error it can be tried again.
+// Errors: the context's; [ErrRefused] if the sender is not gone (except on a path channel), and for a receiver of
+// many, which accepts successors by itself; [ErrCorrupt], [ErrSystem]. After an error it may be called again.
 func (r *Receiver) Resume(ctx context.Context) error {
 	if err := r.guard.Enter(); err != nil {
 		return err
@@ -613,7 +618,7 @@ func (r *Receiver) Resume(ctx context.Context) error {
 		return r.failed(fail.Lane(err))
 	}
 	if err := r.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
-		return shake.SurvivingReceiver(&r.lanes[0].Incoming, r.bell, listens)
+		return shake.SurvivingReceiver(&r.lanes[0].Incoming, r.doorbell, listens)
 	}); err != nil {
 		return err
 	}
@@ -621,7 +626,7 @@ func (r *Receiver) Resume(ctx context.Context) error {
 	return nil
 }
 
-// Capacity is the bytes of the lane; 0 of a receiver of many, whose senders decide.
+// Capacity returns the size of the lane in bytes; 0 for a receiver of many, whose senders decide.
 func (r *Receiver) Capacity() int {
 	if r.registry != nil {
 		return 0
@@ -629,17 +634,17 @@ func (r *Receiver) Capacity() int {
 	return int(r.lanes[0].Consumer.Capacity())
 }
 
-// Peer is who sends; nobody of a receiver of many, whose messages say: [Message.Peer].
-func (r *Receiver) Peer() kernel.Peer {
+// Peer returns the process that sends. For a receiver of many it is zero: see [Message.Peer].
+func (r *Receiver) Peer() Peer {
 	if r.registry != nil || r.role != nil {
-		return kernel.Peer{}
+		return Peer{}
 	}
 	return r.lanes[0].Link.Peer
 }
 
-// Close says that nothing more will be received: the sender is told [ErrClosed], with the number of messages not released. It does not
-// wait. A call of another goroutine ends with [ErrClosedHandle]; messages received stay readable until they are released. Closing
-// twice does nothing.
+// Close ends the channel: the sender gets [ErrClosed] with the number of unreleased messages. It does not wait.
+// Another goroutine's call ends with [ErrClosedHandle]; received messages stay readable until they are released.
+// Closing twice does nothing.
 func (r *Receiver) Close() error {
 	alone, again := r.guard.Close()
 	switch {
@@ -647,7 +652,7 @@ func (r *Receiver) Close() error {
 	case alone:
 		r.tearDown()
 	default:
-		r.bell.Wake()
+		r.doorbell.Wake()
 	}
 	return nil
 }
@@ -657,7 +662,7 @@ func (r *Receiver) tearDown() {
 		r.registry.close(r)
 	}
 	r.releaseReturned()
-	// The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
+	// The states first, then the rings, last the hang-ups: a sender that detects a later one finds the earlier ones.
 	for _, in := range r.lanes {
 		in.Consumer.Close()
 	}
@@ -669,16 +674,16 @@ func (r *Receiver) tearDown() {
 		r.role.Close()
 	}
 	if r.registry != nil || r.role != nil {
-		// Messages lie in the data, and no lane looks at this any more.
+		// Messages do not lie in it, and no lane uses it any more.
 		r.page.Close()
 	}
-	r.bell.Close()
-	// What came back meanwhile was left to this.
+	r.doorbell.Close()
+	// Messages that were released meanwhile were left to this.
 	r.releaseReturnedMemory()
 }
 
-// NewReader is an io.Reader of what the messages are made of, one behind the other: it does not tell where one ends. io.EOF when the
-// sender has closed; other errors as Receive. Waiting ends with the context.
+// NewReader returns an io.Reader of the messages' bytes, one message after the other, without their borders. It
+// returns io.EOF when the sender has closed; other errors as Receive. It waits until the context ends.
 func (r *Receiver) NewReader(ctx context.Context) io.Reader { return &reader{ctx: ctx, receiver: r} }
 
 type reader struct {

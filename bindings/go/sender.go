@@ -15,27 +15,27 @@ import (
 	"pelton/internal/window"
 )
 
-// Sender is the sending end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call.
+// Sender is the sending endpoint of a channel. One goroutine at a time uses it; any may call Close at any time.
 type Sender struct {
-	link.Outgoing
+	out       link.Outgoing
 	guard     wait.Guard
 	spin      wait.Spin
 	reconnect reconnect
-	// Of a path channel: the role. Then the receiver's end is told once, and sending goes on.
+	// Set for a path channel. Then the receiver's end is reported once, and sending continues.
 	role *directory.Role
-	// Why the handle cannot be used any more: the receiver has gone, or has broken the rules.
+	// ErrClosed or ErrPeerDied once the receiver is gone, or an ErrCorrupt with details.
 	broken error
-	// Bytes reserved, and not committed yet; -1 when nothing is.
+	// Bytes reserved and not committed; -1 when there is no reservation.
 	reserved int
 	window   window.Window
-	// What a wait is for.
+	// The condition of a wait.
 	wantedBytes   uint64
 	untilReleased bool
 }
 
 func newSender(out *link.Outgoing, options Options) *Sender {
 	out.Memory.Retain()
-	return &Sender{Outgoing: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1, window: window.New(out.Lane, options.ResidentMax)}
+	return &Sender{out: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1, window: window.New(out.Lane, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
@@ -55,15 +55,15 @@ func (s *Sender) leave() {
 	}
 }
 
-// Send copies a message into the lane. It waits for room, until the context ends; one that needs no wait does not look at the
-// context.
+// Send copies a message into the lane. It waits for free space until the context ends; if it need not wait, it
+// ignores the context. It allocates nothing unless it waits.
 //
-// Errors: the context's; [ErrClosed] and [ErrPeerDied] once the receiver has gone, with the number of messages that it has not
-// released (some sends may still succeed after that, which count as unreleased); [ErrTooLarge]; [ErrCorrupt]: close the channel.
-// With any error nothing was sent. It allocates nothing unless it waits.
+// Errors: the context's; an [EndError] with [ErrClosed] or [ErrPeerDied] once the receiver is gone (some earlier
+// sends may have succeeded after its end; they count as unreleased); [ErrTooLarge]; [ErrCorrupt]: close the channel.
+// After any error, nothing was sent.
 //
-// On a path channel the end of a receiver is told once: send the message again, it goes to the next one. Also [ErrNoSpace], when its file
-// system is full: nothing is damaged, and it can be tried again.
+// On a path channel the end of a receiver is reported once: send the message again, it goes to the next receiver.
+// Also [ErrNoSpace] if the file system is full: nothing is damaged, try again.
 func (s *Sender) Send(ctx context.Context, message []byte) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -78,7 +78,8 @@ func (s *Sender) Send(ctx context.Context, message []byte) error {
 	return nil
 }
 
-// TrySend copies a message into the lane if there is room now; false if not. It never waits. Errors as Send.
+// TrySend copies a message into the lane if there is space now, else it returns false. It never waits. Errors as
+// Send.
 func (s *Sender) TrySend(message []byte) (bool, error) {
 	if err := s.enter(); err != nil {
 		return false, err
@@ -93,8 +94,8 @@ func (s *Sender) TrySend(message []byte) (bool, error) {
 	return true, nil
 }
 
-// SendBatch copies messages into the lane that are all seen at once, or not at all: the sum of what they take, 8 bytes each and
-// rounded up to multiples of 8, is at most what the largest message takes. Otherwise as Send.
+// SendBatch copies messages into the lane that become visible together. The sum of their sizes, each plus 8 and
+// rounded up to a multiple of 8, is at most that of the largest message. Otherwise as Send.
 func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -108,11 +109,11 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		if err := s.usable(); err != nil {
 			return err
 		}
-		s.window.Follow(s.Lane, s.Memory, s.role)
-		ok, err := s.Lane.TryBeginBatch(records)
+		s.window.Follow(s.out.Lane, s.out.Memory, s.role)
+		ok, err := s.out.Lane.TryBeginBatch(records)
 		var unbacked *lane.Unbacked
 		if errors.As(err, &unbacked) {
-			if err := s.role.Back(s.Lane, s.Memory, unbacked.Bytes); err != nil {
+			if err := s.role.Back(s.out.Lane, s.out.Memory, unbacked.Bytes); err != nil {
 				return err
 			}
 			continue
@@ -123,24 +124,24 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		if ok {
 			break
 		}
-		// Room for one message of this size is room for the batch.
+		// Space for one message of this size is enough for the batch.
 		if _, err := s.room(ctx, int(max(records, 8)-8)); err != nil {
 			return err
 		}
 	}
 	for _, message := range messages {
-		room, _ := s.Lane.BatchMessage(uint64(len(message)))
+		room, _ := s.out.Lane.BatchMessage(uint64(len(message)))
 		copy(room, message)
 	}
-	if s.Lane.CommitBatch() == lane.Ring {
-		s.Link.Ring()
+	if s.out.Lane.CommitBatch() == lane.Ring {
+		s.out.Link.Ring()
 	}
 	return nil
 }
 
-// Reserve makes room for a message of up to so many bytes, to be written in place and committed, or aborted. Nothing is seen of it
-// before. It waits as Send does, with the same errors. Until Commit or Abort nothing else can be done with the sender but Close, and
-// the slice stays valid until then.
+// Reserve returns space for a message of up to this number of bytes, to be written in place and then committed or
+// aborted. The receiver sees nothing before the commit. It waits as Send does, with the same errors. Until Commit or
+// Abort only Close may be called, and the slice stays valid.
 func (s *Sender) Reserve(ctx context.Context, bytes int) ([]byte, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -150,14 +151,15 @@ func (s *Sender) Reserve(ctx context.Context, bytes int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Memory.Retain()
+	s.out.Memory.Retain()
 	s.reserved = bytes
 	return room, nil
 }
 
-// Commit publishes the first bytes of the reserved room as a message. It does not wait.
+// Commit sends the first bytes of the reserved space as a message. It does not wait.
 //
-// Errors: [ErrNotReserved]; [ErrTooLarge], of more than was reserved, which stays reserved; [ErrClosedHandle], and nothing was sent.
+// Errors: [ErrNotReserved]; [ErrTooLarge] for more than was reserved, which stays reserved; [ErrClosedHandle], and
+// nothing was sent.
 func (s *Sender) Commit(bytes int) error {
 	return s.finish(func() error {
 		if bytes < 0 || bytes > s.reserved {
@@ -168,10 +170,10 @@ func (s *Sender) Commit(bytes int) error {
 	})
 }
 
-// Abort gives the reserved room back. Errors: [ErrNotReserved], [ErrClosedHandle].
+// Abort drops the reservation. It does not wait. Errors: [ErrNotReserved], [ErrClosedHandle].
 func (s *Sender) Abort() error { return s.finish(func() error { return nil }) }
 
-// finish ends a reservation, also one of a handle that has been closed.
+// finish ends a reservation, even if the handle was closed meanwhile.
 func (s *Sender) finish(do func() error) error {
 	err := s.guard.Enter()
 	if err == nil {
@@ -191,20 +193,20 @@ func (s *Sender) finish(do func() error) error {
 		}
 	}
 	s.reserved = -1
-	s.Memory.Release()
+	s.out.Memory.Release()
 	return err
 }
 
-// room waits for room.
+// space waits for free space.
 func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
 	for {
 		room, ok, err := s.tryRoom(bytes)
 		if ok || err != nil {
 			return room, err
 		}
-		s.Lane.CountWait()
+		s.out.Lane.CountWait()
 		s.wantedBytes, s.untilReleased = uint64(bytes), false
-		if err := wait.For(ctx, (*sendWait)(s), s.Bell, &s.spin, &s.guard); err != nil {
+		if err := wait.For(ctx, (*sendWait)(s), s.out.Doorbell, &s.spin, &s.guard); err != nil {
 			return nil, err
 		}
 	}
@@ -214,9 +216,9 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 	if bytes < 0 {
 		return nil, false, fail.New(fail.ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
 	}
-	if s.broken != nil || s.Link.IsPeerGone() || s.role != nil && s.Lane.Tail().Seq%256 == 0 {
-		if uint64(bytes) > s.Lane.BytesMax() {
-			return nil, false, fail.Lane(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.Lane.BytesMax()})
+	if s.broken != nil || s.out.Link.IsPeerGone() || s.role != nil && s.out.Lane.Tail().Seq%256 == 0 {
+		if uint64(bytes) > s.out.Lane.BytesMax() {
+			return nil, false, fail.Lane(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.out.Lane.BytesMax()})
 		}
 		if err := s.usable(); err != nil {
 			return nil, false, err
@@ -229,11 +231,11 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 	return room, ok, err
 }
 
-// tryReserve asks the lane for room, and puts memory behind it where that is wanting.
+// tryReserve reserves space, and allocates memory for it where that is needed.
 func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
-	s.window.Follow(s.Lane, s.Memory, s.role)
+	s.window.Follow(s.out.Lane, s.out.Memory, s.role)
 	for {
-		room, ok, err := s.Lane.TryReserve(bytes, 0)
+		room, ok, err := s.out.Lane.TryReserve(bytes, 0)
 		if err == nil {
 			return room, ok, nil
 		}
@@ -241,20 +243,20 @@ func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
 		if !errors.As(err, &unbacked) {
 			return nil, false, s.failed(err)
 		}
-		if err := s.role.Back(s.Lane, s.Memory, unbacked.Bytes); err != nil {
+		if err := s.role.Back(s.out.Lane, s.out.Memory, unbacked.Bytes); err != nil {
 			return nil, false, err
 		}
 	}
 }
 
 func (s *Sender) commit(bytes int) {
-	if s.Lane.Commit(uint64(bytes)) == lane.Ring {
-		s.Link.Ring()
-		s.window.FollowPause(s.Lane, s.Memory, s.role)
+	if s.out.Lane.Commit(uint64(bytes)) == lane.Ring {
+		s.out.Link.Ring()
+		s.window.FollowPause(s.out.Lane, s.out.Memory, s.role)
 	}
 }
 
-// usable says why the handle is not.
+// usable returns why the handle is not usable.
 func (s *Sender) usable() error {
 	if s.broken == nil {
 		hasGone, err := s.hasGone()
@@ -266,26 +268,26 @@ func (s *Sender) usable() error {
 	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	told := &EndError{s.broken, s.unreleased()}
+	ended := &EndError{s.broken, s.unreleased()}
 	if s.role != nil {
 		s.forgetReceiver()
 	}
-	return told
+	return ended
 }
 
-// hasGone says whether the receiver has; of a path channel's this looks for one that has come.
+// hasGone reports whether the receiver is gone. On a path channel it also detects a new one.
 func (s *Sender) hasGone() (bool, error) {
 	if s.role == nil {
-		return s.Link.IsGone.Load(), nil
+		return s.out.Link.IsGone.Load(), nil
 	}
 	passed, err := s.findReceiver()
-	return passed || s.Link.IsPeerGone() || s.Link.Path.Liveness != nil && s.Lane.HasNewlyClosed(), err
+	return passed || s.out.Link.IsPeerGone() || s.out.Link.Path.Liveness != nil && s.out.Lane.HasNewlyClosed(), err
 }
 
-// end notes that the receiver has gone.
+// end records that the receiver is gone.
 func (s *Sender) end() {
 	code := ErrPeerDied
-	if s.Lane.ConsumerClosed() {
+	if s.out.Lane.ConsumerClosed() {
 		code = ErrClosed
 	}
 	s.broken = code
@@ -304,13 +306,13 @@ func (s *Sender) failed(err error) error {
 }
 
 func (s *Sender) unreleased() uint64 {
-	// A lie there is told by the next send; here the last known figure is the best there is.
-	_, _ = s.Lane.PollHead()
-	return s.Lane.Unreleased()
+	// The next send reports an invalid head; here the last known number is the best one.
+	_, _ = s.out.Lane.PollHead()
+	return s.out.Lane.Unreleased()
 }
 
-// Unreleased is how many messages were committed that the receiver has not released. 0 of a closed handle, and during a call of
-// another goroutine.
+// Unreleased returns the number of messages that were committed and not released. It returns 0 for a closed handle,
+// and during a call of another goroutine.
 func (s *Sender) Unreleased() uint64 {
 	if s.guard.Enter() != nil {
 		return 0
@@ -319,7 +321,8 @@ func (s *Sender) Unreleased() uint64 {
 	return s.unreleased()
 }
 
-// Drain waits until the receiver has released every message; of a path channel that has none, until the next one has. Errors as Send.
+// Drain waits until the receiver has released every message; on a path channel without a receiver, until the
+// next one has. Errors as Send.
 func (s *Sender) Drain(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -332,10 +335,10 @@ func (s *Sender) Drain(ctx context.Context) error {
 		return err
 	}
 	s.untilReleased = true
-	return wait.For(ctx, (*sendWait)(s), s.Bell, &s.spin, &s.guard)
+	return wait.For(ctx, (*sendWait)(s), s.out.Doorbell, &s.spin, &s.guard)
 }
 
-// sendWait is a sender that waits for room, or until all is released.
+// sendWait is a sender that waits for space, or until all is released.
 type sendWait Sender
 
 func (w *sendWait) Poll() (bool, error) {
@@ -345,7 +348,7 @@ func (w *sendWait) Poll() (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if hasGone || s.role == nil && s.Lane.ConsumerClosed() {
+		if hasGone || s.role == nil && s.out.Lane.ConsumerClosed() {
 			s.end()
 		}
 	}
@@ -356,7 +359,7 @@ func (w *sendWait) Poll() (bool, error) {
 		return false, s.usable()
 	}
 	if s.untilReleased {
-		waiting, err := s.Lane.PollHead()
+		waiting, err := s.out.Lane.PollHead()
 		if err != nil {
 			return false, s.failed(err)
 		}
@@ -366,13 +369,13 @@ func (w *sendWait) Poll() (bool, error) {
 	return ok, err
 }
 
-func (w *sendWait) MayBeReady() bool { return w.Lane.MayBeReady() }
+func (w *sendWait) MayBeReady() bool { return w.out.Lane.MayBeReady() }
 
 func (w *sendWait) Arm() (bool, error) {
 	s := (*Sender)(w)
-	sleeps, err := s.Lane.Arm(s.wantedBytes, s.untilReleased, kernel.Membarrier)
+	sleeps, err := s.out.Lane.Arm(s.wantedBytes, s.untilReleased, kernel.Membarrier)
 	if errors.Is(err, lane.ErrConsumerClosed) {
-		// Perhaps not before everything was released: the look that follows says.
+		// Perhaps everything was released before: the next poll finds out.
 		return false, nil
 	}
 	if err != nil {
@@ -381,8 +384,8 @@ func (w *sendWait) Arm() (bool, error) {
 	if sleeps {
 		hasGone, err := s.hasGone()
 		if hasGone || err != nil {
-			s.Lane.Disarm()
-			// Of a receiver that came and went unseen this is the only look that finds it; what follows is said there.
+			s.out.Lane.Disarm()
+			// Only this poll detects a receiver that came and went. The next one reports it.
 			if hasGone {
 				s.end()
 			}
@@ -392,16 +395,17 @@ func (w *sendWait) Arm() (bool, error) {
 	return sleeps, nil
 }
 
-func (w *sendWait) Disarm() { w.Lane.Disarm() }
+func (w *sendWait) Disarm() { w.out.Lane.Disarm() }
 
-func (w *sendWait) NeedsTimedWait() bool { return w.Lane.NeedsTimedWait() }
+func (w *sendWait) NeedsTimedWait() bool { return w.out.Lane.NeedsTimedWait() }
 
-// Resume waits, after [ErrPeerDied], for the receiver's successor and offers it the lane with everything unreleased: it is delivered
-// again from the oldest such message on. A sender that had connected connects under the name again; one that a [Listener] accepted
-// accepts the successor there, so keep that open. Of a path channel it waits until a receiver is there, which sending does not need.
+// Resume waits, after [ErrPeerDied], for the receiver's successor, and offers it the lane with everything unreleased:
+// redelivery begins with the oldest such message. A sender that had connected connects again. One from a [Listener]
+// accepts the successor there, so keep that open. On a path channel it waits for a receiver, which sending does not
+// need.
 //
-// Errors: the context's; [ErrRefused] when the channel has not lost its receiver (not of a path); [ErrCorrupt], [ErrSystem]. After an error it can be
-// tried again.
+// Errors: the context's; [ErrRefused] if the receiver is not gone (except on a path channel); [ErrCorrupt],
+// [ErrSystem]. After an error it may be called again.
 func (s *Sender) Resume(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -416,11 +420,11 @@ func (s *Sender) Resume(ctx context.Context) error {
 	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	if _, err := s.Lane.PollHead(); err != nil {
+	if _, err := s.out.Lane.PollHead(); err != nil {
 		return s.failed(err)
 	}
 	if err := s.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
-		return shake.SurvivingSender(&s.Outgoing, listens)
+		return shake.SurvivingSender(&s.out, listens)
 	}); err != nil {
 		return err
 	}
@@ -428,8 +432,8 @@ func (s *Sender) Resume(ctx context.Context) error {
 	return nil
 }
 
-// Trim gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this. The lane
-// stays in use.
+// Trim releases memory without messages to the system: after a burst the lane keeps what it grew to. It does not
+// wait, and the lane stays in use. Errors: [ErrReserved], [ErrSystem].
 func (s *Sender) Trim() error {
 	if err := s.enter(); err != nil {
 		return err
@@ -437,21 +441,21 @@ func (s *Sender) Trim() error {
 	defer s.leave()
 	s.unreleased()
 	s.window.Shrink()
-	s.Lane.SetWindow(s.window.Bytes)
-	return window.ReleaseIdle(s.Lane, s.Memory, 0, s.role != nil)
+	s.out.Lane.SetWindow(s.window.Bytes)
+	return window.ReleaseIdle(s.out.Lane, s.out.Memory, 0, s.role != nil)
 }
 
-// Capacity is the bytes of the lane.
-func (s *Sender) Capacity() int { return int(s.Lane.Capacity()) }
+// Capacity returns the size of the lane in bytes.
+func (s *Sender) Capacity() int { return int(s.out.Lane.Capacity()) }
 
-// MessageBytesMax is the largest message, in bytes.
-func (s *Sender) MessageBytesMax() int { return int(s.Lane.BytesMax()) }
+// MessageBytesMax returns the largest message in bytes.
+func (s *Sender) MessageBytesMax() int { return int(s.out.Lane.BytesMax()) }
 
-// Peer is who receives.
-func (s *Sender) Peer() kernel.Peer { return s.Link.Peer }
+// Peer returns the process that receives.
+func (s *Sender) Peer() Peer { return s.out.Link.Peer }
 
-// Close says that no more will come: the receiver reads everything sent, and is then told [ErrClosed]. It does not wait, see Drain. A
-// call of another goroutine ends with [ErrClosedHandle]. Closing twice does nothing.
+// Close ends the channel: the receiver gets everything that was sent, and then [ErrClosed]. It does not wait; see
+// Drain. Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
 func (s *Sender) Close() error {
 	alone, again := s.guard.Close()
 	switch {
@@ -459,26 +463,26 @@ func (s *Sender) Close() error {
 	case alone:
 		s.tearDown()
 	default:
-		s.Bell.Wake()
+		s.out.Doorbell.Wake()
 	}
 	return nil
 }
 
 func (s *Sender) tearDown() {
 	s.window.Close()
-	s.Lane.Close()
-	// The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
-	s.Link.Ring()
-	s.Link.Close()
+	s.out.Lane.Close()
+	// The state first, then the ring, last the hang-up: a receiver that detects a later one finds the earlier ones.
+	s.out.Link.Ring()
+	s.out.Link.Close()
 	if s.role != nil {
 		s.role.Close()
 	}
-	s.Bell.Close()
-	s.Memory.Release()
+	s.out.Doorbell.Close()
+	s.out.Memory.Release()
 }
 
-// NewWriter is an io.Writer that sends what it is given each time as one message, or, if it is more than the largest, as several.
-// Waiting ends with the context.
+// NewWriter returns an io.Writer that sends the bytes of each Write as one message, or as several if there are more
+// than the largest message has. It waits until the context ends. Errors as Send.
 func (s *Sender) NewWriter(ctx context.Context) io.Writer { return &writer{ctx, s} }
 
 type writer struct {

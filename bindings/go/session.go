@@ -16,38 +16,39 @@ import (
 	"pelton/internal/wait"
 )
 
-// session is a client, as those have it who answer: its lane of replies behind a lock, and which of its calls are open. What there is no room
-// for waits in the outbox, in order, and a goroutine writes it as room comes; as long as anything waits nothing is taken of the
-// client's lane of requests.
+// session is a client of a service: its lane of replies, and which of its calls are open. Replies without space wait
+// in the outbox, in order, and a goroutine writes them as space becomes free. While any waits, no request is taken
+// from the client.
 type session struct {
 	service *Service
 	link    *link.Link
 	peer    kernel.Peer
 	// The largest reply that the client takes.
 	bytesMax uint64
-	// What the client rings when there is room.
-	bell *doorbell.Own
-	// Of whoever looks for requests: what has come of a large one.
+	// What the client rings when there is space.
+	doorbell *doorbell.Own
+	// A large request of which some has come. Only the goroutine that takes requests uses it.
 	assembly calls.Assembly
-	// For replies that wait for room, and for that request.
+	// For replies that wait for space, and for that request.
 	kept limits.Client
-	// By slot, 0 or the call in it: its generation, and what is to be known of it.
+	// By slot, 0 or the call in it: its generation and its state.
 	calls [calls.CallsMax]atomic.Uint64
-	// Replies wait for room.
+	// Replies wait for space.
 	isBackpressured atomic.Bool
 
 	mutex sync.Mutex
 	out   calls.Outbox
 	isGone,
-	// It has been told that nothing more is taken: by whoever looks for requests, who alone may ask without the lock.
+	// The client was notified that nothing more is taken. Only the goroutine that takes requests sets it, and reads
+	// it without the lock.
 	isDrained,
-	// A goroutine writes what waits.
+	// A goroutine writes the queue.
 	isFlushing bool
 	guard wait.Guard
 	spin  wait.Spin
-	// Open calls.
+	// The number of open calls.
 	open int
-	// Of requests whose context was asked for.
+	// The contexts of requests that were asked for theirs.
 	contexts map[uint64]requestContext
 }
 
@@ -65,10 +66,10 @@ func clientGone() error {
 	return fail.New(fail.ErrPeerDied, "the client has gone: nobody is there to be answered")
 }
 
-// begin takes a call in; false if that place is taken.
+// begin opens a call. It returns false if the slot is in use.
 func (c *session) begin(id uint64) bool {
 	place := &c.calls[calls.SlotOf(id)]
-	// The client learnt by an answer that the place is free, and that came after the store.
+	// The client learns from the last reply that the slot is free, and that reply comes after the store.
 	if place.Load() != 0 {
 		return false
 	}
@@ -81,7 +82,7 @@ func (c *session) begin(id uint64) bool {
 
 func (c *session) cancel(id uint64) {
 	taken := uint64(calls.GenerationOf(id))<<32 | slotOpen
-	// Otherwise it has been answered meanwhile.
+	// Otherwise it was answered meanwhile.
 	if !c.calls[calls.SlotOf(id)].CompareAndSwap(taken, taken|slotCancelled) {
 		return
 	}
@@ -114,7 +115,7 @@ func (c *session) contextOf(id, deadline uint64) context.Context {
 		c.contexts = map[uint64]requestContext{}
 	}
 	c.contexts[id] = of
-	// Who cancels after this finds it.
+	// A later cancel finds it.
 	if c.isCancelled(id) || !c.isOpen(id) {
 		c.endContext(id)
 	}
@@ -128,7 +129,7 @@ func (c *session) endContext(id uint64) {
 	}
 }
 
-// forgetContexts is for when the client goes.
+// forgetContexts ends all contexts when the client is gone.
 func (c *session) forgetContexts() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -137,7 +138,7 @@ func (c *session) forgetContexts() {
 	}
 }
 
-// sendLast writes the last of a call, or has it wait for room. Never waits.
+// sendLast writes the last record of a call, or queues it. It does not wait.
 func (c *session) sendLast(h calls.Header, payload []byte) error {
 	c.mutex.Lock()
 	c.calls[calls.SlotOf(h.Id)].Store(0)
@@ -147,14 +148,14 @@ func (c *session) sendLast(h calls.Header, payload []byte) error {
 	}
 	err := c.write(h, payload)
 	c.mutex.Unlock()
-	// Who set it before a look at this client found the call open has given the lock back to this goroutine.
+	// If it was set before the drain saw this call open, this goroutine has got the lock after the drain.
 	if c.service.mustDrain.Load() {
 		c.service.notify()
 	}
 	return err
 }
 
-// write is behind the lock.
+// write is called under the lock.
 func (c *session) write(h calls.Header, payload []byte) error {
 	if c.isGone {
 		return clientGone()
@@ -164,7 +165,7 @@ func (c *session) write(h calls.Header, payload []byte) error {
 		return err
 	}
 	var kept limits.Share
-	// The text that says so does not count.
+	// The text that reports this does not count.
 	if h.Code != failedMemory && !c.kept.Grow(&kept, uint64(len(payload))) {
 		h, payload, err = c.noMemory(h.Id, len(payload))
 	}
@@ -185,17 +186,17 @@ func (c *session) tryWrite(h calls.Header, payload []byte) (bool, error) {
 	return written, err
 }
 
-// failed is of a write: its client is sent away by whoever takes its requests, who hears of it.
+// failed handles the error of a write: the goroutine that takes requests closes the client's lanes.
 func (c *session) failed(err error) error {
 	err = linkError(err)
 	if errors.Is(err, ErrCorrupt) {
 		c.link.IsGone.Store(true)
-		c.service.receiver.bell.Wake()
+		c.service.receiver.doorbell.Wake()
 	}
 	return err
 }
 
-// flush has what waits written as room comes.
+// flush starts the goroutine that writes the queue.
 func (c *session) flush() {
 	c.isBackpressured.Store(true)
 	if !c.isFlushing {
@@ -205,7 +206,7 @@ func (c *session) flush() {
 }
 
 func (c *session) runFlush() {
-	err := wait.For(context.Background(), c, c.bell, &c.spin, &c.guard)
+	err := wait.For(context.Background(), c, c.doorbell, &c.spin, &c.guard)
 	c.mutex.Lock()
 	c.isFlushing = false
 	if err != nil {
@@ -214,7 +215,7 @@ func (c *session) runFlush() {
 	if c.isGone {
 		c.tearDown()
 	}
-	// Between the last look and this, something may have come.
+	// Between the last poll and this, something may have come.
 	if len(c.out.Queue) > 0 {
 		c.flush()
 	} else {
@@ -238,7 +239,7 @@ func (c *session) Poll() (bool, error) {
 	return all, nil
 }
 
-// Nobody but the goroutine that flushes writes while something waits, so that this needs no lock.
+// Only the goroutine that flushes writes while anything waits, so this needs no lock.
 func (c *session) MayBeReady() bool { return c.out.Lane.MayBeReady() }
 
 func (c *session) Disarm() {
@@ -266,14 +267,14 @@ func (c *session) Arm() (bool, error) {
 	return sleeps, nil
 }
 
-// sendPart writes a part of a reply, waiting for room until the context ends.
+// sendPart writes a part of a reply. It waits for space until the context ends.
 func (c *session) sendPart(ctx context.Context, h calls.Header, payload []byte) error {
 	c.mutex.Lock()
 	if c.isGone || c.link.IsGone.Load() {
 		c.mutex.Unlock()
 		return clientGone()
 	}
-	// Behind the last answer, a part would be of no call.
+	// A part after the last record would belong to no call.
 	if !c.isOpen(h.Id) {
 		c.mutex.Unlock()
 		return alreadyAnswered()
@@ -299,28 +300,28 @@ func (c *session) sendPart(ctx context.Context, h calls.Header, payload []byte) 
 		return waiting.Err
 	}
 	if out := &c.out.Queue[place]; out.Written > 0 {
-		// What has begun is to end: of a copy, as the bytes are the caller's.
+		// A message that has begun must end. From a copy, because the bytes are the caller's.
 		out.Part, out.Bytes = nil, slices.Clone(out.Bytes)
-		// Kept in any case: a message in pieces cannot be taken back.
+		// Kept in any case: a message in pieces cannot be withdrawn.
 		_ = c.kept.Grow(&out.Share, uint64(len(out.Bytes)))
 	} else {
 		c.out.Queue = slices.Delete(c.out.Queue, place, place+1)
-		// It may have been what was waited for.
-		c.bell.Wake()
+		// The goroutine that flushes may wait for space for it.
+		c.doorbell.Wake()
 	}
 	return ctx.Err()
 }
 
-// notify says something of the link, and not of a call.
+// notify sends a record that belongs to the link, and to no call.
 func (c *session) notify(what calls.Kind) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	// An error is of the client's end, which its lane tells.
+	// An error means that the client is gone, which its lane reports.
 	_ = c.write(calls.Header{Kind: what}, nil)
 }
 
-// endDrain tells the client, once all its calls are answered, that this was all. Of one isPart only some pieces have come. True: everything is
-// said.
+// endDrain notifies the client, once all its calls are answered, that nothing more is taken. isPart: of one call only
+// some pieces have come. It returns true when the client has been sent everything.
 func (c *session) endDrain(isPart bool) bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -341,7 +342,7 @@ func (c *session) endDrain(isPart bool) bool {
 	return len(c.out.Queue) == 0
 }
 
-// close ends it: the client has gone, or the service ends. What waits is nobody's.
+// close ends the session: the client is gone, or the service closes. The queue is dropped.
 func (c *session) close() {
 	c.forgetContexts()
 	c.mutex.Lock()
@@ -355,8 +356,8 @@ func (c *session) close() {
 	c.isBackpressured.Store(false)
 	_, _ = c.guard.Close()
 	if c.isFlushing {
-		// It does the rest.
-		c.bell.Wake()
+		// That goroutine does the rest.
+		c.doorbell.Wake()
 		return
 	}
 	c.tearDown()
@@ -364,5 +365,5 @@ func (c *session) close() {
 
 func (c *session) tearDown() {
 	c.out.Release()
-	c.bell.Close()
+	c.doorbell.Close()
 }

@@ -317,9 +317,9 @@ func TestPeersLeaveTheProgramItsDescriptors(t *testing.T) {
 // What a peer costs the process that it connects to. A change of these is to be thought over: 1,024 peers are common.
 func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
 	for kind, wanted := range map[string]int{
-		// A socket, its process, its bell.
+		// A socket, its process, its doorbell.
 		"gather": 3,
-		// And the bell that it rings when there is room for replies, on which nobody has slept. Before Linux 6.10, one more of its own bell.
+		// And the doorbell that it rings when there is room for replies, on which nobody has slept. Before Linux 6.10, one more of its own ownDoorbell.
 		"service": 4,
 	} {
 		name, ctx := place(t), soon(t)

@@ -47,11 +47,11 @@ type Outbox struct {
 	Lane   *lane.Producer
 	memory *memory.Lane
 	// The peer's doorbell, its user, and whether the link has the same doorbell and closes it.
-	Doorbell   doorbell.Peer
-	uid        int
-	sharesBell bool
-	Queue      []Queued
-	window     window.Window
+	Doorbell       doorbell.Peer
+	uid            int
+	sharesDoorbell bool
+	Queue          []Queued
+	window         window.Window
 }
 
 // IsWhole reports whether a message fits into one record.
@@ -152,7 +152,7 @@ func (o *Outbox) Close() {
 
 // Release releases the memory. Call it once, when nothing uses the lane any more.
 func (o *Outbox) Release() {
-	if !o.sharesBell {
+	if !o.sharesDoorbell {
 		o.Doorbell.Close(o.uid)
 	}
 	o.memory.Release()
@@ -161,7 +161,7 @@ func (o *Outbox) Release() {
 // NewOutbox returns the outbox for the lane that this side of a call link sends by.
 func NewOutbox(l *handshake.CallLink, residentMax int) Outbox {
 	return Outbox{
-		Lane: l.Producer, memory: l.Memory, Doorbell: l.Doorbell, uid: l.In.Link.Peer.UID, sharesBell: l.SharesBell,
+		Lane: l.Producer, memory: l.Memory, Doorbell: l.Doorbell, uid: l.In.Link.Peer.UID, sharesDoorbell: l.SharesDoorbell,
 		window: window.New(l.Producer, residentMax),
 	}
 }

@@ -118,9 +118,9 @@ func Create(path string, access Access, makes limits.Limits, lanes int) (*Direct
 // createTemporary creates a channel under a temporary name and renames it, if nothing exists at the path by then. It
 // also returns nil if another process was first, or took this one for dead and removed the temporary directory.
 func createTemporary(path string, header channelHeader) error {
-	aside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.pelton-%d-%d", filepath.Base(path), os.Getpid(), temporaryCount.Add(1)-1))
+	temporary := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.pelton-%d-%d", filepath.Base(path), os.Getpid(), temporaryCount.Add(1)-1))
 	d := &Directory{Path: path, bits: header.mode & 0o666, header: header, gid: -1}
-	switch err := unix.Mkdir(aside, 0o700); err {
+	switch err := unix.Mkdir(temporary, 0o700); err {
 	case nil:
 	case unix.EEXIST:
 		return nil
@@ -129,10 +129,10 @@ func createTemporary(path string, header channelHeader) error {
 	default:
 		return d.failed("making", "", err)
 	}
-	defer unix.Rmdir(aside)
+	defer unix.Rmdir(temporary)
 	var err error
-	if err = unix.Chmod(aside, 0o700); err == nil {
-		d.fd, err = unix.Open(aside, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err = unix.Chmod(temporary, 0o700); err == nil {
+		d.fd, err = unix.Open(temporary, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	}
 	if err == unix.ENOENT {
 		return nil
@@ -173,7 +173,7 @@ func createTemporary(path string, header channelHeader) error {
 			err = d.failed("making", "", unix.Fchmod(d.fd, header.mode))
 		}
 		if err == nil {
-			err = unix.Renameat2(unix.AT_FDCWD, aside, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+			err = unix.Renameat2(unix.AT_FDCWD, temporary, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
 		}
 	}
 	if err == nil {
@@ -242,8 +242,8 @@ func sweep(path string) {
 	}
 }
 
-func sweepOne(aside string) {
-	fd, err := unix.Open(aside, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func sweepOne(temporary string) {
+	fd, err := unix.Open(temporary, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return
 	}
@@ -262,12 +262,12 @@ func sweepOne(aside string) {
 			return
 		}
 		// It may have been renamed before it was locked here: then it is the channel.
-		if unix.Lstat(aside, &there) != nil || own.Dev != there.Dev || own.Ino != there.Ino {
+		if unix.Lstat(temporary, &there) != nil || own.Dev != there.Dev || own.Ino != there.Ino {
 			return
 		}
 		clearDirectory(fd)
 	default:
 		return
 	}
-	_ = unix.Rmdir(aside)
+	_ = unix.Rmdir(temporary)
 }

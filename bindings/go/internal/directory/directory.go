@@ -132,7 +132,7 @@ func openExisting(path string, access Access) (*Directory, error) {
 	case unix.ENOENT:
 		return nil, nil
 	default:
-		return nil, d.refuse("it cannot be looked at: %v", err)
+		return nil, d.refuse("it cannot be read: %v", err)
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT {

@@ -79,7 +79,7 @@ func bootID() (id [16]byte, err error) {
 		}
 		copy(id[:], bytes)
 	}
-	return id, fail.System("reading "+file+", which tells reboots", err)
+	return id, fail.System("reading "+file+", which identifies a boot", err)
 }
 
 func (d *Directory) readHeader(mode uint32) error {

@@ -277,19 +277,19 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	if err != nil {
 		return nil, nil, err
 	}
-	bell, err := doorbell.NewFIFO(h.Claim(own))
+	ownDoorbell, err := doorbell.NewFIFO(h.Claim(own))
 	if err != nil {
 		return nil, nil, err
 	}
 	producer, err := lane.TakeOverProducer(m.Segments(), d.header.bytesMax, canBarrier, uint32(os.Getpid()))
 	if err != nil {
-		bell.Close()
+		ownDoorbell.Close()
 		return nil, nil, fail.Lane(err)
 	}
 	h.Keep()
 	h.directory = nil
-	l := d.newLink("receiver.life", producer.Consumer, peers, bell)
-	return &link.Outgoing{producer, m, bell, l}, &Role{Directory: d, lock: lock, liveness: life}, nil
+	l := d.newLink("receiver.life", producer.Consumer, peers, ownDoorbell)
+	return &link.Outgoing{producer, m, ownDoorbell, l}, &Role{Directory: d, lock: lock, liveness: life}, nil
 }
 
 // newLink returns the link to the process that holds a liveness file, now or later.
@@ -299,7 +299,7 @@ func (d *Directory) newLink(life string, says func() (uint64, uint32), fifo int,
 }
 
 // OpenReceiver claims the role of the receiver, for which it waits as claim does. It owns d.
-func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *memory.Segment, bell *doorbell.Own, role *Role, err error) {
+func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *memory.Segment, ownDoorbell *doorbell.Own, role *Role, err error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.release()
 	if h.lock, err = d.claimReceiver(ctx, isPatient); err != nil {
@@ -316,12 +316,12 @@ func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *mem
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if bell, err = doorbell.NewFIFO(h.Claim(own)); err != nil {
+	if ownDoorbell, err = doorbell.NewFIFO(h.Claim(own)); err != nil {
 		return nil, nil, nil, err
 	}
 	h.Keep()
 	h.directory = nil
-	return page, bell, &Role{Directory: d, lock: h.lock, liveness: life}, nil
+	return page, ownDoorbell, &Role{Directory: d, lock: h.lock, liveness: life}, nil
 }
 
 // OpenLane takes over a lane for the receiver that has this page and doorbell.

@@ -37,7 +37,7 @@ func New(ctx context.Context, fd int, settings limits.Settings) (*Handshake, err
 	peer, err := kernel.PeerOf(fd)
 	if err != nil {
 		kernel.HangUp(fd, kernel.UnknownUser)
-		return nil, fail.System("asking who the peer is", err)
+		return nil, fail.System("reading the peer's credentials", err)
 	}
 	if why := UserProblem(peer.UID, settings.UIDs); why != "" {
 		defer kernel.HangUp(fd, peer.UID)
@@ -112,9 +112,9 @@ func (s *Handshake) send(p packet.Packet, fds ...int) error {
 		}
 		return hungUp()
 	case errors.Is(err, unix.EAGAIN):
-		return fail.New(fail.ErrTimedOut, "timed out while greeting a peer that does not read")
+		return fail.New(fail.ErrTimedOut, "timed out while sending to a peer that does not read")
 	}
-	return s.Report(fail.System("greeting the peer", err))
+	return s.Report(fail.System("sending to the peer", err))
 }
 
 // Receive waits for the next packet, which must have that kind and this number of descriptors.
@@ -132,7 +132,7 @@ func (s *Handshake) Receive(kind uint32, count int) (packet.Packet, []int, error
 		return packet.Packet{}, nil, err
 	}
 	if failed != nil {
-		return packet.Packet{}, nil, fail.System("hearing from the peer", failed)
+		return packet.Packet{}, nil, fail.System("receiving from the peer", failed)
 	}
 	p, err := s.check(b[:n], kind, count, len(fds), isCut)
 	if err != nil {
@@ -352,7 +352,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 
 // giveLane is the part of the handshake in which this side creates the lane that it sends by, no larger than the peer
 // takes.
-func (s *Handshake) giveLane(p *link.Parts, bell *doorbell.Own, within limits.Limits) (page, data *memory.Segment, side consumerSide, err error) {
+func (s *Handshake) giveLane(p *link.Parts, ownDoorbell *doorbell.Own, within limits.Limits) (page, data *memory.Segment, side consumerSide, err error) {
 	makes := s.Settings.Within(within)
 	capacity, limit := makes.LaneBytes, makes.MessageBytes
 	if page, err = p.Segment(memory.NewProducerPage(capacity, limit, 1)); err != nil {
@@ -363,7 +363,7 @@ func (s *Handshake) giveLane(p *link.Parts, bell *doorbell.Own, within limits.Li
 	}
 	offer := packet.NewLane(packet.KindProducer, capacity, limit, lane.Start, lane.Start)
 	offer.Generation = 1
-	doorbell, err := s.giveDoorbell(p, bell)
+	doorbell, err := s.giveDoorbell(p, ownDoorbell)
 	if err != nil {
 		return nil, nil, side, err
 	}
@@ -392,7 +392,7 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	}
 	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
 	offer.Generation = producer.Generation()
-	doorbell, err := s.giveDoorbell(&p, out.Bell)
+	doorbell, err := s.giveDoorbell(&p, out.Doorbell)
 	if err != nil {
 		return err
 	}
@@ -425,14 +425,14 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	m.Consumer, m.Receiver = side.consumer, side.receiver
 	producer.AttachConsumer(side.consumer.Bytes, side.receiver.Bytes)
 	out.Link.Close()
-	out.Link = link.New(s.Socket, process, side.doorbell, given, s.Peer, out.Bell.Wake)
+	out.Link = link.New(s.Socket, process, side.doorbell, given, s.Peer, out.Doorbell.Wake)
 	return nil
 }
 
 // ReceivingSide is the receiver's part of each lane.
 type ReceivingSide struct {
 	Page     *memory.Segment
-	Bell     *doorbell.Own
+	Doorbell *doorbell.Own
 	IsShared bool
 	// For all lanes together; nil: no limit.
 	Budget *limits.Budget
@@ -468,7 +468,7 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 		return nil, err
 	}
 	takesOver := peer.Holds != 0
-	in, peerBell, err := s.takeLane(&p, to, takes, 0)
+	in, peerDoorbell, err := s.takeLane(&p, to, takes, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -483,66 +483,66 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 	}
 	given := p.Keep()
 	in.Memory.Retain()
-	in.Link = link.New(s.Socket, process, peerBell, given, s.Peer, to.Bell.Wake)
+	in.Link = link.New(s.Socket, process, peerDoorbell, given, s.Peer, to.Doorbell.Wake)
 	return in, nil
 }
 
 // takeLane is the part of the handshake in which this side opens the peer's lane, which is within what this side
 // takes. For a call link, least is the smallest permitted message limit, and no message waits in the lane; otherwise
 // it is 0.
-func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Limits, least uint64) (in *link.Incoming, peerBell doorbell.Peer, err error) {
+func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Limits, least uint64) (in *link.Incoming, peerDoorbell doorbell.Peer, err error) {
 	offer, fds, err := s.Receive(packet.KindProducer, 3)
 	if err != nil {
-		return nil, peerBell, err
+		return nil, peerDoorbell, err
 	}
 	p.TakesFrom(fds, s.Peer)
 	if offer.Capacity > within.LaneBytes {
-		return nil, peerBell, s.Refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
+		return nil, peerDoorbell, s.Refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
 			offer.Capacity, within.LaneBytes)
 	}
 	if offer.BytesMax > within.MessageBytes {
-		return nil, peerBell, s.Refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
+		return nil, peerDoorbell, s.Refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
 			offer.BytesMax, within.MessageBytes)
 	}
 	data, err := s.openData(p, fds[2], offer, false)
 	if err != nil {
-		return nil, peerBell, err
+		return nil, peerDoorbell, err
 	}
 	page, err := s.openProducer(p, fds[0], offer)
 	if err != nil {
-		return nil, peerBell, err
+		return nil, peerDoorbell, err
 	}
 	if offer.BytesMax < least {
-		return nil, peerBell, s.Refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.BytesMax, least)
+		return nil, peerDoorbell, s.Refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.BytesMax, least)
 	}
-	if peerBell, err = doorbell.Check(fds[1], s.isOwnUser()); err != nil {
-		return nil, peerBell, s.Report(err)
+	if peerDoorbell, err = doorbell.Check(fds[1], s.isOwnUser()); err != nil {
+		return nil, peerDoorbell, s.Report(err)
 	}
 	head := lane.Unpack(offer.Head)
 	redelivered := lane.Unpack(offer.Tail).Since(head)
 	if redelivered > offer.Capacity/8 {
-		return nil, peerBell, s.Refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.Capacity, offer.Capacity/8)
+		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.Capacity, offer.Capacity/8)
 	}
 	if least > 0 && redelivered > 0 {
-		return nil, peerBell, s.Refuse("%d messages are said to wait in a lane of a new link, wanted none", redelivered)
+		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of a new link, wanted none", redelivered)
 	}
 	consumerPage, err := p.Segment(memory.NewConsumerPage(head))
 	if err != nil {
-		return nil, peerBell, s.Report(err)
+		return nil, peerDoorbell, s.Report(err)
 	}
 	m := &memory.Lane{Producer: page, Consumer: consumerPage, Receiver: to.Page, Data: data, SharesReceiver: to.IsShared}
 	consumer, err := lane.NewConsumer(m.Segments(), offer.BytesMax)
 	if err != nil {
-		return nil, peerBell, s.Report(fail.Lane(err))
+		return nil, peerDoorbell, s.Report(fail.Lane(err))
 	}
-	own, err := s.giveDoorbell(p, to.Bell)
+	own, err := s.giveDoorbell(p, to.Doorbell)
 	if err != nil {
-		return nil, peerBell, err
+		return nil, peerDoorbell, err
 	}
 	if err := s.send(packet.New(packet.KindConsumer), consumerPage.FD, to.Page.FD, own); err != nil {
-		return nil, peerBell, err
+		return nil, peerDoorbell, err
 	}
-	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: redelivered}, peerBell, nil
+	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: redelivered}, peerDoorbell, nil
 }
 
 // watchPeer returns a descriptor that reports the end of the peer's process; -1 if only the socket's hang-up does.
@@ -559,7 +559,7 @@ func (s *Handshake) watchPeer(p *link.Parts) (int, error) {
 
 // SurvivingReceiver performs the handshake of a receiver whose sender died: it offers the lane, and the end of that
 // sender's records.
-func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, listens bool) error {
+func (s *Handshake) SurvivingReceiver(in *link.Incoming, ownDoorbell *doorbell.Own, listens bool) error {
 	var p link.Parts
 	defer p.GiveBack()
 	if _, err := s.ExchangeHello(packet.RoleReceiver, true, listens, func() (limits.Limits, error) { return s.Settings.Takes(s.isOwnUser()), nil }); err != nil {
@@ -572,7 +572,7 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, lis
 	}
 	offer := packet.NewLane(packet.KindConsumer, consumer.Capacity(), consumer.BytesMax(), tail, consumer.Head())
 	offer.Floor, offer.Generation = consumer.DeadProducer()
-	ring, err := s.giveDoorbell(&p, bell)
+	ring, err := s.giveDoorbell(&p, ownDoorbell)
 	if err != nil {
 		return err
 	}
@@ -591,7 +591,7 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, lis
 	if err != nil {
 		return err
 	}
-	peerBell, err := doorbell.Check(fds[1], s.isOwnUser())
+	peerDoorbell, err := doorbell.Check(fds[1], s.isOwnUser())
 	if err != nil {
 		return s.Report(err)
 	}
@@ -608,7 +608,7 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, bell *doorbell.Own, lis
 	m.Producer.Close()
 	m.Producer = page
 	consumer.AttachProducer(page.Bytes)
-	next := link.New(s.Socket, process, peerBell, given, s.Peer, bell.Wake)
+	next := link.New(s.Socket, process, peerDoorbell, given, s.Peer, ownDoorbell.Wake)
 	in.Link.HandOver(next, tail.Seq)
 	in.Link = next
 	return nil
@@ -619,16 +619,16 @@ type CallLink struct {
 	Producer *lane.Producer
 	Memory   *memory.Lane
 	// The peer's doorbell for free space in this side's lane, and whether the link has the same one and closes it.
-	Doorbell   doorbell.Peer
-	SharesBell bool
-	In         *link.Incoming
+	Doorbell       doorbell.Peer
+	SharesDoorbell bool
+	In             *link.Incoming
 	// The largest request or reply that the peer takes.
 	BytesMax uint64
 }
 
-// NewCallLink performs the handshake of a link of calls. The peer rings bell for free space in this side's lane, and
-// to.Bell for messages.
-func (s *Handshake) NewCallLink(to *ReceivingSide, bell *doorbell.Own, own packet.Role, listens bool, kick func()) (*CallLink, error) {
+// NewCallLink performs the handshake of a link of calls. The peer rings ownDoorbell for free space in this side's lane, and
+// to.Doorbell for messages.
+func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, own packet.Role, listens bool, wake func()) (*CallLink, error) {
 	var p link.Parts
 	defer p.GiveBack()
 	var takes limits.Limits
@@ -649,9 +649,9 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, bell *doorbell.Own, own packe
 	var page, data *memory.Segment
 	var side consumerSide
 	var in *link.Incoming
-	var peerBell doorbell.Peer
-	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell, gives); return err }
-	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, takes, CallMessageMin); return err }
+	var peerDoorbell doorbell.Peer
+	give := func() (err error) { page, data, side, err = s.giveLane(&p, ownDoorbell, gives); return err }
+	take := func() (err error) { in, peerDoorbell, err = s.takeLane(&p, to, takes, CallMessageMin); return err }
 	steps := []func() error{give, take}
 	if own == packet.RoleService {
 		steps = []func() error{take, give}
@@ -683,11 +683,11 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, bell *doorbell.Own, own packe
 		segment.ForgetDescriptor()
 	}
 	// Many peers have one doorbell for both lanes. The link owns it then, as it ends after the last ring.
-	sharesBell := kernel.IsSameFile(peerBell.FD, side.doorbell.FD)
-	if sharesBell {
+	sharesDoorbell := kernel.IsSameFile(peerDoorbell.FD, side.doorbell.FD)
+	if sharesDoorbell {
 		side.doorbell.Close(s.Peer.UID)
-		side.doorbell = peerBell
+		side.doorbell = peerDoorbell
 	}
-	in.Link = link.New(s.Socket, process, peerBell, given, s.Peer, kick)
-	return &CallLink{Producer: producer, Memory: m, Doorbell: side.doorbell, SharesBell: sharesBell, In: in, BytesMax: peer.BytesMax}, nil
+	in.Link = link.New(s.Socket, process, peerDoorbell, given, s.Peer, wake)
+	return &CallLink{Producer: producer, Memory: m, Doorbell: side.doorbell, SharesDoorbell: sharesDoorbell, In: in, BytesMax: peer.BytesMax}, nil
 }

@@ -6,13 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer identifies the process at the other end.
-type Peer struct {
-	// PID is its process when it connected; 0 if it is in another pid namespace.
-	PID int
-	// UID is its user, as the kernel reports it.
-	UID int
-}
+// Peer identifies the process at the other end. Package pelton documents its fields.
+type Peer = struct{ PID, UID int }
 
 var ErrTooLong = errors.New("the path is too long for a socket")
 

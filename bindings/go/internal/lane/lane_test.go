@@ -270,7 +270,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 	producer, _ := NewProducer(memory, Start, Start, 0, true)
 	consumer, _ := NewConsumer(memory, 64)
 	sleeper := NewReceiverSleeper(memory.Receiver, true)
-	bell, done := make(chan struct{}, 1), make(chan struct{})
+	ownDoorbell, done := make(chan struct{}, 1), make(chan struct{})
 	taken := make(chan struct{}, 1)
 	go func() {
 		defer close(done)
@@ -286,7 +286,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 					sleeper.Disarm()
 					continue
 				}
-				<-bell
+				<-ownDoorbell
 				sleeper.Disarm()
 			}
 			taken <- struct{}{}
@@ -297,7 +297,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		if producer.Commit(8) == Ring {
-			bell <- struct{}{}
+			ownDoorbell <- struct{}{}
 		}
 		select {
 		case <-taken:

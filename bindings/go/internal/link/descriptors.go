@@ -79,9 +79,9 @@ func (l *Link) nextArrived() (arrivedDescriptors, bool, error) {
 // TakeDescriptors returns the descriptors of message seq, which were sent before it was committed. A surviving sender
 // sends those of a redelivered message again: for these it waits, a second at most, and not again after a time-out.
 func (l *Link) TakeDescriptors(seq, count uint32, comesAgain bool) ([]int, error) {
-	patience := 0
+	attempts := 0
 	if comesAgain && !l.hasTimedOut {
-		patience = 1000
+		attempts = 1000
 	}
 	var found arrivedDescriptors
 	for passed := 0; ; {
@@ -95,8 +95,8 @@ func (l *Link) TakeDescriptors(seq, count uint32, comesAgain bool) ([]int, error
 			return nil, err
 		}
 		if !ok {
-			if patience > 0 && !l.IsGone.Load() {
-				patience--
+			if attempts > 0 && !l.IsGone.Load() {
+				attempts--
 				time.Sleep(time.Millisecond)
 				continue
 			}

@@ -33,10 +33,10 @@ type Link struct {
 
 // Outgoing is a lane of this side as its producer, with the link to its receiver.
 type Outgoing struct {
-	Lane   *lane.Producer
-	Memory *memory.Lane
-	Bell   *doorbell.Own
-	Link   *Link
+	Lane     *lane.Producer
+	Memory   *memory.Lane
+	Doorbell *doorbell.Own
+	Link     *Link
 }
 
 // Incoming is a peer's lane as its consumer, with the link to its sender.
@@ -51,8 +51,8 @@ type Incoming struct {
 }
 
 // New owns the descriptors. It cannot fail: the peer has this side's READY.
-func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given []doorbell.Pair, peer kernel.Peer, kick func()) *Link {
-	l := &Link{Peer: peer, Doorbell: doorbell, pairs: given, Socket: socket, Wake: kick}
+func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given []doorbell.Pair, peer kernel.Peer, wake func()) *Link {
+	l := &Link{Peer: peer, Doorbell: doorbell, pairs: given, Socket: socket, Wake: wake}
 	// The socket may contain packets, which the receiver reads.
 	go l.watch(socket, unix.POLLRDHUP)
 	if process >= 0 {

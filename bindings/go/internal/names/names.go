@@ -145,7 +145,7 @@ func (n Name) ownDirectory(path string, make bool) (bool, error) {
 		if err == unix.ENOENT {
 			return false, nil
 		}
-		return wrong("the directory %s, which cannot be looked at: %v", path, err)
+		return wrong("the directory %s, which cannot be read: %v", path, err)
 	}
 	if why := kernel.Unmapped(int(stat.Uid)); why != "" {
 		return wrong("%s, which belongs to %s", path, why)

@@ -122,7 +122,7 @@ func (s *Spin) hasYielded(took time.Duration) {
 }
 
 // For waits until the side's condition holds, the context ends, or the handle is closed.
-func For(ctx context.Context, side Side, bell *doorbell.Own, spin *Spin, guard *Guard) error {
+func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, guard *Guard) error {
 	if spin.IsBusy || !oneProcessor {
 		if ready, err := spinFor(ctx, side, spin, guard); ready || err != nil {
 			return err
@@ -136,12 +136,12 @@ func For(ctx context.Context, side Side, bell *doorbell.Own, spin *Spin, guard *
 		}
 	}
 	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, bell.Wake)
+		stop := context.AfterFunc(ctx, ownDoorbell.Wake)
 		defer stop()
 	}
 	for {
 		// In this order: a local wake after this ends the sleep; the polls below find the reason of an earlier one.
-		bell.ClearWake()
+		ownDoorbell.ClearWake()
 		armed, err := side.Arm()
 		if err != nil {
 			return err
@@ -151,7 +151,7 @@ func For(ctx context.Context, side Side, bell *doorbell.Own, spin *Spin, guard *
 				side.Disarm()
 				return err
 			}
-			bell.Sleep(side.NeedsTimedWait())
+			ownDoorbell.Sleep(side.NeedsTimedWait())
 			side.Disarm()
 		}
 		if ready, err := side.Poll(); ready || err != nil {
@@ -207,19 +207,19 @@ func interrupted(ctx context.Context, guard *Guard) error {
 }
 
 // Until waits, on the doorbell alone, until isReady returns true. Whatever makes it true rings.
-func Until(ctx context.Context, bell *doorbell.Own, guard *Guard, isReady func() (bool, error)) error {
+func Until(ctx context.Context, ownDoorbell *doorbell.Own, guard *Guard, isReady func() (bool, error)) error {
 	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, bell.Wake)
+		stop := context.AfterFunc(ctx, ownDoorbell.Wake)
 		defer stop()
 	}
 	for {
-		bell.ClearWake()
+		ownDoorbell.ClearWake()
 		if ready, err := isReady(); ready || err != nil {
 			return err
 		}
 		if err := interrupted(ctx, guard); err != nil {
 			return err
 		}
-		bell.Sleep(false)
+		ownDoorbell.Sleep(false)
 	}
 }

@@ -106,20 +106,20 @@ func New(producer *lane.Producer, residentMax int) Window {
 
 // Follow adapts the window to the throughput. Call it before a reservation: it may release memory after the tail.
 // role is nil except for path channels.
-func (w *Window) Follow(producer *lane.Producer, m *memory.Lane, place *directory.Role) {
+func (w *Window) Follow(producer *lane.Producer, m *memory.Lane, role *directory.Role) {
 	if sent := producer.SentBytes(); sent-w.sent >= sampleBytes {
-		w.followAt(sent, producer, m, place)
+		w.followAt(sent, producer, m, role)
 	}
 }
 
 // FollowPause shrinks the window after a pause. Call it after sending, where a system call was necessary anyway.
-func (w *Window) FollowPause(producer *lane.Producer, m *memory.Lane, place *directory.Role) {
+func (w *Window) FollowPause(producer *lane.Producer, m *memory.Lane, role *directory.Role) {
 	if w.Taken > 0 && time.Since(processStart)-w.ns > pauseMin {
-		w.followAt(producer.SentBytes(), producer, m, place)
+		w.followAt(producer.SentBytes(), producer, m, role)
 	}
 }
 
-func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, place *directory.Role) {
+func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, role *directory.Role) {
 	// An invalid head is reported by the reservation that follows.
 	unreleased, err := producer.PollHead()
 	receiver := empty
@@ -132,7 +132,7 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	w.sample(sent, receiver, time.Since(processStart))
 	backed := producer.Backed()
 	// Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
-	if current := producer.Window(); w.Bytes > current && w.Bytes > backed && place.Back(producer, m, w.Bytes) != nil {
+	if current := producer.Window(); w.Bytes > current && w.Bytes > backed && role.Back(producer, m, w.Bytes) != nil {
 		// A disk's file system keeps what it had allocated before it was full.
 		from, to := limits.RoundUp(backed, uint64(len(directory.Zeros))), min(limits.RoundUp(w.Bytes, directory.BackedStep), producer.Capacity())
 		if from < to {
@@ -145,11 +145,11 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	if receiver != beyond && w.Excess == 1 {
 		// A failure only leaves the memory allocated.
 		kept := limits.RoundUp(w.Bytes, uint64(len(directory.Zeros)))
-		if place != nil {
+		if role != nil {
 			// A path channel's first step stays allocated, so that few sends can fail.
 			kept = max(kept, directory.BackedStep)
 		}
-		_ = ReleaseIdle(producer, m, kept, place != nil)
+		_ = ReleaseIdle(producer, m, kept, role != nil)
 		w.Excess = 0
 		w.setTaken(min(w.Taken, w.Bytes-w.BytesMin))
 	}
