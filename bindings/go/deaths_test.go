@@ -5,12 +5,14 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"pelton/internal/kernel"
+	"pelton/internal/lane"
 	"pelton/internal/packet"
 )
 
@@ -227,6 +229,131 @@ func TestSendersKilledAtAnyMomentLeaveWholeMessagesInOrder(t *testing.T) {
 	}
 }
 
+func TestFilesTravelWithMessagesAndAgainToASuccessor(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
+	defer listener.Close()
+	first := child(t, "receive", name, 0, "stay")
+	sender := must(listener.AcceptSender(ctx))
+	defer sender.Close()
+	file := must(os.CreateTemp(t.TempDir(), "sent"))
+	for n := range 4 {
+		if err := sender.SendFiles(ctx, payload(n, 100), slices.Repeat([]*os.File{file}, n)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(file.WriteString("a file"))
+	// The sender has duplicates.
+	file.Close()
+	first.kill()
+	for err := error(nil); !errors.Is(err, ErrPeerDied); {
+		if _, err = sender.TrySend(nil); err != nil && !errors.Is(err, ErrPeerDied) {
+			t.Fatal(err)
+		}
+	}
+	connected := make(chan *Receiver, 1)
+	go func() { connected <- must(ConnectReceiver(ctx, name, nil)) }()
+	if err := sender.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	receiver := <-connected
+	defer receiver.Close()
+	for n := range 4 {
+		message := must(receiver.Receive(ctx))
+		files := message.TakeFiles()
+		if !isPayload(message.Bytes(), n) || !message.Redelivered() || len(files) != n || message.TakeFiles() != nil {
+			t.Fatal(n, message.Redelivered(), files)
+		}
+		for _, file := range files {
+			text := make([]byte, 6)
+			if must(file.ReadAt(text, 0)); string(text) != "a file" || file.Close() != nil {
+				t.Fatalf("%q", text)
+			}
+		}
+		message.Release()
+	}
+	if sender.Unreleased() > 0 || len(sender.sent) > 0 {
+		// Of the messages that were sent until the death was detected.
+		for range sender.Unreleased() {
+			must(receiver.Receive(ctx)).Release()
+		}
+	}
+	if sender.Unreleased() != 0 || len(sender.sent) != 0 {
+		t.Fatal(sender.Unreleased(), sender.sent)
+	}
+}
+
+func TestFilesWaitForSpaceInTheSocket(t *testing.T) {
+	sender, receiver := pair(t, &Options{Capacity: 1 << 18})
+	ctx, file := soon(t), must(os.Open(os.DevNull))
+	defer file.Close()
+	many := slices.Repeat([]*os.File{file}, lane.DescriptorsMax)
+	const count = 3000
+	done := make(chan error, 1)
+	go func() {
+		for n := range count {
+			if err := sender.SendFiles(ctx, payload(n, 8), file); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	if !parked("(*Descriptor).UntilWritable") {
+		t.Fatal("it does not wait for space in the socket")
+	}
+	for n := range count {
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), n) || n%100 == 0 && message.TakeFiles()[0].Close() != nil || message.Release() != nil {
+			t.Fatal(n)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := sender.SendFiles(ctx, nil, many...); err != nil {
+		t.Fatal(err)
+	}
+	if err := sender.SendFiles(ctx, nil, append(many, file)...); !errors.Is(err, ErrTooManyFiles) {
+		t.Fatal(err)
+	}
+	if message := must(receiver.Receive(ctx)); len(message.TakeFiles()) != len(many) || message.Release() != nil {
+		t.Fatal("other files")
+	}
+	// A full socket holds up neither the end of the context nor Close.
+	fill := func(ctx context.Context) (err error) {
+		for err == nil {
+			err = sender.SendFiles(ctx, nil, file)
+		}
+		return err
+	}
+	limited, cancel := context.WithCancel(ctx)
+	go func() {
+		if !parked("(*Descriptor).UntilWritable") {
+			t.Error("it does not wait")
+		}
+		cancel()
+	}()
+	if err := fill(limited); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	go func() { done <- fill(ctx) }()
+	if !parked("(*Descriptor).UntilWritable") || sender.Close() != nil {
+		t.Fatal("it does not wait")
+	}
+	if err := <-done; !errors.Is(err, ErrClosedHandle) {
+		t.Fatal(err)
+	}
+}
+
+func TestFilesDoNotTravelThroughAPathChannel(t *testing.T) {
+	sender := must(CreateSender(soon(t), channelPlace(t), small))
+	defer sender.Close()
+	if err := sender.SendFiles(soon(t), nil, os.Stdin); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+}
+
 func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -318,19 +445,19 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	send("two", file, file)
 	send("copied", file)
 	first := must(receiver.Receive(ctx))
-	files := first.Files()
+	files := first.TakeFiles()
 	text := make([]byte, 6)
-	if len(files) != 1 || must(files[0].ReadAt(text, 0)) != 6 || string(text) != "a file" || first.Files() != nil {
+	if len(files) != 1 || must(files[0].ReadAt(text, 0)) != 6 || string(text) != "a file" || first.TakeFiles() != nil {
 		t.Fatal(files)
 	}
 	files[0].Close()
-	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.Files() != nil || none.Release() != nil {
+	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.TakeFiles() != nil || none.Release() != nil {
 		t.Fatal("none")
 	}
 	// Not asked for, so closed with the release.
 	two := must(receiver.Receive(ctx))
 	two.Release()
-	if two.Files() != nil {
+	if two.TakeFiles() != nil {
 		t.Fatal("after the release")
 	}
 	if n := must(receiver.ReceiveInto(ctx, make([]byte, 10))); n != 6 {

@@ -85,6 +85,6 @@
 //
 // # Not here
 //
-// Sending descriptors along with messages (receiving them is: [Message.Files]), flushing and record files are not in this package
+// Sending descriptors along with messages (receiving them is: [Message.TakeFiles]), flushing and record files are not in this package
 // yet; nor is looking at a path channel from outside, repairing and removing it: pelton info, recover and rm do that.
 package pelton

@@ -21,6 +21,8 @@ var (
 	ErrTooLarge = fail.ErrTooLarge
 	// ErrTooSmall: the buffer is smaller than the message.
 	ErrTooSmall = fail.ErrTooSmall
+	// ErrTooManyFiles: more than 64 descriptors are to travel with one message.
+	ErrTooManyFiles = fail.ErrTooManyFiles
 	// ErrDescriptorsLost: this process had no free descriptor for all that came with a message. Raise RLIMIT_NOFILE.
 	ErrDescriptorsLost = fail.ErrDescriptorsLost
 	// ErrCorrupt: the other side broke a rule of the layout or the protocol. Close the handle.

@@ -154,7 +154,7 @@ func (m Message) Peer() Peer { return m.peer }
 // TakeFiles returns the descriptors that came with the message, once; then they belong to the caller, which closes
 // them. Release closes those that were not taken, in another goroutine. A descriptor may be of any kind: using or
 // closing it may wait as long as the sender wants. It does not wait.
-func (m Message) Files() []*os.File {
+func (m Message) TakeFiles() []*os.File {
 	if m.handle == nil || m.handle.loan.uses.Load() != m.use {
 		return nil
 	}

@@ -28,8 +28,12 @@ type Sender struct {
 	// Bytes reserved and not committed; -1 when there is no reservation.
 	reserved int
 	window   window.Window
+	// Duplicates of the descriptors of unreleased messages, and how many of the last ones a successor of the receiver has not got yet.
+	sent   []sentFiles
+	unsent int
 	// The condition of a wait.
 	wantedBytes   uint64
+	wantedFiles   uint32
 	untilReleased bool
 }
 
@@ -205,7 +209,7 @@ func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
 			return room, err
 		}
 		s.out.Lane.CountWait()
-		s.wantedBytes, s.untilReleased = uint64(bytes), false
+		s.wantedBytes, s.wantedFiles, s.untilReleased = uint64(bytes), 0, false
 		if err := wait.For(ctx, (*sendWait)(s), s.out.Doorbell, &s.spin, &s.guard); err != nil {
 			return nil, err
 		}
@@ -308,6 +312,7 @@ func (s *Sender) failed(err error) error {
 func (s *Sender) unreleased() uint64 {
 	// The next send reports an invalid head; here the last known number is the best one.
 	_, _ = s.out.Lane.PollHead()
+	s.forgetSentFiles()
 	return s.out.Lane.Unreleased()
 }
 
@@ -364,6 +369,10 @@ func (w *sendWait) Poll() (bool, error) {
 			return false, s.failed(err)
 		}
 		return waiting == 0, nil
+	}
+	if s.wantedFiles > 0 {
+		_, ok, err := s.tryReserveWithFiles(s.wantedBytes, s.wantedFiles)
+		return ok, err
 	}
 	_, ok, err := s.tryReserve(s.wantedBytes)
 	return ok, err
@@ -429,7 +438,7 @@ func (s *Sender) Resume(ctx context.Context) error {
 		return err
 	}
 	s.broken = nil
-	return nil
+	return s.resendFiles(ctx)
 }
 
 // Trim releases memory without messages to the system: after a burst the lane keeps what it grew to. It does not
@@ -464,6 +473,7 @@ func (s *Sender) Close() error {
 		s.tearDown()
 	default:
 		s.out.Doorbell.Wake()
+		s.out.Link.InterruptSend()
 	}
 	return nil
 }
@@ -479,6 +489,7 @@ func (s *Sender) tearDown() {
 	}
 	s.out.Doorbell.Close()
 	s.out.Memory.Release()
+	closeSentFiles(s.sent)
 }
 
 // NewWriter returns an io.Writer that sends the bytes of each Write as one message, or as several if there are more

@@ -15,6 +15,7 @@ var (
 	ErrPeerDied        = errors.New("pelton: the other side died without closing")
 	ErrTooLarge        = errors.New("pelton: too large for the reservation or the channel")
 	ErrTooSmall        = errors.New("pelton: the buffer is too small")
+	ErrTooManyFiles    = errors.New("pelton: more descriptors than can travel with one message")
 	ErrDescriptorsLost = errors.New("pelton: this process had no free descriptor for all that came")
 	ErrCorrupt         = errors.New("pelton: the other side broke a rule of the layout or the protocol")
 	ErrRefused         = errors.New("pelton: refused by the other side, or impossible with this kind of channel")

@@ -62,6 +62,22 @@ func (p *Descriptor) Until(ctx context.Context, try func() bool) error {
 	}
 }
 
+// UntilWritable calls try at first, and whenever the descriptor has become writable, until it returns true, the context ends, or InterruptWrite
+// is called.
+func (p *Descriptor) UntilWritable(ctx context.Context, try func() bool) error {
+	stop := context.AfterFunc(ctx, p.InterruptWrite)
+	defer stop()
+	err := p.Raw.Write(func(uintptr) bool { return try() })
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = p.File.SetWriteDeadline(time.Time{})
+		return ctx.Err()
+	}
+	return err
+}
+
+// InterruptWrite ends the present UntilWritable or the next one.
+func (p *Descriptor) InterruptWrite() { _ = p.File.SetWriteDeadline(LongAgo) }
+
 // IsReady polls fd without waiting.
 func IsReady(fd int, events int16) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"context"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,48 @@ func (l *Link) HandOver(next *Link, end uint32) {
 	}
 	l.arrived = nil
 	l.forget()
+}
+
+// sendRetry is the pause before another attempt while this user has too many descriptors in flight, in all of its sockets.
+const sendRetry = 10 * time.Millisecond
+
+// SendDescriptors sends the descriptors of message seq, which is committed next. It waits for space in the socket. It returns false, perhaps
+// without an error, if it did not send them: the context ended, the peer hung up, InterruptSend was called, or too many are in flight.
+func (l *Link) SendDescriptors(ctx context.Context, seq uint32, fds []int) (bool, error) {
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = seq
+	err := kernel.TrySend(l.Socket.FD, p.Encode(), fds...)
+	if err == unix.EAGAIN {
+		waited := l.Socket.UntilWritable(ctx, func() bool {
+			err = kernel.TrySend(l.Socket.FD, p.Encode(), fds...)
+			return err != unix.EAGAIN
+		})
+		if err == unix.EAGAIN {
+			return false, waited
+		}
+	}
+	switch err {
+	case nil:
+		return true, nil
+	case unix.EPIPE, unix.ECONNRESET:
+		l.IsGone.Store(true)
+		return false, nil
+	case unix.ETOOMANYREFS:
+		select {
+		case <-ctx.Done():
+		case <-time.After(sendRetry):
+		}
+		return false, ctx.Err()
+	default:
+		return false, fail.System("sending descriptors", err)
+	}
+}
+
+// InterruptSend ends a wait in SendDescriptors.
+func (l *Link) InterruptSend() {
+	if l.Socket != nil {
+		l.Socket.InterruptWrite()
+	}
 }
 
 // packetsMax limits the packets of descriptors for other messages than the requested one: far more than fit into a

@@ -147,7 +147,7 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 			return err
 		}
 		if armed {
-			if err := interrupted(ctx, guard); err != nil {
+			if err := Interrupted(ctx, guard); err != nil {
 				side.Disarm()
 				return err
 			}
@@ -157,7 +157,7 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 		if ready, err := side.Poll(); ready || err != nil {
 			return err
 		}
-		if err := interrupted(ctx, guard); err != nil {
+		if err := Interrupted(ctx, guard); err != nil {
 			return err
 		}
 	}
@@ -175,7 +175,7 @@ func spinFor(ctx context.Context, side Side, spin *Spin, guard *Guard) (bool, er
 			spin.hasPaid()
 			return ready, err
 		}
-		if err := interrupted(ctx, guard); err != nil {
+		if err := Interrupted(ctx, guard); err != nil {
 			return false, err
 		}
 		if spin.IsBusy {
@@ -199,7 +199,8 @@ func spinFor(ctx context.Context, side Side, spin *Spin, guard *Guard) (bool, er
 	}
 }
 
-func interrupted(ctx context.Context, guard *Guard) error {
+// Interrupted returns why a wait has to end: the handle was closed, or the context ended.
+func Interrupted(ctx context.Context, guard *Guard) error {
 	if guard.IsClosing() {
 		return fail.New(fail.ErrClosedHandle, "the handle was closed during the call")
 	}
@@ -217,7 +218,7 @@ func Until(ctx context.Context, ownDoorbell *doorbell.Own, guard *Guard, isReady
 		if ready, err := isReady(); ready || err != nil {
 			return err
 		}
-		if err := interrupted(ctx, guard); err != nil {
+		if err := Interrupted(ctx, guard); err != nil {
 			return err
 		}
 		ownDoorbell.Sleep(false)
