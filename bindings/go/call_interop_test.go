@@ -29,7 +29,7 @@ func inRust(t *testing.T, name string) *process {
 func TestRustCallsAServiceInGo(t *testing.T) {
 	name := place(t)
 	served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
-		// So that they are answered in another order.
+		// So that the replies come in another order.
 		if len(request.Bytes())%2 == 1 {
 			time.Sleep(100 * time.Microsecond)
 		}
@@ -62,7 +62,7 @@ func TestGoCallsAServiceInRust(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if err := client.Notify(ctx, []byte("told")); err != nil {
+	if err := client.Notify(ctx, []byte("noted")); err != nil {
 		t.Fatal(err)
 	}
 	_ = service.Process.Signal(os.Interrupt)
@@ -72,9 +72,9 @@ func TestGoCallsAServiceInRust(t *testing.T) {
 	}
 }
 
-func TestRustHearsPartsFailuresAndNotificationsOfGos(t *testing.T) {
+func TestRustGetsPartsFailuresAndNotificationsFromGo(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	told := make(chan string, 1)
+	isNotification := make(chan string, 1)
 	served(t, name, nil, func(request Request) {
 		switch string(request.Bytes()) {
 		case "parts":
@@ -86,8 +86,8 @@ func TestRustHearsPartsFailuresAndNotificationsOfGos(t *testing.T) {
 			_ = request.End()
 		case "fail":
 			_ = request.Fail(9, []byte("as was asked"))
-		case "tell":
-			told <- fmt.Sprint(request.IsNotification())
+		case "note":
+			isNotification <- fmt.Sprint(request.IsNotification())
 		}
 	})
 	calls := tool(t, "call", name, "parts")
@@ -100,15 +100,15 @@ func TestRustHearsPartsFailuresAndNotificationsOfGos(t *testing.T) {
 	if said := calls.errors.String(); !strings.Contains(said, "9") || !strings.Contains(said, "as was asked") {
 		t.Fatal(said)
 	}
-	tool(t, "call", "--notify", name, "tell").exits(0)
-	if <-told != "true" {
+	tool(t, "call", "--notify", name, "note").exits(0)
+	if <-isNotification != "true" {
 		t.Fatal("it was a call")
 	}
-	// Which is not answered.
-	tool(t, "call", name, "tell").exits(6)
+	// Without a reply.
+	tool(t, "call", name, "note").exits(6)
 }
 
-func TestGoHearsFailuresOfRusts(t *testing.T) {
+func TestGoGetsFailuresFromRust(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	tool(t, "serve", "--exec", "echo no >&2; exit 3", name)
 	client := connected(t, name, &Options{Await: true})
@@ -118,7 +118,7 @@ func TestGoHearsFailuresOfRusts(t *testing.T) {
 	}
 }
 
-func TestAKilledServiceIsToldAcrossLanguages(t *testing.T) {
+func TestAKilledServiceIsDetectedAcrossLanguages(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	// It passes the requests on to the test, and ends when its input does.
 	requests := filepath.Join(t.TempDir(), "requests")
@@ -241,7 +241,7 @@ func TestGoAndCCallEachOther(t *testing.T) {
 			t.Fatal(n, len(reply), err)
 		}
 	}
-	// Which has it end.
+	// This ends it.
 	if err := client.Notify(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestGoAndCCallEachOther(t *testing.T) {
 	asks.exits(0)
 }
 
-// What a hostile side writes: records made of the input, often nearly right.
+// records are what a hostile side writes: made of the input, often nearly right.
 func records(input []byte) (all [][]byte) {
 	for len(input) >= 6 && len(all) < 200 {
 		of := input[:6]
@@ -311,8 +311,8 @@ func fuzzName(f *testing.F) string {
 	return "unix:" + filepath.Join(directory, "socket")
 }
 
-// A service that writes anything into its lane of replies: each call has answers that may be, at most one of them the last, or the link is
-// corrupt and all calls have failed.
+// A service that writes anything into its lane of replies: either each call has valid replies, of which at most one
+// is the last, or the link is corrupt and all calls have failed.
 func FuzzAClientOfAHostileService(f *testing.F) {
 	seeds(f)
 	name := fuzzName(f)
@@ -354,7 +354,8 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 	})
 }
 
-// A client that writes anything into its lane of requests: what it asks is answered once, or it is sent away, and another one is answered.
+// A client that writes anything into its lane of requests: each request has one reply, or the client is dropped, and
+// another one gets its replies.
 func FuzzAServiceOfAHostileClient(f *testing.F) {
 	seeds(f)
 	name := fuzzName(f)

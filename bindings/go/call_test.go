@@ -41,7 +41,7 @@ func connected(t *testing.T, name string, options *Options) *Client {
 
 func echo(request Request) { _ = request.Reply(request.Bytes()) }
 
-func TestACallIsAnswered(t *testing.T) {
+func TestACallHasItsReply(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, echo)
 	client := connected(t, name, nil)
@@ -53,9 +53,9 @@ func TestACallIsAnswered(t *testing.T) {
 	}
 }
 
-func TestManyGoroutinesAskByOneClientInAnyOrderAndAnySize(t *testing.T) {
+func TestManyGoroutinesCallByOneClientInAnyOrderAndAnySize(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	// Lanes that are smaller than the largest messages, so that those are cut, and room is waited for.
+	// Lanes smaller than the largest messages, so that those travel in pieces and wait for space.
 	options := &Options{Capacity: 1 << 16}
 	served(t, name, options, echo)
 	client := connected(t, name, options)
@@ -75,7 +75,7 @@ func TestManyGoroutinesAskByOneClientInAnyOrderAndAnySize(t *testing.T) {
 	all.Wait()
 }
 
-// receiveAll has a service's requests taken by the caller, who answers them.
+// listening returns a service whose requests the caller takes.
 func listening(t *testing.T, name string, options *Options) *Service {
 	t.Helper()
 	service := must(ListenService(name, options))
@@ -115,7 +115,7 @@ func TestRepliesComeInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestAFailureSaysItsCodeAndOneThatForgetsOrPanicsAbandons(t *testing.T) {
+func TestAFailureHasItsCodeAndAHandlerThatForgetsOrPanicsAbandons(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, func(request Request) {
 		switch string(request.Bytes()) {
@@ -207,7 +207,7 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 	if err != nil || !bytes.HasSuffix(whole, []byte("last")) || len(whole) < 500*1000 {
 		t.Fatal(len(whole), err)
 	}
-	// Who leaves the loop has cancelled: the handler is told, and the client is good for other calls.
+	// Leaving the loop cancels: the handler is notified, and the client can make other calls.
 	n := 0
 	for _, err := range must(client.Submit(ctx, []byte("endless"))).Parts(ctx) {
 		if n++; err != nil || n == 100 {
@@ -222,7 +222,7 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 	}
 }
 
-func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
+func TestPartsThatAreNotTakenBlockNoMoreThanTheyMay(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	const count = 300
 	served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
@@ -235,7 +235,7 @@ func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
 	})
 	client := connected(t, name, &Options{CallBytesMax: 20_000})
 	slow := must(client.Submit(ctx, []byte("parts")))
-	// It waits behind parts that nobody has asked for, until somebody does.
+	// It waits behind parts that are not taken, until they are.
 	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	if _, err := client.Call(short, []byte("other")); err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -260,9 +260,9 @@ func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
 	}
 }
 
-func TestNotificationsAreTold(t *testing.T) {
+func TestNotificationsArrive(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	told := make(chan int, 1000)
+	received := make(chan int, 1000)
 	served(t, name, &Options{Capacity: 1 << 16, Handlers: 1}, func(request Request) {
 		if !request.IsNotification() {
 			echo(request)
@@ -271,7 +271,7 @@ func TestNotificationsAreTold(t *testing.T) {
 		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
 			t.Error(err)
 		}
-		told <- len(request.Bytes())
+		received <- len(request.Bytes())
 	})
 	client := connected(t, name, &Options{Capacity: 1 << 16})
 	for n := range 300 {
@@ -280,13 +280,13 @@ func TestNotificationsAreTold(t *testing.T) {
 		}
 	}
 	for n := range 300 {
-		if found := <-told; found != n*1000 {
+		if found := <-received; found != n*1000 {
 			t.Fatal(found, n)
 		}
 	}
 }
 
-func TestACallThatIsGivenUpKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
+func TestACancelledCallKeepsItsSlotUntilItsReply(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	var requests []Request
@@ -299,7 +299,7 @@ func TestACallThatIsGivenUpKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
 		}
 		request := must(service.Receive(ctx))
 		if _, ok := request.Deadline(); !ok {
-			t.Fatal("the service was not told the deadline")
+			t.Fatal("the service did not get the deadline")
 		}
 		requests = append(requests, request)
 	}
@@ -345,14 +345,14 @@ func tryRequest(service *Service) (Request, bool, error) {
 	return request, err == nil, err
 }
 
-func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
+func TestAClientThatDoesNotReadDelaysNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	var handled atomic.Int64
 	service := served(t, name, nil, func(request Request) {
 		handled.Add(1)
 		echo(request)
 	})
-	// Its requests all have room, their replies do not.
+	// Its requests all have space, their replies do not.
 	silent, other := connected(t, name, &Options{Memory: 1 << 16}), connected(t, name, nil)
 	var inFlight []*Call
 	for n := range calls.CallsMax {
@@ -363,9 +363,9 @@ func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Its lane of replies takes some twenty; then nothing more of its is taken.
+	// Its lane of replies takes some twenty. Then no more of its requests are taken.
 	if of := handled.Load() - 1000; of > calls.CallsMax/4 {
-		t.Fatal(of, "requests were taken of one who reads nothing")
+		t.Fatal(of, "requests were taken of a client that reads nothing")
 	}
 	for n, call := range inFlight {
 		if reply, err := call.Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 3000 {
@@ -491,7 +491,7 @@ func TestStopEndsServingAndNotTheCalls(t *testing.T) {
 	}
 }
 
-func TestWhoIsNoClientIsRefused(t *testing.T) {
+func TestAPeerThatIsNoClientIsRefused(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, echo)
 	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) {
@@ -586,7 +586,7 @@ func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// With a call in flight, and answers that nobody takes.
+			// With a call in flight, and replies that are not taken.
 			for range 100 {
 				must(client.Submit(ctx, payload(0, 2000)))
 			}
@@ -598,7 +598,7 @@ func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 		}
 	}
 	round()
-	// Who watches a peer's end ends a moment after the close; then nothing grows.
+	// A goroutine that watches a peer ends a moment after the close. Then nothing grows.
 	before, goroutines := descriptors(), runtime.NumGoroutine()
 	for range 10 {
 		round()

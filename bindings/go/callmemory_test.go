@@ -11,9 +11,9 @@ import (
 	"pelton/internal/calls"
 )
 
-// What a service keeps of its clients: replies that wait for room, and requests of which some pieces have come.
+// What a service keeps for its clients: replies that wait for space, and requests of which some pieces have come.
 
-// isBack waits until so much of the service's memory is left, while it takes requests.
+// isBack waits until this much of the service's memory is free, while it takes requests.
 func isBack(t *testing.T, service *Service, wanted uint64) {
 	t.Helper()
 	for until := time.Now().Add(20 * time.Second); service.memory.Left() != wanted; {
@@ -84,7 +84,7 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 	service := listening(t, name, &Options{Memory: memory})
 	first, second, third := connected(t, name, nil), connected(t, name, nil), connected(t, name, nil)
 	before := service.memory.Left()
-	// Of more replies than there is memory for, says which are kept. None is read.
+	// Sends more requests than there is memory for, and returns which replies are kept. None is read.
 	fill := func(client *Client) (calls []*Call, isKept []bool) {
 		var requests []Request
 		for n := range count {
@@ -145,7 +145,7 @@ func TestRequestsInPiecesHaveALimit(t *testing.T) {
 	for range 3 {
 		_, err := client.Call(ctx, payload(1, size))
 		hasNoMemory(t, err, size, memory)
-		// Of what is told nobody hears.
+		// The loss of a notification is not reported.
 		if err := client.Notify(ctx, payload(1, size)); err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestARequestThatIsNotKeptIsCheckedAllTheSame(t *testing.T) {
 	_, err := client.Submit(ctx, payload(1, 4<<20+1))
 	refusedWith(t, err, ErrTooLarge)
 	client.mutex.Lock()
-	// As one that does not look at what the service says.
+	// Like a client that ignores the service's limit.
 	client.links[0].bytesMax = 1 << 30
 	client.mutex.Unlock()
 	submitted := make(chan error, 1)
@@ -184,7 +184,7 @@ func TestARequestThatIsNotKeptIsCheckedAllTheSame(t *testing.T) {
 	<-submitted
 }
 
-func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
+func TestWhatWasKeptForAClientBecomesFreeWhenItIsGone(t *testing.T) {
 	const memory, lanes = 2 << 20, 2 << 16
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, &Options{Memory: memory})
@@ -192,7 +192,7 @@ func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
 	must(client.Submit(ctx, nil))
 	must(client.Submit(ctx, nil))
 	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
-	h := calls.Header{Id: 1<<32 | 77, Kind: calls.KindRequest, More: true}
+	h := calls.Header{ID: 1<<32 | 77, Kind: calls.KindRequest, More: true}
 	room := make([]byte, calls.HeaderSize+1000)
 	h.Write(room)
 	writeRaw(t, &client.links[0].out, room)

@@ -14,9 +14,9 @@ import (
 	"pelton/internal/calls"
 )
 
-// What calls come to when goroutines, or the two sides, meet at the wrong moment.
+// Calls when goroutines, or the two sides, meet at the wrong moment.
 
-// sleeps waits until a goroutine of the client sleeps, for all.
+// sleeps waits until the client's leader sleeps.
 func sleeps(t *testing.T, client *Client) {
 	t.Helper()
 	for until := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -32,9 +32,9 @@ func sleeps(t *testing.T, client *Client) {
 	}
 }
 
-func TestWhoAwaitsACallThatIsCancelledIsTold(t *testing.T) {
+func TestCancellingEndsAnAwait(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	// Which answers nothing.
+	// It sends no reply.
 	_, client := listening(t, name, nil), connected(t, name, nil)
 	call := must(client.Submit(ctx, nil))
 	awaited := make(chan error, 1)
@@ -46,11 +46,11 @@ func TestWhoAwaitsACallThatIsCancelledIsTold(t *testing.T) {
 	}
 }
 
-func TestALinkThatAnotherGoroutineFoundCorruptFailsTheCallOfWhoLeads(t *testing.T) {
+func TestALinkThatAnotherGoroutineFoundCorruptFailsTheLeadersCall(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, &Options{Capacity: 1 << 16})
 	call := must(client.Submit(ctx, nil))
-	// The service takes the lane in, and says that it has released what never was.
+	// The service takes the lane, and releases what never was.
 	must(service.Receive(ctx))
 	awaited := make(chan error, 1)
 	go func() { _, err := call.Await(ctx); awaited <- err }()
@@ -72,7 +72,7 @@ func TestALinkThatAnotherGoroutineFoundCorruptFailsTheCallOfWhoLeads(t *testing.
 	}
 }
 
-// More than one look takes, all of it there before the client sleeps.
+// More than one poll takes, all of it there before the client sleeps.
 func TestAFullLaneOfRepliesIsReadToItsEnd(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
@@ -92,7 +92,7 @@ func TestAFullLaneOfRepliesIsReadToItsEnd(t *testing.T) {
 	}
 }
 
-func TestPartsThatWaitAreTakenInNoTimeEach(t *testing.T) {
+func TestManyStashedPartsAreTakenInLinearTime(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	call, other := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
@@ -105,7 +105,7 @@ func TestPartsThatWaitAreTakenInNoTimeEach(t *testing.T) {
 	}
 	_ = request.End()
 	_ = last.Reply(nil)
-	// Which has all of them wait.
+	// So all of them wait.
 	must(other.Await(ctx))
 	n := 0
 	for part, err := range call.Parts(ctx) {
@@ -184,7 +184,7 @@ func TestARequestMayBeAnsweredWhileItsHandlerReturns(t *testing.T) {
 	}
 }
 
-func TestAPartAfterTheLastAnswerIsRefusedAndHarmsNobody(t *testing.T) {
+func TestAPartAfterTheLastReplyIsRefusedWithoutHarm(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	for range 300 {
@@ -235,9 +235,9 @@ func TestADeadlineBeyondAnyClockIsNone(t *testing.T) {
 	}
 }
 
-func TestAServiceThatRefusesIsNotAskedAgainAndAgain(t *testing.T) {
+func TestAServiceThatRefusesIsNotTriedAgainAndAgain(t *testing.T) {
 	name, ctx := shortName(t), soon(t)
-	// Which takes no second client.
+	// It accepts no second client.
 	served(t, name, &Options{SendersMax: 1}, echo)
 	connected(t, name, nil)
 	if _, err := ConnectClient(ctx, name, nil); !errors.Is(err, ErrRefused) {
@@ -256,7 +256,7 @@ func TestAServiceThatRefusesIsNotAskedAgainAndAgain(t *testing.T) {
 	}
 }
 
-func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) {
+func TestARequestForALargerServiceDoesNotWaitForSpaceAtASmallerOne(t *testing.T) {
 	name := shortName(t)
 	listening(t, name, &Options{CallBytesMax: 1000})
 	listening(t, name, nil)
@@ -279,11 +279,11 @@ func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) 
 	client.leave(leader)
 	client.mutex.Unlock()
 	if !sleeps {
-		t.Fatal("it looks for room again and again where there is some for smaller ones")
+		t.Fatal("it polls again and again where there is space for smaller ones")
 	}
 }
 
-func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
+func TestAClientWhoseHandshakeEndsDuringADrainGetsDrained(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, nil)
 	gate := service.receiver.registry
@@ -317,7 +317,7 @@ func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 		}
 	}
 	call := must(client.Submit(ctx, nil))
-	// As who drains says it first.
+	// A drain does this first.
 	gate.isClosed = true
 	gate.mutex.Unlock()
 	service.Drain()
@@ -331,7 +331,7 @@ func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 	}
 }
 
-func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
+func TestPiecesOfAReplyThatIsNotAwaitedAreCounted(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, &Options{CallBytesMax: 4096})
 	given, awaited := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
@@ -340,14 +340,14 @@ func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
 	given.Cancel()
 	out := &service.receiver.lanes[0].session.out
 	for n := range 5 {
-		_ = must(out.Put(calls.Header{Id: given.id, Kind: calls.KindReply, More: true, Continued: n > 0}, make([]byte, 1000)))
+		_ = must(out.Put(calls.Header{ID: given.id, Kind: calls.KindReply, More: true, Continued: n > 0}, make([]byte, 1000)))
 	}
 	if _, err := awaited.Await(ctx); !errors.Is(err, ErrCorrupt) {
 		t.Fatal(err)
 	}
 }
 
-func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
+func TestNothingIsTakenFromADrainedClient(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	busy := connected(t, name, nil)
@@ -357,7 +357,7 @@ func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
 	if _, ok, err := tryRequest(service); ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	// This one has been told DRAINED, and has not read it.
+	// It has been sent DRAINED, and has not read it.
 	if err := client.Notify(ctx, []byte("late")); err != nil {
 		t.Fatal(err)
 	}
@@ -370,7 +370,7 @@ func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
 	}
 }
 
-func TestWhoAsksWithoutAContextHoldsUpNobodyElse(t *testing.T) {
+func TestACallWithoutAContextBlocksNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, echo)
 	client := connected(t, name, nil)

@@ -19,7 +19,7 @@ import (
 	"pelton/internal/names"
 )
 
-func TestMessagesOfAllSizesComeInOrderWhoeverListens(t *testing.T) {
+func TestMessagesOfAllSizesComeInOrderWhicheverSideListens(t *testing.T) {
 	for _, receiverListens := range []bool{true, false} {
 		t.Run(fmt.Sprint(receiverListens), func(t *testing.T) {
 			sender, receiver, _ := pairOf(t, &Options{Capacity: 1 << 18}, receiverListens)
@@ -131,7 +131,7 @@ func TestASenderThatFillsTheLaneSleepsAndIsWoken(t *testing.T) {
 		if err != nil || !isPayload(message.Bytes(), n) {
 			t.Fatal(n, err)
 		}
-		// The lane has room for some 60 messages, so that at least 60 more make the sender sleep.
+		// The lane has space for some 60 messages, so at least 60 more make the sender sleep.
 		if n%100 == 0 && n < 4900 && !parked("(*Sender).Send") {
 			t.Fatal("the sender does not sleep")
 		}
@@ -293,13 +293,13 @@ func TestCloseEndsACallAndLeavesMessagesReadable(t *testing.T) {
 	room[99] = 1
 }
 
-// pairSender is a sender that is closed while room is reserved.
+// pairSender returns a sender that is closed during a reservation.
 func pairSender(t *testing.T) *Sender {
 	sender, _ := pair(t, nil)
 	return sender
 }
 
-func TestRoomReservedStaysWhenTheSenderIsClosed(t *testing.T) {
+func TestReservedSpaceStaysWhenTheSenderIsClosed(t *testing.T) {
 	sender, _ := pair(t, nil)
 	room := must(sender.Reserve(soon(t), 5000))
 	sender.Close()
@@ -312,7 +312,7 @@ func TestRoomReservedStaysWhenTheSenderIsClosed(t *testing.T) {
 	}
 }
 
-func TestMistakesOfTheCallerAreTold(t *testing.T) {
+func TestMistakesOfTheCallerAreErrors(t *testing.T) {
 	sender, receiver := pair(t, &Options{Capacity: 1 << 16})
 	ctx := soon(t)
 	expect := func(err error, code error) {

@@ -92,7 +92,7 @@ func (c *Client) receiveFrom(link *clientLink, w *waiter) (loss error, why error
 		}
 		var p *callSlot
 		if rule == "" && h.Kind.HasID() {
-			if p = c.slotFor(h.Id); p == nil || p.link != link {
+			if p = c.slotFor(h.ID); p == nil || p.link != link {
 				rule = "id"
 			}
 		}
@@ -145,7 +145,7 @@ func (c *Client) handle(link *clientLink, h calls.Header, payload []byte, p *cal
 		}
 		return ""
 	case calls.KindReturned:
-		if !link.isDraining || p.hasPart || link.assembly.Header.Kind != 0 && link.assembly.Header.Id == h.Id {
+		if !link.isDraining || p.hasPart || link.assembly.Header.Kind != 0 && link.assembly.Header.ID == h.ID {
 			return "kind"
 		}
 		link.inFlight--
@@ -221,7 +221,7 @@ func (c *Client) loseLink(link *clientLink, loss error, why error) {
 	}
 	link.isLost = true
 	// Some of a reply has come in pieces.
-	if p := c.slotFor(link.assembly.Header.Id); p != nil && link.assembly.Header.Kind != 0 {
+	if p := c.slotFor(link.assembly.Header.ID); p != nil && link.assembly.Header.Kind != 0 {
 		p.hasPart = true
 	}
 	link.out.Clear(nil)
@@ -259,7 +259,7 @@ func (c *Client) reroute() {
 			c.unrouted = append(c.unrouted, slot)
 			continue
 		}
-		link, err := c.writeToAny(calls.Header{Id: id, Kind: calls.KindRequest, Deadline: p.deadline}, p.request)
+		link, err := c.writeToAny(calls.Header{ID: id, Kind: calls.KindRequest, Deadline: p.deadline}, p.request)
 		switch {
 		case link != nil:
 			p.link = link

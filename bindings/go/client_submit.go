@@ -67,7 +67,7 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 			if generation == 0 {
 				generation = 1
 			}
-			h.Id = uint64(generation)<<32 | uint64(slot)
+			h.ID = uint64(generation)<<32 | uint64(slot)
 			link, err := c.writeToAny(h, request)
 			if link == nil {
 				c.free = append(c.free, slot)
@@ -78,7 +78,7 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 			if link != nil {
 				link.inFlight++
 				p := &c.slots[slot]
-				call.id = h.Id
+				call.id = h.ID
 				*p = callSlot{
 					slot: slot, generation: generation, state: slotWaiting, link: link, call: call, deadline: h.Deadline, request: p.request[:0],
 					isIdempotent: slices.Contains(options, Idempotent),
@@ -355,7 +355,7 @@ func (c *Client) abandon(call *Call) {
 		// The lane may be blocked by one of its parts.
 		c.wakeLeader()
 	}
-	h := calls.Header{Id: call.id, Kind: calls.KindCancel}
+	h := calls.Header{ID: call.id, Kind: calls.KindCancel}
 	written, err := link.write(h, nil)
 	switch {
 	case errors.Is(err, lane.ErrConsumerClosed):

@@ -47,7 +47,7 @@ type Listener struct {
 	settings limits.Settings
 	closed   context.Context
 	close    context.CancelFunc
-	// Since when no descriptor is free for those who wait; zero while there is one.
+	// Since when waiting peers lack a descriptor; zero while there is one.
 	shortSince time.Time
 	// Whether one more peer leaves the program its own descriptors; nil: the program accepts each peer itself.
 	hasRoom func() bool

@@ -18,7 +18,7 @@ import (
 
 // Both sides are Go's; interop_test.go has the same with Rust's.
 
-func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.T) {
+func TestAKilledSenderIsReportedAfterItsLastMessageAndItsSuccessorContinues(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
@@ -71,7 +71,7 @@ func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.
 	last.exits(0)
 }
 
-func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain(t *testing.T) {
+func TestAKilledReceiverIsReportedToASleepingSenderAndItsSuccessorGetsTheRestAgain(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
 	defer listener.Close()
@@ -104,7 +104,7 @@ func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain
 	if err := sender.Drain(ctx); !errors.Is(err, ErrPeerDied) {
 		t.Fatal(err)
 	}
-	// One that is refused on the way does not end the wait, and changes nothing.
+	// One that is refused does not end the wait, and changes nothing.
 	refused := make(chan error, 1)
 	go func() { _, err := ConnectSender(ctx, name, nil); refused <- err }()
 	received := make(chan int, 1)
@@ -174,7 +174,7 @@ func TestAStoppedProcessIsNotADeadOne(t *testing.T) {
 	if _, ok, err := receiver.TryReceive(); ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	// Waits, with every check of the peer that a wait has, until its deadline.
+	// It waits, with every check of the peer that a wait has, until its deadline.
 	if _, err := receiver.Receive(ctx2(t, 20*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestAStoppedProcessIsNotADeadOne(t *testing.T) {
 	}
 }
 
-// rounds is how many processes a test kills.
+// rounds returns how many processes a test kills.
 func rounds(t *testing.T) int {
 	if text := os.Getenv("PELTON_ROUNDS"); text != "" {
 		return must(strconv.Atoi(text))
@@ -320,7 +320,7 @@ func TestFilesWaitForSpaceInTheSocket(t *testing.T) {
 	if message := must(receiver.Receive(ctx)); len(message.TakeFiles()) != len(many) || message.Release() != nil {
 		t.Fatal("other files")
 	}
-	// A full socket holds up neither the end of the context nor Close.
+	// A full socket delays neither the end of the context nor Close.
 	fill := func(ctx context.Context) (err error) {
 		for err == nil {
 			err = sender.SendFiles(ctx, nil, file)
@@ -381,7 +381,7 @@ func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing
 		}
 		receiver.kill()
 	}
-	// The last one finds what they left: from the first message not released on, nothing is missing.
+	// The last one finds what they left: from the first unreleased message on, nothing is missing.
 	go func() {
 		if err := sender.Resume(ctx); err != nil {
 			t.Error(err)
@@ -454,7 +454,7 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.TakeFiles() != nil || none.Release() != nil {
 		t.Fatal("none")
 	}
-	// Not asked for, so closed with the release.
+	// Not taken, so closed with the release.
 	two := must(receiver.Receive(ctx))
 	two.Release()
 	if two.TakeFiles() != nil {

@@ -15,7 +15,7 @@ import (
 	"pelton/internal/kernel"
 )
 
-// Doorbells, and peers that do with theirs what they should not.
+// Doorbells, and peers that misuse them.
 
 // hasRung waits until a goroutine that sleeps on a doorbell has woken.
 func hasRung(t *testing.T, woken chan struct{}) {
@@ -36,7 +36,7 @@ func sleepsOn(b *doorbell.Own) chan struct{} {
 func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
 	b := must(doorbell.New())
 	defer b.Close()
-	peers := doorbell.Peer{must(unix.Dup(b.Eventfd)), doorbell.Eventfd}
+	peers := doorbell.Peer{FD: must(unix.Dup(b.Eventfd)), Kind: doorbell.Eventfd}
 	defer peers.Close(kernel.UnknownUser)
 	if b.Poll() {
 		t.Fatal("it rings, and is new")
@@ -66,10 +66,10 @@ func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
 	}
 }
 
-func TestABellThatNobodyHasSleptOnLosesNoRingAndNoKick(t *testing.T) {
+func TestADoorbellLosesNoRingAndNoWakeBeforeTheFirstSleep(t *testing.T) {
 	for _, does := range []func(b *doorbell.Own){
 		(*doorbell.Own).Wake,
-		func(b *doorbell.Own) { doorbell.Peer{b.Eventfd, doorbell.Eventfd}.Ring() },
+		func(b *doorbell.Own) { doorbell.Peer{FD: b.Eventfd, Kind: doorbell.Eventfd}.Ring() },
 	} {
 		b := must(doorbell.NewLazy())
 		if b.Polled.Load() != nil {
@@ -93,7 +93,7 @@ func TestABellThatNobodyHasSleptOnLosesNoRingAndNoKick(t *testing.T) {
 	}
 }
 
-// fills makes an eventfd one in which a write of 1 waits.
+// fills fills an eventfd, so that a write of 1 waits.
 func fills(t *testing.T, fd int) {
 	t.Helper()
 	flags := must(unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0))
@@ -101,7 +101,7 @@ func fills(t *testing.T, fd int) {
 	must(unix.Write(fd, binary.LittleEndian.AppendUint64(nil, 1<<64-2)))
 }
 
-// fullAndAsleep fills the sender's lane, and says that it sleeps until there is room.
+// fullAndAsleep fills the sender's lane, and waits until a goroutine sleeps in Send.
 func fullAndAsleep(t *testing.T, sender *Sender) {
 	t.Helper()
 	for {
@@ -116,7 +116,7 @@ func fullAndAsleep(t *testing.T, sender *Sender) {
 	}
 }
 
-func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
+func TestASenderWhoseDoorbellIsFullDelaysNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, nil))
 	t.Cleanup(func() { receiver.Close() })
@@ -151,7 +151,7 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	serves(t, receiver, innocent)
 }
 
-func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
+func TestAReceiverWhoseDoorbellIsFullDoesNotDelayItsSender(t *testing.T) {
 	sender, receiver := pair(t, nil)
 	fills(t, receiver.doorbell.Eventfd)
 	receiver.sleeper.Arm(receiver.areSendersFencing, kernel.Membarrier)
@@ -170,7 +170,7 @@ func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
+func TestADescriptorThatIsNoDoorbellIsRefused(t *testing.T) {
 	pair := func(domain, kind int) int {
 		if domain == unix.AF_UNIX {
 			fds := must(unix.Socketpair(domain, kind|unix.SOCK_CLOEXEC, 0))
@@ -212,7 +212,7 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 	}
 }
 
-// anotherUsers is a sender to the receiver, connected by another user.
+// anotherUsers returns a sender to the receiver, connected by another user.
 func anotherUsers(t *testing.T, ctx context.Context, name string) (sender *Sender) {
 	t.Helper()
 	asUser(t, 12345, func() {
@@ -272,7 +272,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 				t.Fatal(message)
 			}
 		}
-		// It is woken when there is room.
+		// It is woken when there is space.
 		for k := range 200 {
 			if err := sender.Send(ctx, payload(k, 5000)); err != nil {
 				t.Fatal(err)
@@ -318,7 +318,7 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 		if n%10 == 0 && !parked("(*Own).Sleep") {
 			t.Fatal("the service does not sleep")
 		}
-		// Also of what waits for room, either way.
+		// Also for what waits for space, either way.
 		if reply, err := client.Call(ctx, payload(n, n*10_000)); err != nil || !isPayload(reply, n) || len(reply) != n*10_000 {
 			t.Fatal(err)
 		}
@@ -361,7 +361,7 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 				hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 				other := anotherUsers(t, ctx, name)
 				does(t, hostile.out.Link.Doorbell.FD)
-				// What was queued is taken, in some turns, and then nothing rings: no loop that is busy.
+				// Each poll takes some of what was queued, and then nothing rings: no busy loop.
 				for rounds := 0; receiver.doorbell.Poll(); rounds++ {
 					if rounds > 1000 {
 						t.Fatal("it rings for ever")
@@ -401,7 +401,7 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 	}
 }
 
-func TestARingIntoASocketThatNobodyEmptiesDoesNotWait(t *testing.T) {
+func TestARingIntoAFullSocketDoesNotWait(t *testing.T) {
 	ends := must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))
 	defer unix.Close(ends[1])
 	peers := must(doorbell.Check(ends[0], false))

@@ -10,63 +10,67 @@ import (
 	"pelton/internal/packet"
 )
 
-// The errors of this package, for errors.Is. The text of a returned error has the details: what was found, what was wanted, what to do. A
-// wait that its context ends returns the context's error. A full or empty lane is no error: see [Sender.TrySend] and [Receiver.TryReceive].
+// The errors of this package, for errors.Is. The text of a returned error has the details: what was found, what was
+// wanted, and what to do. When the context ends a wait, the error is the context's. A full or an empty lane is no
+// error: see [Sender.TrySend] and [Receiver.TryReceive].
 var (
-	// ErrClosed: the other side has closed, which is the ordinary end of a channel. See [EndError].
+	// ErrClosed reports that the other side has closed, which is the ordinary end of a channel. See [EndError].
 	ErrClosed = fail.ErrClosed
-	// ErrPeerDied: the other side's process ended without closing. Resume waits for a successor. See [EndError].
+	// ErrPeerDied reports that the other side's process ended without closing. Resume waits for a successor. See
+	// [EndError].
 	ErrPeerDied = fail.ErrPeerDied
-	// ErrTooLarge: a message is larger than the reservation, or than the channel permits.
+	// ErrTooLarge reports a message larger than the reservation, or than the channel permits.
 	ErrTooLarge = fail.ErrTooLarge
-	// ErrTooSmall: the buffer is smaller than the message.
+	// ErrTooSmall reports a buffer smaller than the message.
 	ErrTooSmall = fail.ErrTooSmall
-	// ErrTooManyFiles: more than 64 descriptors are to travel with one message.
+	// ErrTooManyFiles reports more than 64 descriptors for one message.
 	ErrTooManyFiles = fail.ErrTooManyFiles
-	// ErrDescriptorsLost: this process had no free descriptor for all that came with a message. Raise RLIMIT_NOFILE.
+	// ErrDescriptorsLost reports that this process had no free descriptor for all that came with a message. Raise
+	// RLIMIT_NOFILE.
 	ErrDescriptorsLost = fail.ErrDescriptorsLost
-	// ErrCorrupt: the other side broke a rule of the layout or the protocol. Close the handle.
+	// ErrCorrupt reports that the other side broke a rule of the layout or the protocol. Close the handle.
 	ErrCorrupt = fail.ErrCorrupt
-	// ErrRefused: the other side refuses this one, or this kind of channel cannot do it.
+	// ErrRefused reports that the other side refuses this one, or that this kind of channel cannot do it.
 	ErrRefused = fail.ErrRefused
-	// ErrHungUp: the other side hung up during the handshake. Its own error has the reason.
+	// ErrHungUp reports that the other side hung up during the handshake. Its own error has the reason.
 	ErrHungUp = fail.ErrHungUp
-	// ErrTimedOut: the other side did not answer during the handshake.
+	// ErrTimedOut reports that the other side did not answer during the handshake.
 	ErrTimedOut = fail.ErrTimedOut
-	// ErrNoListener: no process listens under the name. Start the other side, or set [Options.Await].
+	// ErrNoListener reports that no process listens under the name. Start the other side, or set [Options.Await].
 	ErrNoListener = fail.ErrNoListener
-	// ErrInUse: another process listens under the name.
+	// ErrInUse reports that another process listens under the name.
 	ErrInUse = fail.ErrInUse
-	// ErrName: a name that is neither short nor unix:PATH, or whose socket cannot exist.
+	// ErrName reports a name that is neither short nor unix:PATH, or whose socket cannot exist.
 	ErrName = fail.ErrName
-	// ErrOption: an option has an invalid value.
+	// ErrOption reports an option with an invalid value.
 	ErrOption = fail.ErrOption
-	// ErrNoChannel: there is no channel at the path. Create it, or set [Options.Await].
+	// ErrNoChannel reports that there is no channel at the path. Create it, or set [Options.Await].
 	ErrNoChannel = fail.ErrNoChannel
-	// ErrNotAChannel: what is at the path is not a channel, or is not safe to use.
+	// ErrNotAChannel reports that what is at the path is no channel, or is not safe to use.
 	ErrNotAChannel = fail.ErrNotAChannel
-	// ErrRoleTaken: the path channel has its receiver, or all its senders, already.
+	// ErrRoleTaken reports that the path channel has its receiver, or all its senders, already.
 	ErrRoleTaken = fail.ErrRoleTaken
-	// ErrNoSpace: the file system is full. Nothing is damaged; try again when there is space.
+	// ErrNoSpace reports a full file system. Nothing is damaged; try again when there is space.
 	ErrNoSpace = fail.ErrNoSpace
-	// ErrRebooted: the path channel is from before a reboot. `pelton recover` keeps the whole messages.
+	// ErrRebooted reports a path channel from before a reboot. `pelton recover` keeps its complete messages.
 	ErrRebooted = fail.ErrRebooted
-	// ErrSystem: the operating system reported an error, which errors.Is and errors.As find too.
+	// ErrSystem reports an error of the operating system, which errors.Is and errors.As find too.
 	ErrSystem = fail.ErrSystem
-	// ErrClosedHandle: the handle is closed. Create a new one.
+	// ErrClosedHandle reports that the handle is closed. Create a new one.
 	ErrClosedHandle = fail.ErrClosedHandle
-	// ErrConcurrentUse: another goroutine is in a call with a handle that one at a time may use. Nothing has happened.
+	// ErrConcurrentUse reports that another goroutine is in a call with the handle. Nothing has happened.
 	ErrConcurrentUse = fail.ErrConcurrentUse
-	// ErrNotReserved: Commit or Abort without a reservation.
+	// ErrNotReserved reports Commit or Abort without a reservation.
 	ErrNotReserved = fail.ErrNotReserved
-	// ErrReserved: a reservation is to be committed or aborted first.
+	// ErrReserved reports that a reservation must be committed or aborted first.
 	ErrReserved = fail.ErrReserved
-	// ErrNotReceived: the message is released already.
+	// ErrNotReceived reports that the message was released already.
 	ErrNotReceived = fail.ErrNotReceived
-	// ErrServiceMemory: a service has no memory left, for this client, for a reply that would wait until its client has room, or for a request
-	// in pieces. The call has failed: at its client this is a [*CallError], at the service the error of the reply. See [Options.Memory].
+	// ErrServiceMemory reports that a service has no memory left, for this client, for a reply that would wait for
+	// space, or for a request in pieces. The call has failed: its client gets a [*CallError], the service this as the
+	// reply's error. See [Options.Memory].
 	ErrServiceMemory = fail.ErrServiceMemory
-	// ErrAbandoned: the service let go of the call without a reply: its handler panicked, or forgot.
+	// ErrAbandoned reports that the service dropped the call without a reply: its handler panicked, or forgot.
 	ErrAbandoned = fail.ErrAbandoned
 )
 
@@ -78,6 +82,7 @@ type EndError struct {
 	Unreleased uint64
 }
 
+// Error returns the text of the error.
 func (e *EndError) Error() string {
 	if e.Err == ErrClosed {
 		return fmt.Sprintf("pelton: the other side has closed; %d messages were not released", e.Unreleased)
@@ -90,7 +95,7 @@ func (e *EndError) Unwrap() error { return e.Err }
 
 func isCorrupt(err error) bool { return errors.Is(err, ErrCorrupt) }
 
-// linkError puts what a lane found into this package's words.
+// linkError returns a lane's error as this package's.
 func linkError(err error) error {
 	if errors.Is(err, lane.ErrConsumerClosed) {
 		return &EndError{Err: ErrClosed}
@@ -98,10 +103,10 @@ func linkError(err error) error {
 	return fail.Lane(err)
 }
 
-// checkSize checks a message against the most that its receiver takes.
+// checkSize checks a message against its receiver's limit.
 func checkSize(bytes int, most uint64) error {
 	if uint64(bytes) > most {
-		return fail.New(fail.ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: ask for less, or raise CallBytesMax there", bytes, most)
+		return fail.New(fail.ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: send less, or raise CallBytesMax there", bytes, most)
 	}
 	return nil
 }
@@ -120,6 +125,7 @@ type CallError struct {
 	Bytes []byte
 }
 
+// Error returns the text of the error.
 func (f *CallError) Error() string {
 	if f.Code >= failedLibrary {
 		return "pelton: the call failed: " + strings.TrimPrefix(packet.Printable(string(f.Bytes)), "pelton: ")
@@ -127,7 +133,7 @@ func (f *CallError) Error() string {
 	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
 }
 
-// Is says whether target is what the library's code stands for.
+// Is reports whether target is the error of the library's code.
 func (f *CallError) Is(target error) bool {
 	return f.Code == failedMemory && target == ErrServiceMemory
 }

@@ -329,18 +329,18 @@ func ExampleClient_CallInto() {
 	// again <nil>
 }
 
-// A loop of one's own instead of Serve: here it takes notifications, which nobody awaits the answer to, and lets go of a request.
+// A loop of one's own instead of Serve: here it takes notifications, which need no reply, and abandons a request.
 func ExampleService_Receive() {
-	told, remove := name()
+	notes, remove := name()
 	defer remove()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	service, err := pelton.ListenService(told, nil)
+	service, err := pelton.ListenService(notes, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer service.Close()
-	client, err := pelton.ConnectClient(ctx, told, nil)
+	client, err := pelton.ConnectClient(ctx, notes, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -370,7 +370,7 @@ func ExampleService_Receive() {
 	// true
 }
 
-// A service is told to end: it answers what it has taken, and no call fails because of it.
+// A service drains: it answers what it has taken, and no call fails.
 func ExampleService_Drain() {
 	echo, remove := name()
 	defer remove()
@@ -445,7 +445,8 @@ func ExampleCreateSender() {
 	// 3: three
 }
 
-// Who tries does not wait. Messages are kept here: the lane has room again when they are released, in any order.
+// TrySend and TryReceive do not wait. Messages are kept here; the lane has space again when they are released, in any
+// order.
 func ExampleSender_TrySend() {
 	events, remove := name()
 	defer remove()
@@ -494,7 +495,7 @@ func ExampleSender_TrySend() {
 	// has room: true <nil>
 }
 
-// The receiver connects, and goes on with another sender when the first has died or gone.
+// The receiver connects, and continues with another sender when the first is gone.
 func ExampleReceiver_Resume() {
 	events, remove := name()
 	defer remove()

@@ -11,7 +11,8 @@ import (
 	"pelton/internal/wait"
 )
 
-// Descriptors that travel with messages: over the socket, before the message is committed. spec/protocol.md, "Descriptors with messages".
+// Descriptors that travel with messages: over the socket, before the message is committed. spec/protocol.md,
+// "Descriptors with messages".
 
 // sentFiles are duplicates of the descriptors of message seq.
 type sentFiles struct {
@@ -19,12 +20,13 @@ type sentFiles struct {
 	fds []int
 }
 
-// SendFiles sends a message together with descriptors, at most 64, which the receiver takes by [Message.TakeFiles]. The files stay the
-// caller's and may be closed afterwards. The sender keeps duplicates until the message is released, for a successor of the receiver; it closes
-// those of released messages in SendFiles and Unreleased. It waits for space as Send does, and for space in the socket.
+// SendFiles sends a message together with descriptors, at most 64, which the receiver takes by [Message.TakeFiles].
+// The files stay the caller's and may be closed afterwards. The sender keeps duplicates until the message is
+// released, for a successor of the receiver; it closes those of released messages in SendFiles and Unreleased. It
+// waits for space as Send does, and for space in the socket.
 //
-// Errors: as Send; [ErrTooManyFiles]; [ErrRefused] on a path channel; [ErrSystem] if a descriptor cannot be duplicated or sent. After any
-// error, nothing was sent.
+// Errors: as Send; [ErrTooManyFiles]; [ErrRefused] on a path channel; [ErrSystem] if a descriptor cannot be
+// duplicated or sent. After any error, nothing was sent.
 func (s *Sender) SendFiles(ctx context.Context, message []byte, files ...*os.File) error {
 	if len(files) == 0 {
 		return s.Send(ctx, message)
@@ -75,7 +77,8 @@ func (s *Sender) trySendFiles(ctx context.Context, message []byte, seq uint32, f
 		s.wantedBytes, s.wantedFiles, s.untilReleased = uint64(len(message)), uint32(len(fds)), false
 		return false, wait.For(ctx, (*sendWait)(s), s.out.Doorbell, &s.spin, &s.guard)
 	}
-	// The descriptors are in the socket before the message is visible, and those that a successor has not got yet before them.
+	// The descriptors are in the socket before the message is visible, and those that a successor has not got yet
+	// before them.
 	if sent, err := s.trySendOwed(ctx); !sent || err != nil {
 		return false, err
 	}
@@ -96,7 +99,8 @@ func (s *Sender) tryReserveWithFiles(bytes uint64, count uint32) ([]byte, bool, 
 	return space, ok, nil
 }
 
-// trySendOwed sends descriptors again that a successor of the receiver has not got yet. It returns false after it has waited for space.
+// trySendOwed sends descriptors again that a successor of the receiver has not got yet. It returns false after it has
+// waited for space.
 func (s *Sender) trySendOwed(ctx context.Context) (bool, error) {
 	for s.unsent > 0 {
 		owed := s.sent[len(s.sent)-s.unsent]
@@ -108,8 +112,8 @@ func (s *Sender) trySendOwed(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// resendFiles sends a successor the descriptors of all unreleased messages. When the context ends, the rest precedes the next message's. When
-// the successor has died meanwhile, the next call reports that.
+// resendFiles sends a successor the descriptors of all unreleased messages. When the context ends, the rest precedes
+// the next message's. When the successor has died meanwhile, the next call reports that.
 func (s *Sender) resendFiles(ctx context.Context) error {
 	s.unreleased()
 	s.unsent = len(s.sent)

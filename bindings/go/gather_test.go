@@ -65,7 +65,7 @@ func TestABusySenderKeepsAnotherWaitingForNoMoreThanATurn(t *testing.T) {
 	busy, other := must(ConnectSender(ctx, name, nil)), must(ConnectSender(ctx, name, nil))
 	defer busy.Close()
 	defer other.Close()
-	// Both are taken in.
+	// Both have arrived.
 	for _, sender := range []*Sender{busy, other} {
 		if err := sender.Send(ctx, nil); err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func TestABusySenderKeepsAnotherWaitingForNoMoreThanATurn(t *testing.T) {
 	if err := other.Send(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	// What is promised: its message waits for at most 64 of the other.
+	// The promise: its message waits for at most 64 of the other.
 	for range 64 {
 		message := must(receiver.Receive(ctx))
 		if message.Release(); message.Lane() != first.Lane() {
@@ -92,7 +92,7 @@ func TestABusySenderKeepsAnotherWaitingForNoMoreThanATurn(t *testing.T) {
 	t.Fatal("it waits behind more than 64 messages")
 }
 
-func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
+func TestASenderThatDiesOrLiesAmongManyAffectsNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, nil))
 	defer receiver.Close()
@@ -106,7 +106,7 @@ func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
 	if err := liar.Send(ctx, payload(1, 8)); err != nil {
 		t.Fatal(err)
 	}
-	// The next header is of a number that cannot be.
+	// The next header has an impossible number.
 	liar.out.Memory.Data.Bytes[liar.out.Lane.Tail().Offset+4] = 99
 	for n := range 3 {
 		if err := good.Send(ctx, payload(n, 50)); err != nil {
@@ -143,7 +143,7 @@ func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
 	message.Release()
 }
 
-func TestOneSenderTooManyIsRefusedAndWhoSaysNothingKeepsNobodyWaiting(t *testing.T) {
+func TestOneSenderTooManyIsRefusedAndASilentPeerDelaysNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, &Options{SendersMax: 1}))
 	defer receiver.Close()

@@ -73,7 +73,7 @@ func TestPacketsAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	}
 }
 
-// socketPair is a hand-shake of this side's, and the peer's bare socket.
+// socketPair returns a handshake of this side, and the peer's bare socket.
 func socketPair(t testing.TB, ctx context.Context) (*handshake.Handshake, int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -97,14 +97,14 @@ func hello(of packet.Role, holds uint32) []byte {
 	return p.Encode()
 }
 
-func TestGreetingsAreAnsweredAsTheVectorsSay(t *testing.T) {
+func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 	for _, vector := range readPackets(t).Greetings {
 		t.Run(vector.Meaning, func(t *testing.T) {
 			s, peer := socketPair(t, soon(t))
 			if err := kernel.TrySend(peer, must(hex.DecodeString(vector.Hex))); err != nil {
 				t.Fatal(err)
 			}
-			_, err := s.ExchangeHello(vector.Role.Other(), false, true, func() (limits.Limits, error) { return limits.Limits{1 << 16, 77}, nil })
+			_, err := s.ExchangeHello(vector.Role.Other(), false, true, func() (limits.Limits, error) { return limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}, nil })
 			b := make([]byte, packet.BytesMax)
 			n, _, _, failed := kernel.TryReceive(peer, b)
 			if failed != nil {
@@ -113,7 +113,7 @@ func TestGreetingsAreAnsweredAsTheVectorsSay(t *testing.T) {
 			answer, _ := packet.Decode(b[:n])
 			if string(vector.Is) == `"accepted"` {
 				version, problem := packet.ReadEntries(answer.Rest)
-				if err != nil || answer.Kind != packet.KindHello || answer.Takes() != (limits.Limits{1 << 16, 77}) || version != packet.Version || problem != "" {
+				if err != nil || answer.Kind != packet.KindHello || answer.Takes() != (limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}) || version != packet.Version || problem != "" {
 					t.Fatalf("%v, %+v", err, answer)
 				}
 				return
@@ -177,7 +177,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				send(bytes)
 				_, _, err = s.Receive(packet.KindReady, 0)
 			}
-			// Not for want of an answer: the packet alone decides.
+			// Not for lack of a reply: the packet alone decides.
 			if err == nil || errors.Is(err, ErrSystem) || errors.Is(err, context.DeadlineExceeded) {
 				t.Fatal(err)
 			}
@@ -185,7 +185,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 	}
 }
 
-// Each check of what the peer shows, broken once.
+// Each check of the peer's segments, broken once.
 func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 	const capacity = 1 << 16
 	limit := lane.MessageBytesLimit(capacity)
@@ -226,8 +226,8 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 		"data that can grow":                {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, capacity, none) }},
 		"data that can be sealed further":   {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, capacity, none) }},
 		"data that is shorter than it says": {data: func() int { return file(memory.SizeSeals, capacity/2, none) }},
-		"bell that is a pipe":               {doorbell: func() int { return must(unix.Dup(pipe[1])) }},
-		"bell that is a file":               {doorbell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
+		"doorbell that is a pipe":           {doorbell: func() int { return must(unix.Dup(pipe[1])) }},
+		"doorbell that is a file":           {doorbell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -264,7 +264,7 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 			if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrRefused) {
 				t.Fatal(err)
 			}
-			// The peer hears why.
+			// The peer gets the reason.
 			b := make([]byte, packet.BytesMax)
 			for {
 				n, fds, _, err := kernel.TryReceive(peer, b)

@@ -24,10 +24,11 @@ import (
 	"pelton/internal/packet"
 )
 
-// Peers that send descriptors whose close blocks, or whose file system does not answer: they may delay themselves, and nobody else.
+// Peers that send descriptors whose close blocks, or whose file system does not answer: they may delay themselves,
+// and no other.
 
-// lingering is a TCP socket whose last close blocks for an hour: it lingers, and has data that nobody takes. With the test, the connection
-// is reset, and a close that blocks returns.
+// lingering returns a TCP socket whose last close blocks for an hour: it lingers, and has data that the other end
+// does not read. At the end of the test the connection is reset, and a close that blocks returns.
 func lingering(t *testing.T) int {
 	t.Helper()
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))
@@ -53,7 +54,7 @@ func lingering(t *testing.T) int {
 	}
 }
 
-// closesEnd waits until all that is closed elsewhere is closed.
+// closesEnd waits until all deferred closes are done.
 func closesEnd(t *testing.T) {
 	t.Helper()
 	for until := time.Now().Add(30 * time.Second); !kernel.Deferred.IsIdle(); runtime.Gosched() {
@@ -63,7 +64,7 @@ func closesEnd(t *testing.T) {
 	}
 }
 
-// asUser does something as another user, whom the kernel takes this thread for meanwhile.
+// asUser runs a function as another user, in a thread of its own.
 func asUser(t *testing.T, uid int, do func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -89,8 +90,8 @@ func withoutPassRights(t *testing.T) {
 	t.Cleanup(func() { kernel.SoPassRights = 83 })
 }
 
-// sendsRights sends a packet with descriptors, once the other side permits some, and closes this side's: those in flight are the last ones, unless the
-// other side is faster.
+// sendsRights sends a packet with descriptors, once the other side permits some, and closes this side's: those in
+// flight are the last ones, unless the other side is faster.
 func sendsRights(socket int, packet []byte, fds ...int) {
 	done := make(chan struct{})
 	go func() {
@@ -107,7 +108,8 @@ func sendsRights(socket int, packet []byte, fds ...int) {
 	}
 }
 
-// serves checks that the receiver delivers a message of an innocent sender, and shuts down, although its test takes hours to close a descriptor.
+// serves checks that the receiver delivers an innocent sender's message, and closes, although the close of a
+// descriptor takes hours.
 func serves(t *testing.T, receiver *Receiver, innocent *Sender) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -138,7 +140,7 @@ func serves(t *testing.T, receiver *Receiver, innocent *Sender) {
 	}
 }
 
-// hostileSend is a message with a descriptor.
+// hostileSend sends a message with a descriptor.
 func hostileSend(t *testing.T, sender *Sender, fd int) {
 	t.Helper()
 	p := packet.New(packet.KindDescriptors)
@@ -154,7 +156,7 @@ func hostileSend(t *testing.T, sender *Sender, fd int) {
 	}
 }
 
-func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
+func TestADescriptorWhoseCloseBlocksDelaysNoOther(t *testing.T) {
 	segments := func(t *testing.T, page, ownDoorbell, data int) []int {
 		const capacity = 1 << 16
 		if page < 0 {
@@ -183,7 +185,7 @@ func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
 	}
 	ways := map[string]func(t *testing.T, fd, socket int){
 		"with HELLO": func(t *testing.T, fd, socket int) { sendsRights(socket, hello(packet.RoleSender, 0), fd) },
-		"as a page":  offers(0), "as a bell": offers(1), "as data": offers(2),
+		"as a page":  offers(0), "as a doorbell": offers(1), "as data": offers(2),
 		"with another packet": func(t *testing.T, fd, socket int) { sendsRights(socket, []byte("?"), fd) },
 		"behind a packet of no bytes": func(t *testing.T, fd, socket int) {
 			_ = kernel.TrySend(socket, []byte("?"))
@@ -204,7 +206,7 @@ func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
 				innocent := must(ConnectSender(ctx, name, nil))
 				socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 				_ = kernel.PermitDescriptors(socket, true)
-				// A hand-shake goes no further than the first word while this is held.
+				// A handshake does not pass its first packet while this is held.
 				isOffer := strings.HasPrefix(way, "as ")
 				if !isOffer {
 					receiver.registry.mutex.Lock()
@@ -228,7 +230,7 @@ func isReadyWithin(t *testing.T, fd int) {
 	}
 }
 
-func TestAUserWhoIsRefusedCannotHoldUpByADescriptor(t *testing.T) {
+func TestARefusedUserCannotDelayByADescriptor(t *testing.T) {
 	for _, isOld := range []bool{false, true} {
 		t.Run(fmt.Sprint("old kernel: ", isOld), func(t *testing.T) {
 			if isOld {
@@ -242,7 +244,7 @@ func TestAUserWhoIsRefusedCannotHoldUpByADescriptor(t *testing.T) {
 			asUser(t, 12345, func() {
 				socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 				defer unix.Close(socket)
-				// Where the kernel knows how, it takes none from this user.
+				// If the kernel can, it accepts none from this user.
 				if err := kernel.TrySend(socket, []byte("?"), fd); !isOld && err != unix.EPERM || isOld && err != nil {
 					t.Error(err)
 				}
@@ -294,7 +296,7 @@ func opens(t *testing.T, name string) {
 	if err := os.Chmod(directory, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	// What it is in may be closed to others, such as a directory that run-tests has made.
+	// The directory around it may be closed to others, such as one from run-tests.
 	if found := must(os.Stat(os.TempDir())).Mode(); found&0o001 == 0 {
 		if err := os.Chmod(os.TempDir(), found|0o011); err != nil {
 			t.Fatal(err)
@@ -304,7 +306,7 @@ func opens(t *testing.T, name string) {
 	t.Cleanup(func() { syscall.Umask(old) })
 }
 
-func TestADescriptorWithAMessageHoldsUpNobodyElse(t *testing.T) {
+func TestADescriptorWithAMessageDelaysNoOther(t *testing.T) {
 	uses := map[string]func(receiver *Receiver, ctx context.Context) error{
 		"released": func(receiver *Receiver, ctx context.Context) error {
 			message, err := receiver.Receive(ctx)
@@ -324,7 +326,7 @@ func TestADescriptorWithAMessageHoldsUpNobodyElse(t *testing.T) {
 			fd := lingering(t)
 			hostile, innocent := must(ConnectSender(ctx, name, nil)), must(ConnectSender(ctx, name, nil))
 			if use == "not received" {
-				// No message says so: it stays in the socket.
+				// No message has a mark for it: it stays in the socket.
 				sendsRights(hostile.out.Link.Socket.FD, []byte("?"), fd)
 			} else {
 				hostileSend(t, hostile, fd)
@@ -410,8 +412,8 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 	must(ConnectSender(ctx, name, nil)).Close()
 }
 
-// serveSilentFile is the child's side of silentFile: a FUSE server, in a mount namespace of its own, whose file can be opened, and which answers
-// nothing else.
+// serveSilentFile is the child's side of silentFile: a FUSE server, in a mount namespace of its own, whose file can
+// be opened, and which answers nothing else.
 func serveSilentFile() error {
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -452,7 +454,8 @@ func serveSilentFile() error {
 		}
 	}()
 	fmt.Println(file.Name())
-	// Until the test ends it. If that cannot, as it waits for this and so cannot even be killed, its waits end with this.
+	// Until the test ends it. If the test cannot, because it waits for this process and so cannot even be killed, its
+	// waits end with this process.
 	ended := make(chan struct{})
 	go func() {
 		_, _ = os.Stdin.Read(make([]byte, 1))
@@ -465,8 +468,8 @@ func serveSilentFile() error {
 	return errors.Join(unix.Unmount(file.Name(), unix.MNT_DETACH), os.Remove(file.Name()))
 }
 
-// silentFile is an open file whose FUSE server does not answer: every close of it blocks until the test ends. While it is open no process can be
-// started, which would close it.
+// silentFile is an open file whose FUSE server does not answer: every close of it blocks until the test ends. While
+// it is open no process can be started, which would close it.
 func silentFile(t *testing.T) int {
 	t.Helper()
 	p := prepare(t, childVariable+"=silent-file", "/proc/self/exe")
@@ -491,8 +494,8 @@ func silentFile(t *testing.T) int {
 	return -1
 }
 
-func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
-	for _, at := range []string{"page", "bell", "data"} {
+func TestAFileWhoseServerIsSilentDelaysNoOther(t *testing.T) {
+	for _, at := range []string{"page", "doorbell", "data"} {
 		t.Run("as "+at, func(t *testing.T) {
 			name, ctx := place(t), soon(t)
 			receiver := must(Gather(name, nil))
@@ -507,7 +510,7 @@ func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
 			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)), must(memory.NewData(capacity))
 			ownDoorbell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 			fds := []int{page.FD, ownDoorbell, data.FD}
-			fds[map[string]int{"page": 0, "bell": 1, "data": 2}[at]] = silent
+			fds[map[string]int{"page": 0, "doorbell": 1, "data": 2}[at]] = silent
 			offer := packet.NewLane(packet.KindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start, lane.Start)
 			offer.Generation = 1
 			if err := kernel.TrySend(socket, offer.Encode(), fds...); err != nil {
@@ -568,7 +571,8 @@ func completesTo(t *testing.T, eventfd int) {
 }
 
 func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
-	// What a peer can make of the doorbell that it gave, with the kernel's help: it blocks, and its counter is as high as no write brings it.
+	// What a peer can do to its own doorbell with the kernel's help: it blocks, and its counter is higher than any
+	// write makes it.
 	fd := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 	defer unix.Close(fd)
 	if _, err := unix.Write(fd, binary.LittleEndian.AppendUint64(nil, 1<<64-2)); err != nil {
@@ -581,7 +585,7 @@ func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		thread <- unix.Gettid()
-		doorbell.Peer{fd, doorbell.Eventfd}.Ring()
+		doorbell.Peer{FD: fd, Kind: doorbell.Eventfd}.Ring()
 	}()
 	in := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
 	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))), fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {
@@ -590,7 +594,7 @@ func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
 		}
 	}
 	go func() {
-		// Every processor of the scheduler is to take part.
+		// Makes every processor of the scheduler take part.
 		runtime.GC()
 		close(collected)
 	}()

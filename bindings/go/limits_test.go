@@ -17,9 +17,9 @@ import (
 	"pelton/internal/packet"
 )
 
-// What a side takes of a peer, and the memory that all peers together have.
+// What a side takes from a peer, and the memory that all peers have together.
 
-// refusedWith checks that an error is of that code and has these texts.
+// refusedWith checks that an error is of that kind and has these texts.
 func refusedWith(t *testing.T, err error, code error, texts ...any) {
 	t.Helper()
 	if !errors.Is(err, code) {
@@ -46,7 +46,7 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 		{Options{}, Options{Memory: 1}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 	} {
 		name, ctx := place(t), soon(t)
-		// The receiver connects, so that a limit beyond the default capacity is no mistake.
+		// The receiver connects, so that a limit beyond the default capacity is valid.
 		listener := must(Listen(name, &c.sends))
 		received := make(chan *Receiver, 1)
 		go func() { received <- must(ConnectReceiver(ctx, name, &c.takes)) }()
@@ -67,7 +67,7 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 	}
 }
 
-func TestASenderWhoseMessagesAreLargerThanItsReceiverTakesIsToldBoth(t *testing.T) {
+func TestASenderWithTooLargeMessagesGetsBothLimits(t *testing.T) {
 	for _, takes := range []Options{{MessageBytesMax: 1000}, {Capacity: 64 << 10}, {Memory: 17 << 16}} {
 		name, ctx := place(t), soon(t)
 		receiver := must(Gather(name, &takes))
@@ -83,7 +83,7 @@ func TestASenderWhoseMessagesAreLargerThanItsReceiverTakesIsToldBoth(t *testing.
 	}
 }
 
-func TestWhatAnotherUserMakesIsSmallUnlessSomebodySaysMore(t *testing.T) {
+func TestAnotherUsersLaneIsSmallUnlessTheOptionsSayMore(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
 	receiver := must(Gather(name, &Options{UIDs: []int{12346}}))
@@ -176,7 +176,7 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 	if left := budget.Left(); left != 3<<20-(3+4*2+1)<<16 {
 		t.Fatal(left)
 	}
-	// Hand-shakes that come to nothing take nothing.
+	// Handshakes that fail keep nothing.
 	for range 20 {
 		_, err := ConnectSender(ctx, name, &Options{MessageBytesMax: 1 << 20})
 		refusedWith(t, err, ErrOption)
@@ -221,7 +221,7 @@ func TestClientsShareTheMemoryOfAServiceByTwoLanesEach(t *testing.T) {
 	if out, in := client.links[0].out.Lane.Capacity(), client.links[0].in.Consumer.Capacity(); out != 1<<16 || in != 1<<16 {
 		t.Fatal(out, in)
 	}
-	// What the last reply took is given back soon after the client has it.
+	// What the last reply took becomes free soon after the client has it.
 	for until := time.Now().Add(20 * time.Second); budget.Left() != 2<<20-2<<16; runtime.Gosched() {
 		if time.Now().After(until) {
 			t.Fatal(budget.Left())
@@ -241,7 +241,7 @@ func TestClientsShareTheMemoryOfAServiceByTwoLanesEach(t *testing.T) {
 	}
 }
 
-func TestMemoryOfWhichNobodyCouldHaveAShareIsNoOption(t *testing.T) {
+func TestMemoryTooSmallForAShareIsRefused(t *testing.T) {
 	_, err := Gather(place(t), &Options{Memory: 1<<20 - 1})
 	refusedWith(t, err, ErrOption, 1<<20)
 	_, err = ListenService(place(t), &Options{Memory: 2<<20 - 1})
@@ -258,7 +258,7 @@ func TestMemoryOfWhichNobodyCouldHaveAShareIsNoOption(t *testing.T) {
 	}
 }
 
-// No peer writes to a sender, so that it takes whatever Memory says.
+// No peer writes to a sender, so it takes anything, whatever Memory is.
 func TestMemoryIsNoConcernOfASender(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, nil))
@@ -272,7 +272,7 @@ func TestMemoryIsNoConcernOfASender(t *testing.T) {
 		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes", fmt.Sprintf("and %d in all", options.Memory))
 	}
 	must(OpenReceiver(ctx, path, &Options{Memory: 4 << 20})).Close()
-	// Of a channel that it makes, all lanes are within it.
+	// All lanes of a channel that it creates are within it.
 	path = channelPlace(t)
 	sender := must(CreateSender(ctx, path, &Options{Memory: 1 << 20, Lanes: 4}))
 	defer sender.Close()
@@ -294,7 +294,7 @@ func TestAChannelByPathIsCheckedAgainstWhatItsOpenerTakes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give a directory to another user: ./run test-go as root")
 	}
-	// Of another user's: what is not said is not everything.
+	// Another user's, with default options.
 	path = channelPlace(t)
 	must(CreateSender(ctx, path, &Options{Capacity: 65 << 20, Mode: 0o755})).Close()
 	if err := os.Chown(path, 12345, 12345); err != nil {

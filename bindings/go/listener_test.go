@@ -13,9 +13,9 @@ import (
 	"pelton/internal/packet"
 )
 
-// A listener that takes one peer at a time, and connections that say nothing.
+// A listener that accepts one peer at a time, and connections that send nothing.
 
-func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
+func TestSilentConnectionsDelayNoOther(t *testing.T) {
 	for _, isRefused := range []bool{true, false} {
 		name, ctx := place(t), soon(t)
 		opens(t, name)
@@ -55,7 +55,7 @@ func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
 	}
 }
 
-func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
+func TestTheFirstPeerWithAPacketIsServedAndASilentOneKeepsItsTime(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
@@ -92,7 +92,7 @@ func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
 	receive("slow")
 }
 
-func TestAtTheDeadlineNobodyIsAccepted(t *testing.T) {
+func TestNoPeerIsAcceptedAfterTheContext(t *testing.T) {
 	name := place(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
@@ -108,7 +108,7 @@ func TestAtTheDeadlineNobodyIsAccepted(t *testing.T) {
 	}
 }
 
-func TestClosingAListenerHangsUpOnWhoHasNotBeenServed(t *testing.T) {
+func TestClosingAListenerHangsUpOnWaitingPeers(t *testing.T) {
 	name := place(t)
 	listener := must(Listen(name, nil))
 	silent, speaks := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))), must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// This test's own program as another process, which is one side of a channel: see child.
+// This test's own program as another process, one side of a channel: see child.
 const childVariable = "PELTON_GO_TEST_SIDE"
 
 func TestMain(m *testing.M) {
@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runSide is what a child does: "send NAME FROM COUNT SIZE END" or "receive NAME COUNT END", by connecting, with a lane of 64 KiB. It says
-// what it has done. END is close, or stay until killed.
+// runSide is the child's side: "send NAME FROM COUNT SIZE END" or "receive NAME COUNT END" connects, with a lane of
+// 64 KiB, and prints what it has done. END is close, or stay until killed.
 func runSide(arguments []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -77,7 +77,8 @@ func runSide(arguments []string) error {
 			return receiver.Close()
 		}
 	case "serve":
-		// "serve NAME END": answers with what is asked, or takes requests, says how many, and holds them; drains when its input ends.
+		// "serve NAME END": echoes; or takes requests, prints how many, and holds them. It drains when its input
+		// ends.
 		service, err := ListenService(arguments[1], &Options{Capacity: 1 << 16})
 		if err != nil {
 			return err
@@ -101,7 +102,7 @@ func runSide(arguments []string) error {
 		})
 		return errors.Join(err, service.Close())
 	case "call":
-		// "call NAME COUNT SIZE END": asks, and compares each reply; or holds its calls.
+		// "call NAME COUNT SIZE END": calls, and compares each reply; or holds its calls.
 		client, err := ConnectClient(ctx, arguments[1], options)
 		if err != nil {
 			return err
@@ -135,7 +136,7 @@ func runSide(arguments []string) error {
 	case "silent-file":
 		return serveSilentFile()
 	case "path-send":
-		// Numbers that go on from what is in the lane: the channel's own count.
+		// Numbers that continue from what is in the lane: the channel's own count.
 		sender, err := OpenSender(ctx, arguments[1], nil)
 		if err != nil {
 			return err
@@ -197,7 +198,7 @@ func start(t testing.TB, environment, program string, arguments ...string) *proc
 	return p
 }
 
-// prepare is a process that has not begun yet.
+// prepare returns a process that has not begun yet.
 func prepare(t testing.TB, environment, program string, arguments ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(program, arguments...), t: t}

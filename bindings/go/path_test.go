@@ -17,7 +17,7 @@ import (
 	"pelton/internal/directory"
 )
 
-// inMemory is how names in /dev/shm begin: run-tests looks for what is left of its own.
+// inMemory is the prefix of names in /dev/shm: run-tests searches for those that are left.
 func inMemory() string { return "pelton-go-" + filepath.Base(os.TempDir()) + "-" }
 
 // channelPlace is where a test makes a channel: in memory.
@@ -33,7 +33,7 @@ func channelPlace(t *testing.T) string {
 
 var small = &Options{Capacity: 1 << 18}
 
-func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
+func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	for generation := range 3 {
 		sender := must(CreateSender(ctx, path, small))
@@ -70,7 +70,7 @@ func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
 		}
 		message.Release()
 	}
-	// The end of the senders is told once; then the next may come.
+	// The end of the senders is reported once. Then the next may come.
 	if _, _, err := receiver.TryReceive(); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestARestartRightAfterAKillTakesTheRole(t *testing.T) {
 	}
 }
 
-func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
+func TestAPathSenderGetsTheEndOnceAndContinues(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))
 	defer sender.Close()
@@ -175,16 +175,16 @@ func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
 		if err := errors.Join(sender.Drain(ctx), receiver.Close()); err != nil {
 			t.Fatal(round, err)
 		}
-		told := 0
+		reports := 0
 		for range 1000 {
 			if _, err := sender.TrySend(nil); errors.Is(err, ErrClosed) {
-				told++
+				reports++
 			} else if err != nil {
 				t.Fatal(round, err)
 			}
 		}
-		if told != 1 {
-			t.Fatalf("round %d: told %d times", round, told)
+		if reports != 1 {
+			t.Fatalf("round %d: reported %d times", round, reports)
 		}
 	}
 }
@@ -286,9 +286,9 @@ func TestSeveralSendersByPathHaveALaneEach(t *testing.T) {
 	must(OpenSender(ctx, path, nil)).Close()
 }
 
-func TestWhoeverMakesAChannelAtTheSameTimeFindsOne(t *testing.T) {
+func TestConcurrentCreatorsFindOneChannel(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
-	// What makers left that died: one empty, one without more than the channel's file, and something that is none.
+	// What dead creators left: an empty directory, one with only the channel's file, and one that is no channel.
 	left := filepath.Dir(path) + "/.channel.pelton-1-"
 	for i, file := range []string{"", "channel", "other"} {
 		if err := os.Mkdir(left+fmt.Sprint(i), 0o700); err != nil {
@@ -333,20 +333,20 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 		spoil func(path string) error
 		code  error
 	}{
-		"no channel":             {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
-		"an empty directory":     {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) }, ErrNotAChannel},
-		"a file":                 {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) }, ErrNotAChannel},
-		"a link":                 {func(p string) error { return errors.Join(os.Rename(p, p+"2"), os.Symlink(p+"2", p)) }, ErrNotAChannel},
-		"a mode that is wider":   {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
-		"a file's wider mode":    {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
-		"a missing page":         {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
-		"a page cut short":       {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) }, ErrNotAChannel},
-		"data cut short":         {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
-		"a bell that is a file":  {func(p string) error { os.Remove(p + "/0.bell"); return os.WriteFile(p+"/0.bell", nil, 0o600) }, ErrNotAChannel},
-		"a life that is a file":  {func(p string) error { os.Remove(p + "/0.life"); return os.WriteFile(p+"/0.life", nil, 0o600) }, ErrNotAChannel},
-		"a flipped bit":          {flip("channel", 90), ErrNotAChannel},
-		"a count of lanes":       {flip("channel", 129), ErrNotAChannel},
-		"a page of another kind": {flip("receiver", 3), ErrNotAChannel},
+		"no channel":                {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
+		"an empty directory":        {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) }, ErrNotAChannel},
+		"a file":                    {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) }, ErrNotAChannel},
+		"a link":                    {func(p string) error { return errors.Join(os.Rename(p, p+"2"), os.Symlink(p+"2", p)) }, ErrNotAChannel},
+		"a mode that is wider":      {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
+		"a file's wider mode":       {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
+		"a missing page":            {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
+		"a page cut short":          {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) }, ErrNotAChannel},
+		"data cut short":            {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
+		"a doorbell that is a file": {func(p string) error { os.Remove(p + "/0.bell"); return os.WriteFile(p+"/0.bell", nil, 0o600) }, ErrNotAChannel},
+		"a life that is a file":     {func(p string) error { os.Remove(p + "/0.life"); return os.WriteFile(p+"/0.life", nil, 0o600) }, ErrNotAChannel},
+		"a flipped bit":             {flip("channel", 90), ErrNotAChannel},
+		"a count of lanes":          {flip("channel", 129), ErrNotAChannel},
+		"a page of another kind":    {flip("receiver", 3), ErrNotAChannel},
 		"another boot": {func(p string) error {
 			b, err := os.ReadFile(p + "/channel")
 			b[100] ^= 1
@@ -367,7 +367,7 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 			_, receiverErr := OpenReceiver(ctx, path, nil)
 			sender, err := OpenSender(ctx, path, nil)
 			if name == "a tail of number 0" {
-				// At which a receiver does not look.
+				// A receiver does not read it.
 				receiverErr = err
 			}
 			if !errors.Is(err, c.code) || !errors.Is(receiverErr, c.code) {
@@ -395,7 +395,7 @@ func flip(file string, at int) func(string) error {
 
 func TestBothLanguagesShareAChannelByPath(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
-	// Go makes it and fills it, Rust adds to it, Go receives some of it, Rust the rest.
+	// Go creates and fills it, Rust adds to it, Go receives some of it, Rust the rest.
 	sender := must(CreateSender(ctx, path, &Options{Capacity: 1 << 20, Lanes: 2}))
 	for n := range 100 {
 		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {
@@ -427,7 +427,8 @@ func TestBothLanguagesShareAChannelByPath(t *testing.T) {
 	info.exits(0)
 }
 
-// One side stays, the other is killed again and again, and is of either language; each time the one that stays is told once.
+// One side stays, the other is killed again and again, and is of either language. Each time the death is reported
+// once.
 func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	receiver := must(CreateReceiver(ctx, path, small))
@@ -479,7 +480,7 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 			t.Fatal(err)
 		}
 		receives.kill()
-		// Into what nobody reads, until the death is told.
+		// Nothing reads these, until the death is reported.
 		var died *EndError
 		for deadline := time.Now().Add(30 * time.Second); died == nil; {
 			sent, err := sender.TrySend([]byte("lost?"))
@@ -497,10 +498,10 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 		if err := errors.Join(sender.Resume(ctx), again.Close()); err != nil {
 			t.Fatal(err)
 		}
-		for told := false; !told; {
-			told = errors.Is(sender.Drain(ctx), ErrClosed)
+		for isReported := false; !isReported; {
+			isReported = errors.Is(sender.Drain(ctx), ErrClosed)
 			if _, err := sender.TrySend([]byte("lost?")); errors.Is(err, ErrClosed) {
-				told = true
+				isReported = true
 			}
 		}
 		rest := must(OpenReceiver(ctx, path, nil))
@@ -522,7 +523,7 @@ func ctx2(t *testing.T, after time.Duration) context.Context {
 	return ctx
 }
 
-func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
+func TestANewSideOfAPathWakesTheOther(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	waits := make(chan error, 1)
 	sleeps := func(function string, wait func() error) {
@@ -556,7 +557,7 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Full, and nobody there; what wakes it is the next one's coming, and then its releasing.
+	// Full, and no receiver. The next one's arrival wakes it, and then its releases.
 	sleeps("(*Sender).Send", func() error { return sender.Send(ctx, payload(0, 1000)) })
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
@@ -568,8 +569,8 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 	}
 }
 
-// As a child on its way to exec does, the test keeps the dead one's life, so that nothing hangs up.
-func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.T) {
+// Like a child on its way to exec, the test keeps the dead process's liveness file open, so that nothing hangs up.
+func TestASuccessorsGenerationReportsADeathWhoseLivenessFileIsStillOpen(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))
 	defer sender.Close()
@@ -587,16 +588,16 @@ func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.
 	}
 	next := must(OpenReceiver(ctx, path, nil))
 	defer next.Close()
-	told := 0
+	reports := 0
 	for range 1000 {
 		if _, err := sender.TrySend(nil); errors.Is(err, ErrPeerDied) {
-			told++
+			reports++
 		} else if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if told != 1 || sender.Peer().PID != os.Getpid() {
-		t.Fatalf("told %d times, sends to %v", told, sender.Peer())
+	if reports != 1 || sender.Peer().PID != os.Getpid() {
+		t.Fatalf("reported %d times, sends to %v", reports, sender.Peer())
 	}
 }
 

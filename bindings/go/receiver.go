@@ -524,7 +524,7 @@ func (r *Receiver) dropLane(in *inLane) {
 	r.registry.removeSender()
 }
 
-// close tells the sender that this lane is not read any more.
+// close closes the lane, which the sender detects.
 func (in *inLane) close() {
 	in.isClosed = true
 	if in.session != nil {

@@ -28,7 +28,8 @@ type Sender struct {
 	// Bytes reserved and not committed; -1 when there is no reservation.
 	reserved int
 	window   window.Window
-	// Duplicates of the descriptors of unreleased messages, and how many of the last ones a successor of the receiver has not got yet.
+	// Duplicates of the descriptors of unreleased messages, and how many of the last ones a successor of the receiver
+	// has not got yet.
 	sent   []sentFiles
 	unsent int
 	// The condition of a wait.

@@ -167,7 +167,7 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	}
 	c, isGone := in.session, in.Link.IsGone.Load()
 	isRequest := h.Kind == calls.KindRequest
-	if isRequest && !h.Continued && !c.begin(h.Id) {
+	if isRequest && !h.Continued && !c.begin(h.ID) {
 		return "id"
 	}
 	isPiece := h.More || h.Continued
@@ -181,19 +181,19 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	switch {
 	case h.More:
 	case h.Kind == calls.KindCancel:
-		c.cancel(h.Id)
+		c.cancel(h.ID)
 	case isRequest && isGone:
 		// The client is gone.
 		c.assembly.Drop(isPiece)
 	case isRequest && s.isDraining:
 		c.assembly.Drop(isPiece)
-		_ = c.sendLast(calls.Header{Id: h.Id, Kind: calls.KindReturned}, nil)
+		_ = c.sendLast(calls.Header{ID: h.ID, Kind: calls.KindReturned}, nil)
 	case isPiece && c.assembly.IsDiscarded:
 		bytes := c.assembly.Count
 		c.assembly.Forget()
 		// A notification has no reply.
 		if isRequest {
-			failed, text, _ := c.noMemory(h.Id, bytes)
+			failed, text, _ := c.noMemory(h.ID, bytes)
 			_ = c.sendLast(failed, text)
 		}
 	default:
@@ -206,7 +206,7 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
 		s.receiver.spin.RequestBytes = len(asked.bytes)
-		s.found = Request{body: asked, use: asked.use.Load(), caller: c, id: h.Id, deadline: deadline}
+		s.found = Request{body: asked, use: asked.use.Load(), caller: c, id: h.ID, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
 		files, _ := in.takeFiles()
@@ -560,7 +560,7 @@ func (r Request) last(h calls.Header, payload []byte) error {
 	if err := checkSize(len(payload), c.bytesMax); err != nil {
 		return err
 	}
-	h.Id = r.id
+	h.ID = r.id
 	if isNotification && h.Kind != calls.KindAbandoned || !r.body.use.CompareAndSwap(r.use, r.use+1) {
 		return alreadyAnswered()
 	}
@@ -586,5 +586,5 @@ func (r Request) Part(ctx context.Context, part []byte) error {
 	if err := checkSize(len(part), c.bytesMax); err != nil {
 		return err
 	}
-	return c.sendPart(ctx, calls.Header{Id: r.id, Kind: calls.KindPart}, part)
+	return c.sendPart(ctx, calls.Header{ID: r.id, Kind: calls.KindPart}, part)
 }

@@ -141,10 +141,10 @@ func (c *session) forgetContexts() {
 // sendLast writes the last record of a call, or queues it. It does not wait.
 func (c *session) sendLast(h calls.Header, payload []byte) error {
 	c.mutex.Lock()
-	c.calls[calls.SlotOf(h.Id)].Store(0)
+	c.calls[calls.SlotOf(h.ID)].Store(0)
 	c.open--
 	if len(c.contexts) > 0 {
-		c.endContext(h.Id)
+		c.endContext(h.ID)
 	}
 	err := c.write(h, payload)
 	c.mutex.Unlock()
@@ -167,11 +167,18 @@ func (c *session) write(h calls.Header, payload []byte) error {
 	var kept limits.Share
 	// The text that reports this does not count.
 	if h.Code != failedMemory && !c.kept.Grow(&kept, uint64(len(payload))) {
-		h, payload, err = c.noMemory(h.Id, len(payload))
+		h, payload, err = c.noMemory(h.ID, len(payload))
 	}
 	c.out.Push(h, payload, kept)
 	c.flush()
 	return err
+}
+
+// noMemory returns the record that fails a call of which this many bytes cannot be kept, and the error for this side.
+func (c *session) noMemory(id uint64, bytes int) (calls.Header, []byte, error) {
+	err := c.kept.NoMemory(bytes)
+	text := []byte(err.Error())
+	return calls.Header{ID: id, Kind: calls.KindFailed, Code: failedMemory}, text[:min(uint64(len(text)), c.bytesMax)], err
 }
 
 // tryWrite leaves the lane to the goroutine that flushes, if there is one.
@@ -275,7 +282,7 @@ func (c *session) sendPart(ctx context.Context, h calls.Header, payload []byte) 
 		return clientGone()
 	}
 	// A part after the last record would belong to no call.
-	if !c.isOpen(h.Id) {
+	if !c.isOpen(h.ID) {
 		c.mutex.Unlock()
 		return alreadyAnswered()
 	}

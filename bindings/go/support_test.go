@@ -78,8 +78,8 @@ func pairOf(t *testing.T, options *Options, receiverListens bool) (*Sender, *Rec
 	return sender, receiver, listener
 }
 
-// ramp counts from 0 to 255 again and again. Payloads are slices of it: the race detector takes a copy or a comparison as one access,
-// and a loop over bytes as one for each.
+// ramp counts from 0 to 255 again and again. Payloads are slices of it: the race detector takes a copy or a
+// comparison as one access, and a loop over bytes as one for each.
 var ramp = func() []byte {
 	b := make([]byte, rampBytes+256)
 	for i := range b {
@@ -111,8 +111,9 @@ func isPayload(b []byte, n int) bool {
 	return true
 }
 
-// parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a traceback states it. The
-// function is named as in a traceback, such as "(*Sender).Drain". False: none is within 30 seconds.
+// parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a
+// traceback states it. The function is named as in a traceback, such as "(*Sender).Drain". False: none is within 30
+// seconds.
 func parked(function string) bool {
 	call, stacks := "."+function+"(", make([]byte, 1<<20)
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {

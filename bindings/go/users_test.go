@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Users of other user namespaces: those that are not mapped here all have one uid, which is nobody's.
+// Users of other user namespaces: those that are not mapped here all have one uid, which stands for no particular
+// user.
 
 // runUnmapped is the child's side: "unmapped SIDE NAME".
 func runUnmapped(ctx context.Context, side, name string) error {
@@ -41,7 +42,8 @@ func runUnmapped(ctx context.Context, side, name string) error {
 	}
 }
 
-// inNamespace starts a child as a user of a user namespace of its own, in which that user, of that number outside, is the only one.
+// inNamespace starts a child as a user of a user namespace of its own, in which that user, of that number outside, is
+// the only one.
 func inNamespace(t *testing.T, inside, outside int, side ...any) *process {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -64,12 +66,12 @@ func inNamespace(t *testing.T, inside, outside int, side ...any) *process {
 
 const stands = "uid 65534, which stands for every user that the user namespace of process %d does not map"
 
-func TestAUserWhoIsNotMappedIsNobody(t *testing.T) {
+func TestAnUnmappedUserIsRefused(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
 	listens := inNamespace(t, 65534, 2000, "unmapped", "gather", name)
 	listens.says("listening as 65534")
-	// Root is there, as 65534, the listener's own uid, which its options allow as well.
+	// Root is there as 65534, the listener's own uid, which its options permit as well.
 	_, err := ConnectSender(ctx, name, &Options{UIDs: []int{2000}})
 	if wanted := fmt.Sprintf(stands, listens.Process.Pid); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), wanted) {
 		t.Fatal(err)
@@ -82,7 +84,7 @@ func TestAUserWhoIsNotMappedIsNobody(t *testing.T) {
 	}
 }
 
-func TestAPathOfAUserWhoIsNotMappedIsRefused(t *testing.T) {
+func TestAPathOfAnUnmappedUserIsRefused(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
 	directory := strings.TrimSuffix(strings.TrimPrefix(name, "unix:"), "socket") + "channel"

@@ -13,7 +13,7 @@ import (
 	"pelton/internal/calls"
 )
 
-// spec/vectors/calls.json, on a real link whose one side writes what it should not.
+// spec/vectors/calls.json, on a real link one side of which breaks the rules.
 
 type callRecord struct {
 	By, Hex, Kind, ID, Deadline, Rule, Meaning string
@@ -60,7 +60,7 @@ func TestHeadersAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	all := readCallVectors(t)
 	for _, v := range all.Headers {
 		h, rule, found := v.read()
-		wanted := calls.Header{Id: numberOf(v.ID), Kind: h.Kind, More: v.More, Continued: v.Continued, Code: v.Code, Deadline: numberOf(v.Deadline)}
+		wanted := calls.Header{ID: numberOf(v.ID), Kind: h.Kind, More: v.More, Continued: v.Continued, Code: v.Code, Deadline: numberOf(v.Deadline)}
 		written := make([]byte, calls.HeaderSize)
 		h.Write(written)
 		if rule != "" || h != wanted || kindNames[h.Kind] != v.Kind || hex.EncodeToString(written) != hex.EncodeToString(found) {
@@ -139,7 +139,7 @@ func replayClient(t *testing.T, service *Service, client, other *Client, records
 			break
 		}
 	}
-	// No other client is touched. Nor is this one, of what is well.
+	// No other client is affected. Nor is this one, by valid records.
 	call := must(other.Submit(ctx, []byte("other")))
 	_ = must(service.Receive(ctx)).Reply([]byte("answer"))
 	if reply, err := call.Await(ctx); err != nil || string(reply) != "answer" {
@@ -195,7 +195,7 @@ func replayService(t *testing.T, service *Service, client *Client, records, mess
 	_, err := client.Submit(ctx, []byte("x"))
 	switch then {
 	case "well":
-		// Of one that drains no more is asked.
+		// A draining service gets no more calls.
 		if client.links[0].isDraining != errors.Is(err, ErrRefused) {
 			t.Fatal(err)
 		}

@@ -1,7 +1,8 @@
-// Bench measures how many messages of 256 bytes a second go from one Go process to another: by pelton, copied in and read in place; and
-// by a Unix stream socket, one write for each message, whose reader may take as many as it likes at a time. With -calls it measures how
-// many calls, one after the other, each answered with its own bytes: by pelton, and by net/rpc over a Unix socket. The two take turns; the medians are
-// printed, with the machine's load while they ran.
+// Bench measures how many messages of 256 bytes a second go from one Go process to another: by pelton, copied in and
+// read in place; and by a Unix stream socket, one write for each message, whose reader may take as many as it likes
+// at a time. With -calls it measures how many calls, one after the other, each answered with its own bytes: by
+// pelton, and by net/rpc over a Unix socket. The two take turns; the medians are printed, with the machine's load
+// while they ran.
 //
 //	go run ./bench [-calls] [-bytes 256] [-count 2000000] [-runs 9]
 //
@@ -81,7 +82,8 @@ func main() {
 
 func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
 
-// measure is how many messages a second come through, from the first that is sent until the other process says that it has the last.
+// measure is how many messages a second come through, from the first that is sent until the other process says that
+// it has the last.
 func measure(system, place string) float64 {
 	messages := *count
 	if system != "pelton" {
@@ -136,7 +138,7 @@ func measure(system, place string) float64 {
 	return float64(messages) / took.Seconds()
 }
 
-// receive takes in the messages and looks at each.
+// receive receives the messages and checks each.
 func receive(system, place string) {
 	ctx, n := context.Background(), 0
 	take := func(message []byte) {

@@ -28,7 +28,7 @@ func (a *Assembly) HasMemory(of *limits.Client, bytes int) bool {
 // Add adds a piece. It returns the name of the rule that the piece breaks, or "".
 func (a *Assembly) Add(h Header, payload []byte, most int, isKept bool) string {
 	hasBegun := a.Header.Kind != 0
-	if h.Continued && (!hasBegun || a.Header.Id != h.Id || a.Header.Kind != h.Kind) || !h.Continued && hasBegun {
+	if h.Continued && (!hasBegun || a.Header.ID != h.ID || a.Header.Kind != h.Kind) || !h.Continued && hasBegun {
 		return "piece"
 	}
 	if len(payload) > most-a.Count {

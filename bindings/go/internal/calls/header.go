@@ -19,12 +19,15 @@ const (
 	RecordsPerPoll = 1024
 )
 
+// Kind is the kind of a record: spec/call.md.
 type Kind uint8
 
 const (
-	KindRequest   Kind = 1
-	KindNotify    Kind = 2
-	KindCancel    Kind = 3
+	// The kinds that a client sends.
+	KindRequest Kind = 1
+	KindNotify  Kind = 2
+	KindCancel  Kind = 3
+	// The kinds that a service sends.
 	KindReply     Kind = 16
 	KindPart      Kind = 17
 	KindEnd       Kind = 18
@@ -56,8 +59,9 @@ func (k Kind) hasPayload() bool {
 // HasID reports whether it belongs to a call, and not to the link.
 func (k Kind) HasID() bool { return k != KindNotify && k != KindDraining && k != KindDrained }
 
+// Header precedes the payload of a record.
 type Header struct {
-	Id              uint64
+	ID              uint64
 	Kind            Kind
 	More, Continued bool
 	// The service's own code, of a failure.
@@ -66,8 +70,10 @@ type Header struct {
 	Deadline uint64
 }
 
+// SlotOf returns the slot in a call's id.
 func SlotOf(id uint64) uint32 { return uint32(id) }
 
+// GenerationOf returns the generation in a call's id.
 func GenerationOf(id uint64) uint32 { return uint32(id >> 32) }
 
 func (h *Header) word() uint64 {
@@ -83,7 +89,7 @@ func (h *Header) word() uint64 {
 
 // Write writes the header. The caller has checked that it fits.
 func (h *Header) Write(room []byte) {
-	binary.LittleEndian.PutUint64(room, h.Id)
+	binary.LittleEndian.PutUint64(room, h.ID)
 	binary.LittleEndian.PutUint64(room[8:], h.word())
 	binary.LittleEndian.PutUint64(room[16:], h.Deadline)
 }
@@ -92,7 +98,7 @@ func (h *Header) Write(room []byte) {
 // it breaks, or "".
 func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, rule string) {
 	h = Header{
-		Id: id, Kind: Kind(word), More: word&flagMore != 0, Continued: word&flagContinued != 0, Code: uint32(word >> 32), Deadline: deadline,
+		ID: id, Kind: Kind(word), More: word&flagMore != 0, Continued: word&flagContinued != 0, Code: uint32(word >> 32), Deadline: deadline,
 	}
 	if byClient && !h.Kind.isClients() || !byClient && !h.Kind.isServices() {
 		return h, "kind"

@@ -26,7 +26,7 @@ func writeAt(fd int, bytes []byte, offset int64) error {
 	return nil
 }
 
-var Zeros [64 << 10]byte
+var zeros [BackedStepMin]byte
 
 // allocate allocates memory, or blocks of the disk, for a range of a file, so that no store there can fail.
 func allocate(fd int, from, to uint64) error {
@@ -65,8 +65,8 @@ func allocate(fd int, from, to uint64) error {
 			return err
 		}
 		for from = uint64(hole); from < end; {
-			next := min(end, (from/uint64(len(Zeros))+1)*uint64(len(Zeros)))
-			if err := writeAt(fd, Zeros[:next-from], int64(from)); err != nil {
+			next := min(end, (from/BackedStepMin+1)*BackedStepMin)
+			if err := writeAt(fd, zeros[:next-from], int64(from)); err != nil {
 				return err
 			}
 			from = next

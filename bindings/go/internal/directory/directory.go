@@ -77,6 +77,7 @@ func (d *Directory) failed(doing, name string, err error) error {
 	return fail.System(fmt.Sprintf("%s %s/%s", doing, d.Path, name), err)
 }
 
+// NoChannel returns the error that there is no channel at the path.
 func (d *Directory) NoChannel() error {
 	return fail.New(fail.ErrNoChannel, "there is no channel at %s: create it, or set Await", d.Path)
 }
@@ -171,8 +172,10 @@ func (d *Directory) CheckSize(most, memory uint64) error {
 	return d.refuse("it has up to %d lanes of %d bytes, this receiver takes lanes of %d%s: raise its Memory", lanes, bytes, most, all)
 }
 
+// IsOwnUser reports whether the directory belongs to this process's user.
 func (d *Directory) IsOwnUser() bool { return d.owners[1] == os.Geteuid() }
 
+// Close closes the directory.
 func (d *Directory) Close() {
 	if d.page != nil {
 		d.page.Close()

@@ -24,7 +24,9 @@ const (
 	// The first bytes of a lane's data are allocated when it is created, and then in these steps.
 	firstBacked = lane.Window
 	BackedStep  = 1 << 20
-	damaged     = "it is damaged: restore it, or remove the channel and make it anew"
+	// The smaller step where a whole one is not available.
+	BackedStepMin = 64 << 10
+	damaged       = "it is damaged: restore it, or remove the channel and make it anew"
 )
 
 type channelHeader struct {
@@ -48,6 +50,7 @@ func (h *channelHeader) encode() []byte {
 	return b
 }
 
+// Checksum returns the checksum of a header, for its last word.
 func Checksum(b []byte) uint64 {
 	hash := fnv.New64a()
 	_, _ = hash.Write(b[:112])

@@ -289,13 +289,13 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	h.Keep()
 	h.directory = nil
 	l := d.newLink("receiver.life", producer.Consumer, peers, ownDoorbell)
-	return &link.Outgoing{producer, m, ownDoorbell, l}, &Role{Directory: d, lock: lock, liveness: life}, nil
+	return &link.Outgoing{Lane: producer, Memory: m, Doorbell: ownDoorbell, Link: l}, &Role{Directory: d, lock: lock, liveness: life}, nil
 }
 
 // newLink returns the link to the process that holds a liveness file, now or later.
 func (d *Directory) newLink(life string, says func() (uint64, uint32), fifo int, own *doorbell.Own) *link.Link {
 	watch := func() (int, error) { return d.watch(life) }
-	return &link.Link{Doorbell: doorbell.Peer{fifo, doorbell.FIFO}, Wake: own.Wake, Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: own.Wake}}
+	return &link.Link{Doorbell: doorbell.Peer{FD: fifo, Kind: doorbell.FIFO}, Wake: own.Wake, Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: own.Wake}}
 }
 
 // OpenReceiver claims the role of the receiver, for which it waits as claim does. It owns d.
@@ -358,7 +358,7 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 func (p *Role) Back(producer *lane.Producer, m *memory.Lane, bytes uint64) error {
 	var err error
 	// If a whole step is not available, less will do.
-	for _, unit := range []uint64{BackedStep, uint64(len(Zeros))} {
+	for _, unit := range []uint64{BackedStep, BackedStepMin} {
 		to := min((bytes+unit-1)/unit*unit, producer.Capacity())
 		if err = allocate(m.Data.FD, producer.Backed(), to); err == nil {
 			producer.SetBacked(to)

@@ -84,7 +84,7 @@ func (b *Own) Open() (*kernel.Descriptor, error) {
 		unix.Close(epoll)
 		return nil, fail.System("waiting for an eventfd", err)
 	}
-	p, err := kernel.NewDescriptor(epoll, "pelton bell")
+	p, err := kernel.NewDescriptor(epoll, "pelton doorbell")
 	if err == nil {
 		b.Polled.Store(p)
 	}
@@ -185,6 +185,7 @@ type Pair struct {
 	uid        int
 }
 
+// NewPair creates a socket pair for one peer of another user, and polls this side's end.
 func (b *Own) NewPair(uid int) (Pair, error) {
 	p, err := b.Open()
 	if err != nil {
@@ -218,7 +219,7 @@ func (d Pair) Close() {
 // NewFIFO creates the doorbell of a path channel's endpoint: a FIFO, open for reading and writing, so that it never
 // hangs up. It owns fd.
 func NewFIFO(fd int) (*Own, error) {
-	p, err := kernel.NewDescriptor(fd, "pelton bell")
+	p, err := kernel.NewDescriptor(fd, "pelton doorbell")
 	if err != nil {
 		return nil, err
 	}

@@ -12,13 +12,15 @@ import (
 // Peer is a peer's doorbell, which this side rings.
 type Peer struct {
 	FD   int
-	Kind peerKind
+	Kind Kind
 }
 
-type peerKind uint8
+// Kind says how a doorbell is rung.
+type Kind uint8
 
+// The kinds of a peer's doorbell.
 const (
-	Eventfd peerKind = iota
+	Eventfd Kind = iota
 	Socket
 	FIFO
 )

@@ -1,5 +1,5 @@
-// Package fail has the errors of this module: the sentinels that package pelton shows to its users, and the error that has one of them, a text
-// with the details, and the system's error if there is one.
+// Package fail has the errors of this module: the sentinels that package pelton shows to its users, and the error
+// that has one of them, a text with the details, and the system's error if there is one.
 package fail
 
 import (
@@ -76,6 +76,7 @@ func Lane(err error) error {
 	return New(ErrCorrupt, "%v: the peer is damaged, hostile, or not pelton", err)
 }
 
+// Error returns the details.
 func (e *Error) Error() string {
 	if e.cause == nil {
 		return "pelton: " + e.detail

@@ -345,7 +345,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 		return nil, err
 	}
 	given := p.Keep()
-	out := &link.Outgoing{producer, m, own, link.New(s.Socket, process, side.doorbell, given, s.Peer, own.Wake)}
+	out := &link.Outgoing{Lane: producer, Memory: m, Doorbell: own, Link: link.New(s.Socket, process, side.doorbell, given, s.Peer, own.Wake)}
 	own = nil
 	return out, nil
 }
@@ -626,8 +626,8 @@ type CallLink struct {
 	BytesMax uint64
 }
 
-// NewCallLink performs the handshake of a link of calls. The peer rings ownDoorbell for free space in this side's lane, and
-// to.Doorbell for messages.
+// NewCallLink performs the handshake of a link of calls. The peer rings ownDoorbell for free space in this side's
+// lane, and to.Doorbell for messages.
 func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, own packet.Role, listens bool, wake func()) (*CallLink, error) {
 	var p link.Parts
 	defer p.GiveBack()
@@ -635,13 +635,13 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 	peer, err := s.ExchangeHello(own, false, listens, func() (_ limits.Limits, err error) {
 		takes, err = s.share(&p, to, 2)
 		// For a whole request or reply, which travels in pieces if a lane's messages are smaller.
-		return limits.Limits{takes.LaneBytes, s.Settings.CallBytes}, err
+		return limits.Limits{LaneBytes: takes.LaneBytes, MessageBytes: s.Settings.CallBytes}, err
 	})
 	if err != nil {
 		return nil, err
 	}
 	takes.MessageBytes = limits.OfFormat.MessageBytes
-	gives := limits.Limits{peer.Capacity, limits.OfFormat.MessageBytes}
+	gives := limits.Limits{LaneBytes: peer.Capacity, MessageBytes: limits.OfFormat.MessageBytes}
 	if to.Budget != nil {
 		gives.LaneBytes = min(gives.LaneBytes, takes.LaneBytes)
 	}

@@ -24,6 +24,7 @@ const (
 	UnknownUser = -1
 )
 
+// Deferred closes descriptors that came from peers.
 var Deferred = deferredCloses{users: map[int]*userCloses{}}
 
 type deferredCloses struct {
@@ -54,6 +55,7 @@ func (c *deferredCloses) Close(uid int, what ...io.Closer) {
 	of.waiting = append(of.waiting, what...)
 }
 
+// CloseAll closes descriptors that the user sent. It does not wait.
 func (c *deferredCloses) CloseAll(uid int, fds []int) {
 	for _, fd := range fds {
 		c.Close(uid, RawDescriptor(fd))
@@ -91,8 +93,10 @@ func (c *deferredCloses) IsIdle() bool {
 	return len(c.users) == 0
 }
 
+// RawDescriptor is a descriptor as an io.Closer.
 type RawDescriptor int
 
+// Close closes the descriptor.
 func (d RawDescriptor) Close() error { return unix.Close(int(d)) }
 
 // HangUp ends a connection with a user, even if another process has the socket too. It does not wait.
@@ -121,7 +125,7 @@ func (p *Descriptor) HangUp(uid int) {
 // so that a close does not block.
 func shutDown(fd int) bool {
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
-	// The option was never set, as for a user who was refused.
+	// The option was never set, as for a refused user.
 	if isPermitted, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, SoPassRights); err == nil && isPermitted == 0 {
 		return true
 	}

@@ -42,6 +42,7 @@ func NewDescriptor(fd int, name string) (*Descriptor, error) {
 	return &Descriptor{file, raw, fd}, nil
 }
 
+// LongAgo is a deadline that has passed.
 var LongAgo = time.Unix(1, 0)
 
 // Until calls try at first, and whenever the descriptor has become readable, until it returns true or the context
@@ -62,8 +63,8 @@ func (p *Descriptor) Until(ctx context.Context, try func() bool) error {
 	}
 }
 
-// UntilWritable calls try at first, and whenever the descriptor has become writable, until it returns true, the context ends, or InterruptWrite
-// is called.
+// UntilWritable calls try at first, and whenever the descriptor has become writable, until it returns true, the
+// context ends, or InterruptWrite is called.
 func (p *Descriptor) UntilWritable(ctx context.Context, try func() bool) error {
 	stop := context.AfterFunc(ctx, p.InterruptWrite)
 	defer stop()

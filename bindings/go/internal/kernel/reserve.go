@@ -20,7 +20,7 @@ func IsOutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ETOOMANYREFS)
 }
 
-// ShortageText tells a peer that this process has no descriptor for it.
+// ShortageText is the refusal of a peer: this process has no descriptor for it.
 func ShortageText() string {
 	var limit unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
@@ -32,7 +32,8 @@ const (
 	// Descriptors that a handshake with one more peer opens at most at a time: 5 with a sender, 10 with a client. Two
 	// more are for another user's doorbell and for a kernel before Linux 6.10.
 	handshakeDescriptors = 12
-	// The check may open one descriptor, and meanwhile the listener may accept a connection that it has checked before.
+	// The check may open one descriptor, and meanwhile the listener may accept a connection that it has checked
+	// before.
 	checkDescriptors = 2
 	// An eighth of RLIMIT_NOFILE, and at most this number, is the program's own.
 	programDescriptorsMax = 64
@@ -44,6 +45,7 @@ type Reserve struct {
 	fd    int
 }
 
+// NewReserve opens the descriptor.
 func NewReserve() (*Reserve, error) {
 	r := &Reserve{}
 	return r, fail.System("making an eventfd", r.open())
@@ -107,6 +109,7 @@ func (r *Reserve) Lend(do func()) {
 
 const closedReserve = -2
 
+// Close closes the descriptor for good.
 func (r *Reserve) Close() {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

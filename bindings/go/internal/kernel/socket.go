@@ -9,6 +9,7 @@ import (
 // Peer identifies the process at the other end. Package pelton documents its fields.
 type Peer = struct{ PID, UID int }
 
+// ErrTooLong reports a path that no socket address can have.
 var ErrTooLong = errors.New("the path is too long for a socket")
 
 func newSocket(path string) (int, *unix.SockaddrUnix, error) {
@@ -79,6 +80,7 @@ func ListenAt(path string) (int, error) {
 	return fd, nil
 }
 
+// ConnectTo connects to the socket at a path, without waiting.
 func ConnectTo(path string) (int, error) {
 	fd, address, err := newSocket(path)
 	if err != nil {
@@ -92,6 +94,7 @@ func ConnectTo(path string) (int, error) {
 	return fd, nil
 }
 
+// PeerOf returns the process at the other end of a connection.
 func PeerOf(fd int) (Peer, error) {
 	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -180,6 +183,7 @@ func TryReceive(socket int, packet []byte) (bytes int, fds []int, isCut bool, er
 	}
 }
 
+// CloseAll closes this process's own descriptors.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)

@@ -1,23 +1,25 @@
-// Package lane is the algorithm of spec/layout.md and spec/protocol.md over memory that somebody else owns: a producer, a
-// consumer, and the words by which they sleep and wake each other. It makes no system call and never waits.
+// Package lane is the algorithm of spec/layout.md and spec/protocol.md over memory that its user owns: a
+// producer, a consumer, and the words by which they sleep and wake each other. It makes no system call and never
+// waits.
 //
 // # Synchronisation
 //
 // Go's atomics are sequentially consistent. Of what the specification asks for, that gives:
 //
-//   - [publish], [release], [close], [fenced]: an atomic store and an atomic load, which are stronger than the release and
-//     the acquire asked for.
+//   - [publish], [release], [close], [fenced]: an atomic store and an atomic load, which are stronger than the
+//     release and the acquire asked for.
 //   - [sleep], at the waker: the atomic store of the header (or the head) and the atomic load of the sleep word that
-//     follows it are never exchanged (x86-64: the store is an XCHG, which is a full fence; arm64: STLR and LDAR are kept
-//     in order). So a lane's side in Go always fences, says so in the word fenced from attach on, and never takes it back.
-//   - [sleep], at the sleeper: the same, between the store of the sleep word and the look that follows. It calls
-//     membarrier besides, unless the other side says that it fences: see [Sleeper.Arm].
+//     follows it are never exchanged (x86-64: the store is an XCHG, which is a full fence; arm64: STLR and LDAR are
+//     kept in order). So a lane's side in Go always fences, says so in the word fenced from attach on, and never
+//     takes it back.
+//   - [sleep], at the sleeper: the same, between the store of the sleep word and the load that follows. It calls
+//     membarrier besides, unless the other side declares that it fences: see [Sleeper.Arm].
 //
-// What the specification calls plain is an ordinary store of Go's, of one aligned word, where the other side looks at it
-// only behind one of these edges or not at all while this side lives; otherwise it is atomic.
+// What the specification calls plain is an ordinary store of one aligned word, if the other side loads it only after
+// one of these edges or not at all while this side lives. Otherwise it is atomic.
 //
-// Words of the other side's are loaded once, checked, and only the copy is used. All access to memory is by slices, which
-// Go checks: what a check of the specification's would miss is a panic, and never an access out of bounds.
+// Words of the other side are loaded once, checked, and only the copy is used. All access to memory is by slices,
+// which Go checks: what a check of the specification would miss is a panic, and never an access out of bounds.
 package lane
 
 import (
@@ -35,6 +37,7 @@ const (
 	// SegmentBytes is the size of a control segment.
 	SegmentBytes = 65536
 
+	// The limits of a lane's data, in bytes.
 	CapacityMin = 4096
 	CapacityMax = 1 << 34
 

@@ -296,12 +296,12 @@ func (r *replay) step(s step, time uint32) {
 			r.producer.LoseBarrier()
 		}
 	case "nap":
-		nap := r.producer.NeedsTimedWait()
+		isTimed := r.producer.NeedsTimedWait()
 		if s.Side == "receiver" {
-			nap = r.sleeper.NeedsFencedWakers() && !r.consumer.IsProducerFencing()
+			isTimed = r.sleeper.NeedsFencedWakers() && !r.consumer.IsProducerFencing()
 		}
 		// This side's wakers fence from the first on.
-		r.must(!nap, "must nap")
+		r.must(!isTimed, "a timed wait")
 	case "close producer":
 		r.producer.Close()
 	case "close consumer":

@@ -25,6 +25,7 @@ func NewBudget(bytes int) *Budget {
 	return &Budget{Most: uint64(bytes)}
 }
 
+// Left returns how much is not taken.
 func (b *Budget) Left() uint64 {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()

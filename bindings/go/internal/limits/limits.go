@@ -41,6 +41,7 @@ type Settings struct {
 	CallBytes uint64
 }
 
+// Takes returns what this side takes from a peer.
 func (s *Settings) Takes(isOwnUser bool) Limits {
 	if isOwnUser {
 		return s.TakesOfOwn
@@ -54,4 +55,5 @@ func (s *Settings) Within(peer Limits) Limits {
 	return Limits{capacity, min(s.Makes.MessageBytes, lane.MessageBytesLimit(capacity), peer.MessageBytes)}
 }
 
+// RoundUp rounds up to a multiple of the unit.
 func RoundUp(bytes, unit uint64) uint64 { return (bytes + unit - 1) / unit * unit }

@@ -32,11 +32,13 @@ func (l *Link) HandOver(next *Link, end uint32) {
 	l.forget()
 }
 
-// sendRetry is the pause before another attempt while this user has too many descriptors in flight, in all of its sockets.
+// sendRetry is the pause before another attempt while this user has too many descriptors in flight, in all of its
+// sockets.
 const sendRetry = 10 * time.Millisecond
 
-// SendDescriptors sends the descriptors of message seq, which is committed next. It waits for space in the socket. It returns false, perhaps
-// without an error, if it did not send them: the context ended, the peer hung up, InterruptSend was called, or too many are in flight.
+// SendDescriptors sends the descriptors of message seq, which is committed next. It waits for space in the socket. It
+// returns false, perhaps without an error, if it did not send them: the context ended, the peer hung up,
+// InterruptSend was called, or too many are in flight.
 func (l *Link) SendDescriptors(ctx context.Context, seq uint32, fds []int) (bool, error) {
 	p := packet.New(packet.KindDescriptors)
 	p.Seq = seq

@@ -72,6 +72,7 @@ func (l *Link) watch(p *kernel.Descriptor, events int16) {
 	l.Wake()
 }
 
+// Ring wakes the peer if it sleeps.
 func (l *Link) Ring() { l.Doorbell.Ring() }
 
 // IsPeerGone reports whether the peer's end was detected.

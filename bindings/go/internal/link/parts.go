@@ -22,6 +22,7 @@ type Parts struct {
 	Pairs []doorbell.Pair
 }
 
+// Segment adds a segment, unless there is an error.
 func (p *Parts) Segment(s *memory.Segment, err error) (*memory.Segment, error) {
 	if err == nil {
 		p.Segments = append(p.Segments, s)
@@ -37,12 +38,14 @@ func (p *Parts) TakesFrom(fds []int, from kernel.Peer) {
 	p.received, p.peer = append(p.received, fds...), from.UID
 }
 
+// Claim ends the ownership of a descriptor, and returns it.
 func (p *Parts) Claim(fd int) int {
 	isIt := func(other int) bool { return other == fd }
 	p.fds, p.received = slices.DeleteFunc(p.fds, isIt), slices.DeleteFunc(p.received, isIt)
 	return fd
 }
 
+// GiveBack releases everything that it still owns.
 func (p *Parts) GiveBack() {
 	for _, segment := range p.Segments {
 		segment.Close()

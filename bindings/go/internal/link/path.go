@@ -25,11 +25,13 @@ type liveness struct {
 	isGone atomic.Bool
 }
 
-type found int
+// Found is what Find found.
+type Found int
 
 const (
 	// No new peer: it is there already, or none has come.
-	FoundNothing found = iota
+	FoundNothing Found = iota
+	// A new peer.
 	FoundPeer
 	// One has come and gone since the last poll.
 	FoundPassed
@@ -40,7 +42,7 @@ const PassedMax = 8
 
 // Find checks for the peer, and watches it from then on. A peer opens its liveness file before it changes the
 // generation: so a new generation without an open file belongs to a dead peer.
-func (l *Link) Find() (found, error) {
+func (l *Link) Find() (Found, error) {
 	p := l.Path
 	generation, _ := p.Generation()
 	if p.Liveness != nil && generation != p.known {

@@ -11,6 +11,7 @@ import (
 )
 
 const (
+	// The seals of a lane's data, and of a control segment.
 	SizeSeals    = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	ControlSeals = SizeSeals | unix.F_SEAL_FUTURE_WRITE
 	TmpfsMagic   = 0x01021994
@@ -104,6 +105,7 @@ func Map(fd int, bytes uint64, writable bool) (*Segment, error) {
 	return &Segment{mapped, fd}, nil
 }
 
+// ForgetDescriptor closes the descriptor and keeps the mapping.
 func (s *Segment) ForgetDescriptor() {
 	if s.FD >= 0 {
 		unix.Close(s.FD)

@@ -173,6 +173,7 @@ type Listening struct {
 	closesQuickly bool
 }
 
+// Close stops listening, and removes the socket.
 func (b *Listening) Close() {
 	// From now on the kernel refuses connections.
 	_ = b.Socket.Raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })

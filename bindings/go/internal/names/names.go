@@ -15,6 +15,7 @@ import (
 	"pelton/internal/kernel"
 )
 
+// Name is the parsed name of a channel.
 type Name struct {
 	text string
 	// The path of a socket.
@@ -23,6 +24,7 @@ type Name struct {
 	directory, base string
 }
 
+// Parse parses a name. Errors: [fail.ErrName].
 func Parse(text string) (Name, error) {
 	wrong := func(problem string) (Name, error) { return Name{}, fail.New(fail.ErrName, "%q %s", text, problem) }
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {
@@ -60,6 +62,7 @@ func (n Name) Where() string {
 	return fmt.Sprintf("%s (a socket in %s)", n.text, n.directory)
 }
 
+// Failed returns the error of an operation on a socket's path.
 func (n Name) Failed(what, path string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, kernel.ErrTooLong):

@@ -23,6 +23,7 @@ const (
 	versionBytesMax = 80
 )
 
+// NewHello returns HELLO. holds: this side offers a lane whose peer died.
 func NewHello(own Role, holds bool, takes limits.Limits) Packet {
 	p := New(KindHello)
 	p.Role, p.Capacity, p.BytesMax, p.Tail = own, takes.LaneBytes, takes.MessageBytes, FeaturesOffered

@@ -12,14 +12,18 @@ import (
 )
 
 // Takes returns what a receiver, a client or a service declared that it takes.
-func (p *Packet) Takes() limits.Limits { return limits.Limits{p.Capacity, p.BytesMax} }
+func (p *Packet) Takes() limits.Limits {
+	return limits.Limits{LaneBytes: p.Capacity, MessageBytes: p.BytesMax}
+}
 
 const (
+	// The size of a packet, and of its fields.
 	BytesMax = 512
 	BytesMin = 80
 )
 
 const (
+	// The kinds of packets.
 	KindHello       = 1
 	KindProducer    = 2
 	KindConsumer    = 3
@@ -28,9 +32,11 @@ const (
 	KindDescriptors = 6
 )
 
+// Role is what a side of a channel is.
 type Role uint32
 
 const (
+	// The roles of a channel.
 	RoleSender   Role = 1
 	RoleReceiver Role = 2
 	// The roles of a link of calls: spec/call.md.
@@ -38,6 +44,7 @@ const (
 	RoleService Role = 4
 )
 
+// String returns the name of the role.
 func (r Role) String() string {
 	switch r {
 	case RoleSender:
@@ -52,6 +59,7 @@ func (r Role) String() string {
 	return fmt.Sprintf("peer of role %d", uint32(r))
 }
 
+// Other returns the role of the other side.
 func (r Role) Other() Role {
 	if r >= RoleClient {
 		return RoleClient + RoleService - r
@@ -76,16 +84,19 @@ type Packet struct {
 	Rest string
 }
 
+// New returns a packet of a kind, with this library's versions.
 func New(kind uint32) Packet {
 	return Packet{Kind: kind, WireVersion: lane.WireVersion, LayoutSignature: lane.LayoutSignature}
 }
 
+// NewLane returns a packet that describes a lane.
 func NewLane(kind uint32, capacity, bytesMax uint64, tail, head lane.Position) Packet {
 	p := New(kind)
 	p.Capacity, p.BytesMax, p.Tail, p.Head = capacity, bytesMax, tail.Pack(), head.Pack()
 	return p
 }
 
+// Encode returns the packet's bytes, cut to BytesMax.
 func (p *Packet) Encode() []byte {
 	le := binary.LittleEndian
 	b := make([]byte, BytesMin)
@@ -102,6 +113,7 @@ func (p *Packet) Encode() []byte {
 	return b[:min(len(b), BytesMax)]
 }
 
+// Decode reads a packet. It returns false if there are too few bytes.
 func Decode(b []byte) (p Packet, ok bool) {
 	if len(b) < BytesMin {
 		return p, false
@@ -116,6 +128,7 @@ func Decode(b []byte) (p Packet, ok bool) {
 	return p, true
 }
 
+// NewRefused returns the bytes of REFUSED.
 func NewRefused(why string) []byte {
 	p := New(KindRefused)
 	p.Rest = why

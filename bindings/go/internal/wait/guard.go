@@ -7,7 +7,8 @@ import (
 	"pelton/internal/fail"
 )
 
-// Guard admits one goroutine at a time to a handle. Close waits for no call: whichever goroutine leaves last tears the handle down.
+// Guard admits one goroutine at a time to a handle. Close waits for no call: whichever goroutine leaves last tears
+// the handle down.
 type Guard struct{ state atomic.Uint32 }
 
 // The states of a guard. 0: no goroutine is in a call.
@@ -40,10 +41,12 @@ func (g *Guard) Enter() error {
 // TryEnter begins a call that does not wait. It returns false during another call and after Close.
 func (g *Guard) TryEnter() bool { return g.state.CompareAndSwap(0, InBrief) }
 
-// Leave ends a call that began from that state. If it returns true, the handle was closed during the call, and the caller tears it down.
+// Leave ends a call that began from that state. If it returns true, the handle was closed during the call, and the
+// caller tears it down.
 func (g *Guard) Leave(from uint32) bool { return !g.state.CompareAndSwap(from, 0) }
 
-// Close makes later calls fail. isAlone: no goroutine is in a call, and the caller tears the handle down. isAgain: it was closed before.
+// Close makes later calls fail. isAlone: no goroutine is in a call, and the caller tears the handle down. isAgain: it
+// was closed before.
 func (g *Guard) Close() (isAlone, isAgain bool) {
 	for {
 		state := g.state.Load()

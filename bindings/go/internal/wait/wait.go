@@ -1,12 +1,15 @@
-// Package wait is the one loop in which an endpoint waits, its adaptive spin, and the guard that admits one goroutine at a time.
+// Package wait is the one loop in which an endpoint waits, its adaptive spin, and the guard that admits one goroutine
+// at a time.
 //
-// The spin has the rules and the constants of the Rust library (crates/pelton-channel/src/wait.rs). These differ, because of Go's scheduler:
+// The spin has the rules and the constants of the Rust library (crates/pelton-channel/src/wait.rs). These differ,
+// because of Go's scheduler:
 //   - A sleeping goroutine is parked in the runtime's poller. No thread waits in the kernel.
-//   - A spin calls runtime.Gosched once, after yieldAfter, and a busy poll calls it in each round: other goroutines may need this processor,
-//     and a goroutine that spins is preempted only after 10 ms.
-//   - A large request makes the spin longer, see [Spin.RequestBytes]: a parked goroutine wakes up later than a thread does, so a spin pays
-//     for longer.
-//   - Whether there is one processor is asked once, of this process alone: runtime.NumCPU. Rust asks for those of both processes.
+//   - A spin calls runtime.Gosched once, after yieldAfter, and a busy poll calls it in each round: other goroutines
+//     may need this processor, and a goroutine that spins is preempted only after 10 ms.
+//   - A large request makes the spin longer, see [Spin.RequestBytes]: a parked goroutine wakes up later than a thread
+//     does, so a spin pays for longer.
+//   - Whether there is one processor is asked once, of this process alone: runtime.NumCPU. Rust asks for those of
+//     both processes.
 package wait
 
 import (
@@ -42,20 +45,21 @@ const (
 	shortest = 4
 	// After this number of failed spins a wait polls only once, until the next long spin.
 	noneAfter = 16
-	// After these numbers of failed spins one long spin follows: long enough for a sleeping peer to wake up and reply. Without it, two sides
-	// that wait for each other would never spin again after both have slept.
+	// After these numbers of failed spins one long spin follows: long enough for a sleeping peer to wake up and
+	// reply. Without it, two sides that wait for each other would never spin again after both have slept.
 	firstLong, laterLong = 1, 256
 	spinLong             = 50 * time.Microsecond
-	// A spin that lasts longer lets other goroutines run, once. That wakes a thread for them, which takes longer than most waits.
+	// A spin that lasts longer lets other goroutines run, once. That wakes a thread for them, which takes longer than
+	// most waits.
 	yieldAfter = 5 * time.Microsecond
-	// A large request lengthens the spin by a nanosecond for this number of bytes, at most to this many times spinMax. At 100 KiB each side
-	// copies and checks for some 20 µs.
+	// A large request lengthens the spin by a nanosecond for this number of bytes, at most to this many times
+	// spinMax. At 100 KiB each side copies and checks for some 20 µs.
 	bytesPerNanosecond = 4
 	spinTimesMax       = 5
 
-	// On one processor the peer runs only when this process yields. The kernel may give a yielded processor to an unrelated thread for
-	// milliseconds: a yield that takes longer than yieldMax shows that. Then yieldRest waits do not yield, twice as many after each further
-	// long yield, up to yieldDoublingsMax times.
+	// On one processor the peer runs only when this process yields. The kernel may give a yielded processor to an
+	// unrelated thread for milliseconds: a yield that takes longer than yieldMax shows that. Then yieldRest waits do
+	// not yield, twice as many after each further long yield, up to yieldDoublingsMax times.
 	yieldMax          = 500 * time.Microsecond
 	yieldRest         = 1024
 	yieldDoublingsMax = 6

@@ -134,7 +134,7 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	// Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
 	if current := producer.Window(); w.Bytes > current && w.Bytes > backed && role.Back(producer, m, w.Bytes) != nil {
 		// A disk's file system keeps what it had allocated before it was full.
-		from, to := limits.RoundUp(backed, uint64(len(directory.Zeros))), min(limits.RoundUp(w.Bytes, directory.BackedStep), producer.Capacity())
+		from, to := limits.RoundUp(backed, directory.BackedStepMin), min(limits.RoundUp(w.Bytes, directory.BackedStep), producer.Capacity())
 		if from < to {
 			_ = m.Data.Discard(from, to)
 		}
@@ -144,7 +144,7 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	}
 	if receiver != beyond && w.Excess == 1 {
 		// A failure only leaves the memory allocated.
-		kept := limits.RoundUp(w.Bytes, uint64(len(directory.Zeros)))
+		kept := limits.RoundUp(w.Bytes, directory.BackedStepMin)
 		if role != nil {
 			// A path channel's first step stays allocated, so that few sends can fail.
 			kept = max(kept, directory.BackedStep)

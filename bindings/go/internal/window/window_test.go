@@ -22,8 +22,8 @@ func newSimulated(residentMax uint64) *simulated {
 	return s
 }
 
-// run takes samples of the mean duration that cost returns for the window, with a random deviation of a third, and one in ten three times as
-// long. It returns bytes per nanosecond.
+// run takes samples of the mean duration that cost returns for the window, with a random deviation of a third, and
+// one in ten three times as long. It returns bytes per nanosecond.
 func (s *simulated) run(samples int, cost func(window uint64) time.Duration) float64 {
 	bytes, begun := s.bytes, s.now
 	for range samples {

@@ -1,7 +1,7 @@
-// Storm is Go's sides in the storm of `pelton torture --against`: senders and receivers of a path channel that are killed at any moment.
-// verify/controls/README.md, at the repository's root, has the protocol.
+// Storm is Go's sides in the storm of `pelton torture --against`: senders and receivers of a path channel that are
+// killed at any moment. verify/controls/README.md, at the repository's root, has the protocol.
 //
-//	go build -o storm.out ./storm && pelton torture --kills 1000 --against ./storm.out
+//	go build -o crashtest.out ./crashtest && pelton torture --kills 1000 --against ./crashtest.out
 package main
 
 import (
@@ -34,9 +34,9 @@ const (
 	done
 	taken
 	waiting
-	told
-	toldNs
-	toldUnreleased
+	ends
+	endNs
+	endUnreleased
 	garbage  = 12
 	messages = 15
 	total    = 16
@@ -62,7 +62,7 @@ type plan struct {
 }
 
 func main() {
-	if text := os.Getenv("PELTON_STORM_SIDE"); text != "" {
+	if text := os.Getenv("PELTON_CRASHTEST_SIDE"); text != "" {
 		side(text)
 		return
 	}
@@ -85,7 +85,7 @@ func main() {
 		}
 		places[p.Place] = true
 		process := exec.Command(self)
-		process.Env = append(os.Environ(), "PELTON_STORM_SIDE="+strings.TrimSpace(line))
+		process.Env = append(os.Environ(), "PELTON_CRASHTEST_SIDE="+strings.TrimSpace(line))
 		process.Stderr = os.Stderr
 		process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := process.Start(); err != nil {
@@ -179,8 +179,8 @@ func (p *plan) pause() {
 	}
 }
 
-// hears notes what a side was told; answers an error that is none of these.
-func (p *plan) hears(err error) error {
+// noteEnd records the reported end of the other side. It returns any other error.
+func (p *plan) noteEnd(err error) error {
 	var ended *pelton.EndError
 	if !errors.As(err, &ended) || ended.Err != pelton.ErrPeerDied && ended.Err != pelton.ErrClosed {
 		return err
@@ -188,14 +188,14 @@ func (p *plan) hears(err error) error {
 	if ended.Err == pelton.ErrPeerDied {
 		var now unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-		p.set(toldUnreleased, ended.Unreleased)
-		p.set(toldNs, uint64(now.Nano()))
-		p.set(told, p.get(told)+1)
+		p.set(endUnreleased, ended.Unreleased)
+		p.set(endNs, uint64(now.Nano()))
+		p.set(ends, p.get(ends)+1)
 	}
 	return nil
 }
 
-// soon ends a wait, so that the storm's word to stop is seen.
+// soon ends a wait, so that this side sees the crash test's word to stop.
 func soon() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 50*time.Millisecond)
 }
@@ -223,7 +223,7 @@ func (p *plan) send() error {
 			continue
 		}
 		if err != nil {
-			if err := p.hears(err); err != nil {
+			if err := p.noteEnd(err); err != nil {
 				return err
 			}
 			continue
@@ -259,7 +259,7 @@ func (p *plan) receive() error {
 			continue
 		}
 		if err != nil {
-			if err := p.hears(err); err != nil {
+			if err := p.noteEnd(err); err != nil {
 				return err
 			}
 			continue
