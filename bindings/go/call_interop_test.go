@@ -54,7 +54,8 @@ func TestGoCallsAServiceInRust(t *testing.T) {
 		all.Go(func() {
 			for n := range 100 {
 				size := sizes[(n+g)%len(sizes)] * 3
-				if reply, err := client.Call(ctx, payload(n, size)); err != nil || len(reply) != size || !isPayload(reply, n) {
+				if reply, err := client.Call(ctx, payload(n, size)); err != nil || len(reply) != size ||
+					!isPayload(reply, n) {
 					t.Error(g, n, len(reply), err)
 					return
 				}
@@ -183,7 +184,8 @@ func TestServicesOfBothLanguagesAreReplacedUnderLoad(t *testing.T) {
 					return
 				default:
 				}
-				if reply, err := client.Call(ctx, payload(n, g*700)); err != nil || len(reply) != g*700 || !isPayload(reply, n) {
+				if reply, err := client.Call(ctx, payload(n, g*700)); err != nil || len(reply) != g*700 ||
+					!isPayload(reply, n) {
 					t.Error(g, n, err)
 					return
 				}
@@ -224,7 +226,8 @@ func inC(t *testing.T, arguments ...string) *process {
 	if err := os.Symlink(library, filepath.Join(directory, "libpelton.so.0")); err != nil {
 		t.Fatal(err)
 	}
-	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, "../c/examples/call.c", library, "-Wl,-rpath,"+directory)
+	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, "../c/examples/call.c", library,
+		"-Wl,-rpath,"+directory)
 	if said, err := compiled.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
@@ -298,7 +301,8 @@ func records(input []byte) (all [][]byte) {
 
 func seeds(f *testing.F) {
 	f.Add([]byte{16, 0, 0, 1, 3, 0, 17, 0, 1, 1, 2, 0, 18, 0, 1, 1, 0, 0})
-	f.Add([]byte{17, 1, 0, 1, 3, 0, 17, 3, 0, 1, 9, 0, 17, 2, 0, 1, 9, 0, 21, 0, 225, 0, 0, 0, 22, 0, 1, 1, 0, 0, 23, 0, 225, 0, 0, 0})
+	f.Add([]byte{17, 1, 0, 1, 3, 0, 17, 3, 0, 1, 9, 0, 17, 2, 0, 1, 9, 0, 21, 0, 225, 0, 0, 0, 22, 0, 1, 1, 0, 0, 23, 0,
+		225, 0, 0, 0})
 	f.Add([]byte{1, 1, 0, 1, 3, 0, 2, 0, 225, 1, 9, 0, 1, 2, 0, 1, 9, 0, 3, 0, 0, 1, 0, 0, 1, 0, 2, 1, 5, 203})
 	f.Add([]byte{252, 10, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
 }
@@ -348,7 +352,8 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 				isOver = err != nil
 			}
 		}
-		if _, err := client.Submit(ctx, nil); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrRefused) {
+		if _, err := client.Submit(ctx, nil); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrCorrupt) &&
+			!errors.Is(err, ErrRefused) {
 			t.Fatal(err)
 		}
 	})

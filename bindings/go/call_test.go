@@ -131,7 +131,8 @@ func TestAFailureHasItsCodeAndAHandlerThatForgetsOrPanicsAbandons(t *testing.T) 
 	})
 	client := connected(t, name, &Options{CallBytesMax: 4096})
 	var failed *CallError
-	if _, err := client.Call(ctx, []byte("fail")); !errors.As(err, &failed) || failed.Code != 77 || string(failed.Bytes) != "for this reason" {
+	if _, err := client.Call(ctx, []byte("fail")); !errors.As(err, &failed) || failed.Code != 77 ||
+		string(failed.Bytes) != "for this reason" {
 		t.Fatal(err)
 	}
 	log.SetOutput(io.Discard)
@@ -199,7 +200,8 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 			n++
 		}
 		var failed *CallError
-		if wanted := map[string]int{"end": 500, "reply": 501, "fail": 501}[how]; n != wanted || (how == "fail") != errors.As(last, &failed) {
+		if wanted := map[string]int{"end": 500, "reply": 501, "fail": 501}[how]; n != wanted ||
+			(how == "fail") != errors.As(last, &failed) {
 			t.Fatal(how, n, last)
 		}
 	}
@@ -573,7 +575,8 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	descriptors := func() int {
-		return len(must(os.ReadDir("/proc/self/fd"))) + bytes.Count(must(os.ReadFile("/proc/self/maps")), []byte("memfd:pelton"))
+		return len(must(os.ReadDir("/proc/self/fd"))) + bytes.Count(must(os.ReadFile("/proc/self/maps")),
+			[]byte("memfd:pelton"))
 	}
 	round := func() {
 		service := must(ListenService(name, &Options{Capacity: 1 << 16}))
@@ -603,9 +606,11 @@ func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 	for range 10 {
 		round()
 	}
-	for until := time.Now().Add(30 * time.Second); descriptors() > before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(30 * time.Second); descriptors() > before ||
+		runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatalf("%d descriptors and mappings, %d before; %d goroutines, %d before", descriptors(), before, runtime.NumGoroutine(), goroutines)
+			t.Fatalf("%d descriptors and mappings, %d before; %d goroutines, %d before", descriptors(), before,
+				runtime.NumGoroutine(), goroutines)
 		}
 	}
 }

@@ -54,7 +54,8 @@ func TestRepliesThatWaitHaveALimit(t *testing.T) {
 		case err == nil:
 			kept++
 			isKept[n] = true
-		case !errors.Is(err, ErrServiceMemory) || !strings.Contains(err.Error(), fmt.Sprint(size)) || !strings.Contains(err.Error(), fmt.Sprint(memory)):
+		case !errors.Is(err, ErrServiceMemory) || !strings.Contains(err.Error(), fmt.Sprint(size)) ||
+			!strings.Contains(err.Error(), fmt.Sprint(memory)):
 			t.Fatal(err)
 		}
 		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
@@ -140,7 +141,8 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 func TestRequestsInPiecesHaveALimit(t *testing.T) {
 	const memory, lanes, size = 3 << 20, 2 << 16, 3_000_000
 	name, ctx := place(t), soon(t)
-	service := served(t, name, &Options{Memory: memory}, func(request Request) { _ = request.Reply(request.Bytes()[:10]) })
+	service := served(t, name, &Options{Memory: memory},
+		func(request Request) { _ = request.Reply(request.Bytes()[:10]) })
 	client := connected(t, name, nil)
 	for range 3 {
 		_, err := client.Call(ctx, payload(1, size))

@@ -340,7 +340,8 @@ func TestPiecesOfAReplyThatIsNotAwaitedAreCounted(t *testing.T) {
 	given.Cancel()
 	out := &service.receiver.lanes[0].session.out
 	for n := range 5 {
-		_ = must(out.Put(calls.Header{ID: given.id, Kind: calls.KindReply, More: true, Continued: n > 0}, make([]byte, 1000)))
+		_ = must(out.Put(calls.Header{ID: given.id, Kind: calls.KindReply, More: true, Continued: n > 0},
+			make([]byte, 1000)))
 	}
 	if _, err := awaited.Await(ctx); !errors.Is(err, ErrCorrupt) {
 		t.Fatal(err)

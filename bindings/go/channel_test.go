@@ -40,7 +40,8 @@ func TestMessagesOfAllSizesComeInOrderWhicheverSideListens(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if len(message.Bytes()) != sizes[n%len(sizes)] || !isPayload(message.Bytes(), n) || message.Seq() != uint32(n+1) {
+				if len(message.Bytes()) != sizes[n%len(sizes)] || !isPayload(message.Bytes(), n) ||
+					message.Seq() != uint32(n+1) {
 					t.Fatalf("message %d of %d bytes and number %d", n, len(message.Bytes()), message.Seq())
 				}
 				n++
@@ -352,7 +353,8 @@ func TestMistakesOfTheCallerAreErrors(t *testing.T) {
 	expect(err, ErrConcurrentUse)
 	receiver.Close()
 	expect(<-waiting, ErrClosedHandle)
-	for _, options := range []*Options{{Capacity: 1}, {Capacity: 1 << 40}, {MessageBytesMax: -1}, {Capacity: 1 << 16, MessageBytesMax: 1 << 15}} {
+	for _, options := range []*Options{{Capacity: 1}, {Capacity: 1 << 40}, {MessageBytesMax: -1},
+		{Capacity: 1 << 16, MessageBytesMax: 1 << 15}} {
 		_, err = Listen("bad", options)
 		expect(err, ErrOption)
 	}
@@ -452,7 +454,8 @@ func TestNamesAreThoseOfRust(t *testing.T) {
 	base := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", base)
 	listener := must(Listen("events", nil))
-	if _, err := os.Stat(fmt.Sprintf("%s/pelton/events/%d.%d", base, os.Getpid(), names.Listeners.Load()-1)); err != nil {
+	if _, err := os.Stat(fmt.Sprintf("%s/pelton/events/%d.%d", base, os.Getpid(),
+		names.Listeners.Load()-1)); err != nil {
 		t.Error(err)
 	}
 	if _, err := Listen("events", nil); !errors.Is(err, ErrInUse) {
@@ -502,7 +505,8 @@ func TestErrorsHaveTheirSentinelAndTheSystemsError(t *testing.T) {
 	}
 	err = fail.System("opening", unix.EACCES)
 	var errno unix.Errno
-	if !errors.Is(err, ErrSystem) || !errors.Is(err, os.ErrPermission) || !errors.As(err, &errno) || errno != unix.EACCES {
+	if !errors.Is(err, ErrSystem) || !errors.Is(err, os.ErrPermission) || !errors.As(err, &errno) ||
+		errno != unix.EACCES {
 		t.Error(err)
 	}
 	err = fmt.Errorf("at the end: %w", &EndError{ErrPeerDied, 3})

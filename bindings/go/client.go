@@ -229,11 +229,13 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 }
 
 func (c *Client) newLink(s *handshake.Handshake, path string) (*clientLink, error) {
-	lanes, err := s.NewCallLink(&handshake.ReceivingSide{Page: c.page, Doorbell: c.doorbell, IsShared: true}, c.doorbell, packet.RoleClient, false, c.doorbell.Wake)
+	lanes, err := s.NewCallLink(&handshake.ReceivingSide{Page: c.page, Doorbell: c.doorbell, IsShared: true},
+		c.doorbell, packet.RoleClient, false, c.doorbell.Wake)
 	if err != nil {
 		return nil, err
 	}
-	return &clientLink{out: calls.NewOutbox(lanes, c.options.ResidentMax), in: &inLane{Incoming: *lanes.In}, path: path, bytesMax: lanes.BytesMax}, nil
+	return &clientLink{out: calls.NewOutbox(lanes, c.options.ResidentMax), in: &inLane{Incoming: *lanes.In}, path: path,
+		bytesMax: lanes.BytesMax}, nil
 }
 
 // CallOption is a property of one call.
@@ -324,7 +326,10 @@ func (c *Client) Notify(ctx context.Context, message []byte) error {
 // pollEnds checks whether a service drains or has ended: nothing would take the notification, and no reply would
 // report that.
 func (c *Client) pollEnds(ctx context.Context) error {
-	if !slices.ContainsFunc(c.links, func(l *clientLink) bool { return !l.isBackpressured && l.in.Consumer.MayBeReady() }) {
+	if !slices.ContainsFunc(c.links, func(l *clientLink) bool {
+		return !l.isBackpressured &&
+			l.in.Consumer.MayBeReady()
+	}) {
 		return nil
 	}
 	if c.leader == nil {

@@ -98,7 +98,8 @@ func (c *Client) discover(most int) error {
 		isKnown := func(link *clientLink) bool { return link.path == path && link.isOpen() }
 		_, isPassed := of.avoided[path]
 		// A draining service listens no more: in another pid namespace a new process may have its number.
-		if isPassed || of.connecting[path] || slices.ContainsFunc(c.links, isKnown) || slices.ContainsFunc(of.connected, isKnown) {
+		if isPassed || of.connecting[path] || slices.ContainsFunc(c.links, isKnown) ||
+			slices.ContainsFunc(of.connected, isKnown) {
 			continue
 		}
 		fd, err := kernel.ConnectTo(path)

@@ -111,7 +111,8 @@ func (c *Client) receiveFrom(link *clientLink, w *waiter) (loss error, why error
 			rule = c.handle(link, h, payload, p)
 		}
 		if rule != "" {
-			return ErrCorrupt, fail.New(fail.ErrCorrupt, "the service's message %d breaks the rule %q of calls", record.Seq, rule)
+			return ErrCorrupt, fail.New(fail.ErrCorrupt, "the service's message %d breaks the rule %q of calls",
+				record.Seq, rule)
 		}
 		if record.Descriptors > 0 {
 			err := link.in.receiveFiles(record)
@@ -184,7 +185,8 @@ func (c *Client) loseCall(p *callSlot, loss error, why error) {
 		// A service that has sent a part had begun the call.
 		loss = ErrCorrupt
 	}
-	if call != nil && c.discovery != nil && (loss == errReturned || p.isIdempotent && p.repeats < repeatsMax && !p.hasPart) {
+	if call != nil && c.discovery != nil && (loss == errReturned || p.isIdempotent && p.repeats < repeatsMax &&
+		!p.hasPart) {
 		p.link, p.loss = nil, loss
 		if loss != errReturned {
 			p.repeats++

@@ -60,7 +60,8 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 			return err
 		}
 		if c.isOverBudget() {
-			return fail.New(fail.ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more", c.stashedFinals, c.stashedBytes-c.stashedPartBytes)
+			return fail.New(fail.ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more",
+				c.stashedFinals, c.stashedBytes-c.stashedPartBytes)
 		}
 		if slot, ok := c.takeSlot(); ok {
 			generation := c.slots[slot].generation + 1
@@ -116,7 +117,8 @@ func (c *Client) takeSlot() (uint32, bool) {
 
 func (c *Client) slotFor(id uint64) *callSlot {
 	slot := calls.SlotOf(id)
-	if int(slot) >= len(c.slots) || c.slots[slot].generation != calls.GenerationOf(id) || c.slots[slot].state == slotFree {
+	if int(slot) >= len(c.slots) || c.slots[slot].generation != calls.GenerationOf(id) ||
+		c.slots[slot].state == slotFree {
 		return nil
 	}
 	return &c.slots[slot]
@@ -235,7 +237,8 @@ func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
 			call.parts = answer.bytes
 		case len(answer.bytes) > c.bytesMax-len(call.parts):
 			c.abandon(call)
-			return nil, fail.New(fail.ErrTooLarge, "the parts of a reply come to more than %d bytes: take them by Parts, or raise CallBytesMax", c.bytesMax)
+			return nil, fail.New(fail.ErrTooLarge,
+				"the parts of a reply come to more than %d bytes: take them by Parts, or raise CallBytesMax", c.bytesMax)
 		default:
 			call.parts = append(call.parts, answer.bytes...)
 		}
@@ -252,7 +255,8 @@ func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
 func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
 	if len(call.answers) == 0 {
 		if call.isOver {
-			return answer{}, fail.New(fail.ErrRefused, "the call is over: its last answer was taken, or it was cancelled")
+			return answer{}, fail.New(fail.ErrRefused,
+				"the call is over: its last answer was taken, or it was cancelled")
 		}
 		if call.waiter != nil {
 			return answer{}, fail.New(fail.ErrConcurrentUse, "another goroutine awaits this call: one at a time may")

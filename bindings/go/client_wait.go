@@ -273,7 +273,10 @@ func (w *clientWait) Arm() (bool, error) {
 // hasMore reports whether there is more than one poll takes: no service rings for what came before the sleep was
 // announced.
 func (c *Client) hasMore() bool {
-	return slices.ContainsFunc(c.links, func(link *clientLink) bool { return !link.isBackpressured && link.in.Consumer.MayBeReady() })
+	return slices.ContainsFunc(c.links, func(link *clientLink) bool {
+		return !link.isBackpressured &&
+			link.in.Consumer.MayBeReady()
+	})
 }
 
 // armForSpace makes services ring when there is space for what waits. It returns false if there is some.
@@ -341,5 +344,8 @@ func (w *clientWait) NeedsTimedWait() bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.sleeper.NeedsFencedWakers() && !c.areServicesFencing() ||
-		slices.ContainsFunc(c.links, func(link *clientLink) bool { return link.isArmed && link.out.Lane.NeedsTimedWait() })
+		slices.ContainsFunc(c.links, func(link *clientLink) bool {
+			return link.isArmed &&
+				link.out.Lane.NeedsTimedWait()
+		})
 }

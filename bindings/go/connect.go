@@ -291,7 +291,8 @@ func (l *Listener) accept(ctx context.Context, do func(s *handshake.Handshake, l
 }
 
 // shake performs the handshake with a peer.
-func (l *Listener) shake(ctx context.Context, s *handshake.Handshake, do func(s *handshake.Handshake, listens bool) error) error {
+func (l *Listener) shake(ctx context.Context, s *handshake.Handshake,
+	do func(s *handshake.Handshake, listens bool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	defer context.AfterFunc(l.closed, cancel)()
@@ -397,7 +398,8 @@ func ConnectReceiver(ctx context.Context, name string, options *Options) (receiv
 }
 
 // connect connects to the process that listens under the name.
-func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits bool, do func(s *handshake.Handshake, listens bool) error) error {
+func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits bool,
+	do func(s *handshake.Handshake, listens bool) error) error {
 	for {
 		fd, err := n.Connect()
 		if err != nil {
@@ -410,7 +412,8 @@ func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits
 				return err
 			}
 		} else if !awaits {
-			return fail.New(fail.ErrNoListener, "nobody listens at %s: start the other side first, or set Await", n.Where())
+			return fail.New(fail.ErrNoListener, "nobody listens at %s: start the other side first, or set Await",
+				n.Where())
 		}
 		select {
 		case <-ctx.Done():
@@ -420,7 +423,8 @@ func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits
 	}
 }
 
-func handshakeWith(ctx context.Context, fd int, settings limits.Settings, awaits bool, do func(s *handshake.Handshake, listens bool) error) error {
+func handshakeWith(ctx context.Context, fd int, settings limits.Settings, awaits bool,
+	do func(s *handshake.Handshake, listens bool) error) error {
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if !awaits {
 		limited, cancel = context.WithTimeout(ctx, handshakeTimeout)

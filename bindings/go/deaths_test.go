@@ -154,7 +154,8 @@ func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
 	}
 	receiver.Close()
 	var closed *EndError
-	if err := <-waits; !errors.As(err, &closed) || closed.Err != ErrClosed || closed.Unreleased != 1 || ctx.Err() != nil {
+	if err := <-waits; !errors.As(err, &closed) || closed.Err != ErrClosed || closed.Unreleased != 1 ||
+		ctx.Err() != nil {
 		t.Fatal(err, ctx.Err())
 	}
 	if sent, err := sender.TrySend(nil); sent || !errors.Is(err, ErrClosed) {
@@ -216,7 +217,8 @@ func TestSendersKilledAtAnyMomentLeaveWholeMessagesInOrder(t *testing.T) {
 			if errors.Is(err, ErrPeerDied) {
 				break
 			}
-			if err != nil || len(message.Bytes()) != size || !isPayload(message.Bytes(), n) || message.Generation() != uint32(round+1) {
+			if err != nil || len(message.Bytes()) != size || !isPayload(message.Bytes(), n) ||
+				message.Generation() != uint32(round+1) {
 				t.Fatalf("round %d, message %d: %v", round, n, err)
 			}
 			message.Release()
@@ -304,7 +306,8 @@ func TestFilesWaitForSpaceInTheSocket(t *testing.T) {
 	}
 	for n := range count {
 		message := must(receiver.Receive(ctx))
-		if !isPayload(message.Bytes(), n) || n%100 == 0 && message.TakeFiles()[0].Close() != nil || message.Release() != nil {
+		if !isPayload(message.Bytes(), n) || n%100 == 0 && message.TakeFiles()[0].Close() != nil ||
+			message.Release() != nil {
 			t.Fatal(n)
 		}
 	}
@@ -451,7 +454,8 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 		t.Fatal(files)
 	}
 	files[0].Close()
-	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.TakeFiles() != nil || none.Release() != nil {
+	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.TakeFiles() != nil ||
+		none.Release() != nil {
 		t.Fatal("none")
 	}
 	// Not taken, so closed with the release.

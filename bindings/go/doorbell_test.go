@@ -319,7 +319,8 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 			t.Fatal("the service does not sleep")
 		}
 		// Also for what waits for space, either way.
-		if reply, err := client.Call(ctx, payload(n, n*10_000)); err != nil || !isPayload(reply, n) || len(reply) != n*10_000 {
+		if reply, err := client.Call(ctx, payload(n, n*10_000)); err != nil || !isPayload(reply, n) ||
+			len(reply) != n*10_000 {
 			t.Fatal(err)
 		}
 	}

@@ -106,7 +106,8 @@ func linkError(err error) error {
 // checkSize checks a message against its receiver's limit.
 func checkSize(bytes int, most uint64) error {
 	if uint64(bytes) > most {
-		return fail.New(fail.ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: send less, or raise CallBytesMax there", bytes, most)
+		return fail.New(fail.ErrTooLarge,
+			"a message of %d bytes is larger than the %d that the other side takes: send less, or raise CallBytesMax there", bytes, most)
 	}
 	return nil
 }

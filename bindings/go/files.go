@@ -32,7 +32,8 @@ func (s *Sender) SendFiles(ctx context.Context, message []byte, files ...*os.Fil
 		return s.Send(ctx, message)
 	}
 	if len(files) > lane.DescriptorsMax {
-		return fail.New(ErrTooManyFiles, "%d descriptors are to be sent with a message, wanted at most %d", len(files), lane.DescriptorsMax)
+		return fail.New(ErrTooManyFiles, "%d descriptors are to be sent with a message, wanted at most %d", len(files),
+			lane.DescriptorsMax)
 	}
 	if err := s.enter(); err != nil {
 		return err

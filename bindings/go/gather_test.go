@@ -153,7 +153,8 @@ func TestOneSenderTooManyIsRefusedAndASilentPeerDelaysNoOther(t *testing.T) {
 	}
 	defer kernel.CloseAll(mutes)
 	sender := must(ConnectSender(ctx, name, &Options{Await: true}))
-	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) || !strings.Contains(fmt.Sprint(err), "1 senders") {
+	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) ||
+		!strings.Contains(fmt.Sprint(err), "1 senders") {
 		t.Fatal(err)
 	}
 	if err := sender.Send(ctx, []byte("one")); err != nil {

@@ -104,7 +104,8 @@ func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 			if err := kernel.TrySend(peer, must(hex.DecodeString(vector.Hex))); err != nil {
 				t.Fatal(err)
 			}
-			_, err := s.ExchangeHello(vector.Role.Other(), false, true, func() (limits.Limits, error) { return limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}, nil })
+			_, err := s.ExchangeHello(vector.Role.Other(), false, true,
+				func() (limits.Limits, error) { return limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}, nil })
 			b := make([]byte, packet.BytesMax)
 			n, _, _, failed := kernel.TryReceive(peer, b)
 			if failed != nil {
@@ -113,7 +114,9 @@ func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 			answer, _ := packet.Decode(b[:n])
 			if string(vector.Is) == `"accepted"` {
 				version, problem := packet.ReadEntries(answer.Rest)
-				if err != nil || answer.Kind != packet.KindHello || answer.Takes() != (limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}) || version != packet.Version || problem != "" {
+				if err != nil || answer.Kind != packet.KindHello ||
+					answer.Takes() != (limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}) ||
+					version != packet.Version || problem != "" {
 					t.Fatalf("%v, %+v", err, answer)
 				}
 				return
@@ -156,7 +159,8 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 			var err error
 			switch vector.Expected {
 			case "PRODUCER":
-				page, data := must(memory.NewProducerPage(p.Capacity, p.BytesMax, p.Generation)), must(memory.NewData(capacity))
+				page, data := must(memory.NewProducerPage(p.Capacity, p.BytesMax,
+					p.Generation)), must(memory.NewData(capacity))
 				defer page.Close()
 				defer data.Close()
 				send(hello(packet.RoleSender, 0))
@@ -207,24 +211,41 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 	cases := map[string]struct{ page, data, doorbell func() int }{
 		"all is well":               {},
 		"page without FUTURE_WRITE": {page: func() int { return file(memory.SizeSeals, lane.SegmentBytes, producer) }},
-		"page without SHRINK":       {page: func() int { return file(memory.ControlSeals&^unix.F_SEAL_SHRINK, lane.SegmentBytes, producer) }},
-		"page that is too large":    {page: func() int { return file(memory.ControlSeals, 2*lane.SegmentBytes, producer) }},
-		"page that is too small":    {page: func() int { return file(memory.ControlSeals, 4096, producer) }},
-		"page of zeros":             {page: func() int { return file(memory.ControlSeals, lane.SegmentBytes, none) }},
-		"page of another role":      {page: func() int { return file(memory.ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage) }},
+		"page without SHRINK": {page: func() int {
+			return file(memory.ControlSeals&^unix.F_SEAL_SHRINK,
+				lane.SegmentBytes, producer)
+		}},
+		"page that is too large": {page: func() int {
+			return file(memory.ControlSeals, 2*lane.SegmentBytes,
+				producer)
+		}},
+		"page that is too small": {page: func() int { return file(memory.ControlSeals, 4096, producer) }},
+		"page of zeros":          {page: func() int { return file(memory.ControlSeals, lane.SegmentBytes, none) }},
+		"page of another role": {page: func() int {
+			return file(memory.ControlSeals, lane.SegmentBytes,
+				lane.MakeReceiverPage)
+		}},
 		"page of another capacity": {page: func() int {
-			return file(memory.ControlSeals, lane.SegmentBytes, func(b []byte) { lane.MakeProducerPage(b, 2*capacity, limit, 1, 1) })
+			return file(memory.ControlSeals, lane.SegmentBytes,
+				func(b []byte) { lane.MakeProducerPage(b, 2*capacity, limit, 1, 1) })
 		}},
 		"page of another limit": {page: func() int {
-			return file(memory.ControlSeals, lane.SegmentBytes, func(b []byte) { lane.MakeProducerPage(b, capacity, 1, 1, 1) })
+			return file(memory.ControlSeals, lane.SegmentBytes,
+				func(b []byte) { lane.MakeProducerPage(b, capacity, 1, 1, 1) })
 		}},
 		"page of two cursors": {page: func() int {
 			return file(memory.ControlSeals, lane.SegmentBytes, func(b []byte) { producer(b); b[80] = 2 })
 		}},
-		"page that is a pipe":               {page: func() int { return must(unix.Dup(pipe[0])) }},
-		"page that is a file":               {page: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
-		"data that can grow":                {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, capacity, none) }},
-		"data that can be sealed further":   {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, capacity, none) }},
+		"page that is a pipe": {page: func() int { return must(unix.Dup(pipe[0])) }},
+		"page that is a file": {page: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
+		"data that can grow": {data: func() int {
+			return file(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL,
+				capacity, none)
+		}},
+		"data that can be sealed further": {data: func() int {
+			return file(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW,
+				capacity, none)
+		}},
 		"data that is shorter than it says": {data: func() int { return file(memory.SizeSeals, capacity/2, none) }},
 		"doorbell that is a pipe":           {doorbell: func() int { return must(unix.Dup(pipe[1])) }},
 		"doorbell that is a file":           {doorbell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
@@ -250,7 +271,8 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 			offer := packet.NewLane(packet.KindProducer, capacity, limit, lane.Start, lane.Start)
 			offer.Generation = 1
 			ready := packet.New(packet.KindReady)
-			if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)), kernel.TrySend(peer, offer.Encode(), fds...), kernel.TrySend(peer, ready.Encode())); err != nil {
+			if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)),
+				kernel.TrySend(peer, offer.Encode(), fds...), kernel.TrySend(peer, ready.Encode())); err != nil {
 				t.Fatal(err)
 			}
 			r, err := receiverOfOne(s, Options{}, false)
@@ -281,12 +303,14 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 }
 
 func TestAServiceAndTwoOfOneRoleAreRefusedInWords(t *testing.T) {
-	for other, says := range map[packet.Role]string{packet.RoleReceiver: "both sides are the receiver", 4: "one side is a service", 77: "peer of role 77"} {
+	for other, says := range map[packet.Role]string{packet.RoleReceiver: "both sides are the receiver",
+		4: "one side is a service", 77: "peer of role 77"} {
 		s, peer := socketPair(t, soon(t))
 		if err := kernel.TrySend(peer, hello(other, 0)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := receiverOfOne(s, Options{}, true); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
+		if _, err := receiverOfOne(s, Options{}, true); !errors.Is(err, ErrRefused) ||
+			!strings.Contains(err.Error(), says) {
 			t.Error(err)
 		}
 	}
@@ -309,7 +333,8 @@ func TestAnyPacketsLeaveNothingBehind(t *testing.T) {
 		roles := []packet.Role{packet.RoleSender, packet.RoleReceiver, packet.Role(random.Uint32N(6))}
 		_ = kernel.TrySend(fds[1], hello(roles[random.IntN(3)], random.Uint32N(2)))
 		for range random.IntN(4) {
-			p := packet.NewLane(1+random.Uint32N(6), []uint64{1 << 16, random.Uint64()}[random.IntN(2)], 100, lane.Start, lane.Unpack(random.Uint64()))
+			p := packet.NewLane(1+random.Uint32N(6), []uint64{1 << 16, random.Uint64()}[random.IntN(2)], 100,
+				lane.Start, lane.Unpack(random.Uint64()))
 			var some []int
 			for range random.IntN(5) {
 				some = append(some, must(unix.Eventfd(0, unix.EFD_CLOEXEC)))

@@ -96,7 +96,8 @@ func sendsRights(socket int, packet []byte, fds ...int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for until := time.Now().Add(10 * time.Second); kernel.TrySend(socket, packet, fds...) == unix.EPERM && time.Now().Before(until); {
+		for until := time.Now().Add(10 * time.Second); kernel.TrySend(socket, packet, fds...) == unix.EPERM &&
+			time.Now().Before(until); {
 			runtime.Gosched()
 		}
 		kernel.CloseAll(fds)
@@ -398,7 +399,8 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 			sender.Close()
 			continue
 		}
-		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), fmt.Sprintf("closing what uid %d sent takes too long: ", os.Geteuid())) {
+		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(),
+			fmt.Sprintf("closing what uid %d sent takes too long: ", os.Geteuid())) {
 			t.Fatal(err)
 		}
 		break
@@ -424,7 +426,8 @@ func serveSilentFile() error {
 		return err
 	}
 	defer os.Remove(file.Name())
-	if err := unix.Mount("pelton", file.Name(), "fuse", 0, fmt.Sprintf("fd=%d,rootmode=100600,user_id=0,group_id=0", dev)); err != nil {
+	if err := unix.Mount("pelton", file.Name(), "fuse", 0,
+		fmt.Sprintf("fd=%d,rootmode=100600,user_id=0,group_id=0", dev)); err != nil {
 		return err
 	}
 	go func() {
@@ -484,7 +487,8 @@ func silentFile(t *testing.T) int {
 	case "error: operation not permitted", "error: no such file or directory", "error: no such device":
 		t.Skip("no FUSE here: /dev/fuse, as root")
 	default:
-		fd, err := unix.Open(fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, file), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		fd, err := unix.Open(fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, file),
+			unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err != nil {
 			t.Fatal(line, err, p.errors.String())
 		}
@@ -507,11 +511,13 @@ func TestAFileWhoseServerIsSilentDelaysNoOther(t *testing.T) {
 			_ = kernel.TrySend(socket, hello(packet.RoleSender, 0))
 			isReadyWithin(t, socket)
 			const capacity = 1 << 16
-			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)), must(memory.NewData(capacity))
+			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity),
+				1)), must(memory.NewData(capacity))
 			ownDoorbell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 			fds := []int{page.FD, ownDoorbell, data.FD}
 			fds[map[string]int{"page": 0, "doorbell": 1, "data": 2}[at]] = silent
-			offer := packet.NewLane(packet.KindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start, lane.Start)
+			offer := packet.NewLane(packet.KindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start,
+				lane.Start)
 			offer.Generation = 1
 			if err := kernel.TrySend(socket, offer.Encode(), fds...); err != nil {
 				t.Fatal(err)
@@ -543,7 +549,8 @@ func completesTo(t *testing.T, eventfd int) {
 	file := must(os.Open("/proc/self/exe"))
 	defer file.Close()
 	var queue uintptr
-	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&queue)), 0); errno == unix.ENOSYS || errno == unix.EPERM {
+	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&queue)), 0); errno == unix.ENOSYS ||
+		errno == unix.EPERM {
 		t.Skip("no asynchronous I/O here")
 	} else if errno != 0 {
 		t.Fatal(errno)
@@ -565,7 +572,8 @@ func completesTo(t *testing.T, eventfd int) {
 		t.Fatal(errno)
 	}
 	var events [4]uint64
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, queue, 1, 1, uintptr(unsafe.Pointer(&events)), 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, queue, 1, 1, uintptr(unsafe.Pointer(&events)), 0,
+		0); errno != 0 {
 		t.Fatal(errno)
 	}
 }
@@ -588,7 +596,8 @@ func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
 		doorbell.Peer{FD: fd, Kind: doorbell.Eventfd}.Ring()
 	}()
 	in := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
-	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))), fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {
+	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))),
+		fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {
 		if time.Now().After(until) {
 			t.Fatal("it does not block")
 		}

@@ -294,7 +294,8 @@ func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
 	if err := receiver.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if message := must(receiver.Receive(ctx)); string(message.Bytes()) != "rust" || message.Generation() != 2 || message.Release() != nil {
+	if message := must(receiver.Receive(ctx)); string(message.Bytes()) != "rust" || message.Generation() != 2 ||
+		message.Release() != nil {
 		t.Fatal("not rust")
 	}
 	second.kill()
@@ -303,7 +304,8 @@ func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
 	if err := receiver.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if message := must(receiver.Receive(ctx)); !isPayload(message.Bytes(), 5) || message.Generation() != 3 || message.Release() != nil {
+	if message := must(receiver.Receive(ctx)); !isPayload(message.Bytes(), 5) || message.Generation() != 3 ||
+		message.Release() != nil {
 		t.Fatal("not five")
 	}
 }

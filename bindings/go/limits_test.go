@@ -36,12 +36,15 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 	for _, c := range []struct{ sends, takes, is Options }{
 		{Options{}, Options{}, Options{Capacity: 64 << 20, MessageBytesMax: 32<<20 - 32}},
 		{Options{}, Options{Capacity: 128 << 10}, Options{Capacity: 128 << 10, MessageBytesMax: 64<<10 - 32}},
-		{Options{Capacity: 64 << 10}, Options{Capacity: 128 << 10}, Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
+		{Options{Capacity: 64 << 10}, Options{Capacity: 128 << 10},
+			Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
 		{Options{Capacity: 128 << 20}, Options{}, Options{Capacity: 128 << 20, MessageBytesMax: 64<<20 - 32}},
 		{Options{}, Options{MessageBytesMax: 100}, Options{Capacity: 64 << 20, MessageBytesMax: 100}},
-		{Options{MessageBytesMax: 100}, Options{MessageBytesMax: 200}, Options{Capacity: 64 << 20, MessageBytesMax: 100}},
+		{Options{MessageBytesMax: 100}, Options{MessageBytesMax: 200},
+			Options{Capacity: 64 << 20, MessageBytesMax: 100}},
 		{Options{}, Options{MessageBytesMax: 1 << 30}, Options{Capacity: 64 << 20, MessageBytesMax: 32<<20 - 32}},
-		{Options{Capacity: 1 << 20}, Options{Capacity: 1 << 20, Memory: 100_000}, Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
+		{Options{Capacity: 1 << 20}, Options{Capacity: 1 << 20, Memory: 100_000},
+			Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
 		{Options{}, Options{Memory: 5000}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 		{Options{}, Options{Memory: 1}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 	} {
@@ -111,11 +114,14 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 	for _, c := range []struct{ capacity, bytesMax uint64 }{{128 << 10, 100}, {64 << 10, 1001}, {64 << 10, 1000}} {
 		s, peer := socketPair(t, soon(t))
 		s.Settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
-		page, data, ownDoorbell := must(memory.NewProducerPage(c.capacity, c.bytesMax, 1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		page, data, ownDoorbell := must(memory.NewProducerPage(c.capacity, c.bytesMax,
+			1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		offer := packet.NewLane(packet.KindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
 		offer.Generation = 1
 		ready := packet.New(packet.KindReady)
-		if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)), kernel.TrySend(peer, offer.Encode(), page.FD, ownDoorbell, data.FD), kernel.TrySend(peer, ready.Encode())); err != nil {
+		if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)),
+			kernel.TrySend(peer, offer.Encode(), page.FD, ownDoorbell, data.FD), kernel.TrySend(peer,
+				ready.Encode())); err != nil {
 			t.Fatal(err)
 		}
 		r, err := receiverOfOne(s, Options{}, false)
@@ -214,11 +220,13 @@ func TestClientsShareTheMemoryOfAServiceByTwoLanesEach(t *testing.T) {
 	budget := service.receiver.registry.budget
 	client := connected(t, name, nil)
 	for n := range 100 {
-		if reply, err := client.Call(ctx, payload(n, 1000*n)); err != nil || !isPayload(reply, n) || len(reply) != 1000*n {
+		if reply, err := client.Call(ctx, payload(n, 1000*n)); err != nil || !isPayload(reply, n) ||
+			len(reply) != 1000*n {
 			t.Fatal(err)
 		}
 	}
-	if out, in := client.links[0].out.Lane.Capacity(), client.links[0].in.Consumer.Capacity(); out != 1<<16 || in != 1<<16 {
+	if out, in := client.links[0].out.Lane.Capacity(), client.links[0].in.Consumer.Capacity(); out != 1<<16 ||
+		in != 1<<16 {
 		t.Fatal(out, in)
 	}
 	// What the last reply took becomes free soon after the client has it.
@@ -269,7 +277,8 @@ func TestMemoryIsNoConcernOfASender(t *testing.T) {
 	for _, options := range []Options{{Memory: 1}, {Memory: 4<<20 - 1}} {
 		must(OpenSender(ctx, path, &options)).Close()
 		_, err := OpenReceiver(ctx, path, &options)
-		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes", fmt.Sprintf("and %d in all", options.Memory))
+		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes",
+			fmt.Sprintf("and %d in all", options.Memory))
 	}
 	must(OpenReceiver(ctx, path, &Options{Memory: 4 << 20})).Close()
 	// All lanes of a channel that it creates are within it.

@@ -59,7 +59,8 @@ func TestTheFirstPeerWithAPacketIsServedAndASilentOneKeepsItsTime(t *testing.T) 
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
-	slow := must(handshake.New(ctx, must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))), must((&Options{}).forBoth(0))))
+	slow := must(handshake.New(ctx, must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))),
+		must((&Options{}).forBoth(0))))
 	sent := make(chan error, 2)
 	go func() {
 		sender, err := ConnectSender(ctx, name, nil)
@@ -111,7 +112,8 @@ func TestNoPeerIsAcceptedAfterTheContext(t *testing.T) {
 func TestClosingAListenerHangsUpOnWaitingPeers(t *testing.T) {
 	name := place(t)
 	listener := must(Listen(name, nil))
-	silent, speaks := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))), must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
+	silent, speaks := must(kernel.ConnectTo(strings.TrimPrefix(name,
+		"unix:"))), must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 	defer kernel.CloseAll([]int{silent, speaks})
 	ctx, cancel := context.WithCancel(soon(t))
 	go func() {

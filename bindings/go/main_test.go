@@ -143,7 +143,8 @@ func runSide(arguments []string) error {
 		}
 		for {
 			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.out.Lane.Tail().Seq))
-			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil && !errors.Is(err, ErrPeerDied) {
+			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil &&
+				!errors.Is(err, ErrPeerDied) {
 				return err
 			}
 		}
@@ -167,7 +168,8 @@ func runSide(arguments []string) error {
 			if err != nil {
 				return err
 			}
-			if bytes := message.Bytes(); binary.LittleEndian.Uint64(bytes) != uint64(message.Seq()) || len(bytes) != 8+int(bytes[0])*5 || !isPayload(bytes[8:], 0) {
+			if bytes := message.Bytes(); binary.LittleEndian.Uint64(bytes) != uint64(message.Seq()) ||
+				len(bytes) != 8+int(bytes[0])*5 || !isPayload(bytes[8:], 0) {
 				fmt.Fprintln(os.Stderr, "a message is wrong")
 				return errors.New("wrong")
 			}

@@ -112,12 +112,14 @@ func (o *Options) makes() (limits.Limits, error) {
 		made.LaneBytes = 64 << 20
 	}
 	if made.LaneBytes < lane.CapacityMin || made.LaneBytes > lane.CapacityMax {
-		return made, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
+		return made, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin,
+			uint64(lane.CapacityMax))
 	}
 	made.LaneBytes = limits.RoundUp(made.LaneBytes, limits.LaneGranule)
 	made.MessageBytes = lane.MessageBytesLimit(made.LaneBytes)
 	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > made.MessageBytes {
-		return made, fail.New(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
+		return made, fail.New(ErrOption,
+			"MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
 			o.MessageBytesMax, made.MessageBytes, made.LaneBytes)
 	}
 	if o.ResidentMax < 0 {
@@ -166,10 +168,12 @@ func (o *Options) forSender() (limits.Settings, error) {
 // forReceiver returns the settings of a side that takes lanes; for lanes see checkMemory.
 func (o *Options) forReceiver(lanes int) (limits.Settings, error) {
 	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
-		return limits.Settings{}, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
+		return limits.Settings{}, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity,
+			lane.CapacityMin, uint64(lane.CapacityMax))
 	}
 	if most := limits.OfFormat.MessageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
-		return limits.Settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
+		return limits.Settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax,
+			most)
 	}
 	return limits.Settings{UIDs: o.UIDs, TakesOfOwn: o.takes(true), TakesOfOthers: o.takes(false)}, o.checkMemory(lanes)
 }
@@ -192,9 +196,11 @@ func (o *Options) forCalls(lanes int) (limits.Settings, error) {
 	case err != nil:
 		return s, err
 	case s.Makes.MessageBytes < handshake.CallMessageMin:
-		return s, fail.New(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", s.Makes.MessageBytes, handshake.CallMessageMin)
+		return s, fail.New(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", s.Makes.MessageBytes,
+			handshake.CallMessageMin)
 	case o.CallBytesMax < 0 || o.Handlers < 0:
-		return s, fail.New(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax, o.Handlers)
+		return s, fail.New(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax,
+			o.Handlers)
 	}
 	if s.CallBytes = uint64(o.CallBytesMax); s.CallBytes == 0 {
 		s.CallBytes = 64 << 20

@@ -154,7 +154,8 @@ func (s *Sender) Sync() error {
 		return fail.System("syncing the lane", err)
 	}
 	s.out.Lane.NoteSynced(tail)
-	return fail.System("syncing the lane's pages", errors.Join(unix.Fdatasync(s.out.Memory.Producer.FD), unix.Fdatasync(s.out.Memory.Consumer.FD)))
+	return fail.System("syncing the lane's pages", errors.Join(unix.Fdatasync(s.out.Memory.Producer.FD),
+		unix.Fdatasync(s.out.Memory.Consumer.FD)))
 }
 
 // CreateReceiver creates the path channel at a directory, or opens an existing one, as its receiver. It begins with

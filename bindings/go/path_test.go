@@ -50,14 +50,16 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 	receiver := must(OpenReceiver(ctx, path, nil))
 	for n := range 150 {
 		message := must(receiver.Receive(ctx))
-		if !isPayload(message.Bytes(), n) || message.Redelivered() || n >= 100 && message.Generation() != uint32(n/100+1) {
+		if !isPayload(message.Bytes(), n) || message.Redelivered() || n >= 100 &&
+			message.Generation() != uint32(n/100+1) {
 			t.Fatal(n, message.Redelivered(), message.Generation())
 		}
 		if n < 140 {
 			message.Release()
 		}
 	}
-	if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+	if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) ||
+		!strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 		t.Fatal(err)
 	}
 	receiver.Close()
@@ -87,7 +89,8 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 		}
 	}()
 	message := must(receiver.Receive(ctx))
-	if string(message.Bytes()) != "late" || message.Redelivered() || message.Generation() != 4 || message.Release() != nil {
+	if string(message.Bytes()) != "late" || message.Redelivered() || message.Generation() != 4 ||
+		message.Release() != nil {
 		t.Fatalf("%q", message.Bytes())
 	}
 	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
@@ -210,7 +213,8 @@ func TestALaneByPathStretchesIntoSpaceThatIsAllocatedAhead(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.out.Lane.Backed() || sender.out.Lane.Backed() < 6_000_000 {
+			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.out.Lane.Backed() ||
+				sender.out.Lane.Backed() < 6_000_000 {
 				t.Fatal(first, blocks(), sender.out.Lane.Backed())
 			}
 			if err := sender.Sync(); err != nil {
@@ -333,20 +337,34 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 		spoil func(path string) error
 		code  error
 	}{
-		"no channel":                {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
-		"an empty directory":        {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) }, ErrNotAChannel},
-		"a file":                    {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) }, ErrNotAChannel},
-		"a link":                    {func(p string) error { return errors.Join(os.Rename(p, p+"2"), os.Symlink(p+"2", p)) }, ErrNotAChannel},
-		"a mode that is wider":      {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
-		"a file's wider mode":       {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
-		"a missing page":            {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
-		"a page cut short":          {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) }, ErrNotAChannel},
-		"data cut short":            {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
-		"a doorbell that is a file": {func(p string) error { os.Remove(p + "/0.bell"); return os.WriteFile(p+"/0.bell", nil, 0o600) }, ErrNotAChannel},
-		"a life that is a file":     {func(p string) error { os.Remove(p + "/0.life"); return os.WriteFile(p+"/0.life", nil, 0o600) }, ErrNotAChannel},
-		"a flipped bit":             {flip("channel", 90), ErrNotAChannel},
-		"a count of lanes":          {flip("channel", 129), ErrNotAChannel},
-		"a page of another kind":    {flip("receiver", 3), ErrNotAChannel},
+		"no channel": {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
+		"an empty directory": {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) },
+			ErrNotAChannel},
+		"a file": {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) },
+			ErrNotAChannel},
+		"a link": {func(p string) error {
+			return errors.Join(os.Rename(p, p+"2"),
+				os.Symlink(p+"2", p))
+		}, ErrNotAChannel},
+		"a mode that is wider": {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
+		"a file's wider mode":  {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
+		"a missing page":       {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
+		"a page cut short": {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) },
+			ErrNotAChannel},
+		"data cut short": {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
+		"a doorbell that is a file": {func(p string) error {
+			os.Remove(p + "/0.bell")
+			return os.WriteFile(p+"/0.bell",
+				nil, 0o600)
+		}, ErrNotAChannel},
+		"a life that is a file": {func(p string) error {
+			os.Remove(p + "/0.life")
+			return os.WriteFile(p+"/0.life",
+				nil, 0o600)
+		}, ErrNotAChannel},
+		"a flipped bit":          {flip("channel", 90), ErrNotAChannel},
+		"a count of lanes":       {flip("channel", 129), ErrNotAChannel},
+		"a page of another kind": {flip("receiver", 3), ErrNotAChannel},
 		"another boot": {func(p string) error {
 			b, err := os.ReadFile(p + "/channel")
 			b[100] ^= 1
@@ -654,7 +672,8 @@ func TestOnAnOverlayTheFilesOfALowerLayerDeliverEachMessageOnce(t *testing.T) {
 			}
 		}
 		mount("tmpfs", layers, "tmpfs", "size=32m")
-		lower, upper, work := filepath.Join(layers, "lower"), filepath.Join(layers, "upper"), filepath.Join(layers, "work")
+		lower, upper, work := filepath.Join(layers, "lower"), filepath.Join(layers, "upper"), filepath.Join(layers,
+			"work")
 		for _, path := range []string{lower, upper, work} {
 			if err := os.Mkdir(path, 0o700); err != nil {
 				t.Fatal(err)

@@ -72,7 +72,8 @@ const quantum = 64
 
 func newReceiver(canBarrier bool, page *memory.Segment, ownDoorbell *doorbell.Own, options Options) *Receiver {
 	return &Receiver{
-		sleeper: lane.NewReceiverSleeper(page.Bytes, canBarrier), page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
+		sleeper: lane.NewReceiverSleeper(page.Bytes,
+			canBarrier), page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
 	}
 }
 
@@ -337,7 +338,8 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 		return 0, err
 	}
 	if r.found.Bytes > uint64(len(buffer)) {
-		return int(r.found.Bytes), fail.New(fail.ErrTooSmall, "the next message has %d bytes, the buffer %d", r.found.Bytes, len(buffer))
+		return int(r.found.Bytes), fail.New(fail.ErrTooSmall, "the next message has %d bytes, the buffer %d",
+			r.found.Bytes, len(buffer))
 	}
 	in := r.lanes[r.current]
 	files, err := in.takeFiles()

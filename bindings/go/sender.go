@@ -40,7 +40,8 @@ type Sender struct {
 
 func newSender(out *link.Outgoing, options Options) *Sender {
 	out.Memory.Retain()
-	return &Sender{out: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1, window: window.New(out.Lane, options.ResidentMax)}
+	return &Sender{out: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1,
+		window: window.New(out.Lane, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
@@ -49,7 +50,8 @@ func (s *Sender) enter() error {
 	}
 	if s.reserved >= 0 {
 		s.leave()
-		return fail.New(fail.ErrReserved, "room for a message of %d bytes is reserved: commit or abort it first", s.reserved)
+		return fail.New(fail.ErrReserved, "room for a message of %d bytes is reserved: commit or abort it first",
+			s.reserved)
 	}
 	return nil
 }

@@ -81,7 +81,8 @@ func (s *Service) accept(shake *handshake.Handshake, to *handshake.ReceivingSide
 	if err != nil {
 		return nil, shake.Report(err)
 	}
-	c := &session{service: s, peer: shake.Peer, doorbell: ownDoorbell, kept: limits.Client{Budget: s.memory}, spin: wait.Spin{IsBusy: s.receiver.options.Wait == Spin}}
+	c := &session{service: s, peer: shake.Peer, doorbell: ownDoorbell, kept: limits.Client{Budget: s.memory},
+		spin: wait.Spin{IsBusy: s.receiver.options.Wait == Spin}}
 	wake := func() {
 		to.Doorbell.Wake()
 		ownDoorbell.Wake()
@@ -540,7 +541,8 @@ func (r Request) Reply(reply []byte) error { return r.last(calls.Header{Kind: ca
 // Errors: also [ErrOption] for a code from 0xffff0000, which are the library's: the request is still to be answered.
 func (r Request) Fail(code uint32, bytes []byte) error {
 	if code >= failedLibrary {
-		return fail.New(fail.ErrOption, "the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
+		return fail.New(fail.ErrOption,
+			"the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
 	}
 	return r.last(calls.Header{Kind: calls.KindFailed, Code: code}, bytes)
 }

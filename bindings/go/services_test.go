@@ -172,7 +172,8 @@ func TestIdempotentCallsOfADeadServiceGoToAnother(t *testing.T) {
 	dies.kill()
 	for n, call := range calls {
 		reply, err := call.Await(ctx)
-		if n%2 == 0 && (err != nil || !isPayload(reply, n) || len(reply) != 100) || n%2 == 1 && !errors.Is(err, ErrPeerDied) {
+		if n%2 == 0 && (err != nil || !isPayload(reply, n) || len(reply) != 100) || n%2 == 1 &&
+			!errors.Is(err, ErrPeerDied) {
 			t.Fatal(n, err)
 		}
 	}

@@ -178,7 +178,8 @@ func (c *session) write(h calls.Header, payload []byte) error {
 func (c *session) noMemory(id uint64, bytes int) (calls.Header, []byte, error) {
 	err := c.kept.NoMemory(bytes)
 	text := []byte(err.Error())
-	return calls.Header{ID: id, Kind: calls.KindFailed, Code: failedMemory}, text[:min(uint64(len(text)), c.bytesMax)], err
+	return calls.Header{ID: id, Kind: calls.KindFailed, Code: failedMemory}, text[:min(uint64(len(text)),
+		c.bytesMax)], err
 }
 
 // tryWrite leaves the lane to the goroutine that flushes, if there is one.

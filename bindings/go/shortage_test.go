@@ -349,7 +349,8 @@ func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
 		for range 5 {
 			connect()
 		}
-		if cost := (listens.descriptors() - before) / 5; cost != wanted && (kind == "gather" || kernel.IsSameFile(0, 0) || cost != wanted+1) {
+		if cost := (listens.descriptors() - before) / 5; cost != wanted &&
+			(kind == "gather" || kernel.IsSameFile(0, 0) || cost != wanted+1) {
 			t.Errorf("%s: %d descriptors for each peer, expected %d", kind, cost, wanted)
 		}
 	}

@@ -119,7 +119,8 @@ func parked(function string) bool {
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 			state, _, _ := strings.Cut(stack, "\n")
-			isParked := strings.Contains(state, "[select") || strings.Contains(state, "[IO wait") || strings.Contains(state, "[chan receive")
+			isParked := strings.Contains(state, "[select") || strings.Contains(state, "[IO wait") ||
+				strings.Contains(state, "[chan receive")
 			if isParked && strings.Contains(stack, call) {
 				return true
 			}
@@ -145,7 +146,8 @@ func (p *process) states() string {
 // reaches waits until every thread of the process is in a state.
 func (p *process) reaches(state string) {
 	p.t.Helper()
-	for until := time.Now().Add(30 * time.Second); strings.Trim(p.states(), state) != ""; time.Sleep(100 * time.Microsecond) {
+	for until := time.Now().Add(30 * time.Second); strings.Trim(p.states(),
+		state) != ""; time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(until) {
 			p.t.Fatalf("threads are in states %s, expected all in %s", p.states(), state)
 		}

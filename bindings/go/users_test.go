@@ -73,7 +73,8 @@ func TestAnUnmappedUserIsRefused(t *testing.T) {
 	listens.says("listening as 65534")
 	// Root is there as 65534, the listener's own uid, which its options permit as well.
 	_, err := ConnectSender(ctx, name, &Options{UIDs: []int{2000}})
-	if wanted := fmt.Sprintf(stands, listens.Process.Pid); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), wanted) {
+	if wanted := fmt.Sprintf(stands, listens.Process.Pid); !errors.Is(err, ErrRefused) ||
+		!strings.Contains(err.Error(), wanted) {
 		t.Fatal(err)
 	}
 	// So is the listener at the other side, in another namespace.
@@ -99,7 +100,8 @@ func TestAPathOfAnUnmappedUserIsRefused(t *testing.T) {
 
 // Where all are mapped that number is a user's like any other.
 func TestTheOverflowUIDIsAUserWhereAllAreMapped(t *testing.T) {
-	if ids := strings.Fields(string(must(os.ReadFile("/proc/self/uid_map")))); os.Geteuid() != 0 || strings.Join(ids, " ") != "0 0 4294967295" {
+	if ids := strings.Fields(string(must(os.ReadFile("/proc/self/uid_map")))); os.Geteuid() != 0 ||
+		strings.Join(ids, " ") != "0 0 4294967295" {
 		t.Skip("not all users are mapped here: ./run test-go as root of the initial namespace")
 	}
 	name, ctx := place(t), soon(t)

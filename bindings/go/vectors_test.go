@@ -60,10 +60,12 @@ func TestHeadersAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	all := readCallVectors(t)
 	for _, v := range all.Headers {
 		h, rule, found := v.read()
-		wanted := calls.Header{ID: numberOf(v.ID), Kind: h.Kind, More: v.More, Continued: v.Continued, Code: v.Code, Deadline: numberOf(v.Deadline)}
+		wanted := calls.Header{ID: numberOf(v.ID), Kind: h.Kind, More: v.More, Continued: v.Continued, Code: v.Code,
+			Deadline: numberOf(v.Deadline)}
 		written := make([]byte, calls.HeaderSize)
 		h.Write(written)
-		if rule != "" || h != wanted || kindNames[h.Kind] != v.Kind || hex.EncodeToString(written) != hex.EncodeToString(found) {
+		if rule != "" || h != wanted || kindNames[h.Kind] != v.Kind ||
+			hex.EncodeToString(written) != hex.EncodeToString(found) {
 			t.Errorf("%s: %+v %q", v.Meaning, h, rule)
 		}
 	}
@@ -126,7 +128,8 @@ func replayClient(t *testing.T, service *Service, client, other *Client, records
 	}
 	for _, wanted := range messages {
 		request := must(service.Receive(ctx))
-		if !areSevens(request.Bytes()) || len(request.Bytes()) != wanted.Bytes || request.IsNotification() != (wanted.Kind == "NOTIFY") ||
+		if !areSevens(request.Bytes()) || len(request.Bytes()) != wanted.Bytes ||
+			request.IsNotification() != (wanted.Kind == "NOTIFY") ||
 			request.id != numberOf(wanted.ID) {
 			t.Fatalf("%+v, wanted %+v", request, wanted)
 		}
@@ -178,7 +181,8 @@ func replayService(t *testing.T, service *Service, client *Client, records, mess
 		}
 		found := call.answers[0]
 		call.answers = call.answers[1:]
-		if (wanted.Kind == "RETURNED") != errors.Is(found.lost, ErrRefused) || wanted.Kind != "RETURNED" && kindNames[found.kind] != wanted.Kind ||
+		if (wanted.Kind == "RETURNED") != errors.Is(found.lost, ErrRefused) || wanted.Kind != "RETURNED" &&
+			kindNames[found.kind] != wanted.Kind ||
 			found.code != wanted.Code || len(found.bytes) != wanted.Bytes || !areSevens(found.bytes) {
 			t.Fatalf("%+v, wanted %+v", found, wanted)
 		}

@@ -31,7 +31,8 @@ import (
 
 var (
 	bytes = flag.Int("bytes", 256, "of a message")
-	count = flag.Int("count", 2_000_000, "messages of a run by pelton, or ten times the calls; a tenth of it by the socket")
+	count = flag.Int("count", 2_000_000,
+		"messages of a run by pelton, or ten times the calls; a tenth of it by the socket")
 	calls = flag.Bool("calls", false, "calls, not messages")
 	runs  = flag.Int("runs", 9, "of each, by turns")
 	// The other process of a run: the system, and where it connects to.
@@ -67,7 +68,8 @@ func main() {
 	for run := range *runs {
 		for i := range systems {
 			system := systems[(run+i)%len(systems)]
-			rates[system] = append(rates[system], measure(system, filepath.Join(directory, fmt.Sprint(strings.ReplaceAll(system, "/", "-"), run))))
+			rates[system] = append(rates[system], measure(system,
+				filepath.Join(directory, fmt.Sprint(strings.ReplaceAll(system, "/", "-"), run))))
 		}
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
@@ -76,7 +78,8 @@ func main() {
 		fmt.Printf("%-12s median %.3f M/s, %.3f to %.3f\n", system, median(rates[system])/1e6,
 			rates[system][0]/1e6, rates[system][len(rates[system])-1]/1e6)
 	}
-	fmt.Printf("ratio        %.1f; %d bytes, %d runs, load %s\n", median(rates[systems[0]])/median(rates[systems[1]]), *bytes, *runs,
+	fmt.Printf("ratio        %.1f; %d bytes, %d runs, load %s\n", median(rates[systems[0]])/median(rates[systems[1]]),
+		*bytes, *runs,
 		strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
@@ -230,7 +233,8 @@ func answer(system, place string) {
 		service, err := pelton.ListenService("unix:"+place, nil)
 		check(err)
 		fmt.Println("listening")
-		check(service.Serve(context.Background(), func(request pelton.Request) { check(request.Reply(request.Bytes())) }))
+		check(service.Serve(context.Background(),
+			func(request pelton.Request) { check(request.Reply(request.Bytes())) }))
 		return
 	}
 	listener, err := net.Listen("unix", place)

@@ -113,7 +113,8 @@ func (j *job) passes(once func(p pass) (uint64, []int64)) {
 		bytes, took := once(p)
 		end, after := now(), used()
 		r := report{StartNs: start, EndNs: end, Bytes: bytes}
-		r.Usage = usage{after.CPUSeconds - before.CPUSeconds, after.Voluntary - before.Voluntary, after.Involuntary - before.Involuntary}
+		r.Usage = usage{after.CPUSeconds - before.CPUSeconds, after.Voluntary - before.Voluntary,
+			after.Involuntary - before.Involuntary}
 		if len(took) > 0 {
 			r.Percentiles = percentilesOf(took)
 		}
@@ -122,7 +123,8 @@ func (j *job) passes(once func(p pass) (uint64, []int64)) {
 	_, _ = orders.ReadString('\n')
 }
 
-var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999, 0.99995, 0.99999}
+var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999,
+	0.9995, 0.9998, 0.9999, 0.99995, 0.99999}
 
 func percentilesOf(took []int64) *percentiles {
 	slices.Sort(took)
@@ -175,7 +177,8 @@ func side(system, text string) {
 	case j.Wait != "block":
 		fail(fmt.Errorf("a goroutine that waits is parked, and cannot wait by %s: write block", j.Wait))
 	case j.Sizes.Min != j.Sizes.Max || j.Sizes.Min < 8:
-		fail(fmt.Errorf("its sides in Go have messages of one size from 8 bytes, found %d..%d", j.Sizes.Min, j.Sizes.Max))
+		fail(fmt.Errorf("its sides in Go have messages of one size from 8 bytes, found %d..%d", j.Sizes.Min,
+			j.Sizes.Max))
 	case j.Senders != 1 || j.Idle != 0 || j.Calls.Rate != nil || j.DelayUs != 0:
 		fail(errors.New("its sides in Go have one client, which never rests"))
 	}
@@ -218,7 +221,10 @@ func (j *job) send(system string) {
 	ctx, message := context.Background(), j.pattern()
 	var send func(message []byte) error
 	if system == "pelton-go" {
-		sender := untilThere(func() (*pelton.Sender, error) { return pelton.ConnectSender(ctx, "unix:"+j.place(), j.options()) })
+		sender := untilThere(func() (*pelton.Sender, error) {
+			return pelton.ConnectSender(ctx, "unix:"+j.place(),
+				j.options())
+		})
 		defer sender.Close()
 		send = func(message []byte) error { return sender.Send(ctx, message) }
 	} else {
@@ -280,7 +286,10 @@ func (j *job) ask(system string) {
 	ctx := context.Background()
 	var call func(request, reply []byte) ([]byte, error)
 	if system == "pelton-go" {
-		client := untilThere(func() (*pelton.Client, error) { return pelton.ConnectClient(ctx, "unix:"+j.place(), j.options()) })
+		client := untilThere(func() (*pelton.Client, error) {
+			return pelton.ConnectClient(ctx, "unix:"+j.place(),
+				j.options())
+		})
 		defer client.Close()
 		call = func(request, reply []byte) ([]byte, error) { return client.CallInto(ctx, request, reply) }
 	} else {

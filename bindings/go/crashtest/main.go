@@ -1,5 +1,5 @@
-// Storm is Go's sides in the storm of `pelton torture --against`: senders and receivers of a path channel that are
-// killed at any moment. verify/controls/README.md, at the repository's root, has the protocol.
+// Crashtest is Go's sides in the crash test, `pelton torture --against`: senders and receivers of a path channel that
+// are killed at random moments. verify/controls/README.md, at the repository's root, has the protocol.
 //
 //	go build -o crashtest.out ./crashtest && pelton torture --kills 1000 --against ./crashtest.out
 package main
@@ -113,7 +113,8 @@ func side(text string) {
 	if err != nil {
 		panic(err)
 	}
-	if p.journal, err = unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if p.journal, err = unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
 		panic(err)
 	}
 	p.pattern = make([]byte, p.BytesMax+2*251)
@@ -242,7 +243,8 @@ func (p *plan) send() error {
 }
 
 func (p *plan) receive() error {
-	receiver, err := pelton.CreateReceiver(context.Background(), p.Place+"/channel", &pelton.Options{Capacity: p.Capacity})
+	receiver, err := pelton.CreateReceiver(context.Background(), p.Place+"/channel",
+		&pelton.Options{Capacity: p.Capacity})
 	if err != nil {
 		return err
 	}

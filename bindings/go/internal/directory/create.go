@@ -65,23 +65,25 @@ func (d *Directory) makeLane(number int) error {
 		kind     string
 		bytes    uint64
 		contents []byte
-	}{{"producer", lane.SegmentBytes, producer}, {"consumer", lane.SegmentBytes, consumer}, {"data", d.header.capacity, nil}} {
+	}{{"producer", lane.SegmentBytes, producer}, {"consumer", lane.SegmentBytes, consumer}, {"data", d.header.capacity,
+		nil}} {
 		fd, err := d.makeFile(ofLane(number, file.kind), file.bytes, file.contents)
 		if err != nil {
 			return err
 		}
 		if file.kind == "data" {
-			err = d.failed("allocating", ofLane(number, file.kind), allocate(fd, 0, min(d.header.capacity, firstBacked)))
+			err = d.failed("allocating", ofLane(number, file.kind),
+				allocate(fd, 0, min(d.header.capacity, firstBacked)))
 		}
 		unix.Close(fd)
 		if err != nil {
 			return err
 		}
 	}
-	if err := d.makeFIFO(ofLane(number, "bell")); err != nil {
+	if err := d.makeFIFO(ofLane(number, doorbellFile)); err != nil {
 		return err
 	}
-	return d.makeFIFO(ofLane(number, "life"))
+	return d.makeFIFO(ofLane(number, livenessFile))
 }
 
 // temporaryCount numbers this process's temporary directories.
@@ -89,7 +91,8 @@ var temporaryCount atomic.Uint32
 
 // Create creates the channel, or opens an existing one with the sizes that it was created with.
 func Create(path string, access Access, makes limits.Limits, lanes int) (*Directory, error) {
-	header := channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes, lanesMax: uint32(max(lanes, 1)), mode: access.Mode}
+	header := channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes, lanesMax: uint32(max(lanes, 1)),
+		mode: access.Mode}
 	var err error
 	if header.bootID, err = bootID(); err != nil {
 		return nil, err
@@ -118,7 +121,8 @@ func Create(path string, access Access, makes limits.Limits, lanes int) (*Direct
 // createTemporary creates a channel under a temporary name and renames it, if nothing exists at the path by then. It
 // also returns nil if another process was first, or took this one for dead and removed the temporary directory.
 func createTemporary(path string, header channelHeader) error {
-	temporary := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.pelton-%d-%d", filepath.Base(path), os.Getpid(), temporaryCount.Add(1)-1))
+	temporary := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.pelton-%d-%d", filepath.Base(path), os.Getpid(),
+		temporaryCount.Add(1)-1))
 	d := &Directory{Path: path, bits: header.mode & 0o666, header: header, gid: -1}
 	switch err := unix.Mkdir(temporary, 0o700); err {
 	case nil:
@@ -201,10 +205,10 @@ func (d *Directory) makeReceiver() error {
 		return err
 	}
 	unix.Close(fd)
-	if err := d.makeFIFO("receiver.bell"); err != nil {
+	if err := d.makeFIFO(receiverDoorbell); err != nil {
 		return err
 	}
-	return d.makeFIFO("receiver.life")
+	return d.makeFIFO(receiverLiveness)
 }
 
 // clearDirectory removes a channel's files, and no others.

@@ -22,14 +22,20 @@ import (
 	"pelton/internal/memory"
 )
 
-var filesOfALane = []string{"producer", "consumer", "data", "bell", "life"}
+// The doorbell files and the liveness files: of a lane, see ofLane, and of the receiver.
+const (
+	doorbellFile, livenessFile         = "bell", "life"
+	receiverDoorbell, receiverLiveness = "receiver." + doorbellFile, "receiver." + livenessFile
+)
+
+var filesOfALane = []string{"producer", "consumer", "data", doorbellFile, livenessFile}
 
 func ofLane(number int, kind string) string { return strconv.Itoa(number) + "." + kind }
 
 // isKnown reports whether a channel has a file of that name.
 func isKnown(name string) bool {
 	switch name {
-	case "channel", "receiver", "receiver.bell", "receiver.life":
+	case "channel", "receiver", receiverDoorbell, receiverLiveness:
 		return true
 	}
 	number, kind, _ := strings.Cut(name, ".")
@@ -70,7 +76,8 @@ func (d *Directory) refuse(format string, args ...any) error {
 func (d *Directory) failed(doing, name string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fail.With(err, fail.ErrNoSpace, "no space for %s/%s: free some, or have it elsewhere or smaller", d.Path, name)
+		return fail.With(err, fail.ErrNoSpace, "no space for %s/%s: free some, or have it elsewhere or smaller", d.Path,
+			name)
 	case err == nil:
 		return nil
 	}
@@ -87,7 +94,8 @@ func (d *Directory) taken(ctx context.Context, role string, pid uint32) error {
 	if pid != 0 {
 		process = fmt.Sprintf("process %d", pid)
 	}
-	return fail.With(ctx.Err(), fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends", d.Path, role, process)
+	return fail.With(ctx.Err(), fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends",
+		d.Path, role, process)
 }
 
 // Open checks and opens the channel at a path. It returns nil if nothing is there.
@@ -120,7 +128,8 @@ func openExisting(path string, access Access) (*Directory, error) {
 			return d.refuse("it belongs to uid %d, wanted %d or %v: allow that uid in the options, or choose another path", stat.Uid, os.Geteuid(), access.UIDs)
 		}
 		if found := stat.Mode & 0o7777; found&^mode != 0 {
-			return d.refuse("its mode is %o, this side permits at most %o: change it, or allow more in the options", found, mode)
+			return d.refuse("its mode is %o, this side permits at most %o: change it, or allow more in the options",
+				found, mode)
 		}
 		return nil
 	}
@@ -169,7 +178,8 @@ func (d *Directory) CheckSize(most, memory uint64) error {
 	if memory > 0 {
 		all = fmt.Sprintf(", and %d in all", memory)
 	}
-	return d.refuse("it has up to %d lanes of %d bytes, this receiver takes lanes of %d%s: raise its Memory", lanes, bytes, most, all)
+	return d.refuse("it has up to %d lanes of %d bytes, this receiver takes lanes of %d%s: raise its Memory", lanes,
+		bytes, most, all)
 }
 
 // IsOwnUser reports whether the directory belongs to this process's user.
@@ -246,7 +256,8 @@ func (d *Directory) missing(name string, err error) error {
 		return d.failed("opening", name, err)
 	}
 	var own, there unix.Stat_t
-	if unix.Fstat(d.fd, &own) != nil || unix.Lstat(d.Path, &there) != nil || own.Dev != there.Dev || own.Ino != there.Ino {
+	if unix.Fstat(d.fd, &own) != nil || unix.Lstat(d.Path, &there) != nil || own.Dev != there.Dev ||
+		own.Ino != there.Ino {
 		return d.NoChannel()
 	}
 	return d.refuse("it has no file %s: %s", name, damaged)
@@ -308,7 +319,8 @@ func (d *Directory) producer(number int, writable bool) (*memory.Segment, error)
 		return nil, err
 	}
 	capacity, bytesMax, cursors := lane.ProducerFigures(s.Bytes)
-	if capacity != d.header.capacity || bytesMax != d.header.bytesMax || cursors != 1 || lane.BootID(s.Bytes) != d.header.bootID {
+	if capacity != d.header.capacity || bytesMax != d.header.bytesMax || cursors != 1 ||
+		lane.BootID(s.Bytes) != d.header.bootID {
 		s.Close()
 		return nil, d.refuse("its file %s says capacity %d, limit %d, %d cursors, or another boot than the channel's file: %s", name, capacity, bytesMax, cursors, damaged)
 	}

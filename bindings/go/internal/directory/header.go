@@ -102,16 +102,19 @@ func (d *Directory) readHeader(mode uint32) error {
 	if found := le.Uint64(b[112:]); found != Checksum(b) {
 		return d.refuse("its file channel has checksum %#x, its bytes come to %#x: %s", found, Checksum(b), damaged)
 	}
-	h := channelHeader{capacity: le.Uint64(b[64:]), bytesMax: le.Uint64(b[72:]), lanesMax: le.Uint32(b[80:]), mode: le.Uint32(b[84:])}
+	h := channelHeader{capacity: le.Uint64(b[64:]), bytesMax: le.Uint64(b[72:]), lanesMax: le.Uint32(b[80:]),
+		mode: le.Uint32(b[84:])}
 	copy(h.bootID[:], b[96:])
 	if problem := h.problem(); problem != "" {
 		return d.refuse("its file channel says %s: %s", problem, damaged)
 	}
 	if h.mode&^mode != 0 {
-		return d.refuse("it was made with mode %o, this side permits at most %o: allow more in the options", h.mode, mode)
+		return d.refuse("it was made with mode %o, this side permits at most %o: allow more in the options", h.mode,
+			mode)
 	}
 	if required := atomic.LoadUint64(word64(d.page.Bytes[featuresRequiredAt:])); required != 0 {
-		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one", bits.TrailingZeros64(required), packet.Version)
+		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one",
+			bits.TrailingZeros64(required), packet.Version)
 	}
 	d.header, d.bits = h, h.mode&0o666
 	var stat unix.Stat_t
@@ -126,7 +129,8 @@ func (d *Directory) readHeader(mode uint32) error {
 		return err
 	}
 	if running != h.bootID {
-		return fail.New(fail.ErrRebooted, "%s was made before the last reboot: `pelton recover --repair %s` keeps what is whole of it", d.Path, d.Path)
+		return fail.New(fail.ErrRebooted,
+			"%s was made before the last reboot: `pelton recover --repair %s` keeps what is whole of it", d.Path, d.Path)
 	}
 	_, err = d.Lanes()
 	return err

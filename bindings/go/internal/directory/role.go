@@ -78,7 +78,8 @@ const (
 
 // claim claims a role. While another process has it, and canWait returns that waiting may help, it waits: until the
 // context ends if isPatient, else for ClaimKilled. It returns -1 if the role is still taken then.
-func (d *Directory) claim(ctx context.Context, isPatient bool, try func() (int, error), canWait func() (bool, error)) (int, error) {
+func (d *Directory) claim(ctx context.Context, isPatient bool, try func() (int, error),
+	canWait func() (bool, error)) (int, error) {
 	pause := claimRetry
 	for deadline := time.Now().Add(ClaimKilled); ; {
 		lock, err := try()
@@ -265,15 +266,15 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	if m.Receiver, err = h.Segment(d.control("receiver", lane.MagicReceiver, false)); err != nil {
 		return nil, nil, err
 	}
-	own, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
+	own, err := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
 	if err != nil {
 		return nil, nil, err
 	}
-	peers, err := h.fifo("receiver.bell", unix.O_RDWR)
+	peers, err := h.fifo(receiverDoorbell, unix.O_RDWR)
 	if err != nil {
 		return nil, nil, err
 	}
-	life, err := h.fifo(ofLane(number, "life"), unix.O_RDONLY)
+	life, err := h.fifo(ofLane(number, livenessFile), unix.O_RDONLY)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -288,18 +289,21 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	}
 	h.Keep()
 	h.directory = nil
-	l := d.newLink("receiver.life", producer.Consumer, peers, ownDoorbell)
-	return &link.Outgoing{Lane: producer, Memory: m, Doorbell: ownDoorbell, Link: l}, &Role{Directory: d, lock: lock, liveness: life}, nil
+	l := d.newLink(receiverLiveness, producer.Consumer, peers, ownDoorbell)
+	return &link.Outgoing{Lane: producer, Memory: m, Doorbell: ownDoorbell, Link: l}, &Role{Directory: d, lock: lock,
+		liveness: life}, nil
 }
 
 // newLink returns the link to the process that holds a liveness file, now or later.
 func (d *Directory) newLink(life string, says func() (uint64, uint32), fifo int, own *doorbell.Own) *link.Link {
 	watch := func() (int, error) { return d.watch(life) }
-	return &link.Link{Doorbell: doorbell.Peer{FD: fifo, Kind: doorbell.FIFO}, Wake: own.Wake, Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: own.Wake}}
+	return &link.Link{Doorbell: doorbell.Peer{FD: fifo, Kind: doorbell.FIFO}, Wake: own.Wake,
+		Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: own.Wake}}
 }
 
 // OpenReceiver claims the role of the receiver, for which it waits as claim does. It owns d.
-func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *memory.Segment, ownDoorbell *doorbell.Own, role *Role, err error) {
+func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *memory.Segment, ownDoorbell *doorbell.Own,
+	role *Role, err error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.release()
 	if h.lock, err = d.claimReceiver(ctx, isPatient); err != nil {
@@ -308,11 +312,11 @@ func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *mem
 	if page, err = h.Segment(d.control("receiver", lane.MagicReceiver, true)); err != nil {
 		return nil, nil, nil, err
 	}
-	own, err := h.fifo("receiver.bell", unix.O_RDWR)
+	own, err := h.fifo(receiverDoorbell, unix.O_RDWR)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	life, err := h.fifo("receiver.life", unix.O_RDONLY)
+	life, err := h.fifo(receiverLiveness, unix.O_RDONLY)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -339,7 +343,7 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	if m.Consumer, err = h.Segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true)); err != nil {
 		return nil, err
 	}
-	fifo, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
+	fifo, err := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
@@ -351,7 +355,8 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	m.Retain()
 	m.Producer.ForgetDescriptor()
 	m.Data.ForgetDescriptor()
-	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen, Link: d.newLink(ofLane(number, "life"), consumer.Producer, fifo, own)}, nil
+	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen,
+		Link: d.newLink(ofLane(number, livenessFile), consumer.Producer, fifo, own)}, nil
 }
 
 // Back allocates memory for the first bytes of a lane, so that writing there cannot fail.

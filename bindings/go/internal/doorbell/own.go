@@ -100,7 +100,8 @@ func (b *Own) harvest(epoll uintptr) bool {
 	for {
 		// Without telling the scheduler, as the call does not wait: it has no time-out, and the kernel takes no lock
 		// for it that a peer could hold.
-		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)), uintptr(len(b.events)), 0, 0, 0)
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)),
+			uintptr(len(b.events)), 0, 0, 0)
 		if errno == unix.EINTR {
 			continue
 		}
@@ -199,7 +200,8 @@ func (b *Own) NewPair(uid int) (Pair, error) {
 	_ = kernel.PermitDescriptors(ends[0], false)
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	if err := unix.EpollCtl(p.FD, unix.EPOLL_CTL_ADD, ends[0], &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(ends[0])}); err != nil {
+	if err := unix.EpollCtl(p.FD, unix.EPOLL_CTL_ADD, ends[0],
+		&unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(ends[0])}); err != nil {
 		kernel.CloseAll(ends[:])
 		return Pair{}, fail.System("waiting for a socket pair", err)
 	}

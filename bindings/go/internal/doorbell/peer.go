@@ -36,19 +36,22 @@ func Check(fd int, isOwnUser bool) (Peer, error) {
 	switch kind := stat.Mode & unix.S_IFMT; {
 	// An eventfd has no file type.
 	case kind == 0 && !isOwnUser:
-		return Peer{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is an eventfd, wanted a socket, as the peer is another user")
+		return Peer{}, fail.New(fail.ErrCorrupt,
+			"the peer's doorbell is an eventfd, wanted a socket, as the peer is another user")
 	case kind == 0:
 		if err := unix.SetNonblock(fd, true); err != nil {
 			return Peer{}, fail.New(fail.ErrCorrupt, "the peer's doorbell cannot be used: %v", err)
 		}
 		return Peer{fd, Eventfd}, nil
 	case kind != unix.S_IFSOCK:
-		return Peer{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is of file type %#o, wanted an eventfd or a socket", kind)
+		return Peer{}, fail.New(fail.ErrCorrupt,
+			"the peer's doorbell is of file type %#o, wanted an eventfd or a socket", kind)
 	}
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	is, failed := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil || failed != nil || domain != unix.AF_UNIX || is != unix.SOCK_SEQPACKET {
-		return Peer{}, fail.New(fail.ErrCorrupt, "the peer's doorbell is a socket of domain %d and type %d, wanted %d and %d", domain, is, unix.AF_UNIX, unix.SOCK_SEQPACKET)
+		return Peer{}, fail.New(fail.ErrCorrupt,
+			"the peer's doorbell is a socket of domain %d and type %d, wanted %d and %d", domain, is, unix.AF_UNIX, unix.SOCK_SEQPACKET)
 	}
 	return Peer{fd, Socket}, nil
 }
@@ -66,7 +69,8 @@ func (d Peer) Ring() {
 		case Eventfd:
 			_, _, errno = unix.Syscall(unix.SYS_WRITE, uintptr(d.FD), uintptr(unsafe.Pointer(&zero)), 8)
 		case Socket:
-			_, _, errno = unix.Syscall6(unix.SYS_SENDTO, uintptr(d.FD), uintptr(unsafe.Pointer(&zero)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+			_, _, errno = unix.Syscall6(unix.SYS_SENDTO, uintptr(d.FD), uintptr(unsafe.Pointer(&zero)), 1,
+				unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 		case FIFO:
 			_, _, errno = unix.Syscall(unix.SYS_WRITE, uintptr(d.FD), uintptr(unsafe.Pointer(&zero)), 1)
 		}

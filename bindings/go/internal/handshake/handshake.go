@@ -162,7 +162,8 @@ func (s *Handshake) check(b []byte, kind uint32, wanted, found int, isCut bool) 
 		return p, s.Refuse("packet of kind %d came, wanted %d", p.Kind, kind)
 	}
 	if isCut && found < wanted {
-		return p, s.Report(fail.System("taking the peer's descriptors: raise this process's RLIMIT_NOFILE", unix.EMFILE))
+		return p, s.Report(fail.System("taking the peer's descriptors: raise this process's RLIMIT_NOFILE",
+			unix.EMFILE))
 	}
 	if found != wanted {
 		return p, s.Refuse("%d descriptors came with packet %d, wanted %d", found, kind, wanted)
@@ -206,7 +207,8 @@ func (s *Handshake) openData(p *link.Parts, fd int, from packet.Packet, writable
 		return nil, s.Refuse("the lane has a capacity of %d bytes, which cannot be", from.Capacity)
 	}
 	if from.BytesMax > lane.MessageBytesLimit(from.Capacity) {
-		return nil, s.Refuse("the lane has a message limit of %d bytes, more than its capacity of %d allows", from.BytesMax, from.Capacity)
+		return nil, s.Refuse("the lane has a message limit of %d bytes, more than its capacity of %d allows",
+			from.BytesMax, from.Capacity)
 	}
 	data, err := memory.Open(fd, "data", memory.SizeSeals, from.Capacity, writable)
 	if err != nil {
@@ -222,7 +224,8 @@ func (s *Handshake) openProducer(p *link.Parts, fd int, from packet.Packet) (*me
 	if err != nil {
 		return nil, err
 	}
-	if capacity, bytesMax, cursors := lane.ProducerFigures(page.Bytes); capacity != from.Capacity || bytesMax != from.BytesMax || cursors != 1 {
+	if capacity, bytesMax, cursors := lane.ProducerFigures(page.Bytes); capacity != from.Capacity ||
+		bytesMax != from.BytesMax || cursors != 1 {
 		return nil, s.Refuse("the producer's page says capacity %d, limit %d, %d cursors; its packet %d, %d, wanted 1",
 			capacity, bytesMax, cursors, from.Capacity, from.BytesMax)
 	}
@@ -345,14 +348,16 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 		return nil, err
 	}
 	given := p.Keep()
-	out := &link.Outgoing{Lane: producer, Memory: m, Doorbell: own, Link: link.New(s.Socket, process, side.doorbell, given, s.Peer, own.Wake)}
+	out := &link.Outgoing{Lane: producer, Memory: m, Doorbell: own,
+		Link: link.New(s.Socket, process, side.doorbell, given, s.Peer, own.Wake)}
 	own = nil
 	return out, nil
 }
 
 // giveLane is the part of the handshake in which this side creates the lane that it sends by, no larger than the peer
 // takes.
-func (s *Handshake) giveLane(p *link.Parts, ownDoorbell *doorbell.Own, within limits.Limits) (page, data *memory.Segment, side consumerSide, err error) {
+func (s *Handshake) giveLane(p *link.Parts, ownDoorbell *doorbell.Own, within limits.Limits) (page,
+	data *memory.Segment, side consumerSide, err error) {
 	makes := s.Settings.Within(within)
 	capacity, limit := makes.LaneBytes, makes.MessageBytes
 	if page, err = p.Segment(memory.NewProducerPage(capacity, limit, 1)); err != nil {
@@ -390,7 +395,8 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	if _, err := producer.PollHead(); err != nil {
 		return s.Report(fail.Lane(err))
 	}
-	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
+	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(),
+		producer.Head())
 	offer.Generation = producer.Generation()
 	doorbell, err := s.giveDoorbell(&p, out.Doorbell)
 	if err != nil {
@@ -490,7 +496,8 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 // takeLane is the part of the handshake in which this side opens the peer's lane, which is within what this side
 // takes. For a call link, least is the smallest permitted message limit, and no message waits in the lane; otherwise
 // it is 0.
-func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Limits, least uint64) (in *link.Incoming, peerDoorbell doorbell.Peer, err error) {
+func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Limits, least uint64) (in *link.Incoming,
+	peerDoorbell doorbell.Peer, err error) {
 	offer, fds, err := s.Receive(packet.KindProducer, 3)
 	if err != nil {
 		return nil, peerDoorbell, err
@@ -513,7 +520,8 @@ func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Lim
 		return nil, peerDoorbell, err
 	}
 	if offer.BytesMax < least {
-		return nil, peerDoorbell, s.Refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.BytesMax, least)
+		return nil, peerDoorbell, s.Refuse("a lane has a largest message of %d bytes, wanted at least %d",
+			offer.BytesMax, least)
 	}
 	if peerDoorbell, err = doorbell.Check(fds[1], s.isOwnUser()); err != nil {
 		return nil, peerDoorbell, s.Report(err)
@@ -521,16 +529,19 @@ func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Lim
 	head := lane.Unpack(offer.Head)
 	redelivered := lane.Unpack(offer.Tail).Since(head)
 	if redelivered > offer.Capacity/8 {
-		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.Capacity, offer.Capacity/8)
+		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d",
+			redelivered, offer.Capacity, offer.Capacity/8)
 	}
 	if least > 0 && redelivered > 0 {
-		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of a new link, wanted none", redelivered)
+		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of a new link, wanted none",
+			redelivered)
 	}
 	consumerPage, err := p.Segment(memory.NewConsumerPage(head))
 	if err != nil {
 		return nil, peerDoorbell, s.Report(err)
 	}
-	m := &memory.Lane{Producer: page, Consumer: consumerPage, Receiver: to.Page, Data: data, SharesReceiver: to.IsShared}
+	m := &memory.Lane{Producer: page, Consumer: consumerPage, Receiver: to.Page, Data: data,
+		SharesReceiver: to.IsShared}
 	consumer, err := lane.NewConsumer(m.Segments(), offer.BytesMax)
 	if err != nil {
 		return nil, peerDoorbell, s.Report(fail.Lane(err))
@@ -562,7 +573,8 @@ func (s *Handshake) watchPeer(p *link.Parts) (int, error) {
 func (s *Handshake) SurvivingReceiver(in *link.Incoming, ownDoorbell *doorbell.Own, listens bool) error {
 	var p link.Parts
 	defer p.GiveBack()
-	if _, err := s.ExchangeHello(packet.RoleReceiver, true, listens, func() (limits.Limits, error) { return s.Settings.Takes(s.isOwnUser()), nil }); err != nil {
+	if _, err := s.ExchangeHello(packet.RoleReceiver, true, listens,
+		func() (limits.Limits, error) { return s.Settings.Takes(s.isOwnUser()), nil }); err != nil {
 		return err
 	}
 	consumer, m := in.Consumer, in.Memory
@@ -628,7 +640,8 @@ type CallLink struct {
 
 // NewCallLink performs the handshake of a link of calls. The peer rings ownDoorbell for free space in this side's
 // lane, and to.Doorbell for messages.
-func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, own packet.Role, listens bool, wake func()) (*CallLink, error) {
+func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, own packet.Role, listens bool,
+	wake func()) (*CallLink, error) {
 	var p link.Parts
 	defer p.GiveBack()
 	var takes limits.Limits
@@ -679,7 +692,8 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 	m.Retain()
 	in.Memory.Retain()
 	// No successor asks for them, and a thousand lanes would keep many descriptors.
-	for _, segment := range []*memory.Segment{page, data, side.consumer, side.receiver, in.Memory.Producer, in.Memory.Consumer, in.Memory.Data} {
+	for _, segment := range []*memory.Segment{page, data, side.consumer, side.receiver, in.Memory.Producer,
+		in.Memory.Consumer, in.Memory.Data} {
 		segment.ForgetDescriptor()
 	}
 	// Many peers have one doorbell for both lanes. The link owns it then, as it ends after the last ring.
@@ -689,5 +703,6 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 		side.doorbell = peerDoorbell
 	}
 	in.Link = link.New(s.Socket, process, peerDoorbell, given, s.Peer, wake)
-	return &CallLink{Producer: producer, Memory: m, Doorbell: side.doorbell, SharesDoorbell: sharesDoorbell, In: in, BytesMax: peer.BytesMax}, nil
+	return &CallLink{Producer: producer, Memory: m, Doorbell: side.doorbell, SharesDoorbell: sharesDoorbell, In: in,
+		BytesMax: peer.BytesMax}, nil
 }

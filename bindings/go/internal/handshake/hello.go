@@ -10,7 +10,8 @@ import (
 
 // ExchangeHello sends and receives HELLO, and returns the peer's. A listener decides what it takes once it knows the
 // peer.
-func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool, takes func() (limits.Limits, error)) (packet.Packet, error) {
+func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool,
+	takes func() (limits.Limits, error)) (packet.Packet, error) {
 	say := func() error {
 		takes, err := takes()
 		if err != nil {
@@ -61,7 +62,8 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) 
 	case peer.Holds != 0 && own >= packet.RoleClient:
 		return s.Refuse("the %v holds a lane, and those of a link of calls have no successors", peer.Role)
 	case peer.Role != packet.RoleSender && peer.Capacity < lane.CapacityMin:
-		return s.Refuse("the peer, %s, takes lanes of at most %d bytes, the smallest has %d", version, peer.Capacity, lane.CapacityMin)
+		return s.Refuse("the peer, %s, takes lanes of at most %d bytes, the smallest has %d", version, peer.Capacity,
+			lane.CapacityMin)
 	}
 	return nil
 }

@@ -12,7 +12,8 @@ import (
 
 // IsShortage reports whether the system had no descriptor, or no memory, to accept a connection.
 func IsShortage(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS)
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) ||
+		errors.Is(err, unix.ENOBUFS)
 }
 
 // IsOutOfDescriptors reports whether this process has no free descriptor, or too many in flight.

@@ -119,7 +119,8 @@ func (c *Consumer) Peek() (Record, bool, error) {
 
 // recordAt follows the marks from word, the header at place, and checks each step as spec/protocol.md requires ("What
 // it checks of a record"). The generation is -1 if no mark has one.
-func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record, generation int64, ok bool, err error) {
+func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record, generation int64, ok bool,
+	err error) {
 	generation = -1
 	capacity := uint64(len(data))
 	offset, ranks := place.Offset, uint32(0)

@@ -95,7 +95,8 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 			}
 			end, found, err := consumer.EndOfCommitted()
 			if err != nil && whatIsCorrupt(err) != then.Corrupt ||
-				err == nil && (then.Corrupt != "" || end.Pack() != uint64(image.End) || found != uint64(len(image.Messages))) {
+				err == nil && (then.Corrupt != "" || end.Pack() != uint64(image.End) ||
+					found != uint64(len(image.Messages))) {
 				t.Fatalf("a walk ends at %+v after %d with %v", end, found, err)
 			}
 			for _, message := range image.Messages {
@@ -103,7 +104,8 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 				if err != nil || !ok {
 					t.Fatalf("no message %d: %v", message.Seq, err)
 				}
-				if uint64(record.Seq) != message.Seq || record.Bytes != message.Length || record.Descriptors != message.Descriptors ||
+				if uint64(record.Seq) != message.Seq || record.Bytes != message.Length ||
+					record.Descriptors != message.Descriptors ||
 					consumer.Generation() != message.Generation {
 					t.Fatalf("found %+v of generation %d, wanted %+v", record, consumer.Generation(), message)
 				}
@@ -142,7 +144,8 @@ func (s *step) UnmarshalJSON(text []byte) error {
 		return err
 	}
 	if string(is.Is) == "true" || string(is.Is) == "false" {
-		text = slices.Concat([]byte(strings.Replace(string(text), `"is": `+string(is.Is), `"is": "`+string(is.Is)+`"`, 1)))
+		text = slices.Concat([]byte(strings.Replace(string(text), `"is": `+string(is.Is), `"is": "`+string(is.Is)+`"`,
+			1)))
 	}
 	return json.Unmarshal(text, (*plain)(s))
 }
@@ -244,7 +247,8 @@ func (r *replay) step(s step, time uint32) {
 		}
 		space, ok, err := r.producer.TryReserve(s.one(), descriptors)
 		found := r.answer(ok, err, s)
-		r.must(found == s.Is || s.Is == "sent or closed" && (found == "sent" || found == "closed"), "%s (%v), wanted %s", found, err, s.Is)
+		r.must(found == s.Is || s.Is == "sent or closed" && (found == "sent" || found == "closed"),
+			"%s (%v), wanted %s", found, err, s.Is)
 		if found == "sent" {
 			wake = r.commit(space, s.one())
 		}

@@ -104,6 +104,7 @@ func (c *Client) Grow(p *Share, bytes uint64) bool {
 
 // NoMemory returns the error for a reply or request of this number of bytes.
 func (c *Client) NoMemory(bytes int) error {
-	return fail.New(fail.ErrServiceMemory, "the service has no memory left for what it keeps of its clients: %d bytes are to be kept for a client, which may have %d more of the %d for all clients: let the client take its replies, ask for less, or raise Memory at the service",
+	return fail.New(fail.ErrServiceMemory,
+		"the service has no memory left for what it keeps of its clients: %d bytes are to be kept for a client, which may have %d more of the %d for all clients: let the client take its replies, ask for less, or raise Memory at the service",
 		bytes, c.left(), c.Budget.Most)
 }

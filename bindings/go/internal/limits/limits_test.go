@@ -12,7 +12,8 @@ func TestAShareGrowsAsLongAsTheBudgetHasAsMuchLeft(t *testing.T) {
 	for n, bytes := range []uint64{60, 30, 15} {
 		c, p := &shares[n], &parts[n]
 		c.Budget = b
-		if c.left() != bytes || c.Grow(p, bytes+1) || c.Grow(p, 1<<64-1) || !c.Grow(p, bytes-1) || c.Grow(p, 2) || !c.Grow(p, 1) || c.Grow(p, 1) {
+		if c.left() != bytes || c.Grow(p, bytes+1) || c.Grow(p, 1<<64-1) || !c.Grow(p, bytes-1) || c.Grow(p, 2) ||
+			!c.Grow(p, 1) || c.Grow(p, 1) {
 			t.Fatal(n, c.left(), *p)
 		}
 	}

@@ -107,11 +107,13 @@ func (l *Link) nextArrived() (arrivedDescriptors, bool, error) {
 	p, ok := packet.Decode(b[:n])
 	if !ok || p.Kind != packet.KindDescriptors {
 		l.Discard(fds)
-		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d bytes came, wanted descriptors", n)
+		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d bytes came, wanted descriptors",
+			n)
 	}
 	if len(fds) > lane.DescriptorsMax {
 		l.Discard(fds)
-		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt, "a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
+		return arrivedDescriptors{}, false, fail.New(fail.ErrCorrupt,
+			"a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
 	}
 	// While descriptors of this peer cannot be closed, no more are received.
 	if blocked := kernel.Deferred.Blocked(l.Peer.UID); blocked != "" {
@@ -161,10 +163,12 @@ func (l *Link) TakeDescriptors(seq, count uint32, comesAgain bool) ([]int, error
 	if len(found.fds) != int(count) || count > lane.DescriptorsMax {
 		l.Discard(found.fds)
 		if found.isCut {
-			return nil, fail.New(fail.ErrDescriptorsLost, "%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
+			return nil, fail.New(fail.ErrDescriptorsLost,
+				"%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
 				count, seq, len(found.fds))
 		}
-		return nil, fail.New(fail.ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds), count)
+		return nil, fail.New(fail.ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds),
+			count)
 	}
 	return found.fds, nil
 }

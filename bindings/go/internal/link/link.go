@@ -51,7 +51,8 @@ type Incoming struct {
 }
 
 // New owns the descriptors. It cannot fail: the peer has this side's READY.
-func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given []doorbell.Pair, peer kernel.Peer, wake func()) *Link {
+func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given []doorbell.Pair, peer kernel.Peer,
+	wake func()) *Link {
 	l := &Link{Peer: peer, Doorbell: doorbell, pairs: given, Socket: socket, Wake: wake}
 	// The socket may contain packets, which the receiver reads.
 	go l.watch(socket, unix.POLLRDHUP)

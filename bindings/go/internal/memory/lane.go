@@ -42,7 +42,8 @@ type Lane struct {
 
 // Segments returns the memory for package lane.
 func (m *Lane) Segments() lane.Memory {
-	return lane.Memory{Producer: m.Producer.Bytes, Consumer: m.Consumer.Bytes, Receiver: m.Receiver.Bytes, Data: m.Data.Bytes}
+	return lane.Memory{Producer: m.Producer.Bytes, Consumer: m.Consumer.Bytes, Receiver: m.Receiver.Bytes,
+		Data: m.Data.Bytes}
 }
 
 // Retain counts one more use.

@@ -33,7 +33,8 @@ func (n Name) clear(path string) error {
 		kernel.HangUp(fd, peer.UID)
 		return fail.New(fail.ErrInUse, "%s is in use by a listener in process %d: stop that one, or choose another name", n.text, peer.PID)
 	case errors.Is(err, unix.EAGAIN):
-		return fail.New(fail.ErrInUse, "%s is in use by a listener that is busy: stop that one, or choose another name", n.text)
+		return fail.New(fail.ErrInUse, "%s is in use by a listener that is busy: stop that one, or choose another name",
+			n.text)
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.ECONNREFUSED):

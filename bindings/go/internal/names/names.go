@@ -42,7 +42,8 @@ func Parse(text string) (Name, error) {
 	fits := func(c rune) bool {
 		return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("._-", c)
 	}
-	if text == "" || len(text) > 64 || text[0] == '.' || strings.ContainsFunc(text, func(c rune) bool { return !fits(c) }) {
+	if text == "" || len(text) > 64 || text[0] == '.' ||
+		strings.ContainsFunc(text, func(c rune) bool { return !fits(c) }) {
 		return wrong("is no short name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.', or unix:PATH")
 	}
 	base := os.Getenv("XDG_RUNTIME_DIR")

@@ -51,7 +51,8 @@ func ReadEntries(behind string) (version, problem string) {
 		kind, bytes := binary.LittleEndian.Uint16(rest), int(binary.LittleEndian.Uint16(rest[2:]))
 		padded := 4 + (bytes+3)&^3
 		if padded > len(rest) {
-			return version, fmt.Sprintf("an entry of HELLO has %d bytes with its padding, %d are left in the packet", padded, len(rest))
+			return version, fmt.Sprintf("an entry of HELLO has %d bytes with its padding, %d are left in the packet",
+				padded, len(rest))
 		}
 		switch {
 		case kind == entryVersion && hasVersion:

@@ -89,7 +89,8 @@ func (s *Spin) longest() time.Duration {
 	case s.failed >= noneAfter:
 		return 0
 	}
-	return min(spinMax+time.Duration(s.RequestBytes/bytesPerNanosecond), spinTimesMax*spinMax) >> min(s.failed, shortest)
+	return min(spinMax+time.Duration(s.RequestBytes/bytesPerNanosecond), spinTimesMax*spinMax) >> min(s.failed,
+		shortest)
 }
 
 func (s *Spin) hasPaid() {

@@ -101,7 +101,8 @@ func New(producer *lane.Producer, residentMax int) Window {
 	least := min(lane.Window, most)
 	producer.SetWindow(least)
 	// A predecessor of a path channel may have left some memory.
-	return Window{BytesMin: least, BytesMax: most, Bytes: least, left: firstRest, Excess: ExcessAfterPause, sent: producer.SentBytes()}
+	return Window{BytesMin: least, BytesMax: most, Bytes: least, left: firstRest, Excess: ExcessAfterPause,
+		sent: producer.SentBytes()}
 }
 
 // Follow adapts the window to the throughput. Call it before a reservation: it may release memory after the tail.
@@ -134,7 +135,8 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	// Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
 	if current := producer.Window(); w.Bytes > current && w.Bytes > backed && role.Back(producer, m, w.Bytes) != nil {
 		// A disk's file system keeps what it had allocated before it was full.
-		from, to := limits.RoundUp(backed, directory.BackedStepMin), min(limits.RoundUp(w.Bytes, directory.BackedStep), producer.Capacity())
+		from, to := limits.RoundUp(backed, directory.BackedStepMin), min(limits.RoundUp(w.Bytes, directory.BackedStep),
+			producer.Capacity())
 		if from < to {
 			_ = m.Data.Discard(from, to)
 		}
