@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -48,6 +49,8 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 		sender.Close()
 	}
 	receiver := must(OpenReceiver(ctx, path, nil))
+	// Referenced until the receiver is closed: otherwise they would count as leaked and be released.
+	var kept []Message
 	for n := range 150 {
 		message := must(receiver.Receive(ctx))
 		if !isPayload(message.Bytes(), n) || message.Redelivered() || n >= 100 &&
@@ -56,6 +59,8 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 		}
 		if n < 140 {
 			message.Release()
+		} else {
+			kept = append(kept, message)
 		}
 	}
 	if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) ||
@@ -63,6 +68,7 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 		t.Fatal(err)
 	}
 	receiver.Close()
+	runtime.KeepAlive(kept)
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
 	for n := 140; n < 300; n++ {

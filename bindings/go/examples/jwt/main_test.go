@@ -34,7 +34,7 @@ func TestTokensAreVerifiedByCalls(t *testing.T) {
 	defer client.Close()
 	ask := func(token string) (string, uint32) {
 		claims, err := client.Call(ctx, []byte(token))
-		var failed *pelton.Failed
+		var failed *pelton.CallError
 		if err != nil && !errors.As(err, &failed) {
 			t.Fatal(err)
 		}

@@ -219,17 +219,30 @@ type claim struct {
 	link.Parts
 	directory *Directory
 	lock      int
+	// The first error.
+	err error
 }
 
-func (h *claim) fifo(name string, flags int) (int, error) {
+func (h *claim) segment(s *memory.Segment, err error) *memory.Segment {
+	if err == nil {
+		h.Segments = append(h.Segments, s)
+	} else if h.err == nil {
+		h.err = err
+	}
+	return s
+}
+
+func (h *claim) fifo(name string, flags int) int {
 	fd, err := h.directory.open(name, unix.S_IFIFO, flags)
 	if err == unix.ENXIO {
 		err = h.directory.failed("opening", name, err)
 	}
 	if err == nil {
 		h.Owns([]int{fd})
+	} else if h.err == nil {
+		h.err = err
 	}
-	return fd, err
+	return fd
 }
 
 func (h *claim) release() {
@@ -254,29 +267,15 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	}
 	h.lock = lock
 	m := &memory.Lane{}
-	if m.Producer, err = h.Segment(d.producer(number, true)); err != nil {
-		return nil, nil, err
-	}
-	if m.Data, err = h.Segment(d.segment(ofLane(number, "data"), d.header.capacity, true)); err != nil {
-		return nil, nil, err
-	}
-	if m.Consumer, err = h.Segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, false)); err != nil {
-		return nil, nil, err
-	}
-	if m.Receiver, err = h.Segment(d.control("receiver", lane.MagicReceiver, false)); err != nil {
-		return nil, nil, err
-	}
-	own, err := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
-	if err != nil {
-		return nil, nil, err
-	}
-	peers, err := h.fifo(receiverDoorbell, unix.O_RDWR)
-	if err != nil {
-		return nil, nil, err
-	}
-	life, err := h.fifo(ofLane(number, livenessFile), unix.O_RDONLY)
-	if err != nil {
-		return nil, nil, err
+	m.Producer = h.segment(d.producer(number, true))
+	m.Data = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, true))
+	m.Consumer = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, false))
+	m.Receiver = h.segment(d.control("receiver", lane.MagicReceiver, false))
+	own := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
+	peers := h.fifo(receiverDoorbell, unix.O_RDWR)
+	life := h.fifo(ofLane(number, livenessFile), unix.O_RDONLY)
+	if h.err != nil {
+		return nil, nil, h.err
 	}
 	ownDoorbell, err := doorbell.NewFIFO(h.Claim(own))
 	if err != nil {
@@ -290,8 +289,8 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	h.Keep()
 	h.directory = nil
 	l := d.newLink(receiverLiveness, producer.Consumer, peers, ownDoorbell)
-	return &link.Outgoing{Lane: producer, Memory: m, Doorbell: ownDoorbell, Link: l}, &Role{Directory: d, lock: lock,
-		liveness: life}, nil
+	role := &Role{Directory: d, lock: lock, liveness: life}
+	return &link.Outgoing{Lane: producer, Memory: m, Doorbell: ownDoorbell, Link: l}, role, nil
 }
 
 // newLink returns the link to the process that holds a liveness file, now or later.
@@ -309,16 +308,11 @@ func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *mem
 	if h.lock, err = d.claimReceiver(ctx, isPatient); err != nil {
 		return nil, nil, nil, err
 	}
-	if page, err = h.Segment(d.control("receiver", lane.MagicReceiver, true)); err != nil {
-		return nil, nil, nil, err
-	}
-	own, err := h.fifo(receiverDoorbell, unix.O_RDWR)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	life, err := h.fifo(receiverLiveness, unix.O_RDONLY)
-	if err != nil {
-		return nil, nil, nil, err
+	page = h.segment(d.control("receiver", lane.MagicReceiver, true))
+	own := h.fifo(receiverDoorbell, unix.O_RDWR)
+	life := h.fifo(receiverLiveness, unix.O_RDONLY)
+	if h.err != nil {
+		return nil, nil, nil, h.err
 	}
 	if ownDoorbell, err = doorbell.NewFIFO(h.Claim(own)); err != nil {
 		return nil, nil, nil, err
@@ -332,20 +326,13 @@ func (d *Directory) OpenReceiver(ctx context.Context, isPatient bool) (page *mem
 func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own) (*link.Incoming, error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.GiveBack()
-	var err error
 	m := &memory.Lane{Receiver: page, SharesReceiver: true}
-	if m.Producer, err = h.Segment(d.producer(number, false)); err != nil {
-		return nil, err
-	}
-	if m.Data, err = h.Segment(d.segment(ofLane(number, "data"), d.header.capacity, false)); err != nil {
-		return nil, err
-	}
-	if m.Consumer, err = h.Segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true)); err != nil {
-		return nil, err
-	}
-	fifo, err := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
-	if err != nil {
-		return nil, err
+	m.Producer = h.segment(d.producer(number, false))
+	m.Data = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, false))
+	m.Consumer = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true))
+	fifo := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
+	if h.err != nil {
+		return nil, h.err
 	}
 	consumer, seen, err := lane.TakeOverConsumer(m.Segments(), d.header.bytesMax, uint32(os.Getpid()))
 	if err != nil {
