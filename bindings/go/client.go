@@ -104,7 +104,7 @@ const (
 	slotFree slotState = iota
 	slotWaiting
 	// No goroutine waits for it any more; the service still has it.
-	slotCancelled_
+	slotAbandoned
 )
 
 const (

@@ -341,20 +341,20 @@ func (c *Client) abandon(call *Call) {
 	} else if call.waiter != nil {
 		call.waiter.wakeUp()
 	}
-	place := c.slotFor(call.id)
-	if place == nil || place.call != call || c.isClosed() {
+	slot := c.slotFor(call.id)
+	if slot == nil || slot.call != call || c.isClosed() {
 		return
 	}
-	if place.link == nil {
+	if slot.link == nil {
 		// No service has it.
-		slot := calls.SlotOf(call.id)
-		c.unrouted = slices.DeleteFunc(c.unrouted, func(other uint32) bool { return other == slot })
-		c.freeSlot(place)
+		number := calls.SlotOf(call.id)
+		c.unrouted = slices.DeleteFunc(c.unrouted, func(other uint32) bool { return other == number })
+		c.freeSlot(slot)
 		c.wakeSpaceWaiters()
 		return
 	}
-	place.state, place.call = slotCancelled_, nil
-	link := place.link
+	slot.state, slot.call = slotAbandoned, nil
+	link := slot.link
 	if link.isBackpressured {
 		// The lane may be blocked by one of its parts.
 		c.wakeLeader()

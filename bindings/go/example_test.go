@@ -495,6 +495,47 @@ func ExampleSender_TrySend() {
 	// has room: true <nil>
 }
 
+// Descriptors travel with a message: here the end of a pipe, which the receiver then reads.
+func ExampleSender_SendFiles() {
+	events, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	receiver, err := pelton.Gather(events, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	sender, err := pelton.ConnectSender(ctx, events, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sender.Close()
+
+	output, input, err := os.Pipe()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := sender.SendFiles(ctx, []byte("a pipe"), output); err != nil {
+		log.Fatal(err)
+	}
+	output.Close() // the sender has a duplicate
+	fmt.Fprint(input, "through the pipe")
+	input.Close()
+
+	message, err := receiver.Receive(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer message.Release()
+	files := message.TakeFiles()
+	text, err := io.ReadAll(files[0])
+	fmt.Printf("%s: %s %v\n", message.Bytes(), text, err)
+	files[0].Close()
+	// Output:
+	// a pipe: through the pipe <nil>
+}
+
 // The receiver connects, and continues with another sender when the first is gone.
 func ExampleReceiver_Resume() {
 	events, remove := name()

@@ -83,12 +83,23 @@ func (s *Sender) trySendFiles(ctx context.Context, message []byte, seq uint32, f
 	if sent, err := s.trySendOwed(ctx); !sent || err != nil {
 		return false, err
 	}
-	if sent, err := s.out.Link.SendDescriptors(ctx, seq, fds); !sent || err != nil {
+	if sent, err := s.sendDescriptors(ctx, seq, fds); !sent || err != nil {
 		return false, err
 	}
 	copy(space, message)
 	s.commit(len(message))
 	return true, nil
+}
+
+// sendDescriptors returns false if it did not send them. Close ends its wait: either it finds the link here, or this
+// finds that the handle is closed. Close must not read s.out.Link, which Resume replaces.
+func (s *Sender) sendDescriptors(ctx context.Context, seq uint32, fds []int) (bool, error) {
+	s.sending.Store(s.out.Link)
+	defer s.sending.Store(nil)
+	if s.guard.IsClosing() {
+		return false, nil
+	}
+	return s.out.Link.SendDescriptors(ctx, seq, fds)
 }
 
 func (s *Sender) tryReserveWithFiles(bytes uint64, count uint32) ([]byte, bool, error) {
@@ -105,7 +116,7 @@ func (s *Sender) tryReserveWithFiles(bytes uint64, count uint32) ([]byte, bool, 
 func (s *Sender) trySendOwed(ctx context.Context) (bool, error) {
 	for s.unsent > 0 {
 		owed := s.sent[len(s.sent)-s.unsent]
-		if sent, err := s.out.Link.SendDescriptors(ctx, owed.seq, owed.fds); !sent || err != nil {
+		if sent, err := s.sendDescriptors(ctx, owed.seq, owed.fds); !sent || err != nil {
 			return false, err
 		}
 		s.unsent--

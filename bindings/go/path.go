@@ -14,8 +14,8 @@ import (
 )
 
 // openChannel opens the directory, or creates it, or waits until it exists.
-func openChannel(ctx context.Context, path string, o *Options, make bool) (*directory.Directory, error) {
-	if make {
+func openChannel(ctx context.Context, path string, o *Options, create bool) (*directory.Directory, error) {
+	if create {
 		makes, err := o.pathMakes()
 		if err != nil {
 			return nil, err
@@ -56,16 +56,16 @@ func OpenSender(ctx context.Context, directory string, options *Options) (*Sende
 	return pathSender(ctx, directory, options, false)
 }
 
-func pathSender(ctx context.Context, path string, options *Options, make bool) (*Sender, error) {
+func pathSender(ctx context.Context, path string, options *Options, create bool) (*Sender, error) {
 	o := options.orDefault()
 	for {
-		d, err := openChannel(ctx, path, &o, make)
+		d, err := openChannel(ctx, path, &o, create)
 		if err != nil {
 			return nil, err
 		}
 		out, role, err := d.OpenSender(ctx, o.Await)
 		// Removed meanwhile: there may be another by now.
-		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
+		if errors.Is(err, ErrNoChannel) && (create || o.Await) {
 			continue
 		}
 		if err != nil {
@@ -173,13 +173,13 @@ func OpenReceiver(ctx context.Context, directory string, options *Options) (*Rec
 	return pathReceiver(ctx, directory, options, false)
 }
 
-func pathReceiver(ctx context.Context, path string, options *Options, make bool) (*Receiver, error) {
+func pathReceiver(ctx context.Context, path string, options *Options, create bool) (*Receiver, error) {
 	o := options.orDefault()
 	if _, err := o.forReceiver(0); err != nil {
 		return nil, err
 	}
 	for {
-		d, err := openChannel(ctx, path, &o, make)
+		d, err := openChannel(ctx, path, &o, create)
 		if err != nil {
 			return nil, err
 		}
@@ -189,7 +189,7 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 		}
 		canBarrier := kernel.Membarrier()
 		page, ownDoorbell, role, err := d.OpenReceiver(ctx, o.Await)
-		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
+		if errors.Is(err, ErrNoChannel) && (create || o.Await) {
 			continue
 		}
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 
 	"pelton/internal/directory"
 	"pelton/internal/fail"
@@ -32,6 +33,8 @@ type Sender struct {
 	// has not got yet.
 	sent   []sentFiles
 	unsent int
+	// Set while descriptors are sent.
+	sending atomic.Pointer[link.Link]
 	// The condition of a wait.
 	wantedBytes   uint64
 	wantedFiles   uint32
@@ -50,7 +53,7 @@ func (s *Sender) enter() error {
 	}
 	if s.reserved >= 0 {
 		s.leave()
-		return fail.New(fail.ErrReserved, "room for a message of %d bytes is reserved: commit or abort it first",
+		return fail.New(fail.ErrReserved, "space for a message of %d bytes is reserved: commit or abort it first",
 			s.reserved)
 	}
 	return nil
@@ -76,11 +79,11 @@ func (s *Sender) Send(ctx context.Context, message []byte) error {
 		return err
 	}
 	defer s.leave()
-	room, err := s.room(ctx, len(message))
+	space, err := s.space(ctx, len(message))
 	if err != nil {
 		return err
 	}
-	copy(room, message)
+	copy(space, message)
 	s.commit(len(message))
 	return nil
 }
@@ -92,11 +95,11 @@ func (s *Sender) TrySend(message []byte) (bool, error) {
 		return false, err
 	}
 	defer s.leave()
-	room, ok, err := s.tryRoom(len(message))
+	space, ok, err := s.trySpace(len(message))
 	if err != nil || !ok {
 		return false, err
 	}
-	copy(room, message)
+	copy(space, message)
 	s.commit(len(message))
 	return true, nil
 }
@@ -132,13 +135,13 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 			break
 		}
 		// Space for one message of this size is enough for the batch.
-		if _, err := s.room(ctx, int(max(records, 8)-8)); err != nil {
+		if _, err := s.space(ctx, int(max(records, 8)-8)); err != nil {
 			return err
 		}
 	}
 	for _, message := range messages {
-		room, _ := s.out.Lane.BatchMessage(uint64(len(message)))
-		copy(room, message)
+		space, _ := s.out.Lane.BatchMessage(uint64(len(message)))
+		copy(space, message)
 	}
 	if s.out.Lane.CommitBatch() == lane.Ring {
 		s.out.Link.Ring()
@@ -154,13 +157,13 @@ func (s *Sender) Reserve(ctx context.Context, bytes int) ([]byte, error) {
 		return nil, err
 	}
 	defer s.leave()
-	room, err := s.room(ctx, bytes)
+	space, err := s.space(ctx, bytes)
 	if err != nil {
 		return nil, err
 	}
 	s.out.Memory.Retain()
 	s.reserved = bytes
-	return room, nil
+	return space, nil
 }
 
 // Commit sends the first bytes of the reserved space as a message. It does not wait.
@@ -205,11 +208,11 @@ func (s *Sender) finish(do func() error) error {
 }
 
 // space waits for free space.
-func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
+func (s *Sender) space(ctx context.Context, bytes int) ([]byte, error) {
 	for {
-		room, ok, err := s.tryRoom(bytes)
+		space, ok, err := s.trySpace(bytes)
 		if ok || err != nil {
-			return room, err
+			return space, err
 		}
 		s.out.Lane.CountWait()
 		s.wantedBytes, s.wantedFiles, s.untilReleased = uint64(bytes), 0, false
@@ -219,7 +222,7 @@ func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
 	}
 }
 
-func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
+func (s *Sender) trySpace(bytes int) ([]byte, bool, error) {
 	if bytes < 0 {
 		return nil, false, fail.New(fail.ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
 	}
@@ -231,20 +234,20 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 			return nil, false, err
 		}
 	}
-	room, ok, err := s.tryReserve(uint64(bytes))
+	space, ok, err := s.tryReserve(uint64(bytes))
 	if err == nil && !ok && s.role != nil {
 		err = s.usable()
 	}
-	return room, ok, err
+	return space, ok, err
 }
 
 // tryReserve reserves space, and allocates memory for it where that is needed.
 func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
 	s.window.Follow(s.out.Lane, s.out.Memory, s.role)
 	for {
-		room, ok, err := s.out.Lane.TryReserve(bytes, 0)
+		space, ok, err := s.out.Lane.TryReserve(bytes, 0)
 		if err == nil {
-			return room, ok, nil
+			return space, ok, nil
 		}
 		var unbacked *lane.Unbacked
 		if !errors.As(err, &unbacked) {
@@ -476,7 +479,9 @@ func (s *Sender) Close() error {
 		s.tearDown()
 	default:
 		s.out.Doorbell.Wake()
-		s.out.Link.InterruptSend()
+		if sending := s.sending.Load(); sending != nil {
+			sending.InterruptSend()
+		}
 	}
 	return nil
 }

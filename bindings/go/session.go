@@ -68,14 +68,14 @@ func clientGone() error {
 
 // begin opens a call. It returns false if the slot is in use.
 func (c *session) begin(id uint64) bool {
-	place := &c.calls[calls.SlotOf(id)]
+	slot := &c.calls[calls.SlotOf(id)]
 	// The client learns from the last reply that the slot is free, and that reply comes after the store.
-	if place.Load() != 0 {
+	if slot.Load() != 0 {
 		return false
 	}
 	c.mutex.Lock()
 	c.open++
-	place.Store(uint64(calls.GenerationOf(id))<<32 | slotOpen)
+	slot.Store(uint64(calls.GenerationOf(id))<<32 | slotOpen)
 	c.mutex.Unlock()
 	return true
 }
@@ -303,17 +303,17 @@ func (c *session) sendPart(ctx context.Context, h calls.Header, payload []byte) 
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	place := slices.IndexFunc(c.out.Queue, func(out calls.Queued) bool { return out.Part == waiting })
-	if place < 0 {
+	index := slices.IndexFunc(c.out.Queue, func(out calls.Queued) bool { return out.Part == waiting })
+	if index < 0 {
 		return waiting.Err
 	}
-	if out := &c.out.Queue[place]; out.Written > 0 {
+	if out := &c.out.Queue[index]; out.Written > 0 {
 		// A message that has begun must end. From a copy, because the bytes are the caller's.
 		out.Part, out.Bytes = nil, slices.Clone(out.Bytes)
 		// Kept in any case: a message in pieces cannot be withdrawn.
 		_ = c.kept.Grow(&out.Share, uint64(len(out.Bytes)))
 	} else {
-		c.out.Queue = slices.Delete(c.out.Queue, place, place+1)
+		c.out.Queue = slices.Delete(c.out.Queue, index, index+1)
 		// The goroutine that flushes may wait for space for it.
 		c.doorbell.Wake()
 	}

@@ -69,12 +69,8 @@ func (l *Link) SendDescriptors(ctx context.Context, seq uint32, fds []int) (bool
 	}
 }
 
-// InterruptSend ends a wait in SendDescriptors.
-func (l *Link) InterruptSend() {
-	if l.Socket != nil {
-		l.Socket.InterruptWrite()
-	}
-}
+// InterruptSend ends the present wait in SendDescriptors or the next one.
+func (l *Link) InterruptSend() { l.Socket.InterruptWrite() }
 
 // packetsMax limits the packets of descriptors for other messages than the requested one: far more than fit into a
 // socket.

@@ -131,11 +131,11 @@ func isSocket(path string) bool {
 }
 
 // ownDirectory reports whether path is a directory that no other user can enter; with make, it creates it.
-func (n Name) ownDirectory(path string, make bool) (bool, error) {
+func (n Name) ownDirectory(path string, create bool) (bool, error) {
 	wrong := func(format string, args ...any) (bool, error) {
 		return false, fail.New(fail.ErrName, "%q needs "+format, append([]any{n.text}, args...)...)
 	}
-	if make {
+	if create {
 		err := os.Mkdir(path, 0o700)
 		if path != n.base && errors.Is(err, fs.ErrNotExist) {
 			return false, errDirectoryGone
