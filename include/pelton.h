@@ -389,8 +389,8 @@ int pelton_release(void *handle);
  *   listener   Stops listening. Ends that it accepted stay open, and find their peers' successors under the name.
  *   senders    Senders made by it stay, but for threads' own when it is the last of its receiver. No other thread may be in a call with it.
  *   held       Releases the message; in any order, from any thread, at any time: also while the receiver is in use by another, and after it
- *              is closed (then close the receiver late: data of a closed receiver's messages is good only until its sender has found a
- *              successor).
+ *              is closed. Data stays good and unchanged until then. What a closed receiver holds is not released: its
+ *              successor receives it again. By path, a successor finds PELTON_ROLE_TAKEN until the last is closed.
  *   flush      Its receiver and its sink too. What the sink does not have counts as unreleased: pelton_flush_now before.
  *   appenders  Appenders made by it stay, but for threads' own. When it, or an appender, is the last that is closed, everything is handed
  *              to the sink and synced, and the sink closed: that waits as long as it takes, and an error would not be told: pelton_sync

@@ -535,7 +535,7 @@ fn append_by_pelton(place: &Path) -> Result<f64> {
     let path = place.join("log");
     let mut engine = Engine::new()?;
     let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
-    let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(1 << 20), Tail::of(file)?)?;
+    let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(1 << 20), Tail::new(file)?)?;
     let begun = Instant::now();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -691,7 +691,7 @@ fn piece(number: u64) -> Vec<u8> {
 fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<Longest> {
     use rustix::event::{PollFd, PollFlags, poll};
     let path = place.join("gigabyte");
-    let mut engine = options.open()?;
+    let mut engine = options.build()?;
     let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
     let (mut next, mut longest) = (0, Longest::default());
     // The buffers are created before, not by the loop.

@@ -190,7 +190,7 @@ fn to_a_service(place: &TestDir, mut program: Program) {
     let call = other.submit(b"another's").unwrap();
     let until = deadline();
     while other.try_completion().unwrap().is_none_or(|answer| {
-        assert!(answer.call() == call && *answer == *b"answer");
+        assert!(answer.call_id() == call && *answer == *b"answer");
         false
     }) {
         assert!(Instant::now() < until, "another client gets no reply");
@@ -304,6 +304,6 @@ fn check_completion(answer: Option<pelton::Completion<'_>>, calls: &mut Vec<pelt
     assert!(answer.len() as u64 <= BYTES_MAX);
     std::hint::black_box(answer.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
     if answer.outcome().is_final() {
-        calls.retain(|other| *other != answer.call());
+        calls.retain(|other| *other != answer.call_id());
     }
 }

@@ -39,7 +39,7 @@ fn serve_receiver(listener: Listener, survives: bool, place: &TestDir, program: 
             act_as_peer(&place.socket(), SENDER, program);
             Options::new().capacity(CAPACITY).connect_sender(&place.name()).and_then(|mut sender| {
                 sender.send(b"a good one")?;
-                sender.drain_until(deadline())
+                sender.wait_released_until(deadline())
             })
         });
         let mut receiver = match survivor {
@@ -83,13 +83,13 @@ fn serve_sender(listener: Listener, survives: bool, place: &TestDir, program: Pr
             // The sender may have detected the end already.
             Some(Err(error)) => panic!("{error}"),
             Some(Ok(mut sender)) => {
-                assert!(sender.drain_until(deadline()).is_err_and(|error| error.is_peer_died()));
+                assert!(sender.wait_released_until(deadline()).is_err_and(|error| error.is_peer_died()));
                 assert!(sender.resume_until(deadline()).unwrap());
                 sender
             }
         };
         // As in `serve_receiver`: an accepted peer has gone first.
-        let drained = sender.drain_until(deadline());
+        let drained = sender.wait_released_until(deadline());
         use_sender(&mut sender, "after a handshake");
         drop((sender, listener));
         if let Ok(received) = peers.join().unwrap() {

@@ -143,7 +143,7 @@ fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
                 });
                 assert_eq!(seqs.next(), Some(chunk.first_seq()));
                 assert_eq!(seqs.last().unwrap_or(chunk.first_seq()), chunk.last_seq());
-                assert_eq!(chunk.payloads().count(), chunk.messages() as usize);
+                assert_eq!(chunk.payloads().count(), chunk.message_count() as usize);
                 assert!(chunk.offset() + chunk.bytes().len() as u64 <= bytes);
                 found.push(Some((chunk.lane(), chunk.last_seq())));
             }

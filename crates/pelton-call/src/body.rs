@@ -25,7 +25,6 @@ impl Flag {
 }
 
 /// The bytes of a request, or of a reply.
-#[derive(Debug)]
 pub(crate) enum Body<'a> {
     /// In the lane, after the header.
     InPlace(Message<'a>),

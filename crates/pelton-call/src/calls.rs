@@ -1,6 +1,7 @@
 //! A client's calls that are in flight: each in a slot of its own until its final completion has come.
 
 use super::frame::{CALLS_MAX, generation_of, slot_of};
+use pelton_channel::{CallFailure, Error};
 
 /// Identifies a call: [`crate::Client::submit`] returns it, and [`crate::Completion`]s carry it. No two calls of a
 /// client have the same one within 2^32 calls; then one may come again, so do not keep that of a finished call for as
@@ -42,7 +43,33 @@ pub enum Loss {
     Returned,
 }
 
+impl Loss {
+    /// The error for a caller that awaits a call which was lost.
+    #[cold]
+    pub(crate) fn error(self) -> Error {
+        match self {
+            Loss::PeerDied => Error::PeerDied { unreleased: 0 },
+            Loss::Closed => Error::Closed { unreleased: 0 },
+            Loss::Corrupt => Error::Corrupt("the service broke the rules of calls".to_owned()),
+            Loss::Returned => {
+                Error::Refused("the service gave the call back, as it drains: ask its successor".to_owned())
+            }
+        }
+    }
+}
+
 impl Outcome {
+    /// The error that the outcome is, if it is one; `bytes` are the completion's.
+    #[doc(hidden)]
+    pub fn error(self, bytes: impl FnOnce() -> Vec<u8>) -> Option<Error> {
+        match self {
+            Outcome::Reply | Outcome::Part | Outcome::End => None,
+            Outcome::Failed(code) => Some(Error::CallFailed(CallFailure::new(code, bytes()))),
+            Outcome::Abandoned => Some(Error::CallAbandoned),
+            Outcome::Lost(loss) => Some(loss.error()),
+        }
+    }
+
     /// Whether it ends the call.
     pub fn is_final(self) -> bool {
         self != Outcome::Part

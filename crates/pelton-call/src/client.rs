@@ -11,8 +11,8 @@ use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::options::{Options, maker};
-use pelton_channel::raw::{Side, busy_poll, wait};
-use pelton_channel::{Armed, Deadline, Error, Result};
+use pelton_channel::raw::{Polled, Settings, Side, Waiter, busy_poll, in_call, wait};
+use pelton_channel::{Armed, Deadline, Error, Opening, Result, Sent};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Peer;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -68,13 +68,12 @@ use waiting::Waiting;
 /// let (one, two) = (client.submit(b"one")?, client.submit(b"two")?);
 /// for _ in 0..2 {
 ///     let answer = client.completion()?;
-///     assert_eq!(&*answer, if answer.call() == one { b"ONE" } else { assert_eq!(answer.call(), two); b"TWO" });
+///     assert_eq!(&*answer, if answer.call_id() == one { b"ONE" } else { assert_eq!(answer.call_id(), two); b"TWO" });
 /// }
 /// stopper.stop();
 /// # serving.join().unwrap()
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Client {
     pub(super) balancer: Balancer,
     calls: Calls,
@@ -87,7 +86,10 @@ pub struct Client {
     reply_bytes_max: u64,
     clock: Clock,
     busy_poll: Duration,
-    late: u64,
+    /// Messages and bytes submitted until the last busy-poll, and the mean size of the last of them.
+    sent: (u64, u64),
+    request_bytes: u64,
+    completions_dropped: u64,
 }
 
 /// A completion of a call. Dropping it releases its space; until then the client can do nothing else.
@@ -95,7 +97,6 @@ pub struct Client {
 /// Its bytes are in memory that the service wrote, unless they came in pieces or while something else was awaited. To
 /// read them in place, trust the service not to write after it has replied. [`Completion::copy_into`] is safe against
 /// any service.
-#[derive(Debug)]
 #[must_use = "check `outcome`: a failed call is a completion too"]
 pub struct Completion<'a> {
     pub(super) call: CallId,
@@ -107,13 +108,27 @@ pub struct Completion<'a> {
 
 impl Completion<'_> {
     /// Its call.
-    pub fn call(&self) -> CallId {
+    pub fn call_id(&self) -> CallId {
         self.call
     }
 
     /// What it means.
     pub fn outcome(&self) -> Outcome {
         self.outcome
+    }
+
+    /// The completion, unless its call has failed: [`Client::call`] returns `Ok` for that too.
+    ///
+    /// # Errors
+    /// [`Error::CallFailed`] with the service's code and bytes; [`Error::CallAbandoned`]; for a call that was lost,
+    /// [`Error::PeerDied`], [`Error::Closed`] or [`Error::Corrupt`], and [`Error::Refused`] if a draining service
+    /// returned it.
+    #[inline]
+    pub fn ok(self) -> Result<Self> {
+        match self.outcome.error(|| self.body.bytes().to_vec()) {
+            None => Ok(self),
+            Some(error) => Err(error),
+        }
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace.
@@ -135,8 +150,23 @@ impl std::ops::Deref for Completion<'_> {
     }
 }
 
+impl AsRef<[u8]> for Completion<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Completion<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion")
+            .field("call_id", &self.call)
+            .field("outcome", &self.outcome)
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// What a poll has found.
-#[derive(Debug)]
 enum Found {
     /// In the lane of replies of the connection of that index, next at the cursor.
     InPlace(Record, CallId, Outcome, usize),
@@ -190,24 +220,58 @@ impl Client {
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_with(name: &str, options: &Options<maker::Client>) -> Result<Client> {
-        let options = options.settings().of_link()?;
+        in_call(Client::open(name.to_owned(), options.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Client::connect_with`], but does not wait: the caller's event loop continues it. Under a short name it is
+    /// open once it has connected to one service.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_connect(name: &str, options: &Options<maker::Client>) -> Result<Opening<Client>> {
+        Opening::new(|waiter| Client::open(name.to_owned(), options.settings().clone(), waiter))
+    }
+
+    async fn open(name: String, options: Settings, waiter: Waiter) -> Result<Client> {
+        let options = options.of_link()?;
         options.checked_sizes()?;
         Ok(Client {
-            balancer: Balancer::connect(name, &options)?,
+            balancer: Balancer::connect(&name, &options, &waiter).await?,
             calls: Calls::default(),
             inbox: Inbox::default(),
             found: None,
             wanted: None,
             reply_bytes_max: options.call_bytes_max,
             clock: Clock::new(),
-            busy_poll: options.hold,
-            late: 0,
+            busy_poll: options.busy_poll,
+            sent: (0, 0),
+            request_bytes: 0,
+            completions_dropped: 0,
         })
     }
 
     /// Submits a request and awaits its completion. The [`Outcome`] says whether that is a reply, the first part of one
-    /// (then [`Client::completion_of`] returns the others), or a failure. Completions of other calls that come
-    /// meanwhile are stored.
+    /// (then [`Client::completion_of`] returns the others), or a failure by the service. That is `Ok` here:
+    /// [`Completion::ok`] turns it into an error. Completions of other calls that come meanwhile are stored.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # let name = format!("unix:{}/ok-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// let mut service = pelton::Service::listen(&name)?;
+    /// # let stopper = service.stopper();
+    /// // Usually another process:
+    /// let serving = std::thread::spawn(move || service.run(1, |request| _ = request.fail(7, b"not today")));
+    ///
+    /// let mut client = pelton::Client::connect(&name)?;
+    /// match client.call(b"now")?.ok() {
+    ///     Ok(reply) => println!("{} bytes", reply.len()),
+    ///     Err(pelton::Error::CallFailed(failure)) => assert_eq!(failure.code, 7),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # stopper.stop();
+    /// # serving.join().unwrap()
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Client::submit`] and [`Client::completion_of`]. The call has ended then, or is cancelled.
@@ -305,6 +369,13 @@ impl Client {
             Some(call) => Ok(Some(call)),
             None => self.submit_waiting(request, deadline, ns),
         }
+    }
+
+    /// As [`Client::try_submit`], with a deadline for the service.
+    #[doc(hidden)]
+    pub fn try_submit_by(&mut self, request: &[u8], deadline: Instant) -> Result<Option<CallId>> {
+        let ns = self.clock.ns_of(deadline);
+        self.submit_now(request, ns)
     }
 
     /// Reserves space for a request of `bytes`, to be written in place; `None` when there is none now, or 1,024 calls
@@ -435,7 +506,7 @@ impl Client {
     /// As [`Client::find`], of one call: its loss is an error.
     fn find_of(&mut self, call: CallId, deadline: Deadline) -> Result<Option<Found>> {
         match self.find(Condition::Of(call), deadline)? {
-            Some(Found::Owned(StoredCompletion { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
+            Some(Found::Owned(StoredCompletion { outcome: Outcome::Lost(loss), .. })) => Err(self.loss_error(loss)),
             found => Ok(found),
         }
     }
@@ -443,15 +514,10 @@ impl Client {
     /// The error for a caller that awaits a call which was lost.
     #[doc(hidden)]
     #[cold]
-    pub fn lost(&self, loss: Loss) -> Error {
+    pub fn loss_error(&self, loss: Loss) -> Error {
         match loss {
-            Loss::PeerDied => Error::PeerDied { unreleased: 0 },
-            Loss::Closed => Error::Closed { unreleased: 0 },
-            Loss::Corrupt => Error::Corrupt("the service broke the rules of calls".to_owned()),
             Loss::Returned if self.balancer.has_many() => self.balancer.no_listener(),
-            Loss::Returned => {
-                Error::Refused("the service gave the call back, as it drains: ask its successor".to_owned())
-            }
+            loss => loss.error(),
         }
     }
 
@@ -461,25 +527,26 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify(&mut self, message: &[u8]) -> Result<()> {
-        self.notify_waiting(message, Deadline::Never).map(|_| ())
+        self.notify_waiting(message, Deadline::Never).map(drop)
     }
 
-    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was sent. A message larger than the
-    /// lane's largest that the client has begun to write by then is sent all the same: see [`Client::try_notify`].
+    /// As [`Client::notify`], until `deadline`: [`Sent::TimedOut`] when it passes, and nothing was sent. A message
+    /// larger than the lane's largest that the client has begun to write by then is [`Sent::Sent`]: see
+    /// [`Client::try_notify`].
     ///
     /// # Errors
     /// As [`Client::submit`].
-    pub fn notify_until(&mut self, message: &[u8], deadline: impl Into<Deadline>) -> Result<bool> {
+    pub fn notify_until(&mut self, message: &[u8], deadline: impl Into<Deadline>) -> Result<Sent> {
         self.notify_waiting(message, deadline.into())
     }
 
-    fn notify_waiting(&mut self, message: &[u8], deadline: Deadline) -> Result<bool> {
+    fn notify_waiting(&mut self, message: &[u8], deadline: Deadline) -> Result<Sent> {
         let at = loop {
             if let Some(at) = self.notify_now(message)? {
                 break at;
             }
             if self.find(Condition::Space { bytes: message.len(), is_call: false }, deadline)?.is_none() {
-                return Ok(false);
+                return Ok(if deadline == Deadline::Now { Sent::Full } else { Sent::TimedOut });
             }
         };
         // No completion will come that the user could await. So all of a large message is in the lane before this
@@ -488,17 +555,17 @@ impl Client {
         if let Some(connection) = connection.filter(|connection| !connection.outbox.is_empty()) {
             self.find(Condition::Written(connection.number), deadline)?;
         }
-        Ok(true)
+        Ok(Sent::Sent)
     }
 
-    /// As [`Client::notify`], if there is space now; false otherwise. Never waits: a message larger than the lane's
-    /// largest is copied, and written as space comes, whenever this client is used. A service that ends, or drains, may
-    /// not have taken it.
+    /// As [`Client::notify`], if there is space now; [`Sent::Full`] otherwise. Never waits: a message larger than the
+    /// lane's largest is copied, and written as space comes, whenever this client is used. A service that ends, or
+    /// drains, may not have taken it.
     ///
     /// # Errors
     /// As [`Client::try_submit`].
-    pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
-        Ok(self.notify_now(message)?.is_some())
+    pub fn try_notify(&mut self, message: &[u8]) -> Result<Sent> {
+        Ok(if self.notify_now(message)?.is_some() { Sent::Sent } else { Sent::Full })
     }
 
     /// Cancels a call: the client returns none of its completions any more, and drops those that have come. The service
@@ -511,7 +578,7 @@ impl Client {
         self.balancer.check(0)?;
         self.store_found();
         let dropped = self.inbox.forget(call);
-        self.late += dropped as u64;
+        self.completions_dropped += dropped as u64;
         let number = match self.calls.state(call) {
             State::Awaited(number) => number,
             State::Unrouted(_) => {
@@ -559,7 +626,7 @@ impl Client {
 
     /// Services that this client uses at present: of a short name all processes that listen under it, as far as it has
     /// discovered them, and that do not drain; by `unix:PATH` one.
-    pub fn services(&self) -> usize {
+    pub fn service_count(&self) -> usize {
         self.balancer.usable().count()
     }
 
@@ -569,8 +636,8 @@ impl Client {
     }
 
     /// Completions of cancelled calls that came and were dropped.
-    pub fn late(&self) -> u64 {
-        self.late
+    pub fn completions_dropped(&self) -> u64 {
+        self.completions_dropped
     }
 
     /// How often this side has rung a doorbell: of a service that slept, or that waited for space. Of the services that
@@ -593,15 +660,13 @@ impl Client {
 
     /// For an event loop: asks that the descriptor become readable when a completion comes, when there is space for the
     /// message that found none at the last attempt, when a queued message can be written, or when a service leaves.
-    /// When it is ready, take completions, or submit again. It first polls for as long as [`Options::hold`] says, while
-    /// completions have lately come within that time.
+    /// When it is ready, take completions, or submit again. Does not wait; see [`Client::busy_poll`].
     ///
     /// # Errors
     /// As [`Client::try_completion`].
     pub fn arm(&mut self) -> Result<Armed> {
-        let most = if self.calls.awaited() > 0 { self.busy_poll } else { Duration::ZERO };
         let mut side = Waiting { client: self, condition: Condition::Any, wanted: None };
-        busy_poll(&mut side, most)?;
+        side.poll()?;
         // Of both lanes of all connections.
         side.client.balancer.doorbells.drain()?;
         side.wanted = side.client.wanted;
@@ -620,15 +685,42 @@ impl Client {
         Ok(Armed::waiting_if(armed))
     }
 
+    /// For an event loop, before [`Client::arm`]: polls for a completion for as long as [`Options::busy_poll`] says,
+    /// longer after large requests, and returns whether there is one. Polls for less if that was useless lately, and
+    /// only once if this process and the service have one processor, or no call is in flight. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Client::try_completion`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        let most = if self.calls.awaited() > 0 { self.busy_poll } else { Duration::ZERO };
+        let bytes = self.request_bytes();
+        busy_poll(&mut Waiting { client: self, condition: Condition::Any, wanted: None }, most, bytes)
+    }
+
+    /// The mean bytes of the messages submitted between the last two calls of this that found new ones.
+    fn request_bytes(&mut self) -> u64 {
+        let sent = |connection: &Connection| connection.outbox.sender.counters();
+        let sent = self.balancer.connections.iter().map(sent);
+        let (messages, bytes) = sent.fold((0u64, 0u64), |(messages, bytes), lane| {
+            (messages.wrapping_add(lane.messages), bytes.wrapping_add(lane.bytes))
+        });
+        // Fewer than before: a connection has ended.
+        if let Some(new @ 1..) = messages.checked_sub(self.sent.0) {
+            self.request_bytes = bytes.saturating_sub(self.sent.1) / new;
+        }
+        self.sent = (messages, bytes);
+        self.request_bytes
+    }
+
     /// Withdraws the wish for space of a message that found none.
     #[doc(hidden)]
-    pub fn forget_wanted_space(&mut self) {
+    pub fn cancel_wanted_space(&mut self) {
         self.wanted = None;
     }
 
     /// Whether a message is queued, for whose space [`Client::arm`] has to be called.
     #[doc(hidden)]
-    pub fn has_unwritten(&self) -> bool {
+    pub fn has_queued_messages(&self) -> bool {
         let Balancer { connections, unrouted, .. } = &self.balancer;
         connections.iter().any(|connection| !connection.outbox.is_empty()) || !unrouted.is_empty()
     }
@@ -706,6 +798,16 @@ fn not_in_flight() -> Error {
     Error::Refused("no such call is in flight: nothing would ever come of waiting".to_owned())
 }
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("peer", &self.peer())
+            .field("in_flight", &self.in_flight())
+            .field("service_count", &self.service_count())
+            .finish_non_exhaustive()
+    }
+}
+
 impl AsRawFd for Client {
     /// As [`AsFd`], for runtimes that take the number.
     fn as_raw_fd(&self) -> RawFd {
@@ -722,7 +824,6 @@ impl AsFd for Client {
 
 /// Reserved space for a request, to be written in place; see [`Client::try_reserve`]. Dropping it aborts: nothing is
 /// submitted.
-#[derive(Debug)]
 #[must_use = "dropping it aborts: nothing is submitted"]
 pub struct RequestReservation<'a> {
     pub(super) client: &'a mut Client,
@@ -781,5 +882,17 @@ impl std::ops::Deref for RequestReservation<'_> {
 impl std::ops::DerefMut for RequestReservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.client.balancer.connections[self.at].outbox.sender.body_mut(self.space)
+    }
+}
+
+impl AsRef<[u8]> for RequestReservation<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for RequestReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RequestReservation").field("bytes", &self.len()).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,6 @@ use std::collections::hash_map::Entry;
 use std::task::Waker;
 
 /// A completion in this process's own memory.
-#[derive(Debug)]
 pub struct StoredCompletion {
     /// Its call.
     pub call: CallId,
@@ -22,6 +21,16 @@ impl StoredCompletion {
     /// Its memory, also when it has no bytes.
     fn cost(&self) -> u64 {
         (self.bytes.len() + size_of::<StoredCompletion>()) as u64
+    }
+}
+
+impl std::fmt::Debug for StoredCompletion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoredCompletion")
+            .field("call", &self.call)
+            .field("outcome", &self.outcome)
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
     }
 }
 

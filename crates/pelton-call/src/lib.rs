@@ -44,5 +44,5 @@ mod tests;
 pub use calls::{CallId, Loss, Outcome};
 pub use client::{Client, Completion, RequestReservation};
 pub use request::Request;
-pub use responder::{Answering, ReplyReservation, Responder};
+pub use responder::{BorrowedResponder, ReplyReservation, Responder};
 pub use service::{Service, Stopper};

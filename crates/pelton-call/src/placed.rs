@@ -10,7 +10,6 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 /// Memory for one value at a time, of the size and alignment of a `T`. It never drops what is in it.
-#[derive(Debug)]
 pub(crate) struct Storage<T>(MaybeUninit<T>);
 
 /// Owns the value that it points at, in a [`Storage`] that is borrowed for `'a`.

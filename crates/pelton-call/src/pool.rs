@@ -39,16 +39,18 @@ impl Leader<'_> {
                 *buffer = bytes;
                 Ok(responder)
             }
-            None => Ok(self.service.receive()?.copy_out(buffer)),
+            None => Ok(self.service.receive()?.copy_into(buffer)),
         }
     }
 
-    /// Receives what has come, for the next free threads, and with it cancels and departures. It stops at
-    /// [`RECORDS_PER_POLL`] requests, or once they exceed the size of the largest request.
+    /// Receives what has come, for the next free threads, and with it cancels and departures. From
+    /// [`RECORDS_PER_POLL`] requests on, or once they exceed the size of the largest request, it takes no more of them.
     fn receive_ahead(&mut self, bytes_max: u64) {
-        while !self.is_over && self.ahead.len() < RECORDS_PER_POLL && self.ahead_bytes as u64 <= bytes_max {
+        while !self.is_over {
+            let is_full = self.ahead.len() >= RECORDS_PER_POLL || self.ahead_bytes as u64 > bytes_max;
+            let found = if is_full { self.service.try_receive_none() } else { self.service.try_receive() };
             // The thread that waits for a request gets the error.
-            let Ok(Some(request)) = self.service.try_receive() else { return };
+            let Ok(Some(request)) = found else { return };
             let (bytes, responder) = request.into_parts();
             self.ahead_bytes += bytes.len();
             self.ahead.push_back((bytes, responder));

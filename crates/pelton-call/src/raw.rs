@@ -5,7 +5,7 @@ use super::calls::{CallId, Outcome};
 use super::client::{Client, Completion, RequestReservation};
 pub use super::inbox::{Inbox, StoredCompletion};
 use super::request::Request;
-use super::responder::{Answering, ReplyReservation, Responder};
+use super::responder::{BorrowedResponder, ReplyReservation, Responder};
 use super::service::Service;
 use crate::body::Body;
 use crate::frame::HEADER_BYTES;
@@ -192,7 +192,7 @@ impl Request<'_> {
 }
 
 #[doc(hidden)]
-impl Answering<'_> {
+impl BorrowedResponder<'_> {
     /// Whether a reply of `bytes` is possible: what [`Responder::reply`] checks before it consumes the responder.
     ///
     /// # Errors

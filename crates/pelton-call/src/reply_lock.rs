@@ -12,8 +12,10 @@
 
 use pelton_os::{locked, wait_on};
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -41,9 +43,10 @@ pub(crate) struct Contents<T> {
 /// Access to the contents, with the lock or without.
 #[derive(Debug)]
 pub(crate) struct Guard<'a, T> {
-    contents: &'a mut Contents<T>,
-    /// After the contents: unlocked last.
+    /// No reference: a function that drops the guard would hold it while another thread already has the lock.
+    contents: NonNull<Contents<T>>,
     lock: Option<MutexGuard<'a, ()>>,
+    of_lock: PhantomData<&'a mut Contents<T>>,
 }
 
 impl<T> ReplyLock<T> {
@@ -56,16 +59,16 @@ impl<T> ReplyLock<T> {
     #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         match self.mutex.try_lock() {
-            Ok(lock) => Some(self.guard(lock)),
+            Ok(lock) => Some(self.guard(Some(lock))),
             // A thread that panicked while it wrote into a reservation has left nothing half changed.
-            Err(TryLockError::Poisoned(lock)) => Some(self.guard(lock.into_inner())),
+            Err(TryLockError::Poisoned(lock)) => Some(self.guard(Some(lock.into_inner()))),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
     /// Takes the lock. Waits for it.
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        self.guard(locked(&self.mutex))
+        self.guard(Some(locked(&self.mutex)))
     }
 
     /// Releases the lock until `condition` is notified, or `left` has passed, or spuriously, and takes it again. A
@@ -77,16 +80,16 @@ impl<T> ReplyLock<T> {
         left: Option<Duration>,
     ) -> Guard<'a, T> {
         match guard.lock {
-            Some(lock) => self.guard(wait_on(condition, &self.mutex, lock, left)),
+            Some(lock) => self.guard(Some(wait_on(condition, &self.mutex, lock, left))),
             None => self.lock(),
         }
     }
 
     #[inline(always)]
-    fn guard<'a>(&'a self, lock: MutexGuard<'a, ()>) -> Guard<'a, T> {
-        // SAFETY: this thread has the mutex until the guard ends. `unlocked` requires its caller to exclude other
-        // threads.
-        Guard { contents: unsafe { &mut *self.contents.get() }, lock: Some(lock) }
+    fn guard<'a>(&'a self, lock: Option<MutexGuard<'a, ()>>) -> Guard<'a, T> {
+        // SAFETY: the address of a field is not null.
+        let contents = unsafe { NonNull::new_unchecked(self.contents.get()) };
+        Guard { contents, lock, of_lock: PhantomData }
     }
 
     /// Access without the lock.
@@ -95,8 +98,7 @@ impl<T> ReplyLock<T> {
     /// No other thread can take the lock, and this one has no guard, until the result and what it keeps have ended.
     #[inline(always)]
     pub(crate) unsafe fn unlocked(&self) -> Guard<'_, T> {
-        // SAFETY: the caller guarantees that nobody else accesses the contents.
-        Guard { contents: unsafe { &mut *self.contents.get() }, lock: None }
+        self.guard(None)
     }
 
     /// The contents, for a thread that has kept a guard ([`Guard::keep`]): until it takes the guard, it may dereference
@@ -115,12 +117,13 @@ impl<'a, T> Guard<'a, T> {
     /// Ends the borrow, and keeps the lock until [`Contents::take_kept`].
     #[inline(always)]
     pub(crate) fn keep(self) {
-        let Guard { contents, lock } = self;
+        let Guard { mut contents, lock, of_lock: _ } = self;
         // SAFETY: only the lifetime changes. The guard lies in the same allocation as its mutex, and is never dropped
         // there: either `take_kept` moves it out, with the lifetime of a borrow of this lock, or it is leaked with the
         // reservation.
         let lock = lock.map(|lock| unsafe { std::mem::transmute::<MutexGuard<'a, ()>, MutexGuard<'static, ()>>(lock) });
-        contents.kept = ManuallyDrop::new(lock);
+        // SAFETY: as in `deref_mut`; `kept` will have the lock.
+        unsafe { contents.as_mut() }.kept = ManuallyDrop::new(lock);
     }
 }
 
@@ -157,13 +160,16 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        self.contents
+        // SAFETY: while this lives, its thread has the mutex, or `unlocked`'s caller excludes other threads. The
+        // reference borrows this guard.
+        unsafe { self.contents.as_ref() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        self.contents
+        // SAFETY: as in `deref`, and this guard is borrowed uniquely.
+        unsafe { self.contents.as_mut() }
     }
 }

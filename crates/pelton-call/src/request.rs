@@ -2,7 +2,7 @@
 
 use super::frame::{Header, Kind};
 use super::placed::{Placed, Storage};
-use super::responder::{Answering, Responder};
+use super::responder::{BorrowedResponder, Responder};
 use crate::body::Body;
 use pelton_channel::Result;
 use pelton_os::Peer;
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// A client's request, or its notification.
 ///
 /// Its bytes are in memory that the client wrote, unless they came in pieces or [`crate::Service::run`] copied them. To
-/// read them in place, trust the client not to write after it has submitted. [`Request::copy_out`] is safe against any
+/// read them in place, trust the client not to write after it has submitted. [`Request::copy_into`] is safe against any
 /// client.
 ///
 /// It is one pointer, however much belongs to it: moving it costs as much as moving a number.
@@ -23,14 +23,12 @@ pub struct Request<'a> {
 /// What belongs to a request. It stays where it was written until it is over: a wide load of it just after stores of
 /// single words cannot be forwarded. It stalls until the store buffer drains, which waits for the cache lines of the
 /// reply before, and the client has those (`docs/decisions/0023`).
-#[derive(Debug)]
 pub(super) struct Contents<'a> {
     pub(super) body: Body<'a>,
-    pub(super) responder: Answering<'a>,
+    pub(super) responder: BorrowedResponder<'a>,
 }
 
 /// Where a request is while it lives. A service has one, and each thread of a pool another.
-#[derive(Debug)]
 pub(super) struct RequestStorage(Storage<Contents<'static>>);
 
 impl RequestStorage {
@@ -39,7 +37,7 @@ impl RequestStorage {
     }
 
     #[inline(always)]
-    pub(super) fn put<'a>(&'a mut self, body: Body<'a>, responder: Answering<'a>) -> Request<'a> {
+    pub(super) fn put<'a>(&'a mut self, body: Body<'a>, responder: BorrowedResponder<'a>) -> Request<'a> {
         Request { contents: self.0.put(Contents { body, responder }) }
     }
 }
@@ -52,7 +50,7 @@ impl<'a> Request<'a> {
 
     /// The body and the responder, out of their storage.
     #[inline(always)]
-    pub(super) fn into_halves(self) -> (Body<'a>, Answering<'a>) {
+    pub(super) fn into_halves(self) -> (Body<'a>, BorrowedResponder<'a>) {
         let Contents { body, responder } = self.contents.into_inner();
         (body, responder)
     }
@@ -85,7 +83,7 @@ impl<'a> Request<'a> {
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace, releases them, and returns the responder.
-    pub fn copy_out(self, buffer: &mut Vec<u8>) -> Responder {
+    pub fn copy_into(self, buffer: &mut Vec<u8>) -> Responder {
         self.contents().body.copy_into(buffer);
         self.into_responder()
     }
@@ -98,7 +96,7 @@ impl<'a> Request<'a> {
 
     /// The bytes and the responder side by side: to write a reply in place while the request is read.
     #[inline]
-    pub fn split(&mut self) -> (&[u8], &mut Answering<'a>) {
+    pub fn split(&mut self) -> (&[u8], &mut BorrowedResponder<'a>) {
         let Contents { body, responder } = &mut *self.contents;
         (body.bytes(), responder)
     }
@@ -133,8 +131,18 @@ impl std::ops::Deref for Request<'_> {
     }
 }
 
+impl AsRef<[u8]> for Request<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl std::fmt::Debug for Request<'_> {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.contents().fmt(formatter)
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request")
+            .field("peer", &self.peer())
+            .field("is_notification", &self.is_notification())
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
     }
 }

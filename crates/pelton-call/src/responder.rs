@@ -17,20 +17,19 @@ use std::time::Instant;
 /// Replies to one request. Dropped without a reply, it abandons the call, and the client's completion says so.
 ///
 /// With its request ([`crate::Request::split`]) it is borrowed until the service is used again. It replies without a
-/// lock as long as no [`Responder`] of the same client is detached from its request.
-#[derive(Debug)]
+/// lock as long as no [`Responder`], which borrows nothing, of the same client exists.
 #[must_use = "dropping it abandons the call"]
-pub struct Answering<'a> {
+pub struct BorrowedResponder<'a> {
     pub(super) session: SessionRef<'a>,
     pub(super) id: u64,
     pub(super) deadline: u64,
     pub(super) is_answered: Flag,
 }
 
-/// Replies to one request at any time, on any thread.
-pub type Responder = Answering<'static>;
+/// Replies to one request at any time, on any thread: a responder that borrows nothing.
+pub type Responder = BorrowedResponder<'static>;
 
-impl Answering<'_> {
+impl BorrowedResponder<'_> {
     /// Replies; after parts, with the last of them. Does not wait: a reply for which the client has no space is kept
     /// until it has.
     ///
@@ -89,21 +88,22 @@ impl Answering<'_> {
 
     /// Reserves space for a reply, or a part of it, of `bytes`, to be written in place; `None` when there is none now:
     /// reply with a copy then. Write it without delay: meanwhile every other reply to this client waits, and one from
-    /// this thread is refused. Never waits for the client.
+    /// this thread is refused. Never waits for the client. A reservation that is leaked (`mem::forget`) ends when its
+    /// responder is next used, or dropped: do that on the same thread.
     ///
     /// # Errors
     /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes.
     #[inline(always)]
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyReservation<'_>>> {
         self.check(bytes)?;
-        let is_reserved = self.session.reserve_fast(bytes) || self.session.reserve_slow(bytes)?;
+        let is_reserved = self.session.reserve_fast(bytes) || self.session.reserve_slow(self.id, bytes)?;
         Ok(if is_reserved { Some(self.reservation()) } else { None })
     }
 
     /// The reservation that this has just made.
     #[inline(always)]
     pub(super) fn reservation(&mut self) -> ReplyReservation<'_> {
-        ReplyReservation { answering: NonNull::from(self).cast(), borrow: PhantomData }
+        ReplyReservation { responder: NonNull::from(self).cast(), borrow: PhantomData }
     }
 
     /// The client's process.
@@ -131,7 +131,7 @@ impl Answering<'_> {
         let is_answered = self.is_answered;
         // What remains abandons nothing.
         self.is_answered = Flag::Yes;
-        Answering { session: self.session.detach(), id: self.id, deadline: self.deadline, is_answered }
+        BorrowedResponder { session: self.session.detach(), id: self.id, deadline: self.deadline, is_answered }
     }
 
     #[inline(always)]
@@ -160,7 +160,13 @@ impl Answering<'_> {
     }
 }
 
-impl Drop for Answering<'_> {
+impl std::fmt::Debug for BorrowedResponder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Responder").field("peer", &self.peer()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for BorrowedResponder<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.is_answered.is_set() {
@@ -169,7 +175,7 @@ impl Drop for Answering<'_> {
     }
 }
 
-impl Answering<'_> {
+impl BorrowedResponder<'_> {
     #[cold]
     #[inline(never)]
     fn abandon(&mut self) {
@@ -180,33 +186,41 @@ impl Answering<'_> {
 
 /// Reserved space for a reply, to be written in place; see [`Responder::try_reserve`]. Dropping it aborts: nothing is
 /// sent. It stays on its thread.
-#[derive(Debug)]
 #[must_use = "dropping it aborts: nothing is sent"]
 pub struct ReplyReservation<'a> {
     /// Borrowed for `'a`, and by that the way to the client, which has the space. One pointer: `docs/decisions/0023`.
-    answering: NonNull<Answering<'static>>,
+    responder: NonNull<BorrowedResponder<'static>>,
     borrow: PhantomData<&'a mut ()>,
 }
 
 impl ReplyReservation<'_> {
     #[inline(always)]
-    fn answering(&self) -> &Answering<'_> {
-        // SAFETY: `Answering::reservation` borrowed the `Answering` uniquely for as long as this reservation lives. The
-        // reference returned here ends earlier.
-        unsafe { self.answering.as_ref() }
+    fn responder(&self) -> &BorrowedResponder<'_> {
+        // SAFETY: `BorrowedResponder::reservation` borrowed the responder uniquely for as long as this reservation
+        // lives. The reference returned here ends earlier.
+        unsafe { self.responder.as_ref() }
     }
 
     #[inline(always)]
     fn path(&self) -> &Contents<ReplyPath> {
         // SAFETY: `SessionRef::reserve_fast` or `reserve_slow` kept the guard, so this reservation alone accesses the
         // contents. It borrows this reservation.
-        unsafe { &*self.answering().session.replies.kept() }
+        unsafe { &*self.responder().session.replies.kept() }
     }
 
     #[inline(always)]
     fn path_mut(&mut self) -> &mut Contents<ReplyPath> {
         // SAFETY: as in `path`, and this reservation is borrowed uniquely.
-        unsafe { &mut *self.answering().session.replies.kept() }
+        unsafe { &mut *self.responder().session.replies.kept() }
+    }
+
+    /// Replies with all of the space, and ends the call. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; nothing is sent then.
+    pub fn reply(self) -> Result<()> {
+        let bytes = self.len();
+        self.reply_bytes(bytes)
     }
 
     /// Replies with the first `bytes` of the space, and ends the call. Does not wait.
@@ -214,31 +228,40 @@ impl ReplyReservation<'_> {
     /// # Errors
     /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then.
     #[inline(always)]
-    pub fn reply(mut self, bytes: usize) -> Result<()> {
+    pub fn reply_bytes(mut self, bytes: usize) -> Result<()> {
         self.publish(Kind::Reply, bytes)?;
-        // SAFETY: as in `answering`, and this reservation has no other reference to it now.
-        unsafe { self.answering.as_mut() }.is_answered = Flag::Yes;
+        // SAFETY: as in `responder`, and this reservation has no other reference to it now.
+        unsafe { self.responder.as_mut() }.is_answered = Flag::Yes;
         Ok(())
+    }
+
+    /// Sends all of the space as a part of the reply. Does not wait.
+    ///
+    /// # Errors
+    /// As [`ReplyReservation::reply`].
+    pub fn part(self) -> Result<()> {
+        let bytes = self.len();
+        self.part_bytes(bytes)
     }
 
     /// Sends the first `bytes` of the space as a part of the reply. Does not wait.
     ///
     /// # Errors
-    /// As [`ReplyReservation::reply`].
-    pub fn part(mut self, bytes: usize) -> Result<()> {
+    /// As [`ReplyReservation::reply_bytes`].
+    pub fn part_bytes(mut self, bytes: usize) -> Result<()> {
         self.publish(Kind::Part, bytes)
     }
 
     #[inline(always)]
     fn publish(&mut self, kind: Kind, bytes: usize) -> Result<()> {
-        let id = self.answering().id;
+        let id = self.responder().id;
         let space = self.path().reserved();
         if bytes > space.bytes as usize - HEADER_BYTES {
             let bytes_max = space.bytes - HEADER_BYTES as u64;
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max });
         }
         if kind.is_final() {
-            self.answering().session.end(id);
+            self.responder().session.end(id);
         }
         self.path_mut().outbox.sender.publish_body(space, Header::new(kind, id).words(), bytes)
     }
@@ -262,12 +285,24 @@ impl std::ops::DerefMut for ReplyReservation<'_> {
     }
 }
 
+impl AsRef<[u8]> for ReplyReservation<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for ReplyReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReplyReservation").field("bytes", &self.len()).finish_non_exhaustive()
+    }
+}
+
 impl Drop for ReplyReservation<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Rarely anything is to be released or notified. A dropped reservation too has ended the announcement of a
         // sleep. In a forked child either this test is still correct, or `release` detects the fork.
-        if self.path().is_watched() || self.answering().session.shared.is_draining.load(Relaxed) {
+        if self.path().is_watched() || self.responder().session.shared.is_draining.load(Relaxed) {
             self.release();
         }
     }
@@ -277,7 +312,7 @@ impl ReplyReservation<'_> {
     #[cold]
     #[inline(never)]
     fn release(&mut self) {
-        let session = &self.answering().session;
+        let session = &self.responder().session;
         // SAFETY: as in `path_mut`; no other reference to the contents lives.
         let lock = unsafe { &mut *session.replies.kept() }.take_kept();
         // The others wait in the parent process. Here the doorbell is closed, and its number may be another

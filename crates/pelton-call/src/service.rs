@@ -8,12 +8,12 @@
 use super::Responder;
 use super::frame::{Assembly, By, HEADER_BYTES, Header, Kind};
 use super::request::{Request, RequestStorage};
-use super::responder::Answering;
+use super::responder::BorrowedResponder;
 use super::session::{ServiceShared, Session};
 use super::sessions::{SessionSlot, Sessions};
 use crate::body::{Body, Flag, RECORDS_PER_POLL};
 use pelton_channel::options::{Options, maker};
-use pelton_channel::raw::{Item, Replies, Settings, Side, Spin, gather_with, wait};
+use pelton_channel::raw::{BUSY_POLL, Item, Polled, Replies, Settings, Side, Spin, busy_poll, gather_with, wait};
 use pelton_channel::{Armed, Deadline, Error, Listener, Receiver, Result};
 use pelton_lane::Record;
 use pelton_os::{LocalWake, Ready, locked};
@@ -26,7 +26,7 @@ use std::time::Instant;
 /// at a time takes requests; any thread may reply.
 ///
 /// The user's own loop takes requests by [`Service::receive`], round-robin from all clients, or [`Service::run`] does
-/// it with a pool of threads. Each request is answered once, by its [`Answering`].
+/// it with a pool of threads. Each request is answered once, by its [`BorrowedResponder`].
 ///
 /// Dropping it closes: all calls in flight fail with [`Error::Closed`] at their clients.
 ///
@@ -47,7 +47,6 @@ use std::time::Instant;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Service {
     pub(super) requests: Receiver,
     /// After the receiver: a client then finds the lane of requests closed before its replies.
@@ -63,12 +62,13 @@ pub struct Service {
     /// does not say whose it is.
     found: Option<Found>,
     corrupt: u64,
+    /// Lanes are paused because the user takes no requests: see [`Service::try_receive_none`].
+    is_full: bool,
     /// The drain has begun, and the clients have been notified.
     is_draining: bool,
 }
 
 /// A request that a poll has found in the current lane.
-#[derive(Debug)]
 enum Found {
     InPlace(Record, Header),
     Owned(Vec<u8>, Header),
@@ -107,7 +107,8 @@ impl Service {
         let null_wake = Arc::new(LocalWake::new().map_err(Error::system("making an eventfd"))?);
         let replies =
             Replies { options: options.clone(), bytes_max: options.call_bytes_max, null_wake: null_wake.clone() };
-        let requests = gather_with(&Settings { announces: true, ..options.clone() }, Some(listener), Some(replies))?;
+        let requests =
+            gather_with(&Settings { membership_events: true, ..options.clone() }, Some(listener), Some(replies))?;
         let shared = Arc::new(ServiceShared::new(options, &requests, null_wake)?);
         Ok(Service {
             requests,
@@ -118,6 +119,7 @@ impl Service {
             storage: RequestStorage::new(),
             found: None,
             corrupt: 0,
+            is_full: false,
             is_draining: false,
         })
     }
@@ -192,6 +194,17 @@ impl Service {
         self.receive_slow(deadline.into())
     }
 
+    /// As [`Service::try_receive`], for a user that takes no requests now: writes replies that wait, takes cancels and
+    /// departures, and pauses each lane whose next message is for the user. [`Service::arm`] ignores those lanes until
+    /// requests are taken again. Returns only a notification of a client that has left, whose lane cannot pause.
+    ///
+    /// # Errors
+    /// As [`Service::receive`].
+    #[doc(hidden)]
+    pub fn try_receive_none(&mut self) -> Result<Option<Request<'_>>> {
+        Ok(self.find_now(false)?.map(|found| self.give(found)))
+    }
+
     pub(super) fn shared(&self) -> &Arc<ServiceShared> {
         &self.shared
     }
@@ -220,6 +233,15 @@ impl Service {
         Ok(Armed::waiting_if(armed))
     }
 
+    /// For an event loop, before [`Service::arm`]: polls for a request for some microseconds, and returns whether there
+    /// is one. Otherwise as [`Receiver::busy_poll`].
+    ///
+    /// # Errors
+    /// As [`Service::receive`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        busy_poll(self, BUSY_POLL, 0)
+    }
+
     /// Withdraws [`Service::arm`].
     pub fn disarm(&mut self) {
         self.requests.disarm();
@@ -232,7 +254,7 @@ impl Service {
     }
 
     /// Replies to clients that had left.
-    pub fn dropped(&self) -> u64 {
+    pub fn replies_dropped(&self) -> u64 {
         self.shared.dropped.load(Relaxed)
     }
 
@@ -258,7 +280,7 @@ impl Service {
         // lives.
         let session = unsafe { slot.session.lend() };
         let body = Body::InPlace(requests.message(record));
-        storage.put(body, Answering { session, id, deadline, is_answered: Flag::No })
+        storage.put(body, BorrowedResponder { session, id, deadline, is_answered: Flag::No })
     }
 
     #[cold]
@@ -268,12 +290,12 @@ impl Service {
     }
 
     fn find(&mut self, deadline: Deadline) -> Result<Option<Found>> {
-        if let Some(found) = self.find_now()? {
+        if let Some(found) = self.find_now(true)? {
             return Ok(Some(found));
         }
         let Some(deadline) = deadline.until() else { return Ok(None) };
         while wait(self, deadline)? {
-            if let Some(found) = self.find_now()? {
+            if let Some(found) = self.find_now(true)? {
                 return Ok(Some(found));
             }
         }
@@ -290,13 +312,17 @@ impl Service {
             Found::Owned(bytes, header) => (Body::Owned(bytes), header),
         };
         let is_answered = if header.kind == Kind::Notify { Flag::Yes } else { Flag::No };
-        storage.put(body, Answering { session, id: header.id, deadline: header.deadline, is_answered })
+        storage.put(body, BorrowedResponder { session, id: header.id, deadline: header.deadline, is_answered })
     }
 
-    /// The next request, if there is one now.
-    fn find_now(&mut self) -> Result<Option<Found>> {
+    /// The next request, if there is one now and the user takes it.
+    fn find_now(&mut self, takes: bool) -> Result<Option<Found>> {
         if self.found.is_some() {
             return Ok(self.found.take());
+        }
+        if takes && std::mem::take(&mut self.is_full) {
+            self.paused.iter().for_each(|session| session.set_full(false));
+            self.poll_sessions()?;
         }
         for _ in 0..RECORDS_PER_POLL {
             if !self.polled.is_empty() || self.shared.notified.is_set() {
@@ -319,6 +345,9 @@ impl Service {
                 Some(words) => Header::read(words, record.bytes - HEADER_BYTES as u64, By::Client),
                 None => Err("length"),
             };
+            if !takes && read.is_ok_and(|header| self.pause_before(header)) {
+                continue;
+            }
             match read.and_then(|header| self.sort(&record, header)) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
@@ -330,6 +359,25 @@ impl Service {
             }
         }
         Ok(None)
+    }
+
+    /// Pauses the current lane if its next record, of this header, is for a user that takes nothing now. Returns
+    /// whether it does.
+    fn pause_before(&mut self, header: Header) -> bool {
+        let is_for_user = match header.kind {
+            Kind::Request => !self.is_draining,
+            kind => kind == Kind::Notify,
+        };
+        if !is_for_user || self.requests.is_sender_gone() {
+            return false;
+        }
+        let Some(slot) = self.current() else { return false };
+        let session = Arc::clone(&slot.session);
+        session.set_full(true);
+        self.is_full = true;
+        self.sessions.update_pause(&session, &mut self.requests);
+        add(&mut self.paused, session);
+        true
     }
 
     /// Returns the record if it is a whole message for the user; releases it otherwise. An error is the rule that the
@@ -446,9 +494,11 @@ impl Service {
     /// have been notified of their end.
     #[cold]
     fn drain(&mut self, changed: &mut Vec<Arc<Session>>) -> bool {
-        if !std::mem::replace(&mut self.is_draining, true) {
+        if !self.is_draining {
             self.requests.stop_listening();
+            // Before `is_draining`: it would notify the new clients, and the loop below notifies all of them.
             self.add_clients();
+            self.is_draining = true;
             for slot in self.sessions.iter() {
                 slot.session.begin_drain();
                 add(&mut self.polled, Arc::clone(&slot.session));
@@ -490,6 +540,12 @@ impl AsRawFd for Service {
     }
 }
 
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("is_draining", &self.is_draining).finish_non_exhaustive()
+    }
+}
+
 impl AsFd for Service {
     /// The descriptor for an event loop: see [`Service::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -498,10 +554,10 @@ impl AsFd for Service {
 }
 
 /// A service that waits: for requests as any receiver does, and for space for queued replies.
-impl Side for Service {
+impl Polled for Service {
     fn poll(&mut self) -> Result<bool> {
         if self.found.is_none() {
-            self.found = self.find_now()?;
+            self.found = self.find_now(true)?;
         }
         Ok(self.found.is_some())
     }
@@ -510,6 +566,12 @@ impl Side for Service {
         self.requests.has_messages() || self.shared.notified.is_set()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        Polled::spin(&mut self.requests)
+    }
+}
+
+impl Side for Service {
     fn arm(&mut self) -> Result<bool> {
         if !Side::arm(&mut self.requests)? {
             return Ok(false);
@@ -545,10 +607,6 @@ impl Side for Service {
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         Side::is_peer_known_gone(&mut self.requests)
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        Side::spin(&mut self.requests)
     }
 }
 

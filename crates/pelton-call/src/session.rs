@@ -114,6 +114,8 @@ const BACKPRESSURED: u32 = 1;
 const DEFERRED: u32 = 2;
 /// DRAINED has been written: the service takes nothing more.
 const DRAINED: u32 = 4;
+/// The user takes no requests, and the next message of the lane is for it.
+const FULL: u32 = 8;
 /// Once for each thread that waits for space for a part: another request of this client could make one more thread
 /// wait.
 const WAITING: u32 = 1 << 8;
@@ -213,6 +215,14 @@ impl Session {
     /// Whether the loop should take none of its requests now.
     pub(super) fn is_paused(&self) -> bool {
         self.pauses.load(Relaxed) != 0
+    }
+
+    /// For the loop: the user takes no requests now, or takes them again.
+    pub(super) fn set_full(&self, is_full: bool) {
+        match is_full {
+            true => self.pauses.fetch_or(FULL, Relaxed),
+            false => self.pauses.fetch_and(!FULL, Relaxed),
+        };
     }
 
     /// Whether replies wait for space, or for the loop.
@@ -583,13 +593,14 @@ impl Session {
 }
 
 thread_local! {
-    /// The session whose lock this thread has for a reservation, and in which process.
-    static RESERVED_OF: Cell<Option<(usize, Owner)>> = const { Cell::new(None) };
+    /// The session whose lock this thread has for a reservation, the reservation's call, and in which process.
+    static RESERVED_OF: Cell<Option<(usize, u64, Owner)>> = const { Cell::new(None) };
 }
 
-/// The session for which this thread has a reservation under the lock. A child that was forked meanwhile has none.
-fn reserved_of() -> Option<usize> {
-    RESERVED_OF.get().filter(|(_, owner)| !owner.is_forked()).map(|(session, _)| session)
+/// The session and the call for which this thread has a reservation under the lock. A child that was forked meanwhile
+/// has none.
+fn reserved_of() -> Option<(usize, u64)> {
+    RESERVED_OF.get().filter(|(.., owner)| !owner.is_forked()).map(|(session, call, _)| (session, call))
 }
 
 /// Whether this thread has a reservation under a session's lock.
@@ -604,12 +615,28 @@ pub(super) fn forget_reservation() {
 
 impl Session {
     /// This thread has a reservation under this session's lock from now on.
-    pub(super) fn note_reservation(&self) {
-        RESERVED_OF.set(Some((std::ptr::from_ref(self) as usize, self.owner)));
+    pub(super) fn note_reservation(&self, call: u64) {
+        RESERVED_OF.set(Some((std::ptr::from_ref(self) as usize, call, self.owner)));
     }
 
     pub(super) fn is_reserved_here(&self) -> bool {
-        reserved_of() == Some(std::ptr::from_ref(self) as usize)
+        reserved_of().is_some_and(|(session, _)| session == std::ptr::from_ref(self) as usize)
+    }
+
+    /// Whether this thread has a reservation, and so must not wait for this session's lock to reply to that call. If it
+    /// has leaked a reservation of the same call, which would borrow the responder that the caller uses, this ends it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn must_not_wait(&self, call: u64) -> bool {
+        let reserved = reserved_of();
+        if reserved != Some((std::ptr::from_ref(self) as usize, call)) {
+            return reserved.is_some();
+        }
+        forget_reservation();
+        // SAFETY: this thread has kept the guard, and the reservation that alone used the contents is leaked.
+        let lock = unsafe { &mut *self.replies.kept() }.take_kept();
+        drop(lock);
+        false
     }
 }
 

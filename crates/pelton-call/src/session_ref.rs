@@ -103,12 +103,12 @@ impl<'a> SessionRef<'a> {
         is_exclusive.then(|| unsafe { self.replies.unlocked() })
     }
 
-    /// The way to the client. Waits while another thread replies to it.
-    pub(super) fn lock(&self) -> Result<ReplyGuard<'_>> {
+    /// The way to the client, for a reply to that call. Waits while another thread replies to it.
+    pub(super) fn lock(&self, call: u64) -> Result<ReplyGuard<'_>> {
         match self.try_exclusive()? {
             Some(path) => Ok(path),
             // Deadlock otherwise: the lock's holder may itself wait for the lock that this thread's reservation keeps.
-            None if has_reservation() => Err(reservation_is_held()),
+            None if self.must_not_wait(call) => Err(reservation_is_held()),
             None => Ok(self.replies.lock()),
         }
     }
@@ -138,11 +138,10 @@ impl<'a> SessionRef<'a> {
     /// Reserves space for a reply in place, if there is some now.
     #[cold]
     #[inline(never)]
-    pub(super) fn reserve_slow(&self, bytes: usize) -> Result<bool> {
+    pub(super) fn reserve_slow(&self, call: u64, bytes: usize) -> Result<bool> {
         let mut path = match self.exclusive() {
             Some(path) => path,
-            None if has_reservation() => return Err(reservation_is_held()),
-            None => self.lock()?,
+            None => self.lock(call)?,
         };
         if !path.outbox.is_empty() || self.has_deferred() {
             self.flush(&mut path)?;
@@ -153,7 +152,7 @@ impl<'a> SessionRef<'a> {
         let reserved = path.outbox.sender.try_reserve_body(bytes).map_err(|error| self.count_dropped(error))?;
         let Some(space) = reserved else { return Ok(false) };
         if path.is_locked() {
-            self.note_reservation();
+            self.note_reservation(call);
         }
         path.keep_for(space);
         Ok(true)
@@ -164,8 +163,8 @@ impl<'a> SessionRef<'a> {
     pub(super) fn send_final(&self, header: Header, payload: &[u8]) -> Result<()> {
         let mut path = match self.try_exclusive()? {
             Some(path) => path,
-            None if has_reservation() => return self.defer(header, payload),
-            None => self.lock()?,
+            None if self.must_not_wait(header.id) => return self.defer(header, payload),
+            None => self.lock(header.id)?,
         };
         let sent = self.write_final(&mut path, header, payload);
         drop(path);
@@ -175,7 +174,7 @@ impl<'a> SessionRef<'a> {
 
     /// Writes a part of a reply. Waits for space until the deadline.
     pub(super) fn send_part(&self, header: Header, payload: &[u8], deadline: Deadline) -> Result<Sent> {
-        let mut path = self.lock()?;
+        let mut path = self.lock(header.id)?;
         let mut waiting = None;
         loop {
             self.check_gone()?;
@@ -211,7 +210,7 @@ impl<'a> SessionRef<'a> {
             };
             path = match path.is_polled {
                 true => self.wait_for_poll(path, deadline.map(|deadline| deadline - now)),
-                false => self.wait_for_space(path, waiting, payload.len(), deadline)?,
+                false => self.wait_for_space(path, waiting, header.id, payload.len(), deadline)?,
             };
         }
     }
@@ -223,6 +222,7 @@ impl<'a> SessionRef<'a> {
         &'b self,
         mut path: ReplyGuard<'b>,
         waiting: &Waiting<'_>,
+        call: u64,
         bytes: usize,
         deadline: Option<Instant>,
     ) -> Result<ReplyGuard<'b>> {
@@ -240,7 +240,7 @@ impl<'a> SessionRef<'a> {
         let bound = is_bounded.then(|| Instant::now() + Duration::from_millis(1));
         drop(path);
         let ready = waiting.sleep(deadline.into_iter().chain(bound).min());
-        let mut path = self.lock()?;
+        let mut path = self.lock(call)?;
         (path.is_polled, path.is_awaited) = (false, false);
         path.outbox.sender.disarm();
         self.poll_ended.notify_all();

@@ -116,7 +116,7 @@ fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
         (0..count).map(|_| Service::listen_with(&name, &options.cast()).unwrap()).collect();
     let connecting = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &options.cast()).unwrap();
-        while client.services() < count {
+        while client.service_count() < count {
             let _ = client.arm().unwrap();
             client.disarm();
         }
@@ -183,7 +183,7 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
             .outbox
             .sender
             .send_until(b"gone", until)
-            .and_then(|_| clients[0].balancer.connections[0].outbox.sender.drain());
+            .and_then(|_| clients[0].balancer.connections[0].outbox.sender.wait_released());
         assert!(error.unwrap_err().is_closed());
     }
 }
@@ -194,7 +194,7 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
     // The ids in the vectors.
     assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), [1 << 32, 1 << 32 | 1, 1 << 32 | 2]);
     let taken: Vec<_> = (0..3).map(|_| service.receive().unwrap().into_responder()).collect();
-    let mut out = taken[0].session.lock().unwrap();
+    let mut out = taken[0].session.lock(0).unwrap();
     vector["records"].as_array().unwrap().iter().for_each(|record| write(&mut out.outbox.sender, record));
     drop(out);
     for wanted in vector["messages"].as_array().unwrap() {
@@ -210,7 +210,10 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
         };
         assert!(answer.iter().all(|byte| *byte == 7));
         assert_eq!(outcome, (wanted["kind"].as_str().unwrap(), wanted["code"].as_u64().unwrap()));
-        assert_eq!((answer.call().0, answer.len() as u64), (number(&wanted["id"]), wanted["bytes"].as_u64().unwrap()));
+        assert_eq!(
+            (answer.call_id().0, answer.len() as u64),
+            (number(&wanted["id"]), wanted["bytes"].as_u64().unwrap())
+        );
     }
     let then = client.try_completion().map(|answer| answer.is_none());
     match vector["then"].as_str().unwrap() {
@@ -244,7 +247,7 @@ fn a_flood_of_parts_of_a_cancelled_call_does_not_block_a_poll() {
         });
         client.cancel(call)?;
         let mut polls = 0;
-        while polls < 100 || client.late() < 2000 {
+        while polls < 100 || client.completions_dropped() < 2000 {
             assert!(client.try_completion()?.is_none(), "it is cancelled");
             polls += 1;
         }
@@ -320,7 +323,7 @@ fn a_lane_found_damaged_during_a_write_loses_only_its_own_calls() {
     // More requests than were lost.
     for _ in 0..3 {
         while ask(&mut client).is_some() {}
-        assert_eq!(client.services(), 1);
+        assert_eq!(client.service_count(), 1);
         take(&mut healthy);
     }
     let answered = taken.len();
@@ -329,7 +332,7 @@ fn a_lane_found_damaged_during_a_write_loses_only_its_own_calls() {
     let mut replies = 0;
     while !asked.is_empty() {
         let completion = client.completion_until(until).unwrap().expect("a call hangs");
-        let number = asked.remove(&completion.call()).expect("it was answered before");
+        let number = asked.remove(&completion.call_id()).expect("it was answered before");
         match completion.outcome() {
             Outcome::Reply => {
                 assert_eq!(*completion, number.to_le_bytes());
@@ -359,7 +362,7 @@ fn a_notification_waits_for_its_own_lane_only() {
     }
     assert!(client.balancer.connections.iter().any(|connection| !connection.outbox.is_empty()));
     let until = Instant::now() + Duration::from_secs(20);
-    assert!(client.notify_until(b"note", until).unwrap());
+    assert_eq!(client.notify_until(b"note", until).unwrap(), pelton_channel::Sent::Sent);
     assert!(Instant::now() < until, "it waited for the stopped service");
     assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"note");
 }

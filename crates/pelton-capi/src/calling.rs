@@ -5,10 +5,10 @@ use crate::handle::give;
 use crate::handle::{Handle, Object, call, catch, number};
 use crate::options::text;
 use crate::options::{self, COptions, Info, deadline, wrong};
-use crate::sending::{bytes, check_committed, fits};
+use crate::sending::{answer, bytes, check_committed, fits};
 use pelton::Deadline;
 use pelton::raw::{RawCompletion, RawRequestReservation};
-use pelton::{CallId, Client, Completion, Counters, Loss, Outcome};
+use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, Sent};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -54,7 +54,8 @@ impl Calling {
     }
 
     pub fn arm(&mut self) -> Answer {
-        came(self.free()?.arm().map(|armed| !armed.is_waiting()))
+        let client = self.free()?;
+        came(client.busy_poll().and_then(|_| client.arm()).map(|armed| !armed.is_waiting()))
     }
 
     pub fn disarm(&mut self) -> Answer {
@@ -69,8 +70,8 @@ impl Calling {
         let mut info = Info::new(client.peer(), counters);
         info.message_bytes_max = client.request_bytes_max();
         info.calls = client.in_flight() as u64;
-        info.dropped = client.late();
-        info.services = client.services() as u64;
+        info.dropped = client.completions_dropped();
+        info.services = client.service_count() as u64;
         info
     }
 
@@ -147,7 +148,7 @@ impl CCompletion {
             Outcome::Abandoned => (5, 0),
             Outcome::Lost(loss) => (6, why(loss) as u32),
         };
-        CCompletion { call: completion.call().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
+        CCompletion { call: completion.call_id().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
     }
 }
 
@@ -272,10 +273,10 @@ fn submit(client: &mut Client, request: &[u8], deadline_ns: i64) -> Answer<CallI
 }
 
 fn notify(client: &mut Client, message: &[u8], deadline_ns: i64) -> Answer {
-    came(match deadline(deadline_ns) {
+    answer(match deadline(deadline_ns) {
         Deadline::Now => client.try_notify(message),
         Deadline::At(instant) => client.notify_until(message, instant),
-        Deadline::Never => client.notify(message).map(|()| true),
+        Deadline::Never => client.notify(message).map(|()| Sent::Sent),
     })
 }
 

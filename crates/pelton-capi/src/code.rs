@@ -79,7 +79,10 @@ pub fn of(error: &Error) -> c_int {
         other => return tell(INTERNAL, format!("no code for this error: {other}")),
     };
     tell(code, error.to_string());
-    if let Error::System { source, .. } | Error::NoSpace { source, .. } | Error::File { source, .. } = error {
+    if let Error::System { error: source, .. }
+    | Error::NoSpace { error: source, .. }
+    | Error::File { error: source, .. } = error
+    {
         set_errno(source.raw_os_error().unwrap_or(libc::EIO));
     }
     if let Error::Sink(why) = error

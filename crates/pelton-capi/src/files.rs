@@ -215,7 +215,7 @@ impl Filing {
     }
 
     pub fn drain(&mut self, until: Deadline) -> Answer {
-        came(self.engine.settle(until.instant()))
+        came(self.engine.wait_idle(until.instant()))
     }
 
     fn run(&mut self, given: &COperation, until: Deadline) -> Answer<CCompletion> {
@@ -228,7 +228,7 @@ impl Filing {
         };
         let is_given_up = matches!(ended, Ok(None) | Err(Error::System { .. }));
         if is_given_up && (given.release.is_none() && given.has_memory() || given.has_channel()) {
-            insist(|| self.engine.settle_given_up());
+            insist(|| self.engine.wait_given_up());
         }
         self.lent.settle();
         match ended {
@@ -384,7 +384,7 @@ impl Drop for Filing {
         // What it could not begin by now, the wait begins.
         let _ = self.engine.cancel_all();
         // What has ended without being taken has memory too, which nobody writes any more.
-        insist(|| self.engine.settle(None));
+        insist(|| self.engine.wait_idle(None));
         self.lent.settle();
     }
 }
@@ -748,7 +748,9 @@ impl CCompletion {
 
 fn errno(error: &Error) -> c_int {
     match error {
-        Error::File { source, .. } | Error::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        Error::File { error: source, .. } | Error::System { error: source, .. } => {
+            source.raw_os_error().unwrap_or(libc::EIO)
+        }
         // What a channel says.
         _ => libc::EPIPE,
     }
@@ -762,7 +764,7 @@ fn errno(error: &Error) -> c_int {
 pub unsafe extern "C" fn pelton_engine_open(options: *const COptions, out: *mut Handled) -> c_int {
     let open = || {
         // SAFETY: the caller's promises.
-        let engine = unsafe { options::of_engine(options)? }.open().map_err(|error| code::of(&error))?;
+        let engine = unsafe { options::of_engine(options)? }.build().map_err(|error| code::of(&error))?;
         Ok(Filing { engine, lent: Lent::default(), told: Vec::new() })
     };
     // SAFETY: the caller's promises.

@@ -33,7 +33,7 @@ impl CRun {
             bytes: bytes.as_ptr().cast(),
             size: bytes.len(),
             first_seq: run.first_seq(),
-            messages: run.messages(),
+            messages: run.message_count(),
             pid,
             uid,
         }
@@ -166,7 +166,7 @@ impl Object for Flushing {
 
 impl Flushing {
     pub fn now(&mut self) -> Answer {
-        self.0.now().map_err(|error| code::of(&error))
+        self.0.flush().map_err(|error| code::of(&error))
     }
 
     pub fn sync(&mut self) -> Answer {

@@ -105,7 +105,7 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     }
     made = match given.announce {
         0 => made,
-        1 => made.announce(true),
+        1 => made.membership_events(true),
         found => return Err(wrong("announce", found, "0 or 1")),
     };
     if given.reserved != 0 {
@@ -125,8 +125,8 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     made = match given.hold_ns {
         0 => made,
         // PELTON_NO_HOLD.
-        -1 => made.hold(Duration::ZERO),
-        found => made.hold(interval("hold_ns", found)?),
+        -1 => made.busy_poll(Duration::ZERO),
+        found => made.busy_poll(interval("hold_ns", found)?),
     };
     if given.resident_max != 0 {
         made = made.resident_max(given.resident_max);

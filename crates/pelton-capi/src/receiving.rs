@@ -130,7 +130,7 @@ impl CMessage {
             seq: message.seq(),
             lane: message.lane(),
             flags: u32::from(message.is_redelivered()),
-            descriptors: message.descriptors() as u32,
+            descriptors: message.descriptor_count() as u32,
         }
     }
 
@@ -469,7 +469,7 @@ pub unsafe extern "C" fn pelton_take_descriptors(
             }
         };
         let mut message = receiving.receiver.message(record);
-        let count = message.descriptors();
+        let count = message.descriptor_count();
         let taken = if count > capacity {
             // SAFETY: the caller's promise.
             unsafe { out_count.write(count) };

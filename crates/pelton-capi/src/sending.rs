@@ -120,8 +120,8 @@ impl Sending {
     pub fn drain(&mut self, until: Deadline) -> Answer {
         let sender = self.free()?;
         came(match until.instant() {
-            Some(instant) => sender.drain_until(instant),
-            None => sender.drain().map(|()| true),
+            Some(instant) => sender.wait_released_until(instant),
+            None => sender.wait_released().map(|()| true),
         })
     }
 }

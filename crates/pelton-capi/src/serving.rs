@@ -46,7 +46,7 @@ impl Serving {
 
     pub fn info(&self) -> Info {
         let mut info = Info::new(None, Counters::default());
-        info.dropped = self.service.dropped();
+        info.dropped = self.service.replies_dropped();
         info.corrupt = self.service.corrupt_clients();
         info
     }
@@ -338,7 +338,7 @@ unsafe fn last<'a>(
 pub unsafe extern "C" fn pelton_reply(responder: Responding, data: *const c_void, size: usize) -> c_int {
     // SAFETY: the caller's promises.
     unsafe {
-        last(responder, |answering| answering.placed(data, size, |room, size| room.reply(size)), Responder::reply)
+        last(responder, |answering| answering.placed(data, size, |room, size| room.reply_bytes(size)), Responder::reply)
     }
 }
 
@@ -390,7 +390,7 @@ pub unsafe extern "C" fn pelton_reply_part(
 ) -> c_int {
     let part = |answering: &mut Answering| {
         // SAFETY: the caller's promise.
-        let Some(payload) = (unsafe { answering.placed(data, size, |room, size| room.part(size))? }) else {
+        let Some(payload) = (unsafe { answering.placed(data, size, |room, size| room.part_bytes(size))? }) else {
             return Ok(());
         };
         let responder = &mut answering.responder;

@@ -159,7 +159,9 @@ impl Acceptor {
             }
             self.listen_again(doorbells)?;
             failpoint("connect: accepted");
-            let Ok(handshake) = Handshake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
+            let Ok(handshake) = Handshake::new(socket, Pace::Polled(None), &self.listener.inner.options) else {
+                continue;
+            };
             let mut admitted = admit();
             if admitted.is_err() && before > 0 {
                 before -= 1;

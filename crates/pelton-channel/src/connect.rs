@@ -4,13 +4,14 @@
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::{
-    HANDSHAKE_TIMEOUT, Handshake, LinkParts, Pace, again, in_call, make_consumer_page, make_data, make_producer_page,
+    HANDSHAKE_TIMEOUT, Handshake, LinkParts, Pace, make_consumer_page, make_data, make_producer_page,
     make_receiver_page, new_client, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::name::Name;
+use crate::opening::{Opening, Waiter, again, in_call};
 use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
@@ -18,6 +19,7 @@ use crate::settings::Settings;
 use crate::transport::{Queue, ThreadTransport};
 use crate::wait::Deadline;
 use pelton_lane::{Position, failpoint};
+use pelton_os::socket::Socket;
 use pelton_os::{Timer, membarrier};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -36,7 +38,15 @@ impl Options<maker::ConnectSender> {
     /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's reason, [`Error::Name`],
     /// [`Error::Option`], [`Error::Corrupt`] when the other side violates the protocol, [`Error::System`].
     pub fn connect_sender(&self, name: &str) -> Result<Sender> {
-        connect_sender(name, self.settings())
+        in_call(connect_sender(name.to_owned(), self.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Options::connect_sender`], but does not wait: the caller's event loop continues it.
+    ///
+    /// # Errors
+    /// [`Error::System`]; [`Opening::try_finish`] returns the others.
+    pub fn start_connect_sender(&self, name: &str) -> Result<Opening<Sender>> {
+        Opening::new(|waiter| connect_sender(name.to_owned(), self.settings().clone(), waiter))
     }
 }
 
@@ -46,7 +56,15 @@ impl Options<maker::ConnectReceiver> {
     /// # Errors
     /// As [`Options::connect_sender`].
     pub fn connect_receiver(&self, name: &str) -> Result<Receiver> {
-        connect_receiver(name, self.settings())
+        in_call(connect_receiver(name.to_owned(), self.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Options::connect_receiver`], but does not wait: the caller's event loop continues it.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_connect_receiver(&self, name: &str) -> Result<Opening<Receiver>> {
+        Opening::new(|waiter| connect_receiver(name.to_owned(), self.settings().clone(), waiter))
     }
 }
 
@@ -139,7 +157,7 @@ impl Listener {
 
     fn receiver(&self, deadline: Option<Instant>) -> Result<Option<Receiver>> {
         let options = &self.inner.options;
-        let parts = self.accept(deadline, |handshake| receiver_of_one(handshake, true))?;
+        let parts = self.accept(deadline, |handshake| in_call(receiver_of_one(handshake, true)))?;
         let make = |parts| -> Result<Receiver> {
             let mut receiver = Receiver::new(parts, options)?;
             receiver.endpoint.set_reconnect(Arc::new(self.clone()));
@@ -158,8 +176,9 @@ struct ByName {
 
 impl ByName {
     /// Offers a survivor's lane to the successor of its peer. Returns false at the deadline.
-    fn resume(&self, deadline: Option<Instant>, handshake: impl FnMut(Handshake) -> Result<()>) -> Result<bool> {
-        match reach(&self.name, &self.options, Reach::Until(deadline), handshake) {
+    fn resume(&self, deadline: Option<Instant>, mut handshake: impl FnMut(Handshake) -> Result<()>) -> Result<bool> {
+        let handshake = |connection| std::future::ready(handshake(connection));
+        match in_call(reach(&self.name, &self.options, Reach::Until(deadline), &Waiter::Thread, handshake)) {
             Ok(()) => Ok(true),
             Err(Error::TimedOut(_)) if deadline.is_some() => Ok(false),
             Err(error) => Err(error),
@@ -194,21 +213,22 @@ impl receiver::Reconnect for Listener {
     }
 }
 
-fn connect_sender(name: &str, options: &Settings) -> Result<Sender> {
+async fn connect_sender(name: String, options: Settings, waiter: Waiter) -> Result<Sender> {
     options.checked_sizes()?;
-    let name = Name::parse(name)?;
-    let (parts, doorbells) =
-        reach(&name, options, Reach::of(options), |handshake| in_call(new_sender(handshake, options, false)))?;
-    let mut sender = Sender::new(parts, doorbells, options)?;
-    sender.endpoint.set_reconnect(Arc::new(ByName { name, options: options.clone() }));
+    let name = Name::parse(&name)?;
+    let handshake = |handshake| new_sender(handshake, &options, false);
+    let (parts, doorbells) = reach(&name, &options, Reach::of(&options), &waiter, handshake).await?;
+    let mut sender = Sender::new(parts, doorbells, &options)?;
+    sender.endpoint.set_reconnect(Arc::new(ByName { name, options }));
     Ok(sender)
 }
 
-fn connect_receiver(name: &str, options: &Settings) -> Result<Receiver> {
-    let name = Name::parse(name)?;
-    let parts = reach(&name, options, Reach::of(options), |handshake| receiver_of_one(handshake, false))?;
-    let mut receiver = Receiver::new(parts, options)?;
-    receiver.endpoint.set_reconnect(Arc::new(ByName { name, options: options.clone() }));
+async fn connect_receiver(name: String, options: Settings, waiter: Waiter) -> Result<Receiver> {
+    let name = Name::parse(&name)?;
+    let handshake = |handshake| receiver_of_one(handshake, false);
+    let parts = reach(&name, &options, Reach::of(&options), &waiter, handshake).await?;
+    let mut receiver = Receiver::new(parts, &options)?;
+    receiver.endpoint.set_reconnect(Arc::new(ByName { name, options }));
     Ok(receiver)
 }
 
@@ -236,10 +256,9 @@ impl Duplex {
 pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
 
 /// Connects a client with the given `doorbells` to the service that listens under `name`.
-pub fn connect_duplex(name: &Name, options: &Settings, doorbells: &Doorbells) -> Result<Duplex> {
-    let parts =
-        reach(name, options, Reach::of(options), |handshake| in_call(new_client(handshake, options, doorbells)))?;
-    Duplex::new(parts, options)
+pub async fn connect_duplex(name: &Name, options: &Settings, doorbells: &Doorbells, waiter: &Waiter) -> Result<Duplex> {
+    let handshake = |handshake| new_client(handshake, options, doorbells);
+    Duplex::new(reach(name, options, Reach::of(options), waiter, handshake).await?, options)
 }
 
 /// Starts to connect to the service at `path`. `doorbells` report `Event::Connecting` with `number` when the handshake
@@ -252,8 +271,8 @@ pub fn start_duplex(
     number: u32,
 ) -> Result<Option<Connecting>> {
     let Some(socket) = name.connect_to(path)? else { return Ok(None) };
-    let handshake = Handshake::new(socket, Pace::Polled, options)?;
-    doorbells.watch_connecting(handshake.socket(), number).map_err(Error::system("watching a connection"))?;
+    let handshake = Handshake::new(socket, Pace::Polled(None), options)?;
+    doorbells.watch_connecting(handshake.socket().as_fd(), number).map_err(Error::system("watching a connection"))?;
     let (options, doorbells) = (options.clone(), doorbells.clone());
     Ok(Some(Box::pin(async move { finish_duplex(handshake, &options, &doorbells).await.map(Some) })))
 }
@@ -275,8 +294,10 @@ pub fn start_duplex_later(
         }
         drop(timer);
         let Some(socket) = name.connect_to(&path)? else { return Ok(None) };
-        let handshake = Handshake::new(socket, Pace::Polled, &options)?;
-        doorbells.watch_connecting(handshake.socket(), number).map_err(Error::system("watching a connection"))?;
+        let handshake = Handshake::new(socket, Pace::Polled(None), &options)?;
+        doorbells
+            .watch_connecting(handshake.socket().as_fd(), number)
+            .map_err(Error::system("watching a connection"))?;
         finish_duplex(handshake, &options, &doorbells).await.map(Some)
     }))
 }
@@ -300,16 +321,17 @@ enum Reach {
 
 impl Reach {
     fn of(options: &Settings) -> Reach {
-        options.connect_deadline.map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
+        options.connect_deadline.from_now().map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
     }
 }
 
 /// Connects to the process that listens under the name.
-fn reach<T>(
+async fn reach<T, F: Future<Output = Result<T>>>(
     name: &Name,
     options: &Settings,
     reach: Reach,
-    mut handshake: impl FnMut(Handshake) -> Result<T>,
+    waiter: &Waiter,
+    mut handshake: impl FnMut(Handshake) -> F,
 ) -> Result<T> {
     loop {
         let last = match reach {
@@ -322,7 +344,11 @@ fn reach<T>(
                 Reach::Now => Instant::now() + options.handshake,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
             };
-            match Handshake::new(socket, Pace::Until(deadline), options).and_then(&mut handshake) {
+            let done = match begin_handshake(socket, deadline, options, waiter) {
+                Ok(begun) => handshake(begun).await,
+                Err(error) => Err(error),
+            };
+            match done {
                 // The peer closed during the handshake: another process may listen. Without a deadline, a slow peer is
                 // not an error either.
                 Err(Error::HungUp) if !last => {}
@@ -336,7 +362,18 @@ fn reach<T>(
                 Reach::Until(_) => Error::TimedOut(format!("waiting for somebody to listen at {}", name.with_place())),
             });
         }
-        std::thread::sleep(RETRY);
+        waiter.pause(Instant::now() + RETRY).await?;
+    }
+}
+
+fn begin_handshake(socket: Socket, deadline: Instant, options: &Settings, waiter: &Waiter) -> Result<Handshake> {
+    match waiter {
+        Waiter::Thread => Handshake::new(socket, Pace::Until(deadline), options),
+        Waiter::Loop(watch) => {
+            let handshake = Handshake::new(socket, Pace::Polled(Some(deadline)), options)?;
+            let watched = watch.add_socket(handshake.socket()).and_then(|()| watch.wake_at(Some(deadline)));
+            watched.map_err(Error::system("watching a connection")).map(|()| handshake)
+        }
     }
 }
 

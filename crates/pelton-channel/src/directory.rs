@@ -20,6 +20,7 @@ mod making;
 mod pages;
 
 use crate::error::{Error, Result};
+use crate::opening::{Waiter, in_call};
 use files::{
     CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, RECEIVER, RECEIVER_DOORBELL_FILE,
     RECEIVER_LIVENESS_FILE, descriptor, first_few, known, of_lane, remove_known,
@@ -224,15 +225,19 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`], and the errors of the checks.
     pub(crate) fn claim_receiver(&self) -> Result<ReceiverRole> {
-        self.claim_receiver_until(None)
+        in_call(self.claim_receiver_until(None, &Waiter::Thread))
     }
 
     /// As [`Directory::claim_receiver`]. Waits for the role until `deadline`.
     ///
     /// # Errors
     /// As [`Directory::claim_receiver`].
-    pub(crate) fn claim_receiver_until(&self, deadline: Option<Instant>) -> Result<ReceiverRole> {
-        let lock = retry_until(deadline, || Ok((self.try_role(RECEIVER)?, true)))?;
+    pub(crate) async fn claim_receiver_until(
+        &self,
+        deadline: Option<Instant>,
+        waiter: &Waiter,
+    ) -> Result<ReceiverRole> {
+        let lock = retry_until(deadline, waiter, || Ok((self.try_role(RECEIVER)?, true))).await?;
         let Some(lock) = lock else { return Err(self.receiver_taken()) };
         Ok(ReceiverRole {
             lock,
@@ -249,20 +254,24 @@ impl Directory {
     /// the errors of the checks.
     #[cfg(test)]
     pub(crate) fn claim_sender(&self) -> Result<SenderRole> {
-        self.claim_sender_until(None)
+        in_call(self.claim_sender_until(None, &Waiter::Thread))
     }
 
     /// As [`Directory::claim_sender`]. Waits for a lane until `deadline`.
     ///
     /// # Errors
     /// As [`Directory::claim_sender`].
-    pub(crate) fn claim_sender_until(&self, deadline: Option<Instant>) -> Result<SenderRole> {
-        let free = retry_until(deadline, || Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
+    pub(crate) async fn claim_sender_until(&self, deadline: Option<Instant>, waiter: &Waiter) -> Result<SenderRole> {
+        let attempt = || Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max));
+        let free = retry_until(deadline, waiter, attempt).await?;
         if let Some(role) = free {
             return Ok(role);
         }
         if self.lanes()? < self.header.lanes_max {
-            let growth = self.lock_growth()?;
+            let growth = match waiter {
+                Waiter::Thread => self.lock_growth()?,
+                Waiter::Loop(_) => self.growth_in_loop(deadline, waiter).await?,
+            };
             // While this process waited for the lock, others may have added lanes, and released some.
             if let Some(role) = self.claim_free_lane()? {
                 return Ok(role);
@@ -480,7 +489,7 @@ impl Directory {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => {
                 let left = path.with_file_name(temporary);
-                Err(Error::System { what: format!("removing {}", left.display()), source: errno.into() })
+                Err(Error::System { what: format!("removing {}", left.display()), error: errno.into() })
             }
         }
     }
@@ -525,8 +534,24 @@ impl Directory {
         self.check_not_removed(lock, CHANNEL)
     }
 
+    /// As [`Directory::lock_growth`], for an event loop. A stopped process may hold the lock, so this has a deadline.
+    async fn growth_in_loop(&self, deadline: Option<Instant>, waiter: &Waiter) -> Result<Lock> {
+        loop {
+            if let Some(lock) = self.try_role(CHANNEL)? {
+                return Ok(lock);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let path = self.dir.path.display();
+                return Err(Error::TimedOut(format!(
+                    "waiting for a process that adds a lane to {path}, or removes it"
+                )));
+            }
+            waiter.pause(Instant::now() + Duration::from_millis(1)).await?;
+        }
+    }
+
     fn cannot_lock(&self, name: &str, source: std::io::Error) -> Error {
-        Error::System { what: format!("locking {}", self.dir.file(name).display()), source }
+        Error::System { what: format!("locking {}", self.dir.file(name).display()), error: source }
     }
 
     /// Fails if the locked file was removed. A remover holds all locks, so a later lock is one of a removed file.
@@ -666,8 +691,9 @@ const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
 /// [`ROLE_TIMEOUT`]. A wait for a lock has no deadline, so this polls, at first once a millisecond and later every ten.
-fn retry_until<T>(
+async fn retry_until<T>(
     deadline: Option<Instant>,
+    waiter: &Waiter,
     mut attempt: impl FnMut() -> Result<(Option<T>, bool)>,
 ) -> Result<Option<T>> {
     let soon = Instant::now() + ROLE_TIMEOUT;
@@ -679,7 +705,7 @@ fn retry_until<T>(
             return Ok(found);
         }
         let interval = if now < soon { Duration::from_millis(1) } else { Duration::from_millis(10) };
-        std::thread::sleep(interval.min(deadline - now));
+        waiter.pause(deadline.min(now + interval)).await?;
     }
 }
 

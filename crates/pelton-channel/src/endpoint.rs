@@ -41,7 +41,7 @@ pub(crate) struct Endpoint<R: ?Sized> {
     pub(crate) doorbells: Doorbells,
     reconnect: Option<Arc<R>>,
     /// The role in the directory of a path channel.
-    pub(crate) role: Option<Arc<RoleClaim>>,
+    pub(crate) role: Option<RoleClaim>,
 }
 
 impl<R: ?Sized> Endpoint<R> {
@@ -105,6 +105,6 @@ impl<R: ?Sized> Endpoint<R> {
     pub(crate) fn role_to_sync(&self) -> Result<&RoleClaim> {
         self.check_owner()?;
         let refused = || Error::Refused("only a path channel has a disk under it: open one by path:DIR".to_owned());
-        self.role.as_deref().ok_or_else(refused)
+        self.role.as_ref().ok_or_else(refused)
     }
 }

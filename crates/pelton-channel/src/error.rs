@@ -2,11 +2,16 @@
 
 use pelton_lane::LaneError;
 use rustix::io::Errno;
+use std::fmt::{Debug, Display, Formatter};
 
 /// The result of an operation that may fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What failed. Full, empty and timed out are results, not errors: see [`crate::Sent`] and the `Option`s of receiving.
+///
+/// Its text is complete: it has the values found and the remedy, and also the text of a system's error. So `source`
+/// returns nothing, and a report of the whole chain has each text once. Match on [`Error::System`], [`Error::File`] and
+/// [`Error::NoSpace`] for the system's error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -146,14 +151,14 @@ pub enum Error {
         next: Option<u64>,
     },
     /// The file system, or this user's part of it, is full. Nothing is damaged.
-    #[error("no space for {bytes} bytes of {path}: free some, or have it elsewhere or smaller: {source}")]
+    #[error("no space for {bytes} bytes of {path}: free some, or have it elsewhere or smaller: {error}")]
     NoSpace {
         /// The file.
         path: String,
         /// Bytes that it needs.
         bytes: u64,
         /// The system's error.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The channel was created before the last reboot. Data that was not durable by then may be missing.
     #[error("{path} was made before the last reboot: `pelton recover --repair {path}` keeps what is whole of it")]
@@ -188,29 +193,65 @@ pub enum Error {
         /// What was found, what was wanted, and what to do.
         problem: String,
     },
+    /// The service failed the call, and `Completion::ok` was called.
+    #[error("{0}")]
+    CallFailed(CallFailure),
+    /// The service dropped the call without a reply: its handler panicked, or forgot it.
+    #[error("the service dropped the call without a reply: see whether its handler panicked")]
+    CallAbandoned,
     /// The sink of a flush did not accept the messages. None of them is released, and the next flush gets them again.
     #[error("the sink took nothing: {0}")]
     Sink(String),
     /// An operation on a file failed.
-    #[error("{what} {path}: {errno}: {source}")]
+    #[error("{what} {path}: {errno}: {error}")]
     File {
         /// The operation.
         what: &'static str,
         /// The file.
         path: String,
-        /// The name of the system's error, such as `ENOENT`; `source` has its number.
+        /// The name of the system's error, such as `ENOENT`; `error` has its number.
         errno: &'static str,
         /// The system's error.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     System {
         /// The operation.
         what: String,
         /// The system's error.
-        source: std::io::Error,
+        error: std::io::Error,
     },
+}
+
+/// How a service failed a call, in terms of its own.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallFailure {
+    /// The code.
+    pub code: u32,
+    /// The bytes, for instance a text.
+    pub bytes: Vec<u8>,
+}
+
+impl CallFailure {
+    #[doc(hidden)]
+    pub fn new(code: u32, bytes: Vec<u8>) -> CallFailure {
+        CallFailure { code, bytes }
+    }
+}
+
+impl Display for CallFailure {
+    /// The code, and the number of the bytes. The bytes are the service's, and may be anything.
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the service failed the call with code {} and {} bytes of its own", self.code, self.bytes.len())
+    }
+}
+
+impl Debug for CallFailure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CallFailure").field("code", &self.code).field("bytes", &self.bytes.len()).finish()
+    }
 }
 
 impl Error {
@@ -227,18 +268,18 @@ impl Error {
     /// An operation on a file failed.
     #[doc(hidden)]
     pub fn file(what: &'static str, path: String, errno: Errno) -> Error {
-        Error::File { what, path, errno: pelton_os::errno_name(errno), source: errno.into() }
+        Error::File { what, path, errno: pelton_os::errno_name(errno), error: errno.into() }
     }
 
     /// A function that maps the error of a system call.
     #[doc(hidden)]
     pub fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let what = what.into();
-        move |source| {
-            if source.kind() == std::io::ErrorKind::InvalidData {
-                Error::Corrupt(source.to_string())
+        move |error| {
+            if error.kind() == std::io::ErrorKind::InvalidData {
+                Error::Corrupt(error.to_string())
             } else {
-                Error::System { what, source }
+                Error::System { what, error }
             }
         }
     }
@@ -246,12 +287,12 @@ impl Error {
 
 /// The error for a failed system call on `path`, which needs `bytes`, or only a directory entry.
 pub fn failure(what: String, path: String, bytes: u64, errno: Errno) -> Error {
-    let source = errno.into();
+    let error = errno.into();
     match errno {
         // A directory entry may need a block too.
-        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path, bytes: bytes.max(4096), source },
-        Errno::FBIG => Error::System { what: format!("{what}: raise this process's RLIMIT_FSIZE"), source },
-        _ => Error::System { what, source },
+        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path, bytes: bytes.max(4096), error },
+        Errno::FBIG => Error::System { what: format!("{what}: raise this process's RLIMIT_FSIZE"), error },
+        _ => Error::System { what, error },
     }
 }
 
@@ -284,6 +325,110 @@ impl From<LaneError> for Error {
             LaneError::TooLarge { bytes, bytes_max } => Error::TooLarge { bytes, bytes_max },
             LaneError::Closed => Error::Closed { unreleased: 0 },
             other => Error::Corrupt(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn system() -> std::io::Error {
+        Errno::NOENT.into()
+    }
+
+    const VARIANTS: usize = 28;
+
+    /// One error of each variant. The match does not compile with a variant that it lacks: add that here too.
+    fn of_every_variant() -> Vec<Error> {
+        let all = vec![
+            Error::Closed { unreleased: 1 },
+            Error::PeerDied { unreleased: 1 },
+            Error::TooLarge { bytes: 2, bytes_max: 1 },
+            Error::Memory { bytes: 1, left: 2, most: 3 },
+            Error::TooManyDescriptors { found: 65, wanted: 64 },
+            Error::DescriptorsLost { seq: 1, sent: 2, received: 1 },
+            Error::Corrupt("a header".to_owned()),
+            Error::Forked,
+            Error::NoListener { name: "a".to_owned() },
+            Error::InUse { name: "a".to_owned(), pid: 1 },
+            Error::Name { name: "a/".to_owned(), problem: "ends with a slash".to_owned() },
+            Error::NoChannel { path: "a".to_owned() },
+            Error::NotAChannel { path: "a".to_owned(), problem: "it is a file".to_owned() },
+            Error::RoleTaken { role: "sender".to_owned(), path: "a".to_owned(), pid: 0 },
+            Error::NotARecordFile { path: "a".to_owned(), problem: "it is a directory".to_owned() },
+            Error::Damaged {
+                path: "a".to_owned(),
+                offset: 8,
+                found: "1".to_owned(),
+                wanted: "2".to_owned(),
+                next: Some(16),
+            },
+            Error::NoSpace { path: "a".to_owned(), bytes: 1, error: system() },
+            Error::Rebooted { path: "a".to_owned() },
+            Error::Refused("no".to_owned()),
+            Error::HungUp,
+            Error::TimedOut("connecting".to_owned()),
+            Error::Option { option: "capacity", found: 1, wanted: "more".to_owned() },
+            Error::Value { type_name: "u8", problem: "no bytes".to_owned() },
+            Error::CallFailed(CallFailure::new(7, b"secret".to_vec())),
+            Error::CallAbandoned,
+            Error::Sink("full".to_owned()),
+            Error::file("opening", "a".to_owned(), Errno::NOENT),
+            Error::system("polling")(system()),
+        ];
+        let variants: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
+        assert_eq!((variants.len(), all.len()), (VARIANTS, VARIANTS), "one of each");
+        for error in &all {
+            match error {
+                Error::Closed { .. } | Error::PeerDied { .. } | Error::TooLarge { .. } | Error::Memory { .. } => {}
+                Error::TooManyDescriptors { .. } | Error::DescriptorsLost { .. } | Error::Corrupt(_) => {}
+                Error::Forked | Error::NoListener { .. } | Error::InUse { .. } | Error::Name { .. } => {}
+                Error::NoChannel { .. } | Error::NotAChannel { .. } | Error::RoleTaken { .. } => {}
+                Error::NotARecordFile { .. } | Error::Damaged { .. } | Error::NoSpace { .. } => {}
+                Error::Rebooted { .. } | Error::Refused(_) | Error::HungUp | Error::TimedOut(_) => {}
+                Error::Option { .. } | Error::Value { .. } | Error::CallFailed(_) | Error::CallAbandoned => {}
+                Error::Sink(_) | Error::File { .. } | Error::System { .. } => {}
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn a_report_of_the_whole_chain_has_each_text_once() {
+        for error in of_every_variant() {
+            let mut texts: Vec<String> = Vec::new();
+            let mut next: Option<&dyn std::error::Error> = Some(&error);
+            while let Some(link) = next {
+                let text = link.to_string();
+                assert!(
+                    !text.is_empty() && !texts.iter().any(|before| before.contains(&text)),
+                    "{text:?} after {texts:?}"
+                );
+                texts.push(text);
+                next = link.source();
+            }
+        }
+    }
+
+    #[test]
+    fn the_text_of_a_systems_error_is_complete() {
+        let reason = system().to_string();
+        for error in of_every_variant() {
+            if let Error::System { .. } | Error::File { .. } | Error::NoSpace { .. } = error {
+                assert!(error.to_string().contains(&reason), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_calls_bytes_are_in_no_text() {
+        let error = Error::CallFailed(CallFailure::new(7, b"secret".to_vec()));
+        for text in [error.to_string(), format!("{error:?}")] {
+            assert!(
+                text.contains('7') && text.contains('6') && !text.contains("115") && !text.contains("secret"),
+                "{text}"
+            );
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::registry::{Registry, SharedRegistry, State, ToRegistry};
 use crate::sender::{Sender, SenderMemory, SenderParts, Sent};
 use crate::settings::Settings;
 use crate::transport::{NoTransport, Queue, ThreadTransport};
+use crate::wait::Deadline;
 use pelton_lane::{CAPACITY_MIN, Position};
 use pelton_os::{Owner, membarrier};
 use std::cell::RefCell;
@@ -323,6 +324,14 @@ impl Senders {
     pub fn try_send(&self, payload: &[u8]) -> Result<Sent> {
         self.with(|sender| sender.try_send(payload))?
     }
+
+    /// As [`Senders::send`], until `deadline`: [`Sent::TimedOut`] when it passes.
+    ///
+    /// # Errors
+    /// As [`Senders::send`].
+    pub fn send_until(&self, payload: &[u8], deadline: impl Into<Deadline>) -> Result<Sent> {
+        self.with(|sender| sender.send_until(payload, deadline))?
+    }
 }
 
 #[cfg(test)]
@@ -331,7 +340,7 @@ mod tests {
 
     #[test]
     fn lane_numbers_wrap_and_skip_those_in_use() {
-        let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
         let mut kept = vec![senders.sender().unwrap()];
         senders.shared.state().number = u32::MAX - 1;
         kept.extend((0..3).map(|_| senders.sender().unwrap()));

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
 use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
+use crate::opening::again;
+#[cfg(doc)]
+use crate::opening::in_call;
 use crate::packet::{
     CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
     Role, VERSION_TEXT, entry, refusal,
@@ -29,12 +32,9 @@ use pelton_os::{
     overdue, own_uid,
 };
 use rustix::io::Errno;
-use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// Limit of a whole handshake, unless the caller gave a later deadline.
@@ -55,22 +55,8 @@ pub(crate) struct Handshake {
 pub(crate) enum Pace {
     /// Blocks until this deadline. So the first poll of the future completes it: run it by [`in_call`].
     Until(Instant),
-    /// Does not wait. Poll the future when the socket is readable.
-    Polled,
-}
-
-/// A future that is pending once, and ready at the next poll.
-pub(crate) fn again() -> impl Future<Output = ()> {
-    let mut is_polled = false;
-    poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
-}
-
-/// Runs a blocking handshake.
-pub(crate) fn in_call<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(done) => done,
-        Poll::Pending => unreachable!("a blocking handshake is never pending"),
-    }
+    /// Does not wait. Poll the future when the socket is readable, and after the deadline, if there is one.
+    Polled(Option<Instant>),
 }
 
 impl Handshake {
@@ -164,14 +150,17 @@ impl Handshake {
         loop {
             let got = self.socket.try_receive(&mut bytes[..]).map_err(Error::system("hearing from the peer"))?;
             let Some((len, fds, truncated)) = got else {
-                match self.pace {
-                    Pace::Polled => again().await,
-                    Pace::Until(deadline) => {
-                        let waited = wait_for(self.socket.as_fd(), None, false, Some(deadline));
-                        if !waited.map_err(Error::system("hearing from the peer"))? {
-                            return Err(Error::TimedOut("waiting for the peer to accept the connection".to_owned()));
-                        }
+                let is_in_time = match self.pace {
+                    Pace::Polled(deadline) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                        again().await;
+                        true
                     }
+                    Pace::Polled(_) => false,
+                    Pace::Until(deadline) => wait_for(self.socket.as_fd(), None, false, Some(deadline))
+                        .map_err(Error::system("hearing from the peer"))?,
+                };
+                if !is_in_time {
+                    return Err(Error::TimedOut("waiting for the peer to accept the connection".to_owned()));
                 }
                 continue;
             };
@@ -311,7 +300,7 @@ impl Handshake {
     /// Sends the peer the reason as well.
     fn refused_for(&self, error: Error) -> Error {
         self.refuse(match &error {
-            Error::System { source, .. } if lacks_descriptors(source) => no_descriptor_left(),
+            Error::System { error: source, .. } if lacks_descriptors(source) => no_descriptor_left(),
             error => error.to_string(),
         });
         error
@@ -399,8 +388,8 @@ impl Handshake {
     }
 
     /// Readable when the peer has sent a packet.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// The doorbell to give to the peer.
@@ -605,6 +594,10 @@ pub(crate) async fn surviving_sender(
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
+    // The process of a receiver that has closed may still read messages that it holds.
+    if lane.has_consumer_closed() && lane.unreleased() > 0 {
+        memory.move_to(lane, make_data(lane.capacity()).map_err(Error::system("making a lane's memory"))?);
+    }
     let doorbell = handshake.doorbell_for_peer(doorbells)?;
     handshake.send(&packet, &[memory.page.as_fd(), doorbell.given(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, doorbell_fd]) = handshake.receive::<3>(CONSUMER).await?;
@@ -733,10 +726,10 @@ async fn take_lane(
 }
 
 /// The handshake of a receiver of one sender.
-pub(crate) fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<ReceiverParts> {
+pub(crate) async fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<ReceiverParts> {
     let (receiver_side, sleeper) = receiver_side_of_one(&handshake, Doorbells::new()?)?;
     let doorbells = receiver_side.doorbells.clone();
-    let lane = in_call(new_receiver(handshake, receiver_side, listens))?;
+    let lane = new_receiver(handshake, receiver_side, listens).await?;
     Ok(ReceiverParts { lane, sleeper, doorbells })
 }
 

@@ -115,7 +115,7 @@ impl Link {
     /// The error of a path lane whose file system has no space for its first `bytes`.
     pub(crate) fn no_space(&self, bytes: u64, source: std::io::Error) -> Error {
         let path = self.transport.directory().map_or(String::new(), |directory| directory.path().display().to_string());
-        Error::NoSpace { path, bytes, source }
+        Error::NoSpace { path, bytes, error: source }
     }
 
     /// Not inlined, so that the path of a message that needs no ring contains no system call.

@@ -104,11 +104,12 @@ impl Listener {
             return Err(Error::Forked);
         }
         let mut waiting = std::mem::take(&mut *locked(connected));
-        waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket()));
+        waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket().as_fd()));
         let accepted = self.accept_of(&mut waiting, deadline, handshake);
         // The next call continues with the waiting peers.
         let event = epoll::EventData::new_u64(0);
-        waiting.retain(|(handshake, _)| epoll::add(readable, handshake.socket(), event, EventFlags::IN).is_ok());
+        waiting
+            .retain(|(handshake, _)| epoll::add(readable, handshake.socket().as_fd(), event, EventFlags::IN).is_ok());
         locked(connected).append(&mut waiting);
         accepted
     }
@@ -134,7 +135,8 @@ impl Listener {
             let listener = (connected.len() < CONNECTED_MAX).then(|| bound.as_fd());
             let first_silent = connected.front().map(|(_, until)| *until);
             let until = [deadline, first_silent].into_iter().flatten().min();
-            let fds: Vec<_> = connected.iter().map(|(handshake, _)| handshake.socket()).chain(listener).collect();
+            let fds: Vec<_> =
+                connected.iter().map(|(handshake, _)| handshake.socket().as_fd()).chain(listener).collect();
             let ready = first_readable(&fds, until).map_err(Error::system("waiting for a connection"))?;
             let Some(index) = ready else {
                 let now = Instant::now();
@@ -156,7 +158,7 @@ impl Listener {
             let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
             failpoint("connect: accepted");
-            match Handshake::new(socket, Pace::Polled, &self.inner.options) {
+            match Handshake::new(socket, Pace::Polled(None), &self.inner.options) {
                 Ok(handshake) => connected.push_back((handshake, Instant::now() + GREETING)),
                 // Returns an error of the system, and no fault of the peer.
                 Err(error @ Error::System { .. }) => return Err(error),

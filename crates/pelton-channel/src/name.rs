@@ -96,7 +96,7 @@ impl Name {
         if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
             return self.wrong(format!("needs the directory of {}, which is not there: make it first", path.display()));
         }
-        Error::System { what: format!("{what} {}", path.display()), source: error }
+        Error::System { what: format!("{what} {}", path.display()), error }
     }
 
     /// Paths at which a process may listen.

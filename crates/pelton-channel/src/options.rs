@@ -3,10 +3,12 @@
 #[cfg(doc)]
 use crate::error::Error;
 use crate::settings::Settings;
-use crate::wait::{Deadline, Wait};
+use crate::wait::{ConnectDeadline, Wait};
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(doc)]
+use std::time::Instant;
 
 /// How to create endpoints: sizes, a way to wait, and which users may connect. `M` is the maker, the kind of function
 /// that creates them. The compiler infers it from the method that ends the chain, and refuses an option that this maker
@@ -22,10 +24,10 @@ use std::time::{Duration, Instant};
 /// | [`allow_uids`](Options::allow_uids) | all between processes |
 /// | [`connect_deadline`](Options::connect_deadline) | `connect_*`, `create_*`, `open_*`, clients |
 /// | [`lanes`](Options::lanes) | `gather`, `gather_at`, `create_*`, services, appenders |
-/// | [`announce`](Options::announce) | `gather`, `gather_at` |
+/// | [`membership_events`](Options::membership_events) | `gather`, `gather_at` |
 /// | [`mode`](Options::mode) | `create_*`, `open_*` |
 /// | [`call_bytes_max`](Options::call_bytes_max) | calls |
-/// | [`hold`](Options::hold) | clients |
+/// | [`busy_poll`](Options::busy_poll) | clients |
 /// | [`flush_bytes`](Options::flush_bytes), [`flush_interval`](Options::flush_interval) | flushes, appenders |
 ///
 /// A sender creates its lane; each side limits the capacity and the messages, and the lower limit applies. The creator
@@ -167,8 +169,8 @@ impl<M> Options<M> {
     /// Connecting waits until `deadline` for a listener. Opening a path waits for the channel to be created, for its
     /// role to be free, and for the other side to open it too. Without a deadline, connecting fails immediately with
     /// [`Error::NoListener`] if no process listens. Opening without one fails with [`Error::NoChannel`] if there is no
-    /// channel, and does not wait for the other side. A [`Duration`] counts from this call: set it anew before each
-    /// use.
+    /// channel, and does not wait for the other side. A [`Duration`] counts from each use of the options, an
+    /// [`Instant`] stays the same for all.
     ///
     /// ```
     /// use std::time::Duration;
@@ -176,16 +178,11 @@ impl<M> Options<M> {
     /// let options = pelton::Options::new().connect_deadline(Duration::from_millis(5));
     /// assert!(matches!(options.connect_sender(&name), Err(pelton::Error::TimedOut(_))));
     /// ```
-    pub fn connect_deadline(mut self, deadline: impl Into<Deadline>) -> Options<M>
+    pub fn connect_deadline(mut self, deadline: impl Into<ConnectDeadline>) -> Options<M>
     where
         M: Accepts<setting::ConnectDeadline>,
     {
-        self.settings.connect_deadline = match deadline.into() {
-            Deadline::Now => None,
-            Deadline::At(instant) => Some(instant),
-            // Ten years.
-            Deadline::Never => Instant::now().checked_add(Duration::from_secs(315_360_000)),
-        };
+        self.settings.connect_deadline = deadline.into();
         self
     }
 
@@ -203,11 +200,11 @@ impl<M> Options<M> {
     /// A receiver of several senders also reports membership:
     /// [`Receiver::receive_event`](crate::Receiver::receive_event) returns that a sender has joined, before its first
     /// message, and that it has left, after its last. Other methods skip these events.
-    pub fn announce(mut self, announce: bool) -> Options<M>
+    pub fn membership_events(mut self, reports: bool) -> Options<M>
     where
-        M: Accepts<setting::Announce>,
+        M: Accepts<setting::MembershipEvents>,
     {
-        self.settings.announces = announce;
+        self.settings.membership_events = reports;
         self
     }
 
@@ -267,13 +264,13 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long `Client::arm` may busy-poll for replies, if recent replies arrived within that time; by default 20 µs.
-    /// Zero: it does not busy-poll.
-    pub fn hold(mut self, most: Duration) -> Options<M>
+    /// How long `Client::busy_poll` may poll for replies, if recent replies arrived within that time; by default
+    /// 20 µs. For large requests it polls for up to five times as long. Zero: it polls once.
+    pub fn busy_poll(mut self, limit: Duration) -> Options<M>
     where
-        M: Accepts<setting::Hold>,
+        M: Accepts<setting::BusyPoll>,
     {
-        self.settings.hold = most;
+        self.settings.busy_poll = limit;
         self
     }
 }
@@ -349,14 +346,14 @@ pub mod setting {
         Handshake,
         /// `lanes`.
         Lanes,
-        /// `announce`.
-        Announce,
+        /// `membership_events`.
+        MembershipEvents,
         /// `mode`.
         Mode,
         /// `call_bytes_max`.
         CallBytesMax,
-        /// `hold`.
-        Hold,
+        /// `busy_poll`.
+        BusyPoll,
         /// `flush_bytes`.
         FlushBytes,
         /// `flush_interval`.
@@ -381,10 +378,10 @@ accepts! {
     ConnectDeadline: ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client;
     Handshake: ConnectSender ConnectReceiver;
     Lanes: Gather GatherAt CreateSender CreateReceiver Service Appenders;
-    Announce: Gather GatherAt;
+    MembershipEvents: Gather GatherAt;
     Mode: CreateSender CreateReceiver OpenSender OpenReceiver;
     CallBytesMax: Client Service;
-    Hold: Client;
+    BusyPoll: Client;
     FlushBytes: Flush Appenders;
     FlushInterval: Flush Appenders;
 }

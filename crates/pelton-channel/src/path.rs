@@ -6,6 +6,7 @@ use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER};
+use crate::opening::{Opening, Waiter, in_call};
 use crate::options::{Options, maker};
 use crate::receiver::Receiver;
 use crate::role::RoleClaim;
@@ -14,7 +15,7 @@ use crate::settings::Settings;
 use crate::transport::{PathTransport, PeerRole};
 use pelton_lane::failpoint;
 use pelton_os::{membarrier, own_uid};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,17 @@ impl Options<maker::CreateSender> {
     /// something else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`];
     /// [`Error::Corrupt`]: `pelton recover`; [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
     pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        sender(directory.as_ref(), self.settings(), Make::Create)
+        in_call(sender(directory.as_ref().to_owned(), self.settings().clone(), Make::Create, Waiter::Thread))
+    }
+
+    /// As [`Options::create_sender`], but does not wait: the caller's event loop continues it. A relative path is
+    /// resolved when the loop does so.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_create_sender(&self, directory: impl AsRef<Path>) -> Result<Opening<Sender>> {
+        let path = directory.as_ref().to_owned();
+        Opening::new(|waiter| sender(path, self.settings().clone(), Make::Create, waiter))
     }
 }
 
@@ -45,7 +56,17 @@ impl Options<maker::OpenSender> {
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::NoChannel`].
     pub fn open_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
-        sender(directory.as_ref(), self.settings(), Make::Open)
+        in_call(sender(directory.as_ref().to_owned(), self.settings().clone(), Make::Open, Waiter::Thread))
+    }
+
+    /// As [`Options::open_sender`], but does not wait: the caller's event loop continues it. A relative path is
+    /// resolved when the loop does so.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_open_sender(&self, directory: impl AsRef<Path>) -> Result<Opening<Sender>> {
+        let path = directory.as_ref().to_owned();
+        Opening::new(|waiter| sender(path, self.settings().clone(), Make::Open, waiter))
     }
 }
 
@@ -75,7 +96,17 @@ impl Options<maker::CreateReceiver> {
     /// # Errors
     /// As [`Options::create_sender`]; [`Error::RoleTaken`] when another receiver is alive after that wait.
     pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        receiver(directory.as_ref(), self.settings(), Make::Create)
+        in_call(receiver(directory.as_ref().to_owned(), self.settings().clone(), Make::Create, Waiter::Thread))
+    }
+
+    /// As [`Options::create_receiver`], but does not wait: the caller's event loop continues it. A relative path is
+    /// resolved when the loop does so.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_create_receiver(&self, directory: impl AsRef<Path>) -> Result<Opening<Receiver>> {
+        let path = directory.as_ref().to_owned();
+        Opening::new(|waiter| receiver(path, self.settings().clone(), Make::Create, waiter))
     }
 }
 
@@ -85,7 +116,17 @@ impl Options<maker::OpenReceiver> {
     /// # Errors
     /// As [`Options::create_receiver`]; [`Error::NoChannel`].
     pub fn open_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
-        receiver(directory.as_ref(), self.settings(), Make::Open)
+        in_call(receiver(directory.as_ref().to_owned(), self.settings().clone(), Make::Open, Waiter::Thread))
+    }
+
+    /// As [`Options::open_receiver`], but does not wait: the caller's event loop continues it. A relative path is
+    /// resolved when the loop does so.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_open_receiver(&self, directory: impl AsRef<Path>) -> Result<Opening<Receiver>> {
+        let path = directory.as_ref().to_owned();
+        Opening::new(|waiter| receiver(path, self.settings().clone(), Make::Open, waiter))
     }
 }
 
@@ -96,7 +137,13 @@ enum Make {
     Open,
 }
 
-fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Directory>> {
+async fn directory(
+    path: &Path,
+    options: &Settings,
+    make: Make,
+    deadline: Option<Instant>,
+    waiter: &Waiter,
+) -> Result<Arc<Directory>> {
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
         let (capacity, limit) = options.path_sizes()?;
@@ -106,20 +153,21 @@ fn directory(path: &Path, options: &Settings, make: Make) -> Result<Arc<Director
         if let Some(directory) = Directory::open(path, &access)? {
             return Ok(Arc::new(directory));
         }
-        match options.connect_deadline {
-            Some(deadline) if Instant::now() < deadline => std::thread::sleep(RETRY),
+        match deadline {
+            Some(deadline) if Instant::now() < deadline => waiter.pause(Instant::now() + RETRY).await?,
             _ => return Err(Error::NoChannel { path: path.display().to_string() }),
         }
     }
 }
 
-fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
-    let directory = directory(path, options, make)?;
+async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) -> Result<Sender> {
+    let deadline = options.connect_deadline.from_now();
+    let directory = directory(&path, &options, make, deadline, &waiter).await?;
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, doorbell, receiver_doorbell, liveness } =
-        directory.claim_sender_until(options.connect_deadline)?;
+        directory.claim_sender_until(deadline, &waiter).await?;
     failpoint("sender: claimed");
-    let role = Arc::new(RoleClaim::new(directory.clone(), liveness, lock));
+    let role = RoleClaim::new(directory.clone(), liveness, lock);
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
@@ -129,14 +177,14 @@ fn sender(path: &Path, options: &Settings, make: Make) -> Result<Sender> {
     // The last receiver may have closed. How much of the memory is allocated is unknown.
     lane.continue_without_consumer();
     lane.set_backed(0);
-    let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, options)?;
+    let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, &options)?;
     sender.endpoint.role = Some(role);
     sender.find_and_ring_peer()?;
     failpoint("sender: met");
-    if let Some(deadline) = options.connect_deadline
-        && !sender.wait_for_peer(Some(deadline))?
+    if let Some(deadline) = deadline
+        && !sender.wait_for_peer(Some(deadline), &waiter).await?
     {
-        return Err(timed_out("a receiver", path));
+        return Err(timed_out("a receiver", &path));
     }
     Ok(sender)
 }
@@ -155,13 +203,14 @@ fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
     Err(Error::NotAChannel { path: directory.path().display().to_string(), problem })
 }
 
-fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
-    let directory = directory(path, options, make)?;
-    check_size(&directory, options)?;
+async fn receiver(path: PathBuf, options: Settings, make: Make, waiter: Waiter) -> Result<Receiver> {
+    let deadline = options.connect_deadline.from_now();
+    let directory = directory(&path, &options, make, deadline, &waiter).await?;
+    check_size(&directory, &options)?;
     let can_barrier = membarrier::register();
-    let role = directory.claim_receiver_until(options.connect_deadline)?;
+    let role = directory.claim_receiver_until(deadline, &waiter).await?;
     failpoint("receiver: claimed");
-    let claim = Arc::new(RoleClaim::new(directory, role.liveness, role.lock));
+    let claim = RoleClaim::new(directory, role.liveness, role.lock);
     let doorbells = Doorbells::with(role.doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before it opens a lane: a predecessor that closed has marked this page as closed.
@@ -169,15 +218,15 @@ fn receiver(path: &Path, options: &Settings, make: Make) -> Result<Receiver> {
     let lane = Lane::open(&claim.directory, 0, page)?;
     failpoint("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, doorbells };
-    let mut receiver = Receiver::new(parts, options)?.with_role(claim);
+    let mut receiver = Receiver::new(parts, &options)?.with_role(claim);
     receiver.find_and_ring_senders()?;
     failpoint("receiver: met");
     // With messages in the channel, the receiver needs no sender.
-    if let Some(deadline) = options.connect_deadline
+    if let Some(deadline) = deadline
         && !receiver.has_messages()
-        && !receiver.wait_for_peer(Some(deadline))?
+        && !receiver.wait_for_peer(Some(deadline), &waiter).await?
     {
-        return Err(timed_out("a sender", path));
+        return Err(timed_out("a sender", &path));
     }
     Ok(receiver)
 }

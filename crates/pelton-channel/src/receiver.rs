@@ -12,12 +12,13 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+use crate::opening::{Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::settings::Settings;
-use crate::wait::{self, Armed, Deadline, Side, Spin};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use backoff::Backoff;
 use crossbeam_queue::SegQueue;
 use message::Returned;
@@ -42,7 +43,8 @@ use std::time::Instant;
 /// another user. [`Receiver::receive_into`] copies into a buffer that you keep; [`Receiver::receive_vec`] and
 /// [`Receiver::messages`] copy into a new one. After the copy, nothing reads the shared bytes again.
 ///
-/// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages.
+/// Dropping it closes the channel: the sender returns [`Error::Closed`] with the number of unreleased messages. A path
+/// channel's role is free once the last [`Held`] message is dropped too.
 #[derive(Debug)]
 pub struct Receiver {
     pub(crate) lanes: Lanes,
@@ -91,7 +93,7 @@ impl Receiver {
         let ReceiverParts { lane, sleeper, doorbells } = parts;
         let endpoint = Endpoint::new(doorbells, options.wait, lane.link.peer())?;
         let local_wake = endpoint.doorbells.local_wake().clone();
-        let returned = Arc::new(Returned { tickets: SegQueue::new(), local_wake, owner: endpoint.owner });
+        let returned = Arc::new(Returned { tickets: SegQueue::new(), local_wake, owner: endpoint.owner, role: None });
         Ok(Receiver {
             lanes: Lanes::of_one(lane),
             registry: None,
@@ -110,8 +112,9 @@ impl Receiver {
     }
 
     /// Gives the receiver its role in a path channel.
-    pub(crate) fn with_role(mut self, role: Arc<RoleClaim>) -> Receiver {
+    pub(crate) fn with_role(mut self, role: RoleClaim) -> Receiver {
         self.many = role.directory.lanes_max() > 1;
+        Arc::get_mut(&mut self.returned).expect("a new receiver holds no message").role = Some(role.lock.clone());
         self.endpoint.role = Some(role);
         self
     }
@@ -122,7 +125,7 @@ impl Receiver {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
         receiver.registry = Some(Box::new(registry));
-        receiver.reports_events = options.announces;
+        receiver.reports_events = options.membership_events;
         receiver.lanes.let_leave();
         Ok(receiver)
     }
@@ -168,7 +171,7 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::try_receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
+    /// As [`Receiver::try_receive`]. With [`Options::membership_events`], also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
@@ -176,7 +179,7 @@ impl Receiver {
         Ok(self.find(Deadline::Now)?.map(|item| self.event(item)))
     }
 
-    /// As [`Receiver::receive`]. If [`Options::announce`] requests it, also returns which senders join and leave.
+    /// As [`Receiver::receive`]. With [`Options::membership_events`], also returns which senders join and leave.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
@@ -283,6 +286,16 @@ impl Receiver {
             self.wait_for_message(Deadline::Never)?;
         }
         Ok(Batch::new(self))
+    }
+
+    /// As [`Receiver::receive_batch`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    #[inline]
+    pub fn receive_batch_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Batch<'_>>> {
+        let has_message = self.peek_fast().is_some() || self.find_record(deadline.into())?.is_some();
+        Ok(has_message.then(|| Batch::new(self)))
     }
 
     /// Polls several times for the next message, before any call that costs more than a message: most waits end here.
@@ -687,6 +700,27 @@ impl Receiver {
         Ok(Armed::waiting_if(armed))
     }
 
+    /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether
+    /// there is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless
+    /// lately, and only once if this process and the sender have one processor. Neither sleeps nor arms.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
+    /// assert!(!receiver.busy_poll()?);
+    /// sender.send(b"hello")?;
+    /// assert!(receiver.busy_poll()?);
+    /// assert_eq!(receiver.try_receive()?.as_deref(), Some(&b"hello"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        wait::busy_poll(self, BUSY_POLL, 0)
+    }
+
     /// Undoes [`Receiver::arm`].
     pub fn disarm(&mut self) {
         if self.endpoint.owner.is_current() {
@@ -717,7 +751,7 @@ impl Receiver {
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return self.wait_for_peer(deadline);
+            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
         }
         if self.registry.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
@@ -748,7 +782,7 @@ impl Receiver {
     }
 
     /// Waits until a path channel has a sender. Returns false at the deadline.
-    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
             if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
                 self.continue_without_peer();
@@ -767,7 +801,7 @@ impl Receiver {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.endpoint.doorbells.sleep(deadline)?;
+            waiter.sleep(&self.endpoint.doorbells, deadline).await?;
         }
     }
 
@@ -864,7 +898,7 @@ impl AsFd for Receiver {
     }
 }
 
-impl Side for Receiver {
+impl Polled for Receiver {
     fn poll(&mut self) -> Result<bool> {
         Ok(self.peek()?.is_some())
     }
@@ -873,6 +907,12 @@ impl Side for Receiver {
         self.has_messages()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.endpoint.spin
+    }
+}
+
+impl Side for Receiver {
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
         // A sender that joins later rings the doorbell.
@@ -940,9 +980,5 @@ impl Side for Receiver {
         // Needs one system call for any number of lanes.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
         Ok(gone || (!self.lanes.is_one() && self.endpoint.doorbells.is_any_gone()?))
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.endpoint.spin
     }
 }

@@ -14,13 +14,14 @@ pub(crate) struct RoleClaim {
     is_synced: AtomicBool,
     /// Held open: its close proves to the other sides that this one is gone.
     _liveness: Descriptor,
-    /// Dropped after the liveness handle, so that a successor finds this one gone.
-    _lock: Lock,
+    /// Dropped after the liveness handle, so that a successor finds this one gone. A receiver's held messages keep it
+    /// as well: a successor would release them.
+    pub(crate) lock: Arc<Lock>,
 }
 
 impl RoleClaim {
     pub(crate) fn new(directory: Arc<Directory>, liveness: Descriptor, lock: Lock) -> RoleClaim {
-        RoleClaim { directory, is_synced: AtomicBool::new(false), _liveness: liveness, _lock: lock }
+        RoleClaim { directory, is_synced: AtomicBool::new(false), _liveness: liveness, lock: Arc::new(lock) }
     }
 
     /// Syncs the directory and its entries, once: without them the contents of its files are lost.

@@ -4,18 +4,19 @@ mod memory;
 mod reservation;
 mod window;
 
-pub use reservation::{Reservation, SentBatch};
+pub use reservation::{BatchReservation, Reservation};
 
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
+use crate::opening::{Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::settings::Settings;
 use crate::transport::Found;
-use crate::wait::{self, Armed, Deadline, Side, Spin};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use pelton_lane::{
     CAPACITY_MIN, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end, record_bytes,
 };
@@ -151,6 +152,15 @@ impl SenderMemory {
         }
     }
 
+    /// Moves the lane into new data.
+    pub(crate) fn move_to(&mut self, lane: &mut Producer, data: Segment) {
+        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &data);
+        // SAFETY: the caller has just created the data with the lane's capacity. The old data lives until the
+        // assignment below replaces it.
+        unsafe { lane.move_to(memory.data) };
+        self.data = Arc::new(data);
+    }
+
     pub(crate) fn attach_consumer(
         &mut self,
         lane: &mut Producer,
@@ -233,19 +243,30 @@ impl Sender {
 
     /// Reserves space for a message of `bytes`. Waits until `deadline`.
     pub(crate) fn find_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
+        let bytes = bytes as u64;
+        self.find(WaitCondition::Message(bytes, 0), deadline, |lane| lane.try_reserve(bytes))
+    }
+
+    /// Reserves by `reserve`. Waits for `want` until `deadline`.
+    fn find<T>(
+        &mut self,
+        want: WaitCondition,
+        deadline: Deadline,
+        mut reserve: impl FnMut(&mut Producer) -> std::result::Result<Option<T>, LaneError>,
+    ) -> Result<Option<T>> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
         self.find_window();
         loop {
-            let space = self.with_memory(|lane| lane.try_reserve(bytes as u64))?;
+            let space = self.with_memory(&mut reserve)?;
             if space.is_none() && self.is_peer_known_gone()? {
                 self.note_end();
                 return Err(self.not_usable());
             }
             let Some(deadline) = deadline.until().filter(|_| space.is_none()) else { return Ok(space) };
             self.parts.lane.count_wait();
-            if !wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }, deadline)? {
+            if !wait::wait(&mut FreeSpace { sender: self, want }, deadline)? {
                 return Ok(None);
             }
         }
@@ -453,7 +474,29 @@ impl Sender {
     /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more space than the largest
     /// message.
     #[inline(always)]
-    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
+    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<BatchReservation<'_>>> {
+        self.reserve_batch_until(lens, Deadline::Now)
+    }
+
+    /// As [`Sender::try_reserve_batch`], but waits for space for the whole batch.
+    ///
+    /// # Errors
+    /// As [`Sender::try_reserve_batch`].
+    #[inline(always)]
+    pub fn reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<BatchReservation<'_>> {
+        Ok(self.reserve_batch_until(lens, Deadline::Never)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Sender::reserve_batch`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Sender::try_reserve_batch`].
+    #[inline(always)]
+    pub fn reserve_batch_until(
+        &mut self,
+        lens: impl IntoIterator<Item = usize>,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Option<BatchReservation<'_>>> {
         // Each length is limited to 2^31, above the largest message, so the sum wraps only for 2^33 messages. Even then
         // a batch never returns more space than it has. For messages of one size the compiler computes this sum without
         // a loop.
@@ -461,28 +504,18 @@ impl Sender {
         if self.endpoint.owner.is_current()
             && let Some(batch) = self.parts.lane.begin_batch_fast(records)
         {
-            return Ok(Some(SentBatch { sender: self, batch }));
+            return Ok(Some(BatchReservation { sender: self, batch }));
         }
-        Ok(self.find_batch(records)?.map(|batch| SentBatch { sender: self, batch }))
+        Ok(self.find_batch(records, deadline.into())?.map(|batch| BatchReservation { sender: self, batch }))
     }
 
     /// The slow path.
     #[cold]
     #[inline(never)]
-    fn find_batch(&mut self, records: u64) -> Result<Option<pelton_lane::Batch>> {
-        if !self.endpoint.owner.is_current() {
-            return Err(self.not_usable());
-        }
-        self.find_window();
-        let batch = self.with_memory(|lane| lane.try_begin_batch(records))?;
-        if batch.is_some() {
-            return Ok(batch);
-        }
-        if self.is_peer_known_gone()? {
-            self.note_end();
-            return Err(self.not_usable());
-        }
-        Ok(None)
+    fn find_batch(&mut self, records: u64, deadline: Deadline) -> Result<Option<pelton_lane::Batch>> {
+        // A message that takes the same space as the batch.
+        let bytes = records.saturating_sub(record_bytes(0)).min(self.message_bytes_max());
+        self.find(WaitCondition::Message(bytes, 0), deadline, |lane| lane.try_begin_batch(records))
     }
 
     /// Sends a message together with descriptors, which the receiver takes by [`crate::Message::take_descriptors`].
@@ -597,19 +630,19 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::send`]: [`Error::Closed`] and [`Error::PeerDied`] have the number of unreleased messages.
-    pub fn drain(&mut self) -> Result<()> {
-        self.wait_drained(None).map(|_| ())
+    pub fn wait_released(&mut self) -> Result<()> {
+        self.wait_released_to(None).map(|_| ())
     }
 
-    /// As [`Sender::drain`], until `deadline`; false when it passes.
+    /// As [`Sender::wait_released`], until `deadline`; false when it passes.
     ///
     /// # Errors
-    /// As [`Sender::drain`].
-    pub fn drain_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.wait_drained(deadline.into().instant())
+    /// As [`Sender::wait_released`].
+    pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.wait_released_to(deadline.into().instant())
     }
 
-    fn wait_drained(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    fn wait_released_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
         if !self.endpoint.owner.is_current() {
             return if self.endpoint.departure.is_some() && self.unreleased() == 0 {
                 Ok(true)
@@ -629,13 +662,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::try_send`]: here a loop detects that the receiver has left.
     pub fn arm(&mut self, bytes: usize) -> Result<Armed> {
-        if !self.endpoint.owner.is_current() {
-            return Err(self.not_usable());
-        }
-        // There will never be space for it, so a wait would never end.
-        if bytes as u64 > self.message_bytes_max() {
-            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
-        }
+        self.check_wait_for(bytes)?;
         self.endpoint.doorbells.drain()?;
         failpoint("sender arms: drained");
         let armed = FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()?;
@@ -650,6 +677,29 @@ impl Sender {
             failpoint("sender arms: nudged");
         }
         Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds,
+    /// longer for a large message, and returns whether there is space. Polls for less if that was useless lately, and
+    /// only once if this process and the receiver have one processor. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`].
+    pub fn busy_poll(&mut self, bytes: usize) -> Result<bool> {
+        self.check_wait_for(bytes)?;
+        let want = WaitCondition::Message(bytes as u64, 0);
+        wait::busy_poll(&mut FreeSpace { sender: self, want }, BUSY_POLL, bytes as u64)
+    }
+
+    /// Checks that the sender can be used, and that there can ever be space for a message of `bytes`.
+    fn check_wait_for(&mut self, bytes: usize) -> Result<()> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        match self.message_bytes_max() {
+            bytes_max if bytes as u64 > bytes_max => Err(Error::TooLarge { bytes: bytes as u64, bytes_max }),
+            _ => Ok(()),
+        }
     }
 
     /// For an event loop that has nothing to send: makes the descriptor readable only when the receiver leaves, except
@@ -697,7 +747,7 @@ impl Sender {
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return self.wait_for_peer(deadline);
+            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
         }
         if self.endpoint.departure.is_none() && self.endpoint.owner.is_current() && self.parts.link.is_peer_gone()? {
             self.note_end();
@@ -736,7 +786,7 @@ impl Sender {
     }
 
     /// Waits until a path channel has a receiver. Returns false at the deadline.
-    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
             let closed = self.parts.link.peer().is_some() && self.parts.lane.has_consumer_closed();
             if self.endpoint.departure.is_some() || closed || self.parts.link.is_peer_gone()? {
@@ -757,7 +807,7 @@ impl Sender {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.endpoint.doorbells.sleep(deadline)?;
+            waiter.sleep(&self.endpoint.doorbells, deadline).await?;
         }
     }
 
@@ -818,7 +868,7 @@ impl Sender {
     }
 
     /// Closes the channel. The receiver receives all messages and then returns [`Error::Closed`]. Does not wait; see
-    /// [`Sender::drain`]. Dropping the sender does the same.
+    /// [`Sender::wait_released`]. Dropping the sender does the same.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -869,7 +919,7 @@ pub(crate) enum WaitCondition {
     Empty,
 }
 
-impl Side for FreeSpace<'_> {
+impl Polled for FreeSpace<'_> {
     fn poll(&mut self) -> Result<bool> {
         if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
@@ -888,6 +938,12 @@ impl Side for FreeSpace<'_> {
         self.sender.parts.lane.may_be_ready()
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.sender.endpoint.spin
+    }
+}
+
+impl Side for FreeSpace<'_> {
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
         let lane = &mut self.sender.parts.lane;
@@ -940,10 +996,6 @@ impl Side for FreeSpace<'_> {
             self.sender.note_end();
         }
         Ok(gone)
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.sender.endpoint.spin
     }
 }
 

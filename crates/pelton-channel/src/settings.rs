@@ -3,9 +3,9 @@
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
-use crate::wait::Wait;
+use crate::wait::{BUSY_POLL, ConnectDeadline, Deadline, Wait};
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Default of [`Options::resident_max`](crate::Options::resident_max).
 pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
@@ -26,7 +26,7 @@ pub struct Settings {
     /// Users that may be the peer, besides the own one.
     pub uids: Vec<u32>,
     /// When waiting for a listener, a channel or a peer ends.
-    pub connect_deadline: Option<Instant>,
+    pub connect_deadline: ConnectDeadline,
     /// How long a handshake may take if connecting has no deadline.
     pub handshake: Duration,
     /// Permission bits of a path channel.
@@ -34,7 +34,7 @@ pub struct Settings {
     /// Limit of the senders.
     pub lanes: Option<u32>,
     /// Whether membership events are reported.
-    pub announces: bool,
+    pub membership_events: bool,
     /// Bytes at which a flush hands over.
     pub flush_bytes: u64,
     /// The longest time until a flush hands over.
@@ -45,8 +45,8 @@ pub struct Settings {
     pub resident_max: u64,
     /// The largest request, reply or part.
     pub call_bytes_max: u64,
-    /// How long a client busy-polls when it is armed.
-    pub hold: Duration,
+    /// How long a client busy-polls for an event loop.
+    pub busy_poll: Duration,
 }
 
 impl Default for Settings {
@@ -55,16 +55,16 @@ impl Default for Settings {
             capacity: None,
             usual_capacity: 64 << 20,
             call_bytes_max: 64 << 20,
-            hold: Duration::from_micros(20),
+            busy_poll: BUSY_POLL,
             message_bytes_max: None,
             memory: None,
             wait: Wait::default(),
             uids: Vec::new(),
-            connect_deadline: None,
+            connect_deadline: ConnectDeadline::At(Deadline::Now),
             handshake: Duration::from_secs(5),
             mode: 0o700,
             lanes: None,
-            announces: false,
+            membership_events: false,
             flush_bytes: 1 << 20,
             flush_interval: Some(Duration::from_millis(100)),
             window: None,
@@ -78,7 +78,7 @@ impl Settings {
     /// lanes.
     pub fn of_link(&self) -> Result<Settings> {
         // A link reports no membership events, because they are not requests.
-        let options = Settings { usual_capacity: 4 << 20, announces: false, ..self.clone() };
+        let options = Settings { usual_capacity: 4 << 20, membership_events: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
                 option: "message_bytes_max",

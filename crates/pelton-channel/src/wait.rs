@@ -75,6 +75,48 @@ impl From<Duration> for Deadline {
     }
 }
 
+/// The value of `Options::connect_deadline`: made from an [`Instant`], a [`Duration`] or a [`Deadline`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectDeadline {
+    /// This long after each use of the options.
+    After(Duration),
+    /// The same for all uses.
+    At(Deadline),
+}
+
+impl ConnectDeadline {
+    /// The deadline of a use that begins now. Returns `None` if it does not wait.
+    #[doc(hidden)]
+    pub fn from_now(self) -> Option<Instant> {
+        let after = match self {
+            ConnectDeadline::After(time) => time,
+            ConnectDeadline::At(Deadline::Now) => return None,
+            ConnectDeadline::At(Deadline::At(instant)) => return Some(instant),
+            ConnectDeadline::At(Deadline::Never) => Duration::MAX,
+        };
+        // Ten years at most, which the clock can represent.
+        Some(Instant::now() + after.min(Duration::from_secs(315_360_000)))
+    }
+}
+
+impl From<Duration> for ConnectDeadline {
+    fn from(time: Duration) -> ConnectDeadline {
+        ConnectDeadline::After(time)
+    }
+}
+
+impl From<Instant> for ConnectDeadline {
+    fn from(instant: Instant) -> ConnectDeadline {
+        ConnectDeadline::At(instant.into())
+    }
+}
+
+impl From<Deadline> for ConnectDeadline {
+    fn from(deadline: Deadline) -> ConnectDeadline {
+        ConnectDeadline::At(deadline)
+    }
+}
+
 /// What `arm` found.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,18 +139,24 @@ impl Armed {
     }
 }
 
-/// One side of a channel and the condition that it waits for.
-pub trait Side {
+/// A condition that can be polled.
+pub trait Polled {
     /// Returns whether the condition holds. An error ends the wait, and the end of the channel is an error.
     fn poll(&mut self) -> Result<bool>;
     /// Whether the condition may hold: a cheap hint, by one load.
     fn may_be_ready(&self) -> bool;
+    /// The adaptive spin before a sleep.
+    fn spin(&mut self) -> &mut Spin;
+}
+
+/// One side of a channel and the condition that it waits for.
+pub trait Side: Polled {
     /// Announces a sleep. Returns false if the condition holds after all, and withdraws the announcement.
     fn arm(&mut self) -> Result<bool>;
     /// Withdraws the announcement.
     fn disarm(&mut self);
-    /// Call this after a peer has gone and [`Side::poll`] has returned false since. Returns an error if the channel has
-    /// ended, true if the condition holds after all, and false to continue the wait.
+    /// Call this after a peer has gone and [`Polled::poll`] has returned false since. Returns an error if the channel
+    /// has ended, true if the condition holds after all, and false to continue the wait.
     fn end(&mut self) -> Result<bool>;
     /// Whether a sleep must end after a millisecond, because a wake-up may be missed.
     fn needs_timed_wait(&self) -> bool;
@@ -118,8 +166,6 @@ pub trait Side {
     fn rung(&mut self, alone: bool) -> Result<bool>;
     /// Whether a peer has gone; checks that at intervals.
     fn is_peer_known_gone(&mut self) -> Result<bool>;
-    /// The adaptive spin before a sleep.
-    fn spin(&mut self) -> &mut Spin;
 }
 
 /// A sleep costs some microseconds, and a wake-up costs about as much. A longer spin cannot pay.
@@ -136,6 +182,15 @@ const LONG_AFTER: [u32; 2] = [1, 256];
 /// is too short for this peer.
 const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
+
+/// How long an event loop busy-polls before it arms and sleeps. That costs it more than a blocking wait: it arms,
+/// returns to its loop, sleeps in epoll, and disarms. On a virtual machine these take 25 to 40 µs of processor time.
+pub const BUSY_POLL: Duration = Duration::from_micros(20);
+/// A large message takes longer, because each side copies it: the time is a nanosecond longer for this number of bytes.
+/// At 100 KiB the sides of a call copied for some 20 µs each.
+const BYTES_PER_NS: u64 = 4;
+/// But at most this number of times as long. Beyond it, a sleep costs little beside the copies.
+const BUSY_POLL_TIMES: u32 = 5;
 
 /// On one processor, a thread yields before it sleeps, so that its peer finishes its work. A sleep instead would let
 /// the wake-up interrupt the peer at each message. But the kernel may give the yielded processor to an unrelated thread
@@ -174,15 +229,22 @@ impl Spin {
     }
 
     fn longest(&self) -> Duration {
+        self.time(SPIN_MAX, SPIN_LONG)
+    }
+
+    /// The time of the next spin, by the outcomes of the last ones.
+    fn time(&self, usual: Duration, long: Duration) -> Duration {
         match self.failed {
-            failed if LONG_AFTER.contains(&failed) => SPIN_LONG,
+            failed if LONG_AFTER.contains(&failed) => long,
             NONE_AFTER.. => Duration::ZERO,
-            _ => self.shortened(SPIN_MAX),
+            failed => usual / (1 << failed.min(SHORTEST)),
         }
     }
 
-    fn shortened(&self, most: Duration) -> Duration {
-        most / (1 << self.failed.min(SHORTEST))
+    /// The time of the next busy-poll. A long one takes no longer than the usual: the user may have set that limit.
+    fn busy_poll_time(&self, most: Duration, bytes: u64) -> Duration {
+        let most = (most + Duration::from_nanos(bytes / BYTES_PER_NS)).min(most * BUSY_POLL_TIMES);
+        self.time(most, most)
     }
 
     fn has_paid(&mut self) {
@@ -281,7 +343,7 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
 
 /// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition.
 #[inline(always)]
-fn poll_repeatedly(side: &mut impl Side) -> Result<bool> {
+fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
     for _ in 0..LOADS_PER_CLOCK {
         os::relax();
         if side.may_be_ready() {
@@ -295,21 +357,24 @@ fn poll_repeatedly(side: &mut impl Side) -> Result<bool> {
     Ok(holds)
 }
 
-/// Busy-polls for at most `most`. Returns whether the condition holds. Polls for less if that was useless lately, and
-/// only once with one processor.
-pub fn busy_poll(side: &mut impl Side, most: Duration) -> Result<bool> {
+/// Busy-polls for a message of about `bytes`, before the caller's event loop arms: for `most`, or longer if there are
+/// many bytes. Returns whether the condition holds. Polls for less if that was useless lately, and only once with one
+/// processor, or if `most` is zero. Neither sleeps nor arms.
+pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<bool> {
     if side.poll()? {
         return Ok(true);
     }
     if most.is_zero() || side.spin().one_processor {
         return Ok(false);
     }
-    let until = Instant::now() + side.spin().shortened(most);
+    let mut until = None;
     loop {
         if poll_repeatedly(side)? {
             return Ok(true);
         }
-        if Instant::now() >= until {
+        let now = Instant::now();
+        // The condition may hold in the first polls, so the clock is read after them.
+        if now >= *until.get_or_insert_with(|| now + side.spin().busy_poll_time(most, bytes)) {
             side.spin().has_failed();
             return Ok(false);
         }
@@ -367,5 +432,78 @@ mod tests {
             spin.has_yielded(YIELD_MAX / 100);
         }
         assert_eq!((spin.rest, spin.doublings), (0, 0));
+    }
+
+    /// A condition that holds from the poll of that number on, and counts the polls.
+    struct Counted {
+        polls: u64,
+        holds_from: u64,
+        spin: Spin,
+    }
+
+    impl Polled for Counted {
+        fn poll(&mut self) -> Result<bool> {
+            self.polls += 1;
+            Ok(self.polls >= self.holds_from)
+        }
+
+        fn may_be_ready(&self) -> bool {
+            false
+        }
+
+        fn spin(&mut self) -> &mut Spin {
+            &mut self.spin
+        }
+    }
+
+    fn counted(holds_from: u64, one_processor: bool) -> Counted {
+        let spin = Spin { one_processor, ..Spin::new(Wait::Block, None) };
+        Counted { polls: 0, holds_from, spin }
+    }
+
+    #[test]
+    fn a_busy_poll_finds_what_comes_and_gives_up_otherwise() {
+        // Longer than any pause of this thread, so only the polls end it.
+        let hour = Duration::from_secs(3600);
+        let mut side = counted(1000, false);
+        assert!(busy_poll(&mut side, hour, 0).unwrap());
+        assert_eq!((side.polls, side.spin.failed), (1000, 0));
+        let mut side = counted(u64::MAX, false);
+        assert!(!busy_poll(&mut side, BUSY_POLL, 0).unwrap());
+        assert_eq!(side.spin.failed, 1);
+    }
+
+    #[test]
+    fn one_processor_or_no_time_is_worth_one_poll() {
+        for (one_processor, most) in [(true, BUSY_POLL), (false, Duration::ZERO)] {
+            let mut side = counted(u64::MAX, one_processor);
+            assert!(!busy_poll(&mut side, most, 1 << 30).unwrap());
+            assert_eq!((side.polls, side.spin.failed), (1, 0));
+        }
+    }
+
+    #[test]
+    fn a_busy_poll_is_longer_for_many_bytes_and_shorter_after_failures() {
+        let mut spin = Spin::new(Wait::Block, None);
+        let time = |spin: &Spin, bytes| spin.busy_poll_time(BUSY_POLL, bytes);
+        assert_eq!(time(&spin, 0), BUSY_POLL);
+        assert_eq!(time(&spin, 40_000), BUSY_POLL + Duration::from_micros(10));
+        assert_eq!(time(&spin, u64::MAX), BUSY_POLL * BUSY_POLL_TIMES);
+        spin.has_failed();
+        assert_eq!(time(&spin, 0), BUSY_POLL, "the first retry takes as long");
+        spin.has_failed();
+        assert_eq!(time(&spin, 0), BUSY_POLL / 4);
+        let mut spent = Duration::ZERO;
+        for _ in 0..10_000 {
+            spent += time(&spin, 0);
+            spin.has_failed();
+        }
+        // Less than a percent of a sleep and a wake-up, as for `longest`; but the retries never cease.
+        assert!(spent < Duration::from_nanos(200) * 10_000, "{spent:?}");
+        while spin.failed != LONG_AFTER[1] {
+            spin.has_failed();
+        }
+        spin.has_paid();
+        assert_eq!(time(&spin, 0), BUSY_POLL);
     }
 }

@@ -348,7 +348,8 @@ impl CallLoop<'_> {
         let before = self.indices.len();
         // After the last completion, the service may close.
         while !self.indices.is_empty() {
-            let completion = self.client.try_completion()?.map(|done| (done.call(), done.outcome(), done.into_vec()));
+            let completion =
+                self.client.try_completion()?.map(|done| (done.call_id(), done.outcome(), done.into_vec()));
             let Some((call, outcome, bytes)) = completion else { break };
             self.complete(call, outcome, bytes);
             self.write_in_turn();
@@ -434,7 +435,7 @@ impl CallLoop<'_> {
                 return self.read_input();
             }
         }
-        if !self.client.arm()?.is_waiting() {
+        if self.client.busy_poll()? || !self.client.arm()?.is_waiting() {
             return Ok(());
         }
         let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };

@@ -193,7 +193,7 @@ struct Gap {
 impl Summary {
     fn count(&mut self, file: &Path, chunk: &FileChunk<'_>) {
         self.chunks += 1;
-        self.messages += u64::from(chunk.messages());
+        self.messages += u64::from(chunk.message_count());
         self.bytes += chunk.records().map(|record| record.payload().len() as u64).sum::<u64>();
         let lane = self.lanes.entry(chunk.lane().0).or_default();
         let (after, found) = (lane.last_seq, chunk.first_seq());
@@ -209,7 +209,7 @@ impl Summary {
         lane.others |= lane.chunks > 0 && known != sender;
         (lane.pid, lane.uid) = sender.or(known).unzip();
         lane.chunks += 1;
-        lane.messages += u64::from(chunk.messages());
+        lane.messages += u64::from(chunk.message_count());
         lane.last_seq = chunk.last_seq();
     }
 

@@ -115,7 +115,7 @@ impl CopyLoop {
     fn stat(&mut self, operation: Operation) -> Result<Option<Box<Stat>>, Failure> {
         match self.try_run(operation)?.outcome {
             Ok(Output::Stat(stat)) => Ok(Some(stat)),
-            Err(pelton::Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+            Err(pelton::Error::File { error: source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
             Ok(other) => unreachable!("a stat returned {other:?}"),
         }
@@ -158,7 +158,7 @@ impl CopyLoop {
             let temporary = destination.with_file_name(format!(".pelton-cp-{}-{attempt}", std::process::id()));
             match self.create(Operation::open(&temporary, Open::for_writing().create_new(mode)), &temporary)?.outcome {
                 // The file of a killed process, or of a process with this number in another container.
-                Err(pelton::Error::File { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
+                Err(pelton::Error::File { error: source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
                 Ok(Output::File(file)) => return Ok((file, temporary)),
                 Err(error) => return Err(error.into()),
                 Ok(other) => unreachable!("an open returned {other:?}"),

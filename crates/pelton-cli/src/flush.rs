@@ -1,7 +1,7 @@
 //! `pelton flush`: writes the messages of a channel to a record file, or to standard output, one buffer at a time. It
 //! releases a message once it is written.
 //!
-//! The library takes messages in ticks (`Flush::turn`). Between two of them, one poll waits for the channel, the
+//! The library takes messages in ticks (`Flush::tick`). Between two of them, one poll waits for the channel, the
 //! signals and the next deadline.
 
 use crate::{
@@ -71,7 +71,7 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
         (done, Err(_)) => done,
     };
     let done = done.map_err(|stop| match stop {
-        StreamError::Channel(Error::System { source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
+        StreamError::Channel(Error::System { error: source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
             StreamError::Other(Failure::OutputClosed)
         }
         stop => stop,
@@ -168,7 +168,7 @@ impl Sink for Stdout {
             match rustix::io::retry_on_intr(|| rustix::io::write(rustix::stdio::stdout(), left)) {
                 Ok(bytes) => self.written += bytes,
                 Err(error) => {
-                    return Err(Error::System { what: "writing to standard output".to_owned(), source: error.into() });
+                    return Err(Error::System { what: "writing to standard output".to_owned(), error: error.into() });
                 }
             }
         }
@@ -195,7 +195,7 @@ fn flush_all(
         signals.check()?;
         let polled = match flush.run_until(Instant::now() + library_wait) {
             Ok(true) => Err(Error::Closed { unreleased: 0 }),
-            Ok(false) => flush.turn(),
+            Ok(false) => flush.tick(),
             Err(error) => Err(error),
         };
         let due = match polled {

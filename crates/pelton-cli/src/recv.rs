@@ -49,7 +49,8 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
     let signals = Signals::install()?;
     // First: no sender connects to a receiver that cannot write.
     let output = Output::new()?;
-    let receiver = args.receive.open_receiver(&transport, &signals, args.receive.channel.options().announce(true))?;
+    let receiver =
+        args.receive.open_receiver(&transport, &signals, args.receive.channel.options().membership_events(true))?;
     let started = Instant::now();
     let mut recv_loop = RecvLoop {
         args,

@@ -179,7 +179,7 @@ impl SendLoop<'_> {
             return Ok(());
         }
         loop {
-            let drained = self.sender.drain_until(Instant::now() + SLICE);
+            let drained = self.sender.wait_released_until(Instant::now() + SLICE);
             if self.unless_kept(drained)? == Some(true) {
                 return Ok(());
             }

@@ -6,20 +6,24 @@
 //! - **Ended operations stay in the ring, or in the threads' queue, until the engine takes them.** So each one's
 //!   descriptor shows whether more are available. Only `ready` needs the local wake.
 
+use crate::cancel::Cancel;
+use crate::completion::{Completion, Submitted};
 use crate::file::{File, INLINE_BYTES_PER_TICK, Opened, Root};
-use crate::operation::{Operation, Output, Pieces, Transfer, Work};
-use crate::perform;
-use crate::pool::{Cancel, Pool};
+use crate::operation::{Operation, Outcome, Output, Work};
+use crate::perform::perform;
+use crate::pool::{JobState, Pool};
 use crate::ring::Ring;
-use pelton_channel::{Armed, Deadline, Error, Result};
+use crate::transfer::{Pieces, Transfer};
+use pelton_channel::raw::{BUSY_POLL, Polled, Spin, busy_poll};
+use pelton_channel::{Armed, Deadline, Error, Peer, Result, Wait};
 use pelton_lane::failpoint;
-use pelton_os::{Buffer, LocalWake, Owner, Pollable, poll_until};
+use pelton_os::{LocalWake, Owner, Pollable, own_uid, poll_until};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// As many as a client's calls in flight. A guess.
 const IN_FLIGHT_MAX: usize = 1024;
@@ -37,7 +41,7 @@ const CALL_COST_BYTES: usize = 4096;
 /// # fn main() -> pelton::Result<()> {
 /// # let directory = tempfile::tempdir().unwrap();
 /// use pelton::file::{EngineOptions, Open, Operation};
-/// let mut engine = EngineOptions::new().root(directory.path()).open()?;
+/// let mut engine = EngineOptions::new().root(directory.path()).build()?;
 /// let outside = engine.run(Operation::open("../../etc/passwd", Open::for_reading())).unwrap_err();
 /// assert!(outside.to_string().contains("EXDEV"));
 /// # Ok(())
@@ -93,7 +97,7 @@ impl EngineOptions {
     /// # Errors
     /// [`Error::Option`] unless 1 to 16,384 operations and 1 to 1,024 threads are allowed; [`Error::File`] when the
     /// root cannot be opened; [`Error::System`] when descriptors or memory are exhausted.
-    pub fn open(&self) -> Result<Engine> {
+    pub fn build(&self) -> Result<Engine> {
         for (option, found, most) in [("in_flight_max", self.in_flight_max, 16_384), ("threads", self.threads, 1024)] {
             if !(1..=most).contains(&found) {
                 return Err(Error::Option { option, found: found as u64, wanted: format!("1 to {most}") });
@@ -111,10 +115,8 @@ impl EngineOptions {
             ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
             pool,
             local_wake,
-            is_woken: false,
+            arming: Arming::Disarmed,
             is_ring_watched: false,
-            is_armed: false,
-            has_begun_one: false,
             entries: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
@@ -125,7 +127,8 @@ impl EngineOptions {
             has_size_limit: limit.current.is_some(),
             all_begun: true,
             root,
-            never: Cancel::never(),
+            // The kernel and the threads may use the processors of this process.
+            spin: Spin::new(Wait::Block, Some(Peer { pid: std::process::id(), uid: own_uid() })),
         })
     }
 }
@@ -155,12 +158,8 @@ pub struct Engine {
     pollable: Pollable,
     /// Wakes an armed loop: `ready` has a completion, or an operation is to be begun.
     local_wake: LocalWake,
-    /// Whether it was rung since the engine was armed: the loop wakes in any case.
-    is_woken: bool,
+    arming: Arming,
     is_ring_watched: bool,
-    is_armed: bool,
-    /// Whether an operation was begun since the engine was armed.
-    has_begun_one: bool,
     /// By key.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
@@ -173,11 +172,38 @@ pub struct Engine {
     /// How many bytes may still be copied inside the caller's calls, before it returns to its loop, or waits.
     inline_bytes: usize,
     has_size_limit: bool,
-    /// Whether no operation waits for [`Engine::start`].
+    /// Whether no operation waits for [`Engine::start`]. If one still does after a start, the system accepts nothing at
+    /// the moment. Those in flight may never end, so their ends are no reliable occasion to retry.
     all_begun: bool,
     root: Option<Arc<Root>>,
-    /// For operations that are never cancelled.
-    never: Cancel,
+    spin: Spin,
+}
+
+impl Polled for Engine {
+    fn poll(&mut self) -> Result<bool> {
+        self.poll_ends()?;
+        Ok(!self.ready.is_empty())
+    }
+
+    /// The poll itself is about as cheap as a hint would be.
+    fn may_be_ready(&self) -> bool {
+        true
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.spin
+    }
+}
+
+/// What the event loop can rely on since [`Engine::arm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arming {
+    Disarmed,
+    Armed,
+    /// As `Armed`; an operation was begun since.
+    BegunOne,
+    /// The local wake was rung since: the loop wakes in any case.
+    Woken,
 }
 
 /// An operation in flight.
@@ -190,7 +216,7 @@ struct Entry {
     /// How often the kernel stopped it without a cancel.
     tries: u32,
     /// Cancels it if the threads have it; `None` in the ring.
-    thread: Option<Arc<Cancel>>,
+    thread: Option<Arc<JobState>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,82 +228,13 @@ enum Waiter {
     Abandoned,
 }
 
-/// The outcome of a submitted operation, and its memory.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Completion {
-    /// The token of its submission; 0 from [`Engine::run`].
-    pub token: u64,
-    /// The outcome. [`Error::File`] with `ECANCELED` if it was cancelled, or an earlier operation of its chain failed.
-    pub outcome: Result<Output>,
-    /// The operation's memory; empty if it has none.
-    pub buffer: Buffer,
-    /// The memory of a vectored operation.
-    pub buffers: Vec<Buffer>,
-    /// If the count is less than requested: the error or the cancel after so many bytes. `None`: a read or a copy
-    /// reached the end of its file.
-    pub cut_short_by: Option<Box<Error>>,
-}
-
-impl Completion {
-    /// Also returns the operation's handles of files.
-    fn of(token: u64, mut work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
-        let outcome = result.map_err(|errno| work.error(errno));
-        let cut_short_by = work.cut_short_by().map(|errno| Box::new(work.error(errno)));
-        let (memory, files) = work.into_parts();
-        let (buffer, buffers) = match memory {
-            Pieces::One(buffer) => (buffer, Vec::new()),
-            Pieces::Many(buffers) => (Buffer::default(), buffers),
-        };
-        (Completion { token, outcome, buffer, buffers, cut_short_by }, files)
-    }
-
-    /// How many bytes were read, written or copied; 0 for other operations and after a failure.
-    pub fn count(&self) -> usize {
-        if let Ok(Output::Count(bytes)) = self.outcome { bytes } else { 0 }
-    }
-
-    /// The bytes that a read with one buffer read.
-    pub fn bytes(&self) -> &[u8] {
-        &self.buffer[..self.count().min(self.buffer.len())]
-    }
-
-    /// The file that was opened.
-    ///
-    /// # Errors
-    /// The operation's error; [`Error::Refused`] if it was not [`Operation::open`].
-    pub fn into_file(self) -> Result<File> {
-        match self.outcome? {
-            Output::File(file) => Ok(file),
-            other => Err(Error::Refused(format!("found {other:?}, wanted a file: only `Operation::open` returns one"))),
-        }
-    }
-}
-
-/// Whether the engine accepted a submission.
-#[derive(Debug)]
-#[must_use = "an operation that was not accepted is not performed"]
-pub enum Submitted<T> {
-    /// Accepted: a completion will follow.
-    Submitted,
-    /// Too many are in flight. Take completions, then submit this again.
-    Full(T),
-}
-
-impl<T> Submitted<T> {
-    /// Whether it was accepted.
-    pub fn is_submitted(&self) -> bool {
-        matches!(self, Submitted::Submitted)
-    }
-}
-
 impl Engine {
     /// An engine with the default options.
     ///
     /// # Errors
-    /// As of [`EngineOptions::open`].
+    /// As of [`EngineOptions::build`].
     pub fn new() -> Result<Engine> {
-        EngineOptions::new().open()
+        EngineOptions::new().build()
     }
 
     /// Whether it uses io_uring: false if the system refuses it, also if it does so later.
@@ -299,19 +256,24 @@ impl Engine {
         }
         // In place: moving the operation costs more than checking it.
         if let Work::Transfer(transfer) = &mut operation.0
-            && let Some(result) = perform::read_fast(transfer)
+            && let Some(result) = transfer.read_fast()
         {
-            return run_fast(operation.0, result);
+            return match (result, operation.0) {
+                (Ok(bytes), Work::Transfer(Transfer { memory: Pieces::One(buffer), cut_short_by: None, .. })) => {
+                    Ok(Completion::of_count(0, bytes, buffer))
+                }
+                (result, work) => succeeded(Completion::of(0, work, result.map(Output::Count)).0),
+            };
         }
         self.run_slow(operation.0)
     }
 
     #[inline(never)]
     fn run_slow(&mut self, mut work: Work) -> Result<Completion> {
-        if self.has_size_limit && work.grows() {
+        if self.has_size_limit && work.action().grows {
             return Ok(self.wait_for(work, None)?.expect("without a deadline it has ended"));
         }
-        let result = perform::perform(&mut work, self.root.as_deref(), &self.never, true);
+        let result = perform(&mut work, self.root.as_deref(), &Cancel::NEVER, true);
         let result = result.map(|output| output.expect("it was allowed to wait"));
         // The caller waits for the close of a last handle, too.
         succeeded(Completion::of(0, work, result).0)
@@ -328,7 +290,7 @@ impl Engine {
         self.inline_bytes = INLINE_BYTES_PER_TICK;
         let mut work = operation.0;
         match self.try_inline(&mut work) {
-            Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
+            Some(result) => succeeded(self.completion_of(0, work, result.map(Output::Count))).map(Some),
             None => self.wait_for(work, deadline.into().instant()),
         }
     }
@@ -341,23 +303,18 @@ impl Engine {
         }
         let key = self.enqueue(Waiter::Run, work, Vec::new());
         let waited = self.wait(deadline, |engine| engine.run_completion.is_some());
-        if !matches!(waited, Ok(true)) {
-            self.give_up(key);
+        // Once it has ended, another operation may have its slot.
+        if !matches!(waited, Ok(true))
+            && let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.waiter == Waiter::Run)
+        {
+            entry.waiter = Waiter::Abandoned;
+            self.cancel_entry(key);
+            let _ = self.start();
         }
         // It may have ended at the last moment.
         match (self.run_completion.take(), waited) {
             (Some(completion), _) => succeeded(completion).map(Some),
             (None, waited) => waited.map(|_| None),
-        }
-    }
-
-    /// Its caller waits no longer.
-    fn give_up(&mut self, key: u32) {
-        // Once it has ended, another operation may have its slot.
-        if let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.waiter == Waiter::Run) {
-            entry.waiter = Waiter::Abandoned;
-            self.cancel_entry(key);
-            let _ = self.start();
         }
     }
 
@@ -380,22 +337,16 @@ impl Engine {
 
     /// The usual end, on the fast path: some 40 ns of moves would be a tenth of a read from the page cache.
     #[inline]
-    fn complete_fast(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
+    fn complete_fast(&mut self, token: u64, work: Work, result: std::result::Result<usize, Errno>) {
         match (result, work) {
-            (
-                Ok(Output::Count(count)),
-                Work::Transfer(Transfer { file, memory: Pieces::One(buffer), cut_short_by: None, .. }),
-            ) => {
-                let outcome = Ok(Output::Count(count));
-                self.ready.push_back(Completion { token, outcome, buffer, buffers: Vec::new(), cut_short_by: None });
+            (Ok(bytes), Work::Transfer(Transfer { file, memory: Pieces::One(buffer), cut_short_by: None, .. })) => {
+                self.ready.push_back(Completion::of_count(token, bytes, buffer));
                 if let Some(last) = file.into_last() {
                     self.close_in_thread(last);
                 }
-                if self.is_armed {
-                    self.keep_readable();
-                }
+                self.wake_loop();
             }
-            (result, work) => self.complete(token, work, result),
+            (result, work) => self.complete(token, work, result.map(Output::Count)),
         }
     }
 
@@ -460,7 +411,7 @@ impl Engine {
     /// As [`Engine::start`]; if the engine is armed, as for an operation submitted then. For FFI.
     #[doc(hidden)]
     pub fn start_submitted(&mut self) -> Result<()> {
-        if !self.is_armed {
+        if self.arming == Arming::Disarmed {
             return self.start();
         }
         self.start_if_armed();
@@ -513,7 +464,7 @@ impl Engine {
             self.inline_bytes = INLINE_BYTES_PER_TICK;
             return Ok(ready);
         }
-        Ok(self.completion_by(None)?.expect("without a deadline a completion came"))
+        Ok(self.completion_until(Deadline::Never)?.expect("without a deadline a completion came"))
     }
 
     /// As [`Engine::completion`], until `deadline`; `None` when it passes, and the operations stay in flight.
@@ -521,10 +472,6 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::completion`].
     pub fn completion_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Completion>> {
-        self.completion_by(deadline.into().instant())
-    }
-
-    fn completion_by(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
         self.check_owner()?;
         if self.in_flight == 0 {
             return Err(Error::Refused(
@@ -532,7 +479,7 @@ impl Engine {
             ));
         }
         self.inline_bytes = INLINE_BYTES_PER_TICK;
-        self.wait(deadline, |engine| !engine.ready.is_empty())?;
+        self.wait(deadline.into().instant(), |engine| !engine.ready.is_empty())?;
         Ok(self.take())
     }
 
@@ -578,7 +525,7 @@ impl Engine {
         let Some(entry) = &mut self.entries[key as usize] else { return };
         entry.is_cancelled = true;
         match (&entry.thread, &mut self.ring) {
-            (Some(cancel), _) => self.pool.cancel(cancel),
+            (Some(job), _) => self.pool.cancel(job),
             (None, Some(ring)) => match ring.cancel(key) {
                 Some(mut work) => {
                     let result = work.failed(Errno::CANCELED);
@@ -602,34 +549,36 @@ impl Engine {
     pub fn arm(&mut self) -> Result<Armed> {
         self.check_owner()?;
         self.inline_bytes = INLINE_BYTES_PER_TICK;
-        self.local_wake.drain();
-        self.is_woken = false;
-        self.pool.doorbell().drain();
         if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
             self.is_ring_watched = true;
         }
-        self.is_armed = true;
-        if let Err(error) = self.poll_ends() {
-            // The loop wakes, and retries.
-            self.keep_readable();
-            return Err(error);
-        }
-        self.has_begun_one = false;
-        if !self.ready.is_empty() {
-            self.keep_readable();
-            return Ok(Armed::Ready);
-        }
-        if self.is_stuck() {
+        self.local_wake.drain();
+        self.pool.doorbell().drain();
+        self.arming = Arming::Armed;
+        let begun = self.poll_ends();
+        if begun.is_err() || !self.ready.is_empty() || !self.all_begun {
             // Nothing else would wake the loop: it wakes and retries.
-            self.keep_readable();
+            self.wake_loop();
         }
-        Ok(Armed::Waiting)
+        begun?;
+        Ok(if self.ready.is_empty() { Armed::Waiting } else { Armed::Ready })
+    }
+
+    /// For an event loop, before [`Engine::arm`]: polls for a completion for some microseconds, and returns whether
+    /// there is one. Also begins the submitted operations. Polls for less if that was useless lately, and only once if
+    /// this process has one processor, or nothing is in flight. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        self.check_owner()?;
+        busy_poll(self, if self.in_flight > 0 { BUSY_POLL } else { Duration::ZERO }, 0)
     }
 
     /// Withdraws [`Engine::arm`].
     pub fn disarm(&mut self) {
-        self.is_armed = false;
+        self.arming = Arming::Disarmed;
     }
 
     /// Waits until all submitted operations and the threads have ended, and closes the engine. Take the completions
@@ -638,7 +587,7 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::start`]; after an error the engine is closed as if dropped.
     pub fn close(self) -> Result<()> {
-        self.closed(None).map(drop)
+        self.close_until(Deadline::Never).map(drop)
     }
 
     /// As [`Engine::close`], until `deadline`; false when it passes: then it cancels the rest. It does not wait for a
@@ -646,11 +595,8 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::close`].
-    pub fn close_until(self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.closed(deadline.into().instant())
-    }
-
-    fn closed(mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub fn close_until(mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        let deadline = deadline.into().instant();
         self.check_owner()?;
         let has_ended = self.wait(deadline, |engine| {
             engine.ready.clear();
@@ -693,14 +639,14 @@ impl Engine {
     /// Waits until all operations have ended, also those given up; their completions stay available. False at the
     /// deadline. For FFI.
     #[doc(hidden)]
-    pub fn settle(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    pub fn wait_idle(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.check_owner()?;
         self.wait(deadline, |engine| engine.under_way() == 0)
     }
 
     /// Waits until all given-up operations have ended. For FFI.
     #[doc(hidden)]
-    pub fn settle_given_up(&mut self) -> Result<bool> {
+    pub fn wait_given_up(&mut self) -> Result<bool> {
         self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.waiter != Waiter::Abandoned))
     }
 
@@ -728,12 +674,12 @@ impl Engine {
     }
 
     #[inline]
-    fn try_inline(&mut self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
+    fn try_inline(&mut self, work: &mut Work) -> Option<std::result::Result<usize, Errno>> {
         match work {
             Work::Transfer(transfer)
                 if !(transfer.writes && self.has_size_limit) && transfer.bytes() <= self.inline_bytes =>
             {
-                let result = perform::try_inline(transfer);
+                let result = transfer.try_inline();
                 self.inline_bytes = self.inline_bytes.saturating_sub(transfer.done.max(CALL_COST_BYTES));
                 result
             }
@@ -744,6 +690,7 @@ impl Engine {
     /// Begins an operation and the rest of its chain, as far as they are done inline.
     fn begin(&mut self, mut token: u64, mut work: Work, mut rest: Vec<(u64, Operation)>) {
         while let Some(result) = self.try_inline(&mut work) {
+            let result = result.map(Output::Count);
             let continues = is_whole(&work, &result);
             self.complete(token, work, result);
             if !continues {
@@ -781,50 +728,48 @@ impl Engine {
         }
         match &mut self.ring {
             // A passed limit raises a signal that ends the process; threads block that signal.
-            Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.grows()) => ring.push(key, work),
+            Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.action().grows) => ring.push(key, work),
             _ => self.leave_to_threads(key, work),
         }
     }
 
     fn leave_to_threads(&mut self, key: u32, work: Work) {
         self.all_begun = false;
-        let cancel = self.pool.push(key, work);
+        let job = self.pool.push(key, work);
         let entry = self.entries[key as usize].as_mut().expect("it is in flight");
         if entry.is_cancelled {
-            self.pool.cancel(&cancel);
+            self.pool.cancel(&job);
         }
-        entry.thread = Some(cancel);
+        entry.thread = Some(job);
     }
 
     /// Begins submitted operations of an armed engine: see [`Engine::arm`]. If they cannot begin at the moment, the
     /// loop wakes, retries, and gets the error.
     #[inline]
     fn start_if_armed(&mut self) {
-        if self.is_armed && !self.all_begun && !self.is_woken {
+        if !self.all_begun && matches!(self.arming, Arming::Armed | Arming::BegunOne) {
             self.start_or_wake();
         }
     }
 
     fn start_or_wake(&mut self) {
-        if !std::mem::replace(&mut self.has_begun_one, true) {
-            match self.start() {
-                Ok(()) if !self.is_stuck() => return,
-                _ => self.all_begun = false,
+        if self.arming == Arming::Armed {
+            self.arming = Arming::BegunOne;
+            if self.start().is_ok() && self.all_begun {
+                return;
             }
+            self.all_begun = false;
         }
-        self.keep_readable();
+        self.wake_loop();
     }
 
-    fn keep_readable(&mut self) {
-        if !std::mem::replace(&mut self.is_woken, true) {
+    /// Keeps the descriptor of an armed engine readable.
+    #[inline]
+    fn wake_loop(&mut self) {
+        if matches!(self.arming, Arming::Armed | Arming::BegunOne) {
+            self.arming = Arming::Woken;
             self.local_wake.ring();
         }
-    }
-
-    /// Whether an operation could not be begun. Those in flight may never end, so their ends are no reliable occasion
-    /// to retry.
-    fn is_stuck(&self) -> bool {
-        !self.all_begun
     }
 
     /// Moves completions to `ready`, if there are any. Otherwise begins the waiting operations.
@@ -867,20 +812,22 @@ impl Engine {
 
     /// Decides whether the ring's result ends an operation.
     fn on_ring_end(&mut self, key: u32, mut work: Work, result: std::result::Result<Option<Output>, Errno>) {
-        let is_cancelled = self.entries[key as usize].as_ref().is_some_and(|entry| entry.is_cancelled);
+        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
         match result {
             Ok(Some(output)) => self.end(key, work, Ok(output)),
             // A partial transfer; or the thread that began it has exited, which makes the kernel stop it.
-            Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if is_cancelled => {
+            Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if entry.is_cancelled => {
                 let result = work.failed(Errno::CANCELED);
                 self.end(key, work, result);
             }
             Ok(None) => self.assign(key, work),
-            Err(Errno::CANCELED | Errno::INTR) if self.may_retry(key) => self.assign(key, work),
-            // If the file system itself returns this, a thread gets it too: then it is the outcome.
-            Err(Errno::CANCELED | Errno::INTR) => self.leave_to_threads(key, work),
-            // It has to wait in a way that the ring does not support.
-            Err(Errno::AGAIN) => self.leave_to_threads(key, work),
+            Err(Errno::CANCELED | Errno::INTR) if entry.tries < TRIES => {
+                entry.tries += 1;
+                self.assign(key, work);
+            }
+            // If the file system itself returns the first two, a thread gets them too: then that is the outcome. After
+            // the last it has to wait in a way that the ring does not support.
+            Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) => self.leave_to_threads(key, work),
             Err(error) => {
                 let result = work.failed(error);
                 self.end(key, work, result);
@@ -888,15 +835,8 @@ impl Engine {
         }
     }
 
-    /// Counts how often the kernel stopped an operation, as it does when the thread that began it exits.
-    fn may_retry(&mut self, key: u32) -> bool {
-        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
-        entry.tries += 1;
-        entry.tries < TRIES
-    }
-
     /// Handles the end of an operation.
-    fn end(&mut self, key: u32, work: Work, result: std::result::Result<Output, Errno>) {
+    fn end(&mut self, key: u32, work: Work, result: Outcome) {
         let Entry { waiter, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
         self.free.push(key);
         match waiter {
@@ -918,15 +858,13 @@ impl Engine {
         }
     }
 
-    fn complete(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
+    fn complete(&mut self, token: u64, work: Work, result: Outcome) {
         let completion = self.completion_of(token, work, result);
         self.ready.push_back(completion);
-        if self.is_armed {
-            self.keep_readable();
-        }
+        self.wake_loop();
     }
 
-    fn completion_of(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) -> Completion {
+    fn completion_of(&mut self, token: u64, work: Work, result: Outcome) -> Completion {
         let (completion, files) = Completion::of(token, work, result);
         self.give_back(files);
         completion
@@ -983,7 +921,7 @@ impl Engine {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            if self.is_stuck() {
+            if !self.all_begun {
                 std::thread::yield_now();
                 continue;
             }
@@ -1008,8 +946,8 @@ impl Drop for Engine {
             return;
         }
         // The ring's own drop cancels its operations.
-        for cancel in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
-            self.pool.cancel(cancel);
+        for job in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
+            self.pool.cancel(job);
         }
     }
 }
@@ -1028,24 +966,6 @@ impl AsRawFd for Engine {
     }
 }
 
-/// The fast path of `run`'s usual end: as [`Engine::complete_fast`].
-#[inline]
-fn run_fast(work: Work, result: std::result::Result<Output, Errno>) -> Result<Completion> {
-    match (result, work) {
-        (
-            Ok(Output::Count(count)),
-            Work::Transfer(Transfer { memory: Pieces::One(buffer), cut_short_by: None, .. }),
-        ) => Ok(Completion {
-            token: 0,
-            outcome: Ok(Output::Count(count)),
-            buffer,
-            buffers: Vec::new(),
-            cut_short_by: None,
-        }),
-        (result, work) => succeeded(Completion::of(0, work, result).0),
-    }
-}
-
 fn succeeded(completion: Completion) -> Result<Completion> {
     match completion.outcome {
         Err(error) => Err(error),
@@ -1054,7 +974,7 @@ fn succeeded(completion: Completion) -> Result<Completion> {
 }
 
 /// Whether its chain continues.
-fn is_whole(work: &Work, result: &std::result::Result<Output, Errno>) -> bool {
+fn is_whole(work: &Work, result: &Outcome) -> bool {
     let is_written = match work {
         Work::Transfer(transfer) => !transfer.writes || transfer.done == transfer.bytes(),
         _ => true,

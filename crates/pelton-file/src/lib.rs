@@ -64,6 +64,13 @@
 //! - Memory that the kernel may write belongs to the ring: an operation moves into `ring.rs` completely, and leaves it
 //!   only with its completion.
 
+// Where things are:
+// - `operation`: the operations, and the table of all of them; `transfer`: reads and writes; `completion`: their ends.
+// - `engine`: owns what is in flight, and chooses: inline (`transfer`), io_uring (`ring`), or threads (`pool`).
+// - `perform`: the system calls of a thread; `cancel`: what interrupts it; `pump`: from files to channels and back.
+// - `file`: an open file, and the root of an engine; `tail`: a plain file as a sink; `faults`: for tests.
+mod cancel;
+mod completion;
 mod engine;
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
@@ -71,7 +78,6 @@ pub mod faults;
 #[cfg(not(feature = "failpoints"))]
 mod faults;
 mod file;
-mod interrupt;
 mod operation;
 mod perform;
 mod pool;
@@ -79,8 +85,10 @@ mod pump;
 mod ring;
 #[cfg(feature = "flush")]
 mod tail;
+mod transfer;
 
-pub use engine::{Completion, Engine, EngineOptions, Submitted};
+pub use completion::{Completion, Submitted};
+pub use engine::{Engine, EngineOptions};
 pub use file::File;
 pub use operation::{Entry, Kind, Open, Operation, Output, Stat};
 pub use pelton_os::Buffer;

@@ -2,6 +2,8 @@
 
 use crate::file::{File, Root};
 use crate::pump::{Channel, Pump};
+use crate::transfer::{Pieces, Position, Transfer};
+use io_uring::opcode;
 use pelton_channel::Error;
 use pelton_channel::Receiver;
 use pelton_channel::Sender;
@@ -133,56 +135,52 @@ impl Open {
 #[derive(Debug)]
 pub struct Operation(pub(super) Work);
 
+/// How an operation ends.
+pub(crate) type Outcome = Result<Output, Errno>;
+
 /// An operation with its progress.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Open { path: PathBuf, how: Open },
-    Close { file: Option<File>, path: PathBuf },
     Transfer(Transfer),
-    Sync { file: File, data_only: bool },
-    Truncate { file: File, bytes: u64 },
-    Allocate { file: File, offset: u64, bytes: u64 },
-    Stat { path: PathBuf, follows: bool },
-    StatFile(File),
-    Times { path: PathBuf, accessed: Option<SystemTime>, modified: Option<SystemTime> },
-    Unlink { path: PathBuf, directory: bool },
-    Rename { from: PathBuf, to: PathBuf },
-    Link { from: PathBuf, to: PathBuf },
-    Symlink { target: PathBuf, path: PathBuf },
-    ReadLink { path: PathBuf },
-    MakeDirectory { path: PathBuf, mode: u32 },
-    List { directory: File },
+    OnFile(File, OnFile),
+    OnPath(PathBuf, OnPath),
+    Close { file: Option<File>, path: PathBuf },
     Copy(Box<Copy>),
     Pump(Box<Pump>),
 }
 
-/// A read or a write.
+/// An operation on an open file.
 #[derive(Debug)]
-pub(crate) struct Transfer {
-    pub(crate) file: File,
-    pub(crate) memory: Pieces,
-    pub(crate) position: Position,
-    pub(crate) writes: bool,
-    /// Bytes transferred so far.
-    pub(crate) done: usize,
-    /// The error that ended it after some bytes.
-    pub(crate) cut_short_by: Option<Errno>,
-    /// Whether the kernel must not copy its bytes inside the call that begins it.
-    pub(crate) is_async: bool,
+pub(crate) enum OnFile {
+    Sync { data_only: bool },
+    Truncate { bytes: u64 },
+    Allocate { offset: u64, bytes: u64 },
+    Stat,
+    List,
 }
 
+/// An operation on the file at a path.
 #[derive(Debug)]
-pub(crate) enum Pieces {
-    One(Buffer),
-    Many(Vec<Buffer>),
+pub(crate) enum OnPath {
+    Open(Open),
+    Stat { follows: bool },
+    Times { accessed: Option<SystemTime>, modified: Option<SystemTime> },
+    Unlink { directory: bool },
+    Rename { to: PathBuf },
+    Link { to: PathBuf },
+    Symlink { target: PathBuf },
+    ReadLink,
+    MakeDirectory { mode: u32 },
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Position {
-    At(u64),
-    /// The file's own position, which the transfer advances.
-    Current,
-    End,
+/// What every operation has: see [`Work::action`].
+pub(crate) struct Action {
+    /// For error texts.
+    name: &'static str,
+    /// Whether it may make a file longer.
+    pub(crate) grows: bool,
+    /// The code of io_uring; `None`: only threads perform it.
+    pub(crate) code: Option<u8>,
 }
 
 #[derive(Debug)]
@@ -202,7 +200,7 @@ impl Operation {
     /// may wait for its line. A cancelled one completes immediately; a thread remains, waits, and closes the file.
     /// With 256 such threads in the process, opening a FIFO or a terminal fails with EMFILE.
     pub fn open(path: impl Into<PathBuf>, how: Open) -> Operation {
-        Operation(Work::Open { path: path.into(), how })
+        Operation(Work::OnPath(path.into(), OnPath::Open(how)))
     }
 
     /// Closes a file, and returns the system's error. EBUSY if other handles to it exist, or operations in flight: the
@@ -262,50 +260,43 @@ impl Operation {
 
     fn transfer(file: &File, memory: Pieces, position: Position, writes: bool) -> Operation {
         let file = file.clone();
-        Operation(Work::Transfer(Transfer {
-            file,
-            memory,
-            position,
-            writes,
-            done: 0,
-            cut_short_by: None,
-            is_async: false,
-        }))
+        let (done, cut_short_by, is_async) = (0, None, false);
+        Operation(Work::Transfer(Transfer { file, memory, position, writes, done, cut_short_by, is_async }))
     }
 
     /// Brings everything that was written to the file to the disk, with all its metadata (fsync).
     pub fn sync(file: &File) -> Operation {
-        Operation(Work::Sync { file: file.clone(), data_only: false })
+        Operation(Work::OnFile(file.clone(), OnFile::Sync { data_only: false }))
     }
 
     /// Brings everything that was written to the file to the disk, with the metadata that reading it needs (fdatasync).
     pub fn sync_data(file: &File) -> Operation {
-        Operation(Work::Sync { file: file.clone(), data_only: true })
+        Operation(Work::OnFile(file.clone(), OnFile::Sync { data_only: true }))
     }
 
     /// Sets the file's length to `bytes`: it cuts the file, or appends zeros.
     pub fn truncate(file: &File, bytes: u64) -> Operation {
-        Operation(Work::Truncate { file: file.clone(), bytes })
+        Operation(Work::OnFile(file.clone(), OnFile::Truncate { bytes }))
     }
 
     /// Allocates disk space for a range, and extends the file to its end.
     pub fn allocate(file: &File, offset: u64, bytes: u64) -> Operation {
-        Operation(Work::Allocate { file: file.clone(), offset, bytes })
+        Operation(Work::OnFile(file.clone(), OnFile::Allocate { offset, bytes }))
     }
 
     /// Reads the properties of the file at `path`: [`Output::Stat`]. Follows a symbolic link.
     pub fn stat(path: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Stat { path: path.into(), follows: true })
+        Operation(Work::OnPath(path.into(), OnPath::Stat { follows: true }))
     }
 
     /// As [`Operation::stat`], but of a symbolic link itself (lstat).
     pub fn stat_link(path: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Stat { path: path.into(), follows: false })
+        Operation(Work::OnPath(path.into(), OnPath::Stat { follows: false }))
     }
 
     /// As [`Operation::stat`], of an open file (fstat).
     pub fn stat_file(file: &File) -> Operation {
-        Operation(Work::StatFile(file.clone()))
+        Operation(Work::OnFile(file.clone(), OnFile::Stat))
     }
 
     /// Sets the times of its last read and its last change; `None` leaves one (utimensat).
@@ -314,48 +305,48 @@ impl Operation {
         accessed: Option<SystemTime>,
         modified: Option<SystemTime>,
     ) -> Operation {
-        Operation(Work::Times { path: path.into(), accessed, modified })
+        Operation(Work::OnPath(path.into(), OnPath::Times { accessed, modified }))
     }
 
     /// Removes a name of a file that is not a directory.
     pub fn unlink(path: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Unlink { path: path.into(), directory: false })
+        Operation(Work::OnPath(path.into(), OnPath::Unlink { directory: false }))
     }
 
     /// Removes an empty directory.
     pub fn remove_directory(path: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Unlink { path: path.into(), directory: true })
+        Operation(Work::OnPath(path.into(), OnPath::Unlink { directory: true }))
     }
 
     /// Renames a file, and replaces a file at `to`.
     pub fn rename(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Rename { from: from.into(), to: to.into() })
+        Operation(Work::OnPath(from.into(), OnPath::Rename { to: to.into() }))
     }
 
     /// Creates a second name for a file; for a symbolic link, of the link itself.
     pub fn link(from: impl Into<PathBuf>, to: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Link { from: from.into(), to: to.into() })
+        Operation(Work::OnPath(from.into(), OnPath::Link { to: to.into() }))
     }
 
     /// Creates a symbolic link to `target` at `path`.
     pub fn symlink(target: impl Into<PathBuf>, path: impl Into<PathBuf>) -> Operation {
-        Operation(Work::Symlink { target: target.into(), path: path.into() })
+        Operation(Work::OnPath(path.into(), OnPath::Symlink { target: target.into() }))
     }
 
     /// Reads the target of a symbolic link: [`Output::Path`].
     pub fn read_link(path: impl Into<PathBuf>) -> Operation {
-        Operation(Work::ReadLink { path: path.into() })
+        Operation(Work::OnPath(path.into(), OnPath::ReadLink))
     }
 
     /// Creates a directory, with these permission bits, less the umask.
     pub fn make_directory(path: impl Into<PathBuf>, mode: u32) -> Operation {
-        Operation(Work::MakeDirectory { path: path.into(), mode })
+        Operation(Work::OnPath(path.into(), OnPath::MakeDirectory { mode }))
     }
 
     /// Reads the next entries of an open directory, some hundreds: [`Output::Entries`], empty at the end. It advances
     /// the directory's position, so list each handle by one operation at a time.
     pub fn list(directory: &File) -> Operation {
-        Operation(Work::List { directory: directory.clone() })
+        Operation(Work::OnFile(directory.clone(), OnFile::List))
     }
 
     /// Copies `bytes` from one file to another in the kernel, which shares blocks if the file system can.
@@ -417,84 +408,64 @@ impl Operation {
 }
 
 impl Work {
+    /// The table of all operations.
+    pub(crate) fn action(&self) -> Action {
+        let row = |name, grows, code| Action { name, grows, code };
+        match self {
+            Work::Transfer(Transfer { memory, writes, .. }) => match (memory, writes) {
+                (Pieces::One(_), false) => row("reading", false, Some(opcode::Read::CODE)),
+                (Pieces::Many(_), false) => row("reading", false, Some(opcode::Readv::CODE)),
+                (Pieces::One(_), true) => row("writing", true, Some(opcode::Write::CODE)),
+                (Pieces::Many(_), true) => row("writing", true, Some(opcode::Writev::CODE)),
+            },
+            Work::OnFile(_, what) => match what {
+                OnFile::Sync { .. } => row("syncing", false, Some(opcode::Fsync::CODE)),
+                OnFile::Truncate { .. } => row("truncating", true, Some(opcode::Ftruncate::CODE)),
+                OnFile::Allocate { .. } => row("allocating", true, Some(opcode::Fallocate::CODE)),
+                OnFile::Stat => row("examining", false, Some(opcode::Statx::CODE)),
+                OnFile::List => row("listing", false, None),
+            },
+            Work::OnPath(_, what) => match what {
+                // The call that begins an opening would wait for a file server, and would not wait for the other side
+                // of a FIFO; or one of the kernel's few threads would wait.
+                OnPath::Open(_) => row("opening", false, None),
+                OnPath::Stat { .. } => row("examining", false, Some(opcode::Statx::CODE)),
+                OnPath::Times { .. } => row("setting the times of", false, None),
+                OnPath::Unlink { .. } => row("removing", false, Some(opcode::UnlinkAt::CODE)),
+                OnPath::Rename { .. } => row("renaming", false, Some(opcode::RenameAt::CODE)),
+                OnPath::Link { .. } => row("linking", false, Some(opcode::LinkAt::CODE)),
+                OnPath::Symlink { .. } => row("linking symbolically", false, Some(opcode::SymlinkAt::CODE)),
+                OnPath::ReadLink => row("reading the link", false, None),
+                OnPath::MakeDirectory { .. } => row("creating the directory", false, Some(opcode::MkDirAt::CODE)),
+            },
+            Work::Close { .. } => row("closing", false, None),
+            Work::Copy(_) => row("copying", true, None),
+            Work::Pump(pump) => match pump.channel {
+                Channel::To(..) => row("sending", false, None),
+                Channel::From(_) => row("receiving into", true, None),
+            },
+        }
+    }
+
     /// The files that it uses.
     pub(crate) fn files(&self) -> [Option<&File>; 2] {
         match self {
-            Work::Close { file, .. } => [file.as_ref(), None],
-            Work::StatFile(file) | Work::List { directory: file } => [Some(file), None],
-            Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
             Work::Transfer(transfer) => [Some(&transfer.file), None],
+            Work::OnFile(file, _) => [Some(file), None],
+            Work::OnPath(..) => [None, None],
+            Work::Close { file, .. } => [file.as_ref(), None],
             Work::Copy(copy) => [Some(&copy.from), Some(&copy.to)],
             Work::Pump(pump) => [Some(&pump.file), None],
-            Work::Open { .. }
-            | Work::Stat { .. }
-            | Work::Times { .. }
-            | Work::Unlink { .. }
-            | Work::Rename { .. }
-            | Work::Link { .. }
-            | Work::Symlink { .. }
-            | Work::ReadLink { .. }
-            | Work::MakeDirectory { .. } => [None, None],
         }
     }
 
     /// The paths that it resolves, in the order of the system calls' arguments.
     pub(crate) fn paths(&self) -> [Option<&Path>; 2] {
         match self {
-            Work::Open { path, .. }
-            | Work::Stat { path, .. }
-            | Work::Times { path, .. }
-            | Work::Unlink { path, .. }
-            | Work::ReadLink { path }
-            | Work::MakeDirectory { path, .. } => [Some(path), None],
-            Work::Rename { from, to } | Work::Link { from, to } => [Some(from), Some(to)],
-            Work::Symlink { target, path } => [Some(target), Some(path)],
+            Work::OnPath(from, OnPath::Rename { to } | OnPath::Link { to }) => [Some(from), Some(to)],
+            Work::OnPath(path, OnPath::Symlink { target }) => [Some(target), Some(path)],
+            Work::OnPath(path, _) => [Some(path), None],
             _ => [None, None],
-        }
-    }
-
-    /// Whether a path has a zero byte, which no system call accepts.
-    pub(crate) fn has_nul(&self) -> bool {
-        self.paths().into_iter().flatten().any(|path| path.as_os_str().as_encoded_bytes().contains(&0))
-    }
-
-    /// Whether it may make a file longer.
-    pub(crate) fn grows(&self) -> bool {
-        match self {
-            Work::Transfer(transfer) => transfer.writes,
-            Work::Truncate { .. } | Work::Allocate { .. } | Work::Copy(_) => true,
-            Work::Pump(pump) => matches!(pump.channel, Channel::From(_)),
-            _ => false,
-        }
-    }
-
-    /// The action and the path, for error texts.
-    fn describe(&self) -> (&'static str, String) {
-        let at = |path: &Path| path.display().to_string();
-        let two = |from: &Path, to: &Path| format!("{} to {}", from.display(), to.display());
-        match self {
-            Work::Open { path, .. } => ("opening", at(path)),
-            Work::Close { path, .. } => ("closing", at(path)),
-            Work::Transfer(transfer) if transfer.writes => ("writing", at(transfer.file.path())),
-            Work::Transfer(transfer) => ("reading", at(transfer.file.path())),
-            Work::Sync { file, .. } => ("syncing", at(file.path())),
-            Work::Truncate { file, .. } => ("truncating", at(file.path())),
-            Work::Allocate { file, .. } => ("allocating", at(file.path())),
-            Work::Stat { path, .. } => ("examining", at(path)),
-            Work::StatFile(file) => ("examining", at(file.path())),
-            Work::Times { path, .. } => ("setting the times of", at(path)),
-            Work::Unlink { path, .. } => ("removing", at(path)),
-            Work::Rename { from, to } => ("renaming", two(from, to)),
-            Work::Link { from, to } => ("linking", two(from, to)),
-            Work::Symlink { target, path } => ("linking symbolically", two(path, target)),
-            Work::ReadLink { path } => ("reading the link", at(path)),
-            Work::MakeDirectory { path, .. } => ("creating the directory", at(path)),
-            Work::List { directory } => ("listing", at(directory.path())),
-            Work::Copy(copy) => ("copying", two(copy.from.path(), copy.to.path())),
-            Work::Pump(pump) => match pump.channel {
-                Channel::To(..) => ("sending", at(pump.file.path())),
-                Channel::From(_) => ("receiving into", at(pump.file.path())),
-            },
         }
     }
 
@@ -505,14 +476,23 @@ impl Work {
         {
             return channel_error;
         }
-        let (what, path) = self.describe();
-        Error::file(what, path, errno)
+        let at = |path: &Path| path.display().to_string();
+        let two = |from: &Path, to: &Path| format!("{} to {}", from.display(), to.display());
+        let path = match self {
+            Work::OnPath(from, OnPath::Rename { to } | OnPath::Link { to }) => two(from, to),
+            Work::OnPath(path, OnPath::Symlink { target }) => two(path, target),
+            Work::OnPath(path, _) | Work::Close { path, .. } => at(path),
+            Work::Transfer(Transfer { file, .. }) | Work::OnFile(file, _) => at(file.path()),
+            Work::Copy(copy) => two(copy.from.path(), copy.to.path()),
+            Work::Pump(pump) => at(pump.file.path()),
+        };
+        Error::file(self.action().name, path, errno)
     }
 
     /// The outcome after an error: after some bytes, their count.
-    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
+    pub(crate) fn failed(&mut self, error: Errno) -> Outcome {
         match self {
-            Work::Transfer(transfer) => transfer.failed(error),
+            Work::Transfer(transfer) => transfer.failed(error).map(Output::Count),
             Work::Pump(pump) => pump.failed(error).map(Output::Count),
             _ => Err(error),
         }
@@ -532,56 +512,13 @@ impl Work {
     pub(crate) fn into_parts(self) -> (Pieces, [Option<File>; 2]) {
         let files = match self {
             Work::Transfer(transfer) => return (transfer.memory, [Some(transfer.file), None]),
+            Work::OnFile(file, _) => [Some(file), None],
+            Work::OnPath(..) => [None, None],
             Work::Close { file, .. } => [file, None],
-            Work::StatFile(file) | Work::List { directory: file } => [Some(file), None],
-            Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
             Work::Copy(copy) => [Some(copy.from), Some(copy.to)],
             Work::Pump(pump) => [Some(pump.file), None],
-            _ => [None, None],
         };
         (Pieces::One(Buffer::default()), files)
-    }
-}
-
-impl Transfer {
-    /// All bytes of the transfer.
-    pub(crate) fn bytes(&self) -> usize {
-        match &self.memory {
-            Pieces::One(buffer) => buffer.len(),
-            Pieces::Many(buffers) => buffers.iter().map(|buffer| buffer.len()).sum(),
-        }
-    }
-
-    /// The offset of the rest, for system calls. The current position and the end have no offset.
-    pub(crate) fn offset(&self) -> u64 {
-        match self.position {
-            // An invalid offset stays invalid, and does not become the current position.
-            Position::At(offset) => offset.saturating_add(self.done as u64).min(1 << 63),
-            Position::Current => u64::MAX,
-            Position::End => 0,
-        }
-    }
-
-    /// Counts transferred bytes. Returns the count if the transfer is complete.
-    pub(crate) fn advance(&mut self, bytes: usize) -> Option<Output> {
-        self.done += bytes;
-        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream());
-        all.then_some(Output::Count(self.done))
-    }
-
-    /// Whether the ring can perform it. A thread writes to streams, since it raises no signal. A thread also gets a
-    /// stream with an offset, since only system calls refuse that.
-    pub(crate) fn is_for_ring(&self) -> bool {
-        !self.file.is_stream() || (!self.writes && matches!(self.position, Position::Current))
-    }
-
-    /// The outcome after an error: after some bytes their count, and the next operation gets the error.
-    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
-        if self.done == 0 {
-            return Err(error);
-        }
-        self.cut_short_by = Some(error);
-        Ok(Output::Count(self.done))
     }
 }
 

@@ -1,248 +1,125 @@
-//! Performs an operation in the calling thread: inline, if nothing has to wait; or to its end, in a thread that may
-//! wait.
+//! Performs an operation in a thread that may wait.
 
+use crate::cancel::Cancel;
 use crate::faults::Fault;
-use crate::file::{File, INLINE_BYTES_MAX, InlineMode, Root};
-use crate::interrupt::Interrupt;
-use crate::operation::{Copy, Entry, Open, Output, Pieces, Position, Stat, Transfer, Work};
-use rustix::event::PollFlags;
+use crate::file::{File, Root};
+use crate::operation::{Copy, Entry, OnFile, OnPath, Open, Output, Stat, Work};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
 };
-use rustix::io::{Errno, ReadWriteFlags, Result, retry_on_intr};
-use std::ffi::OsStr;
-use std::io::{IoSlice, IoSliceMut};
+use rustix::io::{Errno, Result, retry_on_intr};
+use rustix::path::Arg;
+use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::SystemTime;
 
-/// The most buffers of one vectored system call.
-pub(crate) const IOV_MAX: usize = 1024;
 /// The buffer for entries of a directory, as large as the C library's.
 const LIST_BYTES: usize = 32 << 10;
 /// Bytes that a copy moves between two checks for a cancel: some milliseconds.
 const COPY_BYTES: u64 = 8 << 20;
-/// How often a file that is not a stream may return EAGAIN, which it should never do.
-const TRIES: usize = 1000;
 /// How often to resolve a path below a root while others rename its directories: each attempt fails only after such a
 /// rename.
 const RESOLVE_TRIES: usize = 1000;
 
-/// Performs as much of a transfer as needs no waiting. `None`: the rest would, or may, wait.
-#[inline]
-pub(crate) fn try_inline(transfer: &mut Transfer) -> Option<Result<Output>> {
-    // Inline writes to a stream could raise a signal.
-    if transfer.bytes() > INLINE_BYTES_MAX || (transfer.writes && transfer.file.is_stream()) {
-        return None;
-    }
-    loop {
-        let mode = transfer.file.inline_mode(transfer.writes).get();
-        let flags = match mode {
-            InlineMode::NOWAIT => ReadWriteFlags::NOWAIT,
-            InlineMode::MEMORY => ReadWriteFlags::empty(),
-            _ => return None,
-        };
-        match step(transfer, flags, usize::MAX) {
-            // Linux 5.9 and 5.10 also return 0 for bytes outside the page cache (preadv2(2), BUGS).
-            Ok(0) if mode == InlineMode::NOWAIT && transfer.done < transfer.bytes() => return None,
-            Ok(bytes) => {
-                if let Some(output) = transfer.advance(bytes) {
-                    return Some(Ok(output));
-                }
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return None,
-            // Tried once per file.
-            Err(Errno::OPNOTSUPP) if mode == InlineMode::NOWAIT => {
-                transfer.file.inline_mode(transfer.writes).set(InlineMode::NEVER);
-            }
-            Err(error) => return Some(transfer.failed(error)),
-        }
-    }
-}
-
-/// The fast path for the most frequent operation: a read that waits like the plain system call, from a file that is not
-/// a stream. `None`: the rest is for [`perform`].
-#[inline]
-pub(crate) fn read_fast(transfer: &mut Transfer) -> Option<Result<Output>> {
-    if transfer.writes || transfer.file.is_stream() {
-        return None;
-    }
-    match step(transfer, ReadWriteFlags::empty(), usize::MAX) {
-        Ok(bytes) => transfer.advance(bytes).map(Ok),
-        Err(Errno::INTR | Errno::AGAIN) => None,
-        Err(error) => Some(transfer.failed(error)),
-    }
-}
-
-/// One system call of a transfer, which moves at most so many bytes.
-#[inline]
-fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
-    let most = match Fault::next() {
-        Some(Fault::Error(errno)) => return Err(errno),
-        Some(Fault::Short(bytes)) => most.min(bytes),
-        None => most,
-    };
-    let (offset, done) = (transfer.offset(), transfer.done);
-    let fd = transfer.file.as_fd();
-    let flags = if matches!(transfer.position, Position::End) { flags | ReadWriteFlags::APPEND } else { flags };
-    let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
-    // The most frequent case first.
-    if let (Pieces::One(buffer), false, usize::MAX) = (&mut transfer.memory, transfer.writes, most) {
-        let rest = &mut buffer[done..];
-        // The plain calls are some tens of nanoseconds faster than those with flags.
-        return match is_plain {
-            true => rustix::io::pread(fd, rest, offset),
-            false => rustix::io::preadv2(fd, &mut [IoSliceMut::new(rest)], offset, flags),
-        };
-    }
-    step_slow(transfer, flags, most)
-}
-
-/// Any other system call of a transfer.
-#[inline(never)]
-fn step_slow(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
-    let (offset, done) = (transfer.offset(), transfer.done);
-    let fd = transfer.file.as_fd();
-    let is_plain = flags.is_empty() && matches!(transfer.position, Position::At(_));
-    match (&mut transfer.memory, transfer.writes) {
-        (memory, true) if most < usize::MAX => {
-            let bytes = match memory {
-                Pieces::One(buffer) => &buffer[done..],
-                Pieces::Many(buffers) => rest_of(buffers, done).next().unwrap_or_default(),
-            };
-            rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[..bytes.len().min(most)])], offset, flags)
-        }
-        (Pieces::One(buffer), false) if most < usize::MAX => {
-            let bytes = &mut buffer[done..];
-            let most = most.min(bytes.len());
-            rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut bytes[..most])], offset, flags)
-        }
-        (Pieces::One(buffer), true) if is_plain => rustix::io::pwrite(fd, &buffer[done..], offset),
-        (Pieces::One(_), false) => unreachable!("`step` handles it"),
-        (Pieces::One(buffer), true) => rustix::io::pwritev2(fd, &[IoSlice::new(&buffer[done..])], offset, flags),
-        (Pieces::Many(buffers), false) => {
-            let mut skipped = done;
-            let mut slices: Vec<IoSliceMut<'_>> = (buffers.iter_mut())
-                .filter_map(|buffer| {
-                    let skip = skipped.min(buffer.len());
-                    skipped -= skip;
-                    (skip < buffer.len()).then(|| IoSliceMut::new(&mut buffer[skip..]))
-                })
-                .take(if most < usize::MAX { 1 } else { IOV_MAX })
-                .collect();
-            rustix::io::preadv2(fd, &mut slices, offset, flags)
-        }
-        (Pieces::Many(buffers), true) => {
-            let slices: Vec<IoSlice<'_>> = rest_of(buffers, done).map(IoSlice::new).collect();
-            rustix::io::pwritev2(fd, &slices, offset, flags)
-        }
-    }
-}
-
-/// The bytes after the first `done`, as many buffers as one call takes.
-pub(crate) fn rest_of(buffers: &[pelton_os::Buffer], mut done: usize) -> impl Iterator<Item = &[u8]> {
-    (buffers.iter())
-        .filter_map(move |buffer| {
-            let skip = done.min(buffer.len());
-            done -= skip;
-            (skip < buffer.len()).then(|| &buffer[skip..])
-        })
-        .take(IOV_MAX)
-}
-
 /// Performs an operation, and waits as long as the system takes. If it would wait for another process, for instance at
 /// a pipe, it does so only if `waits`; else it returns `None`, and a later call can continue. A cancelled operation
 /// ends early if it can.
-pub(crate) fn perform(
-    work: &mut Work,
-    root: Option<&Root>,
-    cancel: &dyn Interrupt,
-    waits: bool,
-) -> Result<Option<Output>> {
+pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, waits: bool) -> Result<Option<Output>> {
     if cancel.is_cancelled() {
         return work.failed(Errno::CANCELED).map(Some);
     }
     match work {
-        Work::Open { path, how } if !waits && may_wait_for_others(root, path, *how) => Ok(None),
-        Work::Transfer(transfer) => transfer_all(transfer, cancel, waits, false),
-        Work::Pump(_) if !waits => Ok(None),
-        Work::Pump(pump) => pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
-        _ => perform_alone(work, root, cancel).map(Some),
+        Work::Transfer(transfer) => return Ok(transfer.run(cancel, waits, false)?.map(Output::Count)),
+        Work::Pump(pump) if waits => return pump.run(cancel).map(|bytes| Some(Output::Count(bytes))),
+        Work::Pump(_) => return Ok(None),
+        Work::OnPath(path, OnPath::Open(how)) if !waits && may_wait_for_others(root, path, *how) => return Ok(None),
+        _ => {}
     }
-}
-
-/// Operations that wait only for the system, and opening, which may wait for another process.
-fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &dyn Interrupt) -> Result<Output> {
-    let nothing = |()| Output::Done;
     if let Some(errno) = Fault::error() {
         return Err(errno);
     }
-    match work {
-        Work::Open { path, how } => open_file(root, path, *how).map(Output::File),
-        Work::Close { file, .. } => match file.take().and_then(|file| Arc::into_inner(file.0)) {
-            Some(opened) => opened.fd.close().map(nothing),
-            None => Err(Errno::BUSY),
-        },
-        Work::Transfer(_) | Work::Pump(_) => unreachable!("`perform` handles it"),
-        Work::Sync { file, data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(&*file)).map(nothing),
-        Work::Sync { file, data_only: false } => retry_on_intr(|| rustix::fs::fsync(&*file)).map(nothing),
-        Work::Truncate { file, bytes } => retry_on_intr(|| rustix::fs::ftruncate(&*file, *bytes)).map(nothing),
-        Work::Allocate { file, offset, bytes } => {
-            retry_on_intr(|| rustix::fs::fallocate(&*file, FallocateFlags::empty(), *offset, *bytes)).map(nothing)
+    let output = match work {
+        Work::OnFile(file, what) => on_file(file, what)?,
+        Work::OnPath(path, what) => on_path(root, path, what)?,
+        Work::Close { file, .. } => {
+            let last = file.take().and_then(File::into_last).ok_or(Errno::BUSY)?;
+            last.fd.close()?;
+            Output::Done
         }
-        Work::Stat { path, follows } => Ok(Output::Stat(Box::new(Stat::of(&stat(root, path, *follows)?)))),
-        Work::StatFile(file) => {
-            let found = retry_on_intr(|| rustix::fs::statx(&*file, "", AtFlags::EMPTY_PATH, STATX))?;
-            Ok(Output::Stat(Box::new(Stat::of(&found))))
+        Work::Copy(copy) => copy_all(copy, cancel)?,
+        Work::Transfer(_) | Work::Pump(_) => unreachable!("handled above"),
+    };
+    Ok(Some(output))
+}
+
+fn on_file(file: &File, what: &OnFile) -> Result<Output> {
+    match what {
+        OnFile::Sync { data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(file))?,
+        OnFile::Sync { data_only: false } => retry_on_intr(|| rustix::fs::fsync(file))?,
+        OnFile::Truncate { bytes } => retry_on_intr(|| rustix::fs::ftruncate(file, *bytes))?,
+        OnFile::Allocate { offset, bytes } => {
+            retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), *offset, *bytes))?;
         }
-        Work::Times { path, accessed, modified } => {
+        OnFile::Stat => return stat_of(file, c"", AtFlags::EMPTY_PATH).map(stat_output),
+        OnFile::List => return list(file).map(Output::Entries),
+    }
+    Ok(Output::Done)
+}
+
+/// Waits only for the system; to open a file may wait for another process.
+fn on_path(root: Option<&Root>, path: &Path, what: &OnPath) -> Result<Output> {
+    // Even calls that do not follow links follow a name with a slash behind it, which must be a directory.
+    let has_trailing_slash = path.as_os_str().as_bytes().ends_with(b"/");
+    if root.is_some() && has_trailing_slash && matches!(what, OnPath::ReadLink | OnPath::Link { .. }) {
+        open_path_only(root, path, true)?;
+        return Err(if matches!(what, OnPath::ReadLink) { Errno::INVAL } else { Errno::PERM });
+    }
+    match what {
+        OnPath::Open(how) => return open_file(root, path, *how).map(Output::File),
+        OnPath::Stat { follows } => return stat(root, path, *follows).map(stat_output),
+        OnPath::Times { accessed, modified } => {
             let times = Timestamps { last_access: time(*accessed)?, last_modification: time(*modified)? };
-            match root {
-                None => retry_on_intr(|| rustix::fs::utimensat(CWD, &*path, &times, AtFlags::empty())).map(nothing),
-                Some(_) => {
-                    let opened = open_path_only(root, path, true)?;
-                    retry_on_intr(|| rustix::fs::utimensat(&opened, "", &times, AtFlags::EMPTY_PATH)).map(nothing)
-                }
-            }
+            let opened = root.map(|root| open_path_only(Some(root), path, true)).transpose()?;
+            retry_on_intr(|| match &opened {
+                None => rustix::fs::utimensat(CWD, path, &times, AtFlags::empty()),
+                Some(opened) => rustix::fs::utimensat(opened, "", &times, AtFlags::EMPTY_PATH),
+            })?;
         }
-        Work::Unlink { path, directory } => {
+        OnPath::Unlink { directory } => {
             let flags = if *directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             let parent = Parent::of(root, path)?;
-            retry_on_intr(|| rustix::fs::unlinkat(parent.fd(), parent.name, flags)).map(nothing)
+            retry_on_intr(|| rustix::fs::unlinkat(parent.fd(), parent.name, flags))?;
         }
-        Work::Rename { from, to } => {
-            let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
-            retry_on_intr(|| rustix::fs::renameat(from.fd(), from.name, to.fd(), to.name)).map(nothing)
+        OnPath::Rename { to } => {
+            let (from, to) = (Parent::of(root, path)?, Parent::of(root, to)?);
+            retry_on_intr(|| rustix::fs::renameat(from.fd(), from.name, to.fd(), to.name))?;
         }
-        Work::Link { from, .. } | Work::ReadLink { path: from } if root.is_some() && has_trailing_slash(from) => {
-            open_path_only(root, from, true)?;
-            Err(if matches!(work, Work::ReadLink { .. }) { Errno::INVAL } else { Errno::PERM })
+        OnPath::Link { to } => {
+            let (from, to) = (Parent::of(root, path)?, Parent::of(root, to)?);
+            retry_on_intr(|| rustix::fs::linkat(from.fd(), from.name, to.fd(), to.name, AtFlags::empty()))?;
         }
-        Work::Link { from, to } => {
-            let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
-            retry_on_intr(|| rustix::fs::linkat(from.fd(), from.name, to.fd(), to.name, AtFlags::empty())).map(nothing)
-        }
-        Work::Symlink { target, path } => {
+        OnPath::Symlink { target } => {
             let parent = Parent::of(root, path)?;
-            retry_on_intr(|| rustix::fs::symlinkat(&*target, parent.fd(), parent.name)).map(nothing)
+            retry_on_intr(|| rustix::fs::symlinkat(target, parent.fd(), parent.name))?;
         }
-        Work::ReadLink { path } => {
+        OnPath::ReadLink => {
             let parent = Parent::of(root, path)?;
             let target = retry_on_intr(|| rustix::fs::readlinkat(parent.fd(), parent.name, Vec::new()))?;
-            Ok(Output::Path(std::ffi::OsString::from_vec(target.into_bytes()).into()))
+            return Ok(Output::Path(OsString::from_vec(target.into_bytes()).into()));
         }
-        Work::MakeDirectory { path, mode } => {
+        OnPath::MakeDirectory { mode } => {
             let parent = Parent::of(root, path)?;
-            let mode = Mode::from_raw_mode(*mode);
-            retry_on_intr(|| rustix::fs::mkdirat(parent.fd(), parent.name, mode)).map(nothing)
+            retry_on_intr(|| rustix::fs::mkdirat(parent.fd(), parent.name, Mode::from_raw_mode(*mode)))?;
         }
-        Work::List { directory } => list(directory).map(Output::Entries),
-        Work::Copy(copy) => copy_all(copy, cancel),
     }
+    Ok(Output::Done)
+}
+
+fn stat_output(found: Statx) -> Output {
+    Output::Stat(Box::new(Stat::of(&found)))
 }
 
 pub(crate) const STATX: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -265,87 +142,14 @@ fn may_wait_for_others(root: Option<&Root>, path: &Path, how: Open) -> bool {
 
 fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
     match root {
-        None => {
-            let no_follow = if follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-            retry_on_intr(|| rustix::fs::statx(CWD, path, no_follow, STATX))
-        }
-        Some(_) => {
-            let opened = open_path_only(root, path, follows)?;
-            retry_on_intr(|| rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, STATX))
-        }
+        None if follows => stat_of(CWD, path, AtFlags::empty()),
+        None => stat_of(CWD, path, AtFlags::SYMLINK_NOFOLLOW),
+        Some(_) => stat_of(open_path_only(root, path, follows)?, c"", AtFlags::EMPTY_PATH),
     }
 }
 
-/// Transfers all bytes. A call on a stream does not wait, because a cancel could not interrupt it: other readers or
-/// writers may be faster. The thread waits for the stream and for the cancel together. If `is_nonblocking`, the file's
-/// own flag does that, and calls need no flag.
-fn transfer_all(
-    transfer: &mut Transfer,
-    cancel: &dyn Interrupt,
-    waits: bool,
-    is_nonblocking: bool,
-) -> Result<Option<Output>> {
-    let is_stream = transfer.file.is_stream();
-    let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
-    let (mut flags, mut most) = match is_stream && !is_nonblocking {
-        true => (ReadWriteFlags::NOWAIT, usize::MAX),
-        false => (ReadWriteFlags::empty(), usize::MAX),
-    };
-    let mut tries = TRIES;
-    loop {
-        // Without RWF_NOWAIT: a stream that reports readiness has at least this much space.
-        if is_stream && flags.is_empty() && !is_nonblocking {
-            if !waits {
-                return Ok(None);
-            }
-            cancel.wait_for(transfer.file.as_fd(), event)?;
-            most = if transfer.writes { libc::PIPE_BUF } else { usize::MAX };
-        }
-        if cancel.is_cancelled() {
-            return transfer.failed(Errno::CANCELED).map(Some);
-        }
-        match step(transfer, flags, most) {
-            Ok(bytes) => {
-                if let Some(output) = transfer.advance(bytes) {
-                    return Ok(Some(output));
-                }
-            }
-            Err(Errno::OPNOTSUPP) if !flags.is_empty() => {
-                if waits
-                    && cancel.can_cancel()
-                    && let Some(reopened) = reopened_nonblocking(transfer)
-                {
-                    let file = std::mem::replace(&mut transfer.file, reopened);
-                    let result = transfer_all(transfer, cancel, waits, true);
-                    transfer.file = file;
-                    return result;
-                }
-                flags = ReadWriteFlags::empty();
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) if is_stream && !waits => return Ok(None),
-            Err(Errno::AGAIN) if is_stream => cancel.wait_for(transfer.file.as_fd(), event)?,
-            // No event says when to retry.
-            Err(Errno::AGAIN) if tries > 0 => tries -= 1,
-            Err(error) => return transfer.failed(error).map(Some),
-        }
-    }
-}
-
-/// A FIFO does not support RWF_NOWAIT, so this opens it once more with O_NONBLOCK. Otherwise a faster reader could
-/// leave this thread blocked in a call, which no cancel interrupts. `None`: it is no FIFO, has no reader, or may not be
-/// opened.
-#[cold]
-fn reopened_nonblocking(transfer: &Transfer) -> Option<File> {
-    let file = &transfer.file;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode);
-    if kind != FileType::Fifo {
-        return None;
-    }
-    let access = if transfer.writes { OFlags::WRONLY } else { OFlags::RDONLY };
-    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    File::opened(rustix::fs::open(itself, flags, Mode::empty()).ok()?, file.path().to_owned(), flags).ok()
+fn stat_of(directory: impl AsFd, path: impl Arg + std::marker::Copy, flags: AtFlags) -> Result<Statx> {
+    retry_on_intr(|| rustix::fs::statx(&directory, path, flags, STATX))
 }
 
 fn time(time: Option<SystemTime>) -> Result<Timespec> {
@@ -384,12 +188,6 @@ fn open(root: Option<&Root>, path: &Path, flags: OFlags, mode: Mode, resolve: Re
 fn open_path_only(root: Option<&Root>, path: &Path, follows: bool) -> Result<OwnedFd> {
     let no_follow = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
     open(root, path, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty(), Root::RESOLVE)
-}
-
-/// Whether a path ends with a slash. Then even calls that do not follow links follow the last name, which must be a
-/// directory.
-fn has_trailing_slash(path: &Path) -> bool {
-    path.as_os_str().as_bytes().ends_with(b"/")
 }
 
 /// A directory, and a name in it.
@@ -449,7 +247,7 @@ fn list(directory: &File) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-fn copy_all(copy: &mut Copy, cancel: &dyn Interrupt) -> Result<Output> {
+fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {

@@ -5,16 +5,14 @@
 //! A job that would wait for another process, at a pipe or a FIFO, continues in a thread of its own, beyond the bound.
 //! So a job that waits for ever delays no other. Locks protect everything that the threads share.
 
+use crate::cancel::Cancel;
 use crate::file::{Opened, Root};
-use crate::interrupt::Interrupt;
-use crate::operation::{Output, Work};
+use crate::operation::{OnPath, Outcome, Output, Work};
 use crate::perform::{open_file, perform};
 use pelton_lane::failpoint;
 use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -62,9 +60,24 @@ struct Jobs {
 #[derive(Debug)]
 enum Job {
     /// The operation is in the state until a thread takes it, or a cancel does.
-    Do(Arc<Cancel>),
+    Do(Arc<JobState>),
     /// Closes a file without any other handle. No completion reports it.
     Close(Opened),
+}
+
+#[derive(Debug)]
+pub(super) struct JobState {
+    cancel: Cancel,
+    /// The job itself, while no thread uses it. A cancel holds this lock.
+    parked: Mutex<Option<Parked>>,
+}
+
+/// A job before its thread takes it; or while its own thread waits for another process, and will take it afterwards.
+#[derive(Debug)]
+struct Parked {
+    key: u32,
+    work: Work,
+    shared: Option<Arc<Shared>>,
 }
 
 /// A job that has ended.
@@ -72,7 +85,7 @@ enum Job {
 pub(super) struct Ended {
     pub(super) key: u32,
     pub(super) work: Work,
-    pub(super) result: Result<Output, Errno>,
+    pub(super) result: Outcome,
 }
 
 impl Pool {
@@ -96,12 +109,12 @@ impl Pool {
     }
 
     /// Adds a job, for [`Pool::start`]. Returns what cancels it.
-    pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
-        let state = JobState { parked: Some(Parked { key, work, shared: None }), ..JobState::default() };
-        let cancel = Arc::new(Cancel(Some(Mutex::new(state))));
-        self.waiting.push(Job::Do(cancel.clone()));
+    pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<JobState> {
+        let parked = Mutex::new(Some(Parked { key, work, shared: None }));
+        let job = Arc::new(JobState { cancel: Cancel::new(), parked });
+        self.waiting.push(Job::Do(job.clone()));
         self.in_flight += 1;
-        cancel
+        job
     }
 
     /// Adds a file for a thread to close, because closing may wait.
@@ -113,11 +126,15 @@ impl Pool {
     /// Cancels a job. One that has not begun ends here and now, whatever the threads do. A copy ends at its next piece.
     /// A thread that waits for a pipe or a socket wakes up. A thread that opens a FIFO remains, and the job ends
     /// here. Disk I/O continues to its end.
-    pub(super) fn cancel(&self, cancel: &Cancel) {
-        if let Some(Parked { key, mut work, .. }) = cancel.set() {
-            let result = work.failed(Errno::CANCELED);
-            self.shared.end(key, work, result);
-        }
+    pub(super) fn cancel(&self, job: &JobState) {
+        let mut parked = locked(&job.parked);
+        job.cancel.set();
+        let Some(Parked { key, mut work, shared }) = parked.take() else { return };
+        // Its thread finds no job, and ends. Counted under the lock, before that thread counts its end.
+        STRANDED.fetch_add(usize::from(shared.is_some() && matches!(work, Work::OnPath(_, OnPath::Open(_)))), Relaxed);
+        drop(parked);
+        let result = work.failed(Errno::CANCELED);
+        self.shared.end(key, work, result);
     }
 
     /// Hands the jobs to the threads.
@@ -193,6 +210,12 @@ impl Pool {
     }
 }
 
+impl JobState {
+    fn take(&self) -> Option<Parked> {
+        locked(&self.parked).take()
+    }
+}
+
 impl Shared {
     /// The loop of a thread.
     fn serve(self: &Arc<Shared>) {
@@ -212,12 +235,12 @@ impl Shared {
             };
             drop(jobs);
             match job {
-                Job::Do(cancel) => {
+                Job::Do(job) => {
                     // A job that was cancelled before it began has ended already.
-                    let Some(Parked { key, mut work, .. }) = cancel.take() else { continue };
-                    match perform(&mut work, self.root.as_deref(), &*cancel, false).transpose() {
+                    let Some(Parked { key, mut work, .. }) = job.take() else { continue };
+                    match perform(&mut work, self.root.as_deref(), &job.cancel, false).transpose() {
                         Some(result) => self.end(key, work, result),
-                        None => self.move_to_own_thread(key, work, cancel),
+                        None => self.move_to_own_thread(key, work, job),
                     }
                 }
                 Job::Close(file) => {
@@ -229,16 +252,19 @@ impl Shared {
     }
 
     /// Moves a job that waits for another process to a thread of its own.
-    fn move_to_own_thread(self: &Arc<Shared>, key: u32, work: Work, cancel: Arc<Cancel>) {
-        let opens = if let Work::Open { path, how } = &work { Some((path.clone(), *how)) } else { None };
+    fn move_to_own_thread(self: &Arc<Shared>, key: u32, mut work: Work, job: Arc<JobState>) {
+        let opens = if let Work::OnPath(path, OnPath::Open(how)) = &work { Some((path.clone(), *how)) } else { None };
         if opens.is_some() && STRANDED.load(Relaxed) >= STRANDED_MAX {
             return self.end(key, work, Err(Errno::MFILE));
         }
-        if let Some(Parked { key, mut work, .. }) = cancel.park(Parked { key, work, shared: Some(self.clone()) }) {
+        let mut parked = locked(&job.parked);
+        if job.cancel.is_cancelled() {
             let result = work.failed(Errno::CANCELED);
             return self.end(key, work, result);
         }
-        let (ours, root, is_open) = (cancel.clone(), self.root.clone(), opens.is_some());
+        *parked = Some(Parked { key, work, shared: Some(self.clone()) });
+        drop(parked);
+        let (ours, root, is_open) = (job.clone(), self.root.clone(), opens.is_some());
         let body = move || {
             block_signals();
             match opens {
@@ -252,7 +278,7 @@ impl Shared {
                 }
                 None => {
                     if let Some(Parked { key, work, shared }) = ours.take() {
-                        shared.expect("parked with it").perform_waiting(key, work, &ours);
+                        shared.expect("parked with it").perform_waiting(key, work, &ours.cancel);
                     }
                 }
             }
@@ -265,8 +291,8 @@ impl Shared {
                 jobs.own_threads.push(thread);
             }
             // Without a new thread, this one waits.
-            Err(_) => match cancel.take() {
-                Some(Parked { key, work, .. }) => self.perform_waiting(key, work, &cancel),
+            Err(_) => match job.take() {
+                Some(Parked { key, work, .. }) => self.perform_waiting(key, work, &job.cancel),
                 None if is_open => drop(STRANDED.fetch_sub(1, Relaxed)),
                 None => {}
             },
@@ -278,7 +304,7 @@ impl Shared {
         self.end(key, work, result.map(|output| output.expect("it was allowed to wait")));
     }
 
-    fn end(&self, key: u32, work: Work, result: Result<Output, Errno>) {
+    fn end(&self, key: u32, work: Work, result: Outcome) {
         let mut ended = locked(&self.ended);
         ended.push_back(Ended { key, work, result });
         let first = ended.len() == 1;
@@ -312,88 +338,5 @@ impl Drop for Pool {
         // Cancelled jobs have ended already, and their ends are not taken any more; a thread may work for long.
         let ended = std::mem::take(&mut *locked(&self.shared.ended));
         drop((left, ended));
-    }
-}
-
-/// Cancels a job: see [`Pool::cancel`]. Without a lock for operations that are never cancelled.
-#[derive(Debug)]
-pub(crate) struct Cancel(Option<Mutex<JobState>>);
-
-/// The state of a job.
-#[derive(Debug, Default)]
-struct JobState {
-    is_cancelled: bool,
-    /// Created by a thread that waits for a stream, which may never become ready.
-    doorbell: Option<Arc<Doorbell>>,
-    /// The job itself, while no thread uses it.
-    parked: Option<Parked>,
-}
-
-/// A job before its thread takes it; or while its own thread waits for another process, and will take it afterwards.
-#[derive(Debug)]
-struct Parked {
-    key: u32,
-    work: Work,
-    shared: Option<Arc<Shared>>,
-}
-
-impl Cancel {
-    /// For operations that are never cancelled.
-    pub(super) fn never() -> Cancel {
-        Cancel(None)
-    }
-
-    /// Cancels it. Returns the job if no thread uses it.
-    fn set(&self) -> Option<Parked> {
-        let mut job = locked(self.0.as_ref()?);
-        job.is_cancelled = true;
-        if let Some(doorbell) = &job.doorbell {
-            doorbell.ring();
-        }
-        let parked = job.parked.take()?;
-        // Its thread finds no job, and ends.
-        STRANDED.fetch_add(usize::from(parked.shared.is_some() && matches!(parked.work, Work::Open { .. })), Relaxed);
-        Some(parked)
-    }
-
-    /// Parks a job until a thread or a cancel takes it. Returns it if it is cancelled already.
-    fn park(&self, parked: Parked) -> Option<Parked> {
-        let mut job = locked(self.0.as_ref().expect("a job can be cancelled"));
-        if job.is_cancelled {
-            return Some(parked);
-        }
-        job.parked = Some(parked);
-        None
-    }
-
-    fn take(&self) -> Option<Parked> {
-        locked(self.0.as_ref()?).parked.take()
-    }
-}
-
-impl Interrupt for Cancel {
-    fn can_cancel(&self) -> bool {
-        self.0.is_some()
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.0.as_ref().is_some_and(|job| locked(job).is_cancelled)
-    }
-
-    fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
-        let doorbell = match self.0.as_ref().map(locked) {
-            Some(job) if job.is_cancelled => return Ok(()),
-            Some(mut job) => {
-                if job.doorbell.is_none() {
-                    // If no descriptor is available, a cancel cannot wake the thread: the next bytes do.
-                    job.doorbell = Doorbell::own().ok().map(Arc::new);
-                }
-                job.doorbell.clone()
-            }
-            None => None,
-        };
-        let mut fds = vec![PollFd::from_borrowed_fd(stream, event)];
-        fds.extend(doorbell.iter().map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
-        retry_on_intr(|| poll(&mut fds, None)).map(drop)
     }
 }

@@ -1,13 +1,13 @@
 //! From a file into a channel, and from a channel into a file: it reads into the lane, and writes from there. It runs
 //! in a thread of its own, because it may wait for ever for the channel's peer.
 
+use crate::cancel::Cancel;
 use crate::file::File;
-use crate::interrupt::Interrupt;
 use pelton_channel::Error;
 use pelton_channel::Receiver;
 use pelton_channel::Sender;
 use rustix::event::PollFlags;
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::{Errno, ReadWriteFlags, Result};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -32,50 +32,32 @@ pub(crate) enum Channel {
     From(Arc<Mutex<Receiver>>),
 }
 
-/// The error that ended it: of the file, or of the channel.
-enum Failure {
-    File(Errno),
-    Channel(Error),
-}
-
-impl From<Errno> for Failure {
-    fn from(errno: Errno) -> Failure {
-        Failure::File(errno)
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Channel(error)
-    }
-}
-
 impl Pump {
     pub(super) fn new(file: &File, offset: u64, bytes: u64, channel: Channel) -> Pump {
         Pump { file: file.clone(), offset, bytes, channel, done: 0, cut_short_by: None, channel_error: None }
     }
 
     /// Runs to its end, and waits as long as that takes.
-    pub(super) fn run(&mut self, cancel: &dyn Interrupt) -> std::result::Result<usize, Errno> {
+    pub(super) fn run(&mut self, cancel: &Cancel) -> Result<usize> {
         let ended = match self.channel.clone() {
             Channel::To(sender, message_bytes) => {
                 with_endpoint(&sender, |sender| self.send(sender, message_bytes, cancel))
             }
             Channel::From(receiver) => with_endpoint(&receiver, |receiver| self.receive(receiver, cancel)),
         };
-        let errno = match ended {
-            Ok(()) => return Ok(self.done as usize),
-            Err(Failure::File(errno)) => errno,
-            Err(Failure::Channel(error)) => {
-                self.channel_error = Some(error);
-                Errno::PIPE
-            }
-        };
-        self.failed(errno)
+        ended.map(|()| self.done as usize).or_else(|errno| self.failed(errno))
+    }
+
+    /// Keeps an error of the channel, for which there is no errno.
+    fn keep_error<T>(&mut self, result: pelton_channel::Result<T>) -> Result<T> {
+        result.map_err(|error| {
+            self.channel_error = Some(error);
+            Errno::PIPE
+        })
     }
 
     /// The outcome after an error: as of a transfer.
-    pub(super) fn failed(&mut self, error: Errno) -> std::result::Result<usize, Errno> {
+    pub(super) fn failed(&mut self, error: Errno) -> Result<usize> {
         if self.done == 0 {
             return Err(error);
         }
@@ -83,18 +65,13 @@ impl Pump {
         Ok(self.done as usize)
     }
 
-    fn send(
-        &mut self,
-        sender: &mut Sender,
-        message_bytes: usize,
-        cancel: &dyn Interrupt,
-    ) -> std::result::Result<(), Failure> {
+    fn send(&mut self, sender: &mut Sender, message_bytes: usize, cancel: &Cancel) -> Result<()> {
         if message_bytes == 0 {
-            return Err(Errno::INVAL.into());
+            return Err(Errno::INVAL);
         }
         while self.done < self.bytes {
             let wanted = (self.bytes - self.done).min(message_bytes as u64) as usize;
-            if let Some(mut space) = sender.try_reserve(wanted)? {
+            if let Some(mut space) = self.keep_error(sender.try_reserve(wanted))? {
                 let mut filled = 0;
                 while filled < wanted {
                     let from = self.offset + self.done + filled as u64;
@@ -108,13 +85,13 @@ impl Pump {
                     }
                 }
                 if filled > 0 {
-                    space.commit_bytes(filled)?;
+                    self.keep_error(space.commit_bytes(filled))?;
                 }
                 self.done += filled as u64;
                 if filled == 0 || (filled < wanted && !self.file.is_stream()) {
                     break;
                 }
-            } else if sender.arm(wanted)?.is_waiting() {
+            } else if self.keep_error(sender.arm(wanted))?.is_waiting() {
                 cancel.wait_for(sender.as_fd(), PollFlags::IN)?;
                 sender.disarm();
             }
@@ -123,7 +100,7 @@ impl Pump {
         Ok(())
     }
 
-    fn receive(&mut self, receiver: &mut Receiver, cancel: &dyn Interrupt) -> std::result::Result<(), Failure> {
+    fn receive(&mut self, receiver: &mut Receiver, cancel: &Cancel) -> Result<()> {
         while self.done < self.bytes {
             let is_empty = match receiver.try_receive() {
                 Ok(Some(message)) => {
@@ -136,15 +113,15 @@ impl Pump {
                     } else {
                         // It stays in the channel, for the next receive.
                         std::mem::forget(message);
-                        return is_written.map(drop).map_err(Failure::File);
+                        return is_written.map(drop);
                     }
                     false
                 }
                 Ok(None) => true,
                 Err(error) if error.is_closed() => return Ok(()),
-                Err(error) => return Err(error.into()),
+                Err(error) => return self.keep_error(Err(error)),
             };
-            if is_empty && receiver.arm()?.is_waiting() {
+            if is_empty && self.keep_error(receiver.arm())?.is_waiting() {
                 cancel.wait_for(receiver.as_fd(), PollFlags::IN)?;
                 receiver.disarm();
             }
@@ -153,14 +130,14 @@ impl Pump {
         Ok(())
     }
 
-    fn read(&self, space: &mut [u8], from: u64, cancel: &dyn Interrupt) -> rustix::io::Result<usize> {
+    fn read(&self, space: &mut [u8], from: u64, cancel: &Cancel) -> Result<usize> {
         self.nonblocking(PollFlags::IN, cancel, |flags| match flags.is_empty() {
             true => rustix::io::pread(&self.file, &mut *space, from),
             false => rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(space)], from, flags),
         })
     }
 
-    fn write(&self, bytes: &[u8], cancel: &dyn Interrupt) -> rustix::io::Result<()> {
+    fn write(&self, bytes: &[u8], cancel: &Cancel) -> Result<()> {
         let mut written = 0;
         while written < bytes.len() {
             let (to, rest) = (self.offset + self.done + written as u64, &bytes[written..]);
@@ -177,9 +154,9 @@ impl Pump {
     fn nonblocking(
         &self,
         event: PollFlags,
-        cancel: &dyn Interrupt,
-        mut call: impl FnMut(ReadWriteFlags) -> rustix::io::Result<usize>,
-    ) -> rustix::io::Result<usize> {
+        cancel: &Cancel,
+        mut call: impl FnMut(ReadWriteFlags) -> Result<usize>,
+    ) -> Result<usize> {
         let mut flags = match self.file.is_stream() {
             true => ReadWriteFlags::NOWAIT,
             false => ReadWriteFlags::empty(),
@@ -198,13 +175,10 @@ impl Pump {
 }
 
 /// Locks a shared endpoint, unless another thread uses it.
-fn with_endpoint<T>(
-    shared: &Mutex<T>,
-    work: impl FnOnce(&mut T) -> std::result::Result<(), Failure>,
-) -> std::result::Result<(), Failure> {
+fn with_endpoint<T>(shared: &Mutex<T>, work: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
     match shared.try_lock() {
         Ok(mut endpoint) => work(&mut endpoint),
         Err(TryLockError::Poisoned(endpoint)) => work(&mut endpoint.into_inner()),
-        Err(TryLockError::WouldBlock) => Err(Failure::File(Errno::BUSY)),
+        Err(TryLockError::WouldBlock) => Err(Errno::BUSY),
     }
 }

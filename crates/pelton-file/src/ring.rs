@@ -2,9 +2,10 @@
 //! memory and its handle of the file stay in place while the kernel may use them, whatever becomes of the ring.
 
 use crate::faults::Fault;
-use crate::file::{File, Root};
-use crate::operation::{Output, Pieces, Position, Stat, Transfer, Work};
-use crate::perform::{STATX, rest_of};
+use crate::file::Root;
+use crate::operation::{OnFile, OnPath, Output, Stat, Work};
+use crate::perform::STATX;
+use crate::transfer::{Pieces, Position, Transfer, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pelton_lane::failpoint;
 use pelton_os::fork::{self, Owner};
@@ -63,7 +64,7 @@ struct Held {
 /// Boxed, so that its address stays the same.
 struct Extra {
     paths: [CString; 2],
-    found: Option<Statx>,
+    found: Statx,
     pieces: Vec<Piece>,
 }
 
@@ -85,18 +86,7 @@ impl Ring {
         let ring = fork::opening(|| {
             IoUring::builder().dontfork().setup_clamp().setup_cqsize(completion_entries).build(entries)
         })?;
-        let mut ring = Ring {
-            ring: ManuallyDrop::new(ring),
-            owner,
-            probe: Probe::new(),
-            root,
-            works: Vec::new(),
-            waiting: VecDeque::new(),
-            cancels: VecDeque::new(),
-            in_flight: 0,
-            queued: VecDeque::new(),
-            is_refused: false,
-        };
+        let mut ring = Ring::without_operations(ring, owner, root);
         ring.ring.submitter().register_probe(&mut ring.probe)?;
         // A seccomp filter may permit creating a ring but not using it.
         let nothing = opcode::Nop::new().build().user_data(IGNORED);
@@ -110,32 +100,37 @@ impl Ring {
         Ok(ring)
     }
 
+    fn without_operations(ring: IoUring, owner: Owner, root: Option<Arc<Root>>) -> Ring {
+        Ring {
+            ring: ManuallyDrop::new(ring),
+            owner,
+            probe: Probe::new(),
+            root,
+            works: Vec::new(),
+            waiting: VecDeque::new(),
+            cancels: VecDeque::new(),
+            in_flight: 0,
+            queued: VecDeque::new(),
+            is_refused: false,
+        }
+    }
+
     /// Whether it supports this operation.
     pub(crate) fn supports(&self, work: &Work) -> bool {
-        if self.is_refused || matches!(work, Work::Transfer(transfer) if !transfer.is_for_ring()) {
-            return false;
-        }
-        // Below a root, threads resolve a name in two steps. They also open files: the call that begins an opening
-        // would wait for a file server, and would not wait for the other side of a FIFO; or one of the kernel's few
-        // threads would wait.
-        let code = match work {
-            Work::Transfer(Transfer { memory: Pieces::One(_), writes: false, .. }) => opcode::Read::CODE,
-            Work::Transfer(Transfer { memory: Pieces::One(_), writes: true, .. }) => opcode::Write::CODE,
-            Work::Transfer(Transfer { memory: Pieces::Many(_), writes: false, .. }) => opcode::Readv::CODE,
-            Work::Transfer(Transfer { memory: Pieces::Many(_), writes: true, .. }) => opcode::Writev::CODE,
-            Work::Sync { .. } => opcode::Fsync::CODE,
-            Work::Truncate { .. } => opcode::Ftruncate::CODE,
-            Work::Allocate { .. } => opcode::Fallocate::CODE,
-            Work::StatFile(_) => opcode::Statx::CODE,
-            Work::Stat { .. } if self.root.is_none() => opcode::Statx::CODE,
-            Work::Unlink { .. } if self.root.is_none() => opcode::UnlinkAt::CODE,
-            Work::Rename { .. } if self.root.is_none() => opcode::RenameAt::CODE,
-            Work::Link { .. } if self.root.is_none() => opcode::LinkAt::CODE,
-            Work::Symlink { .. } if self.root.is_none() => opcode::SymlinkAt::CODE,
-            Work::MakeDirectory { .. } if self.root.is_none() => opcode::MkDirAt::CODE,
-            _ => return false,
+        let is_suitable = match work {
+            // A thread writes to streams, since it raises no signal. A thread also gets a stream with an offset, since
+            // only system calls refuse that.
+            Work::Transfer(Transfer { file, writes, position, .. }) => {
+                !file.is_stream() || (!writes && matches!(position, Position::Current))
+            }
+            // Below a root, threads resolve a name in two steps. No system call accepts a zero byte in a path.
+            Work::OnPath(..) => {
+                let has_nul = |path: &Path| path.as_os_str().as_bytes().contains(&0);
+                self.root.is_none() && !work.paths().into_iter().flatten().any(has_nul)
+            }
+            _ => true,
         };
-        self.probe.is_supported(code) && !work.has_nul()
+        is_suitable && !self.is_refused && work.action().code.is_some_and(|code| self.probe.is_supported(code))
     }
 
     /// Adds an operation that [`Ring::supports`] accepts, under an unused key; [`Ring::start`] begins it.
@@ -185,20 +180,15 @@ impl Ring {
         self.enter(1)
     }
 
-    /// Creates entries for pushed operations, and for cancels of operations that have one.
+    /// Creates entries for pushed operations, and for cancels of operations that have one, as long as the kernel
+    /// accepts more. A caller that takes ended operations begins the rest.
     fn fill(&mut self) -> std::io::Result<()> {
         while let Some(&key) = self.cancels.front() {
             let data = CANCEL | u64::from(key);
-            let entry = opcode::AsyncCancel::new(key.into()).build().user_data(data);
             // SAFETY: the entry names no memory and no descriptor.
-            if unsafe { self.ring.submission().push(&entry) }.is_err() {
-                self.enter(0)?;
-                if self.is_refused || self.ring.submission().is_full() {
-                    return Ok(());
-                }
-                continue;
+            if !unsafe { self.add(opcode::AsyncCancel::new(key.into()).build().user_data(data)) }? {
+                return Ok(());
             }
-            self.queued.push_back(data);
             self.cancels.pop_front();
         }
         while let Some(&key) = self.waiting.front() {
@@ -206,20 +196,30 @@ impl Ring {
             let entry = held.entry(self.root.as_deref()).user_data(key.into());
             // SAFETY: the entry points only into `held` and memory that it owns. The ring neither moves nor frees that
             // before `ended` has taken the operation's end, also for operations in flight when the ring is dropped.
-            if unsafe { self.ring.submission().push(&entry) }.is_err() {
-                self.enter(0)?;
-                if self.is_refused || self.ring.submission().is_full() {
-                    // The kernel accepts no more at the moment; a caller that takes ended operations begins the rest.
-                    return Ok(());
-                }
-                continue;
+            if !unsafe { self.add(entry) }? {
+                return Ok(());
             }
-            held.is_begun = true;
+            self.works[key as usize].as_mut().expect("it has an entry").is_begun = true;
             self.in_flight += 1;
-            self.queued.push_back(key.into());
             self.waiting.pop_front();
         }
         Ok(())
+    }
+
+    /// Adds an entry to the queue. False: the kernel accepts no more at the moment.
+    ///
+    /// # Safety
+    /// What the entry points to stays until its end has come.
+    unsafe fn add(&mut self, entry: squeue::Entry) -> std::io::Result<bool> {
+        // SAFETY: guaranteed by the caller.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.enter(0)?;
+            if self.is_refused || self.ring.submission().is_full() {
+                return Ok(false);
+            }
+        }
+        self.queued.push_back(entry.get_user_data());
+        Ok(true)
     }
 
     /// Submits the queue to the kernel, and waits for so many ends. The kernel stops at an entry that it refuses, and
@@ -267,7 +267,10 @@ impl Ring {
                 // The operation was just between an attempt and a wait, where the kernel does not find it, or cannot
                 // stop it. Only an operation that may wait for ever needs another cancel; others end by themselves.
                 let is_missed = [-libc::EALREADY, -libc::ENOENT].contains(&end.result());
-                let needs_another_cancel = |held: &Held| held.is_begun && held.is_cancelled && held.may_wait_for_ever();
+                let may_wait_for_ever =
+                    |work: &Work| matches!(work, Work::Transfer(transfer) if transfer.file.is_stream());
+                let needs_another_cancel =
+                    |held: &Held| held.is_begun && held.is_cancelled && may_wait_for_ever(&held.work);
                 if is_missed && !self.is_refused && self.works[key as usize].as_ref().is_some_and(needs_another_cancel)
                 {
                     self.cancels.push_back(key);
@@ -279,7 +282,13 @@ impl Ring {
             self.in_flight -= 1;
             let result = match fault.map_or(end.result(), |errno| -errno.raw_os_error()) {
                 error @ ..0 => Err(Errno::from_raw_os_error(-error)),
-                result => output_of(&mut work, extra, result),
+                result => Ok(match (&mut work, extra) {
+                    (Work::Transfer(transfer), _) => transfer.advance(result as usize).map(Output::Count),
+                    (Work::OnFile(_, OnFile::Stat) | Work::OnPath(_, OnPath::Stat { .. }), Some(extra)) => {
+                        Some(Output::Stat(Box::new(Stat::of(&extra.found))))
+                    }
+                    _ => Some(Output::Done),
+                }),
             };
             return Some((key, work, result));
         }
@@ -311,28 +320,11 @@ impl Ring {
     }
 }
 
-/// The output for a result that is not an error.
-fn output_of(work: &mut Work, extra: Option<Box<Extra>>, result: i32) -> Result<Option<Output>, Errno> {
-    match work {
-        Work::Transfer(transfer) => Ok(transfer.advance(result as usize)),
-        _ => Ok(Some(match extra.and_then(|extra| extra.found) {
-            Some(found) => Output::Stat(Box::new(Stat::of(&found))),
-            None => Output::Done,
-        })),
-    }
-}
-
 impl Held {
-    fn may_wait_for_ever(&self) -> bool {
-        matches!(&self.work, Work::Transfer(transfer) if transfer.file.is_stream())
-    }
-
     /// The entry for the operation, or for the rest of it.
     fn entry(&mut self, root: Option<&Root>) -> squeue::Entry {
-        let file = |file: &File| types::Fd(file.as_fd().as_raw_fd());
         let at = types::Fd(root.map_or(CWD, Root::as_fd).as_raw_fd());
         let extra = Extra::of(&self.work).map(|extra| &mut **self.extra.insert(extra));
-        let path = |extra: &Extra, which: usize| extra.paths[which].as_ptr();
         let (fault, most) = match Fault::next() {
             Some(Fault::Error(errno)) => (Some(errno), 0),
             Some(Fault::Short(bytes)) => (None, bytes),
@@ -344,28 +336,36 @@ impl Held {
         }
         match (&mut self.work, extra) {
             (Work::Transfer(transfer), extra) => transfer_entry(transfer, extra, most),
-            (Work::Sync { file: synced, data_only }, _) => {
-                let flags = if *data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
-                opcode::Fsync::new(file(synced)).flags(flags).build()
+            (Work::OnFile(on, what), extra) => {
+                let fd = types::Fd(on.as_fd().as_raw_fd());
+                match (what, extra) {
+                    (OnFile::Sync { data_only: true }, _) => {
+                        opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
+                    }
+                    (OnFile::Sync { data_only: false }, _) => opcode::Fsync::new(fd).build(),
+                    (OnFile::Truncate { bytes }, _) => opcode::Ftruncate::new(fd, *bytes).build(),
+                    (OnFile::Allocate { offset, bytes }, _) => {
+                        opcode::Fallocate::new(fd, *bytes).offset(*offset).build()
+                    }
+                    (OnFile::Stat, Some(extra)) => extra.stat(fd, AtFlags::EMPTY_PATH),
+                    (what, _) => unreachable!("{what:?} is unsupported"),
+                }
             }
-            (Work::Truncate { file: cut, bytes }, _) => opcode::Ftruncate::new(file(cut), *bytes).build(),
-            (Work::Allocate { file: longer, offset, bytes }, _) => {
-                opcode::Fallocate::new(file(longer), *bytes).offset(*offset).build()
-            }
-            (Work::Stat { follows, .. }, Some(extra)) => {
-                let flags = if *follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-                extra.stat(at, flags)
-            }
-            (Work::StatFile(asked), Some(extra)) => extra.stat(file(asked), AtFlags::EMPTY_PATH),
-            (Work::Unlink { directory, .. }, Some(extra)) => {
-                let flags = if *directory { libc::AT_REMOVEDIR } else { 0 };
-                opcode::UnlinkAt::new(at, path(extra, 0)).flags(flags).build()
-            }
-            (Work::Rename { .. }, Some(extra)) => opcode::RenameAt::new(at, path(extra, 0), at, path(extra, 1)).build(),
-            (Work::Link { .. }, Some(extra)) => opcode::LinkAt::new(at, path(extra, 0), at, path(extra, 1)).build(),
-            (Work::Symlink { .. }, Some(extra)) => opcode::SymlinkAt::new(at, path(extra, 0), path(extra, 1)).build(),
-            (Work::MakeDirectory { mode, .. }, Some(extra)) => {
-                opcode::MkDirAt::new(at, path(extra, 0)).mode(*mode).build()
+            (Work::OnPath(_, what), Some(extra)) => {
+                let [first, second] = [0, 1].map(|which: usize| extra.paths[which].as_ptr());
+                match what {
+                    OnPath::Stat { follows: true } => extra.stat(at, AtFlags::empty()),
+                    OnPath::Stat { follows: false } => extra.stat(at, AtFlags::SYMLINK_NOFOLLOW),
+                    OnPath::Unlink { directory } => {
+                        let flags = if *directory { libc::AT_REMOVEDIR } else { 0 };
+                        opcode::UnlinkAt::new(at, first).flags(flags).build()
+                    }
+                    OnPath::Rename { .. } => opcode::RenameAt::new(at, first, at, second).build(),
+                    OnPath::Link { .. } => opcode::LinkAt::new(at, first, at, second).build(),
+                    OnPath::Symlink { .. } => opcode::SymlinkAt::new(at, first, second).build(),
+                    OnPath::MakeDirectory { mode } => opcode::MkDirAt::new(at, first).mode(*mode).build(),
+                    what => unreachable!("{what:?} is unsupported"),
+                }
             }
             (work, _) => unreachable!("{work:?} is unsupported"),
         }
@@ -408,32 +408,24 @@ impl Extra {
             let bytes = path.map_or(&b""[..], |path| path.as_os_str().as_bytes());
             CString::new(bytes).expect("`supports` has refused paths with a zero byte")
         };
-        let mut extra = Extra { paths: work.paths().map(c_path), found: None, pieces: Vec::new() };
-        match work {
+        let pieces = match work {
             Work::Transfer(Transfer { memory: Pieces::Many(buffers), done, .. }) => {
                 // The kernel writes through these pointers into memory that only `work` owns.
                 let piece = |bytes: &[u8]| {
                     Piece(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() })
                 };
-                extra.pieces.extend(rest_of(buffers, *done).map(piece));
+                rest_of(buffers, *done).map(piece).collect()
             }
-            Work::Stat { .. } | Work::StatFile(_) => {
-                // SAFETY: `statx` has only integers, for which zero bytes are valid.
-                extra.found = Some(unsafe { std::mem::zeroed() });
-            }
-            Work::Unlink { .. }
-            | Work::Rename { .. }
-            | Work::Link { .. }
-            | Work::Symlink { .. }
-            | Work::MakeDirectory { .. } => {}
+            Work::OnFile(_, OnFile::Stat) | Work::OnPath(..) => Vec::new(),
             _ => return None,
-        }
-        Some(Box::new(extra))
+        };
+        // SAFETY: `statx` has only integers, for which zero bytes are valid.
+        let found = unsafe { std::mem::zeroed() };
+        Some(Box::new(Extra { paths: work.paths().map(c_path), found, pieces }))
     }
 
     fn stat(&mut self, at: types::Fd, flags: AtFlags) -> squeue::Entry {
-        let found: *mut Statx = self.found.as_mut().expect("`Extra::of` provides it");
-        opcode::Statx::new(at, self.paths[0].as_ptr(), found.cast())
+        opcode::Statx::new(at, self.paths[0].as_ptr(), (&raw mut self.found).cast())
             .flags(flags.bits() as i32)
             .mask(STATX.bits())
             .build()
@@ -464,20 +456,12 @@ impl Drop for Ring {
         if self.in_flight == 0 {
             return fork::close(ring);
         }
-        let mut works = std::mem::take(&mut self.works);
-        works.iter_mut().filter(|held| held.as_ref().is_some_and(|held| !held.is_begun)).for_each(|held| *held = None);
-        let mut left = Ring {
-            ring: ManuallyDrop::new(ring),
-            owner: self.owner,
-            probe: Probe::new(),
-            root: self.root.take(),
-            works,
-            waiting: VecDeque::new(),
-            cancels: VecDeque::new(),
-            in_flight: self.in_flight,
-            queued: std::mem::take(&mut self.queued),
-            is_refused: self.is_refused,
-        };
+        let mut left = Ring::without_operations(ring, self.owner, self.root.take());
+        (left.works, left.queued) = (std::mem::take(&mut self.works), std::mem::take(&mut self.queued));
+        (left.in_flight, left.is_refused) = (self.in_flight, self.is_refused);
+        for held in &mut left.works {
+            held.take_if(|held| !held.is_begun);
+        }
         let begun: Vec<u32> = (0..).zip(&left.works).filter(|(_, held)| held.is_some()).map(|(key, _)| key).collect();
         for key in begun {
             left.cancel(key);

@@ -26,7 +26,7 @@ use std::io::IoSlice;
 /// # let path = directory.path().join("log");
 /// use pelton::file::{Engine, Open, Operation, Tail};
 /// let log = Engine::new()?.run(Operation::open(&path, Open::for_writing().create(0o640)))?.into_file()?;
-/// let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(1 << 20), Tail::of(log)?)?;
+/// let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(1 << 20), Tail::new(log)?)?;
 /// appenders.append(b"from any thread\n")?;
 /// appenders.sync()?;
 /// # assert_eq!(std::fs::read(&path).unwrap(), b"from any thread\n");
@@ -49,7 +49,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`Error::File`] when the system does not report its length.
-    pub fn of(file: File) -> Result<Tail> {
+    pub fn new(file: File) -> Result<Tail> {
         let end = fstat(&file).map_err(|errno| failed("examining", &file, errno))?.st_size as u64;
         Ok(Tail { file, end, torn: None, bytes: Vec::new() })
     }
@@ -102,8 +102,8 @@ impl Sink for Tail {
                 self.bytes.extend_from_slice(payload);
                 messages += 1;
             }
-            if messages != chunk.messages() {
-                let (found, wanted) = (messages, chunk.messages());
+            if messages != chunk.message_count() {
+                let (found, wanted) = (messages, chunk.message_count());
                 return Err(Error::Corrupt(format!("a chunk has {found} valid messages, wanted {wanted}")));
             }
         }

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// let (give, take) = std::sync::mpsc::channel();
 /// let sink = move |chunks: &[Chunk<'_>]| {
 ///     for chunk in chunks {
-///         give.send((chunk.first_seq(), chunk.last_seq(), chunk.messages())).unwrap();
+///         give.send((chunk.first_seq(), chunk.last_seq(), chunk.message_count())).unwrap();
 ///     }
 ///     Ok(())
 /// };
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Chunk<'a> {
     lane: LaneId,
     peer: Option<Peer>,
@@ -75,7 +75,7 @@ impl<'a> Chunk<'a> {
     }
 
     /// The number of messages, at least one.
-    pub fn messages(&self) -> u32 {
+    pub fn message_count(&self) -> u32 {
         self.messages
     }
 
@@ -91,14 +91,25 @@ impl<'a> Chunk<'a> {
     }
 
     /// The messages, in order. It ends early at an invalid record, which only a hostile sender causes: compare the
-    /// number of records with [`Chunk::messages`].
+    /// number of records with [`Chunk::message_count`].
     pub fn records(&self) -> Records<'a> {
         Records { rest: self.bytes, seq: self.first_seq, left: self.messages }
     }
 }
 
+impl fmt::Debug for Chunk<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk")
+            .field("lane", &self.lane)
+            .field("first_seq", &self.first_seq)
+            .field("messages", &self.messages)
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// Iterates over the records of a [`Chunk`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],
     /// The next record's number.
@@ -126,8 +137,18 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
+impl fmt::Debug for Records<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records")
+            .field("next_seq", &self.seq)
+            .field("left", &self.left)
+            .field("bytes", &self.rest.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// A message in a [`Chunk`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     seq: u32,
     payload: &'a [u8],
@@ -142,6 +163,18 @@ impl<'a> Record<'a> {
     /// The message's bytes.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
+    }
+}
+
+impl AsRef<[u8]> for Record<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.payload
+    }
+}
+
+impl fmt::Debug for Record<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("seq", &self.seq).field("bytes", &self.payload.len()).finish_non_exhaustive()
     }
 }
 
@@ -351,21 +384,18 @@ impl Flush {
     /// Those of the sink, and of [`Receiver::receive`] except [`Error::Closed`]. The sink has every message that came
     /// before such an error. After any error the caller can call again.
     pub fn run(&mut self) -> Result<()> {
-        self.run_to(None).map(|_| ())
+        self.run_until(Deadline::Never).map(|_| ())
     }
 
     /// As [`Flush::run`], until `deadline`; false when it passes. The flush may then hold chunks that are not due: see
-    /// [`Flush::now`].
+    /// [`Flush::flush`].
     ///
     /// # Errors
     /// As [`Flush::run`].
     pub fn run_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.run_to(deadline.into().instant())
-    }
-
-    fn run_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let deadline = deadline.into().instant();
         loop {
-            let due = match self.turn() {
+            let due = match self.tick() {
                 Ok(due) => due,
                 Err(error) if error.is_closed() => return self.sync_sink().map(|()| true),
                 Err(error) => return Err(error),
@@ -390,8 +420,8 @@ impl Flush {
     /// immediately, while more messages are available. Waits only for the sink. See [`Flush::arm`].
     ///
     /// # Errors
-    /// As [`Flush::now`].
-    pub fn turn(&mut self) -> Result<Option<Instant>> {
+    /// As [`Flush::flush`].
+    pub fn tick(&mut self) -> Result<Option<Instant>> {
         if self.is_refused {
             self.write()?;
         }
@@ -440,7 +470,7 @@ impl Flush {
         self.receiver.counters()
     }
 
-    /// As [`Receiver::arm`], with the receiver's descriptor. Does not fail: the next [`Flush::turn`] reports an error,
+    /// As [`Receiver::arm`], with the receiver's descriptor. Does not fail: the next [`Flush::tick`] reports an error,
     /// after the messages that came before it.
     pub fn arm(&mut self) -> Armed {
         self.receiver.arm().unwrap_or_else(|error| {
@@ -453,7 +483,7 @@ impl Flush {
     ///
     /// # Errors
     /// As [`Flush::run`]. Once everything is in the sink, the channel's end is reported too, by [`Error::Closed`].
-    pub fn now(&mut self) -> Result<()> {
+    pub fn flush(&mut self) -> Result<()> {
         if self.is_refused {
             self.write()?;
         }
@@ -493,12 +523,12 @@ impl Flush {
         }
     }
 
-    /// As [`Flush::now`], and syncs the sink.
+    /// As [`Flush::flush`], and syncs the sink.
     ///
     /// # Errors
-    /// As [`Flush::now`].
+    /// As [`Flush::flush`].
     pub fn sync(&mut self) -> Result<()> {
-        let done = self.now();
+        let done = self.flush();
         match &done {
             Err(error) if !error.is_closed() && !error.is_peer_died() => done,
             // The end of the channel is reported after the messages before it are durable.
@@ -633,7 +663,7 @@ fn checked_bytes(options: &Settings) -> Result<u64> {
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// static MESSAGES: AtomicU64 = AtomicU64::new(0);
 /// let appenders = pelton::Appenders::new(&Options::new(), |chunks: &[Chunk<'_>]| {
-///     MESSAGES.fetch_add(chunks.iter().map(|chunk| u64::from(chunk.messages())).sum(), Ordering::Relaxed);
+///     MESSAGES.fetch_add(chunks.iter().map(|chunk| u64::from(chunk.message_count())).sum(), Ordering::Relaxed);
 ///     Ok(())
 /// })?;
 /// std::thread::scope(|scope| {
@@ -764,7 +794,7 @@ impl Shared {
                 let _flushing = Flushing::begin(&flush);
                 let mut flush = locked(&flush);
                 let Some(flush) = flush.as_mut() else { return };
-                let done = catch_unwind(AssertUnwindSafe(|| flush.now()));
+                let done = catch_unwind(AssertUnwindSafe(|| flush.flush()));
                 // The next caller that flushes gets the error: some errors are reported only once.
                 flush.unreported = match done.unwrap_or_else(|_| Err(Error::Sink("it panicked".to_owned()))) {
                     Err(error) if !error.is_closed() => Some(error),
@@ -880,7 +910,7 @@ impl Appenders {
     /// # Errors
     /// The sink's; [`Error::Forked`].
     pub fn flush(&self) -> Result<()> {
-        self.shared.with_flush(Flush::now)
+        self.shared.with_flush(Flush::flush)
     }
 
     /// As [`Appenders::flush`], and syncs the sink.
@@ -943,7 +973,7 @@ impl Appender {
     /// # Errors
     /// As [`Appenders::flush`].
     pub fn flush(&mut self) -> Result<()> {
-        self.shared.with_flush(Flush::now)
+        self.shared.with_flush(Flush::flush)
     }
 }
 

@@ -24,8 +24,8 @@ use crate::flush::{Chunk, Sink};
 use format::{CHUNK_BYTES_MAX, ChunkHeader, FileHeader, HEADER, KIND_LAST, KIND_RECORDS, Scanner, read_at};
 use lanes::Lanes;
 use path::{
-    Identity, Location, Predecessor, absolute, create_temporary, highest_number, locate, numbered, open_or_begin,
-    rename, sync_directory, temporary_path, unstable_at,
+    Identity, Location, Predecessor, absolute, create_temporary, highest_number, identity, locate, numbered,
+    open_or_begin, rename, stat, sync_directory, temporary_path, unstable_at,
 };
 use pelton_channel::LaneId;
 use pelton_channel::raw::failure;
@@ -116,7 +116,39 @@ impl RecordFileOptions {
             let wanted = "at least 1, or do not set it".to_owned();
             return Err(Error::Option { option: "rotate_bytes", found: 0, wanted });
         }
-        RecordFile::with(path.as_ref(), self.clone())
+        let owner = Owner::current().map_err(Error::system("checking which process this is"))?;
+        let path = absolute(path.as_ref())?;
+        let file = open_or_begin(&path, self.syncs(), None)?;
+        let found = stat(&file, &path)?;
+        let Survey { header, begin, end, lanes } = survey(&file, &path, found.st_size as u64)?;
+        let mut opened = RecordFile {
+            path,
+            options: self.clone(),
+            owner,
+            uid: own_uid(),
+            file,
+            identity: identity(&found),
+            header,
+            end,
+            begin,
+            is_torn: false,
+            cut_bytes: found.st_size as u64 - end,
+            lanes,
+            change: None,
+            syncer: Syncer::default(),
+            synced: 0,
+            unsynced_since: None,
+            sync_failed: None,
+            copies: Vec::new(),
+        };
+        opened.cut()?;
+        // What an earlier writer wrote may not be on the disk.
+        opened.unsynced_since = (self.syncs() && end > begin).then(Instant::now);
+        Ok(opened)
+    }
+
+    fn syncs(&self) -> bool {
+        self.sync_bytes.is_some() || self.sync_interval.is_some()
     }
 }
 
@@ -237,46 +269,10 @@ impl RecordFile {
         &self.path
     }
 
-    fn with(path: &Path, options: RecordFileOptions) -> Result<RecordFile> {
-        let owner = Owner::current().map_err(Error::system("checking which process this is"))?;
-        let path = absolute(path)?;
-        let file = open_or_begin(&path, options.syncs(), None)?;
-        let found = rustix::fs::fstat(&file).map_err(failed("reading", &path, 0))?;
-        let Survey { header, begin, end, lanes } = survey(&file, &path, found.st_size as u64)?;
-        let mut opened = RecordFile {
-            path,
-            options,
-            owner,
-            uid: own_uid(),
-            file,
-            identity: Identity::of(&found),
-            header,
-            end,
-            begin,
-            is_torn: false,
-            cut_bytes: found.st_size as u64 - end,
-            lanes,
-            change: None,
-            syncer: Syncer::default(),
-            synced: 0,
-            unsynced_since: None,
-            sync_failed: None,
-            copies: Vec::new(),
-        };
-        opened.cut()?;
-        // What an earlier writer wrote may not be on the disk.
-        opened.unsynced_since = (opened.options.syncs() && opened.end > opened.begin).then(Instant::now);
-        Ok(opened)
-    }
-
-    fn stat(&self) -> Result<rustix::fs::Stat> {
-        rustix::fs::fstat(&self.file).map_err(failed("reading", &self.path, 0))
-    }
-
     /// Cuts off the bytes behind the end.
     fn cut(&mut self) -> Result<()> {
         self.is_torn = true;
-        if self.stat()?.st_size as u64 > self.end {
+        if stat(&self.file, &self.path)?.st_size as u64 > self.end {
             rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, self.end)).map_err(failed(
                 "cutting a partial write off",
                 &self.path,
@@ -299,7 +295,7 @@ impl RecordFile {
         let next = create_temporary(&temporary, Some(self.mode()?))?;
         let header = FileHeader::new(number + 1);
         let end = begin_file(&next, &temporary, &header, &self.lanes.bytes())?;
-        let identity = Identity::of(&rustix::fs::fstat(&next).map_err(failed("reading", &temporary, 0))?);
+        let identity = identity(&stat(&next, &temporary)?);
         failpoint("record file: next file complete");
         if self.options.syncs() {
             sync(&next).map_err(failed("syncing", &temporary, 0))?;
@@ -321,17 +317,7 @@ impl RecordFile {
     }
 
     fn mode(&self) -> Result<Mode> {
-        Ok(Mode::from_raw_mode(self.stat()?.st_mode & 0o777))
-    }
-
-    /// Ensures that `file` is the file at the path, with the counted length.
-    fn check_file(&mut self) -> Result<()> {
-        match locate(&self.file, self.identity, &self.path)? {
-            Location::Bytes(bytes) if bytes == self.end => Ok(()),
-            Location::Bytes(bytes) => self.repair(bytes),
-            Location::Moved => self.begin_at_path(FileChange::Moved),
-            Location::Deleted => self.begin_at_path(FileChange::Deleted),
-        }
+        Ok(Mode::from_raw_mode(stat(&self.file, &self.path)?.st_mode & 0o777))
     }
 
     /// Handles a length that is not the counted one.
@@ -376,10 +362,10 @@ impl RecordFile {
         let before =
             Predecessor { number: self.header.number + 1, mode: Some(self.mode()?), lanes: self.lanes.bytes() };
         let file = open_or_begin(&self.path, self.options.syncs(), Some(&before))?;
-        let found = rustix::fs::fstat(&file).map_err(failed("reading", &self.path, 0))?;
+        let found = stat(&file, &self.path)?;
         let Survey { header, begin, end, mut lanes } = survey(&file, &self.path, found.st_size as u64)?;
         lanes.note_all(&self.lanes);
-        (self.file, self.identity, self.lanes) = (file, Identity::of(&found), lanes);
+        (self.file, self.identity, self.lanes) = (file, identity(&found), lanes);
         (self.header, self.begin, self.end) = (header, begin, end);
         (self.synced, self.unsynced_since, self.change) = (0, None, Some(change));
         self.cut()
@@ -408,7 +394,7 @@ impl RecordFile {
                     bytes: bytes.len() as u64,
                     lane: chunk.lane(),
                     first_seq: chunk.first_seq(),
-                    messages: chunk.messages(),
+                    messages: chunk.message_count(),
                     peer: chunk.peer(),
                     written,
                     checksum: crc32fast::hash(bytes),
@@ -427,17 +413,6 @@ impl RecordFile {
         let ended = if self.syncer.is_busy() { self.syncer.ended(&self.file) } else { None };
         let failed_before = self.sync_failed.take().map(Err);
         ended.or(failed_before).unwrap_or(Ok(())).map_err(failed(UNSYNCED, &self.path, 0))
-    }
-
-    /// Starts a sync if it is due and none is in flight.
-    fn sync_if_due(&mut self) {
-        let Some(since) = self.unsynced_since else { return };
-        let many = self.options.sync_bytes.is_some_and(|bytes| self.end - self.synced >= bytes);
-        let late = self.options.sync_interval.is_some_and(|interval| since.elapsed() >= interval);
-        if (many || late) && !self.syncer.is_busy() {
-            (self.synced, self.unsynced_since) = (self.end, None);
-            self.sync_failed = self.syncer.start(&self.file).err();
-        }
     }
 
     /// Waits until everything is on the disk.
@@ -475,14 +450,19 @@ impl RecordFile {
 
     /// False: the file was truncated or deleted just before or after the write, which then does not count.
     fn try_append(&mut self, chunks: &[Chunk<'_>], bytes: u64) -> Result<bool> {
-        self.check_file()?;
+        match locate(&self.file, self.identity, &self.path)? {
+            Location::Bytes(bytes) if bytes == self.end => {}
+            Location::Bytes(bytes) => self.repair(bytes)?,
+            Location::Moved => self.begin_at_path(FileChange::Moved)?,
+            Location::Deleted => self.begin_at_path(FileChange::Deleted)?,
+        }
         if self.end > self.begin && self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most) {
             self.rotate()?;
         }
         failpoint("record file: checked");
         self.is_torn = true;
         let mut done = check_file_size(self.end + bytes).and_then(|()| self.write_chunks(chunks));
-        let found = self.stat()?;
+        let found = stat(&self.file, &self.path)?;
         let (is_deleted, found) = (found.st_nlink == 0, found.st_size as u64);
         if done.is_ok() && (is_deleted || found != self.end + bytes) {
             // Cuts this write's bytes off, as far as they are still there. The next attempt's check handles the rest.
@@ -523,7 +503,14 @@ impl Sink for RecordFile {
         if !chunks.is_empty() {
             self.append(chunks)?;
         }
-        self.sync_if_due();
+        if let Some(since) = self.unsynced_since
+            && !self.syncer.is_busy()
+            && (self.options.sync_bytes.is_some_and(|bytes| self.end - self.synced >= bytes)
+                || self.options.sync_interval.is_some_and(|interval| since.elapsed() >= interval))
+        {
+            (self.synced, self.unsynced_since) = (self.end, None);
+            self.sync_failed = self.syncer.start(&self.file).err();
+        }
         Ok(())
     }
 
@@ -544,12 +531,6 @@ impl Sink for RecordFile {
 
     fn last_seq(&self, lane: LaneId) -> Option<u32> {
         self.lanes.last_seq(lane)
-    }
-}
-
-impl RecordFileOptions {
-    fn syncs(&self) -> bool {
-        self.sync_bytes.is_some() || self.sync_interval.is_some()
     }
 }
 
@@ -578,25 +559,21 @@ fn failed(what: &str, path: &Path, bytes: u64) -> impl FnOnce(Errno) -> Error {
 
 /// Reads a file of so many bytes. Its end is before a torn tail.
 fn survey(file: &Lock, path: &Path, bytes: u64) -> Result<Survey> {
-    let fd = file.as_fd();
-    let mut scanner = Scanner::of(fd, path)?;
+    let mut scanner = Scanner::of(file, path)?;
     let (header, lanes) = (scanner.header, Lanes::default());
     let mut found = Survey { header, begin: HEADER, end: HEADER, lanes };
     while found.end < bytes {
-        let chunk = match scanner.chunk(fd, found.end, bytes, false)? {
-            Ok(header) if found.end + header.all_bytes() + VERIFIED_BYTES > bytes || header.kind == KIND_LAST => {
-                scanner.chunk(fd, found.end, bytes, true)?
-            }
-            chunk => chunk,
-        };
-        let header = match chunk {
+        let at = found.end;
+        let is_verified =
+            |header: &ChunkHeader| header.kind == KIND_LAST || at + header.all_bytes() + VERIFIED_BYTES > bytes;
+        let header = match scanner.chunk(at, bytes, is_verified)? {
             Ok(header) => header,
-            Err(broken) => match scanner.damage(fd, found.end, bytes, broken)? {
+            Err(broken) => match scanner.damage(at, bytes, broken)? {
                 (None, _) => break,
                 (Some(_), damaged) => return Err(damaged),
             },
         };
-        found.lanes.note_chunk(&mut scanner, fd, found.end, &header)?;
+        found.lanes.note_chunk(&mut scanner, at, &header)?;
         found.end += header.all_bytes();
         if header.kind == KIND_LAST {
             found.begin = found.end;
@@ -624,7 +601,7 @@ fn begin_file(file: &Lock, path: &Path, header: &FileHeader, lanes: &[u8]) -> Re
     }
     let end = bytes.len() as u64;
     // An empty file is not truncated: after that, ext4 writes out later data at close, which then waits for the disk.
-    let emptied = match rustix::fs::fstat(file).map_err(failed("reading", path, 0))?.st_size {
+    let emptied = match stat(file, path)?.st_size {
         0 => Ok(()),
         _ => rustix::fs::ftruncate(file, 0),
     };

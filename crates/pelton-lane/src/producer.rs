@@ -282,6 +282,23 @@ impl Producer {
         self.limit = 0;
     }
 
+    /// Moves the lane's records into other memory and continues there. The old memory stays as it is.
+    ///
+    /// # Safety
+    /// As for [`Producer::attach`]: `data` has the lane's capacity, all zeros, and no other lane. There is no consumer.
+    /// The caller may unmap the old data afterwards.
+    #[cfg(not(loom))]
+    pub unsafe fn move_to(&mut self, data: Data) {
+        let [first, second] = self.idle();
+        for (from, to) in [(0, first.0), (first.0 + first.1, second.0), (second.0 + second.1, self.capacity)] {
+            let bytes = to.saturating_sub(from);
+            // SAFETY: the range ends within the capacity. The caller guarantees that the target is as long, and in no
+            // lane yet.
+            unsafe { self.data().copy_out(from, bytes, data.payload(from, bytes).as_ptr()) };
+        }
+        self.memory.data = data;
+    }
+
     /// Whether the consumer has closed, acknowledged or not.
     pub fn has_consumer_closed(&self) -> bool {
         // If the lane was created after the receiver had closed, only the receiver's sleep word shows the close.

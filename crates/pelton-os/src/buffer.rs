@@ -1,6 +1,6 @@
 //! Memory of an operation on a file; it comes back with the operation's completion.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, handle_alloc_error};
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -14,14 +14,25 @@ pub struct Buffer(Memory);
 
 enum Memory {
     Vector(Vec<u8>),
-    Aligned(Aligned),
-    ForeignMemory(ForeignMemory),
+    Foreign(ForeignMemory),
 }
 
 impl Buffer {
     /// `bytes` zeros that begin at a page.
     pub fn aligned(bytes: usize) -> Buffer {
-        Buffer(Memory::Aligned(Aligned::new(bytes)))
+        let page = rustix::param::page_size();
+        // Above `isize::MAX` there is no memory.
+        let layout = Layout::from_size_align(bytes.max(1), page).expect("no more than half of the address space");
+        let layout = layout.pad_to_align();
+        // SAFETY: the size is a multiple of the alignment, which is a power of two.
+        let base = unsafe { libc::aligned_alloc(page, layout.size()) }.cast::<u8>();
+        if base.is_null() {
+            handle_alloc_error(layout);
+        }
+        // SAFETY: the new allocation has at least this number of bytes.
+        unsafe { base.write_bytes(0, bytes) };
+        // SAFETY: no other code has the memory; any thread may free it.
+        unsafe { Buffer::foreign(base, bytes, Some(libc::free), base.cast()) }
     }
 
     /// `bytes` of memory that other code has allocated, such as another language's runtime. After this is dropped, and
@@ -52,15 +63,14 @@ impl Buffer {
         context: *mut c_void,
     ) -> Buffer {
         let base = NonNull::new(base).unwrap_or(NonNull::dangling());
-        Buffer(Memory::ForeignMemory(ForeignMemory { base, bytes, release, context }))
+        Buffer(Memory::Foreign(ForeignMemory { base, bytes, release, context }))
     }
 
     /// The bytes as a vector: the one that it was made of, or a copy.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             Memory::Vector(bytes) => bytes,
-            Memory::Aligned(bytes) => bytes.to_vec(),
-            Memory::ForeignMemory(bytes) => bytes.to_vec(),
+            Memory::Foreign(_) => self.to_vec(),
         }
     }
 }
@@ -77,8 +87,8 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Memory::Vector(bytes) => bytes,
-            Memory::Aligned(bytes) => bytes,
-            Memory::ForeignMemory(bytes) => bytes,
+            // SAFETY: the caller of `Buffer::foreign` guarantees the bytes, which no other code writes.
+            Memory::Foreign(memory) => unsafe { std::slice::from_raw_parts(memory.base.as_ptr(), memory.bytes) },
         }
     }
 }
@@ -87,8 +97,8 @@ impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Memory::Vector(bytes) => bytes,
-            Memory::Aligned(bytes) => bytes,
-            Memory::ForeignMemory(bytes) => bytes,
+            // SAFETY: the caller of `Buffer::foreign` guarantees the bytes; the borrow is unique.
+            Memory::Foreign(memory) => unsafe { std::slice::from_raw_parts_mut(memory.base.as_ptr(), memory.bytes) },
         }
     }
 }
@@ -123,56 +133,7 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// Pages of its own.
-struct Aligned {
-    base: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: it owns its memory, as a `Box<[u8]>` does.
-unsafe impl Send for Aligned {}
-// SAFETY: shared references only read its memory.
-unsafe impl Sync for Aligned {}
-
-impl Aligned {
-    fn new(bytes: usize) -> Aligned {
-        let layout = Aligned::layout(bytes);
-        // SAFETY: the layout is of at least a page.
-        let base = unsafe { alloc_zeroed(layout) };
-        Aligned { base: NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout)), bytes }
-    }
-
-    /// At least a page; above `isize::MAX` there is no memory.
-    fn layout(bytes: usize) -> Layout {
-        let page = rustix::param::page_size();
-        Layout::from_size_align(bytes.max(1), page).expect("no more than half of the address space").pad_to_align()
-    }
-}
-
-impl Deref for Aligned {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: as many bytes were allocated, and set to zero.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
-    }
-}
-
-impl DerefMut for Aligned {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: this number of bytes was allocated and initialised; the borrow is unique.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for Aligned {
-    fn drop(&mut self) {
-        // SAFETY: allocated with the same layout, freed once.
-        unsafe { dealloc(self.base.as_ptr(), Aligned::layout(self.bytes)) };
-    }
-}
-
-/// Memory of other code.
+/// Memory of other code, or of the C library.
 struct ForeignMemory {
     base: NonNull<u8>,
     bytes: usize,
@@ -185,22 +146,6 @@ struct ForeignMemory {
 unsafe impl Send for ForeignMemory {}
 // SAFETY: the caller of `Buffer::foreign` guarantees the memory; shared references only read it.
 unsafe impl Sync for ForeignMemory {}
-
-impl Deref for ForeignMemory {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the caller of `Buffer::foreign` guarantees the bytes, which no other code writes.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
-    }
-}
-
-impl DerefMut for ForeignMemory {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the caller of `Buffer::foreign` guarantees the bytes; the borrow is unique.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
-    }
-}
 
 impl Drop for ForeignMemory {
     fn drop(&mut self) {

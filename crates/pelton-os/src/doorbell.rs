@@ -108,13 +108,38 @@ impl Doorbell {
     }
 
     /// Silences it until the next ring. Never waits, whatever the peer did to shared flags. Returns false if nobody can
-    /// ring it any more.
+    /// ring it any more: the peer has shut it down, or sends something that is no ring.
     pub fn drain(&self) -> bool {
+        // Rings without a sleeper that drains them add up to the FIFO's 64 KiB at most. A peer that rings faster than
+        // this drains keeps it readable, which costs the waiting thread one more iteration.
+        const DRAINS: usize = 64;
         match &self.0 {
             Form::Own(fd) => _ = drain_eventfd(fd),
             Form::Shared(_) | Form::Far(_) => {}
-            Form::Fifo(fd) => drain_fifo(fd),
-            Form::Pair { near, .. } => return drain_socket(near),
+            Form::Fifo(fd) => {
+                let mut rings = [0u8; 1024];
+                for _ in 0..DRAINS {
+                    match rustix::io::read(fd, &mut rings[..]) {
+                        Err(Errno::INTR) => {}
+                        // A short read has emptied it. Later rings make it readable again.
+                        Ok(count) if count == rings.len() => {}
+                        _ => break,
+                    }
+                }
+            }
+            Form::Pair { near, .. } => {
+                for _ in 0..DRAINS {
+                    match near.try_receive(&mut [0; 8]) {
+                        Ok(None) => break,
+                        // An empty packet, or the end.
+                        Ok(Some((0, ..))) if is_shut_down(near) => return false,
+                        // A ring has no descriptors, and more would come with each drain.
+                        Ok(Some((_, fds, cut_off))) if cut_off || !fds.is_empty() => return false,
+                        Ok(Some(_)) => {}
+                        Err(_) => return false,
+                    }
+                }
+            }
         }
         true
     }
@@ -127,10 +152,10 @@ impl Doorbell {
         }
     }
 
-    /// Notes the only epoll that polls the socket of a pair: the socket leaves it before its close, which may block.
-    pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
+    /// Notes an epoll that polls the socket of a pair: the socket leaves it before its close, which may block.
+    pub(crate) fn add_epoll(&self, epoll: &Arc<Descriptor>) {
         if let Form::Pair { near, .. } = &self.0 {
-            near.set_epoll(epoll);
+            near.add_epoll(epoll);
         }
     }
 
@@ -158,37 +183,6 @@ fn drain_eventfd(fd: &Descriptor) -> rustix::io::Result<()> {
             Err(error) => return Err(error),
         }
     }
-}
-
-fn drain_fifo(fd: &Descriptor) {
-    // Rings without a sleeper that drains them add up to the FIFO's 64 KiB at most. A peer that rings faster than this
-    // drains keeps it readable, which costs the waiting thread one more iteration.
-    let mut rings = [0u8; 1024];
-    for _ in 0..64 {
-        match rustix::io::read(fd, &mut rings[..]) {
-            Err(Errno::INTR) => {}
-            // A short read has emptied it. Later rings make it readable again.
-            Ok(count) if count == rings.len() => {}
-            _ => return,
-        }
-    }
-}
-
-/// Returns false if the peer has shut it down, or sends something that is no ring.
-fn drain_socket(near: &Socket) -> bool {
-    // The same bound as for a FIFO.
-    for _ in 0..64 {
-        match near.try_receive(&mut [0; 8]) {
-            // An empty packet, or the end.
-            Ok(Some((0, ..))) if is_shut_down(near) => return false,
-            // A ring has no descriptors, and more would come with each drain.
-            Ok(Some((_, fds, cut_off))) if cut_off || !fds.is_empty() => return false,
-            Ok(Some(_)) => {}
-            Ok(None) => return true,
-            Err(_) => return false,
-        }
-    }
-    true
 }
 
 impl AsFd for Doorbell {

@@ -2,99 +2,26 @@
 
 use rustix::io::Errno;
 
+/// Matches a number with the constants of these names.
+macro_rules! name_of {
+    ($errno:expr; $($name:ident)*) => {
+        match $errno {
+            $(libc::$name => stringify!($name),)*
+            _ => "errno",
+        }
+    };
+}
+
 /// The name of an errno, as in its manual pages; `errno` for one that file systems are not known to return.
 pub fn errno_name(errno: Errno) -> &'static str {
-    match errno {
-        Errno::PERM => "EPERM",
-        Errno::NOENT => "ENOENT",
-        Errno::INTR => "EINTR",
-        Errno::IO => "EIO",
-        Errno::NXIO => "ENXIO",
-        Errno::BADF => "EBADF",
-        Errno::AGAIN => "EAGAIN",
-        Errno::NOMEM => "ENOMEM",
-        Errno::ACCESS => "EACCES",
-        Errno::FAULT => "EFAULT",
-        Errno::NOTBLK => "ENOTBLK",
-        Errno::BUSY => "EBUSY",
-        Errno::EXIST => "EEXIST",
-        Errno::XDEV => "EXDEV",
-        Errno::NODEV => "ENODEV",
-        Errno::NOTDIR => "ENOTDIR",
-        Errno::ISDIR => "EISDIR",
-        Errno::INVAL => "EINVAL",
-        Errno::NFILE => "ENFILE",
-        Errno::MFILE => "EMFILE",
-        Errno::NOTTY => "ENOTTY",
-        Errno::TXTBSY => "ETXTBSY",
-        Errno::FBIG => "EFBIG",
-        Errno::NOSPC => "ENOSPC",
-        Errno::SPIPE => "ESPIPE",
-        Errno::ROFS => "EROFS",
-        Errno::MLINK => "EMLINK",
-        Errno::PIPE => "EPIPE",
-        Errno::DOM => "EDOM",
-        Errno::RANGE => "ERANGE",
-        Errno::DEADLK => "EDEADLK",
-        Errno::NAMETOOLONG => "ENAMETOOLONG",
-        Errno::NOLCK => "ENOLCK",
-        Errno::NOSYS => "ENOSYS",
-        Errno::NOTEMPTY => "ENOTEMPTY",
-        Errno::LOOP => "ELOOP",
-        Errno::OVERFLOW => "EOVERFLOW",
-        Errno::ILSEQ => "EILSEQ",
-        Errno::OPNOTSUPP => "EOPNOTSUPP",
-        Errno::TIMEDOUT => "ETIMEDOUT",
-        Errno::STALE => "ESTALE",
-        Errno::DQUOT => "EDQUOT",
-        Errno::NOMEDIUM => "ENOMEDIUM",
-        Errno::CANCELED => "ECANCELED",
-        Errno::REMOTEIO => "EREMOTEIO",
-        Errno::NODATA => "ENODATA",
-        Errno::NOLINK => "ENOLINK",
-        Errno::PROTO => "EPROTO",
-        Errno::BADFD => "EBADFD",
-        Errno::HOSTDOWN => "EHOSTDOWN",
-        Errno::NOTCONN => "ENOTCONN",
-        Errno::NOKEY => "ENOKEY",
-        Errno::KEYREJECTED => "EKEYREJECTED",
-        Errno::UCLEAN => "EUCLEAN",
-        Errno::BADMSG => "EBADMSG",
-        Errno::CONNRESET => "ECONNRESET",
-        Errno::NOBUFS => "ENOBUFS",
-        Errno::DESTADDRREQ => "EDESTADDRREQ",
-        Errno::NOTSOCK => "ENOTSOCK",
-        Errno::KEYEXPIRED => "EKEYEXPIRED",
-        Errno::KEYREVOKED => "EKEYREVOKED",
-        Errno::REMOTE => "EREMOTE",
-        Errno::HWPOISON => "EHWPOISON",
-        Errno::CHILD => "ECHILD",
-        Errno::SRCH => "ESRCH",
-        Errno::NOEXEC => "ENOEXEC",
-        Errno::TOOBIG => "E2BIG",
-        Errno::PROTONOSUPPORT => "EPROTONOSUPPORT",
-        Errno::NOSR => "ENOSR",
-        Errno::NOSTR => "ENOSTR",
-        Errno::TIME => "ETIME",
-        Errno::COMM => "ECOMM",
-        Errno::MULTIHOP => "EMULTIHOP",
-        Errno::ISCONN => "EISCONN",
-        Errno::SHUTDOWN => "ESHUTDOWN",
-        Errno::CONNABORTED => "ECONNABORTED",
-        Errno::CONNREFUSED => "ECONNREFUSED",
-        Errno::HOSTUNREACH => "EHOSTUNREACH",
-        Errno::NETDOWN => "ENETDOWN",
-        Errno::NETUNREACH => "ENETUNREACH",
-        Errno::NETRESET => "ENETRESET",
-        Errno::ALREADY => "EALREADY",
-        Errno::INPROGRESS => "EINPROGRESS",
-        Errno::MSGSIZE => "EMSGSIZE",
-        Errno::USERS => "EUSERS",
-        Errno::NOTUNIQ => "ENOTUNIQ",
-        Errno::REMCHG => "EREMCHG",
-        Errno::MEDIUMTYPE => "EMEDIUMTYPE",
-        Errno::OWNERDEAD => "EOWNERDEAD",
-        Errno::NOTRECOVERABLE => "ENOTRECOVERABLE",
-        _ => "errno",
+    name_of! { errno.raw_os_error();
+        EPERM ENOENT EINTR EIO ENXIO EBADF EAGAIN ENOMEM EACCES EFAULT ENOTBLK EBUSY EEXIST EXDEV ENODEV ENOTDIR
+        EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE EROFS EMLINK EPIPE EDOM ERANGE EDEADLK
+        ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP EOVERFLOW EILSEQ EOPNOTSUPP ETIMEDOUT ESTALE EDQUOT ENOMEDIUM
+        ECANCELED EREMOTEIO ENODATA ENOLINK EPROTO EBADFD EHOSTDOWN ENOTCONN ENOKEY EKEYREJECTED EUCLEAN EBADMSG
+        ECONNRESET ENOBUFS EDESTADDRREQ ENOTSOCK EKEYEXPIRED EKEYREVOKED EREMOTE EHWPOISON ECHILD ESRCH ENOEXEC
+        E2BIG EPROTONOSUPPORT ENOSR ENOSTR ETIME ECOMM EMULTIHOP EISCONN ESHUTDOWN ECONNABORTED ECONNREFUSED
+        EHOSTUNREACH ENETDOWN ENETUNREACH ENETRESET EALREADY EINPROGRESS EMSGSIZE EUSERS ENOTUNIQ EREMCHG
+        EMEDIUMTYPE EOWNERDEAD ENOTRECOVERABLE
     }
 }

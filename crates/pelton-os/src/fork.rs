@@ -138,10 +138,7 @@ pub(crate) fn forget(fd: &OwnedFd) {
 pub(crate) fn close_with_result(fd: OwnedFd) -> rustix::io::Result<()> {
     open().remove(&fd.as_raw_fd());
     // SAFETY: it is owned, and given up here.
-    match unsafe { libc::close(fd.into_raw_fd()) } {
-        0 => Ok(()),
-        _ => Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(rustix::io::Errno::IO)),
-    }
+    unsafe { rustix::io::try_close(fd.into_raw_fd()) }
 }
 
 extern "C" fn before_fork() {

@@ -19,6 +19,7 @@ mod syncer;
 mod thread;
 mod timer;
 mod user;
+mod watch;
 
 pub use buffer::Buffer;
 pub use descriptor::Descriptor;
@@ -34,3 +35,4 @@ pub use syncer::{Syncer, sync};
 pub use thread::{block_signals, has_two_processors, relax};
 pub use timer::{Timer, monotonic_ns};
 pub use user::{ambiguous_uid_text, is_ambiguous_uid, own_uid};
+pub use watch::Watch;

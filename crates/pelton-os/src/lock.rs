@@ -31,17 +31,7 @@ impl Drop for Lock {
 
 /// Takes the lock, with a description that was opened for it, for writing. `None`: it is taken.
 pub fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
-    match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
-        Ok(_) => Ok(Some(Lock(lock))),
-        Err(error) if is_held(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether another description has the lock. Linux reports that by EAGAIN only; EACCES comes from a security module
-/// that permits no locks.
-fn is_held(error: &std::io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EAGAIN)
+    lock_until(lock, Instant::now())
 }
 
 /// As [`try_lock`], retried each millisecond until `deadline`: the kernel has no lock with a deadline.
@@ -49,7 +39,8 @@ pub fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result<Option
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
             Ok(_) => return Ok(Some(Lock(lock))),
-            Err(error) if !is_held(&error) => return Err(error),
+            // Only EAGAIN says that it is taken: EACCES comes from a security module that permits no locks.
+            Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Err(error),
             Err(_) if Instant::now() >= deadline => return Ok(None),
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }

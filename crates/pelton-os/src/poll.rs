@@ -3,10 +3,9 @@
 use crate::descriptor::Descriptor;
 use crate::doorbell::{Doorbell, LocalWake};
 use crate::mutex::locked;
-use crate::socket::Socket;
+use crate::socket::{Socket, poll_by};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -36,22 +35,12 @@ pub fn poll_until(
     let [socket, process] = &liveness;
     fds.extend(socket.iter().map(|fd| PollFd::new(fd, PollFlags::RDHUP)));
     fds.extend(process.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-    loop {
-        let timeout = deadline.map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
-        });
-        match poll(&mut fds, timeout.as_ref()) {
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(0) => return Ok(Ready::TimedOut),
-            Ok(_) => {
-                // The end first: a process that still has a dead peer's doorbell cannot hide the death by ringing.
-                let gone = fds[doorbells.len()..].iter().any(|fd| !fd.revents().is_empty());
-                return Ok(if gone { Ready::Gone } else { Ready::Rung });
-            }
-        }
+    if !poll_by(&mut fds, deadline)? {
+        return Ok(Ready::TimedOut);
     }
+    // The end first: a process that still has a dead peer's doorbell cannot hide the death by ringing.
+    let gone = fds[doorbells.len()..].iter().any(|fd| !fd.revents().is_empty());
+    Ok(if gone { Ready::Gone } else { Ready::Rung })
 }
 
 /// What a [`Pollable`] reports besides rings.
@@ -112,7 +101,7 @@ impl Pollable {
         epoll::add(&*pollable.epoll, doorbell, EventData::new_u64(data), doorbell.events())?;
         epoll::add(&*pollable.epoll, local_wake, EventData::new_u64(RINGING), EventFlags::IN)?;
         // The epoll reports an eventfd between processes once at the beginning.
-        pollable.poll(&mut [NO_EVENT; 2])?;
+        pollable.epoll_wait(&mut [NO_EVENT; 2], 0)?;
         Ok(pollable)
     }
 
@@ -132,7 +121,7 @@ impl Pollable {
     /// Also readable once that doorbell of a peer of another user has rung, until [`Pollable::drain`], as long as the
     /// doorbell exists.
     pub fn add_doorbell(&self, doorbell: &Arc<Doorbell>) -> std::io::Result<()> {
-        doorbell.set_epoll(&self.epoll);
+        doorbell.add_epoll(&self.epoll);
         let mut doorbells = locked(&self.doorbells);
         let free = doorbells.iter().position(|doorbell| doorbell.strong_count() == 0);
         let number = free.unwrap_or(doorbells.len());
@@ -149,7 +138,7 @@ impl Pollable {
     pub fn drain(&self) -> std::io::Result<()> {
         let mut events = [NO_EVENT; 64];
         // If there are more, it stays readable for one iteration, like after a ring that came too late.
-        let count = self.poll(&mut events)?;
+        let count = self.epoll_wait(&mut events, 0)?;
         for data in events[..count].iter().map(|event| event.data.u64()) {
             if data & !0xffff_ffff == RING_OF_PEER {
                 let doorbell = locked(&self.doorbells).get(data as u32 as usize).and_then(Weak::upgrade);
@@ -189,7 +178,7 @@ impl Pollable {
 
     /// As [`Pollable::watch`], by these events of one socket.
     pub fn watch_socket(&self, socket: &Socket, events: EventFlags, event: Event) -> std::io::Result<()> {
-        socket.set_epoll(&self.epoll);
+        socket.add_epoll(&self.epoll);
         self.watch([Some((socket.as_fd(), events)), None], event)
     }
 
@@ -202,39 +191,21 @@ impl Pollable {
     /// more for which it is not readable any more: further events, or a ring.
     pub fn events(&self, found: &mut Vec<Event>) -> std::io::Result<bool> {
         let mut events = [NO_EVENT; 64];
-        let count = self.poll(&mut events)?;
+        let count = self.epoll_wait(&mut events, 0)?;
         found.extend(events[..count].iter().filter_map(|event| Event::of(event.data.u64())));
         Ok(count == events.len() || events[..count].iter().any(|event| [RING, RING_OF_ONE].contains(&event.data.u64())))
-    }
-
-    fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {
-        self.wait_for_events(events, 0)
-    }
-
-    /// A call of the C library: rustix passes epoll_pwait without its last parameter, to which valgrind objects.
-    fn wait_for_events(&self, events: &mut [epoll::Event], milliseconds: libc::c_int) -> std::io::Result<usize> {
-        let (fd, room) = (self.epoll.as_fd().as_raw_fd(), events.len() as libc::c_int);
-        loop {
-            // SAFETY: the kernel writes at most this number of events, which have the same layout in both libraries.
-            let found = unsafe { libc::epoll_wait(fd, events.as_mut_ptr().cast(), room, milliseconds) };
-            match found {
-                0.. => return Ok(found as usize),
-                _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
-                _ => return Err(std::io::Error::last_os_error()),
-            }
-        }
     }
 
     /// Waits until it is readable, and returns why.
     pub fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
         let mut events = [NO_EVENT; 8];
         let found = match deadline {
-            None => self.wait_for_events(&mut events, -1)?,
+            None => self.epoll_wait(&mut events, -1)?,
             // To the nanosecond, which epoll supports only since Linux 5.11.
             Some(_) if poll_until(&[self.epoll.as_fd()], [None, None], deadline)? == Ready::TimedOut => {
                 return Ok(Ready::TimedOut);
             }
-            Some(_) => self.poll(&mut events)?,
+            Some(_) => self.epoll_wait(&mut events, 0)?,
         };
         // The end first, as in `poll_until`.
         let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
@@ -247,6 +218,20 @@ impl Pollable {
             false if is_alone => Ready::RungAlone,
             false => Ready::Rung,
         })
+    }
+
+    /// A call of the C library: rustix passes epoll_pwait without its last parameter, to which valgrind objects.
+    fn epoll_wait(&self, events: &mut [epoll::Event], milliseconds: libc::c_int) -> std::io::Result<usize> {
+        let (fd, room) = (self.epoll.as_fd().as_raw_fd(), events.len() as libc::c_int);
+        loop {
+            // SAFETY: the kernel writes at most this number of events, which have the same layout in both libraries.
+            let found = unsafe { libc::epoll_wait(fd, events.as_mut_ptr().cast(), room, milliseconds) };
+            match found {
+                0.. => return Ok(found as usize),
+                _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
+                _ => return Err(std::io::Error::last_os_error()),
+            }
+        }
     }
 }
 

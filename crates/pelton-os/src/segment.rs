@@ -4,7 +4,8 @@ use crate::descriptor::Descriptor;
 use crate::received_fd::ReceivedFd;
 use pelton_lane::failpoint;
 use rustix::fs::{
-    MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
+    AtFlags, FallocateFlags, MemfdFlags, SealFlags, SeekFrom, StatxFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
+    fstat, fstatfs, ftruncate, memfd_create, seek, statx,
 };
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -174,7 +175,6 @@ impl Segment {
 
     /// Two words that no other segment has: its file and its creation time. Zeros if the system does not report them.
     pub fn identity(&self) -> [u64; 2] {
-        use rustix::fs::{AtFlags, StatxFlags, statx};
         let Some(fd) = &self.fd else { return self.identity };
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
         // Without the time, the next file with this inode could be mistaken for it.
@@ -196,7 +196,7 @@ impl Segment {
 
     /// Waits until everything that was written to the file is on its disk.
     pub fn sync(&self) -> std::io::Result<()> {
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(self))?)
+        Ok(crate::syncer::sync(self)?)
     }
 
     /// Bytes of memory, or disk, that it takes.
@@ -208,21 +208,16 @@ impl Segment {
     pub fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
         let page = rustix::param::page_size() as u64;
         let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
-        if from < to {
-            use rustix::fs::{FallocateFlags, fallocate};
-            match &self.fd {
-                Some(fd) => fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?,
-                None => {
-                    assert!(to <= self.bytes());
-                    // SAFETY: inside the mapping. Both sides accept any bytes in a lane's memory, also zeros.
-                    unsafe {
-                        madvise(
-                            self.base.as_ptr().add(from as usize).cast(),
-                            (to - from) as usize,
-                            Advice::LinuxRemove,
-                        )?
-                    };
-                }
+        if from >= to {
+            return Ok(());
+        }
+        match &self.fd {
+            Some(fd) => fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?,
+            None => {
+                assert!(to <= self.bytes());
+                let base = self.base.as_ptr().wrapping_add(from as usize);
+                // SAFETY: inside the mapping. Both sides accept any bytes in a lane's memory, also zeros.
+                unsafe { madvise(base.cast(), (to - from) as usize, Advice::LinuxRemove)? };
             }
         }
         Ok(())
@@ -248,7 +243,6 @@ pub fn allocate(fd: impl AsFd, from: u64, to: u64) -> std::io::Result<()> {
 }
 
 fn allocate_memory(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> std::io::Result<()> {
-    use rustix::fs::{FallocateFlags, fallocate};
     let mut piece = to.saturating_sub(from);
     while from < to {
         match fallocate(fd, FallocateFlags::empty(), from, piece.min(to - from)) {

@@ -1,9 +1,11 @@
 //! The Unix sockets that connect two sides: seqpacket, with descriptors and credentials.
 
 use crate::descriptor::Descriptor;
+use crate::mutex::locked;
 use crate::received_fd::{ReceivedFd, close_elsewhere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg,
@@ -13,7 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 /// Limit of the descriptors with one message.
@@ -35,8 +37,8 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Socket {
     fd: ManuallyDrop<Descriptor>,
-    /// The epoll that polls it: the socket leaves it before its close, which may block, begins.
-    epoll: OnceLock<Weak<Descriptor>>,
+    /// The epolls that poll it: the socket leaves them before its close, which may block.
+    epolls: Mutex<Vec<Weak<Descriptor>>>,
     /// Of a socket pair: the user of the other end.
     other_uid: Option<u32>,
 }
@@ -94,25 +96,14 @@ fn option<T: Copy>(fd: impl AsFd, option: libc::c_int, value: &mut T) -> std::io
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// The process that made, or listens at, the other end.
-fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
-    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    option(fd, libc::SO_PEERCRED, &mut found)?;
-    Ok(Peer { pid: found.pid as u32, uid: found.uid })
-}
-
 /// Whether a received socket is of the kind of doorbells. Makes a request to the socket only.
 pub(crate) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
-    let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
-    option(&fd, libc::SO_DOMAIN, &mut domain)?;
-    option(&fd, libc::SO_TYPE, &mut kind)?;
-    Ok((domain, kind) == (libc::AF_UNIX, libc::SOCK_SEQPACKET))
+    Ok(socket_domain(&fd)? == AddressFamily::UNIX && socket_type(&fd)? == SocketType::SEQPACKET)
 }
 
 /// Whether the other end is shut down.
 pub(crate) fn is_shut_down(socket: &Socket) -> bool {
-    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
-    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+    matches!(poll_by(&mut [PollFd::new(socket, PollFlags::RDHUP)], Some(Instant::now())), Ok(true))
 }
 
 /// Whether descriptors may wait in a socket that was shut down: not where they were refused; else if there is a packet,
@@ -136,7 +127,7 @@ fn may_have_descriptors(fd: impl AsFd) -> bool {
 
 impl Socket {
     fn of(fd: OwnedFd) -> std::io::Result<Socket> {
-        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epoll: OnceLock::new(), other_uid: None })
+        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epolls: Mutex::default(), other_uid: None })
     }
 
     /// A connected pair: this side's end, which accepts no descriptors where the kernel can refuse them, and that
@@ -154,9 +145,11 @@ impl Socket {
         self.other_uid.map_or_else(|| self.peer().map(|peer| peer.uid), Ok)
     }
 
-    /// Notes the only epoll that polls this socket.
-    pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
-        let _ = self.epoll.set(Arc::downgrade(epoll));
+    /// Notes an epoll that polls this socket.
+    pub(crate) fn add_epoll(&self, epoll: &Arc<Descriptor>) {
+        let mut epolls = locked(&self.epolls);
+        epolls.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(epoll));
+        epolls.push(Arc::downgrade(epoll));
     }
 
     /// From now on the peer may send descriptors: its user is checked.
@@ -174,7 +167,9 @@ impl Socket {
 
     /// The process that made, or listens at, the other end.
     pub fn peer(&self) -> std::io::Result<Peer> {
-        peer_of(self)
+        let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        option(self, libc::SO_PEERCRED, &mut found)?;
+        Ok(Peer { pid: found.pid as u32, uid: found.uid })
     }
 
     /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace
@@ -271,7 +266,8 @@ pub fn wait_for(
     poll_by(&mut [PollFd::new(&fd, flags), PollFd::new(&also, its_flags)], deadline)
 }
 
-fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
+/// Waits until one of these is ready, or hung up. Returns false at the deadline.
+pub(crate) fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
     loop {
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -279,8 +275,7 @@ fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result
         });
         match poll(fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(ready) => return Ok(ready > 0),
+            ready => return Ok(ready? > 0),
         }
     }
 }
@@ -301,13 +296,14 @@ impl Drop for Socket {
         }
         // To close it also closes what is queued. After this nothing can be queued any more.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        // Explicitly: a process that inherited the socket may keep it open, and it would be reported for ever.
+        for epoll in locked(&self.epolls).drain(..).filter_map(|epoll| epoll.upgrade()) {
+            let _ = rustix::event::epoll::delete(&*epoll, &socket);
+        }
         if may_have_descriptors(&socket)
             && let Ok(uid) = uid
             && let Some(fd) = socket.into_owned()
         {
-            if let Some(epoll) = self.epoll.get().and_then(Weak::upgrade) {
-                let _ = rustix::event::epoll::delete(&*epoll, &fd);
-            }
             close_elsewhere(fd, uid);
         }
     }

@@ -59,7 +59,16 @@ impl Syncer {
         let Ring::Made(ring) = &mut self.ring else { return None };
         let result = ring.completion().next()?.result();
         self.in_flight = false;
-        Some(self.judge(result, file))
+        Some(match -result {
+            ..=0 => Ok(()),
+            // The kernel did not do it, for instance because the requesting thread has ended.
+            libc::ECANCELED | libc::EINTR | libc::EAGAIN => sync(file),
+            libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM | libc::EACCES => {
+                self.give_up();
+                sync(file)
+            }
+            error => Err(Errno::from_raw_os_error(error)),
+        })
     }
 
     /// Waits for the sync under way.
@@ -80,19 +89,6 @@ impl Syncer {
             }
         }
         Ok(())
-    }
-
-    /// A sync that the kernel did not do, for instance because the requesting thread has ended, is done here.
-    fn judge(&mut self, result: i32, file: impl AsFd) -> rustix::io::Result<()> {
-        match result {
-            0.. => Ok(()),
-            error if [libc::ECANCELED, libc::EINTR, libc::EAGAIN].contains(&-error) => sync(file),
-            error if [libc::EINVAL, libc::EOPNOTSUPP, libc::ENOSYS, libc::EPERM, libc::EACCES].contains(&-error) => {
-                self.give_up();
-                sync(file)
-            }
-            error => Err(Errno::from_raw_os_error(-error)),
-        }
     }
 
     fn give_up(&mut self) {

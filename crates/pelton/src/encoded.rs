@@ -32,7 +32,7 @@
 //! // Usually another process:
 //! let asking = std::thread::spawn(move || -> pelton::Result<u64> {
 //!     let mut client = pelton::Client::connect(&name)?;
-//!     client.call_encoded(&("add", [40u64, 2]))?.decode()
+//!     client.call_encoded(&("add", [40u64, 2]))?.ok()?.decode()
 //! });
 //! let request = service.receive()?;
 //! let (verb, numbers): (String, [u64; 2]) = request.decode()?;
@@ -51,7 +51,7 @@ use serde::{Deserialize, Serialize};
 use std::any::type_name;
 
 #[cfg(feature = "call")]
-use crate::{Answering, Client, Completion, Request};
+use crate::{BorrowedResponder, Client, Completion, Request};
 #[cfg(feature = "call")]
 use std::cell::RefCell;
 
@@ -136,8 +136,8 @@ impl Decode for [u8] {
 #[cfg(feature = "call")]
 #[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 pub trait CallEncoded {
-    /// Calls with a value, and waits for the reply, as [`Client::call`] does: [`Decode::decode`] reads it. Encodes into
-    /// a buffer that each thread keeps.
+    /// Calls with a value, and waits for the completion, as [`Client::call`] does. [`Completion::ok`] returns the
+    /// reply, and [`Decode::decode`] reads it. Encodes into a buffer that each thread keeps.
     ///
     /// # Errors
     /// As [`Client::call`]; [`Error::Value`] when the type's `Serialize` fails. Nothing is sent then.
@@ -186,7 +186,7 @@ impl ReplyEncoded for Request<'_> {
 }
 
 #[cfg(feature = "call")]
-impl ReplyEncoded for Answering<'_> {
+impl ReplyEncoded for BorrowedResponder<'_> {
     fn reply_encoded<T: Serialize + ?Sized>(mut self, value: &T) -> Result<()> {
         match reply_in_place(&mut self, value)? {
             true => Ok(()),
@@ -197,7 +197,7 @@ impl ReplyEncoded for Answering<'_> {
 
 /// Returns whether there was space.
 #[cfg(feature = "call")]
-fn reply_in_place<T: Serialize + ?Sized>(responder: &mut Answering<'_>, value: &T) -> Result<bool> {
+fn reply_in_place<T: Serialize + ?Sized>(responder: &mut BorrowedResponder<'_>, value: &T) -> Result<bool> {
     let bytes = encoded_bytes(value)?;
     let mut space = match responder.try_reserve(bytes) {
         Ok(Some(space)) => space,
@@ -206,7 +206,7 @@ fn reply_in_place<T: Serialize + ?Sized>(responder: &mut Answering<'_>, value: &
         Err(error) => return Err(error),
     };
     let bytes = encode(value, &mut space)?;
-    space.reply(bytes).map(|()| true)
+    space.reply_bytes(bytes).map(|()| true)
 }
 
 /// The size of a value's encoding.

@@ -71,9 +71,10 @@
 //! # Many senders
 //! [`Options::gather_at`] creates a receiver of up to 1,024 senders, which connect under one name. Each has its own
 //! lane: no sender waits for another, and the end of one affects no other. One wait and one descriptor serve all of
-//! them. A message has its sender's lane and process ([`Message::lane`], [`Message::peer`]); with
-//! [`Options::announce`] the receiver also reports when a sender joins or leaves. Lanes are served round-robin, at
-//! most 64 messages of one at a time. A lane that was idle waits at most one more round for each 32 idle lanes.
+//! them. A message has its sender's lane and process ([`Message::lane`], [`Message::peer`]). With
+//! [`Options::membership_events`] the receiver also reports when a sender joins or leaves. Lanes are served
+//! round-robin, at most 64 messages of one at a time. A lane that was idle waits at most one more round for each 32
+//! idle lanes.
 //! [`Options::gather`] does the same for threads, which make their senders by [`Senders`].
 //!
 //! # Whole buffers
@@ -89,6 +90,7 @@
 //! reply, by parts and an end, or by a failure with a code ([`Outcome`]). The service takes requests of up to 1,024
 //! clients, in a loop of its own ([`Service::receive`]) or on several threads ([`Service::run`]), and replies from any
 //! thread ([`Responder`]).
+//! - A call that the service fails is `Ok` with [`Outcome::Failed`]; [`Completion::ok`] turns it into an error.
 //! - The death of a service fails its calls immediately. It is unknown whether the service carried them out, so the
 //!   client repeats none, unless [`Client::mark_idempotent`] allows it.
 //! - Several processes may serve one short name. A client sends each call to the least busy. A new version takes over
@@ -112,7 +114,7 @@
 //!     })
 //! });
 //! let mut client = pelton::Client::connect(&name)?;
-//! assert_eq!(&*client.call(b"41")?, b"42");
+//! assert_eq!(&*client.call(b"41")?.ok()?, b"42");
 //! assert_eq!(client.call(b"forty-one")?.outcome(), pelton::Outcome::Failed(1));
 //! stopper.stop();
 //! # serving.join().unwrap()
@@ -130,7 +132,9 @@
 //!    the loop can afford: the descriptor stays readable. Then arm again.
 //! 3. *disarm*: before a method that waits, or when the loop loses interest.
 //!
-//! [`Client`], [`Service`] and [`file::Engine`] have the same three methods.
+//! A peer that answers within microseconds costs less if the loop first calls [`Receiver::busy_poll`] or
+//! [`Sender::busy_poll`], and arms only if that returns false. [`Client`], [`Service`] and [`file::Engine`] have the
+//! same four methods. Connecting and opening a path without waiting: [`Opening`].
 //!
 //! # Copies, iterators, values
 //! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]
@@ -173,13 +177,14 @@ pub mod values;
 #[cfg_attr(docsrs, doc(cfg(feature = "call")))]
 #[doc(inline)]
 pub use pelton_call::{
-    Answering, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation, Responder,
-    Service, Stopper,
+    BorrowedResponder, CallId, Client, Completion, Loss, Outcome, ReplyReservation, Request, RequestReservation,
+    Responder, Service, Stopper,
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Armed, Batch, Counters, Deadline, Departure, Error, Event, Held, LaneId, Listener, Member, Message, Messages,
-    Options, Peer, Receiver, Reservation, Result, Sender, Senders, Sent, SentBatch, Wait, inspect, options,
+    Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
+    LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Sender,
+    Senders, Sent, Wait, inspect, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

@@ -2,7 +2,8 @@
 //!
 //! Receiving and sending are cancel-safe: dropped before it completes, such a future has taken or sent nothing.
 //! Dropping a call cancels it, and its service may have executed it. A dropped `AsyncService::run` aborts its handlers.
-//! For file operations see [`AsyncEngine`].
+//! So `tokio::time::timeout` limits each of these waits, and none has a deadline of its own. A call's deadline can also
+//! go to the service: [`AsyncClient::submit_by`]. For file operations see [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -22,13 +23,13 @@ mod engine;
 mod service;
 mod stream;
 
-pub use client::{Answer, AsyncCall, AsyncClient};
+pub use client::{AsyncCall, AsyncClient, OwnedCompletion};
 pub use engine::AsyncEngine;
 pub use service::{AsyncRequest, AsyncResponder, AsyncService};
 pub use stream::{MessageSink, MessageStream};
 
 use crate::raw::Record;
-use crate::{Deadline, Error, Message, Receiver, Result, Sender, Sent};
+use crate::{Deadline, Error, Message, Opening, Options, Receiver, Result, Sender, Sent};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 
@@ -41,13 +42,51 @@ pub struct AsyncReceiver(AsyncFd<Receiver>);
 pub struct AsyncSender(AsyncFd<Sender>);
 
 fn registered<T: std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
-    // SAFETY: endpoints, clients, services and engines own one descriptor each, and return the same one from their
-    // creation until their drop; a successor of the peer does not change it.
+    // SAFETY: endpoints, clients, services, engines and openings own one descriptor each, and return the same one from
+    // their creation until their drop; a successor of the peer does not change it.
     unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) }
         .map_err(|error| Error::system("registering with the Tokio runtime")(error.into_parts().1))
 }
 
+/// Finishes an opening without blocking the runtime's thread.
+async fn opened<T>(opening: Opening<T>) -> Result<T> {
+    let mut opening = registered(opening)?;
+    loop {
+        if let Some(opened) = opening.get_mut().try_finish()? {
+            return Ok(opened);
+        }
+        let mut readable = opening.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
+        readable.clear_ready();
+    }
+}
+
 impl AsyncReceiver {
+    /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`], and
+    /// registers the receiver with the runtime that this is called in. Fails immediately when no sender listens. Waits
+    /// at most some seconds for a listener to accept. Cancel-safe: dropped before it completes, it leaves nothing
+    /// behind.
+    ///
+    /// # Errors
+    /// As [`Options::connect_receiver`].
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime with I/O enabled.
+    pub async fn connect(name: &str) -> Result<AsyncReceiver> {
+        AsyncReceiver::open(Options::new().start_connect_receiver(name)?).await
+    }
+
+    /// As [`AsyncReceiver::connect`], with options, or of a path channel: of [`Options::start_connect_receiver`],
+    /// [`Options::start_open_receiver`] or [`Options::start_create_receiver`].
+    ///
+    /// # Errors
+    /// As [`Opening::try_finish`].
+    ///
+    /// # Panics
+    /// As [`AsyncReceiver::connect`].
+    pub async fn open(opening: Opening<Receiver>) -> Result<AsyncReceiver> {
+        AsyncReceiver::new(opened(opening).await?)
+    }
+
     /// Registers a receiver with the runtime that this is called in.
     ///
     /// # Errors
@@ -109,6 +148,46 @@ impl AsyncReceiver {
 }
 
 impl AsyncSender {
+    /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`], and
+    /// registers the sender with the runtime that this is called in. Otherwise as [`AsyncReceiver::connect`].
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// let name = format!("unix:{}/async-connect-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// let listener = pelton::Listener::bind(&name)?;
+    /// let accepting = std::thread::spawn(move || listener.accept_receiver());
+    /// let options = pelton::Options::new().connect_deadline(Duration::from_secs(10));
+    /// let mut sender = pelton::tokio::AsyncSender::open(options.start_connect_sender(&name)?).await?;
+    /// sender.send(b"hello").await?;
+    /// assert_eq!(&*accepting.join().unwrap()?.receive()?, b"hello");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime with I/O enabled.
+    pub async fn connect(name: &str) -> Result<AsyncSender> {
+        AsyncSender::open(Options::new().start_connect_sender(name)?).await
+    }
+
+    /// As [`AsyncSender::connect`], with options, or of a path channel: of [`Options::start_connect_sender`],
+    /// [`Options::start_open_sender`] or [`Options::start_create_sender`].
+    ///
+    /// # Errors
+    /// As [`Opening::try_finish`].
+    ///
+    /// # Panics
+    /// As [`AsyncSender::connect`].
+    pub async fn open(opening: Opening<Sender>) -> Result<AsyncSender> {
+        AsyncSender::new(opened(opening).await?)
+    }
+
     /// Registers a sender with the runtime that this is called in.
     ///
     /// # Errors

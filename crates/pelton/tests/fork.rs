@@ -13,10 +13,12 @@ use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 9] = [
+    let cases: [Case<fn(How)>; 11] = [
         ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
         ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
+        ("a_held_message_that_a_child_drops_keeps_its_receivers_role", a_dropped_held_message_keeps_the_role),
         ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
+        ("an_inherited_opening_returns_forked_and_the_parents_continues", an_inherited_opening),
         ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
         ("a_child_creates_channels_of_its_own", a_child_creates_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
@@ -133,7 +135,7 @@ fn check_channel(endpoints: &mut Endpoints) {
         endpoints.sender.send(&[number as u8; 1000]).unwrap();
         assert_eq!(*endpoints.receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 1000]);
     }
-    assert!(endpoints.sender.drain_until(deadline()).unwrap());
+    assert!(endpoints.sender.wait_released_until(deadline()).unwrap());
 }
 
 fn inherited_handles_return_forked(how: How) {
@@ -152,7 +154,7 @@ fn inherited_handles_return_forked(how: How) {
         is_forked(sender.reserve(8));
         is_forked(sender.try_reserve_batch([8]));
         is_forked(sender.send_with_descriptors(b"x", &[pipe.as_fd()]));
-        is_forked(sender.drain());
+        is_forked(sender.wait_released());
         is_forked(sender.arm(8));
         is_forked(sender.resume());
         is_forked(sender.trim());
@@ -211,7 +213,7 @@ fn handles_of_every_kind(how: How) {
             is_forked(sender.send(b"x"));
             is_forked(sender.try_reserve(8));
             is_forked(sender.arm(8));
-            is_forked(sender.drain());
+            is_forked(sender.wait_released());
             is_forked(sender.resume());
             is_forked(sender.sync());
             is_forked(sender.trim());
@@ -231,6 +233,30 @@ fn handles_of_every_kind(how: How) {
     }
 }
 
+/// An opening that the parent began.
+fn an_inherited_opening(how: How) {
+    let dir = TestDir::new("an_inherited_opening");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let mut inherited = Some(Options::new().start_connect_sender(&dir.name()).unwrap());
+    assert!(inherited.as_mut().unwrap().try_finish().unwrap().is_none(), "nothing accepts it yet");
+    Forked::new(how, || {
+        let mut opening = inherited.take().unwrap();
+        is_forked(opening.try_finish());
+        drop(opening);
+    })
+    .wait();
+    let mut opening = inherited.unwrap();
+    let accepting = std::thread::spawn(move || listener.accept_receiver().unwrap());
+    let mut sender = loop {
+        support::readable(opening.as_fd());
+        if let Some(sender) = opening.try_finish().unwrap() {
+            break sender;
+        }
+    };
+    sender.send(b"from the parent").unwrap();
+    assert_eq!(&*accepting.join().unwrap().receive().unwrap(), b"from the parent");
+}
+
 /// Forks without exec and with it.
 fn during_a_send_that_waits(how: How) {
     let dir = TestDir::new("during_a_send_that_waits");
@@ -244,7 +270,7 @@ fn during_a_send_that_waits(how: How) {
             let waiting = scope.spawn(move || {
                 thread_sender.send(support::this_thread()).unwrap();
                 sender.send(&[8; 10_000]).unwrap();
-                sender.drain().unwrap();
+                sender.wait_released().unwrap();
                 sender
             });
             support::wait_until_thread_polls(thread_receiver.recv().unwrap());
@@ -276,6 +302,20 @@ fn inherited_parts_do_nothing(how: How) {
     }
 }
 
+fn a_dropped_held_message_keeps_the_role(how: How) {
+    let dir = TestDir::new("a_dropped_held_message_keeps_the_role");
+    let path = dir.path().join("channel");
+    let mut sender = Options::new().create_sender(&path).unwrap();
+    sender.send(b"held").unwrap();
+    let mut receiver = Options::new().open_receiver(&path).unwrap();
+    let mut held = Some(receiver.receive().unwrap().hold());
+    receiver.close().unwrap();
+    Forked::new(how, || drop(held.take())).wait();
+    assert!(matches!(Options::new().open_receiver(&path), Err(Error::RoleTaken { .. })));
+    assert_eq!(*held.take().unwrap(), *b"held");
+    assert_eq!(*Options::new().open_receiver(&path).unwrap().receive().unwrap(), *b"held");
+}
+
 fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
     for number in 0..4u8 {
         sender.send(&[number; 100]).unwrap();
@@ -300,7 +340,7 @@ fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
         assert_eq!(*receiver.receive().unwrap(), [number; 100]);
     }
     assert!(receiver.try_receive().unwrap().is_none());
-    assert!(sender.drain_until(deadline()).unwrap());
+    assert!(sender.wait_released_until(deadline()).unwrap());
 }
 
 fn a_child_creates_channels_of_its_own(how: How) {
@@ -357,11 +397,11 @@ fn a_child_answers_calls_of_its_own(how: How) {
         let (_service, mut client, mut responder) = service_with_call(&format!("unix:{}/s", own.path().display()));
         let mut reservation = responder.try_reserve(3).unwrap().expect("the lane is empty");
         reservation.copy_from_slice(b"own");
-        reservation.reply(3).unwrap();
+        reservation.reply_bytes(3).unwrap();
         assert_eq!(*client.completion_until(deadline()).unwrap().expect("it was answered"), *b"own");
     })
     .wait();
-    reservation.reply(3).unwrap();
+    reservation.reply_bytes(3).unwrap();
     assert_eq!(client.completion_until(deadline()).unwrap().expect("it was answered").len(), 3);
 }
 
@@ -584,7 +624,7 @@ fn forking_while_threads_append() {
     let flushed = std::sync::Arc::new(AtomicU64::new(0));
     let count = flushed.clone();
     let sink = move |runs: &[pelton::Chunk<'_>]| {
-        count.fetch_add(runs.iter().map(|run| u64::from(run.messages())).sum(), SeqCst);
+        count.fetch_add(runs.iter().map(|run| u64::from(run.message_count())).sum(), SeqCst);
         Ok(())
     };
     let options = Options::new().flush_bytes(1 << 16).flush_interval(Some(Duration::from_millis(1)));
@@ -638,13 +678,13 @@ fn an_inherited_flush_writes_nothing() {
     sender.send(b"one").unwrap();
     assert!(!flush.run_until(std::time::Instant::now()).unwrap());
     Forked::new(How::Fork, || {
-        is_forked(flush.now());
-        is_forked(flush.turn().map(|_| ()));
+        is_forked(flush.flush());
+        is_forked(flush.tick().map(|_| ()));
         is_forked(flush.sync());
     })
     .wait();
     assert_eq!(sender.unreleased(), 1);
-    flush.now().unwrap();
+    flush.flush().unwrap();
     drop(flush);
     assert_eq!(rustix::io::read(&reads, &mut [0; 8]), Ok(1));
 }
@@ -654,7 +694,7 @@ fn an_inherited_engine(how: How) {
     let dir = TestDir::new("an inherited file engine returns forked");
     let path = dir.path().join("a");
     for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
-        let mut engine = options.open().unwrap();
+        let mut engine = options.build().unwrap();
         let how_opened = Open::for_both().create(0o600);
         let file = engine.run(Operation::open(&path, how_opened)).unwrap().into_file().unwrap();
         let (read, write) = std::io::pipe().unwrap();
@@ -679,7 +719,7 @@ fn an_inherited_engine(how: How) {
             forked(inherited.start());
             inherited.disarm();
             // Its own engine works, and takes no file of its parent's engine.
-            let mut own = options.open().unwrap();
+            let mut own = options.build().unwrap();
             forked(own.run(Operation::write_at(&file, b"child!", 0)).map(drop));
             let mine = own.run(Operation::open(&path, Open::for_reading())).unwrap().into_file().unwrap();
             assert!(own.run(Operation::read_at(&mine, vec![0; 6], 0)).unwrap().bytes() != b"child!");

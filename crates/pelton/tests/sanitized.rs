@@ -27,7 +27,9 @@ fn messages(rounds: u64) {
                 bytes.resize(size(number), number as u8);
                 sender.send(&bytes).unwrap();
             }
-            assert!(sender.drain_until(std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap());
+            assert!(
+                sender.wait_released_until(std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap()
+            );
             sender.close().unwrap();
         });
         let mut buffer = Vec::new();
@@ -98,7 +100,7 @@ fn reply_by_reservation(request: &mut Request<'_>) {
     let (bytes, responder) = request.split();
     let mut reservation = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
     reservation.copy_from_slice(bytes);
-    reservation.reply(bytes.len()).unwrap();
+    reservation.reply().unwrap();
 }
 
 /// Each number returns once.
@@ -141,7 +143,7 @@ fn streams(rounds: u64) {
             while !silent.is_empty() {
                 let part = client.completion().unwrap();
                 assert_eq!(part.outcome(), Outcome::Part);
-                silent.retain(|stream| *stream != part.call());
+                silent.retain(|stream| *stream != part.call_id());
             }
             for stream in streams {
                 assert!(client.cancel(stream).unwrap());

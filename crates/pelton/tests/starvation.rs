@@ -114,7 +114,7 @@ fn one_message(role: &Role) {
                 _ => small_path().create_sender(&path),
             };
             if let Ok(mut sender) = sender {
-                while sender.send(b"one").is_ok() && sender.drain().is_ok() {}
+                while sender.send(b"one").is_ok() && sender.wait_released().is_ok() {}
             }
         }
     }
@@ -129,7 +129,7 @@ fn stream(role: &Role) {
     if role.get("end") == "sender" {
         let mut sender = sender(role);
         send_all(&mut sender, 0..count, sizes, how).unwrap();
-        assert!(sender.drain_until(deadline()).unwrap());
+        assert!(sender.wait_released_until(deadline()).unwrap());
         report("well");
     } else {
         let mut receiver = receiver(role);
@@ -183,7 +183,7 @@ fn round_trips(role: &Role) {
     }
     // The client closes first; otherwise it would detect the service's exit as a death.
     if !is_client {
-        assert!(sender.drain_until(deadline()).unwrap());
+        assert!(sender.wait_released_until(deadline()).unwrap());
     }
 }
 
@@ -360,11 +360,11 @@ fn peers_killed_repeatedly_leave_no_descriptor_and_no_mapping() {
                 _ => small_path().create_sender(&path).unwrap(),
             };
             sender.send(b"one").unwrap();
-            assert!(sender.drain_until(deadline()).unwrap());
+            assert!(sender.wait_released_until(deadline()).unwrap());
             assert!(how == "connect" || sender.resume_until(deadline()).unwrap());
             child.kill();
             sender.send(b"nobody takes this").map_err(died).unwrap_or_default();
-            while sender.drain_until(deadline()).map_err(died).is_ok() {}
+            while sender.wait_released_until(deadline()).map_err(died).is_ok() {}
             if how == "path" {
                 drop(sender);
                 let mut receiver = small_path().open_receiver(&path).unwrap();

@@ -34,7 +34,7 @@ impl AppendSystem for PeltonFile {
             while let Some(chunk) = reader.next_chunk()? {
                 let found = chunk.records().map(|record| record.payload().len()).find(|bytes| *bytes != size);
                 ensure!(found.is_none(), "a record has {found:?} bytes, wanted {size}");
-                sink.take(chunk.bytes(), chunk.messages().into());
+                sink.take(chunk.bytes(), chunk.message_count().into());
             }
             remove(&path)
         };

@@ -16,7 +16,7 @@ impl AppendSystem for Pelton {
 
     fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
         let take = move |runs: &[Chunk<'_>]| {
-            runs.iter().for_each(|run| sink.take(run.bytes(), run.messages().into()));
+            runs.iter().for_each(|run| sink.take(run.bytes(), run.message_count().into()));
             Ok(())
         };
         open(job, take)

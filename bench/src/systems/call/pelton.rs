@@ -43,7 +43,7 @@ impl Pelton {
             if let Some(completion) = self.client.try_completion()? {
                 return copy(&completion, &mut self.reply);
             }
-            if self.client.arm()?.is_waiting() {
+            if !self.client.busy_poll()? && self.client.arm()?.is_waiting() {
                 watch.sleep()?;
                 self.client.disarm();
             }
@@ -159,7 +159,7 @@ fn answer(mut request: Request<'_>) -> Result<()> {
     // A reply above the lane's message limit never fits in place.
     if let Ok(Some(mut room)) = responder.try_reserve(bytes.len()) {
         room.copy_from_slice(bytes);
-        return Ok(room.reply(bytes.len())?);
+        return Ok(room.reply_bytes(bytes.len())?);
     }
     let (bytes, responder) = request.into_parts();
     Ok(responder.reply(&bytes)?)

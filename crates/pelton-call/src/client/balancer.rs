@@ -11,7 +11,7 @@ use crate::frame::{Header, Kind, check_size};
 use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::raw::Settings;
-use pelton_channel::raw::{Doorbells, HANDSHAKE_TIMEOUT, Name, RETRY, Spin, connect_duplex};
+use pelton_channel::raw::{Doorbells, HANDSHAKE_TIMEOUT, Name, RETRY, Spin, Waiter, connect_duplex};
 use pelton_channel::{Error, Result};
 use pelton_lane::ReservedSpace;
 use pelton_os::{Owner, Peer};
@@ -56,13 +56,13 @@ const HANG_UPS: u32 = 16;
 
 impl Balancer {
     /// Connects to the services of a name. Waits for the first.
-    pub(super) fn connect(name: &str, options: &Settings) -> Result<Balancer> {
+    pub(super) async fn connect(name: &str, options: &Settings, waiter: &Waiter) -> Result<Balancer> {
         let (name, doorbells) = (Name::parse(name)?, Doorbells::new()?);
         let (mut connections, mut discovery) = (Vec::new(), None);
         match name.is_of_many() {
             true => discovery = Some(Discovery::new(name, options)),
             false => {
-                let duplex = connect_duplex(&name, options, &doorbells)?;
+                let duplex = connect_duplex(&name, options, &doorbells, waiter).await?;
                 connections.push(Connection::new(duplex, PathBuf::new(), 1));
             }
         }
@@ -78,14 +78,14 @@ impl Balancer {
             doorbells,
         };
         if balancer.has_many() {
-            balancer.connect_first(options.connect_deadline)?;
+            balancer.connect_first(options.connect_deadline.from_now(), waiter).await?;
         }
         Ok(balancer)
     }
 
     /// Waits for the first connection to a service of a short name. Connects to one of them, and to another whenever
     /// that one has left, or has not replied for some time.
-    fn connect_first(&mut self, deadline: Option<Instant>) -> Result<()> {
+    async fn connect_first(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<()> {
         let until = deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT);
         let (mut most, mut hang_ups) = (1, 0);
         loop {
@@ -101,7 +101,7 @@ impl Balancer {
             }
             let now = Instant::now();
             if discovery.is_pending() && now < until {
-                self.doorbells.sleep(Some(until.min(now + READ_INTERVAL)))?;
+                waiter.sleep(&self.doorbells, Some(until.min(now + READ_INTERVAL))).await?;
                 self.doorbells.drain()?;
                 most = usize::from(discovery.is_due());
                 continue;
@@ -121,7 +121,7 @@ impl Balancer {
                 None if now >= until => {
                     return Err(Error::TimedOut(format!("waiting for somebody to listen at {name} and to answer")));
                 }
-                None => std::thread::sleep(RETRY),
+                None => waiter.pause(Instant::now() + RETRY).await?,
             }
         }
     }

@@ -325,13 +325,13 @@ impl Client {
             self.note_complete(at, call, header.kind);
             match is_awaited {
                 true => self.store(call, outcome_of(&assembly.header), assembly.bytes),
-                false => self.late += 1,
+                false => self.completions_dropped += 1,
             }
             return Ok(Sorted::Nothing);
         }
         self.note_complete(at, call, header.kind);
         if !is_awaited {
-            self.late += 1;
+            self.completions_dropped += 1;
             self.balancer.connections[at].replies.release_record(record);
             return Ok(Sorted::Nothing);
         }

@@ -5,7 +5,7 @@ use super::balancer::is_end;
 use super::discovery::READ_INTERVAL;
 use super::{Balancer, Client, Condition, Connection};
 use crate::outbox::FrameSender as _;
-use pelton_channel::raw::{Side, Spin};
+use pelton_channel::raw::{Polled, Side, Spin};
 use pelton_channel::{Error, Result};
 use pelton_os::Ready;
 use std::time::Instant;
@@ -57,7 +57,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Side for Waiting<'_> {
+impl Polled for Waiting<'_> {
     fn poll(&mut self) -> Result<bool> {
         if self.client.found.is_none() {
             self.client.found = self.client.poll(self.condition)?;
@@ -73,6 +73,12 @@ impl Side for Waiting<'_> {
         self.client.balancer.connections.iter().any(may_be_ready)
     }
 
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.client.balancer.spin
+    }
+}
+
+impl Side for Waiting<'_> {
     fn arm(&mut self) -> Result<bool> {
         self.client.balancer.poll_handshakes();
         let mut armed = true;
@@ -174,10 +180,6 @@ impl Side for Waiting<'_> {
             }
         }
         Ok(false)
-    }
-
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.client.balancer.spin
     }
 }
 

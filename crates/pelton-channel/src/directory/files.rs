@@ -51,7 +51,7 @@ impl ChannelDir {
     pub(super) fn open(path: &Path, access: &Access) -> Result<Option<ChannelDir>> {
         use rustix::fs::{CWD, openat, statat};
         let refuse = |problem| Err(Error::NotAChannel { path: path.display().to_string(), problem });
-        let failed = |errno: Errno| Error::System { what: format!("opening {}", path.display()), source: errno.into() };
+        let failed = |errno: Errno| Error::System { what: format!("opening {}", path.display()), error: errno.into() };
         let check = |found: &Stat| {
             let own = own_uid();
             let (kind, mode) = (FileType::from_raw_mode(found.st_mode), found.st_mode & 0o7777);
@@ -266,7 +266,7 @@ impl ChannelDir {
             (false, false) => open(OFlags::RDONLY)?,
             (false, true) => match open(OFlags::RDWR) {
                 // A read-only overlay copies nothing, and no process writes.
-                Err(Error::System { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => {
+                Err(Error::System { error: source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => {
                     open(OFlags::RDONLY)?
                 }
                 opened => opened?,
@@ -278,7 +278,7 @@ impl ChannelDir {
     fn map(&self, fd: OwnedFd, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
         Segment::open_file(fd, &format!("its file {name}"), bytes, writable).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => self.refuse(format!("{error}: {DAMAGED}")),
-            _ => Error::System { what: format!("mapping {}", self.file(name).display()), source: error },
+            _ => Error::System { what: format!("mapping {}", self.file(name).display()), error },
         })
     }
 

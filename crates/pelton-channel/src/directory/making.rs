@@ -90,7 +90,7 @@ fn make_in_temporary(
     let make = || {
         // The first file, empty and locked: from now on no creator removes the directory.
         let lock = match dir.make_file(CHANNEL, SEGMENT_BYTES, &[]) {
-            Err(Error::System { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(Error::System { error: source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
             made => lock::try_lock(descriptor(made?)?)
                 .map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?,
         };
@@ -135,7 +135,7 @@ impl ParentDir {
                 path: path.display().to_string(),
                 problem: format!("the directory {} is not there: make it first", parent.display()),
             },
-            _ => Error::System { what: format!("opening {}", parent.display()), source: errno.into() },
+            _ => Error::System { what: format!("opening {}", parent.display()), error: errno.into() },
         })?;
         Ok(ParentDir { fd, name })
     }

@@ -111,7 +111,7 @@ pub(super) fn boot_id() -> Result<[u8; 16]> {
     if digits.len() != 32 {
         let source =
             std::io::Error::new(ErrorKind::Unsupported, format!("found {text:?}, wanted 32 hexadecimal digits"));
-        return Err(Error::System { what: format!("reading {FILE}"), source });
+        return Err(Error::System { what: format!("reading {FILE}"), error: source });
     }
     Ok(std::array::from_fn(|i| digit(2 * i) << 4 | digit(2 * i + 1)))
 }

@@ -3,6 +3,7 @@
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
     use super::super::*;
+    use crate::opening::in_call;
     use crate::packet::*;
     use pelton_os::socket::{accept_at, listen_at};
 
@@ -110,7 +111,7 @@ mod vectors {
                 let data = make_data(data_of(&packet)).unwrap();
                 send(&hello(Role::Sender, 0), &[]);
                 send(&bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
-                receiver_of_one(handshake, false).map(|_| ())
+                in_call(receiver_of_one(handshake, false)).map(|_| ())
             }
             "CONSUMER" => {
                 let packet = Packet::decode(&bytes).unwrap();
@@ -135,6 +136,7 @@ mod vectors {
 /// The rules of spec/protocol.md for a peer that does not complete the handshake.
 mod peers {
     use super::super::*;
+    use crate::opening::in_call;
     use crate::packet::*;
     use crate::{Listener, Sender};
     use pelton_os::socket::{accept_at, listen_at};
@@ -193,7 +195,7 @@ mod peers {
 
     #[test]
     fn a_successor_that_the_survivor_has_given_up_never_receives_ready() {
-        let (sender, mut receiver) = with_new_sender("before", |handshake| receiver_of_one(handshake, false));
+        let (sender, mut receiver) = with_new_sender("before", |handshake| in_call(receiver_of_one(handshake, false)));
         drop(sender);
         let peer = unfinished_successor("given-up", &mut receiver);
         let mut bytes = [0; PACKET_BYTES];
@@ -205,7 +207,8 @@ mod peers {
 
     #[test]
     fn a_successor_that_stops_in_the_handshake_leaves_the_floor_to_the_next() {
-        let (mut sender, mut receiver) = with_new_sender("first", |handshake| receiver_of_one(handshake, false));
+        let (mut sender, mut receiver) =
+            with_new_sender("first", |handshake| in_call(receiver_of_one(handshake, false)));
         // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds
         // records.
         (0..3).for_each(|_| assert!(send(&mut sender, 65528)));

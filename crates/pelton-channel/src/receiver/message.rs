@@ -5,8 +5,8 @@ use crate::endpoint::Departure;
 use crate::error::{Error, Result};
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
-use pelton_os::Peer;
-use pelton_os::{LocalWake, Owner, ReceivedFd, Segment};
+use pelton_os::lock::Lock;
+use pelton_os::{LocalWake, Owner, Peer, ReceivedFd, Segment};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -56,7 +56,6 @@ pub enum Item {
 
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
 #[must_use = "dropping a message releases it: it is then received"]
-#[derive(Debug)]
 pub struct Message<'a> {
     pub(crate) receiver: &'a mut Receiver,
     pub(crate) record: Record,
@@ -86,7 +85,7 @@ impl Message<'_> {
     }
 
     /// The number of descriptors of the message that were not taken yet.
-    pub fn descriptors(&self) -> usize {
+    pub fn descriptor_count(&self) -> usize {
         self.record.descriptors as usize
     }
 
@@ -107,7 +106,8 @@ impl Message<'_> {
     }
 
     /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread. The receiver continues.
-    /// Space is released in order, so a message that is held long delays the release of all later ones.
+    /// Space is released in order, so a message that is held long delays the release of all later ones. On a path
+    /// channel it also keeps the receiver's role: see [`Held`].
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -152,6 +152,22 @@ impl Deref for Message<'_> {
     }
 }
 
+impl AsRef<[u8]> for Message<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Message<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message")
+            .field("seq", &self.seq())
+            .field("lane", &self.lane())
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Message<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -165,7 +181,6 @@ impl Drop for Message<'_> {
 
 /// Several messages of a lane. Dropping it releases, by one store, the messages that [`Batch::next`] returned. If it is
 /// forgotten instead, they may be received again.
-#[derive(Debug)]
 pub struct Batch<'a> {
     receiver: &'a mut Receiver,
     /// The position after the returned messages, and their bytes. The lane gets both when the batch is dropped.
@@ -221,6 +236,12 @@ impl Batch<'_> {
     }
 }
 
+impl std::fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("lane", &self.receiver.lanes.current.number).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Batch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -266,10 +287,15 @@ impl Receiver {
     }
 }
 
-/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is dropped. But then its
-/// bytes stay unchanged only until the sender has found a successor: drop it, or copy it, before you close the
-/// receiver.
-#[derive(Debug)]
+/// A message kept in the lane; see [`Message::hold`]. Its bytes stay readable and unchanged until it is dropped, also
+/// after its receiver has resumed or is dropped, and after its sender has left.
+///
+/// A closed receiver's held messages count as unreleased, so its successor receives them again. By connect, the sender
+/// copies them into new memory for that successor. On a path channel, the receiver's role stays taken until its last
+/// held message is dropped: another receiver waits ([`Options::connect_deadline`](crate::Options::connect_deadline)),
+/// or fails with [`Error::RoleTaken`].
+///
+/// In a forked child, dropping it does nothing. Do not read it there: the parent may release it.
 pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
@@ -299,6 +325,18 @@ impl Deref for Held {
     }
 }
 
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("seq", &self.seq).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         if self.returned.owner.is_forked() {
@@ -310,7 +348,7 @@ impl Drop for Held {
     }
 }
 
-/// Tickets of held messages that were dropped, on any thread.
+/// What a receiver shares with its held messages: the tickets of those that were dropped, on any thread.
 #[derive(Debug)]
 pub(crate) struct Returned {
     /// Tickets with the numbers of their lanes. Without a lock: a thread that drops a message never waits for the
@@ -319,4 +357,6 @@ pub(crate) struct Returned {
     /// The receiver's local wake: the receiver may sleep with a lane full of held messages.
     pub(super) local_wake: Arc<LocalWake>,
     pub(crate) owner: Owner,
+    /// The receiver's role in a path channel. The last of the receiver and its held messages gives it up.
+    pub(super) role: Option<Arc<Lock>>,
 }

@@ -6,7 +6,6 @@ use pelton_lane::{Batch, ReservedSpace};
 use std::ops::{Deref, DerefMut};
 
 /// Space in the lane for one message, to be written in place. Dropping it aborts: nothing is sent.
-#[derive(Debug)]
 #[must_use = "dropping it aborts: nothing is sent"]
 pub struct Reservation<'a> {
     pub(super) sender: &'a mut Sender,
@@ -62,14 +61,26 @@ impl DerefMut for Reservation<'_> {
     }
 }
 
+impl AsRef<[u8]> for Reservation<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Reservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation").field("bytes", &self.len()).finish_non_exhaustive()
+    }
+}
+
 /// Space in the lane for several messages. The receiver gets all of them or none. Dropping it aborts: nothing is sent.
-#[derive(Debug)]
-pub struct SentBatch<'a> {
+#[must_use = "dropping it aborts: nothing is sent"]
+pub struct BatchReservation<'a> {
     pub(super) sender: &'a mut Sender,
     pub(super) batch: Batch,
 }
 
-impl SentBatch<'_> {
+impl BatchReservation<'_> {
     /// Reserves the batch's space for its next message. Returns `None` when the space is used up.
     #[inline(always)]
     pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
@@ -106,11 +117,17 @@ impl SentBatch<'_> {
     /// [`Error::Forked`]. If the channel has ended, the next call returns that.
     #[inline(always)]
     pub fn commit(self) -> Result<()> {
-        let SentBatch { sender, batch } = self;
+        let BatchReservation { sender, batch } = self;
         if sender.endpoint.owner.is_forked() {
             return Err(Error::Forked);
         }
         sender.publish_batch(batch);
         Ok(())
+    }
+}
+
+impl std::fmt::Debug for BatchReservation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchReservation").finish_non_exhaustive()
     }
 }

@@ -195,7 +195,7 @@ impl FileCheck {
             match RecordReader::open(path) {
                 Ok(reader) if reader.number() == number => return Ok(Some(reader)),
                 Ok(_) => {}
-                Err(Error::System { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+                Err(Error::System { error: source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(Stop::Fault(Fault::new(FaultKind::Garbage, 1, error))),
             }
         }

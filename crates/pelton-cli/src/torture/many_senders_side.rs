@@ -85,7 +85,7 @@ pub fn run(plan: &Plan, part: &ManySendersPlan, journal: &Journal) -> pelton::Re
 }
 
 fn system(what: &str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { what: what.to_owned(), source }
+    move |source| Error::System { what: what.to_owned(), error: source }
 }
 
 /// The state of one sender.
@@ -210,7 +210,7 @@ fn send(plan: &Plan, part: &ManySendersPlan, sender_table: &SenderTable, journal
                 pause(plan, &mut messages);
                 if part.sender_id == 0 { state.send_copied(&mut sender) } else { state.send(&mut sender) }
             }
-            (Ok(()), true) => match sender.drain() {
+            (Ok(()), true) => match sender.wait_released() {
                 Ok(()) => return sender.close(),
                 died => died,
             },
@@ -229,7 +229,7 @@ fn send_by_thread(plan: &Plan, part: &ManySendersPlan, senders: &Senders, index:
         state.send(&mut sender)?;
         pause(plan, &mut messages);
     }
-    sender.drain()?;
+    sender.wait_released()?;
     sender_table.set(state.sender_id, SenderWord::Ended, 1);
     Ok(())
 }
@@ -332,7 +332,7 @@ fn continues_after(plan: &Plan, error: &Error) -> bool {
 fn receiver(plan: &Plan, part: &ManySendersPlan) -> pelton::Result<Receiver> {
     match plan.transport {
         Transport::Path => options(plan).lanes(part.lanes).create_receiver(plan.directory.join("c")),
-        Transport::Connect => options(plan).announce(part.announce).gather_at(&name(plan)),
+        Transport::Connect => options(plan).membership_events(part.announce).gather_at(&name(plan)),
     }
 }
 
@@ -387,7 +387,7 @@ impl Sink for DelayedFile {
         }
         self.file.write(runs)?;
         let (messages, bytes) = runs.iter().fold((0, 0), |(messages, bytes), run| {
-            (messages + u64::from(run.messages()), bytes + run.bytes().len() as u64)
+            (messages + u64::from(run.message_count()), bytes + run.bytes().len() as u64)
         });
         self.journal.add(Word::Messages, messages);
         self.journal.add(Word::Bytes, bytes);
@@ -470,7 +470,7 @@ fn flush_step(plan: &Plan, flush: &mut Flush) -> pelton::Result<()> {
     if plan.wait_mode != WaitMode::Poll {
         return flush.run_until(Instant::now() + Duration::from_secs(1)).map(|_| ());
     }
-    let due = flush.turn()?;
+    let due = flush.tick()?;
     if flush.arm().is_waiting() {
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
         let left = left.map(|left| Timespec::try_from(left).expect("it is short"));

@@ -132,7 +132,8 @@ impl<'a> SenderSide<'a> {
         journal.add(Word::Connections, 1);
         journal.set(Word::State, READY);
         let pattern = Pattern::new(plan.sizes.bytes_max);
-        let sent_file = File::open(SENT_FILE).map_err(|source| Error::System { what: SENT_FILE.to_owned(), source })?;
+        let sent_file =
+            File::open(SENT_FILE).map_err(|source| Error::System { what: SENT_FILE.to_owned(), error: source })?;
         Ok(SenderSide {
             plan,
             journal,
@@ -159,7 +160,7 @@ impl<'a> SenderSide<'a> {
             }
         }
         loop {
-            match self.sender.drain() {
+            match self.sender.wait_released() {
                 Ok(()) => {
                     self.check_kept_descriptors();
                     return self.sender.close();
@@ -423,8 +424,8 @@ impl<'a> ReceiverSide<'a> {
         let (number, marked) = (u64::from(message.seq()), message.is_redelivered());
         let wanted = usize::from(carries_descriptor(self.plan, number));
         let mut problem = check(&self.plan.sizes, number, &message).err();
-        if message.descriptors() != wanted {
-            problem = Some(format!("message {number} has {} descriptors, wanted {wanted}", message.descriptors()));
+        if message.descriptor_count() != wanted {
+            problem = Some(format!("message {number} has {} descriptors, wanted {wanted}", message.descriptor_count()));
         } else if wanted > 0 && self.random.one_in(2) && message.take_descriptors()?.len() != wanted {
             problem = Some(format!("the descriptor of message {number} cannot be taken"));
         }

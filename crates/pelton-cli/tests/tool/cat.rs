@@ -134,8 +134,8 @@ fn verify_reports_the_known_senders() {
     // Without messages the receiver waits, and a waiting receiver discovers its peer.
     assert!(!flush.run_until(Instant::now() + Duration::from_millis(1)).unwrap());
     sender.send(b"from a sender that lives").unwrap();
-    flush.turn().unwrap();
-    flush.now().unwrap();
+    flush.tick().unwrap();
+    flush.flush().unwrap();
     drop((sender, flush));
     assert!(verified().ends_with(&format!("in 2 chunks, from {here} and others, 0 gaps\n")), "{}", verified());
 

@@ -4,7 +4,7 @@ use pelton_channel::LaneId;
 use pelton_channel::{Error, Result};
 use pelton_lane::{record_bytes, seq_after};
 use pelton_os::Peer;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::AsFd;
 use std::path::Path;
 
 pub(super) const MAGIC: [u8; 8] = *b"pelton-F";
@@ -215,33 +215,24 @@ impl Broken {
     }
 }
 
-/// Checks the record at `at`. Returns where the next one begins.
-fn check_record(records: &[u8], at: usize, seq: u32) -> std::result::Result<usize, Broken> {
-    let left = (records.len() - at) as u64;
-    if left < 8 {
-        return Err(Broken::new(format!("the end of the chunk at byte {at} of its records"), format!("message {seq}")));
-    }
-    let (found, bytes) = (u32_at(records, at + 4), u64::from(u32_at(records, at)));
-    if found != seq {
-        return Err(Broken::new(
-            format!("message {found} at byte {at} of the chunk's records"),
-            format!("message {seq}"),
-        ));
-    }
-    if bytes >> 31 != 0 || record_bytes(bytes) > left {
-        return Err(Broken::new(
-            format!("message {seq} of {bytes} bytes at byte {at} of the chunk's records"),
-            format!("at most {}", left - 8),
-        ));
-    }
-    Ok(at + record_bytes(bytes) as usize)
-}
-
 /// Checks the records against their chunk's header.
 pub(super) fn check_records(header: &ChunkHeader, records: &[u8]) -> std::result::Result<(), Broken> {
     let (mut at, mut seq) = (0, header.first_seq);
     for _ in 0..header.messages {
-        at = check_record(records, at, seq)?;
+        let left = (records.len() - at) as u64;
+        let wanted = || format!("message {seq}");
+        if left < 8 {
+            return Err(Broken::new(format!("the end of the chunk at byte {at} of its records"), wanted()));
+        }
+        let (found, bytes) = (u32_at(records, at + 4), u64::from(u32_at(records, at)));
+        if found != seq {
+            return Err(Broken::new(format!("message {found} at byte {at} of the chunk's records"), wanted()));
+        }
+        if bytes >> 31 != 0 || record_bytes(bytes) > left {
+            let found = format!("message {seq} of {bytes} bytes at byte {at} of the chunk's records");
+            return Err(Broken::new(found, format!("at most {}", left - 8)));
+        }
+        at += record_bytes(bytes) as usize;
         seq = seq_after(seq);
     }
     match records.len() - at {
@@ -252,20 +243,21 @@ pub(super) fn check_records(header: &ChunkHeader, records: &[u8]) -> std::result
 
 /// Reads chunk headers of an open file, through a window of its bytes.
 #[derive(Debug)]
-pub(super) struct Scanner {
+pub(super) struct Scanner<F> {
+    pub file: F,
     pub path: String,
     pub header: FileHeader,
     window: Vec<u8>,
     window_at: u64,
 }
 
-impl Scanner {
+impl<F: AsFd> Scanner<F> {
     /// Reads and checks the file's header.
-    pub fn of(fd: BorrowedFd<'_>, path: &Path) -> Result<Scanner> {
+    pub fn of(file: F, path: &Path) -> Result<Scanner<F>> {
         let path = path.display().to_string();
         let header = FileHeader { created: 0, number: 0, id: 0 };
-        let mut scanner = Scanner { path, header, window: Vec::new(), window_at: 0 };
-        let begin = scanner.bytes(fd, 0, HEADER)?;
+        let mut scanner = Scanner { file, path, header, window: Vec::new(), window_at: 0 };
+        let begin = scanner.bytes(0, HEADER)?;
         scanner.header = match FileHeader::of(begin) {
             Ok(header) => header,
             Err(problem) => return Err(scanner.refuse(problem)),
@@ -277,16 +269,15 @@ impl Scanner {
         Error::NotARecordFile { path: self.path.clone(), problem }
     }
 
-    /// The chunk that begins at `at`, before `end`. Verifies its records if the caller asks for that.
+    /// The chunk that begins at `at`, before `end`. Verifies its records if `is_verified` says so.
     pub fn chunk(
         &mut self,
-        fd: BorrowedFd<'_>,
         at: u64,
         end: u64,
-        verify: bool,
+        is_verified: impl Fn(&ChunkHeader) -> bool,
     ) -> Result<std::result::Result<ChunkHeader, Broken>> {
         let file = self.header;
-        let bytes = self.bytes(fd, at, HEADER.min(end - at))?;
+        let bytes = self.bytes(at, HEADER.min(end - at))?;
         let header = match ChunkHeader::of(bytes, end - at, &file) {
             Ok(header) => header,
             Err(broken) => return Ok(Err(broken)),
@@ -297,13 +288,13 @@ impl Scanner {
                 header.kind
             )));
         }
-        if !verify {
+        if !is_verified(&header) {
             return Ok(Ok(header));
         }
         let mut checksum = crc32fast::Hasher::new();
         let mut done = 0;
         while done < header.bytes {
-            let piece = self.bytes(fd, at + HEADER + done, PIECE.min(header.bytes - done))?;
+            let piece = self.bytes(at + HEADER + done, PIECE.min(header.bytes - done))?;
             if piece.is_empty() {
                 return Ok(Err(Broken::new(format!("{done} bytes of a chunk's records"), header.bytes.to_string())));
             }
@@ -315,10 +306,10 @@ impl Scanner {
 
     /// The first valid chunk at or after `from`, at any multiple of 8. It checks each byte once: the records of a chunk
     /// with a valid header contain no other chunk.
-    pub fn whole_from(&mut self, fd: BorrowedFd<'_>, from: u64, end: u64) -> Result<Option<u64>> {
+    pub fn whole_from(&mut self, from: u64, end: u64) -> Result<Option<u64>> {
         let mut at = from.next_multiple_of(8);
         while at + HEADER <= end {
-            let bytes = self.bytes(fd, at, PIECE.min(end - at))?;
+            let bytes = self.bytes(at, PIECE.min(end - at))?;
             let found = bytes.chunks_exact(8).position(|word| word[..4] == CHUNK_MAGIC);
             let checked = bytes.len() as u64 / 8 * 8;
             match found {
@@ -327,9 +318,9 @@ impl Scanner {
                 None => at += checked,
                 Some(word) => {
                     at += word as u64 * 8;
-                    match self.chunk(fd, at, end, false)? {
+                    match self.chunk(at, end, |_| false)? {
                         Err(_) => at += 8,
-                        Ok(header) => match self.chunk(fd, at, end, true)? {
+                        Ok(header) => match self.chunk(at, end, |_| true)? {
                             Ok(_) => return Ok(Some(at)),
                             Err(_) => at += header.all_bytes(),
                         },
@@ -342,12 +333,12 @@ impl Scanner {
 
     /// The error for damage at `at`, and the next valid chunk. It does not search the records of a chunk whose header
     /// is valid.
-    pub fn damage(&mut self, fd: BorrowedFd<'_>, at: u64, end: u64, broken: Broken) -> Result<(Option<u64>, Error)> {
-        let from = match self.chunk(fd, at, end, false)? {
+    pub fn damage(&mut self, at: u64, end: u64, broken: Broken) -> Result<(Option<u64>, Error)> {
+        let from = match self.chunk(at, end, |_| false)? {
             Ok(header) => at + header.all_bytes(),
             Err(_) => at + 8,
         };
-        let next = self.whole_from(fd, from, end)?;
+        let next = self.whole_from(from, end)?;
         Ok((next, self.damaged(at, broken, next)))
     }
 
@@ -357,13 +348,13 @@ impl Scanner {
     }
 
     /// Up to `wanted` bytes from `at` on: fewer only at the end of the file.
-    pub fn bytes(&mut self, fd: BorrowedFd<'_>, at: u64, wanted: u64) -> Result<&[u8]> {
+    pub fn bytes(&mut self, at: u64, wanted: u64) -> Result<&[u8]> {
         let wanted = wanted as usize;
         let is_loaded = self.window_at <= at && at + wanted as u64 <= self.window_at + self.window.len() as u64;
         if !is_loaded {
             self.window_at = at;
             self.window.resize(wanted.max(WINDOW), 0);
-            let read = read_at(fd, &mut self.window, at);
+            let read = read_at(&self.file, &mut self.window, at);
             self.window.truncate(*read.as_ref().unwrap_or(&0));
             read.map_err(Error::system(format!("reading {}", self.path)))?;
         }

@@ -6,7 +6,7 @@ use super::format::{
 use pelton_channel::LaneId;
 use pelton_channel::Result;
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 /// How many lanes a rotation preserves, those written last: four times as many as a receiver has. A lane's number
 /// matters only until its records are released, which is before the next write of that lane.
@@ -48,17 +48,11 @@ impl Lanes {
     }
 
     /// Notes the numbers of the chunk that begins at `at`.
-    pub(super) fn note_chunk(
-        &mut self,
-        scanner: &mut Scanner,
-        fd: BorrowedFd<'_>,
-        at: u64,
-        header: &ChunkHeader,
-    ) -> Result<()> {
+    pub(super) fn note_chunk(&mut self, scanner: &mut Scanner<impl AsFd>, at: u64, header: &ChunkHeader) -> Result<()> {
         match header.kind {
             KIND_RECORDS => self.note(header.lane, header.last_seq()),
             KIND_LAST => {
-                for entry in scanner.bytes(fd, at + HEADER, header.bytes)?.to_vec().chunks_exact(LAST_ENTRY) {
+                for entry in scanner.bytes(at + HEADER, header.bytes)?.to_vec().chunks_exact(LAST_ENTRY) {
                     let lane = LaneId([u64_at(entry, 0), u64_at(entry, 8)]);
                     // An entry is from an earlier file: the numbers of this file's chunks are later, wherever the entry
                     // stands.
@@ -80,10 +74,10 @@ impl Lanes {
     }
 
     fn forget_oldest(&mut self) {
-        let mut orders: Vec<u64> = self.last.values().map(|last| last.order).collect();
-        orders.sort_unstable();
-        let first = orders[orders.len().saturating_sub(LANES_REMEMBERED)..].first().copied().unwrap_or(0);
-        self.last.retain(|_, last| last.order >= first);
+        let lanes = self.in_order();
+        for (lane, _) in &lanes[..lanes.len().saturating_sub(LANES_REMEMBERED)] {
+            self.last.remove(lane);
+        }
     }
 
     /// The lanes in the order of their last write.

@@ -15,7 +15,7 @@ use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, own_uid, sync};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,17 +26,15 @@ const MODE: Mode = Mode::from_raw_mode(0o640);
 /// longer than any observed delay; a guess.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Identifies a file independently of its path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
-    device: u64,
-    inode: u64,
+/// Device and inode, which identify a file independently of its path.
+pub(super) type Identity = (u64, u64);
+
+pub(super) fn identity(found: &Stat) -> Identity {
+    (found.st_dev, found.st_ino)
 }
 
-impl Identity {
-    pub(super) fn of(found: &Stat) -> Identity {
-        Identity { device: found.st_dev, inode: found.st_ino }
-    }
+pub(super) fn stat(file: impl AsFd, path: &Path) -> Result<Stat> {
+    rustix::fs::fstat(file).map_err(failed("reading", path, 0))
 }
 
 /// Where a file is.
@@ -50,16 +48,15 @@ pub(super) enum Location {
 }
 
 /// Where the file that was at `path` is now. One system call while it is still there.
-pub(super) fn locate(file: &Lock, identity: Identity, path: &Path) -> Result<Location> {
-    let own = || rustix::fs::fstat(file).map_err(failed("reading", path, 0));
-    let moved = || Ok(if own()?.st_nlink == 0 { Location::Deleted } else { Location::Moved });
+pub(super) fn locate(file: &Lock, wanted: Identity, path: &Path) -> Result<Location> {
+    let moved = || Ok(if stat(file, path)?.st_nlink == 0 { Location::Deleted } else { Location::Moved });
     match rustix::fs::lstat(path) {
-        Ok(found) if Identity::of(&found) == identity => Ok(Location::Bytes(found.st_size as u64)),
+        Ok(found) if identity(&found) == wanted => Ok(Location::Bytes(found.st_size as u64)),
         Ok(_) => moved(),
         Err(Errno::NOENT | Errno::NOTDIR) if path.parent().is_some_and(Path::is_dir) => moved(),
         // The process may have dropped the right to search the directory; or the directory was renamed, or this process
         // has another root or other mounts. No file can be created at the path then.
-        Err(_) => match own()? {
+        Err(_) => match stat(file, path)? {
             found if found.st_nlink == 0 => Ok(Location::Deleted),
             found => Ok(Location::Bytes(found.st_size as u64)),
         },
@@ -143,13 +140,12 @@ fn lock(file: Descriptor, path: &Path, timeout: Duration) -> Result<Lock> {
 
 /// Whether `file` is what is at `path`.
 pub(super) fn is_at(file: &Lock, path: &Path) -> Result<bool> {
-    let own = rustix::fs::fstat(file).map_err(failed("reading", path, 0))?;
-    Ok(rustix::fs::lstat(path).is_ok_and(|found| Identity::of(&found) == Identity::of(&own)))
+    let own = stat(file, path)?;
+    Ok(rustix::fs::lstat(path).is_ok_and(|found| identity(&found) == identity(&own)))
 }
 
 fn is_regular(file: &Descriptor, path: &Path) -> Result<bool> {
-    let found = rustix::fs::fstat(file).map_err(failed("reading", path, 0))?;
-    Ok(FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
+    Ok(FileType::from_raw_mode(stat(file, path)?.st_mode) == FileType::RegularFile)
 }
 
 /// Opens and locks the file at a path. `None`: no file is there.
@@ -241,13 +237,13 @@ impl Predecessor {
             return predecessor;
         }
         predecessor.mode = Some(Mode::from_raw_mode(found.st_mode & 0o777));
-        let (fd, end) = (file.as_fd(), found.st_size as u64);
+        let end = found.st_size as u64;
         // Damage there concerns its readers only.
-        let Ok(mut scanner) = Scanner::of(fd, &numbered) else { return predecessor };
+        let Ok(mut scanner) = Scanner::of(file, &numbered) else { return predecessor };
         let (mut at, mut lanes) = (HEADER, Lanes::default());
         while at < end
-            && let Ok(Ok(header)) = scanner.chunk(fd, at, end, end - at <= super::VERIFIED_BYTES)
-            && lanes.note_chunk(&mut scanner, fd, at, &header).is_ok()
+            && let Ok(Ok(header)) = scanner.chunk(at, end, |_| end - at <= super::VERIFIED_BYTES)
+            && lanes.note_chunk(&mut scanner, at, &header).is_ok()
         {
             at += header.all_bytes();
         }
@@ -267,19 +263,13 @@ pub(super) fn open_or_begin(path: &Path, syncs: bool, predecessor: Option<&Prede
             // The holder of this lock is the only one that creates the temporary file, except before a first file
             // exists.
             let _ = std::fs::remove_file(&temporary);
-            if rustix::fs::fstat(file).map_err(failed("reading", path, 0))?.st_size > 0 {
+            if stat(file, path)?.st_size > 0 {
                 return Ok(opened.expect("just opened"));
             }
         }
         let highest = highest_number(path)?;
-        let found;
-        let predecessor = match predecessor {
-            Some(predecessor) => predecessor,
-            None => {
-                found = Predecessor::found(path, highest);
-                &found
-            }
-        };
+        let found = predecessor.is_none().then(|| Predecessor::found(path, highest));
+        let predecessor = predecessor.or(found.as_ref()).expect("found if not given");
         let header = FileHeader::new((highest + 1).max(predecessor.number));
         if let Some(file) = opened {
             begin_file(&file, path, &header, &predecessor.lanes)?;

@@ -5,7 +5,6 @@ use crate::flush::Chunk;
 use pelton_channel::{Error, Result};
 use std::fs::File;
 use std::ops::Deref;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -31,8 +30,7 @@ use std::time::{Duration, SystemTime};
 /// ```
 #[derive(Debug)]
 pub struct RecordReader {
-    file: File,
-    scanner: Scanner,
+    scanner: Scanner<File>,
     /// Where the next chunk begins.
     at: u64,
     records: Vec<u8>,
@@ -54,8 +52,7 @@ impl RecordReader {
             let problem = "it is not a regular file".to_owned();
             return Err(Error::NotARecordFile { path: path.display().to_string(), problem });
         }
-        let scanner = Scanner::of(file.as_fd(), path)?;
-        Ok(RecordReader { file, scanner, at: HEADER, records: Vec::new() })
+        Ok(RecordReader { scanner: Scanner::of(file, path)?, at: HEADER, records: Vec::new() })
     }
 
     /// The next chunk, checked completely; `None` at the end of the file. A writer may append more, so the caller can
@@ -68,21 +65,21 @@ impl RecordReader {
     /// reading failed.
     pub fn next_chunk(&mut self) -> Result<Option<FileChunk<'_>>> {
         let header = loop {
-            let end = self.file.metadata().map_err(Error::system(format!("reading {}", self.scanner.path)))?.len();
+            let end = self.scanner.file.metadata();
+            let end = end.map_err(Error::system(format!("reading {}", self.scanner.path)))?.len();
             if end <= self.at {
                 self.scanner.forget();
                 return Ok(None);
             }
-            let found = match self.scanner.chunk(self.file.as_fd(), self.at, end, false)? {
+            let found = match self.scanner.chunk(self.at, end, |header| header.kind != KIND_RECORDS)? {
                 Ok(header) if header.kind == KIND_RECORDS => self.read_records(header)?,
-                Ok(_) => self.scanner.chunk(self.file.as_fd(), self.at, end, true)?,
-                broken => broken,
+                found => found,
             };
             match found {
                 Ok(header) if header.kind == KIND_RECORDS => break header,
                 Ok(header) => self.at += header.all_bytes(),
                 Err(broken) => {
-                    let (next, error) = self.scanner.damage(self.file.as_fd(), self.at, end, broken)?;
+                    let (next, error) = self.scanner.damage(self.at, end, broken)?;
                     self.scanner.forget();
                     self.at = next.unwrap_or(self.at);
                     return Err(error);
@@ -109,7 +106,7 @@ impl RecordReader {
         let reserved = self.records.try_reserve(bytes.saturating_sub(self.records.len()));
         reserved.map_err(|_| Error::system(what())(std::io::ErrorKind::OutOfMemory.into()))?;
         self.records.resize(bytes, 0);
-        let read = read_at(&self.file, &mut self.records, self.at + HEADER).map_err(Error::system(what()))?;
+        let read = read_at(&self.scanner.file, &mut self.records, self.at + HEADER).map_err(Error::system(what()))?;
         // If the file was truncated meanwhile, the missing bytes do not count.
         Ok(check_checksum(&header, crc32fast::hash(&self.records[..read])).map(|()| header))
     }

@@ -3,14 +3,16 @@
 //! while it waits for something else.
 
 use crate::raw::{Inbox, StoredCompletion};
-use crate::{Armed, CallId, Client, Error, Outcome, Result};
+use crate::{Armed, CallId, Client, Error, Opening, Options, Outcome, Result, Sent};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;
 use std::collections::BTreeMap;
+use std::fmt::{Debug, Formatter};
 use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 /// A [`Client`] in a Tokio runtime, for any number of tasks: `Clone`, `Send` and `Sync`.
 ///
@@ -31,7 +33,7 @@ use std::task::{Context, Poll, Waker};
 ///         let _ = request.reply(&answer);
 ///     })
 /// });
-/// let client = pelton::tokio::AsyncClient::new(pelton::Client::connect(&name)?)?;
+/// let client = pelton::tokio::AsyncClient::connect(&name).await?;
 /// let (one, two) = ::tokio::join!(client.call(b"one"), client.call(b"two"));
 /// assert_eq!((&*one?.bytes, &*two?.bytes), (&b"ONE"[..], &b"TWO"[..]));
 /// stopper.stop();
@@ -64,18 +66,45 @@ struct State {
     waiting_for_space: BTreeMap<u64, Waker>,
     number: u64,
     driver: Option<Waker>,
-    /// The driver got an error, which each waiting task has to get too.
-    has_failed: bool,
+    /// The driver's error, which each waiting task gets too. A new submission clears it: the driver tries again.
+    failure: Option<Error>,
     is_dropped: bool,
 }
 
 /// A completion of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+#[derive(Clone, PartialEq, Eq)]
+#[must_use = "check `outcome`: a failed call is a completion too"]
+pub struct OwnedCompletion {
     /// What it means.
     pub outcome: Outcome,
     /// Its bytes.
     pub bytes: Vec<u8>,
+}
+
+impl OwnedCompletion {
+    /// As [`crate::Completion::ok`].
+    ///
+    /// # Errors
+    /// As [`crate::Completion::ok`].
+    pub fn ok(mut self) -> Result<OwnedCompletion> {
+        match self.outcome.error(|| std::mem::take(&mut self.bytes)) {
+            None => Ok(self),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+impl AsRef<[u8]> for OwnedCompletion {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Debug for OwnedCompletion {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let OwnedCompletion { outcome, bytes } = self;
+        f.debug_struct("OwnedCompletion").field("outcome", outcome).field("bytes", &bytes.len()).finish()
+    }
 }
 
 impl State {
@@ -89,7 +118,7 @@ impl State {
         while !self.is_inbox_full() {
             let Some(completion) = self.client.try_completion()? else { break };
             has_received = true;
-            let (call, outcome) = (completion.call(), completion.outcome());
+            let (call, outcome) = (completion.call_id(), completion.outcome());
             let bytes = completion.into_vec();
             if let Some(task) = self.inbox.store(StoredCompletion { call, outcome, bytes }) {
                 task.wake_by_ref();
@@ -99,16 +128,18 @@ impl State {
     }
 
     /// The next completion of a call; or none yet, and the task is woken when it comes.
-    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<Answer>> {
+    fn take(&mut self, call: CallId, task: &Waker) -> Result<Option<OwnedCompletion>> {
         loop {
             let was_full = self.is_inbox_full();
             if let Some(StoredCompletion { outcome, bytes, .. }) = self.inbox.take_of(call) {
                 self.resume(was_full);
-                return Ok(Some(Answer { outcome, bytes }));
+                return Ok(Some(OwnedCompletion { outcome, bytes }));
             }
             self.inbox.wait_for(call, task);
-            if !self.has_failed || !self.receive()? {
-                return Ok(None);
+            let Some(failure) = self.failure.as_ref().map(same) else { return Ok(None) };
+            // At its end, a client returns more than one error: first those of the calls.
+            if !self.receive()? {
+                return Err(failure);
             }
         }
     }
@@ -128,7 +159,7 @@ impl State {
 
     /// Wakes the driver if a message is queued: it arms for its space.
     fn wake_driver_to_write(&self) {
-        if self.client.has_unwritten() {
+        if self.client.has_queued_messages() {
             self.wake_driver();
         }
     }
@@ -136,7 +167,7 @@ impl State {
     fn wake_tasks_for_space(&mut self) {
         // They try again, and wait again.
         std::mem::take(&mut self.waiting_for_space).into_values().for_each(Waker::wake);
-        self.client.forget_wanted_space();
+        self.client.cancel_wanted_space();
     }
 
     /// Polls the driver: until there is nothing to do, when something wakes it.
@@ -150,10 +181,15 @@ impl State {
                     self.wake_tasks_for_space();
                     continue;
                 }
-                Err(_) => return self.fail(),
+                Err(error) => return self.fail(error),
             }
             if self.is_inbox_full() {
                 return Poll::Pending;
+            }
+            match self.client.busy_poll() {
+                Ok(false) => {}
+                Ok(true) => continue,
+                Err(error) => return self.fail(error),
             }
             match self.client.arm() {
                 Ok(Armed::Waiting) => {}
@@ -161,24 +197,47 @@ impl State {
                     self.wake_tasks_for_space();
                     continue;
                 }
-                Err(_) => return self.fail(),
+                Err(error) => return self.fail(error),
             }
             match readiness.poll_read_ready(context) {
                 Poll::Pending => return Poll::Pending,
                 // The reactor reports the next ring, because `arm` drains the descriptor before it polls.
                 Poll::Ready(Ok(mut ready)) => ready.clear_ready(),
-                Poll::Ready(Err(_)) => return self.fail(),
+                Poll::Ready(Err(error)) => return self.fail(Error::system("waiting in the Tokio runtime")(error)),
             }
         }
         Poll::Ready(())
     }
 
-    /// Each waiting task finds the error by itself. The next submission wakes the driver again.
-    fn fail(&mut self) -> Poll<()> {
-        self.has_failed = true;
+    /// Each waiting task gets the error.
+    fn fail(&mut self, error: Error) -> Poll<()> {
+        self.failure = Some(error);
         self.wake_tasks_for_space();
         self.inbox.wake_all();
         Poll::Pending
+    }
+
+    /// After an error, the driver tries again.
+    fn retry(&mut self) {
+        if self.failure.take().is_some() {
+            self.wake_driver();
+        }
+    }
+}
+
+/// The driver's error for one more task.
+fn same(error: &Error) -> Error {
+    match error {
+        Error::Closed { unreleased } => Error::Closed { unreleased: *unreleased },
+        Error::PeerDied { unreleased } => Error::PeerDied { unreleased: *unreleased },
+        Error::Corrupt(text) => Error::Corrupt(text.clone()),
+        Error::Forked => Error::Forked,
+        Error::System { what, error } => {
+            let of_text = || std::io::Error::new(error.kind(), error.to_string());
+            let error = error.raw_os_error().map_or_else(of_text, std::io::Error::from_raw_os_error);
+            Error::System { what: what.clone(), error }
+        }
+        other => Error::system("driving the client")(std::io::Error::other(other.to_string())),
     }
 }
 
@@ -197,14 +256,20 @@ impl<'a> WaitingForSpace<'a> {
 
     /// Waits until `attempt` returns something.
     async fn until<T>(&self, mut attempt: impl FnMut(&mut State) -> Result<Option<T>>) -> Result<T> {
+        let mut has_waited = false;
         poll_fn(|context| {
             let mut state = locked(self.state);
             if let Some(found) = attempt(&mut state)? {
                 state.waiting_for_space.remove(&self.number);
                 return Poll::Ready(Ok(found));
             }
+            match &state.failure {
+                Some(failure) if has_waited => return Poll::Ready(Err(same(failure))),
+                _ => has_waited = true,
+            }
             state.waiting_for_space.insert(self.number, context.waker().clone());
             // The driver arms for the space.
+            state.failure = None;
             state.wake_driver();
             Poll::Pending
         })
@@ -219,6 +284,30 @@ impl Drop for WaitingForSpace<'_> {
 }
 
 impl AsyncClient {
+    /// Connects to the service that listens under `name` (a short name, or `unix:PATH`) with default [`Options`], as
+    /// [`Client::connect`] does, without blocking the thread, and registers the client as [`AsyncClient::new`] does.
+    /// Cancel-safe: dropped before it completes, it leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime with I/O enabled.
+    pub async fn connect(name: &str) -> Result<AsyncClient> {
+        AsyncClient::open(Client::start_connect(name, &Options::new())?).await
+    }
+
+    /// As [`AsyncClient::connect`], with options: of [`Client::start_connect`].
+    ///
+    /// # Errors
+    /// As [`Opening::try_finish`].
+    ///
+    /// # Panics
+    /// As [`AsyncClient::connect`].
+    pub async fn open(opening: Opening<Client>) -> Result<AsyncClient> {
+        AsyncClient::new(super::opened(opening).await?)
+    }
+
     /// Registers a client with the runtime that this is called in, and starts a task there for it. The task ends when
     /// all clones of this and all its calls have been dropped.
     ///
@@ -237,7 +326,7 @@ impl AsyncClient {
             waiting_for_space: BTreeMap::new(),
             number: 0,
             driver: None,
-            has_failed: false,
+            failure: None,
             is_dropped: false,
         }));
         let driven = state.clone();
@@ -246,12 +335,13 @@ impl AsyncClient {
     }
 
     /// Submits a request and awaits its completion; of a streaming reply the first part, after which the call is
-    /// cancelled: for all of them use [`AsyncClient::submit`]. Waits for space and for the completion. Dropped before
-    /// it completes, the call is cancelled, or was not submitted.
+    /// cancelled: for all of them use [`AsyncClient::submit`]. A call that the service failed is `Ok` here:
+    /// [`OwnedCompletion::ok`] turns it into an error. Waits for space and for the completion. Dropped before it
+    /// completes, the call is cancelled, or was not submitted.
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub async fn call(&self, request: &[u8]) -> Result<Answer> {
+    pub async fn call(&self, request: &[u8]) -> Result<OwnedCompletion> {
         let mut call = self.submit(request).await?;
         Ok(call.next().await?.expect("nothing of it has been taken"))
     }
@@ -262,7 +352,37 @@ impl AsyncClient {
     /// # Errors
     /// As [`Client::try_submit`].
     pub async fn submit(&self, request: &[u8]) -> Result<AsyncCall> {
-        self.submitted(request, false).await
+        self.submitted(request, false, None).await
+    }
+
+    /// As [`AsyncClient::submit`], with a deadline that the service sees: it need not reply after it. Here nothing ends
+    /// by it: for that use `tokio::time::timeout_at`.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let name = format!("unix:{}/async-deadline-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// # let mut service = pelton::Service::listen(&name)?;
+    /// # let stopper = service.stopper();
+    /// # let serving = std::thread::spawn(move || service.run(1, |request| _ = request.reply(b"")));
+    /// use std::time::{Duration, Instant};
+    /// let client = pelton::tokio::AsyncClient::new(pelton::Client::connect(&name)?)?;
+    /// let deadline = Instant::now() + Duration::from_millis(20);
+    /// let call = async { client.submit_by(b"request", deadline).await?.next().await };
+    /// match ::tokio::time::timeout_at(deadline.into(), call).await {
+    ///     Ok(completion) => println!("{:?}", completion?),
+    ///     Err(_) => println!("no reply in time: the call is cancelled"),
+    /// }
+    /// # stopper.stop();
+    /// # serving.join().unwrap()
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncClient::submit`].
+    pub async fn submit_by(&self, request: &[u8], deadline: Instant) -> Result<AsyncCall> {
+        self.submitted(request, false, Some(deadline)).await
     }
 
     /// As [`AsyncClient::submit`], of a call that may be executed more than once, as [`Client::mark_idempotent`] says.
@@ -271,19 +391,21 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::submit`].
     pub async fn submit_idempotent(&self, request: &[u8]) -> Result<AsyncCall> {
-        self.submitted(request, true).await
+        self.submitted(request, true, None).await
     }
 
-    async fn submitted(&self, request: &[u8], is_idempotent: bool) -> Result<AsyncCall> {
+    async fn submitted(&self, request: &[u8], is_idempotent: bool, deadline: Option<Instant>) -> Result<AsyncCall> {
         let attempt = |state: &mut State| {
-            let Some(call) = state.client.try_submit(request)? else { return Ok(None) };
+            let submitted = match deadline {
+                None => state.client.try_submit(request)?,
+                Some(deadline) => state.client.try_submit_by(request, deadline)?,
+            };
+            let Some(call) = submitted else { return Ok(None) };
             if is_idempotent {
                 state.client.mark_idempotent(call)?;
             }
-            if std::mem::take(&mut state.has_failed) {
-                // By a short name another service has come.
-                state.wake_driver();
-            }
+            // By a short name another service has come.
+            state.retry();
             state.wake_driver_to_write();
             Ok(Some(call))
         };
@@ -298,11 +420,11 @@ impl AsyncClient {
     /// As [`Client::try_notify`].
     pub async fn notify(&self, message: &[u8]) -> Result<()> {
         let attempt = |state: &mut State| {
-            let is_sent = state.client.try_notify(message)?;
-            if is_sent {
-                state.wake_driver_to_write();
+            if state.client.try_notify(message)? != Sent::Sent {
+                return Ok(None);
             }
-            Ok(is_sent.then_some(()))
+            state.wake_driver_to_write();
+            Ok(Some(()))
         };
         WaitingForSpace::new(&self.0.0).until(attempt).await
     }
@@ -328,7 +450,7 @@ impl AsyncCall {
     ///
     /// # Errors
     /// As [`Client::completion_of`]; the call has no further completion then.
-    pub async fn next(&mut self) -> Result<Option<Answer>> {
+    pub async fn next(&mut self) -> Result<Option<OwnedCompletion>> {
         if self.is_over {
             return Ok(None);
         }
@@ -341,7 +463,9 @@ impl AsyncCall {
         .await;
         self.is_over = found.as_ref().map_or(true, |answer| answer.outcome.is_final());
         match found {
-            Ok(Answer { outcome: Outcome::Lost(loss), .. }) => Err(locked(&self.handle.0).client.lost(loss)),
+            Ok(OwnedCompletion { outcome: Outcome::Lost(loss), .. }) => {
+                Err(locked(&self.handle.0).client.loss_error(loss))
+            }
             Ok(answer) => Ok(Some(answer)),
             Err(error) => {
                 self.cancel();

@@ -10,7 +10,7 @@ use super::stream::poll_rung;
 use crate::{Error, Peer, Request, Responder, Result, Sent, Service, Stopper};
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::task::JoinSet;
-use pelton_channel::raw::Side;
+use pelton_channel::raw::Polled;
 use pelton_os::locked;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -87,10 +87,6 @@ struct Waiting {
     /// The wakers of tasks that wait for space and have not been woken since they last checked.
     wakers: BTreeMap<u64, Waker>,
     next: u64,
-    /// Tasks that wait, also those that check at this moment.
-    tasks: usize,
-    /// Of the driver, while it sleeps without detecting space.
-    driver: Option<Waker>,
     /// Nothing will find space any more: the service has ended.
     is_over: bool,
 }
@@ -99,13 +95,7 @@ impl PartWaiters {
     fn add(&self) -> PartWaiter<'_> {
         let mut waiting = locked(&self.0);
         waiting.next += 1;
-        waiting.tasks += 1;
-        let (number, driver) = (waiting.next, waiting.driver.take());
-        drop(waiting);
-        if let Some(driver) = driver {
-            driver.wake();
-        }
-        PartWaiter { waiters: self, number }
+        PartWaiter { waiters: self, number: waiting.next }
     }
 
     fn wake_all(&self) {
@@ -118,15 +108,6 @@ impl PartWaiters {
         if is_over {
             self.wake_all();
         }
-    }
-
-    /// Whether no task waits; then the next one wakes the driver.
-    fn sleeps_without(&self, driver: &Waker) -> bool {
-        let mut waiting = locked(&self.0);
-        if waiting.tasks == 0 {
-            waiting.driver = Some(driver.clone());
-        }
-        waiting.tasks == 0
     }
 }
 
@@ -214,7 +195,8 @@ impl AsyncService {
     /// everything taken is answered; first it waits for the handlers in flight.
     ///
     /// While all handlers are in flight, up to 1,024 more requests (or 64 MiB) wait in this process; further ones stay
-    /// in their clients' lanes, which is backpressure for the clients. A handler that panics has its call abandoned,
+    /// in their clients' lanes, which is backpressure for the clients. Parts and replies still find space, and a cancel
+    /// that no such request precedes reaches its handler. A handler that panics has its call abandoned,
     /// and the others continue.
     ///
     /// Dropping the future aborts the handlers in flight and abandons their calls, and those of requests that wait: use
@@ -307,19 +289,12 @@ impl Run {
                 }
                 return Poll::Ready(self.end.take().unwrap_or(Ok(())));
             }
-            if self.ahead.len() >= AHEAD_MAX || self.ahead_bytes >= AHEAD_BYTES_MAX {
-                if service.waiters.sleeps_without(context.waker()) {
-                    return Poll::Pending;
-                }
-                // With requests in the lanes, arming does not tell whether there is space, and cannot sleep: the tasks
-                // check for themselves, again and again. It does detect that the service is stopped.
-                match service.service.get_mut().arm() {
-                    Ok(_) => break,
-                    Err(error) => self.stop(service, error),
-                }
-                continue;
-            }
-            let found = service.try_receive().map(|request| request.map(Request::into_parts));
+            let is_full = self.ahead.len() >= AHEAD_MAX || self.ahead_bytes >= AHEAD_BYTES_MAX;
+            let found = match is_full {
+                true => service.service.get_mut().try_receive_none(),
+                false => service.try_receive(),
+            };
+            let found = found.map(|request| request.map(Request::into_parts));
             match found {
                 Ok(Some((bytes, responder))) => {
                     self.ahead_bytes += bytes.len();
@@ -350,7 +325,6 @@ impl Run {
 
 /// A request that [`AsyncService::run`] gives its handler: a copy of the bytes, which no client can change, and what
 /// replies to it. Dropped without a reply, the call is abandoned.
-#[derive(Debug)]
 pub struct AsyncRequest {
     bytes: Vec<u8>,
     responder: AsyncResponder,
@@ -404,6 +378,21 @@ impl Deref for AsyncRequest {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+impl AsRef<[u8]> for AsyncRequest {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for AsyncRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AsyncRequest")
+            .field("peer", &self.responder.peer())
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -509,8 +498,6 @@ impl PartWaiter<'_> {
 
 impl Drop for PartWaiter<'_> {
     fn drop(&mut self) {
-        let mut waiting = locked(&self.waiters.0);
-        waiting.wakers.remove(&self.number);
-        waiting.tasks -= 1;
+        locked(&self.waiters.0).wakers.remove(&self.number);
     }
 }

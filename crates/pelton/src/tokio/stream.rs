@@ -140,7 +140,7 @@ impl AsyncSender {
     /// - `start_send` copies the message into the lane. A message for which the lane has no space waits in a buffer of
     ///   the sink, at most one: `poll_ready` did not know its size.
     /// - `poll_flush` waits until every accepted message is in the lane. The receiver may not have received it yet:
-    ///   [`crate::Sender::drain`] waits for that.
+    ///   [`crate::Sender::wait_released`] waits for that.
     /// - `poll_close` flushes, and then closes the channel: the receiver receives everything, and then the end.
     ///
     /// None of them blocks the thread. Errors are those of [`AsyncSender::send`]; [`Error::Refused`] after a close, and

@@ -394,3 +394,100 @@ fn a_stop_ends_handlers_that_wait_for_space_also_while_more_requests_wait_than_a
         serving.await.unwrap().unwrap();
     });
 }
+
+#[test]
+fn while_handlers_are_busy_and_more_requests_wait_than_are_taken_all_else_is_served_without_polling() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let test = async {
+        let place = TestDir::new("async full");
+        let mut service = service(&place);
+        let stopper = service.stopper();
+        let [polls, replies, streams, cancelled] = std::array::from_fn(|_| Arc::new(AtomicUsize::new(0)));
+        let release = Arc::new(tokio::sync::Notify::new());
+        let counts = (replies.clone(), streams.clone(), cancelled.clone(), release.clone());
+        let handler = move |mut request: pelton::tokio::AsyncRequest| {
+            let (replies, streams, cancelled, release) = counts.clone();
+            async move {
+                match &*request {
+                    b"large" => {
+                        request.reply(&[7; 50_000]).unwrap();
+                        replies.fetch_add(1, SeqCst);
+                    }
+                    b"stream" => {
+                        while request.part(&[1; 1000]).await.is_ok() {
+                            streams.fetch_add(1, SeqCst);
+                        }
+                    }
+                    b"cancel" => {
+                        while !request.responder().is_cancelled() {
+                            tokio::task::yield_now().await;
+                        }
+                        cancelled.fetch_add(1, SeqCst);
+                    }
+                    _ => release.notified().await,
+                }
+            }
+        };
+        let counted = polls.clone();
+        let serving = tokio::spawn(async move {
+            let mut running = pin!(service.run(3, handler));
+            std::future::poll_fn(|context| {
+                counted.fetch_add(1, SeqCst);
+                running.as_mut().poll(context)
+            })
+            .await
+        });
+        let mut clients = Vec::new();
+        for _ in 0..5 {
+            let name = place.name();
+            let connect = move || Client::connect_with(&name, &options().cast()).unwrap();
+            clients.push(tokio::task::spawn_blocking(connect).await.unwrap());
+        }
+        let yields = async |count| {
+            for _ in 0..count {
+                tokio::task::yield_now().await;
+            }
+        };
+        let [reader, streamer, canceller, others @ ..] = &mut clients[..] else { unreachable!() };
+        // More than the lane of replies takes.
+        (0..3).for_each(|_| _ = reader.submit(b"large").unwrap());
+        while replies.load(SeqCst) < 3 {
+            yields(1).await;
+        }
+        streamer.submit(b"stream").unwrap();
+        let call = canceller.submit(b"cancel").unwrap();
+        while streams.load(SeqCst) < 10 {
+            yields(1).await;
+        }
+        for other in others {
+            (0..700).for_each(|_| _ = other.submit(b"wait").unwrap());
+        }
+        yields(5000).await;
+        let before = polls.load(SeqCst);
+        yields(1000).await;
+        let polled = polls.load(SeqCst) - before;
+        assert!(polled < 50, "{polled} polls, with nothing to do");
+        for _ in 0..3 {
+            while reader.try_completion().unwrap().is_none() {
+                yields(1).await;
+            }
+        }
+        canceller.cancel(call).unwrap();
+        while cancelled.load(SeqCst) == 0 {
+            yields(1).await;
+        }
+        // The stream's part finds space.
+        let before = streams.load(SeqCst);
+        while streams.load(SeqCst) < before + 200 {
+            let _ = streamer.try_completion().unwrap();
+            yields(1).await;
+        }
+        stopper.stop();
+        while !serving.is_finished() {
+            release.notify_waiters();
+            yields(1).await;
+        }
+        serving.await.unwrap().unwrap();
+    };
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), test).await.expect("hangs") });
+}

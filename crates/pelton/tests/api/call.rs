@@ -32,7 +32,7 @@ fn echo(mut request: Request<'_>) {
     let (bytes, responder) = request.split();
     if let Ok(Some(mut reservation)) = responder.try_reserve(bytes.len()) {
         reservation.copy_from_slice(bytes);
-        reservation.reply(bytes.len()).unwrap();
+        reservation.reply().unwrap();
         return;
     }
     let (bytes, responder) = request.into_parts();
@@ -180,7 +180,7 @@ fn replies_of_every_size_pass_through_lanes_smaller_than_them() {
                 assert_eq!(reply.outcome(), Outcome::Reply);
                 assert!(*reply == *request, "{bytes} bytes");
             }
-            assert_eq!((client.in_flight(), client.late()), (0, 0));
+            assert_eq!((client.in_flight(), client.completions_dropped()), (0, 0));
             service.kill();
         }
     }
@@ -229,7 +229,7 @@ fn a_thousand_calls_in_flight_get_replies_in_any_order() {
         while taken.len() < 500
             && let Some(reply) = client.try_completion().unwrap()
         {
-            assert_eq!(*reply, *requested.remove(&reply.call()).expect("one reply for each"));
+            assert_eq!(*reply, *requested.remove(&reply.call_id()).expect("one reply for each"));
             answered += 1;
         }
     }
@@ -256,7 +256,7 @@ fn full_lanes_never_deadlock() {
             .collect();
         for _ in 0..requested.len() {
             let reply = client.completion_until(deadline()).unwrap().expect("deadlock");
-            assert!(*reply == *requested[&reply.call()].repeat(5));
+            assert!(*reply == *requested[&reply.call_id()].repeat(5));
         }
     }
 }
@@ -273,7 +273,7 @@ fn a_thread_that_awaits_one_call_takes_the_replies_to_others_later() {
     }
     for _ in 0..100 {
         let reply = client.completion_until(deadline()).unwrap().expect("no answer");
-        let number = calls.iter().position(|call| *call == reply.call()).unwrap() as u64;
+        let number = calls.iter().position(|call| *call == reply.call_id()).unwrap() as u64;
         assert!(number.is_multiple_of(2) && *reply == *numbered(number, 900));
     }
     assert!(matches!(client.completion_of(calls[0]), Err(Error::Refused(_))));
@@ -445,7 +445,8 @@ fn a_stopped_pool_ends_after_its_handlers_return() {
 fn a_call_gets_one_reply() {
     let dir = TestDir::new("a call gets one reply");
     let name = dir.name();
-    let mut service = Service::listen_with(&name, &<Options>::new().capacity(TINY).announce(true).cast()).unwrap();
+    let mut service =
+        Service::listen_with(&name, &<Options>::new().capacity(TINY).membership_events(true).cast()).unwrap();
     let asking = std::thread::spawn(move || {
         let mut client = Client::connect_with(&name, &tiny()).unwrap();
         assert!(client.call_until(b"one", deadline()).unwrap().is_some());
@@ -453,7 +454,7 @@ fn a_call_gets_one_reply() {
     });
     let mut request = service.receive_until(deadline()).unwrap().unwrap();
     let (_, responder) = request.split();
-    responder.try_reserve(1).unwrap().unwrap().reply(1).unwrap();
+    responder.try_reserve(1).unwrap().unwrap().reply().unwrap();
     assert!(matches!(request.reply(b"again"), Err(Error::Refused(_))));
     service.receive_until(deadline()).unwrap().unwrap().reply(b"").unwrap();
     asking.join().unwrap();
@@ -490,4 +491,75 @@ fn a_client_counts_its_rings_of_a_sleeping_service() {
         }
         service.disarm();
     }
+}
+
+#[test]
+fn a_call_that_did_not_succeed_is_an_error_by_ok() {
+    let dir = TestDir::new("a call that did not succeed is an error by ok");
+    let serving = Serving::start(&tiny(), &dir.name(), 1, |request| match &*request {
+        b"secret" => request.reply(b"secret").unwrap(),
+        b"fail" => request.fail(7, b"secret").unwrap(),
+        b"parts" => {
+            let mut responder = request.into_responder();
+            responder.part(b"secret").unwrap();
+            responder.end().unwrap();
+        }
+        _ => drop(request),
+    });
+    let mut client = Client::connect_with(&dir.name(), &tiny()).unwrap();
+    assert_eq!(client.call(b"secret").unwrap().ok().unwrap().as_ref(), b"secret");
+    match client.call(b"fail").unwrap().ok().unwrap_err() {
+        Error::CallFailed(failure) => assert_eq!((failure.code, &*failure.bytes), (7, &b"secret"[..])),
+        other => panic!("{other}"),
+    }
+    assert!(matches!(client.call(b"forget").unwrap().ok(), Err(Error::CallAbandoned)));
+    let parts = client.submit(b"parts").unwrap();
+    assert_eq!(client.completion_of(parts).unwrap().ok().unwrap().outcome(), Outcome::Part);
+    assert_eq!(client.completion_of(parts).unwrap().ok().unwrap().outcome(), Outcome::End);
+    drop(serving);
+}
+
+#[test]
+fn no_debug_output_has_the_bytes_of_a_call() {
+    let dir = TestDir::new("no debug output has the bytes of a call");
+    let hides = |what: &dyn std::fmt::Debug| {
+        let text = format!("{what:?} {what:#?}");
+        assert!(!["secret", "115, 101", "115,\n"].iter().any(|secret| text.contains(secret)), "{text}");
+    };
+    let name = dir.name();
+    std::thread::scope(|scope| {
+        let mut service = Service::listen_with(&name, &tiny()).unwrap();
+        let asking = scope.spawn(|| {
+            let mut client = Client::connect_with(&name, &tiny()).unwrap();
+            let mut reservation = client.reserve(6).unwrap();
+            reservation.copy_from_slice(b"secret");
+            hides(&reservation);
+            assert_eq!(reservation.as_ref(), b"secret");
+            let first = reservation.submit().unwrap();
+            let second = client.submit(b"secret").unwrap();
+            // The first is stored meanwhile.
+            let completion = client.completion_of(second).unwrap();
+            hides(&completion);
+            assert_eq!(completion.as_ref(), b"secret");
+            drop(completion);
+            hides(&client);
+            let completion = client.completion_of(first).unwrap();
+            hides(&completion);
+            assert_eq!(completion.as_ref(), b"secret");
+        });
+        for _ in 0..2 {
+            let mut request = service.receive_until(deadline()).unwrap().unwrap();
+            hides(&request);
+            assert_eq!(request.as_ref(), b"secret");
+            let (_, responder) = request.split();
+            let mut reservation = responder.try_reserve(6).unwrap().unwrap();
+            reservation.copy_from_slice(b"secret");
+            hides(&reservation);
+            assert_eq!(reservation.as_ref(), b"secret");
+            reservation.reply().unwrap();
+            hides(&request);
+        }
+        hides(&service);
+        asking.join().unwrap();
+    });
 }

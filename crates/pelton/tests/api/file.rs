@@ -50,7 +50,7 @@ impl Case {
     }
 
     fn engine(&self) -> Engine {
-        let engine = self.options.open().unwrap();
+        let engine = self.options.build().unwrap();
         assert!(self.way != "threads" || !engine.uses_io_uring());
         engine
     }
@@ -363,7 +363,7 @@ fn each_of_many_operations_in_flight_returns_its_token_and_its_memory() {
 #[test]
 fn an_operation_beyond_the_bound_returns_undone() {
     everywhere("an operation beyond the bound returns undone", |case| {
-        let mut engine = case.options.clone().in_flight_max(2).open().unwrap();
+        let mut engine = case.options.clone().in_flight_max(2).build().unwrap();
         let (read, mut write) = pipe("a pipe");
         submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
         submit(&mut engine, 2, Operation::read(&read, vec![0; 1]));
@@ -495,7 +495,7 @@ fn an_error_names_the_operation_the_file_and_the_code() {
         assert_eq!(errno(&error), "ENOENT");
         let text = error.to_string();
         assert!(text.starts_with("opening ") && text.contains(missing.to_str().unwrap()), "{text}");
-        let Error::File { source, .. } = error else { panic!() };
+        let Error::File { error: source, .. } = error else { panic!() };
         assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
 
         let file = open(&mut engine, &case.path("a"));
@@ -668,7 +668,7 @@ fn appending_to_a_truncated_file_continues_at_its_new_end() {
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = root.path().join("log");
     let mut engine = Engine::new().unwrap();
-    let tail = Tail::of(open(&mut engine, &path)).unwrap();
+    let tail = Tail::new(open(&mut engine, &path)).unwrap();
     let appenders = pelton::Appenders::new(&pelton::Options::new(), tail).unwrap();
     for left in [None, Some(0), Some(2)] {
         appenders.append(b"some").unwrap();
@@ -689,7 +689,7 @@ fn messages_of_many_appending_threads_are_whole_and_in_order_in_a_plain_file() {
     let path = root.path().join("log");
     std::fs::write(&path, b"before;").unwrap();
     let mut engine = Engine::new().unwrap();
-    let tail = Tail::of(open(&mut engine, &path)).unwrap();
+    let tail = Tail::new(open(&mut engine, &path)).unwrap();
     let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(64 << 10), tail).unwrap();
     let (threads, messages) = (8, 5_000);
     std::thread::scope(|scope| {

@@ -31,7 +31,7 @@ impl Seen {
         let mut numbers = self.numbers.lock().unwrap();
         self.writes.fetch_add(1, SeqCst);
         for run in runs {
-            assert_eq!(run.payloads().count(), run.messages() as usize);
+            assert_eq!(run.payloads().count(), run.message_count() as usize);
             assert_eq!(run.bytes()[4..8], run.first_seq().to_le_bytes());
             for message in run.payloads() {
                 let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
@@ -161,7 +161,7 @@ fn flushing_survives_threads_and_processes_that_join_leave_and_die() {
         });
         while seen.count() < 30_000 {
             assert!(!flush.run_until(Instant::now() + Duration::from_millis(20)).unwrap());
-            flush.now().unwrap();
+            flush.flush().unwrap();
         }
     });
     seen.check(6, 5000);
@@ -184,7 +184,7 @@ fn the_last_messages_of_a_sender_that_left_are_flushed() {
         assert_eq!(seen.writes.load(SeqCst), 0);
     }
     drop(senders);
-    flush.now().unwrap_err();
+    flush.flush().unwrap_err();
     seen.check(3, 2);
     assert_eq!(seen.writes.load(SeqCst), 1);
 }
@@ -222,7 +222,7 @@ fn a_failed_sink_gets_the_same_chunk_again_and_nothing_is_released_before() {
     let sink = {
         let (seen, count, fails) = (seen.clone(), count.clone(), fails.clone());
         move |runs: &[Chunk<'_>]| {
-            count.store(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
+            count.store(runs.iter().map(|run| run.message_count() as usize).sum(), SeqCst);
             if fails.load(SeqCst) {
                 return Err(Error::Sink("not now".to_owned()));
             }
@@ -235,13 +235,13 @@ fn a_failed_sink_gets_the_same_chunk_again_and_nothing_is_released_before() {
         sender.send(&numbered(0, number, 10)).unwrap();
     }
     for more in 0..3 {
-        let error = flush.now().unwrap_err();
+        let error = flush.flush().unwrap_err();
         assert!(matches!(&error, Error::Sink(text) if text == "not now"), "{error}");
         assert_eq!((count.load(SeqCst), sender.unreleased()), (10, 10 + more), "just the same again");
         sender.send(&numbered(0, 10 + more as u32, 10)).unwrap();
     }
     fails.store(false, SeqCst);
-    flush.now().unwrap();
+    flush.flush().unwrap();
     assert_eq!(sender.unreleased(), 0);
     sender.send(&numbered(0, 13, 10)).unwrap();
     drop(sender);
@@ -302,12 +302,12 @@ fn messages_written_but_not_released_are_not_written_again() {
         })
         .unwrap();
         // The check would find messages written again.
-        flush.now().unwrap_err();
+        flush.flush().unwrap_err();
         drop(flush);
         send_to_the_next(&mut sender, &numbered(0, round * 10 + 10, 20));
         let receiver = Options::new().open_receiver(&path).unwrap();
         let mut flush = pelton::Flush::new(&Options::new(), receiver, sink.clone()).unwrap();
-        flush.now().unwrap();
+        flush.flush().unwrap();
         assert_eq!(sender.unreleased(), 0, "what was skipped is released");
         drop(flush);
         sink.seen.numbers.lock().unwrap().get_mut(&0).unwrap().pop();
@@ -321,7 +321,7 @@ fn messages_written_but_not_released_are_not_written_again() {
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
     sender.send(&numbered(1, 0, 20)).unwrap();
     let receiver = Options::new().open_receiver(&path).unwrap();
-    pelton::Flush::new(&Options::new(), receiver, sink.clone()).unwrap().now().unwrap();
+    pelton::Flush::new(&Options::new(), receiver, sink.clone()).unwrap().flush().unwrap();
     assert_eq!(sink.seen.numbers.lock().unwrap()[&1], [0]);
     assert_eq!(sink.last.lock().unwrap().len(), 2);
 }
@@ -567,7 +567,7 @@ fn flushing_closes_the_descriptors_of_its_messages() {
     sender.send(&numbered(0, 2, 9)).unwrap();
     drop(write);
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(None), receiver, seen.sink()).unwrap();
-    flush.now().unwrap();
+    flush.flush().unwrap();
     seen.check(1, 3);
     // The sender keeps its own until it detects the release.
     assert_eq!(sender.unreleased(), 0);
@@ -595,17 +595,17 @@ fn the_sender_of_flushed_messages_detects_the_end_of_the_flush() {
     let (give, take) = mpsc::channel();
     let (mut sender, receiver): (Sender, _) = Options::new().threads().unwrap();
     let sink = move |runs: &[Chunk<'_>]| {
-        give.send(runs[0].messages()).unwrap();
+        give.send(runs[0].message_count()).unwrap();
         Ok(())
     };
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, sink).unwrap();
     sender.send(b"one").unwrap();
-    flush.now().unwrap();
+    flush.flush().unwrap();
     sender.send(b"two").unwrap();
     // Taken, and never written.
     assert!(!flush.run_until(Instant::now()).unwrap());
     drop(flush);
-    assert!(matches!(sender.drain().unwrap_err(), Error::Closed { unreleased: 1 }));
+    assert!(matches!(sender.wait_released().unwrap_err(), Error::Closed { unreleased: 1 }));
     assert_eq!(take.iter().collect::<Vec<_>>(), [1]);
 }
 
@@ -632,7 +632,7 @@ fn each_message_is_forwarded_once_after_the_sink_refused_some() {
     };
     std::thread::scope(|scope| {
         let flushing = scope.spawn(|| {
-            let refused = flush.now().unwrap_err();
+            let refused = flush.flush().unwrap_err();
             assert!(matches!(refused, Error::Sink(_)), "{refused}");
             flush
         });
@@ -642,7 +642,7 @@ fn each_message_is_forwarded_once_after_the_sink_refused_some() {
         // Of the first of the two chunks, part of which the sink has.
         send(300..350);
         let mut onward = Options::new().open_receiver(&path).unwrap();
-        scope.spawn(move || flush.now().unwrap());
+        scope.spawn(move || flush.flush().unwrap());
         (20..700).for_each(|_| take(&mut onward));
     });
     seen.check(2, 350);
@@ -675,12 +675,12 @@ fn a_lane_stays_while_a_chunk_of_it_is_taken_after_a_held_message() {
     leaves.send(&numbered(0, 1, 5000)).unwrap();
     let seen = Seen::default();
     let mut flush = pelton::Flush::new(&Options::new().flush_interval(LONG), receiver, seen.sink()).unwrap();
-    flush.turn().unwrap();
+    flush.tick().unwrap();
     drop(leaves);
-    (0..3).for_each(|_| _ = flush.turn().unwrap());
+    (0..3).for_each(|_| _ = flush.tick().unwrap());
     drop(held);
-    flush.turn().unwrap();
-    flush.now().unwrap();
+    flush.tick().unwrap();
+    flush.flush().unwrap();
     assert_eq!(*seen.numbers.lock().unwrap(), BTreeMap::from([(0, vec![1])]));
 }
 
@@ -855,7 +855,7 @@ fn a_sink_that_drops_the_last_handle_is_dropped_after_everything_is_flushed() {
         let own = own.clone();
         move |runs: &[Chunk<'_>]| {
             for run in runs {
-                report_result.send(run.messages()).unwrap();
+                report_result.send(run.message_count()).unwrap();
             }
             drop(own.lock().unwrap().take());
             Ok(())
@@ -896,7 +896,7 @@ fn a_sender_that_marks_every_message_as_waiting_does_not_cause_a_write_each() {
         let (writes, messages) = (writes.clone(), messages.clone());
         move |runs: &[Chunk<'_>]| {
             writes.fetch_add(1, SeqCst);
-            messages.fetch_add(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
+            messages.fetch_add(runs.iter().map(|run| run.message_count() as usize).sum(), SeqCst);
             Ok(())
         }
     };
@@ -906,7 +906,7 @@ fn a_sender_that_marks_every_message_as_waiting_does_not_cause_a_write_each() {
     for number in 0..800u32 {
         peer.put(number as usize * 16, number + 1, 8);
         peer.shown[0].word(SLEEP).store(u64::from(number + 1) << 3 | 1, SeqCst);
-        flush.turn().unwrap();
+        flush.tick().unwrap();
     }
     let most = began.elapsed().as_millis() as usize / 10 + 2;
     assert!(messages.load(SeqCst) > 0, "it is believed the first time");

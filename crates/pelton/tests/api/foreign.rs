@@ -103,7 +103,7 @@ fn receive_for_a_moment(receiver: &mut Receiver) -> Option<usize> {
     std::thread::yield_now();
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let message = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
-    message.map(|message| message.descriptors())
+    message.map(|message| message.descriptor_count())
 }
 
 /// Receives until the other thread has finished its part.
@@ -136,7 +136,7 @@ fn others_are_served(what: &str, receiver: &mut Receiver, dir: &TestDir) {
     let other = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"served").unwrap();
-        sender.drain().unwrap();
+        sender.wait_released().unwrap();
     });
     loop {
         let message = receiver.receive_until(deadline()).unwrap().unwrap_or_else(|| panic!("{what}: nobody is served"));
@@ -586,7 +586,7 @@ fn silent_connections_of_a_refused_user_delay_nobody() {
     let innocent = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
         sender.send(b"served").unwrap();
-        sender.drain().unwrap();
+        sender.wait_released().unwrap();
     });
     let mut receiver = listener.accept_receiver_until(deadline()).unwrap().expect("no connection arrived");
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"served");

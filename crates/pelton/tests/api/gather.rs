@@ -168,7 +168,7 @@ fn child() {
         }
         // Accepts many, round after round, and counts their remains.
         "host" => {
-            let mut receiver = Options::new().announce(true).gather_at(role.get("name")).unwrap();
+            let mut receiver = Options::new().membership_events(true).gather_at(role.get("name")).unwrap();
             let mut left = Vec::new();
             for round in 0..3 {
                 accept_and_count_remains(&mut receiver, round);
@@ -245,7 +245,7 @@ fn host_of_many(role: &Role) {
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
-    let options = Options::new().announce(true).lanes(wanted as u32);
+    let options = Options::new().membership_events(true).lanes(wanted as u32);
     let mut receiver = options.gather_at(role.get("name")).unwrap();
     let of_lanes = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("pelton-").count();
     let before = (descriptors(), of_lanes());
@@ -408,7 +408,7 @@ fn processes_join_and_leave() {
 #[test]
 fn a_death_is_reported_after_the_last_message_and_affects_no_other_sender() {
     let dir = TestDir::new("the death of one touches no other");
-    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut receiver = Options::new().membership_events(true).gather_at(&dir.name()).unwrap();
     let dies = Child::start(sending(&dir, 1, 1000).with("then", "wait"));
     let mut lives = Child::start(sending(&dir, 2, 1000).with("then", "wait"));
     let mut seen = Seen::default();
@@ -443,7 +443,7 @@ fn a_death_is_reported_after_the_last_message_and_affects_no_other_sender() {
 #[test]
 fn a_sender_that_violates_the_protocol_affects_no_other() {
     let dir = TestDir::new("a violation affects no other sender");
-    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut receiver = Options::new().membership_events(true).gather_at(&dir.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let mut honest = senders.sender().unwrap();
     let mut violator = Child::start(Role::new(child, "violator").with("name", dir.name()));
@@ -596,7 +596,7 @@ fn a_sleeping_receiver_wakes_for_each_new_sender_and_each_message() {
 #[test]
 fn one_descriptor_is_readable_for_every_event() {
     let dir = TestDir::new("one descriptor is readable for every event");
-    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut receiver = Options::new().membership_events(true).gather_at(&dir.name()).unwrap();
     use std::os::fd::AsFd as _;
     assert!(receiver.arm().unwrap().is_waiting());
     assert!(!is_readable(receiver.as_fd()));
@@ -645,7 +645,7 @@ fn senders_beyond_the_limit_are_refused_with_a_reason() {
 
 #[test]
 fn held_messages_outlive_their_senders() {
-    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
     let mut sender = senders.sender().unwrap();
     sender.send(b"kept").unwrap();
     drop(sender);
@@ -666,8 +666,28 @@ fn held_messages_outlive_their_senders() {
 }
 
 #[test]
+fn threads_with_a_deadline_wait_for_space_in_their_own_lanes() {
+    let _hang = Watchdog::new("threads_with_a_deadline_wait_for_space_in_their_own_lanes");
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let mut sent = 0;
+    while senders.send_until(&[7; 10_000], pelton::Deadline::Now).unwrap() == Sent::Sent {
+        sent += 1;
+    }
+    let until = Instant::now() + Duration::from_millis(30);
+    assert_eq!(senders.send_until(&[7; 10_000], until).unwrap(), Sent::TimedOut);
+    assert!(sent > 0 && Instant::now() >= until);
+    std::thread::scope(|scope| {
+        // Another thread's lane has space.
+        let other = scope.spawn(|| senders.send_until(&[8; 10_000], deadline()).unwrap());
+        assert_eq!(other.join().unwrap(), Sent::Sent);
+        scope.spawn(|| (0..=sent).for_each(|_| _ = receiver.receive_until(deadline()).unwrap().unwrap()));
+        assert_eq!(senders.send_until(&[7; 10_000], deadline()).unwrap(), Sent::Sent);
+    });
+}
+
+#[test]
 fn copies_and_batches_skip_events() {
-    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
     let mut buffer = Vec::new();
     for number in 0..10u32 {
         let mut sender = senders.sender().unwrap();
@@ -684,7 +704,7 @@ fn copies_and_batches_skip_events() {
 #[test]
 fn a_stopped_sender_counts_as_alive() {
     let dir = TestDir::new("a stopped sender counts as alive");
-    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut receiver = Options::new().membership_events(true).gather_at(&dir.name()).unwrap();
     let mut child = Child::start(sending(&dir, 0, 100).with("then", "wait"));
     assert_eq!(
         Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("no connection arrived")),
@@ -719,7 +739,7 @@ fn a_sender_that_survives_its_receiver_resumes_with_the_next() {
     }
     first.expect("received 0 to 50");
     first.kill();
-    let error = sender.drain().unwrap_err();
+    let error = sender.wait_released().unwrap_err();
     assert!(error.is_peer_died() && error.to_string().contains("50"), "{error}");
     let mut second = receiver(50);
     second.expect("listening");
@@ -732,7 +752,7 @@ fn a_sender_that_survives_its_receiver_resumes_with_the_next() {
 
 #[test]
 fn each_sender_joins_before_its_first_message() {
-    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
     for id in 0..3 {
         senders.sender().unwrap().send(&numbered(id, 0)).unwrap();
     }
@@ -870,7 +890,7 @@ fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
     }
     let dir = TestDir::new("another user's messages");
     open_to_all_users(dir.path());
-    let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
+    let mut receiver = Options::new().membership_events(true).allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
     open_to_all_users(&dir.socket());
     let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()).with("count", 5000));
     assert_eq!(
@@ -903,8 +923,8 @@ fn the_descriptor_stays_readable_until_a_survivors_messages_are_received() {
     }
     first.expect("received 0 to 1");
     first.kill();
-    assert!(sender.drain().unwrap_err().is_peer_died());
-    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    assert!(sender.wait_released().unwrap_err().is_peer_died());
+    let mut receiver = Options::new().membership_events(true).gather_at(&dir.name()).unwrap();
     assert!(receiver.arm().unwrap().is_waiting());
     let resuming = std::thread::spawn(move || {
         assert!(sender.resume_until(deadline()).unwrap());
@@ -974,7 +994,7 @@ fn a_quantum_ends_within_a_batch_of_a_binding() {
 #[test]
 fn missing_descriptors_are_not_waited_for_and_violate_the_protocol() {
     let dir = TestDir::new("missing descriptors");
-    let mut receiver = Options::new().announce(true).gather_at(&dir.name()).unwrap();
+    let mut receiver = Options::new().membership_events(true).gather_at(&dir.name()).unwrap();
     let mut child = Child::start(Role::new(child, "boaster").with("name", dir.name()).with("count", 150));
     for round in 0..150 {
         let mut events = Vec::new();
@@ -984,7 +1004,7 @@ fn missing_descriptors_are_not_waited_for_and_violate_the_protocol() {
             let Some(event) = receiver.receive_event_until(soon).unwrap() else { continue };
             events.push(Kind::of(&event));
             if let Event::Message(mut message) = event
-                && message.descriptors() > 0
+                && message.descriptor_count() > 0
                 && round % 2 == 0
             {
                 assert!(matches!(message.take_descriptors(), Err(Error::Corrupt(_))));

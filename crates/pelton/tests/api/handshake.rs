@@ -8,7 +8,7 @@ use rustix::net::{SocketAddrUnix, accept, bind, listen};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Not a test: the entry point of a child process. Without a role it does nothing.
 #[test]
@@ -44,7 +44,7 @@ fn child() {
             let found = match role.get("role") {
                 "connect-sender" => options.connect_sender(name).and_then(|mut sender| {
                     sender.send(b"hello")?;
-                    sender.drain()
+                    sender.wait_released()
                 }),
                 _ => options.cast().connect_receiver(name).and_then(|mut receiver| receiver.receive().map(|_| ())),
             };
@@ -61,7 +61,7 @@ fn child() {
                     break;
                 }
                 if number < 50 {
-                    assert!(sender.drain_until(deadline()).unwrap());
+                    assert!(sender.wait_released_until(deadline()).unwrap());
                 }
             }
             read_line_from_parent();
@@ -248,7 +248,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
             let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
             assert_eq!(sender.peer().unwrap().uid, 65534);
             sender.send(b"hello").unwrap();
-            assert!(sender.drain_until(deadline()).unwrap());
+            assert!(sender.wait_released_until(deadline()).unwrap());
         }
         child.expect("well");
     }
@@ -702,9 +702,34 @@ fn a_peer_in_another_pid_namespace_is_served_and_its_death_detected() {
     let mut sender = Sender::connect(&dir.name()).unwrap();
     sender.send(b"hello").unwrap();
     child.expect("5");
-    assert!(sender.drain_until(deadline()).unwrap());
+    assert!(sender.wait_released_until(deadline()).unwrap());
     sender.send(b"not released").unwrap();
     child.kill();
-    let error = sender.drain_until(deadline()).unwrap_err();
+    let error = sender.wait_released_until(deadline()).unwrap_err();
     assert!(matches!(error, Error::PeerDied { unreleased: 1 }), "{error}");
+}
+
+#[test]
+fn a_duration_to_connect_counts_from_each_use_of_the_options() {
+    let dir = TestDir::new("a duration to connect counts from each use of the options");
+    let limit = Duration::from_millis(20);
+    let options: Options = Options::new().capacity(1 << 16).connect_deadline(limit);
+    let timed_out = |connect: &dyn Fn() -> pelton::Result<()>| {
+        let start = Instant::now();
+        assert!(matches!(connect(), Err(Error::TimedOut(_))));
+        assert!(start.elapsed() >= limit, "{:?}", start.elapsed());
+    };
+    for _ in 0..2 {
+        timed_out(&|| options.cast().connect_sender(&dir.name()).map(drop));
+        timed_out(&|| pelton::Client::connect_with(&dir.name(), &options.cast()).map(drop));
+        timed_out(&|| options.cast().create_sender(dir.path().join("channel")).map(drop));
+    }
+    // An instant is the same for each use: it is over after the first.
+    let until = Instant::now();
+    let options: Options = options.connect_deadline(until);
+    for _ in 0..2 {
+        assert!(matches!(options.cast().connect_sender(&dir.name()), Err(Error::TimedOut(_))));
+    }
+    let options: Options = options.connect_deadline(pelton::Deadline::Now);
+    assert!(matches!(options.cast().connect_sender(&dir.name()), Err(Error::NoListener { .. })));
 }

@@ -32,7 +32,7 @@ fn child() {
             let mut sender = sender(&role);
             report("connected");
             send_all(&mut sender, 0..role.number("count").unwrap(), Sizes::Every(300), How::Block).unwrap();
-            sender.drain().unwrap();
+            sender.wait_released().unwrap();
             report("taken");
         }
         // Sends its hello, and no further packet.
@@ -346,7 +346,7 @@ fn receive_thousands() {
     let sent = flood(&peer.socket, &packet(DESCRIPTORS, 0), &many);
     assert!(sent > 16, "{sent} packets of 64");
     peer.put(0, 1, 0);
-    assert_eq!(receiver.receive().unwrap().descriptors(), 0);
+    assert_eq!(receiver.receive().unwrap().descriptor_count(), 0);
     assert!(receiver.arm().unwrap().is_waiting(), "junk in the socket is no message");
     assert!(!is_readable(receiver.as_fd()));
     drop(peer);
@@ -374,7 +374,7 @@ fn missing_descriptors_cost_one_wait_and_not_one_for_each_message() {
         peer.put(16 * i + 8, 1 + i as u32, 0);
     }
     for _ in 0..1000 {
-        assert_eq!(receiver.try_receive().unwrap().unwrap().descriptors(), 1);
+        assert_eq!(receiver.try_receive().unwrap().unwrap().descriptor_count(), 1);
     }
     for _ in 0..1000 {
         let error = receiver.try_receive().unwrap().unwrap().take_descriptors().unwrap_err();
@@ -586,7 +586,8 @@ fn a_generation_that_always_changes_blocks_nobody() {
         let mut sender = options.cast().open_sender(&directory).unwrap();
         for _ in 0..100 {
             let _ = (allowed(sender.arm(30_000), "arm"), allowed(sender.try_send(&[0; 30_000]), "try_send"));
-            let _ = allowed(sender.drain_until(Instant::now() + Duration::from_millis(1)), "drain_until");
+            let _ =
+                allowed(sender.wait_released_until(Instant::now() + Duration::from_millis(1)), "wait_released_until");
             let _ = allowed(sender.resume_until(Instant::now()), "resume_until");
         }
     });
@@ -722,7 +723,7 @@ fn successor_writes_and_leaves(replacement: u64) {
         sender.send(&[number; 100]).unwrap();
     }
     drop(peer);
-    assert!(matches!(sender.drain_until(deadline()), Err(Error::PeerDied { unreleased: 10 })));
+    assert!(matches!(sender.wait_released_until(deadline()), Err(Error::PeerDied { unreleased: 10 })));
     std::thread::scope(|scope| {
         // One that leaves, and then a valid one, the first that the sender accepts as a successor.
         let receiver = scope.spawn(|| {

@@ -17,6 +17,7 @@ mod handshake;
 mod hostile;
 mod memory;
 mod messages;
+mod openings;
 mod path;
 mod readme;
 mod record_file;

@@ -282,7 +282,7 @@ fn a_killed_receivers_successor_starts_at_the_oldest_unreleased_message() {
     assert_eq!(sender.peer().unwrap().pid, child.pid());
     child.kill();
     let reported = loop {
-        match sender.drain_until(Instant::now() + Duration::from_millis(50)) {
+        match sender.wait_released_until(Instant::now() + Duration::from_millis(50)) {
             Ok(drained) => assert!(!drained),
             Err(error) => break error,
         }
@@ -299,7 +299,7 @@ fn a_killed_receivers_successor_starts_at_the_oldest_unreleased_message() {
         assert_eq!(&message[..8], &number.to_le_bytes());
         assert_eq!(message.is_redelivered(), number < 101, "{number}");
     }
-    assert!(sender.drain_until(deadline()).unwrap());
+    assert!(sender.wait_released_until(deadline()).unwrap());
 }
 
 #[test]
@@ -813,7 +813,7 @@ fn containers_that_share_only_the_directory_connect_and_detect_deaths() {
     child.expect("Some(301)");
     assert!(sender.resume_until(deadline()).unwrap());
     child.kill();
-    let reported = sender.drain_until(deadline()).unwrap_err();
+    let reported = sender.wait_released_until(deadline()).unwrap_err();
     assert!(matches!(reported, Error::PeerDied { unreleased: 2 }), "{reported}");
 }
 
@@ -959,7 +959,7 @@ fn a_receivers_successor_is_not_mistaken_for_it_by_a_late_sender() {
         assert_eq!(sender.peer().unwrap().pid, second.pid());
         assert!(second.line().starts_with("Some"));
         second.kill();
-        let error = sender.drain_until(deadline()).unwrap_err();
+        let error = sender.wait_released_until(deadline()).unwrap_err();
         assert!(error.is_peer_died(), "{error}");
         drop(sender);
         let mut receiver = small().open_receiver(here.path()).unwrap();

@@ -389,7 +389,7 @@ fn the_write_that_promises_a_sync_returns_its_failure_once() {
 
 fn sync_fails(path: &Path) {
     let is_eio = |done: pelton::Result<()>| match done.unwrap_err() {
-        Error::System { what, source } => {
+        Error::System { what, error: source } => {
             assert!(what.contains(&path.display().to_string()), "{what}");
             source.raw_os_error() == Some(libc::EIO)
         }
@@ -444,7 +444,7 @@ fn limited(path: &Path) {
     for more in [0, 1, 63, 64, 65, 10_000] {
         limit(whole + more);
         let error = file.write(&[all.run()]).unwrap_err();
-        let Error::System { source, .. } = &error else { panic!("{error:?}") };
+        let Error::System { error: source, .. } = &error else { panic!("{error:?}") };
         assert_eq!(source.raw_os_error(), Some(libc::EFBIG));
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
         assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
@@ -669,7 +669,7 @@ proptest::proptest! {
             loop {
                 match reader.next_chunk() {
                     Ok(Some(chunk)) => {
-                        assert!(chunk.offset() >= at && chunk.records().count() == chunk.messages() as usize);
+                        assert!(chunk.offset() >= at && chunk.records().count() == chunk.message_count() as usize);
                         (chunks, at) = (chunks + 1, chunk.offset() + 64);
                     }
                     Ok(None) => return Some((chunks, None)),

@@ -74,6 +74,30 @@ fn an_opener_with_a_deadline_waits_until_the_roles_holder_ends() {
 }
 
 #[test]
+fn held_messages_keep_the_role_of_their_closed_receiver() {
+    let place = TestDir::new("a role that held messages keep");
+    let path = place.path().join("c");
+    let mut sender = Options::new().create_sender(&path).unwrap();
+    for _ in 0..2 {
+        sender.send(b"held").unwrap();
+    }
+    let mut receiver = Options::new().open_receiver(&path).unwrap();
+    let held = [receiver.receive().unwrap().hold(), receiver.receive().unwrap().hold()];
+    assert!(sender.resume_until(deadline()).unwrap());
+    receiver.close().unwrap();
+    // The sender detects the close all the same.
+    assert!(matches!(sender.wait_released_until(deadline()), Err(Error::Closed { unreleased: 2 })));
+    let waiting = successor("receiver", path.clone());
+    for message in held {
+        let refused = Options::new().open_receiver(&path).map(drop);
+        assert!(matches!(refused, Err(Error::RoleTaken { .. })), "{refused:?}");
+        assert!(!waiting.is_finished());
+        assert_eq!(*message, *b"held");
+    }
+    waiting.join().unwrap().unwrap();
+}
+
+#[test]
 fn an_opener_whose_deadline_passes_reports_the_roles_holder() {
     let place = TestDir::new("a role that stays taken");
     let path = place.path().join("c");

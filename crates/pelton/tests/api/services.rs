@@ -170,7 +170,7 @@ fn call_continuously(
             continue;
         }
         let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
-        let number = requested.remove(&completion.call()).expect("one reply for each");
+        let number = requested.remove(&completion.call_id()).expect("one reply for each");
         if completion.outcome() == Outcome::Reply {
             assert_eq!(answer(&completion).1, number);
         }
@@ -189,12 +189,12 @@ fn calls_are_spread_over_the_services_of_a_name_including_new_ones() {
     for wanted in 1..=4 {
         let until = deadline();
         let mut seen = BTreeSet::new();
-        while seen.len() < wanted || client.services() < wanted {
+        while seen.len() < wanted || client.service_count() < wanted {
             assert!(Instant::now() < until, "{seen:?} of {wanted}");
             let calls: HashSet<CallId> = (0..20).map(|number| client.submit(&request(number)).unwrap()).collect();
             for _ in 0..calls.len() {
                 let answered = client.completion_until(deadline()).unwrap().expect("a call hangs");
-                assert!(calls.contains(&answered.call()) && answered.outcome() == Outcome::Reply);
+                assert!(calls.contains(&answered.call_id()) && answered.outcome() == Outcome::Reply);
                 seen.insert(answer(&answered).0);
             }
         }
@@ -339,8 +339,13 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
         calls += 600;
         // The cancelled ones are answered too, and the new one is found.
         let settled = deadline();
-        while client.in_flight() > 0 || client.services() != 3 {
-            assert!(Instant::now() < settled, "{} in flight at {} services", client.in_flight(), client.services());
+        while client.in_flight() > 0 || client.service_count() != 3 {
+            assert!(
+                Instant::now() < settled,
+                "{} in flight at {} services",
+                client.in_flight(),
+                client.service_count()
+            );
             let call = client.submit(&request(1)).unwrap();
             let _ = client.completion_of_until(call, deadline()).map(|reply| assert!(reply.is_some()));
         }
@@ -372,7 +377,7 @@ fn a_soak_leaks_no_descriptors_and_no_memory() {
 /// Takes one completion; a stream is cancelled after its first part.
 fn take_one(client: &mut Client, requested: &mut HashMap<CallId, bool>) {
     let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
-    let (call, outcome) = (completion.call(), completion.outcome());
+    let (call, outcome) = (completion.call_id(), completion.outcome());
     drop(completion);
     match outcome {
         Outcome::Part => assert!(client.cancel(call).unwrap()),
@@ -394,9 +399,9 @@ fn a_name_without_a_service_is_an_error_until_one_serves_it_again() {
     let error = client.completion_of(one).unwrap_err();
     assert!(error.is_peer_died(), "{error}");
     let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
-    assert_eq!((completion.call(), completion.outcome()), (two, Outcome::Lost(Loss::PeerDied)));
+    assert_eq!((completion.call_id(), completion.outcome()), (two, Outcome::Lost(Loss::PeerDied)));
     drop(completion);
-    assert_eq!((client.in_flight(), client.services()), (0, 0));
+    assert_eq!((client.in_flight(), client.service_count()), (0, 0));
     assert!(matches!(client.try_submit(&request(3)), Err(Error::NoListener { .. })));
     assert!(matches!(client.call(&request(3)), Err(Error::NoListener { .. })));
     assert!(matches!(client.reserve(8), Err(Error::NoListener { .. })));
@@ -425,8 +430,8 @@ fn open_calls_of_a_stopped_service_are_repeated_only_if_idempotent() {
     let mut outcomes = BTreeMap::new();
     for _ in 0..4 {
         let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
-        outcomes.insert(completion.call(), completion.outcome());
-        if completion.call() == calls[3] && completion.outcome() == Outcome::Reply {
+        outcomes.insert(completion.call_id(), completion.outcome());
+        if completion.call_id() == calls[3] && completion.outcome() == Outcome::Reply {
             assert!([first.pid(), second.pid()].map(u64::from).contains(&answer(&completion).0));
         }
     }
@@ -464,7 +469,7 @@ fn a_draining_service_answers_its_calls_and_returns_the_rest() {
     assert!(reported.is_notification() && *reported == *b"but this is taken");
     drop(reported);
     let returned = client.completion_until(deadline()).unwrap().expect("it hangs");
-    assert_eq!((returned.call(), returned.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    assert_eq!((returned.call_id(), returned.outcome()), (back, Outcome::Lost(Loss::Returned)));
     drop(returned);
     let call = client.submit(b"too late too").unwrap();
     assert!(service.try_receive().unwrap().is_none());
@@ -542,7 +547,7 @@ fn a_call_no_remaining_service_accepts_is_lost_and_delays_no_other() {
     let mut outcomes = HashMap::new();
     for _ in 0..2 {
         let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
-        outcomes.insert(completion.call(), completion.outcome());
+        outcomes.insert(completion.call_id(), completion.outcome());
     }
     assert_eq!(outcomes, HashMap::from([(large, Outcome::Lost(Loss::Closed)), (little, Outcome::Reply)]));
     drop(responders);
@@ -559,7 +564,7 @@ fn a_service_with_a_lower_limit_gets_the_calls_within_it() {
         echo(request);
     });
     let until = deadline();
-    while client.services() < 2 {
+    while client.service_count() < 2 {
         assert!(Instant::now() < until);
         assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
     }
@@ -571,7 +576,7 @@ fn a_service_with_a_lower_limit_gets_the_calls_within_it() {
         let call = reservation.submit().unwrap();
         assert_eq!(*client.completion_of(call).unwrap(), *b"abc");
     }
-    assert_eq!((client.request_bytes_max(), client.services()), (most, 2));
+    assert_eq!((client.request_bytes_max(), client.service_count()), (most, 2));
 }
 
 #[test]
@@ -589,7 +594,7 @@ fn a_call_returned_without_another_service_fails_in_the_next_poll() {
         assert!(service.try_receive().unwrap().is_none());
     }
     let reported = client.try_completion().unwrap().expect("the loss was reported only by the poll");
-    assert_eq!((reported.call(), reported.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    assert_eq!((reported.call_id(), reported.outcome()), (back, Outcome::Lost(Loss::Returned)));
     drop(reported);
     responder.reply(b"answer").unwrap();
     assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
@@ -672,7 +677,7 @@ fn a_client_without_free_space_discovers_a_new_service() {
                 }
             }
         }
-        assert_eq!(client.services(), 2);
+        assert_eq!(client.service_count(), 2);
     }
 }
 
@@ -700,13 +705,13 @@ fn notifications_go_to_the_successor_while_another_client_is_drained() {
     let until = deadline();
     while reported.load(Ordering::Relaxed) < 100 {
         assert!(Instant::now() < until, "nobody takes them");
-        assert!(client.notify_until(b"hello", until).unwrap());
+        assert_eq!(client.notify_until(b"hello", until).unwrap(), pelton::Sent::Sent);
         std::thread::yield_now();
     }
     // From now on all of them.
     let before = reported.load(Ordering::Relaxed);
     for _ in 0..1000 {
-        assert!(client.notify_until(b"hello", until).unwrap());
+        assert_eq!(client.notify_until(b"hello", until).unwrap(), pelton::Sent::Sent);
     }
     while reported.load(Ordering::Relaxed) < before + 1000 {
         assert!(Instant::now() < until, "{} of 1000 were taken", reported.load(Ordering::Relaxed) - before);
@@ -723,7 +728,7 @@ fn a_socket_of_another_kind_under_the_name_is_ignored() {
     let _second = Serving::new(Service::listen_with(&name.name, &small()).unwrap(), echo);
     let mut client = Client::connect(&name.name).unwrap();
     let until = deadline();
-    while client.services() < 2 {
+    while client.service_count() < 2 {
         assert!(Instant::now() < until, "only one is found");
         drop(client.call(b"x").unwrap());
     }

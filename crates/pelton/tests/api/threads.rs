@@ -207,7 +207,7 @@ fn held_messages_are_released_in_any_order_on_any_thread() {
             }
         });
         assert!(receiver.try_receive().unwrap().is_none());
-        assert!(sender.drain_until(deadline()).unwrap());
+        assert!(sender.wait_released_until(deadline()).unwrap());
     }
 }
 
@@ -223,7 +223,7 @@ fn a_drain_succeeds_if_the_receiver_closes_after_the_last_message() {
                 (0..round % 64 * 8).for_each(|_| std::hint::spin_loop());
                 assert_eq!(&*receiver.receive().unwrap(), b"last");
             });
-            sender.drain().unwrap();
+            sender.wait_released().unwrap();
         });
     }
 }
@@ -253,7 +253,7 @@ fn dropping_held_messages_wakes_the_sleeping_receiver_and_so_the_sender() {
             scope.spawn(move || {
                 signal_sender.send(this_thread()).unwrap();
                 sender.send(&[99; 10_000]).unwrap();
-                assert!(sender.drain_until(deadline()).unwrap());
+                assert!(sender.wait_released_until(deadline()).unwrap());
             });
             scope.spawn(move || {
                 tell_too.send(this_thread()).unwrap();
@@ -279,15 +279,21 @@ fn a_deadline_in_the_past_still_takes_a_waiting_message() {
         let mut buffer = Vec::new();
         assert!(receiver.receive_until(past).unwrap().is_none());
         assert!(receiver.receive_into_until(&mut buffer, past).unwrap().is_none());
-        assert!(sender.drain_until(past).unwrap());
+        assert!(sender.wait_released_until(past).unwrap());
         assert_eq!(sender.send_until(b"x", past).unwrap(), Sent::Sent);
-        assert!(!sender.drain_until(past).unwrap());
+        assert!(!sender.wait_released_until(past).unwrap());
         assert_eq!(&*receiver.receive_until(past).unwrap().unwrap(), b"x");
-        assert!(sender.drain_until(past).unwrap());
+        assert!(sender.wait_released_until(past).unwrap());
         fill(&mut sender);
         assert_eq!(sender.send_until(&[0; 10_000], past).unwrap(), Sent::TimedOut);
         assert!(sender.reserve_until(10_000, past).unwrap().is_none());
+        assert!(sender.reserve_batch_until([5_000, 5_000], past).unwrap().is_none());
         assert_eq!(receiver.receive_into_until(&mut buffer, past).unwrap(), Some(10_000));
+        let mut batch = receiver.receive_batch_until(past).unwrap().unwrap();
+        while batch.next().unwrap().is_some() {}
+        drop(batch);
+        assert!(receiver.receive_batch_until(past).unwrap().is_none());
+        assert!(sender.reserve_batch_until([5_000, 5_000], past).unwrap().is_some());
     }
 }
 
@@ -305,7 +311,10 @@ fn no_wait_ends_before_its_deadline_without_a_result() {
         assert_eq!(sender.send_until(&[0; 10_000], until).unwrap(), Sent::TimedOut);
         assert!(Instant::now() >= until);
         let until = soon();
-        assert!(!sender.drain_until(until).unwrap());
+        assert!(sender.reserve_batch_until([9_000, 900], until).unwrap().is_none());
+        assert!(Instant::now() >= until);
+        let until = soon();
+        assert!(!sender.wait_released_until(until).unwrap());
         assert!(Instant::now() >= until);
     }
 }
@@ -618,7 +627,7 @@ fn signals_while_waiting() {
                     fill(&mut sender);
                     assert_eq!(sender.send_until(&[0; 10_000], until).unwrap(), Sent::TimedOut);
                 }
-                _ => assert!(!sender.drain_until(until).unwrap()),
+                _ => assert!(!sender.wait_released_until(until).unwrap()),
             }
             assert!(Instant::now() >= until, "a signal ended wait {wait}");
         }
@@ -638,10 +647,127 @@ fn signals_while_waiting() {
 }
 
 #[test]
+fn a_batch_waits_until_the_lane_has_space_for_all_of_it() {
+    let _hang = Watchdog::new("a_batch_waits_until_the_lane_has_space_for_all_of_it");
+    // The largest message, not a multiple of 8: a batch may take the space of that message, and no more.
+    for wait in [Wait::Block, Wait::Spin] {
+        let options = Options::new().capacity(65536).message_bytes_max(30_001).wait(wait);
+        let (mut sender, mut receiver) = options.threads().unwrap();
+        let filled = fill(&mut sender);
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(move || {
+                for round in 0..300_u32 {
+                    let mut batch = sender.reserve_batch([14_000, 16_000]).unwrap();
+                    assert!(batch.push(&[round as u8; 14_000]) && batch.push(&[round as u8; 16_000]));
+                    batch.commit().unwrap();
+                }
+                assert!(matches!(sender.reserve_batch([14_000, 16_001]), Err(Error::TooLarge { .. })));
+            });
+            for _ in 0..filled {
+                assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 10_000);
+            }
+            let mut bytes = Vec::new();
+            while bytes.len() < 600 {
+                let mut batch = receiver.receive_batch_until(deadline()).unwrap().expect("the sender waits for space");
+                while let Some(message) = batch.next().unwrap() {
+                    assert!(message.iter().all(|byte| *byte == message[0]));
+                    bytes.push((message.len(), message[0]));
+                }
+            }
+            let wanted = (0..600_u32).map(|at| ([14_000, 16_000][at as usize % 2], (at / 2) as u8));
+            assert!(bytes.into_iter().eq(wanted));
+            sending.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_waiting_batch_detects_the_receivers_close() {
+    let _hang = Watchdog::new("a_waiting_batch_detects_the_receivers_close");
+    let (mut sender, receiver) = small();
+    fill(&mut sender);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| sender.reserve_batch([9_000, 900]).map(drop));
+        receiver.close().unwrap();
+        assert!(waiting.join().unwrap().unwrap_err().is_closed());
+    });
+}
+
+/// The bytes of these tests, as `Debug` would print them.
+const SECRET: [&str; 2] = ["secret", "115, 101"];
+
+#[test]
+fn no_debug_output_has_payload() {
+    let (mut sender, mut receiver) = small();
+    let hides = |what: &dyn std::fmt::Debug| {
+        let text = format!("{what:?} {what:#?}");
+        assert!(text.contains('6') && !SECRET.iter().any(|secret| text.contains(secret)), "{text}");
+        assert!(!text.contains("115,\n"), "{text}");
+    };
+    let mut reservation = sender.reserve(6).unwrap();
+    reservation.copy_from_slice(b"secret");
+    hides(&reservation);
+    assert_eq!(reservation.as_ref(), b"secret");
+    reservation.commit().unwrap();
+    let message = receiver.receive().unwrap();
+    hides(&message);
+    assert_eq!(message.as_ref(), b"secret");
+    let held = message.hold();
+    hides(&held);
+    assert_eq!(held.as_ref(), b"secret");
+}
+
+#[test]
 fn a_batch_of_an_absurd_size_is_too_large() {
     let (mut sender, _receiver) = small();
     assert!(matches!(sender.try_reserve_batch([usize::MAX]), Err(Error::TooLarge { .. })));
     assert!(matches!(sender.try_reserve_batch([usize::MAX - 100, usize::MAX]), Err(Error::TooLarge { .. })));
 
     assert!(matches!(sender.try_send(&[]), Ok(Sent::Sent)));
+}
+
+#[test]
+fn a_busy_poll_finds_messages_and_space_and_reports_the_end() {
+    let (mut sender, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    assert!(!receiver.busy_poll().unwrap());
+    assert!(sender.busy_poll(1000).unwrap());
+    while sender.try_send(&[7; 1000]).unwrap() == Sent::Sent {}
+    assert!(!sender.busy_poll(1000).unwrap());
+    assert!(receiver.busy_poll().unwrap());
+    while let Some(message) = receiver.try_receive().unwrap() {
+        drop(message);
+    }
+    assert!(sender.busy_poll(1000).unwrap());
+    assert_eq!(sender.try_send(&[7; 1000]).unwrap(), Sent::Sent);
+    assert!(matches!(sender.busy_poll(1 << 16), Err(Error::TooLarge { .. })));
+
+    // The last message comes before the end.
+    drop(sender);
+    assert!(receiver.busy_poll().unwrap());
+    drop(receiver.try_receive().unwrap().unwrap());
+    while !receiver.arm().is_err_and(|error| error.is_closed()) {}
+    assert!(receiver.busy_poll().unwrap_err().is_closed());
+    let (mut sender, receiver) = Options::new().threads().unwrap();
+    drop(receiver);
+    assert!(sender.busy_poll(8).unwrap_err().is_closed());
+}
+
+#[test]
+fn a_loop_of_busy_polls_finds_every_message_of_another_thread() {
+    let (mut sender, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    let sending = std::thread::spawn(move || {
+        for number in 0..20_000u64 {
+            while sender.try_send(&number.to_le_bytes()).unwrap() != Sent::Sent {
+                let _ = sender.busy_poll(8).unwrap();
+            }
+        }
+        sender.wait_released_until(deadline()).unwrap()
+    });
+    for number in 0..20_000u64 {
+        while !receiver.busy_poll().unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(*receiver.try_receive().unwrap().expect("the busy poll has found it"), number.to_le_bytes());
+    }
+    assert!(sending.join().unwrap());
 }

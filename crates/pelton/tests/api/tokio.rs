@@ -1,15 +1,17 @@
 //! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task wakes; file operations of
 //! many tasks.
 
+use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
-use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender};
-use pelton::{Options, Outcome};
+use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
+use pelton::{Error, Options, Outcome};
 use std::future::Future;
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -63,7 +65,7 @@ fn a_receive_dropped_at_any_await_takes_no_message() {
 #[test]
 fn membership_events_do_not_block_the_runtime_thread() {
     run(async {
-        let (senders, receiver) = Options::new().announce(true).gather().unwrap();
+        let (senders, receiver) = Options::new().membership_events(true).gather().unwrap();
         let mut receiver = AsyncReceiver::new(receiver).unwrap();
         let mut sender = senders.sender().unwrap();
         // The join is pending, and no message: blocking would keep this thread from its timer for ever.
@@ -193,6 +195,29 @@ fn many_tasks_share_one_client_in_one_thread_and_in_several() {
             assert_eq!(client.in_flight(), 0);
         });
     }
+}
+
+#[test]
+fn a_deadline_goes_to_the_service_and_a_failed_call_is_an_error_by_ok() {
+    let deadline = Instant::now() + Duration::from_secs(3600);
+    let calls = Calls::start(1, move |request| match request.deadline() {
+        // The clock of the calls counts nanoseconds.
+        Some(found) if found.max(deadline) - found.min(deadline) < Duration::from_millis(1) => {
+            request.reply(b"secret").unwrap();
+        }
+        Some(found) => panic!("{found:?} is not {deadline:?}"),
+        None => request.fail(7, b"secret").unwrap(),
+    });
+    run(async {
+        let client = calls.client();
+        let reply = client.submit_by(b"", deadline).await.unwrap().next().await.unwrap().unwrap();
+        assert!(!format!("{reply:?}").contains("115"), "{reply:?}");
+        assert_eq!(reply.ok().unwrap().as_ref(), b"secret");
+        match client.call(b"").await.unwrap().ok().unwrap_err() {
+            pelton::Error::CallFailed(failure) => assert_eq!((failure.code, &*failure.bytes), (7, &b"secret"[..])),
+            other => panic!("{other}"),
+        }
+    });
 }
 
 #[test]
@@ -362,6 +387,42 @@ fn every_waiting_task_detects_the_end() {
     });
 }
 
+#[test]
+fn an_error_of_the_wait_alone_reaches_every_waiting_task() {
+    // One more than may be in flight.
+    const TASKS: usize = 1025;
+    let (give, given) = std::sync::mpsc::sync_channel(TASKS);
+    let calls = Calls::start(1, move |request| give.send(request.into_responder()).unwrap());
+    run(async {
+        let client = pelton::Client::connect_with(&name(&calls.dir), &small()).unwrap();
+        let descriptor = client.as_raw_fd();
+        let client = AsyncClient::new(client).unwrap();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(b"asked").await })
+            })
+            .collect();
+        while client.in_flight() < TASKS - 1 {
+            tokio::task::yield_now().await;
+        }
+        // Arming polls this descriptor, and receiving does not.
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: no pointers. The client closes its number later, whatever it refers to.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), descriptor) }, descriptor);
+        // The reply wakes the task that arms.
+        given.recv().unwrap().reply(b"").unwrap();
+        let mut replies = 0;
+        for task in tasks {
+            match tokio::time::timeout(Duration::from_secs(20), task).await.expect("sleeps").unwrap() {
+                Ok(_) => replies += 1,
+                Err(error) => assert!(matches!(error, Error::System { .. }), "{error}"),
+            }
+        }
+        assert_eq!(replies, 1);
+    });
+}
+
 fn both_ways(test: impl AsyncFn(EngineOptions)) {
     for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
         run(test(options));
@@ -377,7 +438,7 @@ fn pipe() -> (File, std::io::PipeWriter) {
 fn many_tasks_share_an_engine_and_wait_for_its_bound() {
     both_ways(async |options| {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).open().unwrap()).unwrap());
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).build().unwrap()).unwrap());
         let tasks: Vec<_> = (0..100u32)
             .map(|task| {
                 let (engine, path) = (engine.clone(), directory.path().join(task.to_string()));
@@ -419,7 +480,7 @@ async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Deb
 #[test]
 fn dropping_one_operation_still_wakes_the_others() {
     both_ways(async |options| {
-        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).open().unwrap()).unwrap());
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).build().unwrap()).unwrap());
         for round in 0..50 {
             let ((first, mut write), (second, _kept)) = (pipe(), pipe());
             let waits = {
@@ -443,5 +504,48 @@ fn dropping_one_operation_still_wakes_the_others() {
             // The cancelled operations free their slots.
             engine.run(Operation::stat("/")).await.unwrap();
         }
+    });
+}
+
+#[test]
+fn endpoints_and_a_client_connect_to_peers_in_the_same_thread() {
+    let dir = TestDir::new("endpoints_and_a_client_connect_to_peers_in_the_same_thread");
+    run(async {
+        let mut receiver = AsyncReceiver::new(Options::new().gather_at(&dir.name()).unwrap()).unwrap();
+        let name = dir.name();
+        let sending = async {
+            AsyncSender::connect(&name).await.unwrap().send(b"hello").await.unwrap();
+        };
+        let receiving = async { assert_eq!(&*receiver.receive().await.unwrap(), b"hello") };
+        tokio::join!(sending, receiving);
+        drop(receiver);
+
+        let mut service = AsyncService::new(pelton::Service::listen(&name).unwrap()).unwrap();
+        let stopper = service.stopper();
+        let serving = service.run(8, |request| async move { request.reply(b"answer").unwrap() });
+        let calling = async {
+            let client = AsyncClient::connect(&name).await.unwrap();
+            assert_eq!(client.call(b"question").await.unwrap().bytes, b"answer");
+            stopper.stop();
+        };
+        let (served, ()) = tokio::join!(serving, calling);
+        served.unwrap();
+    });
+}
+
+#[test]
+fn a_connect_that_waits_keeps_no_other_task_waiting() {
+    let dir = TestDir::new("a_connect_that_waits_keeps_no_other_task_waiting");
+    let path = dir.path().join("c");
+    run(async {
+        let error = AsyncReceiver::connect(&dir.name()).await.unwrap_err();
+        assert!(matches!(error, pelton::Error::NoListener { .. }), "{error:?}");
+        let options = <Options>::new().connect_deadline(Duration::from_secs(60));
+        // They wait for each other, in one thread.
+        let opening = AsyncReceiver::open(options.cast().start_open_receiver(&path).unwrap());
+        let making = AsyncSender::open(options.cast().start_create_sender(&path).unwrap());
+        let (receiver, sender) = tokio::join!(opening, making);
+        sender.unwrap().send(b"hello").await.unwrap();
+        assert_eq!(&*receiver.unwrap().receive().await.unwrap(), b"hello");
     });
 }

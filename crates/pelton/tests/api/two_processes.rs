@@ -31,7 +31,7 @@ fn child() {
                 }
             }
             loop {
-                match sender.drain_until(deadline()) {
+                match sender.wait_released_until(deadline()) {
                     Ok(true) => break,
                     Ok(false) => panic!("not drained"),
                     Err(error) if error.is_peer_died() => assert!(sender.resume_until(deadline()).unwrap()),
@@ -179,7 +179,7 @@ fn send_until_error(role: &Role, sender: &mut Sender, how: How) {
         Err((number, error)) => report(format!("{number} {}", word(&error))),
     }
     match role.get("end") {
-        "drain" => report(format!("drained {:?}", sender.drain_until(deadline()))),
+        "drain" => report(format!("drained {:?}", sender.wait_released_until(deadline()))),
         "exit" => std::process::exit(0),
         "close" => {}
         _ => {
@@ -355,7 +355,7 @@ fn a_sender_gets_the_exact_number_of_messages_a_killed_receiver_left() {
             other => panic!("{how:?}: {other:?}"),
         };
         assert_eq!(sender.unreleased(), sent - 10);
-        assert!(matches!(sender.drain(), Err(Error::PeerDied { unreleased }) if unreleased == sent - 10));
+        assert!(matches!(sender.wait_released(), Err(Error::PeerDied { unreleased }) if unreleased == sent - 10));
     }
 }
 
@@ -437,7 +437,7 @@ fn a_stopped_receiver_is_not_reported_dead() {
         }
         child.signal(Signal::CONT);
     }
-    assert!(sender.drain_until(deadline()).unwrap());
+    assert!(sender.wait_released_until(deadline()).unwrap());
     sender.close().unwrap();
     child.expect(&format!("{number} Closed 0"));
     child.write_line("end");
@@ -463,6 +463,44 @@ fn a_surviving_receiver_resumes_with_a_successor_that_connects() {
     assert_eq!(receiver.generation(), 2);
     successor.expect("sent 700");
     successor.wait_for_success();
+}
+
+#[test]
+fn a_held_message_of_a_closed_receiver_stays_unchanged_while_its_successor_receives() {
+    let dir = TestDir::new("a_held_message_of_a_closed_receiver_stays_unchanged_while_its_successor_receives");
+    let listener = <Options>::new().capacity(65536).cast().listen(&dir.name()).unwrap();
+    let name = dir.name();
+    let connecting = std::thread::spawn(move || Options::new().capacity(65536).connect_sender(&name).unwrap());
+    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+    let mut sender = connecting.join().unwrap();
+    // With and without a jump between the held messages and the tail.
+    for filled in [3, 11] {
+        let mut number = 0u8;
+        let mut send = |sender: &mut Sender| {
+            sender.send(&[number; 5000]).unwrap();
+            number += 1;
+        };
+        (0..filled).for_each(|_| send(&mut sender));
+        for number in 0..filled - 2 {
+            assert!(*receiver.receive().unwrap() == [number; 5000]);
+        }
+        (0..3).for_each(|_| send(&mut sender));
+        let held = receiver.receive().unwrap().hold();
+        receiver.close().unwrap();
+        assert!(matches!(sender.wait_released_until(deadline()), Err(Error::Closed { unreleased: 5 })));
+        receiver = std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().unwrap());
+            assert!(sender.resume_until(deadline()).unwrap());
+            accepting.join().unwrap()
+        });
+        for wanted in filled - 2..50 {
+            assert!(*receiver.receive_until(deadline()).unwrap().unwrap() == [wanted; 5000]);
+            assert!(*held == [filled - 2; 5000], "overwritten at {wanted}");
+            if wanted < 45 {
+                send(&mut sender);
+            }
+        }
+    }
 }
 
 #[test]
@@ -494,7 +532,7 @@ fn a_surviving_sender_repeats_all_unreleased_messages_and_reports_them() {
     send_all(&mut sender, 0..100, sizes, How::Block).unwrap();
     child.expect("30 enough");
     child.kill();
-    let error = sender.drain().unwrap_err();
+    let error = sender.wait_released().unwrap_err();
     assert_eq!(word(&error), "PeerDied 70");
     let role = Role::new(self::child, "receive-succeeding").with("name", dir.name()).with("sizes", sizes);
     let successor = Child::start(role);
@@ -517,7 +555,7 @@ fn a_surviving_sender_that_had_connected_reconnects_to_the_name() {
     first.expect("connected");
     first.expect("30 enough");
     first.kill();
-    assert_eq!(word(&sender.drain().unwrap_err()), "PeerDied 70");
+    assert_eq!(word(&sender.wait_released().unwrap_err()), "PeerDied 70");
     let successor = Child::start(role("receive-succeeding"));
     successor.expect("listening");
     assert!(sender.resume_until(deadline()).unwrap());
@@ -671,7 +709,7 @@ fn untaken_descriptors_are_closed() {
     }
     child.expect("received 50");
     eventually_is(before, "the receiver's descriptors", || kernel::descriptors_of(child.pid()));
-    assert!(sender.drain_until(deadline()).unwrap());
+    assert!(sender.wait_released_until(deadline()).unwrap());
 }
 
 #[test]
@@ -759,7 +797,7 @@ fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
     child.expect("connected");
     child.expect("enough");
     child.kill();
-    assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {}", count - taken));
+    assert_eq!(word(&sender.wait_released().unwrap_err()), format!("PeerDied {}", count - taken));
     let rest = Role::new(self::child, "take-pipes")
         .with("name", dir.name())
         .with("from", taken)
@@ -815,7 +853,7 @@ fn the_next_call_detects_a_successor_that_died_before_it_got_the_descriptors() {
     }
     child.expect("enough");
     child.kill();
-    assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {count}"));
+    assert_eq!(word(&sender.wait_released().unwrap_err()), format!("PeerDied {count}"));
     let idle = Role::new(self::child, "take-pipes").with("name", dir.name()).with("count", 0).with("at", "once");
     let successor = Child::start(idle);
     let killing = std::thread::spawn(move || {

@@ -116,7 +116,7 @@ fn on_a_failing_disk_every_byte_is_where_the_engine_reports_it() {
             OF_A_HUNDRED.store(0, Ordering::Relaxed);
             let root = tempfile::tempdir_in(dir).unwrap();
             let options = if way == "ring" { EngineOptions::new() } else { EngineOptions::new().without_io_uring() };
-            let mut engine = options.open().unwrap();
+            let mut engine = options.build().unwrap();
             let (files, mut models) = (["a", "b"].map(|name| opened(&mut engine, root.path().join(name))), [Vec::new(), Vec::new()]);
             OF_A_HUNDRED.store(often, Ordering::Relaxed);
             for (number, step) in steps.iter().enumerate() {
@@ -206,7 +206,7 @@ fn count_entries(step: &'static str) {
 fn operations_submitted_while_armed_begin_with_few_system_calls() {
     let _alone = alone();
     let _hang = Watchdog::new("operations submitted while armed begin with few system calls");
-    let mut engine = EngineOptions::new().open().unwrap();
+    let mut engine = EngineOptions::new().build().unwrap();
     if !engine.uses_io_uring() {
         eprintln!("no io_uring here: it is not entered");
         return;
@@ -270,7 +270,7 @@ fn two_end(step: &'static str) {
 fn a_completion_just_before_the_doorbell_is_cleared_reaches_the_loop() {
     let _alone = alone();
     let _hang = Watchdog::new("a completion just before the doorbell is cleared reaches the loop");
-    let mut engine = EngineOptions::new().without_io_uring().open().unwrap();
+    let mut engine = EngineOptions::new().without_io_uring().build().unwrap();
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let read = File::from_fd(read, "a pipe").unwrap();
     assert!(engine.try_submit(1, Operation::read(&read, vec![0; 1])).unwrap().is_submitted());
@@ -302,7 +302,7 @@ fn a_plain_file_truncated_during_a_write_has_no_zeros() {
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let before = |name: &str| {
         let path = root.path().join(name);
-        let mut tail = Tail::of(opened(&mut Engine::new().unwrap(), path.clone())).unwrap();
+        let mut tail = Tail::new(opened(&mut Engine::new().unwrap(), path.clone())).unwrap();
         tail.write(&[run(1, 1, 5).run()]).unwrap();
         *LOG.lock().unwrap() = Some(path.clone());
         (path, tail)

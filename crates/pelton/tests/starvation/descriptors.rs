@@ -35,7 +35,7 @@ impl Drop for Descriptors {
 /// Whether an error reports the lack of descriptors, and the remedy.
 fn needs_descriptors(error: &Error) -> bool {
     match error {
-        Error::System { source, .. } => {
+        Error::System { error: source, .. } => {
             source.raw_os_error() == Some(libc::EMFILE) || source.to_string().contains("RLIMIT_NOFILE")
         }
         Error::DescriptorsLost { .. } => true,
@@ -105,7 +105,7 @@ pub fn few_descriptors(role: &Role) {
                     (None, _) => Options::new().capacity(SMALL).connect_sender(&name),
                 });
                 sender.send(b"one").unwrap();
-                sender.drain().unwrap();
+                sender.wait_released().unwrap();
             } else {
                 let mut receiver = with_each_number("a receiver", || match (&listener, role.get("how")) {
                     (Some(listener), _) => listener.accept_receiver(),
@@ -363,7 +363,7 @@ pub fn few_descriptors_on_receive(role: &Role) {
                 let mut sender = listener.accept_sender().unwrap();
                 let before = descriptors();
                 report("have");
-                let send = |sender: &mut Sender| sender.send(b"one").and_then(|()| sender.drain());
+                let send = |sender: &mut Sender| sender.send(b"one").and_then(|()| sender.wait_released());
                 while send(&mut sender).inspect_err(|error| assert!(is_end(error), "{error}")).is_ok() {}
                 assert!(with_each_number("a sender's successor", || sender.resume_until(deadline())));
                 while send(&mut sender).inspect_err(|error| assert!(is_end(error), "{error}")).is_err() {
@@ -459,7 +459,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_fails_and_loses_nothing() {
     assert!(line.starts_with("left"), "{line}");
     // No endpoint reports the death of a receiver that was alive all the time.
     for sender in [&mut first, &mut second] {
-        assert!(sender.drain_until(deadline()).unwrap() && sender.resume_until(deadline()).unwrap());
+        assert!(sender.wait_released_until(deadline()).unwrap() && sender.resume_until(deadline()).unwrap());
         assert_eq!(sender.peer().map(|peer| peer.pid), Some(child.pid()));
     }
     child.kill();

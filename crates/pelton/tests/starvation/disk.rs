@@ -7,7 +7,7 @@ pub fn small_files(role: &Role) {
     let before = getrlimit(Resource::Fsize);
     let limit = |bytes| setrlimit(Resource::Fsize, Rlimit { current: bytes, ..before }).unwrap();
     let too_large = |error: &Error| match error {
-        Error::System { source, .. } => source.raw_os_error() == Some(libc::EFBIG),
+        Error::System { error: source, .. } => source.raw_os_error() == Some(libc::EFBIG),
         _ => false,
     };
     let options = || <Options>::new().capacity(1 << 20).lanes(2);
@@ -251,7 +251,7 @@ pub fn over_quota(role: &Role) {
             }
             for _ in 0..3 {
                 let error = send_until_full(&mut sender, &mut sent).expect("the quota is less than the lane");
-                let Error::NoSpace { source, .. } = &error else { panic!("{error:?}") };
+                let Error::NoSpace { error: source, .. } = &error else { panic!("{error:?}") };
                 assert_eq!(source.raw_os_error(), Some(libc::EDQUOT));
                 receive_available(&mut receiver, &mut received);
                 assert_eq!(sent, received);

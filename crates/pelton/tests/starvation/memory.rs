@@ -44,7 +44,7 @@ pub fn little_address_space(role: &Role) {
                     assert!(pages > 10, "{what} took {pages} pages: was there a limit?");
                     return done;
                 }
-                Err(Error::System { source, .. }) if source.raw_os_error() == Some(libc::ENOMEM) => {}
+                Err(Error::System { error: source, .. }) if source.raw_os_error() == Some(libc::ENOMEM) => {}
                 Err(error) => panic!("{what} with {pages} pages: {error:?}"),
             }
             eventually_is(before, &format!("after {what} with {pages} pages"), || (descriptors(), mapped(root)));
@@ -66,7 +66,7 @@ pub fn little_address_space(role: &Role) {
         "connect" => {
             let mut sender = with_each_space("a sender", root, || Options::new().capacity(SMALL).connect_sender(&name));
             sender.send(b"one").unwrap();
-            sender.drain().unwrap();
+            sender.wait_released().unwrap();
         }
         _ => {
             let mut sender = with_each_space("creation", root, || small_path().create_sender(&path));

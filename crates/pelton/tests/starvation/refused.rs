@@ -16,7 +16,7 @@ pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
                     payload(number, 20_000, &mut bytes);
                     sender.send(&bytes)?;
                 }
-                sender.drain()?;
+                sender.wait_released()?;
                 Ok(sender)
             });
             let mut wanted = Vec::new();

@@ -52,7 +52,7 @@ pub fn full_doorbells(role: &Role) {
                         payload(number, 30_000, &mut bytes);
                         sender.send(&bytes).unwrap();
                     }
-                    assert!(sender.drain_until(deadline()).unwrap());
+                    assert!(sender.wait_released_until(deadline()).unwrap());
                 });
                 let mut wanted = Vec::new();
                 for number in 0..rounds(300) {
@@ -202,7 +202,7 @@ pub fn interrupted(role: &Role) {
         };
         if role.get("succeeds") == "yes" {
             sender.send(b"of a successor").unwrap();
-            let _ = sender.drain();
+            let _ = sender.wait_released();
             return;
         }
         report("open");
@@ -218,13 +218,13 @@ pub fn interrupted(role: &Role) {
                 }
             }
         }
-        assert!(sender.drain_until(deadline()).unwrap());
+        assert!(sender.wait_released_until(deadline()).unwrap());
         if !by_path {
             for _ in 0..count {
                 sender.send_with_descriptors(b"", &[null.as_fd(); 2]).unwrap();
             }
         }
-        sender.drain().unwrap();
+        sender.wait_released().unwrap();
         read_line_from_parent();
         while sender.try_send(&message(0)).unwrap() == Sent::Sent {}
         let full = message(0);
@@ -235,10 +235,10 @@ pub fn interrupted(role: &Role) {
             let send = |until| sender.send_with_descriptors_until(&full, &[null.as_fd()], until);
             times_out("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
         }
-        times_out("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
+        times_out("draining", |until| sender.wait_released_until(until), |done| matches!(done, Ok(false)));
         report("waited");
         sender.send(b"the last").unwrap();
-        sender.drain().unwrap();
+        sender.wait_released().unwrap();
         report("sent");
         read_line_from_parent();
     }

@@ -83,7 +83,7 @@ pub fn client_calls(run: &Run, lanes: Lanes) {
         client.cancel(calls[0]).unwrap();
         for _ in 1..calls.len() {
             let reply = client.completion_until(deadline()).unwrap().expect("no answer");
-            let number = calls.iter().position(|call| *call == reply.call()).unwrap();
+            let number = calls.iter().position(|call| *call == reply.call_id()).unwrap();
             assert!(number != 0 && *reply == *numbered(number as u64, lanes.bytes()));
         }
         shared().committed.store(lanes.calls(), SeqCst);
@@ -119,7 +119,7 @@ pub fn client_calls(run: &Run, lanes: Lanes) {
         loop {
             answer_all(&mut service, lanes, &mut next);
             if let Some(reply) = other.try_completion().unwrap() {
-                assert_eq!((reply.call(), &*reply), (call, &b"other"[..]));
+                assert_eq!((reply.call_id(), &*reply), (call, &b"other"[..]));
                 break;
             }
             assert!(Instant::now() < until);
@@ -153,7 +153,7 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
                 && reservation.len() == bytes.len()
             {
                 reservation.copy_from_slice(&bytes);
-                reservation.reply(bytes.len()).unwrap();
+                reservation.reply().unwrap();
                 continue;
             }
             responder.reply(&bytes).unwrap();
@@ -182,7 +182,8 @@ pub fn service_answers(run: &Run, lanes: Lanes) {
         match client.completion_until(deadline()) {
             Ok(reply) => {
                 let reply = reply.expect("the service hangs");
-                let number = requested.iter().position(|call| *call == reply.call()).expect("a request arrived") as u64;
+                let number =
+                    requested.iter().position(|call| *call == reply.call_id()).expect("a request arrived") as u64;
                 assert_eq!(reply.outcome(), Outcome::Reply);
                 assert!(*reply == *numbered(number, lanes.bytes()), "reply {number} is torn");
                 answered += 1;
@@ -259,7 +260,8 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     while outcomes.len() < requested.len() {
         assert!(Instant::now() < until, "{} of {} calls are answered", outcomes.len(), requested.len());
         if let Some(completion) = client.try_completion().unwrap() {
-            let (number, _) = requested.iter().find(|(_, call)| *call == completion.call()).expect("a request arrived");
+            let (number, _) =
+                requested.iter().find(|(_, call)| *call == completion.call_id()).expect("a request arrived");
             assert!(outcomes.insert(*number, completion.outcome()).is_none());
         }
         // The client continues its handshake when it reserves space, or waits.

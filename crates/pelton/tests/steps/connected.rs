@@ -34,7 +34,7 @@ pub fn fill(sender: Sender, bytes: u64) {
     shared().first.store(sending.next, SeqCst);
     while sending.try_send() {}
     shared().next.store(sending.next, SeqCst);
-    assert!(sending.sender.drain_until(deadline()).unwrap());
+    assert!(sending.sender.wait_released_until(deadline()).unwrap());
 }
 
 /// Receives until the sender closes, as a successor.
@@ -86,7 +86,7 @@ pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
 /// One of two senders of a gathering receiver; a thread has the other, which notices nothing.
 pub fn gathered_sender(run: &Run) {
     let name = run.name();
-    let mut receiver = connecting().announce(true).gather_at(&name).unwrap();
+    let mut receiver = connecting().membership_events(true).gather_at(&name).unwrap();
     let mut other = receiver.senders().unwrap().sender().unwrap();
     let victim = fork(Last::Killed, |inside| {
         inside.count();
@@ -411,7 +411,7 @@ pub fn handshake(run: &Run, sends: bool, listens: bool, before: Before) {
             }
         }
         // The victim takes nothing, so the sender reports its death if the handshake got that far.
-        while let Err(error) = sending.sender.drain_until(deadline()) {
+        while let Err(error) = sending.sender.wait_released_until(deadline()) {
             assert!(error.is_peer_died(), "{error}");
             assert!(sending.sender.resume_until(deadline()).unwrap());
         }

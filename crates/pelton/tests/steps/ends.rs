@@ -118,7 +118,7 @@ impl Receiving {
 
 /// Two descriptors arrive with each message, or none.
 pub fn take_descriptors(message: &mut pelton::Message<'_>) {
-    if message.descriptors() != 0 {
+    if message.descriptor_count() != 0 {
         assert_eq!(message.take_descriptors().unwrap().len(), 2);
     }
 }
@@ -225,7 +225,7 @@ impl Sending {
     #[track_caller]
     pub fn drained(&mut self) {
         loop {
-            match self.sender.drain_until(deadline()) {
+            match self.sender.wait_released_until(deadline()) {
                 Ok(drained) => return assert!(drained, "not drained"),
                 Err(error) => {
                     assert!(is_end(&error), "{error}");
@@ -241,7 +241,7 @@ impl Sending {
         if let Some(end) = self.ends.pop() {
             return Some(end);
         }
-        match self.sender.drain_until(deadline()) {
+        match self.sender.wait_released_until(deadline()) {
             Ok(drained) => {
                 assert!(drained, "neither free space nor an end was reported");
                 None
@@ -252,7 +252,7 @@ impl Sending {
 
     #[track_caller]
     pub fn expect_no_death(&mut self) {
-        match self.sender.drain_until(Instant::now() + MOMENT) {
+        match self.sender.wait_released_until(Instant::now() + MOMENT) {
             Ok(_) => {}
             Err(error) => assert!(error.is_closed(), "{error}"),
         }

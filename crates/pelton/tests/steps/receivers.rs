@@ -252,7 +252,7 @@ pub fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
         let receiver = opened().open_receiver(&path)?;
         let sink = options.open(&file)?;
         let mut flush = pelton::Flush::new(&Options::new().flush_bytes(300).flush_interval(None), receiver, sink)?;
-        flush.now()
+        flush.flush()
     };
     let victim = fork(Last::Killed, |inside| {
         inside.count();
@@ -322,7 +322,7 @@ pub fn receiver_closes(run: &Run) {
     let given_back = || shared().step() == "lock: given back";
     let mut error = None;
     run.finish(victim, || {
-        match sending.sender.drain_until(Instant::now() + MOMENT) {
+        match sending.sender.wait_released_until(Instant::now() + MOMENT) {
             Ok(drained) => assert!(!drained),
             Err(found) => error = Some(found),
         }

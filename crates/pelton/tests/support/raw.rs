@@ -380,7 +380,7 @@ pub fn use_sender(sender: &mut Sender, what: &str) {
             assert!(batch.push(&vec![7; bytes]) && batch.push(b"12345678"));
             let _ = allowed(batch.commit(), what);
         }
-        let _ = allowed(sender.drain_until(Instant::now()), what);
+        let _ = allowed(sender.wait_released_until(Instant::now()), what);
     }
     let _ = (sender.unreleased(), sender.counters(), sender.peer(), sender.trim());
 }

@@ -59,8 +59,8 @@ pub fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
                     assert_eq!((record.seq(), record.payload()), (seq, &wanted[..]));
                     (seq, count) = (seq_after(seq), count + 1);
                 }
-                assert_eq!(count, chunk.messages());
-                found.push((of, chunk.first_seq(), chunk.messages()));
+                assert_eq!(count, chunk.message_count());
+                found.push((of, chunk.first_seq(), chunk.message_count()));
             }
             Ok(None) => return (found, None),
             Err(error) => return (found, Some(error)),

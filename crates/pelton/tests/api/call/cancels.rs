@@ -33,7 +33,7 @@ fn a_cancel_reaches_the_service_and_a_late_reply_is_dropped() {
     while client.in_flight() > 0 {
         assert_eq!(&*client.call_until(b"other", until).unwrap().expect("no answer"), b"other");
     }
-    assert!(client.late() > 0);
+    assert!(client.completions_dropped() > 0);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
         while !silent.is_empty() {
             let part = client.completion_until(deadline()).unwrap().expect("no part");
             assert_eq!((part.outcome(), &*part), (Outcome::Part, &b"more"[..]));
-            silent.retain(|call| *call != part.call());
+            silent.retain(|call| *call != part.call_id());
         }
         // All threads stream, and none waits for requests.
         let mut requested: HashMap<CallId, Vec<u8>> = HashMap::new();
@@ -77,7 +77,7 @@ fn a_cancel_overtakes_queued_requests_while_all_threads_stream() {
         drop(answer);
         while !requested.is_empty() {
             let answer = other.completion_until(deadline()).unwrap().expect("a request that waited is lost");
-            assert_eq!(requested.remove(&answer.call()).as_deref(), Some(&*answer), "once, to its own");
+            assert_eq!(requested.remove(&answer.call_id()).as_deref(), Some(&*answer), "once, to its own");
         }
         drop(serving);
     }
@@ -109,7 +109,7 @@ fn a_call_whose_deadline_passes_is_cancelled() {
     assert_eq!(without, None);
     responder.reply(b"in time").unwrap();
     assert_eq!(&*client.completion_of(other).unwrap(), b"in time");
-    assert_eq!((client.late(), client.in_flight()), (1, 0));
+    assert_eq!((client.completions_dropped(), client.in_flight()), (1, 0));
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn a_service_delivers_its_replies_before_its_close() {
     let asking = std::thread::spawn(move || {
         let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
         let (one, _) = (client.submit(b"one").unwrap(), client.submit(b"two").unwrap());
-        assert_eq!(client.completion().unwrap().call(), one);
+        assert_eq!(client.completion().unwrap().call_id(), one);
         client.completion().map(|reply| reply.into_vec())
     });
     let one = service.receive().unwrap();

@@ -35,8 +35,8 @@ fn both_sides_work_in_event_loops() {
                 service.disarm();
             }
         });
-        for hold in [Duration::ZERO, Duration::from_micros(20)] {
-            let mut client = pelton::Client::connect_with(&dir.name(), &tiny().hold(hold)).unwrap();
+        for busy_poll in [Duration::ZERO, Duration::from_micros(20)] {
+            let mut client = pelton::Client::connect_with(&dir.name(), &tiny().busy_poll(busy_poll)).unwrap();
             let event_loop = Loop::new(how, client.as_fd());
             let mut random = Random::new(5);
             let (mut requested, mut answered) = (BTreeMap::new(), 0);
@@ -49,7 +49,7 @@ fn both_sides_work_in_event_loops() {
                     number += 1;
                 }
                 while let Some(reply) = client.try_completion().unwrap() {
-                    assert!(*reply == *requested.remove(&reply.call()).unwrap().repeat(4));
+                    assert!(*reply == *requested.remove(&reply.call_id()).unwrap().repeat(4));
                     answered += 1;
                 }
                 if !requested.is_empty() && client.arm().unwrap().is_waiting() {
@@ -70,9 +70,11 @@ fn an_event_loop_that_only_notifies_wakes_for_free_space() {
     let mut notified = 0;
     for _ in 0..20 {
         let before = notified;
-        while client.try_notify(&[5; 3000]).unwrap() {
+        while client.try_notify(&[5; 3000]).unwrap() == Sent::Sent {
             notified += 1;
         }
+        assert_eq!(client.notify_until(&[5; 3000], Duration::from_micros(100)).unwrap(), Sent::TimedOut);
+        assert_eq!(client.notify_until(&[5; 3000], pelton::Deadline::Now).unwrap(), Sent::Full);
         assert!(notified > before && client.arm().unwrap().is_waiting(), "there is no free space");
         assert!(!is_readable(client.as_fd()));
         let mut taken = 0;
@@ -147,7 +149,7 @@ fn an_event_loop_gets_the_end_after_the_last_replies() {
     let (service, mut client, mut responders, ids) = service_with_calls(&dir, 2);
     // Something waits to be written.
     while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
-    client.try_notify(&[7; 300_000]).unwrap();
+    assert_eq!(client.try_notify(&[7; 300_000]).unwrap(), Sent::Sent);
     responders.pop().unwrap().reply(b"answer").unwrap();
     responders.pop().unwrap().reply(b"answer").unwrap();
     drop(service);
@@ -178,7 +180,7 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
             let reservation = reserved.try_reserve(6).unwrap().unwrap();
             have.send(()).unwrap();
             may_go_on.recv_timeout(DEADLINE).unwrap();
-            reservation.reply(6).unwrap();
+            reservation.reply_bytes(6).unwrap();
         });
         has_space.recv_timeout(DEADLINE).unwrap();
         scope
@@ -203,4 +205,34 @@ fn an_event_loop_waits_for_no_thread_that_writes_a_reply() {
     for id in ids {
         assert!(client.completion_of_until(id, deadline()).unwrap().is_some());
     }
+}
+
+#[test]
+fn a_busy_poll_finds_requests_and_completions_and_reports_the_end() {
+    let dir = TestDir::new("a_busy_poll_finds_requests_and_completions_and_reports_the_end");
+    let mut service = pelton::Service::listen(&dir.name()).unwrap();
+    let mut opening = pelton::Client::start_connect(&dir.name(), &pelton::Options::new()).unwrap();
+    let mut client = loop {
+        assert!(!service.busy_poll().unwrap());
+        if let Some(client) = opening.try_finish().unwrap() {
+            break client;
+        }
+    };
+    assert!(!client.busy_poll().unwrap(), "no call is in flight");
+    // The mean size of the requests bounds the time, and nothing else.
+    for bytes in [0, 100, 1_000_000, 10] {
+        let call = client.try_submit(&vec![1; bytes]).unwrap().unwrap();
+        assert!(!client.busy_poll().unwrap());
+        assert!(service.busy_poll().unwrap());
+        service.try_receive().unwrap().expect("the busy poll has found it").reply(b"answer").unwrap();
+        assert!(client.busy_poll().unwrap());
+        let completion = client.try_completion().unwrap().expect("the busy poll has found it");
+        assert_eq!((completion.call_id(), &*completion), (call, &b"answer"[..]));
+    }
+    service.stopper().stop();
+    assert!(service.busy_poll().unwrap_err().is_closed());
+    let _ = client.try_submit(b"never answered").unwrap().unwrap();
+    drop(service);
+    while !client.arm().is_err_and(|error| error.is_closed()) {}
+    assert!(client.busy_poll().unwrap_err().is_closed());
 }

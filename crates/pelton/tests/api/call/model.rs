@@ -106,7 +106,7 @@ fn one_by_the_model(name: &str, random: &mut Random) {
             }
             _ => {
                 if let Some(answer) = client.try_completion().unwrap() {
-                    let call = answer.call();
+                    let call = answer.call_id();
                     let modelled = calls.get_mut(&call).expect("a call in flight");
                     let (outcome, wanted) = modelled.due.pop_front().expect("it was answered");
                     assert!(answer.outcome() == outcome && *answer == *wanted, "{call:?} {outcome:?}");

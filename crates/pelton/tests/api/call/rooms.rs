@@ -28,9 +28,9 @@ fn requests_and_replies_are_written_in_place() {
     assert!(matches!(two.try_reserve(1), Err(Error::Refused(_))));
     assert!(matches!(two.try_part(b"x"), Err(Error::Refused(_))));
     assert!(matches!(one_too_large(&mut two), Err(Error::Refused(_))));
-    reservation.part(6).unwrap();
+    reservation.part_bytes(6).unwrap();
     drop(two.try_reserve(1).unwrap());
-    two.try_reserve(1).unwrap().unwrap().reply(0).unwrap();
+    two.try_reserve(1).unwrap().unwrap().reply_bytes(0).unwrap();
     assert!(!two.is_cancelled());
     one.reply(b"the rest").unwrap();
     drop(two);
@@ -50,10 +50,35 @@ fn a_thread_with_a_reserved_reply_answers_other_calls_too() {
     let reservation = reserved.try_reserve(4).unwrap().unwrap();
     replied.reply(b"two").unwrap();
     drop(dropped);
-    reservation.reply(0).unwrap();
+    reservation.reply_bytes(0).unwrap();
     for (id, wanted) in ids.into_iter().zip([Outcome::Reply, Outcome::Reply, Outcome::Abandoned]) {
         assert_eq!(client.completion_of_until(id, deadline()).unwrap().unwrap().outcome(), wanted);
     }
+}
+
+#[test]
+fn a_leaked_reservation_ends_when_its_responder_is_used_or_dropped() {
+    let dir = TestDir::new("a leaked reservation");
+    let (service, mut client, mut responders, ids) = service_with_calls(&dir, 4);
+    let last = responders.pop().unwrap();
+    for (number, mut responder) in responders.into_iter().enumerate() {
+        std::mem::forget(responder.try_reserve(4).unwrap().unwrap());
+        match number {
+            0 => drop(responder),
+            1 => responder.reply(b"after").unwrap(),
+            _ => {
+                std::mem::forget(responder.try_reserve(4).unwrap().unwrap());
+                responder.part(b"after").unwrap();
+                responder.end().unwrap();
+            }
+        }
+    }
+    // Another thread gets the lock.
+    std::thread::spawn(move || last.reply(b"last").unwrap()).join().unwrap();
+    for (id, wanted) in ids.into_iter().zip([Outcome::Abandoned, Outcome::Reply, Outcome::Part, Outcome::Reply]) {
+        assert_eq!(client.completion_of_until(id, deadline()).unwrap().unwrap().outcome(), wanted);
+    }
+    drop(service);
 }
 
 #[test]
@@ -72,7 +97,7 @@ fn two_threads_with_reserved_replies_answer_each_others_clients() {
                 let reservation = reserved.try_reserve(0).unwrap().unwrap();
                 both.wait();
                 replied.reply(b"").unwrap();
-                reservation.reply(0).unwrap();
+                reservation.reply_bytes(0).unwrap();
             });
         }
     });
@@ -97,7 +122,7 @@ fn a_thread_with_a_reserved_reply_does_not_wait_to_reserve_another() {
     while streams.try_part(&[0; 9000]).unwrap() == Sent::Sent {}
     let soon = Instant::now() + Duration::from_millis(1);
     assert!(matches!(streams.part_until(&[0; 9000], soon), Err(Error::Refused(_))));
-    reservation.reply(4).unwrap();
+    reservation.reply_bytes(4).unwrap();
     assert_eq!(streams.part_until(&[0; 9000], soon).unwrap(), Sent::TimedOut);
     streams.reply(b"").unwrap();
     while another.completion_of_until(ids[0], deadline()).unwrap().unwrap().outcome() != Outcome::Reply {}

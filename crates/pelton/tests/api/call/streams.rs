@@ -83,7 +83,7 @@ fn slow_readers_get_streams_in_order_while_others_are_served() {
         let read: u64 = next.values().sum();
         assert!(ahead.load(Ordering::Relaxed) as u64 <= read + 1000, "parts are given without end");
         let part = slow.completion_until(deadline()).unwrap().expect("no part");
-        let number = next.get_mut(&part.call()).unwrap();
+        let number = next.get_mut(&part.call_id()).unwrap();
         match part.outcome() {
             Outcome::Part => check(*number, sizes, &part, &mut wanted),
             Outcome::End => {

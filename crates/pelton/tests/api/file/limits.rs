@@ -20,7 +20,7 @@ pub(super) fn many(path: &Path, way: &str) {
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     let round = |n: u64| {
-        let mut engine = options(way).open().unwrap();
+        let mut engine = options(way).build().unwrap();
         let file = open(&mut engine, &path.join("a"));
         let (read, _write) = pipe("a pipe");
         submit(&mut engine, 1, Operation::write_at(&file, pattern(n, 10_000), 0));
@@ -48,7 +48,7 @@ pub(super) fn many(path: &Path, way: &str) {
 
     // As many open files as the system allows, up to 10,000.
     let wanted = 10_000.min(limit.maximum.unwrap_or(10_000).saturating_sub(100)) as usize;
-    let mut engine = options(way).open().unwrap();
+    let mut engine = options(way).build().unwrap();
     let mut files = Vec::new();
     for n in 0..wanted {
         let to = path.join(format!("f{}", n % 100));
@@ -83,7 +83,7 @@ pub(super) fn many(path: &Path, way: &str) {
 
 /// Operations of every kind, one engine: descriptors and memory stay constant after the first round.
 fn constant_resources(path: &Path, way: &str, operations: u64) {
-    let mut engine = options(way).open().unwrap();
+    let mut engine = options(way).build().unwrap();
     let file = open(&mut engine, &path.join("flat"));
     let ((read, mut write), (idle, _nobody)) = (pipe("a pipe"), pipe("idle"));
     std::fs::write(path.join("small"), b"small").unwrap();
@@ -180,13 +180,13 @@ fn a_file_size_limit_is_an_error_and_no_signal() {
 }
 
 pub(super) fn limited(path: &Path, way: &str) {
-    let file = open(&mut options(way).open().unwrap(), &path.join("a"));
+    let file = open(&mut options(way).build().unwrap(), &path.join("a"));
     // For the system its buffers are part of a file, too.
-    let appenders = pelton::Appenders::new(&pelton::Options::new(), Tail::of(file.clone()).unwrap()).unwrap();
+    let appenders = pelton::Appenders::new(&pelton::Options::new(), Tail::new(file.clone()).unwrap()).unwrap();
     appenders.append(b"x").and_then(|()| appenders.sync()).unwrap();
     let limit = rustix::process::Rlimit { current: Some(10_000), maximum: Some(10_000) };
     rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
-    let mut engine = options(way).open().unwrap();
+    let mut engine = options(way).build().unwrap();
     let cut = ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 8000)).unwrap();
     assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (2000, "EFBIG"));
     assert_eq!(errno(&ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 10_000)).unwrap_err()), "EFBIG");
@@ -247,7 +247,7 @@ pub(super) fn full(path: &Path, way: &str) {
     if !mounted {
         return report("no mount");
     }
-    let mut engine = options(way).open().unwrap();
+    let mut engine = options(way).build().unwrap();
     let file = open(&mut engine, &path.join("a"));
     let cut = ran(&mut engine, Operation::write_at(&file, vec![1; 4 << 20], 0)).unwrap();
     assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (1 << 20, "ENOSPC"));

@@ -102,7 +102,7 @@ fn foreign_memory_is_released_once_whatever_its_operation_does() {
         let foreign_memory = ForeignBuffers::new(10);
         let path = case.path("a");
         std::fs::write(&path, [7; 4096]).unwrap();
-        let mut engine = case.options.clone().in_flight_max(8).open().unwrap();
+        let mut engine = case.options.clone().in_flight_max(8).build().unwrap();
         let file = open(&mut engine, &path);
         let (idle, mut writer) = pipe("idle");
         // Done, and the memory is valid as long as the completion.

@@ -16,7 +16,7 @@ fn no_path_escapes_a_rooted_engine() {
         link("../outside/secret", "dir/../secret-link");
         link("dir", "good");
         link("/proc/self/root", "magic");
-        let mut engine = case.options.clone().root(&inside).open().unwrap();
+        let mut engine = case.options.clone().root(&inside).build().unwrap();
         let absolute = outside.join("secret");
         let ways = [
             "up/secret",
@@ -122,7 +122,7 @@ fn a_trailing_slash_requires_a_directory_below_a_root_too() {
             std::fs::write(inside.join("file"), b"").unwrap();
             std::os::unix::fs::symlink("..", inside.join("out")).unwrap();
             std::os::unix::fs::symlink("dir", inside.join("in")).unwrap();
-            case.options.clone().root(&inside).open().unwrap()
+            case.options.clone().root(&inside).build().unwrap()
         };
         let mut plain = case.engine();
         let at = |name: &str, is_rooted: bool| if is_rooted { PathBuf::from(name) } else { inside.join(name) };

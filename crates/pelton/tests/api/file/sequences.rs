@@ -208,11 +208,11 @@ fn operation(root: &Path, handles: &mut Handles<File>, step: &Step, seed: u64) -
 fn outcome(step: &Step, handles: &mut Handles<File>, completion: Completion) -> Outcome {
     let reads = matches!(step, Step::Read { .. }).then(|| completion.bytes().to_vec());
     if let Some(error) = &completion.cut_short_by {
-        let Error::File { source, .. } = &**error else { panic!("{error}") };
+        let Error::File { error: source, .. } = &**error else { panic!("{error}") };
         return Outcome::Cut(completion.count(), source.raw_os_error().unwrap());
     }
     match completion.outcome {
-        Err(Error::File { source, .. }) => Outcome::Errno(source.raw_os_error().unwrap()),
+        Err(Error::File { error: source, .. }) => Outcome::Errno(source.raw_os_error().unwrap()),
         Err(other) => panic!("{other}"),
         Ok(Output::Count(count)) => reads.map_or(Outcome::Count(count), Outcome::Bytes),
         Ok(Output::Stat(found)) => {
@@ -315,7 +315,7 @@ fn sequences(case: &Case, cases: u32, first: &[Step], signals: &dyn Fn() -> usiz
                 1 if RUNS.get() => {
                     let found = match engine.run(operation) {
                         Ok(completion) => outcome(step, &mut ours, completion),
-                        Err(Error::File { source, .. }) => Outcome::Errno(source.raw_os_error().unwrap()),
+                        Err(Error::File { error: source, .. }) => Outcome::Errno(source.raw_os_error().unwrap()),
                         Err(other) => panic!("{other}"),
                     };
                     prop_assert_eq!(signals(), signals_before, "step {} {:?} raised a signal", number, step);

@@ -33,9 +33,27 @@ fn a_cancelled_operation_completes_and_returns_its_memory() {
 }
 
 #[test]
+fn a_busy_poll_begins_operations_and_finds_their_completions() {
+    everywhere("a busy poll begins operations", |case| {
+        let mut engine = case.engine();
+        let (read, mut write) = pipe("a pipe");
+        assert!(!engine.busy_poll().unwrap(), "nothing is in flight");
+        submit(&mut engine, 1, Operation::read(&read, vec![1; 10]));
+        assert!(!engine.busy_poll().unwrap());
+        write.write_all(b"one").unwrap();
+        let deadline = deadline();
+        while !engine.busy_poll().unwrap() {
+            assert!(Instant::now() < deadline, "no completion comes");
+        }
+        let ended = engine.try_completion().unwrap().expect("the busy poll has found it");
+        assert_eq!((ended.token, ended.bytes()), (1, &b"one"[..]));
+    });
+}
+
+#[test]
 fn an_operation_cancelled_behind_busy_threads_completes_at_once() {
     everywhere("an operation cancelled behind busy threads completes at once", |case| {
-        let mut engine = case.options.clone().threads(1).open().unwrap();
+        let mut engine = case.options.clone().threads(1).build().unwrap();
         let (slow, peer) = slow_to_close();
         let is_closing = closing(&slow);
         submit(&mut engine, 1, Operation::close(slow));
@@ -292,7 +310,7 @@ fn an_operation_that_never_completes_delays_no_other() {
 #[test]
 fn operations_that_run_until_gives_up_count_towards_the_bound() {
     everywhere("operations that run_until gives up count", |case| {
-        let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
+        let mut engine = case.options.clone().in_flight_max(2).threads(64).build().unwrap();
         // Long enough for most to have begun; one that has not ends at once, and the test tries another.
         let soon = || Instant::now() + Duration::from_millis(30);
         // A close in progress cannot be cancelled; one that no thread has begun can. The former occupy all slots, and

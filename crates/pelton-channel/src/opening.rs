@@ -1,0 +1,162 @@
+//! Opening without waiting: the operation is a future, and its caller's event loop polls it. The same future, run by a
+//! thread that blocks, is the blocking form. So there is one description of the steps, retries and deadlines.
+
+use crate::doorbells::Doorbells;
+use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::options::Options;
+use pelton_os::{Owner, Watch};
+use std::future::poll_fn;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+/// An endpoint or client that is being opened, for an event loop: [`Options::start_connect_sender`],
+/// [`Options::start_connect_receiver`], `Client::start_connect`, and for a path [`Options::start_create_sender`],
+/// [`Options::start_create_receiver`], [`Options::start_open_sender`] and [`Options::start_open_receiver`].
+///
+/// Whenever its descriptor is readable, call [`Opening::try_finish`]. The descriptor is level-triggered, and readable
+/// from the beginning. Nothing of it waits for another process, and it needs no thread. Dropping it cancels: the other
+/// side detects that as the end of a connection. `Send`: one thread at a time.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use std::os::fd::AsFd;
+/// let name = format!("unix:{}/opening-doc-{}", std::env::temp_dir().display(), std::process::id());
+/// let listener = pelton::Listener::bind(&name)?;
+/// let accepting = std::thread::spawn(move || listener.accept_receiver());
+///
+/// let mut opening = pelton::Options::new().start_connect_sender(&name)?;
+/// let mut sender = loop {
+///     // Your event loop waits instead.
+///     rustix::event::poll(&mut [rustix::event::PollFd::new(&opening.as_fd(), rustix::event::PollFlags::IN)], None)
+///         .unwrap();
+///     if let Some(sender) = opening.try_finish()? {
+///         break sender;
+///     }
+/// };
+/// sender.send(b"hello")?;
+/// assert_eq!(&*accepting.join().unwrap()?.receive()?, b"hello");
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropping it cancels"]
+pub struct Opening<T> {
+    /// `None` once it has finished.
+    steps: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,
+    watch: Arc<Watch>,
+    owner: Owner,
+}
+
+impl<T> Opening<T> {
+    /// Creates an opening of these steps, which wait by the given waiter. Runs none of them yet.
+    #[doc(hidden)]
+    pub fn new<F: Future<Output = Result<T>> + Send + 'static>(steps: impl FnOnce(Waiter) -> F) -> Result<Opening<T>> {
+        let watch = Arc::new(Watch::new().map_err(Error::system("making an epoll and a timer"))?);
+        let owner = Owner::current().map_err(Error::system("reading the owner of the handle"))?;
+        Ok(Opening { steps: Some(Box::pin(steps(Waiter::Loop(watch.clone())))), watch, owner })
+    }
+
+    /// Continues, and returns the endpoint or client once it is open. `None`: not yet; watch the descriptor. Does not
+    /// wait. Call it at any time; a call without a readable descriptor has no effect.
+    ///
+    /// # Errors
+    /// Those of the blocking form, after which the opening has ended; [`Error::Forked`]; [`Error::Refused`] once it has
+    /// ended.
+    pub fn try_finish(&mut self) -> Result<Option<T>> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let ended = || Error::Refused("this opening has ended: start another one".to_owned());
+        let steps = self.steps.as_mut().ok_or_else(ended)?;
+        match steps.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => Ok(None),
+            Poll::Ready(opened) => {
+                self.steps = None;
+                opened.map(Some)
+            }
+        }
+    }
+}
+
+#[doc(hidden)]
+impl<T> Opening<T> {
+    /// Whether this process is a fork of the one that created the handle.
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+}
+
+impl<T> std::fmt::Debug for Opening<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opening").field("has_ended", &self.steps.is_none()).finish_non_exhaustive()
+    }
+}
+
+impl<T> AsFd for Opening<T> {
+    /// The descriptor for an event loop. It is another one than that of the opened endpoint.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
+
+impl<T> AsRawFd for Opening<T> {
+    /// As [`AsFd`], for runtimes that need the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+/// How the steps of an opening wait.
+#[derive(Clone, Debug)]
+pub enum Waiter {
+    /// The calling thread blocks. So the first poll of the steps completes them: run them by [`in_call`].
+    Thread,
+    /// The steps are pending, and this descriptor becomes readable when they can continue.
+    Loop(Arc<Watch>),
+}
+
+impl Waiter {
+    /// Waits until then.
+    pub async fn pause(&self, until: Instant) -> Result<()> {
+        match self {
+            Waiter::Thread => std::thread::sleep(until.saturating_duration_since(Instant::now())),
+            Waiter::Loop(watch) => {
+                watch.wake_at(Some(until)).map_err(Error::system("setting a timer"))?;
+                while Instant::now() < until {
+                    again().await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until one of the doorbells rings, or the deadline. May also return earlier.
+    pub async fn sleep(&self, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<()> {
+        match self {
+            Waiter::Thread => _ = doorbells.sleep(deadline)?,
+            Waiter::Loop(watch) => {
+                let watched = watch.add(doorbells.as_fd()).and_then(|()| watch.wake_at(deadline));
+                watched.map_err(Error::system("watching doorbells"))?;
+                again().await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A future that is pending once, and ready at the next poll.
+pub(crate) fn again() -> impl Future<Output = ()> {
+    let mut is_polled = false;
+    poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
+}
+
+/// Runs steps that block.
+pub fn in_call<T>(steps: impl Future<Output = T>) -> T {
+    match pin!(steps).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => unreachable!("steps that block are never pending"),
+    }
+}
