@@ -125,7 +125,7 @@ func TestASenderThatFillsTheLaneSleepsAndIsWoken(t *testing.T) {
 				return
 			}
 		}
-		failed <- sender.Drain(ctx)
+		failed <- sender.WaitReleased(ctx)
 	}()
 	for n := range 5000 {
 		message, err := receiver.Receive(ctx)
@@ -171,7 +171,7 @@ func TestAContextEndsAWait(t *testing.T) {
 	if err := sender.Send(ctx, payload(0, 1000)); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if err := sender.Drain(ctx); !errors.Is(err, context.Canceled) {
+	if err := sender.WaitReleased(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	// What was cancelled leaves nothing behind.
@@ -253,7 +253,7 @@ func TestAMessageThatLeaksIsReportedAndItsSpaceComesBack(t *testing.T) {
 			}
 		}
 	}
-	if err := sender.Drain(ctx); err != nil {
+	if err := sender.WaitReleased(ctx); err != nil {
 		t.Fatal(err)
 	}
 }

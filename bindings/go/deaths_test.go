@@ -101,7 +101,7 @@ func TestAKilledReceiverIsReportedToASleepingSenderAndItsSuccessorGetsTheRestAga
 	if died.Err != ErrPeerDied || died.Unreleased != uint64(n-10) {
 		t.Fatalf("%v: %d of %d", died, died.Unreleased, n-10)
 	}
-	if err := sender.Drain(ctx); !errors.Is(err, ErrPeerDied) {
+	if err := sender.WaitReleased(ctx); !errors.Is(err, ErrPeerDied) {
 		t.Fatal(err)
 	}
 	// One that is refused does not end the wait, and changes nothing.
@@ -148,8 +148,8 @@ func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits := make(chan error, 1)
-	go func() { waits <- sender.Drain(ctx) }()
-	if !parked("(*Sender).Drain") {
+	go func() { waits <- sender.WaitReleased(ctx) }()
+	if !parked("(*Sender).WaitReleased") {
 		t.Fatal("the sender does not wait")
 	}
 	receiver.Close()

@@ -485,7 +485,7 @@ func ExampleSender_TrySend() {
 			log.Fatal(err)
 		}
 	}
-	if err := sender.Drain(ctx); err != nil { // until everything is released
+	if err := sender.WaitReleased(ctx); err != nil { // until everything is released
 		log.Fatal(err)
 	}
 	hadRoom, err := sender.TrySend(make([]byte, 10000))

@@ -69,7 +69,7 @@ func TestGoSendsToRustMessagesOfAllSizes(t *testing.T) {
 					copy(room, payload(n, len(room)))
 					failed <- errors.Join(err, sender.Commit(len(room)))
 				}
-				failed <- errors.Join(sender.Drain(ctx), sender.Close())
+				failed <- errors.Join(sender.WaitReleased(ctx), sender.Close())
 			}()
 			go func() {
 				for range 3001 {
@@ -216,7 +216,7 @@ func TestAKilledRustReceiverIsReportedAndARustSuccessorGetsTheRestAgain(t *testi
 	}
 	first.kill()
 	var died *EndError
-	if err := sender.Drain(ctx); !errors.As(err, &died) || died.Err != ErrPeerDied || died.Unreleased == 0 {
+	if err := sender.WaitReleased(ctx); !errors.As(err, &died) || died.Err != ErrPeerDied || died.Unreleased == 0 {
 		t.Fatal(err)
 	}
 	next := tool(t, "recv", "--connect", "--frame", "len32", name)
@@ -349,7 +349,7 @@ func TestManySendersOfBothLanguages(t *testing.T) {
 	follows := tool(t, "recv", "--follow", other)
 	for range 3 {
 		sender := must(ConnectSender(ctx, other, &Options{Await: true}))
-		if err := errors.Join(sender.Send(ctx, []byte("hello")), sender.Drain(ctx), sender.Close()); err != nil {
+		if err := errors.Join(sender.Send(ctx, []byte("hello")), sender.WaitReleased(ctx), sender.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}

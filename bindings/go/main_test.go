@@ -54,7 +54,7 @@ func runSide(arguments []string) error {
 		}
 		fmt.Println("done", count)
 		if end == "close" {
-			return errors.Join(sender.Drain(ctx), sender.Close())
+			return errors.Join(sender.WaitReleased(ctx), sender.Close())
 		}
 	case "receive":
 		if _, err := fmt.Sscan(arguments[2], &count); err != nil {

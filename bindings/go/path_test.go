@@ -181,7 +181,7 @@ func TestAPathSenderGetsTheEndOnceAndContinues(t *testing.T) {
 		for receiver.mayBeReady() {
 			must(receiver.Receive(ctx)).Release()
 		}
-		if err := errors.Join(sender.Drain(ctx), receiver.Close()); err != nil {
+		if err := errors.Join(sender.WaitReleased(ctx), receiver.Close()); err != nil {
 			t.Fatal(round, err)
 		}
 		reports := 0
@@ -260,7 +260,7 @@ func TestSeveralSendersByPathHaveALaneEach(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if err := sender.Drain(ctx); err != nil {
+			if err := sender.WaitReleased(ctx); err != nil {
 				t.Error(err)
 			}
 			sender.Close()
@@ -500,7 +500,7 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 			receives.says(fmt.Sprint(next))
 			next++
 		}
-		if err := sender.Drain(ctx); err != nil {
+		if err := sender.WaitReleased(ctx); err != nil {
 			t.Fatal(err)
 		}
 		receives.kill()
@@ -523,7 +523,7 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 			t.Fatal(err)
 		}
 		for isReported := false; !isReported; {
-			isReported = errors.Is(sender.Drain(ctx), ErrClosed)
+			isReported = errors.Is(sender.WaitReleased(ctx), ErrClosed)
 			if _, err := sender.TrySend([]byte("lost?")); errors.Is(err, ErrClosed) {
 				isReported = true
 			}

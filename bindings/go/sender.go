@@ -332,9 +332,9 @@ func (s *Sender) Unreleased() uint64 {
 	return s.unreleased()
 }
 
-// Drain waits until the receiver has released every message; on a path channel without a receiver, until the
+// WaitReleased waits until the receiver has released every message; on a path channel without a receiver, until the
 // next one has. Errors as Send.
-func (s *Sender) Drain(ctx context.Context) error {
+func (s *Sender) WaitReleased(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
@@ -470,7 +470,7 @@ func (s *Sender) MessageBytesMax() int { return int(s.out.Lane.BytesMax()) }
 func (s *Sender) Peer() Peer { return s.out.Link.Peer }
 
 // Close ends the channel: the receiver gets everything that was sent, and then [ErrClosed]. It does not wait; see
-// Drain. Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
+// WaitReleased. Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
 func (s *Sender) Close() error {
 	alone, again := s.guard.Close()
 	switch {

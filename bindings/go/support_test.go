@@ -112,8 +112,8 @@ func isPayload(b []byte, n int) bool {
 }
 
 // parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a
-// traceback states it. The function is named as in a traceback, such as "(*Sender).Drain". False: none is within 30
-// seconds.
+// traceback states it. The function is named as in a traceback, such as "(*Sender).WaitReleased". False: none is
+// within 30 seconds.
 func parked(function string) bool {
 	call, stacks := "."+function+"(", make([]byte, 1<<20)
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
