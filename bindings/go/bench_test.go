@@ -69,7 +69,8 @@ func BenchmarkCall256ByManyGoroutines(b *testing.B) {
 	})
 }
 
-// A service of another process that sleeps when it is asked, and a client that sleeps until the reply comes: two doorbells are rung for each call.
+// A service of another process that sleeps when it is asked, and a client that sleeps until the reply comes: two
+// doorbells are rung for each call.
 func BenchmarkCallAsleep(b *testing.B) {
 	name := "unix:" + b.TempDir() + "/socket"
 	ctx := context.Background()

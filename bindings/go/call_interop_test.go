@@ -29,7 +29,7 @@ func inRust(t *testing.T, name string) *process {
 func TestRustCallsAServiceInGo(t *testing.T) {
 	name := place(t)
 	served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
-		// So that they are answered in another order.
+		// So that the replies come in another order.
 		if len(request.Bytes())%2 == 1 {
 			time.Sleep(100 * time.Microsecond)
 		}
@@ -54,7 +54,8 @@ func TestGoCallsAServiceInRust(t *testing.T) {
 		all.Go(func() {
 			for n := range 100 {
 				size := sizes[(n+g)%len(sizes)] * 3
-				if reply, err := client.Call(ctx, payload(n, size)); err != nil || len(reply) != size || !isPayload(reply, n) {
+				if reply, err := client.Call(ctx, payload(n, size)); err != nil || len(reply) != size ||
+					!isPayload(reply, n) {
 					t.Error(g, n, len(reply), err)
 					return
 				}
@@ -62,7 +63,7 @@ func TestGoCallsAServiceInRust(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if err := client.Notify(ctx, []byte("told")); err != nil {
+	if err := client.Notify(ctx, []byte("noted")); err != nil {
 		t.Fatal(err)
 	}
 	_ = service.Process.Signal(os.Interrupt)
@@ -72,9 +73,9 @@ func TestGoCallsAServiceInRust(t *testing.T) {
 	}
 }
 
-func TestRustHearsPartsFailuresAndNotificationsOfGos(t *testing.T) {
+func TestRustGetsPartsFailuresAndNotificationsFromGo(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	told := make(chan string, 1)
+	isNotification := make(chan string, 1)
 	served(t, name, nil, func(request Request) {
 		switch string(request.Bytes()) {
 		case "parts":
@@ -86,8 +87,8 @@ func TestRustHearsPartsFailuresAndNotificationsOfGos(t *testing.T) {
 			_ = request.End()
 		case "fail":
 			_ = request.Fail(9, []byte("as was asked"))
-		case "tell":
-			told <- fmt.Sprint(request.IsNotification())
+		case "note":
+			isNotification <- fmt.Sprint(request.IsNotification())
 		}
 	})
 	calls := tool(t, "call", name, "parts")
@@ -100,25 +101,25 @@ func TestRustHearsPartsFailuresAndNotificationsOfGos(t *testing.T) {
 	if said := calls.errors.String(); !strings.Contains(said, "9") || !strings.Contains(said, "as was asked") {
 		t.Fatal(said)
 	}
-	tool(t, "call", "--notify", name, "tell").exits(0)
-	if <-told != "true" {
+	tool(t, "call", "--notify", name, "note").exits(0)
+	if <-isNotification != "true" {
 		t.Fatal("it was a call")
 	}
-	// Which is not answered.
-	tool(t, "call", name, "tell").exits(6)
+	// Without a reply.
+	tool(t, "call", name, "note").exits(6)
 }
 
-func TestGoHearsFailuresOfRusts(t *testing.T) {
+func TestGoGetsFailuresFromRust(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	tool(t, "serve", "--exec", "echo no >&2; exit 3", name)
 	client := connected(t, name, &Options{Await: true})
-	var failed *Failed
+	var failed *CallError
 	if _, err := client.Call(ctx, nil); !errors.As(err, &failed) || failed.Code != 3 || string(failed.Bytes) != "no\n" {
 		t.Fatal(err)
 	}
 }
 
-func TestAKilledServiceIsToldAcrossLanguages(t *testing.T) {
+func TestAKilledServiceIsDetectedAcrossLanguages(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	// It passes the requests on to the test, and ends when its input does.
 	requests := filepath.Join(t.TempDir(), "requests")
@@ -183,7 +184,8 @@ func TestServicesOfBothLanguagesAreReplacedUnderLoad(t *testing.T) {
 					return
 				default:
 				}
-				if reply, err := client.Call(ctx, payload(n, g*700)); err != nil || len(reply) != g*700 || !isPayload(reply, n) {
+				if reply, err := client.Call(ctx, payload(n, g*700)); err != nil || len(reply) != g*700 ||
+					!isPayload(reply, n) {
 					t.Error(g, n, err)
 					return
 				}
@@ -224,7 +226,8 @@ func inC(t *testing.T, arguments ...string) *process {
 	if err := os.Symlink(library, filepath.Join(directory, "libpelton.so.0")); err != nil {
 		t.Fatal(err)
 	}
-	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, "../c/examples/call.c", library, "-Wl,-rpath,"+directory)
+	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, "../c/examples/call.c", library,
+		"-Wl,-rpath,"+directory)
 	if said, err := compiled.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
@@ -241,7 +244,7 @@ func TestGoAndCCallEachOther(t *testing.T) {
 			t.Fatal(n, len(reply), err)
 		}
 	}
-	// Which has it end.
+	// This ends it.
 	if err := client.Notify(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +260,7 @@ func TestGoAndCCallEachOther(t *testing.T) {
 	asks.exits(0)
 }
 
-// What a hostile side writes: records made of the input, often nearly right.
+// records are what a hostile side writes: made of the input, often nearly right.
 func records(input []byte) (all [][]byte) {
 	for len(input) >= 6 && len(all) < 200 {
 		of := input[:6]
@@ -298,7 +301,8 @@ func records(input []byte) (all [][]byte) {
 
 func seeds(f *testing.F) {
 	f.Add([]byte{16, 0, 0, 1, 3, 0, 17, 0, 1, 1, 2, 0, 18, 0, 1, 1, 0, 0})
-	f.Add([]byte{17, 1, 0, 1, 3, 0, 17, 3, 0, 1, 9, 0, 17, 2, 0, 1, 9, 0, 21, 0, 225, 0, 0, 0, 22, 0, 1, 1, 0, 0, 23, 0, 225, 0, 0, 0})
+	f.Add([]byte{17, 1, 0, 1, 3, 0, 17, 3, 0, 1, 9, 0, 17, 2, 0, 1, 9, 0, 21, 0, 225, 0, 0, 0, 22, 0, 1, 1, 0, 0, 23, 0,
+		225, 0, 0, 0})
 	f.Add([]byte{1, 1, 0, 1, 3, 0, 2, 0, 225, 1, 9, 0, 1, 2, 0, 1, 9, 0, 3, 0, 0, 1, 0, 0, 1, 0, 2, 1, 5, 203})
 	f.Add([]byte{252, 10, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
 }
@@ -311,8 +315,8 @@ func fuzzName(f *testing.F) string {
 	return "unix:" + filepath.Join(directory, "socket")
 }
 
-// A service that writes anything into its lane of replies: each call has answers that may be, at most one of them the last, or the link is
-// corrupt and all calls have failed.
+// A service that writes anything into its lane of replies: either each call has valid replies, of which at most one
+// is the last, or the link is corrupt and all calls have failed.
 func FuzzAClientOfAHostileService(f *testing.F) {
 	seeds(f)
 	name := fuzzName(f)
@@ -326,18 +330,18 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 		for range 4 {
 			calls = append(calls, must(client.Submit(ctx, []byte("call"))))
 		}
-		var hostile *caller
+		var hostile *session
 		for range calls {
 			hostile = must(service.Receive(ctx)).caller
 		}
 		for _, record := range records(input) {
-			if room, ok, err := hostile.out.lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
+			if room, ok, err := hostile.out.Lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
 				copy(room, record)
-				hostile.out.lane.Commit(uint64(len(record)))
+				hostile.out.Lane.Commit(uint64(len(record)))
 			}
 		}
 		hostile.mutex.Lock()
-		hostile.out.close()
+		hostile.out.Close()
 		hostile.mutex.Unlock()
 		for _, call := range calls {
 			isOver := false
@@ -348,13 +352,15 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 				isOver = err != nil
 			}
 		}
-		if _, err := client.Submit(ctx, nil); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrRefused) {
+		if _, err := client.Submit(ctx, nil); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrCorrupt) &&
+			!errors.Is(err, ErrRefused) {
 			t.Fatal(err)
 		}
 	})
 }
 
-// A client that writes anything into its lane of requests: what it asks is answered once, or it is sent away, and another one is answered.
+// A client that writes anything into its lane of requests: each request has one reply, or the client is dropped, and
+// another one gets its replies.
 func FuzzAServiceOfAHostileClient(f *testing.F) {
 	seeds(f)
 	name := fuzzName(f)
@@ -368,9 +374,9 @@ func FuzzAServiceOfAHostileClient(f *testing.F) {
 		defer client.Close()
 		out := &client.links[0].out
 		for _, record := range records(input) {
-			if room, ok, err := out.lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
+			if room, ok, err := out.Lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
 				copy(room, record)
-				out.lane.Commit(uint64(len(record)))
+				out.Lane.Commit(uint64(len(record)))
 			}
 		}
 		for n := 0; ; n++ {

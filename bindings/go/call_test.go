@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"pelton/internal/calls"
 )
 
 // served is a service that answers by the handler until the test ends.
@@ -39,7 +41,7 @@ func connected(t *testing.T, name string, options *Options) *Client {
 
 func echo(request Request) { _ = request.Reply(request.Bytes()) }
 
-func TestACallIsAnswered(t *testing.T) {
+func TestACallHasItsReply(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, echo)
 	client := connected(t, name, nil)
@@ -51,9 +53,9 @@ func TestACallIsAnswered(t *testing.T) {
 	}
 }
 
-func TestManyGoroutinesAskByOneClientInAnyOrderAndAnySize(t *testing.T) {
+func TestManyGoroutinesCallByOneClientInAnyOrderAndAnySize(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	// Lanes that are smaller than the largest messages, so that those are cut, and room is waited for.
+	// Lanes smaller than the largest messages, so that those travel in pieces and wait for space.
 	options := &Options{Capacity: 1 << 16}
 	served(t, name, options, echo)
 	client := connected(t, name, options)
@@ -73,7 +75,7 @@ func TestManyGoroutinesAskByOneClientInAnyOrderAndAnySize(t *testing.T) {
 	all.Wait()
 }
 
-// receiveAll has a service's requests taken by the caller, who answers them.
+// listening returns a service whose requests the caller takes.
 func listening(t *testing.T, name string, options *Options) *Service {
 	t.Helper()
 	service := must(ListenService(name, options))
@@ -84,9 +86,9 @@ func listening(t *testing.T, name string, options *Options) *Service {
 func TestRepliesComeInAnyOrder(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
-	var calls []*Call
+	var inFlight []*Call
 	for n := range 100 {
-		calls = append(calls, must(client.Submit(ctx, payload(n, 300))))
+		inFlight = append(inFlight, must(client.Submit(ctx, payload(n, 300))))
 	}
 	var requests []Request
 	for range 100 {
@@ -101,19 +103,19 @@ func TestRepliesComeInAnyOrder(t *testing.T) {
 			t.Fatal("answered twice:", err)
 		}
 	}
-	for n := range calls {
+	for n := range inFlight {
 		// In yet another order.
-		n = n * 37 % len(calls)
-		if reply, err := calls[n].Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 300 {
+		n = n * 37 % len(inFlight)
+		if reply, err := inFlight[n].Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 300 {
 			t.Fatal(n, err)
 		}
-		if _, err := calls[n].Await(ctx); !errors.Is(err, ErrRefused) {
+		if _, err := inFlight[n].Await(ctx); !errors.Is(err, ErrRefused) {
 			t.Fatal("awaited twice:", err)
 		}
 	}
 }
 
-func TestAFailureSaysItsCodeAndOneThatForgetsOrPanicsAbandons(t *testing.T) {
+func TestAFailureHasItsCodeAndAHandlerThatForgetsOrPanicsAbandons(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, func(request Request) {
 		switch string(request.Bytes()) {
@@ -128,8 +130,9 @@ func TestAFailureSaysItsCodeAndOneThatForgetsOrPanicsAbandons(t *testing.T) {
 		}
 	})
 	client := connected(t, name, &Options{CallBytesMax: 4096})
-	var failed *Failed
-	if _, err := client.Call(ctx, []byte("fail")); !errors.As(err, &failed) || failed.Code != 77 || string(failed.Bytes) != "for this reason" {
+	var failed *CallError
+	if _, err := client.Call(ctx, []byte("fail")); !errors.As(err, &failed) || failed.Code != 77 ||
+		string(failed.Bytes) != "for this reason" {
 		t.Fatal(err)
 	}
 	log.SetOutput(io.Discard)
@@ -196,8 +199,9 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 			}
 			n++
 		}
-		var failed *Failed
-		if wanted := map[string]int{"end": 500, "reply": 501, "fail": 501}[how]; n != wanted || (how == "fail") != errors.As(last, &failed) {
+		var failed *CallError
+		if wanted := map[string]int{"end": 500, "reply": 501, "fail": 501}[how]; n != wanted ||
+			(how == "fail") != errors.As(last, &failed) {
 			t.Fatal(how, n, last)
 		}
 	}
@@ -205,7 +209,7 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 	if err != nil || !bytes.HasSuffix(whole, []byte("last")) || len(whole) < 500*1000 {
 		t.Fatal(len(whole), err)
 	}
-	// Who leaves the loop has cancelled: the handler is told, and the client is good for other calls.
+	// Leaving the loop cancels: the handler is notified, and the client can make other calls.
 	n := 0
 	for _, err := range must(client.Submit(ctx, []byte("endless"))).Parts(ctx) {
 		if n++; err != nil || n == 100 {
@@ -220,7 +224,7 @@ func TestAReplyInPartsIsIteratedOver(t *testing.T) {
 	}
 }
 
-func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
+func TestPartsThatAreNotTakenBlockNoMoreThanTheyMay(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	const count = 300
 	served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
@@ -233,15 +237,15 @@ func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
 	})
 	client := connected(t, name, &Options{CallBytesMax: 20_000})
 	slow := must(client.Submit(ctx, []byte("parts")))
-	// It waits behind parts that nobody has asked for, until somebody does.
+	// It waits behind parts that are not taken, until they are.
 	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	if _, err := client.Call(short, []byte("other")); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
 	client.mutex.Lock()
-	if client.partBytes > 20_000+2000 {
-		t.Error("kept:", client.partBytes)
+	if client.stashedPartBytes > 20_000+2000 {
+		t.Error("kept:", client.stashedPartBytes)
 	}
 	client.mutex.Unlock()
 	other := make(chan error, 1)
@@ -258,9 +262,9 @@ func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
 	}
 }
 
-func TestNotificationsAreTold(t *testing.T) {
+func TestNotificationsArrive(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	told := make(chan int, 1000)
+	received := make(chan int, 1000)
 	served(t, name, &Options{Capacity: 1 << 16, Handlers: 1}, func(request Request) {
 		if !request.IsNotification() {
 			echo(request)
@@ -269,7 +273,7 @@ func TestNotificationsAreTold(t *testing.T) {
 		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
 			t.Error(err)
 		}
-		told <- len(request.Bytes())
+		received <- len(request.Bytes())
 	})
 	client := connected(t, name, &Options{Capacity: 1 << 16})
 	for n := range 300 {
@@ -278,17 +282,17 @@ func TestNotificationsAreTold(t *testing.T) {
 		}
 	}
 	for n := range 300 {
-		if found := <-told; found != n*1000 {
+		if found := <-received; found != n*1000 {
 			t.Fatal(found, n)
 		}
 	}
 }
 
-func TestACallThatIsGivenUpKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
+func TestACancelledCallKeepsItsSlotUntilItsReply(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	var requests []Request
-	for range callsMax {
+	for range calls.CallsMax {
 		short, cancel := context.WithTimeout(ctx, time.Microsecond)
 		_, err := client.Call(short, []byte("x"))
 		cancel()
@@ -297,7 +301,7 @@ func TestACallThatIsGivenUpKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
 		}
 		request := must(service.Receive(ctx))
 		if _, ok := request.Deadline(); !ok {
-			t.Fatal("the service was not told the deadline")
+			t.Fatal("the service did not get the deadline")
 		}
 		requests = append(requests, request)
 	}
@@ -343,29 +347,29 @@ func tryRequest(service *Service) (Request, bool, error) {
 	return request, err == nil, err
 }
 
-func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
+func TestAClientThatDoesNotReadDelaysNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	var handled atomic.Int64
 	service := served(t, name, nil, func(request Request) {
 		handled.Add(1)
 		echo(request)
 	})
-	// Its requests all have room, their replies do not.
+	// Its requests all have space, their replies do not.
 	silent, other := connected(t, name, &Options{Memory: 1 << 16}), connected(t, name, nil)
-	var calls []*Call
-	for n := range callsMax {
-		calls = append(calls, must(silent.Submit(ctx, payload(n, 3000))))
+	var inFlight []*Call
+	for n := range calls.CallsMax {
+		inFlight = append(inFlight, must(silent.Submit(ctx, payload(n, 3000))))
 	}
 	for n := range 1000 {
 		if reply, err := other.Call(ctx, payload(n, 3000)); err != nil || !isPayload(reply, n) {
 			t.Fatal(err)
 		}
 	}
-	// Its lane of replies takes some twenty; then nothing more of its is taken.
-	if of := handled.Load() - 1000; of > callsMax/4 {
-		t.Fatal(of, "requests were taken of one who reads nothing")
+	// Its lane of replies takes some twenty. Then no more of its requests are taken.
+	if of := handled.Load() - 1000; of > calls.CallsMax/4 {
+		t.Fatal(of, "requests were taken of a client that reads nothing")
 	}
-	for n, call := range calls {
+	for n, call := range inFlight {
 		if reply, err := call.Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 3000 {
 			t.Fatal(n, err)
 		}
@@ -489,7 +493,7 @@ func TestStopEndsServingAndNotTheCalls(t *testing.T) {
 	}
 }
 
-func TestWhoIsNoClientIsRefused(t *testing.T) {
+func TestAPeerThatIsNoClientIsRefused(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, echo)
 	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) {
@@ -542,11 +546,11 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 	service := must(ListenService(name, nil))
 	defer service.Close()
 	client := connected(t, name, nil)
-	var calls []*Call
+	var inFlight []*Call
 	var requests []Request
 	for n := range 24 {
 		// The last ones are too large to be kept at all.
-		calls = append(calls, must(client.Submit(ctx, payload(n, 900_000+n/20*400_000))))
+		inFlight = append(inFlight, must(client.Submit(ctx, payload(n, 900_000+n/20*400_000))))
 		requests = append(requests, must(service.Receive(ctx)))
 	}
 	for _, request := range requests {
@@ -554,7 +558,7 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, call := range calls {
+	for _, call := range inFlight {
 		if reply, err := call.Await(ctx); err != nil || string(reply) != "answer" {
 			t.Fatal(string(reply), err)
 		}
@@ -571,7 +575,8 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	descriptors := func() int {
-		return len(must(os.ReadDir("/proc/self/fd"))) + bytes.Count(must(os.ReadFile("/proc/self/maps")), []byte("memfd:pelton"))
+		return len(must(os.ReadDir("/proc/self/fd"))) + bytes.Count(must(os.ReadFile("/proc/self/maps")),
+			[]byte("memfd:pelton"))
 	}
 	round := func() {
 		service := must(ListenService(name, &Options{Capacity: 1 << 16}))
@@ -584,7 +589,7 @@ func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// With a call in flight, and answers that nobody takes.
+			// With a call in flight, and replies that are not taken.
 			for range 100 {
 				must(client.Submit(ctx, payload(0, 2000)))
 			}
@@ -596,14 +601,16 @@ func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
 		}
 	}
 	round()
-	// Who watches a peer's end ends a moment after the close; then nothing grows.
+	// A goroutine that watches a peer ends a moment after the close. Then nothing grows.
 	before, goroutines := descriptors(), runtime.NumGoroutine()
 	for range 10 {
 		round()
 	}
-	for until := time.Now().Add(30 * time.Second); descriptors() > before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(30 * time.Second); descriptors() > before ||
+		runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatalf("%d descriptors and mappings, %d before; %d goroutines, %d before", descriptors(), before, runtime.NumGoroutine(), goroutines)
+			t.Fatalf("%d descriptors and mappings, %d before; %d goroutines, %d before", descriptors(), before,
+				runtime.NumGoroutine(), goroutines)
 		}
 	}
 }

@@ -7,16 +7,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pelton/internal/calls"
 )
 
-// What a service keeps of its clients: replies that wait for room, and requests of which some pieces have come.
+// What a service keeps for its clients: replies that wait for space, and requests of which some pieces have come.
 
-// isBack waits until so much of the service's memory is left, while it takes requests.
+// isBack waits until this much of the service's memory is free, while it takes requests.
 func isBack(t *testing.T, service *Service, wanted uint64) {
 	t.Helper()
-	for until := time.Now().Add(20 * time.Second); service.memory.left() != wanted; {
+	for until := time.Now().Add(20 * time.Second); service.memory.Left() != wanted; {
 		if _, ok, err := tryRequest(service); ok || err != nil || time.Now().After(until) {
-			t.Fatalf("%v %v: %d bytes of memory are left, wanted %d", ok, err, service.memory.left(), wanted)
+			t.Fatalf("%v %v: %d bytes of memory are left, wanted %d", ok, err, service.memory.Left(), wanted)
 		}
 	}
 }
@@ -24,7 +26,7 @@ func isBack(t *testing.T, service *Service, wanted uint64) {
 // hasNoMemory checks the error of a client's call.
 func hasNoMemory(t *testing.T, err error, figures ...any) {
 	t.Helper()
-	var failed *Failed
+	var failed *CallError
 	if !errors.Is(err, ErrServiceMemory) || !errors.As(err, &failed) || failed.Code != 0xffff0001 {
 		t.Fatal(err)
 	}
@@ -52,7 +54,8 @@ func TestRepliesThatWaitHaveALimit(t *testing.T) {
 		case err == nil:
 			kept++
 			isKept[n] = true
-		case !errors.Is(err, ErrServiceMemory) || !strings.Contains(err.Error(), fmt.Sprint(size)) || !strings.Contains(err.Error(), fmt.Sprint(memory)):
+		case !errors.Is(err, ErrServiceMemory) || !strings.Contains(err.Error(), fmt.Sprint(size)) ||
+			!strings.Contains(err.Error(), fmt.Sprint(memory)):
 			t.Fatal(err)
 		}
 		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
@@ -81,8 +84,8 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, &Options{Memory: memory})
 	first, second, third := connected(t, name, nil), connected(t, name, nil), connected(t, name, nil)
-	before := service.memory.left()
-	// Of more replies than there is memory for, says which are kept. None is read.
+	before := service.memory.Left()
+	// Sends more requests than there is memory for, and returns which replies are kept. None is read.
 	fill := func(client *Client) (calls []*Call, isKept []bool) {
 		var requests []Request
 		for n := range count {
@@ -119,15 +122,15 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 		}
 	}
 	calls, isKept := fill(first)
-	left := service.memory.left()
+	left := service.memory.Left()
 	if has := before - left; has > left || has+2*size <= left {
 		t.Fatal("the first client has", has, "and leaves", left)
 	}
 	large()
 	isBack(t, service, left)
 	others, areKept := fill(second)
-	if has := left - service.memory.left(); has > service.memory.left() || has+2*size <= service.memory.left() {
-		t.Fatal("the second client has", has, "and leaves", service.memory.left())
+	if has := left - service.memory.Left(); has > service.memory.Left() || has+2*size <= service.memory.Left() {
+		t.Fatal("the second client has", has, "and leaves", service.memory.Left())
 	}
 	large()
 	read(calls, isKept)
@@ -138,12 +141,13 @@ func TestAClientThatDoesNotReadLeavesAsMuchToOthersAsItHasItself(t *testing.T) {
 func TestRequestsInPiecesHaveALimit(t *testing.T) {
 	const memory, lanes, size = 3 << 20, 2 << 16, 3_000_000
 	name, ctx := place(t), soon(t)
-	service := served(t, name, &Options{Memory: memory}, func(request Request) { _ = request.Reply(request.Bytes()[:10]) })
+	service := served(t, name, &Options{Memory: memory},
+		func(request Request) { _ = request.Reply(request.Bytes()[:10]) })
 	client := connected(t, name, nil)
 	for range 3 {
 		_, err := client.Call(ctx, payload(1, size))
 		hasNoMemory(t, err, size, memory)
-		// Of what is told nobody hears.
+		// The loss of a notification is not reported.
 		if err := client.Notify(ctx, payload(1, size)); err != nil {
 			t.Fatal(err)
 		}
@@ -151,9 +155,9 @@ func TestRequestsInPiecesHaveALimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for until := time.Now().Add(20 * time.Second); service.memory.left() != memory-lanes; runtime.Gosched() {
+	for until := time.Now().Add(20 * time.Second); service.memory.Left() != memory-lanes; runtime.Gosched() {
 		if time.Now().After(until) {
-			t.Fatal(service.memory.left())
+			t.Fatal(service.memory.Left())
 		}
 	}
 	if service.CorruptClients() != 0 {
@@ -168,7 +172,7 @@ func TestARequestThatIsNotKeptIsCheckedAllTheSame(t *testing.T) {
 	_, err := client.Submit(ctx, payload(1, 4<<20+1))
 	refusedWith(t, err, ErrTooLarge)
 	client.mutex.Lock()
-	// As one that does not look at what the service says.
+	// Like a client that ignores the service's limit.
 	client.links[0].bytesMax = 1 << 30
 	client.mutex.Unlock()
 	submitted := make(chan error, 1)
@@ -182,7 +186,7 @@ func TestARequestThatIsNotKeptIsCheckedAllTheSame(t *testing.T) {
 	<-submitted
 }
 
-func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
+func TestWhatWasKeptForAClientBecomesFreeWhenItIsGone(t *testing.T) {
 	const memory, lanes = 2 << 20, 2 << 16
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, &Options{Memory: memory})
@@ -190,15 +194,15 @@ func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
 	must(client.Submit(ctx, nil))
 	must(client.Submit(ctx, nil))
 	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
-	h := header{id: 1<<32 | 77, kind: kindRequest, more: true}
-	room := make([]byte, headerSize+1000)
-	h.write(room)
-	client.links[0].out.raw(t, room)
+	h := calls.Header{ID: 1<<32 | 77, Kind: calls.KindRequest, More: true}
+	room := make([]byte, calls.HeaderSize+1000)
+	h.Write(room)
+	writeRaw(t, &client.links[0].out, room)
 	isBack(t, service, memory-lanes-1000)
 	if err := errors.Join(first.Reply(make([]byte, 30_000)), second.Reply(make([]byte, 300_000))); err != nil {
 		t.Fatal(err)
 	}
-	if left := service.memory.left(); left > memory-lanes-300_000 {
+	if left := service.memory.Left(); left > memory-lanes-300_000 {
 		t.Fatal(left)
 	}
 	client.Close()
@@ -207,7 +211,7 @@ func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
 
 func TestAServiceHasMemoryForFourOfItsLargestRequestsByDefault(t *testing.T) {
 	for bytes, wanted := range map[int]uint64{0: 256 << 20, 1000: 256 << 20, 1 << 30: 4 << 30} {
-		if found := listening(t, place(t), &Options{CallBytesMax: bytes}).memory.most; found != wanted {
+		if found := listening(t, place(t), &Options{CallBytesMax: bytes}).memory.Most; found != wanted {
 			t.Error(bytes, found)
 		}
 	}
@@ -224,7 +228,7 @@ func TestTheLibrarysCodesAreNotAServicesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := call.Await(ctx)
-	var failed *Failed
+	var failed *CallError
 	if !errors.As(err, &failed) || failed.Code != 0xfffeffff || errors.Is(err, ErrServiceMemory) {
 		t.Fatal(err)
 	}

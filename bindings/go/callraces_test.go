@@ -10,11 +10,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"pelton/internal/calls"
 )
 
-// What calls come to when goroutines, or the two sides, meet at the wrong moment.
+// Calls when goroutines, or the two sides, meet at the wrong moment.
 
-// sleeps waits until a goroutine of the client sleeps, for all.
+// sleeps waits until the client's leader sleeps.
 func sleeps(t *testing.T, client *Client) {
 	t.Helper()
 	for until := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -30,9 +32,9 @@ func sleeps(t *testing.T, client *Client) {
 	}
 }
 
-func TestWhoAwaitsACallThatIsCancelledIsTold(t *testing.T) {
+func TestCancellingEndsAnAwait(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	// Which answers nothing.
+	// It sends no reply.
 	_, client := listening(t, name, nil), connected(t, name, nil)
 	call := must(client.Submit(ctx, nil))
 	awaited := make(chan error, 1)
@@ -44,17 +46,17 @@ func TestWhoAwaitsACallThatIsCancelledIsTold(t *testing.T) {
 	}
 }
 
-func TestALinkThatAnotherGoroutineFoundCorruptFailsTheCallOfWhoLeads(t *testing.T) {
+func TestALinkThatAnotherGoroutineFoundCorruptFailsTheLeadersCall(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, &Options{Capacity: 1 << 16})
 	call := must(client.Submit(ctx, nil))
-	// The service takes the lane in, and says that it has released what never was.
+	// The service takes the lane, and releases what never was.
 	must(service.Receive(ctx))
 	awaited := make(chan error, 1)
 	go func() { _, err := call.Await(ctx); awaited <- err }()
 	sleeps(t, client)
 	const consumerHead = 128
-	binary.LittleEndian.PutUint64(service.receiver.lanes[0].memory.consumer.bytes[consumerHead:], 77<<32|8)
+	binary.LittleEndian.PutUint64(service.receiver.lanes[0].Memory.Consumer.Bytes[consumerHead:], 77<<32|8)
 	for err := error(nil); err == nil; {
 		if _, err = client.Submit(ctx, make([]byte, 2000)); err != nil && !errors.Is(err, ErrCorrupt) {
 			t.Fatal(err)
@@ -70,14 +72,14 @@ func TestALinkThatAnotherGoroutineFoundCorruptFailsTheCallOfWhoLeads(t *testing.
 	}
 }
 
-// More than one look takes, all of it there before the client sleeps.
+// More than one poll takes, all of it there before the client sleeps.
 func TestAFullLaneOfRepliesIsReadToItsEnd(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	dropped, wanted := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
 	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
 	dropped.Cancel()
-	for range 100 * looksMost {
+	for range 100 * calls.RecordsPerPoll {
 		if err := first.Part(ctx, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +92,7 @@ func TestAFullLaneOfRepliesIsReadToItsEnd(t *testing.T) {
 	}
 }
 
-func TestPartsThatWaitAreTakenInNoTimeEach(t *testing.T) {
+func TestManyStashedPartsAreTakenInLinearTime(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	call, other := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
@@ -103,7 +105,7 @@ func TestPartsThatWaitAreTakenInNoTimeEach(t *testing.T) {
 	}
 	_ = request.End()
 	_ = last.Reply(nil)
-	// Which has all of them wait.
+	// So all of them wait.
 	must(other.Await(ctx))
 	n := 0
 	for part, err := range call.Parts(ctx) {
@@ -182,7 +184,7 @@ func TestARequestMayBeAnsweredWhileItsHandlerReturns(t *testing.T) {
 	}
 }
 
-func TestAPartAfterTheLastAnswerIsRefusedAndHarmsNobody(t *testing.T) {
+func TestAPartAfterTheLastReplyIsRefusedWithoutHarm(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	for range 300 {
@@ -233,9 +235,9 @@ func TestADeadlineBeyondAnyClockIsNone(t *testing.T) {
 	}
 }
 
-func TestAServiceThatRefusesIsNotAskedAgainAndAgain(t *testing.T) {
+func TestAServiceThatRefusesIsNotTriedAgainAndAgain(t *testing.T) {
 	name, ctx := shortName(t), soon(t)
-	// Which takes no second client.
+	// It accepts no second client.
 	served(t, name, &Options{SendersMax: 1}, echo)
 	connected(t, name, nil)
 	if _, err := ConnectClient(ctx, name, nil); !errors.Is(err, ErrRefused) {
@@ -254,7 +256,7 @@ func TestAServiceThatRefusesIsNotAskedAgainAndAgain(t *testing.T) {
 	}
 }
 
-func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) {
+func TestARequestForALargerServiceDoesNotWaitForSpaceAtASmallerOne(t *testing.T) {
 	name := shortName(t)
 	listening(t, name, &Options{CallBytesMax: 1000})
 	listening(t, name, nil)
@@ -266,25 +268,25 @@ func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) 
 			continue
 		}
 		for done := true; done; {
-			done = must(link.out.put(header{kind: kindNotify}, make([]byte, 2000)))
+			done = must(link.out.Put(calls.Header{Kind: calls.KindNotify}, make([]byte, 2000)))
 		}
 	}
-	client.leader = client.enter(waiter{what: room, bytes: 2000})
-	sleeps := client.armForRoom()
-	client.takeBack()
+	client.leader = client.enter(waiter{what: waitSpace, bytes: 2000})
+	sleeps := client.armForSpace()
+	client.withdraw()
 	leader := client.leader
 	client.leader = nil
 	client.leave(leader)
 	client.mutex.Unlock()
 	if !sleeps {
-		t.Fatal("it looks for room again and again where there is some for smaller ones")
+		t.Fatal("it polls again and again where there is space for smaller ones")
 	}
 }
 
-func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
+func TestAClientWhoseHandshakeEndsDuringADrainGetsDrained(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := listening(t, name, nil)
-	gate := service.receiver.gate
+	gate := service.receiver.registry
 	var client *Client
 	for client == nil {
 		came := make(chan *Client, 1)
@@ -315,8 +317,8 @@ func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 		}
 	}
 	call := must(client.Submit(ctx, nil))
-	// As who drains says it first.
-	gate.isShut = true
+	// A drain does this first.
+	gate.isClosed = true
 	gate.mutex.Unlock()
 	service.Drain()
 	over := make(chan error, 1)
@@ -329,23 +331,24 @@ func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 	}
 }
 
-func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
+func TestPiecesOfAReplyThatIsNotAwaitedAreCounted(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, &Options{CallBytesMax: 4096})
 	given, awaited := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
 	must(service.Receive(ctx))
 	must(service.Receive(ctx))
 	given.Cancel()
-	out := &service.receiver.lanes[0].caller.out
+	out := &service.receiver.lanes[0].session.out
 	for n := range 5 {
-		_ = must(out.put(header{id: given.id, kind: kindReply, more: true, continued: n > 0}, make([]byte, 1000)))
+		_ = must(out.Put(calls.Header{ID: given.id, Kind: calls.KindReply, More: true, Continued: n > 0},
+			make([]byte, 1000)))
 	}
 	if _, err := awaited.Await(ctx); !errors.Is(err, ErrCorrupt) {
 		t.Fatal(err)
 	}
 }
 
-func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
+func TestNothingIsTakenFromADrainedClient(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, nil)
 	busy := connected(t, name, nil)
@@ -355,7 +358,7 @@ func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
 	if _, ok, err := tryRequest(service); ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	// This one has been told DRAINED, and has not read it.
+	// It has been sent DRAINED, and has not read it.
 	if err := client.Notify(ctx, []byte("late")); err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +371,7 @@ func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
 	}
 }
 
-func TestWhoAsksWithoutAContextHoldsUpNobodyElse(t *testing.T) {
+func TestACallWithoutAContextBlocksNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	served(t, name, nil, echo)
 	client := connected(t, name, nil)

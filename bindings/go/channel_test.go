@@ -7,18 +7,19 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
+	"pelton/internal/kernel"
+	"pelton/internal/names"
 )
 
-func TestMessagesOfAllSizesComeInOrderWhoeverListens(t *testing.T) {
+func TestMessagesOfAllSizesComeInOrderWhicheverSideListens(t *testing.T) {
 	for _, receiverListens := range []bool{true, false} {
 		t.Run(fmt.Sprint(receiverListens), func(t *testing.T) {
 			sender, receiver, _ := pairOf(t, &Options{Capacity: 1 << 18}, receiverListens)
@@ -39,7 +40,8 @@ func TestMessagesOfAllSizesComeInOrderWhoeverListens(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if len(message.Bytes()) != sizes[n%len(sizes)] || !isPayload(message.Bytes(), n) || message.Seq() != uint32(n+1) {
+				if len(message.Bytes()) != sizes[n%len(sizes)] || !isPayload(message.Bytes(), n) ||
+					message.Seq() != uint32(n+1) {
 					t.Fatalf("message %d of %d bytes and number %d", n, len(message.Bytes()), message.Seq())
 				}
 				n++
@@ -123,14 +125,14 @@ func TestASenderThatFillsTheLaneSleepsAndIsWoken(t *testing.T) {
 				return
 			}
 		}
-		failed <- sender.Drain(ctx)
+		failed <- sender.WaitReleased(ctx)
 	}()
 	for n := range 5000 {
 		message, err := receiver.Receive(ctx)
 		if err != nil || !isPayload(message.Bytes(), n) {
 			t.Fatal(n, err)
 		}
-		// The lane has room for some 60 messages, so that at least 60 more make the sender sleep.
+		// The lane has space for some 60 messages, so at least 60 more make the sender sleep.
 		if n%100 == 0 && n < 4900 && !parked("(*Sender).Send") {
 			t.Fatal("the sender does not sleep")
 		}
@@ -169,7 +171,7 @@ func TestAContextEndsAWait(t *testing.T) {
 	if err := sender.Send(ctx, payload(0, 1000)); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if err := sender.Drain(ctx); !errors.Is(err, context.Canceled) {
+	if err := sender.WaitReleased(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	// What was cancelled leaves nothing behind.
@@ -251,7 +253,7 @@ func TestAMessageThatLeaksIsReportedAndItsSpaceComesBack(t *testing.T) {
 			}
 		}
 	}
-	if err := sender.Drain(ctx); err != nil {
+	if err := sender.WaitReleased(ctx); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -276,13 +278,13 @@ func TestCloseEndsACallAndLeavesMessagesReadable(t *testing.T) {
 	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosedHandle) {
 		t.Fatal(err)
 	}
-	var closed *Error
+	var closed *EndError
 	for {
 		if err := sender.Send(ctx, nil); errors.As(err, &closed) {
 			break
 		}
 	}
-	if closed.Code != ErrClosed || closed.Unreleased < 2 {
+	if closed.Err != ErrClosed || closed.Unreleased < 2 {
 		t.Fatalf("%v, unreleased %d", closed, closed.Unreleased)
 	}
 	if !isPayload(kept.Bytes(), 3) || kept.Release() != nil {
@@ -292,13 +294,13 @@ func TestCloseEndsACallAndLeavesMessagesReadable(t *testing.T) {
 	room[99] = 1
 }
 
-// pairSender is a sender that is closed while room is reserved.
+// pairSender returns a sender that is closed during a reservation.
 func pairSender(t *testing.T) *Sender {
 	sender, _ := pair(t, nil)
 	return sender
 }
 
-func TestRoomReservedStaysWhenTheSenderIsClosed(t *testing.T) {
+func TestReservedSpaceStaysWhenTheSenderIsClosed(t *testing.T) {
 	sender, _ := pair(t, nil)
 	room := must(sender.Reserve(soon(t), 5000))
 	sender.Close()
@@ -311,13 +313,13 @@ func TestRoomReservedStaysWhenTheSenderIsClosed(t *testing.T) {
 	}
 }
 
-func TestMistakesOfTheCallerAreTold(t *testing.T) {
+func TestMistakesOfTheCallerAreErrors(t *testing.T) {
 	sender, receiver := pair(t, &Options{Capacity: 1 << 16})
 	ctx := soon(t)
-	expect := func(err error, code Code) {
+	expect := func(err error, code error) {
 		t.Helper()
 		if !errors.Is(err, code) {
-			t.Errorf("%v, wanted %d", err, code)
+			t.Errorf("%v, wanted %v", err, code)
 		}
 	}
 	expect(sender.Commit(0), ErrNotReserved)
@@ -344,14 +346,15 @@ func TestMistakesOfTheCallerAreTold(t *testing.T) {
 	}
 	waiting := make(chan error)
 	go func() { _, err := receiver.Receive(ctx); waiting <- err }()
-	for receiver.guard.state.Load() != inUse {
+	for !receiver.guard.IsInUse() {
 		runtime.Gosched()
 	}
 	_, _, err = receiver.TryReceive()
-	expect(err, ErrWrongThread)
+	expect(err, ErrConcurrentUse)
 	receiver.Close()
 	expect(<-waiting, ErrClosedHandle)
-	for _, options := range []*Options{{Capacity: 1}, {Capacity: 1 << 40}, {MessageBytesMax: -1}, {Capacity: 1 << 16, MessageBytesMax: 1 << 15}} {
+	for _, options := range []*Options{{Capacity: 1}, {Capacity: 1 << 40}, {MessageBytesMax: -1},
+		{Capacity: 1 << 16, MessageBytesMax: 1 << 15}} {
 		_, err = Listen("bad", options)
 		expect(err, ErrOption)
 	}
@@ -410,7 +413,7 @@ func TestTrimGivesMemoryBack(t *testing.T) {
 	}
 	blocks := func() int64 {
 		var stat unix.Stat_t
-		if err := unix.Fstat(sender.memory.data.fd, &stat); err != nil {
+		if err := unix.Fstat(sender.out.Memory.Data.FD, &stat); err != nil {
 			t.Fatal(err)
 		}
 		return stat.Blocks * 512
@@ -439,19 +442,20 @@ func TestNamesAreThoseOfRust(t *testing.T) {
 		"": "1 to 64", ".hidden": "not beginning with '.'", "a/b": "letters, digits", "tcp:1": "write unix:PATH", "unix:": "write unix:PATH",
 		strings.Repeat("x", 65): "1 to 64", "path:/x": "CreateSender",
 	} {
-		if _, err := parseName(text); !errors.Is(err, ErrName) || !strings.Contains(err.Error(), says) {
+		if _, err := names.Parse(text); !errors.Is(err, ErrName) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
 	for _, text := range []string{"a", "log.events-2_x", "unix:relative", "unix:/tmp/x"} {
-		if _, err := parseName(text); err != nil {
+		if _, err := names.Parse(text); err != nil {
 			t.Error(err)
 		}
 	}
 	base := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", base)
 	listener := must(Listen("events", nil))
-	if _, err := os.Stat(fmt.Sprintf("%s/pelton/events/%d.%d", base, os.Getpid(), listeners.Load()-1)); err != nil {
+	if _, err := os.Stat(fmt.Sprintf("%s/pelton/events/%d.%d", base, os.Getpid(),
+		names.Listeners.Load()-1)); err != nil {
 		t.Error(err)
 	}
 	if _, err := Listen("events", nil); !errors.Is(err, ErrInUse) {
@@ -483,7 +487,7 @@ func TestNamesAreThoseOfRust(t *testing.T) {
 
 func TestAStaleSocketIsReplaced(t *testing.T) {
 	name := place(t)
-	fd := must(listenAt(strings.TrimPrefix(name, "unix:")))
+	fd := must(kernel.ListenAt(strings.TrimPrefix(name, "unix:")))
 	unix.Close(fd)
 	if _, err := ConnectSender(soon(t), name, nil); !errors.Is(err, ErrNoListener) {
 		t.Fatal(err)
@@ -494,15 +498,20 @@ func TestAStaleSocketIsReplaced(t *testing.T) {
 	}
 }
 
-func TestTheCodesAreThoseOfTheHeader(t *testing.T) {
-	header := must(os.ReadFile("../../include/pelton.h"))
-	found := regexp.MustCompile(`X\((PELTON_\w+), (-\d+), "([^"]+)"\)`).FindAllSubmatch(header, -1)
-	if len(found) != len(codeTexts)-1 {
-		t.Fatalf("%d codes in the header, %d here", len(found), len(codeTexts)-1)
+func TestErrorsHaveTheirSentinelAndTheSystemsError(t *testing.T) {
+	_, err := Listen("unix:/proc/nothing/socket", nil)
+	if !errors.Is(err, ErrName) {
+		t.Error(err)
 	}
-	for _, code := range found {
-		if number := must(strconv.Atoi(string(code[2]))); Code(number).Error() != string(code[3]) {
-			t.Errorf("%s is %q here", code[1], Code(number).Error())
-		}
+	err = fail.System("opening", unix.EACCES)
+	var errno unix.Errno
+	if !errors.Is(err, ErrSystem) || !errors.Is(err, os.ErrPermission) || !errors.As(err, &errno) ||
+		errno != unix.EACCES {
+		t.Error(err)
+	}
+	err = fmt.Errorf("at the end: %w", &EndError{ErrPeerDied, 3})
+	var ended *EndError
+	if !errors.Is(err, ErrPeerDied) || errors.Is(err, ErrClosed) || !errors.As(err, &ended) || ended.Unreleased != 3 {
+		t.Error(err)
 	}
 }

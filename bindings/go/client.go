@@ -2,207 +2,218 @@ package pelton
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"sync"
 
+	"pelton/internal/calls"
+	"pelton/internal/doorbell"
+	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
+	"pelton/internal/memory"
+	"pelton/internal/names"
+	"pelton/internal/packet"
+	"pelton/internal/wait"
 )
 
-// Client asks a [Service] and awaits its answers. Any number of goroutines use it at a time; up to 1,024 calls are in flight, and answers
-// come in whatever order. One of the goroutines that wait looks for the answers of all of them.
+// Client calls a [Service]. Any number of goroutines use it at a time. Up to 1,024 calls are in flight, and replies
+// come in any order. One of the waiting goroutines receives the replies for all.
 //
-// By unix:PATH it has one service. When that ends, every call in flight has failed, with [ErrPeerDied], or [ErrClosed] if it ended on
-// purpose, and so do all later ones: connect anew then. Under a short name several processes may listen, each a service: the client asks
-// the least busy, the one with the fewest of its calls in flight, and goes on as long as it is used. The calls of one that dies have failed, but for
-// those that are [Idempotent], which are asked of another; those that a draining one had not begun ([Service.Drain]) are asked of
-// another by themselves. A copy of each request is kept for that until its answer has come.
+// Under unix:PATH there is one service. When that ends, every call in flight and every later one fails, with
+// [ErrPeerDied], or [ErrClosed] if it closed: then connect again. Under a short name several processes may serve. The
+// client sends each call to the service with the fewest of its calls in flight, and continues as long as it is used.
+// If a service dies, its calls fail, except those that are [Idempotent], which are sent to another. Calls that a
+// draining service had not begun ([Service.Drain]) are always sent to another. For that the client keeps a copy of
+// each request until its reply has come.
 type Client struct {
 	options  Options
+	settings limits.Settings
 	bytesMax int
-	name     name
-	page     *segment
-	bell     *bell
-	spin     spin
-	guard    guard
-	// Ends with the client; so do the hand-shakes under way, whose number is counted.
-	life      context.Context
-	end       context.CancelFunc
-	greetings sync.WaitGroup
+	name     names.Name
+	page     *memory.Segment
+	doorbell *doorbell.Own
+	spin     wait.Spin
+	guard    wait.Guard
+	// Ends with the client, and with it all handshakes.
+	context    context.Context
+	end        context.CancelFunc
+	handshakes sync.WaitGroup
 
 	mutex   sync.Mutex
 	sleeper lane.Sleeper
 	links   []*clientLink
-	// Lost, and to be closed by who leads, since that one looks at them.
+	// Lost links, which the leader closes, because it uses them.
 	lost []*clientLink
-	// Of a name of many services.
-	crowd *crowd
-	// Why the one service is no more.
-	fate   *Error
-	places []callPlace
-	free   []uint32
-	// Slots of calls that are submitted by no link, and are to be.
-	homeless []uint32
-	// What answers come to that nobody awaits, parts of them alone, and how many are last ones.
-	asideBytes, partBytes, asideLast int
+	// Set for a short name.
+	discovery *discovery
+	// Why the only service is gone.
+	fate  error
+	slots []callSlot
+	free  []uint32
+	// Slots of calls that have no link, and wait for one.
+	unrouted []uint32
+	// The bytes of replies that no goroutine awaits yet, those of parts among them, and the number of last ones.
+	stashedBytes, stashedPartBytes, stashedFinals int
 	// Bytes of the last request.
-	asked int
-	// The link to think of first for the next request, and to hear first.
-	nextOpen, turn int
+	requestBytes int
+	// The first link to try for the next request, and to poll.
+	nextOpen, currentLink int
 
-	// Who leads looks for what comes, for all who wait. Nobody else takes answers from the lanes.
+	// The leader polls for all waiting goroutines. No other takes replies from the lanes.
 	leader *waiter
-	// Who has been woken to lead.
-	heir *waiter
-	// Who awaits answers; and who waits for something else, by turns.
-	awaiting *waiter
-	rooms    []*waiter
-	looks    uint64
-	idle     []*waiter
-	// Calls of nobody's any more, to be used again.
+	// Has been woken to lead.
+	nextLeader *waiter
+	// Goroutines that await replies; and those that wait for something else, in turn.
+	awaiting     *waiter
+	spaceWaiters []*waiter
+	polls        uint64
+	idle         []*waiter
+	// Finished calls, to be used again.
 	spare []*Call
-	// For who leads: the links as it saw them last.
+	// For the leader: the links at its last poll.
 	watched []*clientLink
 }
 
-// callPlace is one for a call in flight.
-type callPlace struct {
+// callSlot is a slot for a call in flight.
+type callSlot struct {
 	slot       uint32
 	generation uint32
-	state      placeState
-	// Its service may carry it out though another has begun to.
+	state      slotState
+	// Another service may carry it out again.
 	isIdempotent bool
-	// Some of a streaming reply has come.
+	// Some of a reply in parts has come.
 	hasPart bool
-	// How often it was submitted again though another service may have begun it.
+	// How often it was sent again although another service may have begun it.
 	repeats int
-	// Which it was submitted by; nil while there is none, for that reason.
+	// The link that has it; nil if there is none, because of that loss.
 	link *clientLink
-	loss Code
-	// What it says, in case that it is to be said again.
+	loss error
+	// The request, in case it is sent again.
 	deadline uint64
 	request  []byte
 	call     *Call
 }
 
-type placeState uint8
+type slotState uint8
 
 const (
-	placeFree placeState = iota
-	placeWaiting
-	// Nobody waits for it any more; the service has not let go of it yet.
-	placeGivenUp
+	slotFree slotState = iota
+	slotWaiting
+	// No goroutine waits for it any more; the service still has it.
+	slotAbandoned
 )
 
 const (
-	// One request that ends each service which begins it is not to end them all, and their successors.
+	// A request that ends each service which begins it must not end all of them.
 	repeatsMax = 3
-	// Of a place's memory for requests, what is kept for the next call.
+	// How much of a slot's memory for requests is kept.
 	keptRequest = 4096
-	// The service has given the call back.
-	lossReturned = ErrRefused
 )
 
-// clientLink is one service, as its client has it.
+// errReturned: the service has returned the call unprocessed.
+var errReturned = errors.New("returned")
+
+// clientLink is a client's link to one service.
 type clientLink struct {
-	out      outbox
+	out      calls.Outbox
 	in       *inLane
-	assembly assembly
-	// Where it listens, or did.
+	assembly calls.Assembly
+	// The path of its socket.
 	path string
-	// Most bytes of a request.
+	// The largest request.
 	bytesMax uint64
-	// Calls submitted by it whose last answer has not come.
+	// Calls that were sent by it and have no last reply yet.
 	inFlight int
-	// It gives requests back.
+	// It returns requests unprocessed.
 	isDraining bool
-	// It has said that it takes nothing more.
+	// It has sent everything.
 	isDrained bool
-	// Nobody reads requests there any more. The lane of replies tells it, after what was answered.
-	hasLeft bool
-	// Parts of which more wait than is to be kept stand first there.
-	isStuck bool
-	// Who leads is rung when there is room.
-	isAwaited bool
-	isLost    bool
+	// The service reads no more requests. The lane of replies reports its end, after the replies.
+	isPeerClosed bool
+	// The next record is a part, and as many parts wait as may be kept.
+	isBackpressured bool
+	// The service rings the leader when there is space.
+	isArmed bool
+	isLost  bool
 }
 
-// isOpen says whether a request may be submitted by it.
+// isOpen reports whether a request may be sent by it.
 func (l *clientLink) isOpen() bool {
-	return !l.isDraining && !l.hasLeft && !l.isLost && !l.in.link.isGone.Load() && !l.out.lane.ConsumerClosed()
+	return !l.isDraining && !l.isPeerClosed && !l.isLost && !l.in.Link.IsGone.Load() && !l.out.Lane.ConsumerClosed()
 }
 
 func (l *clientLink) takes(bytes int) bool { return l.isOpen() && uint64(bytes) <= l.bytesMax }
 
 func (l *clientLink) close() {
-	l.out.close()
+	l.out.Close()
 	l.in.close()
-	l.out.takeDown()
+	l.out.Release()
 }
 
-// Call is a call in flight, of which an answer is to come. One goroutine at a time awaits it.
+// Call is a call in flight. One goroutine at a time awaits it.
 type Call struct {
 	client *Client
 	id     uint64
-	// Answers that have come, and nobody has taken.
+	// Replies that have come, and were not taken.
 	answers []answer
-	// Where who awaits would have the next one.
+	// Where the waiting goroutine wants the next one.
 	into   []byte
 	waiter *waiter
-	// The last answer was taken, or nobody wants it.
+	// The last reply was taken, or the call was cancelled.
 	isOver bool
-	// Parts that were taken by an Await that came to no end.
+	// Parts that an Await took before its context ended.
 	parts []byte
 }
 
 type answer struct {
-	kind  kind
+	kind  calls.Kind
 	code  uint32
 	bytes []byte
-	// What it counts for; 0 of one that was awaited.
+	// The bytes that it counts for; 0 if a goroutine awaited it.
 	cost int
-	// That the call was lost.
+	// Why the call was lost.
 	lost error
 }
 
-// ConnectClient connects to the service that listens under a short name, or unix:PATH. It waits for the hand-shake, 5 s at most unless
-// [Options.Await] says otherwise. Under a short name it begins with any one of those who listen, and comes to another when that one does
-// not answer; to the others it connects in the course of being used. Of the options, Capacity and MessageBytesMax (at least 1024) are of
-// the lanes of requests, and CallBytesMax is the largest answer.
+// ConnectClient connects to the service that listens under a short name, or unix:PATH. It waits for the handshake, 5
+// s at most unless [Options.Await] is set. Under a short name it connects to any service first, and to another if
+// that does not answer; to the others while it is used. Capacity and MessageBytesMax (at least 1024) apply to the
+// lane of requests, and CallBytesMax is the largest reply.
 //
 // Errors: as [ConnectSender].
 func ConnectClient(ctx context.Context, name string, options *Options) (*Client, error) {
 	o := options.orDefault()
-	bytesMax, _, err := o.ofCalls()
+	settings, err := o.forCalls(0)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.checkTakes(); err != nil {
-		return nil, err
-	}
-	parsed, err := parseName(name)
+	parsed, err := names.Parse(name)
 	if err != nil {
 		return nil, err
 	}
-	bell, err := newBell()
+	ownDoorbell, err := doorbell.New()
 	if err != nil {
 		return nil, err
 	}
-	page, err := makeReceiverPage()
+	page, err := memory.NewReceiverPage()
 	if err != nil {
-		bell.close()
+		ownDoorbell.Close()
 		return nil, err
 	}
 	c := &Client{
-		options: o, bytesMax: bytesMax, name: parsed, page: page, bell: bell, spin: spin{wait: o.Wait},
-		sleeper: lane.NewReceiverSleeper(page.bytes, membarrier()),
+		options: o, settings: settings, bytesMax: int(settings.CallBytes), name: parsed, page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: o.Wait == Spin},
+		sleeper: lane.NewReceiverSleeper(page.Bytes, kernel.Membarrier()),
 	}
-	c.life, c.end = context.WithCancel(context.Background())
-	if parsed.path == "" {
-		c.crowd = newCrowd()
-		err = c.findFirst(ctx)
+	c.context, c.end = context.WithCancel(context.Background())
+	if parsed.Path == "" {
+		c.discovery = newDiscovery()
+		err = c.connectFirst(ctx)
 	} else {
-		err = reach(ctx, parsed, o, func(s *shake, _ bool) error {
+		err = connect(ctx, parsed, settings, o.Await, func(s *handshake.Handshake, _ bool) error {
 			link, err := c.newLink(s, "")
 			if err == nil {
 				c.links = append(c.links, link)
@@ -217,45 +228,48 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	return c, nil
 }
 
-func (c *Client) newLink(s *shake, path string) (*clientLink, error) {
-	lanes, err := s.newLinkLanes(&reception{page: c.page, bell: c.bell, isShared: true}, c.bell, roleClient, false, c.bell.kick)
+func (c *Client) newLink(s *handshake.Handshake, path string) (*clientLink, error) {
+	lanes, err := s.NewCallLink(&handshake.ReceivingSide{Page: c.page, Doorbell: c.doorbell, IsShared: true},
+		c.doorbell, packet.RoleClient, false, c.doorbell.Wake)
 	if err != nil {
 		return nil, err
 	}
-	return &clientLink{out: lanes.out, in: lanes.in, path: path, bytesMax: lanes.bytesMax}, nil
+	return &clientLink{out: calls.NewOutbox(lanes, c.options.ResidentMax), in: &inLane{Incoming: *lanes.In}, path: path,
+		bytesMax: lanes.BytesMax}, nil
 }
 
-// CallOption says something of one call.
+// CallOption is a property of one call.
 type CallOption uint8
 
-// Idempotent calls may be carried out more than once: if the service dies or closes before an answer has come, the call is asked of another
-// service of the name, three times at most. Of no effect by unix:PATH, which has one service.
+// Idempotent calls may be carried out more than once: if the service dies or closes before a reply has come, the call
+// is sent to another service of the name, three times at most. Without effect under unix:PATH, where there is one
+// service.
 const Idempotent CallOption = 1
 
-// Call asks and awaits the reply; of one in parts, all of them put together, at most [Options.CallBytesMax]. It waits until the context
-// ends; then the call is cancelled. The service is told the context's deadline.
+// Call sends a request and waits for the reply, until the context ends; then the call is cancelled. Parts are joined,
+// up to [Options.CallBytesMax]. The service gets the context's deadline.
 //
-// Errors: the context's. [*Failed] and [ErrAbandoned] are the service's answers. [ErrTooLarge] of a request that is larger than the service
-// takes. [ErrPeerDied], [ErrClosed] when the service has gone: whether it had carried the call out nobody knows. [ErrNoListener]: nobody serves
-// the name. [ErrRefused]: the one service drains, and did not begin the call; or so many answers wait to be taken that no more are asked for.
-// [ErrCorrupt]: the service broke the rules. [ErrClosedHandle].
+// Errors: the context's. [*CallError] and [ErrAbandoned] come from the service. [ErrTooLarge] if the request is
+// larger than the service takes. [ErrPeerDied] and [ErrClosed] if the service is gone: it may have carried the call
+// out. [ErrNoListener] if no process serves the name. [ErrRefused] if the only service drains and did not begin the
+// call, or if too many replies wait to be taken. [ErrCorrupt] if the service broke the rules. [ErrClosedHandle].
 func (c *Client) Call(ctx context.Context, request []byte, options ...CallOption) ([]byte, error) {
 	return c.CallInto(ctx, request, nil, options...)
 }
 
-// CallInto is as Call, and puts the reply into the buffer, whose contents it replaces; into a larger one if need be. It answers the reply.
-// With a buffer that is large enough it allocates nothing, unless it sleeps.
+// CallInto does the same as Call, and puts the reply into the buffer, from its start, or into a larger one. It
+// returns the reply. If the buffer is large enough it allocates nothing, unless it sleeps.
 func (c *Client) CallInto(ctx context.Context, request, buffer []byte, options ...CallOption) ([]byte, error) {
 	c.mutex.Lock()
-	// Also of who recovers from asking without a context.
+	// Deferred, so that a panic for want of a context leaves the lock free.
 	defer c.mutex.Unlock()
 	call := c.newCall()
 	call.into = buffer
-	err := c.ask(ctx, call, request, options)
+	err := c.submit(ctx, call, request, options)
 	var reply []byte
 	if err == nil {
 		if reply, err = c.collect(ctx, call); !call.isOver {
-			c.giveUp(call)
+			c.abandon(call)
 		}
 	}
 	*call = Call{answers: call.answers[:0]}
@@ -263,30 +277,31 @@ func (c *Client) CallInto(ctx context.Context, request, buffer []byte, options .
 	return reply, err
 }
 
-// Submit asks without awaiting the answer, which [Call.Await] or [Call.Parts] brings. It waits, until the context ends, for room and while 1,024 calls
-// are in flight; of a request that is larger than the lane's largest message, until all of it is in the lane. The service is told the
-// context's deadline.
+// Submit sends a request. [Call.Await] or [Call.Parts] returns the reply. It waits for space, and while 1,024 calls
+// are in flight, until the context ends; a request larger than the lane's largest message, until all of it is in the
+// lane. The service gets the context's deadline.
 //
-// Errors: as [Client.Call], but for the answers.
+// Errors: as [Client.Call], except the service's.
 func (c *Client) Submit(ctx context.Context, request []byte, options ...CallOption) (*Call, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	call := &Call{}
-	if err := c.ask(ctx, call, request, options); err != nil {
+	if err := c.submit(ctx, call, request, options); err != nil {
 		return nil, err
 	}
 	return call, nil
 }
 
-// Notify tells the service something that it does not answer. It waits for room until the context ends. What a service had not taken when it ended is
-// lost, and nothing says so: who must know, calls.
+// Notify sends a notification, which has no reply. It waits for space until the context ends. If the service ends,
+// notifications that it had not taken are lost without an error.
 //
-// Errors: as [Client.Submit]. With the context's, nothing was told, unless the message is larger than the lane's largest.
+// Errors: as [Client.Submit]. With the context's, nothing was sent, unless the message is larger than the lane's
+// largest.
 func (c *Client) Notify(ctx context.Context, message []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.crowd != nil && !c.isClosed() {
-		if err := c.hearEnds(ctx); err != nil {
+	if c.discovery != nil && !c.isClosed() {
+		if err := c.pollEnds(ctx); err != nil {
 			return err
 		}
 	}
@@ -294,7 +309,7 @@ func (c *Client) Notify(ctx context.Context, message []byte) error {
 		if err := c.usable(len(message)); err != nil {
 			return err
 		}
-		link, err := c.writeToAny(header{kind: kindNotify}, message)
+		link, err := c.writeToAny(calls.Header{Kind: calls.KindNotify}, message)
 		if err != nil {
 			return err
 		}
@@ -302,27 +317,30 @@ func (c *Client) Notify(ctx context.Context, message []byte) error {
 			c.countSubmission()
 			return c.waitUntilWritten(ctx, link, len(message))
 		}
-		if err := c.wait(ctx, waiter{what: room, bytes: len(message)}); err != nil {
+		if err := c.wait(ctx, waiter{what: waitSpace, bytes: len(message)}); err != nil {
 			return err
 		}
 	}
 }
 
-// hearEnds takes in what services have said, in case that one of them drains or has ended: what it is told nobody takes, and nothing
-// comes back that would say so.
-func (c *Client) hearEnds(ctx context.Context) error {
-	if !slices.ContainsFunc(c.links, func(l *clientLink) bool { return !l.isStuck && l.in.consumer.Stirs() }) {
+// pollEnds checks whether a service drains or has ended: nothing would take the notification, and no reply would
+// report that.
+func (c *Client) pollEnds(ctx context.Context) error {
+	if !slices.ContainsFunc(c.links, func(l *clientLink) bool {
+		return !l.isBackpressured &&
+			l.in.Consumer.MayBeReady()
+	}) {
 		return nil
 	}
 	if c.leader == nil {
-		c.pump(nil)
+		c.poll(nil)
 		c.passOn()
 		return nil
 	}
-	return c.wait(ctx, waiter{what: aLook, looks: c.looks})
+	return c.wait(ctx, waiter{what: waitPoll, polls: c.polls})
 }
 
-// Await waits for the reply until the context ends; the call stays in flight then. Otherwise as [Client.Call].
+// Await waits for the reply until the context ends; then the call stays in flight. Otherwise as [Client.Call].
 func (call *Call) Await(ctx context.Context) ([]byte, error) {
 	c := call.client
 	c.mutex.Lock()
@@ -331,12 +349,12 @@ func (call *Call) Await(ctx context.Context) ([]byte, error) {
 	return c.collect(ctx, call)
 }
 
-// Parts are the parts of a reply as they come, a whole one as the only part; those that an Await has taken whose context ended come first, as
-// one. The bytes of one are the loop body's until its end. The error, if there is one, comes last, with no bytes. Who leaves the loop before,
-// and whose context ends, has cancelled the call.
+// Parts iterates over the parts of the reply as they come. A whole reply is its only part; parts that an Await took
+// before its context ended come first, as one. The bytes are valid until the end of the loop's body. An error comes
+// last, without bytes. The call is cancelled when the loop is left early or the context ends.
 //
-// Parts of which nobody asks for more wait in memory, up to [Options.CallBytesMax], then in the lane, before the other answers there. So
-// ask for more, or leave the loop.
+// Parts that the loop does not take yet are kept in memory, up to [Options.CallBytesMax], and then in the lane, where
+// they block other replies of this client.
 func (call *Call) Parts(ctx context.Context) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		defer call.Cancel()
@@ -360,34 +378,34 @@ func (call *Call) Parts(ctx context.Context) iter.Seq2[[]byte, error] {
 				yield(nil, err)
 				return
 			}
-			if answer.kind == kindEnd {
+			if answer.kind == calls.KindEnd {
 				return
 			}
 			buffer = answer.bytes
-			if !yield(answer.bytes, nil) || answer.kind == kindReply {
+			if !yield(answer.bytes, nil) || answer.kind == calls.KindReply {
 				return
 			}
 		}
 	}
 }
 
-// Cancel gives the call up: none of its answers is received any more, and who awaits one has [ErrRefused]. The service is told, and may leave
-// its work. It does not wait. A call that is over is none to be cancelled.
+// Cancel cancels the call: its replies are dropped, and a goroutine that awaits it gets [ErrRefused]. The service is
+// notified, and may stop its work. It does not wait. For a finished call it does nothing.
 func (call *Call) Cancel() {
 	c := call.client
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if !call.isOver {
-		c.giveUp(call)
+		c.abandon(call)
 	}
 }
 
-// Services is how many services this client asks at the moment, as far as it has found them, without those that drain.
+// Services returns the number of services that this client uses at the moment, without those that drain.
 func (c *Client) Services() int {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.leader == nil && !c.isClosed() {
-		c.pump(nil)
+		c.poll(nil)
 	}
 	n := 0
 	for _, link := range c.links {
@@ -398,11 +416,11 @@ func (c *Client) Services() int {
 	return n
 }
 
-// Close ends the client: the service drops what this one has asked and nobody awaits any more. Calls of other goroutines end with
-// [ErrClosedHandle]. Closing twice does nothing.
+// Close closes the client: the service drops its calls. Other goroutines' calls end with [ErrClosedHandle]. It does
+// not wait for replies. Closing twice does nothing.
 func (c *Client) Close() error {
 	c.mutex.Lock()
-	_, again := c.guard.close()
+	_, again := c.guard.Close()
 	isLed := c.leader != nil
 	c.mutex.Unlock()
 	if again {
@@ -410,31 +428,33 @@ func (c *Client) Close() error {
 	}
 	c.end()
 	if isLed {
-		// Who leads does the rest.
-		c.bell.kick()
+		// The leader does the rest.
+		c.doorbell.Wake()
 		return nil
 	}
-	c.takeDown()
+	c.tearDown()
 	return nil
 }
 
-func (c *Client) isClosed() bool { return c.guard.isClosing() }
+func (c *Client) isClosed() bool { return c.guard.IsClosing() }
 
-func closedHandle() error { return failure(ErrClosedHandle, "the client is closed: connect anew") }
+func closedHandle() error {
+	return fail.New(fail.ErrClosedHandle, "the client is closed: connect anew")
+}
 
-// takeDown is asked once: nobody looks at the lanes any more, nor will.
-func (c *Client) takeDown() {
-	c.greetings.Wait()
+// tearDown is called once, when no goroutine uses the lanes any more.
+func (c *Client) tearDown() {
+	c.handshakes.Wait()
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.bury()
-	c.admit()
+	c.closeLost()
+	c.takeConnected()
 	for _, link := range c.links {
 		link.close()
 	}
 	c.links = nil
-	c.bell.close()
-	c.page.close()
+	c.doorbell.Close()
+	c.page.Close()
 }
 
 func (c *Client) newCall() *Call {

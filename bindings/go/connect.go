@@ -7,121 +7,140 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
+	"pelton/internal/limits"
+	"pelton/internal/memory"
+	"pelton/internal/names"
+	"pelton/internal/packet"
 )
 
 const (
-	// How long a whole hand-shake may take, unless the context ends it before.
-	patience = 5 * time.Second
-	// How long a peer that has connected may take to say the first word, and how many may take it at the same time.
-	greeting     = 500 * time.Millisecond
-	greetingsMax = 64
-	// While there is no descriptor for a connection: between two tries to accept it, and until it is refused.
-	shortageRetry  = 20 * time.Millisecond
-	shortageLasted = time.Second
-	// Between two looks whether somebody listens by now.
-	retry = 10 * time.Millisecond
+	// The limit of a whole handshake, unless the context ends before.
+	handshakeTimeout = 5 * time.Second
+	// The limit for a peer's first packet after it connected, and the number of peers that may take that time
+	// concurrently.
+	firstPacketTimeout = 500 * time.Millisecond
+	unresponsiveMax    = 64
+	// While no descriptor is free for a connection: between two attempts to accept it, and until it is refused.
+	shortageRetry = 20 * time.Millisecond
+	shortageMax   = time.Second
+	// Between two attempts to connect.
+	retryInterval = 10 * time.Millisecond
 )
 
-// Listener waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
-// senders or receivers. One goroutine at a time accepts; Close may be called by any.
-type Listener struct {
-	bound   *bound
-	options Options
-	closed  context.Context
-	close   context.CancelFunc
-	// Since when there is no descriptor for those who wait; zero while there is.
-	short time.Time
-	// Whether one more peer leaves the program its own descriptors; nil: the program asks for each peer itself.
-	hasRoom func() bool
-
-	// Of a listener that takes one peer at a time: those who have connected, until their first word, and after it.
-	mutex  sync.Mutex
-	silent int
-	spoken []*shake
-	done   sync.WaitGroup
+// Peer identifies the process at the other end of a channel.
+type Peer struct {
+	// PID is its process when it connected; 0 if it is in another pid namespace.
+	PID int
+	// UID is its user, as the kernel reports it.
+	UID int
 }
 
-// Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane made with these options.
+// Listener accepts connections under a name. Either side of a channel may listen. One listener may accept many peers,
+// one after another, as senders or receivers. One goroutine at a time accepts; any may call Close.
+type Listener struct {
+	bound    *names.Listening
+	options  Options
+	settings limits.Settings
+	closed   context.Context
+	close    context.CancelFunc
+	// Since when waiting peers lack a descriptor; zero while there is one.
+	shortSince time.Time
+	// Whether one more peer leaves the program its own descriptors; nil: the program accepts each peer itself.
+	hasRoom func() bool
+
+	// For a listener that accepts one peer at a time: the number of those that connected and sent nothing yet, and
+	// those that did.
+	mutex        sync.Mutex
+	unresponsive int
+	ready        []*handshake.Handshake
+	done         sync.WaitGroup
+}
+
+// Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane with these
+// options.
 //
 // Errors: [ErrInUse] while another process listens there; [ErrName], [ErrOption], [ErrSystem].
 func Listen(name string, options *Options) (*Listener, error) {
 	o := options.orDefault()
-	if _, _, err := o.sizes(); err != nil {
+	settings, err := o.forBoth(0)
+	if err != nil {
 		return nil, err
 	}
-	if err := o.checkTakes(); err != nil {
-		return nil, err
-	}
-	return listen(name, o, false)
+	return listen(name, o, settings, false)
 }
 
-// listen listens, if it isShared beside others under a short name.
-func listen(name string, o Options, isShared bool) (*Listener, error) {
-	parsed, err := parseName(name)
+// listen listens; with isShared, others may listen under a short name too.
+func listen(name string, o Options, settings limits.Settings, isShared bool) (*Listener, error) {
+	parsed, err := names.Parse(name)
 	if err != nil {
 		return nil, err
 	}
-	bound, err := parsed.listen(isShared)
+	bound, err := parsed.Listen(isShared)
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{bound: bound, options: o}
+	l := &Listener{bound: bound, options: o, settings: settings}
 	l.closed, l.close = context.WithCancel(context.Background())
 	return l, nil
 }
 
-// AcceptReceiver waits until a sender connects, and is its receiver. Peers that are refused (another uid, another version, the wrong end)
-// are told why and do not end the wait. Neither does a lack of descriptors: peers wait for a second and are then refused.
+// AcceptReceiver waits until a sender connects, and returns the receiver for it. Peers that are refused (another uid,
+// another version, the same role) get the reason, and do not end the wait. Neither does a lack of descriptors: peers
+// wait for a second and are then refused.
 //
 // Errors: the context's; [ErrClosedHandle]; [ErrSystem].
 func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err error) {
-	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
-		receiver, err = s.receiverOfOne(listens)
+	err = l.accept(ctx, func(s *handshake.Handshake, listens bool) (err error) {
+		receiver, err = receiverOfOne(s, l.options, listens)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	receiver.origin = origin{listener: l}
+	receiver.reconnect = reconnect{listener: l}
 	return receiver, nil
 }
 
-// AcceptSender waits until a receiver connects, and is its sender. Otherwise as AcceptReceiver.
+// AcceptSender waits until a receiver connects, and returns the sender for it. Otherwise as AcceptReceiver.
 func (l *Listener) AcceptSender(ctx context.Context) (sender *Sender, err error) {
-	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
-		sender, err = s.newSender(listens)
+	err = l.accept(ctx, func(s *handshake.Handshake, listens bool) (err error) {
+		sender, err = senderOf(s, l.options, listens)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	sender.origin = origin{listener: l}
+	sender.reconnect = reconnect{listener: l}
 	return sender, nil
 }
 
-// Close ends a wait of another goroutine with [ErrClosedHandle], and removes the socket. Ends that were accepted stay, but find no
-// successor any more.
+// Close ends another goroutine's wait with [ErrClosedHandle], and removes the socket. Accepted endpoints stay, but
+// find no successor any more. Closing twice does nothing.
 func (l *Listener) Close() error {
 	if l.closed.Err() == nil {
 		l.close()
-		l.bound.close()
-		// Behind this nobody else is heard.
+		l.bound.Close()
+		// After this no further peer is awaited.
 		l.mutex.Lock()
 		l.mutex.Unlock()
 		l.done.Wait()
-		for s := l.nextSpoken(); s != nil; s = l.nextSpoken() {
-			s.close()
+		for s := l.nextReady(); s != nil; s = l.nextReady() {
+			s.Close()
 		}
 	}
 	return nil
 }
 
-// next waits for a connection. It returns -1 without one once isOver says so; while isFull says so, it accepts none. kick has it ask both
-// again.
+// next waits for a connection. It returns -1 without one once isOver returns true. While isFull returns true it
+// accepts none. wake makes it call both again.
 func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, error) {
-	fd, socket := -1, l.bound.socket
+	fd, socket := -1, l.bound.Socket
 	var failed error
-	err := socket.until(ctx, func() bool {
+	err := socket.Until(ctx, func() bool {
 		if failed = ctx.Err(); failed != nil || l.closed.Err() != nil || isOver() {
 			return true
 		}
@@ -129,130 +148,131 @@ func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, e
 			return false
 		}
 		if l.hasRoom != nil && !l.hasRoom() {
-			l.sitOut()
+			l.retryLater()
 			return false
 		}
-		fd, _, failed = unix.Accept4(socket.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		if isShortage(failed) {
-			l.sitOut()
+		fd, _, failed = unix.Accept4(socket.FD, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if kernel.IsShortage(failed) {
+			l.retryLater()
 			return false
 		}
-		l.short = time.Time{}
+		l.shortSince = time.Time{}
 		if failed == unix.EAGAIN || failed == unix.EINTR || failed == unix.ECONNABORTED {
 			return false
 		}
-		failed = system("accepting a connection", failed)
+		failed = fail.System("accepting a connection", failed)
 		return true
 	})
 	if l.closed.Err() != nil && fd >= 0 {
-		hangUp(fd, userOf(fd))
+		kernel.HangUp(fd, kernel.UserOf(fd))
 	}
 	switch {
 	case l.closed.Err() != nil:
-		return -1, failure(ErrClosedHandle, "the listener is closed: make a new one")
+		return -1, fail.New(fail.ErrClosedHandle, "the listener is closed: make a new one")
 	case err != nil:
 		return -1, err
 	}
 	return fd, failed
 }
 
-func (l *Listener) kick() { _ = l.bound.socket.file.SetReadDeadline(longAgo) }
+func (l *Listener) wake() { _ = l.bound.Socket.File.SetReadDeadline(kernel.LongAgo) }
 
-// sitOut has next try again soon. If some have waited too long, it refuses the first. If nobody waits, the next connection wakes next.
-func (l *Listener) sitOut() {
-	socket := l.bound.socket
-	if !isReady(socket.fd, unix.POLLIN) {
-		l.short = time.Time{}
+// retryLater makes next try again soon. If peers have waited too long, it refuses the first. If none wait, the next
+// connection wakes next.
+func (l *Listener) retryLater() {
+	socket := l.bound.Socket
+	if !kernel.IsReady(socket.FD, unix.POLLIN) {
+		l.shortSince = time.Time{}
 		return
 	}
 	isRefused := false
-	if l.short.IsZero() {
-		l.short = time.Now()
-	} else if time.Since(l.short) >= shortageLasted {
-		// One at a time: for the next one there may be a descriptor by now.
-		l.bound.reserve.give(func() { isRefused = socket.refuseOne(shortageText()) })
+	if l.shortSince.IsZero() {
+		l.shortSince = time.Now()
+	} else if time.Since(l.shortSince) >= shortageMax {
+		// One at a time: for the next one a descriptor may be free by now.
+		l.bound.Reserve.Lend(func() { isRefused = socket.RefuseOne(packet.NewRefused(kernel.ShortageText())) })
 	}
 	if isRefused {
-		l.kick()
+		l.wake()
 		return
 	}
-	// What it replaces is a kick at most, which is so late by this time.
-	_ = socket.file.SetReadDeadline(time.Now().Add(shortageRetry))
+	// This replaces at most a wake, which is delayed by this time.
+	_ = socket.File.SetReadDeadline(time.Now().Add(shortageRetry))
 }
 
-// firstWord waits for a peer that has said something. Those that have not are waited for at the same time, also by later calls.
-func (l *Listener) firstWord(ctx context.Context) (*shake, error) {
+// nextPeer waits for a peer that has sent a packet. It waits for all that have not concurrently, and so do later
+// calls.
+func (l *Listener) nextPeer(ctx context.Context) (*handshake.Handshake, error) {
 	for {
-		var s *shake
-		isOver := func() bool { s = l.nextSpoken(); return s != nil }
+		var s *handshake.Handshake
+		isOver := func() bool { s = l.nextReady(); return s != nil }
 		isFull := func() bool {
 			l.mutex.Lock()
 			defer l.mutex.Unlock()
-			return l.silent >= greetingsMax
+			return l.unresponsive >= unresponsiveMax
 		}
 		fd, err := l.next(ctx, isOver, isFull)
 		if err != nil && s != nil {
-			s.close()
+			s.Close()
 		}
 		if err != nil || s != nil {
 			return s, err
 		}
-		if s, err = newShake(l.closed, fd, l.options); err == nil {
-			l.hear(s)
+		if s, err = handshake.New(l.closed, fd, l.settings); err == nil {
+			l.awaitFirstPacket(s)
 		} else if isSystem(err) {
 			return nil, err
 		}
 	}
 }
 
-func (l *Listener) nextSpoken() *shake {
+func (l *Listener) nextReady() *handshake.Handshake {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	if len(l.spoken) == 0 {
+	if len(l.ready) == 0 {
 		return nil
 	}
-	s := l.spoken[0]
-	l.spoken = l.spoken[1:]
+	s := l.ready[0]
+	l.ready = l.ready[1:]
 	return s
 }
 
-// hear waits for the first word of a peer, in a goroutine. Of a closed listener it hangs up.
-func (l *Listener) hear(s *shake) {
+// awaitFirstPacket waits for a peer's first packet, in a goroutine. If the listener is closed, it hangs up.
+func (l *Listener) awaitFirstPacket(s *handshake.Handshake) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	if l.closed.Err() != nil {
-		s.close()
+		s.Close()
 		return
 	}
-	l.silent++
+	l.unresponsive++
 	l.done.Go(func() {
-		soon, cancel := context.WithTimeout(l.closed, greeting)
-		err := s.socket.until(soon, func() bool { return isReady(s.socket.fd, unix.POLLIN) })
+		soon, cancel := context.WithTimeout(l.closed, firstPacketTimeout)
+		err := s.Socket.Until(soon, func() bool { return kernel.IsReady(s.Socket.FD, unix.POLLIN) })
 		cancel()
 		l.mutex.Lock()
-		l.silent--
+		l.unresponsive--
 		if err == nil {
-			l.spoken = append(l.spoken, s)
+			l.ready = append(l.ready, s)
 		}
 		l.mutex.Unlock()
 		if err != nil {
-			s.close()
+			s.Close()
 		}
-		l.kick()
+		l.wake()
 	})
 }
 
-// isSystem says whether it is the system's trouble, which is this side's; anything else is the peer's, who has been told. Of a lack of descriptors the
-// peer has been told, too.
+// isSystem reports whether the error is this side's. Any other error is the peer's, which got the reason; so is a
+// lack of descriptors.
 func isSystem(err error) bool {
-	var found *Error
-	return errors.As(err, &found) && found.Code == ErrSystem && !isOutOfDescriptors(err)
+	return errors.Is(err, ErrSystem) && !kernel.IsOutOfDescriptors(err)
 }
 
-// accept goes on until a hand-shake succeeds.
-func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) error) error {
+// accept repeats until a handshake succeeds.
+func (l *Listener) accept(ctx context.Context, do func(s *handshake.Handshake, listens bool) error) error {
 	for {
-		s, err := l.firstWord(ctx)
+		s, err := l.nextPeer(ctx)
 		if err != nil {
 			return err
 		}
@@ -261,7 +281,7 @@ func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) e
 		case err == nil:
 			return nil
 		case l.closed.Err() != nil:
-			return failure(ErrClosedHandle, "the listener is closed: make a new one")
+			return fail.New(fail.ErrClosedHandle, "the listener is closed: make a new one")
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case isSystem(err):
@@ -270,143 +290,155 @@ func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) e
 	}
 }
 
-// shake shakes hands with who has connected.
-func (l *Listener) shake(ctx context.Context, s *shake, do func(s *shake, listens bool) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// shake performs the handshake with a peer.
+func (l *Listener) shake(ctx context.Context, s *handshake.Handshake,
+	do func(s *handshake.Handshake, listens bool) error) error {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	defer context.AfterFunc(l.closed, cancel)()
-	s.ctx = ctx
+	s.Ctx = ctx
 	err := do(s, true)
 	if err != nil {
-		s.close()
+		s.Close()
 	}
 	return err
 }
 
-func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
-	canBarrier := membarrier()
-	bell, err := newBell()
+func senderOf(s *handshake.Handshake, options Options, listens bool) (*Sender, error) {
+	out, err := s.NewSender(listens)
 	if err != nil {
-		return nil, s.told(err)
-	}
-	page, err := makeReceiverPage()
-	if err != nil {
-		bell.close()
-		return nil, s.told(err)
-	}
-	// Before the page is shown: a sender that finds U there fences from the first on.
-	r := newReceiver(canBarrier, page, bell, s.options)
-	in, err := s.newReceiver(&reception{page: page, bell: bell}, listens)
-	if err != nil {
-		page.close()
-		bell.close()
 		return nil, err
 	}
-	r.lanes = []*inLane{in}
+	return newSender(out, options), nil
+}
+
+func receiverOfOne(s *handshake.Handshake, options Options, listens bool) (*Receiver, error) {
+	canBarrier := kernel.Membarrier()
+	ownDoorbell, err := doorbell.New()
+	if err != nil {
+		return nil, s.Report(err)
+	}
+	page, err := memory.NewReceiverPage()
+	if err != nil {
+		ownDoorbell.Close()
+		return nil, s.Report(err)
+	}
+	// Before the peer gets the page: a sender that finds the flag U there fences from the first message on.
+	r := newReceiver(canBarrier, page, ownDoorbell, options)
+	in, err := s.NewReceiver(&handshake.ReceivingSide{Page: page, Doorbell: ownDoorbell}, listens)
+	if err != nil {
+		page.Close()
+		ownDoorbell.Close()
+		return nil, err
+	}
+	r.lanes = []*inLane{{Incoming: *in}}
 	return r, nil
 }
 
-// origin is how a handle found its peer, and so how it finds the peer's successor.
-type origin struct {
+// reconnect is how a handle finds its peer's successor.
+type reconnect struct {
 	listener *Listener
-	name     name
-	options  Options
+	name     names.Name
+	settings limits.Settings
 }
 
-func (o *origin) resume(ctx context.Context, do func(s *shake, listens bool) error) error {
+func (o *reconnect) resume(ctx context.Context, do func(s *handshake.Handshake, listens bool) error) error {
 	if o.listener != nil {
 		return o.listener.accept(ctx, do)
 	}
-	options := o.options
-	options.Await = true
-	return reach(ctx, o.name, options, do)
+	return connect(ctx, o.name, o.settings, true, do)
 }
 
-// ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the hand-shake, 5 s at most unless
-// [Options.Await] says otherwise.
+// ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the handshake, 5 s
+// at most unless [Options.Await] is set.
 //
-// Errors: the context's; [ErrNoListener], [ErrRefused] with the other side's words, [ErrHungUp], [ErrAgain] when it does not answer in
-// time; [ErrName], [ErrOption]; [ErrCorrupt] when the other side does not keep to the protocol; [ErrSystem].
+// Errors: the context's; [ErrNoListener]; [ErrRefused] with the other side's reason; [ErrHungUp]; [ErrTimedOut];
+// [ErrName], [ErrOption]; [ErrCorrupt] if the other side breaks the protocol; [ErrSystem].
 func ConnectSender(ctx context.Context, name string, options *Options) (sender *Sender, err error) {
 	o := options.orDefault()
-	if _, _, err := o.sizes(); err != nil {
-		return nil, err
-	}
-	parsed, err := parseName(name)
+	settings, err := o.forSender()
 	if err != nil {
 		return nil, err
 	}
-	err = reach(ctx, parsed, o, func(s *shake, listens bool) (err error) {
-		sender, err = s.newSender(listens)
+	parsed, err := names.Parse(name)
+	if err != nil {
+		return nil, err
+	}
+	err = connect(ctx, parsed, settings, o.Await, func(s *handshake.Handshake, listens bool) (err error) {
+		sender, err = senderOf(s, o, listens)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	sender.origin = origin{name: parsed, options: o}
+	sender.reconnect = reconnect{name: parsed, settings: settings}
 	return sender, nil
 }
 
 // ConnectReceiver connects to a sender that listens under a name. Otherwise as ConnectSender.
 func ConnectReceiver(ctx context.Context, name string, options *Options) (receiver *Receiver, err error) {
 	o := options.orDefault()
-	if err := o.checkTakes(); err != nil {
-		return nil, err
-	}
-	parsed, err := parseName(name)
+	settings, err := o.forReceiver(0)
 	if err != nil {
 		return nil, err
 	}
-	err = reach(ctx, parsed, o, func(s *shake, listens bool) (err error) {
-		receiver, err = s.receiverOfOne(listens)
+	parsed, err := names.Parse(name)
+	if err != nil {
+		return nil, err
+	}
+	err = connect(ctx, parsed, settings, o.Await, func(s *handshake.Handshake, listens bool) (err error) {
+		receiver, err = receiverOfOne(s, o, listens)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	receiver.origin = origin{name: parsed, options: o}
+	receiver.reconnect = reconnect{name: parsed, settings: settings}
 	return receiver, nil
 }
 
-// reach connects to whoever listens under the name.
-func reach(ctx context.Context, n name, options Options, do func(s *shake, listens bool) error) error {
+// connect connects to the process that listens under the name.
+func connect(ctx context.Context, n names.Name, settings limits.Settings, awaits bool,
+	do func(s *handshake.Handshake, listens bool) error) error {
 	for {
-		fd, err := n.connect()
+		fd, err := n.Connect()
 		if err != nil {
 			return err
 		}
 		if fd >= 0 {
-			err := reached(ctx, fd, options, do)
-			// It went while we greeted it: another may come. If this side has time, slowness does not matter either.
-			if !options.Await || !errors.Is(err, ErrHungUp) && !errors.Is(err, ErrAgain) {
+			err := handshakeWith(ctx, fd, settings, awaits, do)
+			// The listener closed during the handshake: another may come. With Await a slow one is no error either.
+			if !awaits || !errors.Is(err, ErrHungUp) && !errors.Is(err, ErrTimedOut) {
 				return err
 			}
-		} else if !options.Await {
-			return failure(ErrNoListener, "nobody listens at %s: start the other side first, or set Await", n.place())
+		} else if !awaits {
+			return fail.New(fail.ErrNoListener, "nobody listens at %s: start the other side first, or set Await",
+				n.Where())
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(retry):
+		case <-time.After(retryInterval):
 		}
 	}
 }
 
-func reached(ctx context.Context, fd int, options Options, do func(s *shake, listens bool) error) error {
+func handshakeWith(ctx context.Context, fd int, settings limits.Settings, awaits bool,
+	do func(s *handshake.Handshake, listens bool) error) error {
 	limited, cancel := ctx, context.CancelFunc(func() {})
-	if !options.Await {
-		limited, cancel = context.WithTimeout(ctx, patience)
+	if !awaits {
+		limited, cancel = context.WithTimeout(ctx, handshakeTimeout)
 	}
 	defer cancel()
-	s, err := newShake(limited, fd, options)
+	s, err := handshake.New(limited, fd, settings)
 	if err != nil {
 		return err
 	}
 	if err = do(s, false); err != nil {
-		s.close()
+		s.Close()
 	}
 	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return failure(ErrAgain, "timed out while waiting for the peer to answer: is it accepting?")
+		return fail.New(fail.ErrTimedOut, "timed out while waiting for the peer to answer: is it accepting?")
 	}
 	return err
 }

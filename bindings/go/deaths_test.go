@@ -5,15 +5,20 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"pelton/internal/kernel"
+	"pelton/internal/lane"
+	"pelton/internal/packet"
 )
 
 // Both sides are Go's; interop_test.go has the same with Rust's.
 
-func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.T) {
+func TestAKilledSenderIsReportedAfterItsLastMessageAndItsSuccessorContinues(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
@@ -31,8 +36,8 @@ func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.
 		}
 		message.Release()
 	}
-	var died *Error
-	if _, err := receiver.Receive(ctx); !errors.As(err, &died) || died.Code != ErrPeerDied || died.Unreleased != 1 {
+	var died *EndError
+	if _, err := receiver.Receive(ctx); !errors.As(err, &died) || died.Err != ErrPeerDied || died.Unreleased != 1 {
 		t.Fatal(err)
 	}
 	kept.Release()
@@ -66,7 +71,7 @@ func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.
 	last.exits(0)
 }
 
-func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain(t *testing.T) {
+func TestAKilledReceiverIsReportedToASleepingSenderAndItsSuccessorGetsTheRestAgain(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
 	defer listener.Close()
@@ -87,19 +92,19 @@ func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain
 		}
 		first.kill()
 	}()
-	n, died := 10, (*Error)(nil)
+	n, died := 10, (*EndError)(nil)
 	for ; ; n++ {
 		if err := sender.Send(ctx, payload(n, 1000)); errors.As(err, &died) {
 			break
 		}
 	}
-	if died.Code != ErrPeerDied || died.Unreleased != uint64(n-10) {
+	if died.Err != ErrPeerDied || died.Unreleased != uint64(n-10) {
 		t.Fatalf("%v: %d of %d", died, died.Unreleased, n-10)
 	}
-	if err := sender.Drain(ctx); !errors.Is(err, ErrPeerDied) {
+	if err := sender.WaitReleased(ctx); !errors.Is(err, ErrPeerDied) {
 		t.Fatal(err)
 	}
-	// One that is refused on the way does not end the wait, and changes nothing.
+	// One that is refused does not end the wait, and changes nothing.
 	refused := make(chan error, 1)
 	go func() { _, err := ConnectSender(ctx, name, nil); refused <- err }()
 	received := make(chan int, 1)
@@ -143,13 +148,14 @@ func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits := make(chan error, 1)
-	go func() { waits <- sender.Drain(ctx) }()
-	if !parked("(*Sender).Drain") {
+	go func() { waits <- sender.WaitReleased(ctx) }()
+	if !parked("(*Sender).WaitReleased") {
 		t.Fatal("the sender does not wait")
 	}
 	receiver.Close()
-	var closed *Error
-	if err := <-waits; !errors.As(err, &closed) || closed.Code != ErrClosed || closed.Unreleased != 1 || ctx.Err() != nil {
+	var closed *EndError
+	if err := <-waits; !errors.As(err, &closed) || closed.Err != ErrClosed || closed.Unreleased != 1 ||
+		ctx.Err() != nil {
 		t.Fatal(err, ctx.Err())
 	}
 	if sent, err := sender.TrySend(nil); sent || !errors.Is(err, ErrClosed) {
@@ -169,7 +175,7 @@ func TestAStoppedProcessIsNotADeadOne(t *testing.T) {
 	if _, ok, err := receiver.TryReceive(); ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	// Waits, with every check of the peer that a wait has, until its deadline.
+	// It waits, with every check of the peer that a wait has, until its deadline.
 	if _, err := receiver.Receive(ctx2(t, 20*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
@@ -179,7 +185,7 @@ func TestAStoppedProcessIsNotADeadOne(t *testing.T) {
 	}
 }
 
-// rounds is how many processes a test kills.
+// rounds returns how many processes a test kills.
 func rounds(t *testing.T) int {
 	if text := os.Getenv("PELTON_ROUNDS"); text != "" {
 		return must(strconv.Atoi(text))
@@ -211,7 +217,8 @@ func TestSendersKilledAtAnyMomentLeaveWholeMessagesInOrder(t *testing.T) {
 			if errors.Is(err, ErrPeerDied) {
 				break
 			}
-			if err != nil || len(message.Bytes()) != size || !isPayload(message.Bytes(), n) || message.Generation() != uint32(round+1) {
+			if err != nil || len(message.Bytes()) != size || !isPayload(message.Bytes(), n) ||
+				message.Generation() != uint32(round+1) {
 				t.Fatalf("round %d, message %d: %v", round, n, err)
 			}
 			message.Release()
@@ -224,6 +231,132 @@ func TestSendersKilledAtAnyMomentLeaveWholeMessagesInOrder(t *testing.T) {
 	}
 }
 
+func TestFilesTravelWithMessagesAndAgainToASuccessor(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
+	defer listener.Close()
+	first := child(t, "receive", name, 0, "stay")
+	sender := must(listener.AcceptSender(ctx))
+	defer sender.Close()
+	file := must(os.CreateTemp(t.TempDir(), "sent"))
+	for n := range 4 {
+		if err := sender.SendFiles(ctx, payload(n, 100), slices.Repeat([]*os.File{file}, n)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(file.WriteString("a file"))
+	// The sender has duplicates.
+	file.Close()
+	first.kill()
+	for err := error(nil); !errors.Is(err, ErrPeerDied); {
+		if _, err = sender.TrySend(nil); err != nil && !errors.Is(err, ErrPeerDied) {
+			t.Fatal(err)
+		}
+	}
+	connected := make(chan *Receiver, 1)
+	go func() { connected <- must(ConnectReceiver(ctx, name, nil)) }()
+	if err := sender.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	receiver := <-connected
+	defer receiver.Close()
+	for n := range 4 {
+		message := must(receiver.Receive(ctx))
+		files := message.TakeFiles()
+		if !isPayload(message.Bytes(), n) || !message.Redelivered() || len(files) != n || message.TakeFiles() != nil {
+			t.Fatal(n, message.Redelivered(), files)
+		}
+		for _, file := range files {
+			text := make([]byte, 6)
+			if must(file.ReadAt(text, 0)); string(text) != "a file" || file.Close() != nil {
+				t.Fatalf("%q", text)
+			}
+		}
+		message.Release()
+	}
+	if sender.Unreleased() > 0 || len(sender.sent) > 0 {
+		// Of the messages that were sent until the death was detected.
+		for range sender.Unreleased() {
+			must(receiver.Receive(ctx)).Release()
+		}
+	}
+	if sender.Unreleased() != 0 || len(sender.sent) != 0 {
+		t.Fatal(sender.Unreleased(), sender.sent)
+	}
+}
+
+func TestFilesWaitForSpaceInTheSocket(t *testing.T) {
+	sender, receiver := pair(t, &Options{Capacity: 1 << 18})
+	ctx, file := soon(t), must(os.Open(os.DevNull))
+	defer file.Close()
+	many := slices.Repeat([]*os.File{file}, lane.DescriptorsMax)
+	const count = 3000
+	done := make(chan error, 1)
+	go func() {
+		for n := range count {
+			if err := sender.SendFiles(ctx, payload(n, 8), file); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	if !parked("(*Descriptor).UntilWritable") {
+		t.Fatal("it does not wait for space in the socket")
+	}
+	for n := range count {
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), n) || n%100 == 0 && message.TakeFiles()[0].Close() != nil ||
+			message.Release() != nil {
+			t.Fatal(n)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := sender.SendFiles(ctx, nil, many...); err != nil {
+		t.Fatal(err)
+	}
+	if err := sender.SendFiles(ctx, nil, append(many, file)...); !errors.Is(err, ErrTooManyFiles) {
+		t.Fatal(err)
+	}
+	if message := must(receiver.Receive(ctx)); len(message.TakeFiles()) != len(many) || message.Release() != nil {
+		t.Fatal("other files")
+	}
+	// A full socket delays neither the end of the context nor Close.
+	fill := func(ctx context.Context) (err error) {
+		for err == nil {
+			err = sender.SendFiles(ctx, nil, file)
+		}
+		return err
+	}
+	limited, cancel := context.WithCancel(ctx)
+	go func() {
+		if !parked("(*Descriptor).UntilWritable") {
+			t.Error("it does not wait")
+		}
+		cancel()
+	}()
+	if err := fill(limited); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	go func() { done <- fill(ctx) }()
+	if !parked("(*Descriptor).UntilWritable") || sender.Close() != nil {
+		t.Fatal("it does not wait")
+	}
+	if err := <-done; !errors.Is(err, ErrClosedHandle) {
+		t.Fatal(err)
+	}
+}
+
+func TestFilesDoNotTravelThroughAPathChannel(t *testing.T) {
+	sender := must(CreateSender(soon(t), channelPlace(t), small))
+	defer sender.Close()
+	if err := sender.SendFiles(soon(t), nil, os.Stdin); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+}
+
 func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -232,7 +365,7 @@ func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing
 	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
 	defer listener.Close()
 	var sender *Sender
-	n, died := 0, (*Error)(nil)
+	n, died := 0, (*EndError)(nil)
 	for round := range rounds(t) {
 		receiver := child(t, "receive", name, 1<<30, "stay")
 		if round == 0 {
@@ -243,7 +376,7 @@ func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing
 		}
 		time.AfterFunc(time.Duration(random.IntN(30000))*time.Microsecond, func() { _ = receiver.Process.Kill() })
 		for ; ; n++ {
-			if err := sender.Send(ctx, payload(n, n%2000)); errors.As(err, &died) && died.Code == ErrPeerDied {
+			if err := sender.Send(ctx, payload(n, n%2000)); errors.As(err, &died) && died.Err == ErrPeerDied {
 				break
 			} else if err != nil {
 				t.Fatal(round, err)
@@ -251,7 +384,7 @@ func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing
 		}
 		receiver.kill()
 	}
-	// The last one finds what they left: from the first message not released on, nothing is missing.
+	// The last one finds what they left: from the first unreleased message on, nothing is missing.
 	go func() {
 		if err := sender.Resume(ctx); err != nil {
 			t.Error(err)
@@ -277,16 +410,16 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	ctx := soon(t)
 	// As another language sends them: the packet first, then the message with its mark.
 	send := func(message string, files ...*os.File) {
-		p := newPacket(kindDescriptors)
-		p.seq = sender.lane.Tail().Seq
+		p := packet.New(packet.KindDescriptors)
+		p.Seq = sender.out.Lane.Tail().Seq
 		var fds []int
 		for _, file := range files {
 			fds = append(fds, int(file.Fd()))
 		}
-		if err := trySend(sender.link.socket.fd, p.encode(), fds...); err != nil {
+		if err := kernel.TrySend(sender.out.Link.Socket.FD, p.Encode(), fds...); err != nil {
 			t.Fatal(err)
 		}
-		room, ok, err := sender.lane.TryReserve(uint64(len(message)), uint32(len(files)))
+		room, ok, err := sender.out.Lane.TryReserve(uint64(len(message)), uint32(len(files)))
 		if !ok || err != nil {
 			t.Fatal(ok, err)
 		}
@@ -315,19 +448,20 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 	send("two", file, file)
 	send("copied", file)
 	first := must(receiver.Receive(ctx))
-	files := first.Files()
+	files := first.TakeFiles()
 	text := make([]byte, 6)
-	if len(files) != 1 || must(files[0].ReadAt(text, 0)) != 6 || string(text) != "a file" || first.Files() != nil {
+	if len(files) != 1 || must(files[0].ReadAt(text, 0)) != 6 || string(text) != "a file" || first.TakeFiles() != nil {
 		t.Fatal(files)
 	}
 	files[0].Close()
-	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.Files() != nil || none.Release() != nil {
+	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.TakeFiles() != nil ||
+		none.Release() != nil {
 		t.Fatal("none")
 	}
-	// Not asked for, so closed with the release.
+	// Not taken, so closed with the release.
 	two := must(receiver.Receive(ctx))
 	two.Release()
-	if two.Files() != nil {
+	if two.TakeFiles() != nil {
 		t.Fatal("after the release")
 	}
 	if n := must(receiver.ReceiveInto(ctx, make([]byte, 10))); n != 6 {
@@ -339,12 +473,12 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 		t.Fatalf("%d descriptors before, %d after", before, after)
 	}
 	// Another count than the mark's is corrupt.
-	p := newPacket(kindDescriptors)
-	p.seq = sender.lane.Tail().Seq
-	if err := trySend(sender.link.socket.fd, p.encode(), int(file.Fd())); err != nil {
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = sender.out.Lane.Tail().Seq
+	if err := kernel.TrySend(sender.out.Link.Socket.FD, p.Encode(), int(file.Fd())); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := sender.lane.TryReserve(1, 2); !ok || err != nil {
+	if _, ok, err := sender.out.Lane.TryReserve(1, 2); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	sender.commit(1)

@@ -1,32 +1,33 @@
-// Package pelton sends messages between the processes of one machine at the speed of memory: a lane of shared memory for each sender,
-// in which a message is written once and read in place. It speaks to pelton in Rust, C and any other language.
+// Package pelton sends messages between the processes of one Linux machine at memory speed. Each sender has a lane of
+// shared memory, in which a message is written once and read in place. The other side may be in Rust, C or another
+// language.
 //
-// It is pure Go: no cgo, and no thread that waits in the kernel (but for what a disk or a file's lock takes, in opening a path channel
-// and in Sync). What it does is written in spec/layout.md and spec/protocol.md, which it
-// obeys by itself.
+// It is pure Go, without cgo. No thread waits in the kernel, except for a disk or a file's lock when a path channel is
+// opened or synced. It implements spec/layout.md, spec/protocol.md and spec/call.md.
 //
 //	// One process:
 //	listener, err := pelton.Listen("events", nil)
 //	receiver, err := listener.AcceptReceiver(ctx)
 //	for message, err := range receiver.Messages(ctx) {
-//		if err != nil { return err }              // ErrPeerDied: Resume may go on
-//		fmt.Println(len(message.Bytes()))         // in place; released by the loop
+//		if err != nil { return err }              // ErrPeerDied: Resume waits for a successor
+//		fmt.Println(len(message.Bytes()))         // in place; the loop releases it
 //	}                                             // the sender has closed
 //
-//	// Another:
+//	// Another process:
 //	sender, err := pelton.ConnectSender(ctx, "events", nil)
 //	err = sender.Send(ctx, []byte("hello"))       // waits while the lane is full
 //
-// A name is short ("events": a directory of sockets under $XDG_RUNTIME_DIR/pelton/, else /tmp/pelton-UID/) or a socket's path
-// ("unix:/run/app/events"). Either end may listen. [Gather] makes a receiver of many senders.
+// A name is short, such as "events": a directory of sockets below $XDG_RUNTIME_DIR/pelton/, or /tmp/pelton-UID/. Or it
+// is a socket's path, such as "unix:/run/app/events". Either side may listen. [Gather] returns a receiver of many
+// senders.
 //
-// A channel that survives both sides is a directory, on tmpfs or disk: [CreateSender] and [CreateReceiver] make or open it. Either side
-// may come first, die, and start again; what was committed and not released waits. There the other side's end is told once, and then the
-// handle goes on: the next one may come at any time.
+// A path channel is a directory, on tmpfs or disk, and outlives both sides: [CreateSender] and [CreateReceiver] create
+// or open it. Either side may come first, die, and start again; what was committed and not released stays. The end of
+// the other side is reported once, and then the handle continues: the next one may come at any time.
 //
 // # Calls
 //
-// A [Service] answers the requests of its clients, a [Client] asks:
+// A [Client] calls a [Service]:
 //
 //	service, err := pelton.ListenService("echo", nil)
 //	err = service.Serve(ctx, func(request pelton.Request) {      // a goroutine for each
@@ -34,34 +35,36 @@
 //	})
 //
 //	client, err := pelton.ConnectClient(ctx, "echo", nil)
-//	reply, err := client.Call(ctx, []byte("hello"))              // any number of goroutines at a time
-//	call, err := client.Submit(ctx, []byte("many"))              // and the answer later: Await, or
+//	reply, err := client.Call(ctx, []byte("hello"))              // from any number of goroutines
+//	call, err := client.Submit(ctx, []byte("many"))              // the reply later: Await, or
 //	for part, err := range call.Parts(ctx) { ... }               // part by part
 //
-// When the context of a call ends, the call is cancelled, and the service is told: [Request.Context] ends. Of a short name several
-// processes may be services: a client asks the least busy, and goes on when one dies, or drains for a successor ([Service.Drain]). What is in
-// the records, and what of it is certain when a side dies, is in spec/call.md.
+// When the context of a call ends, the call is cancelled, and so is [Request.Context] at the service. Several
+// processes may serve a short name. A client uses the least busy one, and continues with others when one dies or
+// drains for a successor ([Service.Drain]). What is certain when a side dies is in spec/call.md.
 //
 // # Waiting
 //
-// Calls that begin with Try never wait, nor do Commit, Abort, Release, Trim and Close. Others take a context, and end with its error when
-// it ends. One that finds what it wants at once does not look at the context. Who waits looks on for some microseconds while it lets
-// other goroutines run, less when that has not paid lately, and then is parked in the runtime's poller until the other side rings:
-// see [Options.Wait]. Where this process has one processor it does not look on, but lets other processes run, twice, before it is parked.
+// Methods whose names begin with Try never wait, nor do Commit, Abort, Release, TakeFiles, Trim and Close. The others
+// take a context, and return its error when it ends; if they need not wait, they ignore it. A waiting goroutine first
+// spins for some microseconds, less if that was useless lately, and lets others run. Then it is parked in the
+// runtime's poller until the other side rings: see [Options.Wait]. With one processor, the process yields once
+// instead of spinning.
 //
 // # Errors
 //
-// errors.Is finds the [Code], errors.As an [*Error] with the details. [ErrClosed] is the ordinary end of a channel, [ErrPeerDied] a
-// process that ended without closing, proved by the system, never guessed from time, so a stopped process is not dead. What it had
-// committed is received first; Resume goes on with its successor. After [ErrCorrupt] a handle cannot be used further. Of a call [*Failed] and
-// [ErrAbandoned] are what its service says.
+// errors.Is finds the sentinels below, and the system's error. [ErrClosed] is the ordinary end of a channel.
+// [ErrPeerDied] is a process that ended without closing: the kernel proves that, no timeout guesses it, so a stopped
+// process is not dead. Messages that it committed arrive first; then Resume continues with its successor. errors.As
+// finds an [*EndError] with the number of unreleased messages, and a [*CallError] with what a service replied. After
+// [ErrCorrupt] close the handle.
 //
 // # Goroutines
 //
-// One goroutine at a time uses a [Sender] or a [Receiver]; another that calls meanwhile is told [ErrWrongThread], and nothing has
-// happened. Close and [Message.Release] may be called by any goroutine at any time. Handles, and messages, may be passed on. For many
-// goroutines that send, give each a sender of its own, to a receiver made by [Gather]. A [Client] and a [Request] may be used by any goroutine at
-// any time; one goroutine at a time awaits a [Call], and one takes requests from a [Service].
+// One goroutine at a time uses a [Sender] or a [Receiver]. Another gets [ErrConcurrentUse] meanwhile, without an
+// effect. Any may call Close and [Message.Release] at any time. To send from many goroutines, give each a sender, and
+// receive by [Gather]. Any number of goroutines use a [Client] and a [Request]; one at a time awaits a [Call], and
+// one at a time takes requests from a [Service].
 //
 // # Units
 //
@@ -69,22 +72,18 @@
 //
 // # Memory
 //
-// A message received lies in shared memory until it is released, also when the receiver is closed meanwhile. What a sender that breaks
-// the rules can do is to change it while it is read; [Receiver.ReceiveInto] copies. Every word of the other side's is checked before it is
-// used: it can make this side answer [ErrCorrupt], and not more.
+// A received message lies in shared memory until it is released, even after the receiver was closed. A sender that
+// breaks the rules can change it while it is read; [Receiver.ReceiveInto] copies. Each word of the other side is
+// checked before use: it can cause [ErrCorrupt] and no more.
 //
-// How much memory peers can make a receiver or a service use is in its options: Capacity and MessageBytesMax say the largest lane and message that it
-// takes, Memory what all peers have together. See [Options].
+// [Options] limit the memory that peers can make a receiver or a service use: Capacity and MessageBytesMax for a lane
+// and a message, Memory for all peers together.
 //
-// The race detector does not look at mapped memory, so it says nothing about a program's use of message bytes after Release, nor about
-// two goroutines that write to one reservation. This package's own tests run the lane over memory of Go's, where it does look.
+// The race detector does not see accesses to mapped memory. So it detects neither a use of message bytes after
+// Release, nor two goroutines that write to one reservation.
 //
-// # Forking
+// # Not included
 //
-// Go programs do not fork without executing another program, which inherits nothing of a channel.
-//
-// # Not here
-//
-// Sending descriptors along with messages (receiving them is: [Message.Files]), flushing and record files are not in this package
-// yet; nor is looking at a path channel from outside, repairing and removing it: pelton info, recover and rm do that.
+// Flushing, record files, file operations, and inspecting, repairing and removing a path channel: the command pelton
+// has info, recover and rm.
 package pelton

@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/kernel"
 )
 
-// Doorbells, and peers that do with theirs what they should not.
+// Doorbells, and peers that misuse them.
 
-// hasRung waits until a goroutine that sleeps on a bell has woken.
+// hasRung waits until a goroutine that sleeps on a doorbell has woken.
 func hasRung(t *testing.T, woken chan struct{}) {
 	t.Helper()
 	select {
@@ -25,79 +27,73 @@ func hasRung(t *testing.T, woken chan struct{}) {
 	}
 }
 
-// listensTo is to how many peers of other users.
-func (b *bell) listensTo() int {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	return len(b.sockets)
-}
-
-func sleepsOn(b *bell) chan struct{} {
+func sleepsOn(b *doorbell.Own) chan struct{} {
 	woken := make(chan struct{})
-	go func() { b.sleep(false); close(woken) }()
+	go func() { b.Sleep(false); close(woken) }()
 	return woken
 }
 
 func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
-	b := must(newBell())
-	defer b.close()
-	peers := doorbell{must(unix.Dup(b.eventfd)), doorbellEventfd}
-	defer peers.close(nobody)
-	if b.harvest(uintptr(b.polled.Load().fd)) {
+	b := must(doorbell.New())
+	defer b.Close()
+	peers := doorbell.Peer{FD: must(unix.Dup(b.Eventfd)), Kind: doorbell.Eventfd}
+	defer peers.Close(kernel.UnknownUser)
+	if b.Poll() {
 		t.Fatal("it rings, and is new")
 	}
 	for _, value := range []uint64{0, 1, 1<<64 - 2} {
 		if value > 0 {
-			must(unix.Write(peers.fd, binary.LittleEndian.AppendUint64(nil, value)))
+			must(unix.Write(peers.FD, binary.LittleEndian.AppendUint64(nil, value)))
 		}
-		b.harvest(uintptr(b.polled.Load().fd))
-		if b.harvest(uintptr(b.polled.Load().fd)) {
+		b.Poll()
+		if b.Poll() {
 			t.Fatal("it rings though nobody has rung")
 		}
 		for range 3 {
 			woken := sleepsOn(b)
-			if !parked("(*bell).sleep") {
+			if !parked("(*Own).Sleep") {
 				t.Fatal("it does not sleep")
 			}
-			peers.ring()
+			peers.Ring()
 			hasRung(t, woken)
 		}
 		// One from before the sleep ends it.
-		peers.ring()
+		peers.Ring()
 		hasRung(t, sleepsOn(b))
 		if value > 0 {
-			must(unix.Read(peers.fd, make([]byte, 8)))
+			must(unix.Read(peers.FD, make([]byte, 8)))
 		}
 	}
 }
 
-func TestABellThatNobodyHasSleptOnLosesNoRingAndNoKick(t *testing.T) {
-	for _, does := range []func(b *bell){
-		(*bell).kick,
-		func(b *bell) { doorbell{b.eventfd, doorbellEventfd}.ring() },
+func TestADoorbellLosesNoRingAndNoWakeBeforeTheFirstSleep(t *testing.T) {
+	for _, does := range []func(b *doorbell.Own){
+		(*doorbell.Own).Wake,
+		func(b *doorbell.Own) { doorbell.Peer{FD: b.Eventfd, Kind: doorbell.Eventfd}.Ring() },
 	} {
-		b := must(newSeldomBell())
-		if b.polled.Load() != nil {
+		b := must(doorbell.NewLazy())
+		if b.Polled.Load() != nil {
 			t.Fatal("it has an epoll")
 		}
-		b.awake()
+		b.ClearWake()
 		does(b)
 		hasRung(t, sleepsOn(b))
-		b.awake()
+		b.ClearWake()
 		// The first event of an epoll comes without a ring.
-		b.harvest(uintptr(must(b.open()).fd))
+		must(b.Open())
+		b.Poll()
 		woken := sleepsOn(b)
-		if !parked("(*bell).sleep") {
+		if !parked("(*Own).Sleep") {
 			t.Fatal("it does not sleep")
 		}
 		does(b)
 		hasRung(t, woken)
-		b.close()
-		b.close()
+		b.Close()
+		b.Close()
 	}
 }
 
-// fills makes an eventfd one in which a write of 1 waits.
+// fills fills an eventfd, so that a write of 1 waits.
 func fills(t *testing.T, fd int) {
 	t.Helper()
 	flags := must(unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0))
@@ -105,7 +101,7 @@ func fills(t *testing.T, fd int) {
 	must(unix.Write(fd, binary.LittleEndian.AppendUint64(nil, 1<<64-2)))
 }
 
-// fullAndAsleep fills the sender's lane, and says that it sleeps until there is room.
+// fullAndAsleep fills the sender's lane, and waits until a goroutine sleeps in Send.
 func fullAndAsleep(t *testing.T, sender *Sender) {
 	t.Helper()
 	for {
@@ -115,18 +111,18 @@ func fullAndAsleep(t *testing.T, sender *Sender) {
 			break
 		}
 	}
-	if sleeps, err := sender.lane.Arm(5000, false, membarrier); err != nil || !sleeps {
+	if sleeps, err := sender.out.Lane.Arm(5000, false, kernel.Membarrier); err != nil || !sleeps {
 		t.Fatal(sleeps, err)
 	}
 }
 
-func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
+func TestASenderWhoseDoorbellIsFullDelaysNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, nil))
 	t.Cleanup(func() { receiver.Close() })
 	hostile := must(ConnectSender(ctx, name, &Options{Capacity: 1 << 16}))
 	innocent := must(ConnectSender(ctx, name, nil))
-	fills(t, hostile.bell.eventfd)
+	fills(t, hostile.out.Doorbell.Eventfd)
 	fullAndAsleep(t, hostile)
 	sent := hostile.Unreleased()
 	received := make(chan error, 1)
@@ -149,16 +145,16 @@ func TestASenderWhoseDoorbellIsFullHoldsNobodyUp(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the receiver waits for its ring")
 	}
-	if hostile.lane.IsArmed() && !hostile.bell.harvest(uintptr(hostile.bell.polled.Load().fd)) {
+	if hostile.out.Lane.IsArmed() && !hostile.out.Doorbell.Poll() {
 		t.Fatal("nobody has rung")
 	}
 	serves(t, receiver, innocent)
 }
 
-func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
+func TestAReceiverWhoseDoorbellIsFullDoesNotDelayItsSender(t *testing.T) {
 	sender, receiver := pair(t, nil)
-	fills(t, receiver.bell.eventfd)
-	receiver.sleeper.Arm(receiver.areSendersFencing, membarrier)
+	fills(t, receiver.doorbell.Eventfd)
+	receiver.sleeper.Arm(receiver.areSendersFencing, kernel.Membarrier)
 	sent := make(chan error, 1)
 	go func() { sent <- sender.Send(context.Background(), []byte("x")) }()
 	select {
@@ -169,12 +165,12 @@ func TestAReceiverWhoseDoorbellIsFullDoesNotHoldUpItsSender(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the sender waits for its ring")
 	}
-	if !receiver.bell.harvest(uintptr(receiver.bell.polled.Load().fd)) {
+	if !receiver.doorbell.Poll() {
 		t.Fatal("nobody has rung")
 	}
 }
 
-func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
+func TestADescriptorThatIsNoDoorbellIsRefused(t *testing.T) {
 	pair := func(domain, kind int) int {
 		if domain == unix.AF_UNIX {
 			fds := must(unix.Socketpair(domain, kind|unix.SOCK_CLOEXEC, 0))
@@ -184,7 +180,7 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 		return must(unix.Socket(domain, kind|unix.SOCK_CLOEXEC, 0))
 	}
 	path := strings.TrimPrefix(place(t), "unix:")
-	listens := must(listenAt(path))
+	listens := must(kernel.ListenAt(path))
 	defer unix.Close(listens)
 	eventfd := func() int { return must(unix.Eventfd(0, unix.EFD_CLOEXEC)) }
 	type given struct {
@@ -208,15 +204,15 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 		all["a seqpacket socket of a virtual machine"] = given{fd, true, false}
 	}
 	for what, c := range all {
-		found, err := checkDoorbell(c.fd, c.isOwnUser)
-		if (err == nil) != c.isAccepted || err == nil && found.fd != c.fd {
+		found, err := doorbell.Check(c.fd, c.isOwnUser)
+		if (err == nil) != c.isAccepted || err == nil && found.FD != c.fd {
 			t.Errorf("%s: %+v %v", what, found, err)
 		}
 		unix.Close(c.fd)
 	}
 }
 
-// anotherUsers is a sender to the receiver, connected by another user.
+// anotherUsers returns a sender to the receiver, connected by another user.
 func anotherUsers(t *testing.T, ctx context.Context, name string) (sender *Sender) {
 	t.Helper()
 	asUser(t, 12345, func() {
@@ -247,8 +243,8 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	others := []*Sender{anotherUsers(t, ctx, name), anotherUsers(t, ctx, name)}
 	own := must(ConnectSender(ctx, name, nil))
 	defer own.Close()
-	if own.link.doorbell.kind != doorbellEventfd || receiver.bell.listensTo() != 2 {
-		t.Fatal(own.link.doorbell, receiver.bell.listensTo())
+	if own.out.Link.Doorbell.Kind != doorbell.Eventfd || receiver.doorbell.Pairs() != 2 {
+		t.Fatal(own.out.Link.Doorbell, receiver.doorbell.Pairs())
 	}
 	received := make(chan Message)
 	go func() {
@@ -262,11 +258,11 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 		}
 	}()
 	for n, sender := range append(others, own) {
-		if is := sender.link.doorbell.kind; (is == doorbellSocket) != (n < 2) {
+		if is := sender.out.Link.Doorbell.Kind; (is == doorbell.Socket) != (n < 2) {
 			t.Fatal(n, is)
 		}
 		for range 20 {
-			if !parked("(*bell).sleep") {
+			if !parked("(*Own).Sleep") {
 				t.Fatal("the receiver does not sleep")
 			}
 			if err := sender.Send(ctx, []byte{byte(n)}); err != nil {
@@ -276,7 +272,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 				t.Fatal(message)
 			}
 		}
-		// It is woken when there is room.
+		// It is woken when there is space.
 		for k := range 200 {
 			if err := sender.Send(ctx, payload(k, 5000)); err != nil {
 				t.Fatal(err)
@@ -295,7 +291,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	receiver.Close()
 	for range received {
 	}
-	if found := receiver.bell.listensTo(); found != 0 {
+	if found := receiver.doorbell.Pairs(); found != 0 {
 		t.Fatal(found)
 	}
 }
@@ -315,15 +311,16 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 		t.FailNow()
 	}
 	defer client.Close()
-	if out := client.links[0].out; out.doorbell.kind != doorbellSocket || client.bell.listensTo() != 1 {
-		t.Fatal(out.doorbell, client.bell.listensTo())
+	if out := client.links[0].out; out.Doorbell.Kind != doorbell.Socket || client.doorbell.Pairs() != 1 {
+		t.Fatal(out.Doorbell, client.doorbell.Pairs())
 	}
 	for n := range 50 {
-		if n%10 == 0 && !parked("(*bell).sleep") {
+		if n%10 == 0 && !parked("(*Own).Sleep") {
 			t.Fatal("the service does not sleep")
 		}
-		// Also of what waits for room, either way.
-		if reply, err := client.Call(ctx, payload(n, n*10_000)); err != nil || !isPayload(reply, n) || len(reply) != n*10_000 {
+		// Also for what waits for space, either way.
+		if reply, err := client.Call(ctx, payload(n, n*10_000)); err != nil || !isPayload(reply, n) ||
+			len(reply) != n*10_000 {
 			t.Fatal(err)
 		}
 	}
@@ -332,22 +329,22 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 	ways := map[string]func(t *testing.T, fd int){
 		"filled": func(t *testing.T, fd int) {
-			for trySend(fd, []byte("x")) == nil {
+			for kernel.TrySend(fd, []byte("x")) == nil {
 			}
 		},
 		"shut down": func(t *testing.T, fd int) { _ = unix.Shutdown(fd, unix.SHUT_RDWR) },
 		"shut down to write, and full": func(t *testing.T, fd int) {
-			for trySend(fd, []byte("x")) == nil {
+			for kernel.TrySend(fd, []byte("x")) == nil {
 			}
 			_ = unix.Shutdown(fd, unix.SHUT_WR)
 		},
-		"a packet of no bytes": func(t *testing.T, fd int) { _ = trySend(fd, nil) },
-		"a large packet":       func(t *testing.T, fd int) { _ = trySend(fd, make([]byte, 10_000)) },
+		"a packet of no bytes": func(t *testing.T, fd int) { _ = kernel.TrySend(fd, nil) },
+		"a large packet":       func(t *testing.T, fd int) { _ = kernel.TrySend(fd, make([]byte, 10_000)) },
 		"with descriptors": func(t *testing.T, fd int) {
 			blocks := lingering(t)
 			for {
 				// Until it is full, or another kernel permits none.
-				if err := trySend(fd, []byte("x"), blocks, blocks); err != nil {
+				if err := kernel.TrySend(fd, []byte("x"), blocks, blocks); err != nil {
 					break
 				}
 			}
@@ -364,16 +361,15 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 				name, receiver := gathersOfAnotherUser(t)
 				hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 				other := anotherUsers(t, ctx, name)
-				does(t, hostile.link.doorbell.fd)
-				// What was queued is taken, in some turns, and then nothing rings: no loop that is busy.
-				epoll := uintptr(receiver.bell.polled.Load().fd)
-				for rounds := 0; receiver.bell.harvest(epoll); rounds++ {
+				does(t, hostile.out.Link.Doorbell.FD)
+				// Each poll takes some of what was queued, and then nothing rings: no busy loop.
+				for rounds := 0; receiver.doorbell.Poll(); rounds++ {
 					if rounds > 1000 {
 						t.Fatal("it rings for ever")
 					}
 				}
 				isEnd := strings.Contains(way, "shut") || strings.Contains(way, "no bytes")
-				if is := receiver.bell.listensTo() == 1; is != isEnd {
+				if is := receiver.doorbell.Pairs() == 1; is != isEnd {
 					t.Fatal("its doorbell is listened to:", !is)
 				}
 				for _, sender := range []*Sender{other, innocent} {
@@ -385,7 +381,7 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 						}
 						received <- err
 					}()
-					if !parked("(*bell).sleep") {
+					if !parked("(*Own).Sleep") {
 						t.Fatal("the receiver does not sleep")
 					}
 					if err := sender.Send(ctx, []byte("x")); err != nil {
@@ -406,22 +402,22 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 	}
 }
 
-func TestARingIntoASocketThatNobodyEmptiesDoesNotWait(t *testing.T) {
+func TestARingIntoAFullSocketDoesNotWait(t *testing.T) {
 	ends := must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))
 	defer unix.Close(ends[1])
-	peers := must(checkDoorbell(ends[0], false))
+	peers := must(doorbell.Check(ends[0], false))
 	rung := make(chan struct{})
 	go func() {
 		defer close(rung)
 		for range 100_000 {
-			peers.ring()
+			peers.Ring()
 		}
 		_ = unix.Shutdown(ends[1], unix.SHUT_RDWR)
 		// No signal either.
-		peers.ring()
+		peers.Ring()
 	}()
 	hasRung(t, rung)
-	peers.close(nobody)
+	peers.Close(kernel.UnknownUser)
 	closesEnd(t)
 }
 
@@ -432,7 +428,7 @@ func TestWhatAHostileUserQueuedDoesNotHoldUpTheEndOfItsDoorbell(t *testing.T) {
 	hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
 	must(0, innocent.Send(ctx, nil))
 	must(receiver.Receive(ctx)).Release()
-	sendsRights(hostile.link.doorbell.fd, []byte("x"), lingering(t))
+	sendsRights(hostile.out.Link.Doorbell.FD, []byte("x"), lingering(t))
 	ended := make(chan struct{})
 	go func() {
 		receiver.Close()
@@ -477,7 +473,7 @@ func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
 			received <- string(message.Bytes())
 			_ = message.Release()
 		}()
-		if !parked("(*bell).sleep") {
+		if !parked("(*Own).Sleep") {
 			t.Fatal("the receiver does not sleep")
 		}
 		must(fmt.Fprintln(sends.input, n))
@@ -490,8 +486,8 @@ func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
 	receives := toolOfAnotherUser(t, "recv", name)
 	sender := must(ConnectSender(ctx, name, &Options{UIDs: []int{12345}, Await: true}))
 	defer sender.Close()
-	if sender.link.doorbell.kind != doorbellSocket || sender.MessageBytesMax() != 1<<20 {
-		t.Fatal(sender.link.doorbell, sender.MessageBytesMax())
+	if sender.out.Link.Doorbell.Kind != doorbell.Socket || sender.MessageBytesMax() != 1<<20 {
+		t.Fatal(sender.out.Link.Doorbell, sender.MessageBytesMax())
 	}
 	for n := range 20 {
 		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {

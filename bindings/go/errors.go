@@ -3,155 +3,138 @@ package pelton
 import (
 	"errors"
 	"fmt"
+	"strings"
 
+	"pelton/internal/fail"
 	"pelton/internal/lane"
+	"pelton/internal/packet"
 )
 
-// Code is what failed, by the numbers and texts of the library's other languages (include/pelton.h). It is an error itself, for
-// errors.Is; a *[Error] that wraps it has the details.
-//
-// Codes of what this package has no way to run into (descriptors sent, flushing, record files) are here for completeness of the
-// list.
-type Code int
-
-// The codes. Full, empty and out of time are answers, not errors: see [Sender.TrySend] and [Receiver.TryReceive]; a wait that
-// its context ends is the context's error.
-const (
-	ErrAgain              Code = -1
-	ErrClosed             Code = -2
-	ErrPeerDied           Code = -3
-	ErrTooLarge           Code = -4
-	ErrTooSmall           Code = -5
-	ErrTooManyDescriptors Code = -6
-	ErrDescriptorsLost    Code = -7
-	ErrCorrupt            Code = -8
-	ErrRefused            Code = -9
-	ErrHungUp             Code = -10
-	ErrNoListener         Code = -11
-	ErrInUse              Code = -12
-	ErrName               Code = -13
-	ErrOption             Code = -14
-	ErrNoChannel          Code = -15
-	ErrNotAChannel        Code = -16
-	ErrRoleTaken          Code = -17
-	ErrNoSpace            Code = -18
-	ErrRebooted           Code = -19
-	ErrSystem             Code = -20
-	ErrForked             Code = -21
-	ErrInternal           Code = -22
-	ErrNull               Code = -23
-	ErrClosedHandle       Code = -24
-	ErrWrongThread        Code = -25
-	ErrNotReserved        Code = -26
-	ErrReserved           Code = -27
-	ErrNotReceived        Code = -28
-	ErrNotReleased        Code = -29
-	ErrSink               Code = -30
-	ErrNotARecordFile     Code = -31
-	ErrDamaged            Code = -32
-	ErrTorn               Code = -33
+// The errors of this package, for errors.Is. The text of a returned error has the details: what was found, what was
+// wanted, and what to do. When the context ends a wait, the error is the context's. A full or an empty lane is no
+// error: see [Sender.TrySend] and [Receiver.TryReceive].
+var (
+	// ErrClosed reports that the other side has closed, which is the ordinary end of a channel. See [EndError].
+	ErrClosed = fail.ErrClosed
+	// ErrPeerDied reports that the other side's process ended without closing. Resume waits for a successor. See
+	// [EndError].
+	ErrPeerDied = fail.ErrPeerDied
+	// ErrTooLarge reports a message larger than the reservation, or than the channel permits.
+	ErrTooLarge = fail.ErrTooLarge
+	// ErrTooSmall reports a buffer smaller than the message.
+	ErrTooSmall = fail.ErrTooSmall
+	// ErrTooManyFiles reports more than 64 descriptors for one message.
+	ErrTooManyFiles = fail.ErrTooManyFiles
+	// ErrDescriptorsLost reports that this process had no free descriptor for all that came with a message. Raise
+	// RLIMIT_NOFILE.
+	ErrDescriptorsLost = fail.ErrDescriptorsLost
+	// ErrCorrupt reports that the other side broke a rule of the layout or the protocol. Close the handle.
+	ErrCorrupt = fail.ErrCorrupt
+	// ErrRefused reports that the other side refuses this one, or that this kind of channel cannot do it.
+	ErrRefused = fail.ErrRefused
+	// ErrHungUp reports that the other side hung up during the handshake. Its own error has the reason.
+	ErrHungUp = fail.ErrHungUp
+	// ErrTimedOut reports that the other side did not answer during the handshake.
+	ErrTimedOut = fail.ErrTimedOut
+	// ErrNoListener reports that no process listens under the name. Start the other side, or set [Options.Await].
+	ErrNoListener = fail.ErrNoListener
+	// ErrInUse reports that another process listens under the name.
+	ErrInUse = fail.ErrInUse
+	// ErrName reports a name that is neither short nor unix:PATH, or whose socket cannot exist.
+	ErrName = fail.ErrName
+	// ErrOption reports an option with an invalid value.
+	ErrOption = fail.ErrOption
+	// ErrNoChannel reports that there is no channel at the path. Create it, or set [Options.Await].
+	ErrNoChannel = fail.ErrNoChannel
+	// ErrNotAChannel reports that what is at the path is no channel, or is not safe to use.
+	ErrNotAChannel = fail.ErrNotAChannel
+	// ErrRoleTaken reports that the path channel has its receiver, or all its senders, already.
+	ErrRoleTaken = fail.ErrRoleTaken
+	// ErrNoSpace reports a full file system. Nothing is damaged; try again when there is space.
+	ErrNoSpace = fail.ErrNoSpace
+	// ErrRebooted reports a path channel from before a reboot. `pelton recover` keeps its complete messages.
+	ErrRebooted = fail.ErrRebooted
+	// ErrSystem reports an error of the operating system, which errors.Is and errors.As find too.
+	ErrSystem = fail.ErrSystem
+	// ErrClosedHandle reports that the handle is closed. Create a new one.
+	ErrClosedHandle = fail.ErrClosedHandle
+	// ErrConcurrentUse reports that another goroutine is in a call with the handle. Nothing has happened.
+	ErrConcurrentUse = fail.ErrConcurrentUse
+	// ErrNotReserved reports Commit or Abort without a reservation.
+	ErrNotReserved = fail.ErrNotReserved
+	// ErrReserved reports that a reservation must be committed or aborted first.
+	ErrReserved = fail.ErrReserved
+	// ErrNotReceived reports that the message was released already.
+	ErrNotReceived = fail.ErrNotReceived
+	// ErrServiceMemory reports that a service has no memory left, for this client, for a reply that would wait for
+	// space, or for a request in pieces. The call has failed: its client gets a [*CallError], the service this as the
+	// reply's error. See [Options.Memory].
+	ErrServiceMemory = fail.ErrServiceMemory
+	// ErrAbandoned reports that the service dropped the call without a reply: its handler panicked, or forgot.
+	ErrAbandoned = fail.ErrAbandoned
 )
 
-var codeTexts = [...]string{
-	-ErrAgain:              "not now: full, empty, or the deadline has passed",
-	-ErrClosed:             "the other side has closed",
-	-ErrPeerDied:           "the other side died without closing: resume waits for a successor",
-	-ErrTooLarge:           "larger than what was reserved, or than this channel takes",
-	-ErrTooSmall:           "what was given to be filled is too small: the size wanted was written",
-	-ErrTooManyDescriptors: "more descriptors than can go with one message",
-	-ErrDescriptorsLost:    "this process had no room for all descriptors: raise RLIMIT_NOFILE",
-	-ErrCorrupt:            "the peer broke a rule of the layout or the protocol: close the channel",
-	-ErrRefused:            "refused by the other side, or not possible with this kind of channel",
-	-ErrHungUp:             "the peer hung up during the handshake: see what it says",
-	-ErrNoListener:         "nobody listens under the name: start the other side, or give a deadline",
-	-ErrInUse:              "somebody listens under the name already",
-	-ErrName:               "a name that cannot be",
-	-ErrOption:             "an option has a value that cannot be",
-	-ErrNoChannel:          "there is no channel at the path: create it, or give a deadline",
-	-ErrNotAChannel:        "what is at the path cannot be used as a channel",
-	-ErrRoleTaken:          "the path's channel has its receiver, or all its senders, already",
-	-ErrNoSpace:            "the file system is full: nothing is damaged, try again when there is space",
-	-ErrRebooted:           "the path's channel is from before a reboot: pelton recover keeps what is whole",
-	-ErrSystem:             "the operating system refused something: errno says what",
-	-ErrForked:             "the handle belongs to the process that forked this one: make a new one here",
-	-ErrInternal:           "a bug in pelton was caught: close the handle, and report it",
-	-ErrNull:               "mistake of the caller: NULL where it must not be",
-	-ErrClosedHandle:       "mistake of the caller: the handle is closed, or of another kind",
-	-ErrWrongThread:        "mistake of the caller: another thread is in a call with this handle",
-	-ErrNotReserved:        "mistake of the caller: nothing is reserved, or no batch begun",
-	-ErrReserved:           "mistake of the caller: commit or abort what is reserved first",
-	-ErrNotReceived:        "mistake of the caller: no message is received, or it was released already",
-	-ErrNotReleased:        "mistake of the caller: release or hold what was received first",
-	-ErrSink:               "the sink took nothing: nothing of it is released, and it comes again",
-	-ErrNotARecordFile:     "what is at the path cannot be used as a record file",
-	-ErrDamaged:            "a record file is damaged somewhere, and goes on after that",
-	-ErrTorn:               "a record file's end is torn, as a killed writer leaves it: all before it is whole",
-}
-
-// Error is the code's text.
-func (c Code) Error() string {
-	if c < 0 && int(-c) < len(codeTexts) {
-		return codeTexts[-c]
-	}
-	return fmt.Sprintf("code %d", int(c))
-}
-
-// Error says what was found, what was wanted, and what to do. errors.Is finds its Code, and the system's error if there is one.
-type Error struct {
-	Code Code
-	// Detail is in words.
-	Detail string
-	// Unreleased is how many messages were committed and not released, with [ErrClosed] and [ErrPeerDied].
+// EndError reports that the other side of a channel is gone.
+type EndError struct {
+	// Err is [ErrClosed] or [ErrPeerDied].
+	Err error
+	// Unreleased is the number of messages that were committed and not released.
 	Unreleased uint64
-	cause      error
 }
 
-func (e *Error) Error() string {
-	text := e.Detail
-	if e.cause != nil {
-		text += ": " + e.cause.Error()
+// Error returns the text of the error.
+func (e *EndError) Error() string {
+	if e.Err == ErrClosed {
+		return fmt.Sprintf("pelton: the other side has closed; %d messages were not released", e.Unreleased)
 	}
-	return "pelton: " + text
+	return fmt.Sprintf("pelton: the other side died without closing; %d messages were not released: Resume waits for a successor", e.Unreleased)
 }
 
-// Is says whether target is this error's code.
-func (e *Error) Is(target error) bool {
-	code, ok := target.(Code)
-	return ok && code == e.Code
-}
+// Unwrap returns Err.
+func (e *EndError) Unwrap() error { return e.Err }
 
-// Unwrap is what the system said.
-func (e *Error) Unwrap() error { return e.cause }
+func isCorrupt(err error) bool { return errors.Is(err, ErrCorrupt) }
 
-func failure(code Code, format string, args ...any) *Error {
-	return &Error{Code: code, Detail: fmt.Sprintf(format, args...)}
-}
-
-// system puts what was being done before what the system said; nil for nil.
-func system(what string, err error) error {
-	if err == nil {
-		return nil
+// linkError returns a lane's error as this package's.
+func linkError(err error) error {
+	if errors.Is(err, lane.ErrConsumerClosed) {
+		return &EndError{Err: ErrClosed}
 	}
-	return &Error{Code: ErrSystem, Detail: what, cause: err}
+	return fail.Lane(err)
 }
 
-// ended is how a channel ends.
-func ended(code Code, unreleased uint64) *Error {
-	if code == ErrClosed {
-		return &Error{Code: code, Unreleased: unreleased,
-			Detail: fmt.Sprintf("the other side has closed; %d messages were not released", unreleased)}
+// checkSize checks a message against its receiver's limit.
+func checkSize(bytes int, most uint64) error {
+	if uint64(bytes) > most {
+		return fail.New(fail.ErrTooLarge,
+			"a message of %d bytes is larger than the %d that the other side takes: send less, or raise CallBytesMax there", bytes, most)
 	}
-	return &Error{Code: code, Unreleased: unreleased, Detail: fmt.Sprintf(
-		"the other side died without closing; %d messages were not released: Resume waits for a successor", unreleased)}
+	return nil
 }
 
-// laneError puts what the lane found into this package's words.
-func laneError(err error) error {
-	var tooLarge *lane.TooLarge
-	if errors.As(err, &tooLarge) {
-		return failure(ErrTooLarge,
-			"a message of %d bytes is larger than this channel's limit of %d: send less, or create it with twice the capacity",
-			tooLarge.Bytes, tooLarge.BytesMax)
+const (
+	// Codes of failures from here on are the library's.
+	failedLibrary = 0xffff0000
+	failedMemory  = 0xffff0001
+)
+
+// CallError reports that the service failed a call. errors.As finds it. See [Request.Fail].
+type CallError struct {
+	// Code is defined by the service. Codes from 0xffff0000 are the library's: see [ErrServiceMemory].
+	Code uint32
+	// Bytes are defined by the service; for the library's codes they are a text.
+	Bytes []byte
+}
+
+// Error returns the text of the error.
+func (f *CallError) Error() string {
+	if f.Code >= failedLibrary {
+		return "pelton: the call failed: " + strings.TrimPrefix(packet.Printable(string(f.Bytes)), "pelton: ")
 	}
-	return failure(ErrCorrupt, "%v: the peer is damaged, hostile, or not pelton", err)
+	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
+}
+
+// Is reports whether target is the error of the library's code.
+func (f *CallError) Is(target error) bool {
+	return f.Code == failedMemory && target == ErrServiceMemory
 }

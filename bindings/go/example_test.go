@@ -207,7 +207,7 @@ func ExampleClient_Call() {
 	reply, err := client.Call(ctx, []byte("hello"))
 	fmt.Printf("%s %v\n", reply, err)
 	_, err = client.Call(ctx, nil)
-	var failed *pelton.Failed
+	var failed *pelton.CallError
 	if errors.As(err, &failed) {
 		fmt.Printf("%d: %s\n", failed.Code, failed.Bytes)
 	}
@@ -329,18 +329,18 @@ func ExampleClient_CallInto() {
 	// again <nil>
 }
 
-// A loop of one's own instead of Serve: here it takes notifications, which nobody awaits the answer to, and lets go of a request.
+// A loop of one's own instead of Serve: here it takes notifications, which need no reply, and abandons a request.
 func ExampleService_Receive() {
-	told, remove := name()
+	notes, remove := name()
 	defer remove()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	service, err := pelton.ListenService(told, nil)
+	service, err := pelton.ListenService(notes, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer service.Close()
-	client, err := pelton.ConnectClient(ctx, told, nil)
+	client, err := pelton.ConnectClient(ctx, notes, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -370,7 +370,7 @@ func ExampleService_Receive() {
 	// true
 }
 
-// A service is told to end: it answers what it has taken, and no call fails because of it.
+// A service drains: it answers what it has taken, and no call fails.
 func ExampleService_Drain() {
 	echo, remove := name()
 	defer remove()
@@ -445,7 +445,8 @@ func ExampleCreateSender() {
 	// 3: three
 }
 
-// Who tries does not wait. Messages are kept here: the lane has room again when they are released, in any order.
+// TrySend and TryReceive do not wait. Messages are kept here; the lane has space again when they are released, in any
+// order.
 func ExampleSender_TrySend() {
 	events, remove := name()
 	defer remove()
@@ -484,7 +485,7 @@ func ExampleSender_TrySend() {
 			log.Fatal(err)
 		}
 	}
-	if err := sender.Drain(ctx); err != nil { // until everything is released
+	if err := sender.WaitReleased(ctx); err != nil { // until everything is released
 		log.Fatal(err)
 	}
 	hadRoom, err := sender.TrySend(make([]byte, 10000))
@@ -494,7 +495,48 @@ func ExampleSender_TrySend() {
 	// has room: true <nil>
 }
 
-// The receiver connects, and goes on with another sender when the first has died or gone.
+// Descriptors travel with a message: here the end of a pipe, which the receiver then reads.
+func ExampleSender_SendFiles() {
+	events, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	receiver, err := pelton.Gather(events, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	sender, err := pelton.ConnectSender(ctx, events, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sender.Close()
+
+	output, input, err := os.Pipe()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := sender.SendFiles(ctx, []byte("a pipe"), output); err != nil {
+		log.Fatal(err)
+	}
+	output.Close() // the sender has a duplicate
+	fmt.Fprint(input, "through the pipe")
+	input.Close()
+
+	message, err := receiver.Receive(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer message.Release()
+	files := message.TakeFiles()
+	text, err := io.ReadAll(files[0])
+	fmt.Printf("%s: %s %v\n", message.Bytes(), text, err)
+	files[0].Close()
+	// Output:
+	// a pipe: through the pipe <nil>
+}
+
+// The receiver connects, and continues with another sender when the first is gone.
 func ExampleReceiver_Resume() {
 	events, remove := name()
 	defer remove()

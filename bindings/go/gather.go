@@ -7,145 +7,146 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
+	"pelton/internal/limits"
+	"pelton/internal/link"
+	"pelton/internal/memory"
 )
 
-// gate is how senders come in to a receiver of many: a goroutine accepts, each hand-shake goes on in one of its own, and the receiver
-// takes in what has come of them, in its calls.
-type gate struct {
+// registry has the senders of a receiver of many, or the clients of a service. A goroutine accepts, each handshake
+// has one of its own, and the receiver takes the new lanes in its calls.
+type registry struct {
 	listener *Listener
 	most     int
-	// Of a service: who comes is a client.
+	// Set for a service, whose peers are clients.
 	service *Service
-	// Of all lanes together; nil: no limit.
-	budget *budget
-	// Whether something has arrived.
-	isStirred atomic.Bool
-	mutex     sync.Mutex
-	arrived   []*inLane
-	// Senders that are there, or about to be.
+	// For all lanes together; nil: no limit.
+	budget *limits.Budget
+	// Whether a lane has arrived.
+	hasArrived atomic.Bool
+	mutex      sync.Mutex
+	arrived    []*inLane
+	// Senders that are present, or about to be.
 	present int
 	number  uint32
 	// Handshakes that open descriptors.
-	opening  int
-	visitors []context.CancelFunc
-	isShut   bool
-	done     sync.WaitGroup
+	opening    int
+	handshakes []context.CancelFunc
+	isClosed   bool
+	done       sync.WaitGroup
 }
 
-// visitorsMax is how many hand-shakes go on at a time. For one more the oldest is given up: who is in earnest has finished before.
-const visitorsMax = 64
+// handshakesMax limits concurrent handshakes. For one more the oldest is dropped: an honest peer has finished before.
+const handshakesMax = 64
 
-// Gather makes a receiver of many senders, which connect under a short name, or unix:PATH. It does not wait. Each sender has a lane of its
-// own; they are served by turns of at most 64 messages, so a sender's message waits for at most 64 of each of the others. A sender's
-// end touches no other; what it had committed is received, then its lane is given up, and so is that of one that breaks the rules.
+// Gather returns a receiver of many senders, which connect under a short name, or unix:PATH. It does not wait. Each
+// sender has a lane of its own, served round-robin with a quantum of 64 messages, so no sender delays another. The
+// end of a sender affects no other: what it had committed is received, then its lane is dropped, and so is that of a
+// sender that breaks the rules.
 //
 // Capacity and MessageBytesMax are the largest lane and message that it takes; Memory limits all lanes together.
 //
 // Errors: as [Listen].
 func Gather(name string, options *Options) (*Receiver, error) {
-	return gather(name, options.orDefault(), nil)
+	o := options.orDefault()
+	settings, err := o.forReceiver(1)
+	if err != nil {
+		return nil, err
+	}
+	return gather(name, o, settings, nil)
 }
 
-func gather(name string, o Options, service *Service) (*Receiver, error) {
+func gather(name string, o Options, settings limits.Settings, service *Service) (*Receiver, error) {
 	most, err := o.sendersMax()
 	if err != nil {
 		return nil, err
 	}
-	// So much that the first peer is taken in.
-	lanes := 1
-	if service != nil {
-		lanes = 2
-	}
-	if err := o.checkTakes(); err != nil {
-		return nil, err
-	}
-	if err := o.checkMemory(lanes); err != nil {
-		return nil, err
-	}
-	listener, err := listen(name, o, service != nil)
+	listener, err := listen(name, o, settings, service != nil)
 	if err != nil {
 		return nil, err
 	}
-	bell, err := newBell()
+	ownDoorbell, err := doorbell.New()
 	if err != nil {
 		_ = listener.Close()
 		return nil, err
 	}
-	page, err := makeReceiverPage()
+	page, err := memory.NewReceiverPage()
 	if err != nil {
 		_ = listener.Close()
-		bell.close()
+		ownDoorbell.Close()
 		return nil, err
 	}
-	r := newReceiver(membarrier(), page, bell, o)
-	r.gate = &gate{listener: listener, most: most, service: service, budget: newBudget(o.Memory)}
+	r := newReceiver(kernel.Membarrier(), page, ownDoorbell, o)
+	r.registry = &registry{listener: listener, most: most, service: service, budget: limits.NewBudget(o.Memory)}
 	if service != nil && o.Memory > 0 {
-		// One for the lanes and for what it keeps.
-		r.gate.budget = service.memory
+		// One budget for the lanes and for what it keeps.
+		r.registry.budget = service.memory
 	}
 	if service != nil {
 		service.receiver = r
 	}
-	listener.hasRoom = r.gate.hasDescriptors
-	r.gate.done.Add(1)
-	go r.gate.accept(r)
+	listener.hasRoom = r.registry.hasDescriptors
+	r.registry.done.Add(1)
+	go r.registry.run(r)
 	return r, nil
 }
 
-func (g *gate) accept(r *Receiver) {
+func (g *registry) run(r *Receiver) {
 	defer g.done.Done()
 	never := func() bool { return false }
 	for g.listener.closed.Err() == nil {
 		fd, err := g.listener.next(context.Background(), never, never)
 		if err != nil {
-			// The system's trouble; who waits to come in waits where it is.
+			// An error of the system: peers wait where they are.
 			select {
 			case <-g.listener.closed.Done():
 			case <-time.After(shortageRetry):
 			}
 			continue
 		}
-		// Who is refused takes no other's place among those who are shaken hands with.
-		if s, err := newShake(context.Background(), fd, g.listener.options); err == nil {
-			// Here, so that the oldest of them is the one that came first.
+		// A peer that is refused takes no place among the handshakes.
+		if s, err := handshake.New(context.Background(), fd, g.listener.settings); err == nil {
+			// In this goroutine, so that the oldest of them is the one that came first.
 			ctx, cancel := context.WithCancel(context.Background())
-			g.enlist(cancel)
+			g.addHandshake(cancel)
 			g.done.Add(1)
-			go g.visit(ctx, cancel, r, s)
+			go g.handshake(ctx, cancel, r, s)
 		}
 	}
 }
 
-// enlist notes one more visitor, and gives the oldest up if they are too many.
-func (g *gate) enlist(cancel context.CancelFunc) {
+// addHandshake adds a handshake, and drops the oldest if there are too many.
+func (g *registry) addHandshake(cancel context.CancelFunc) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	if len(g.visitors) == visitorsMax {
-		g.visitors[0]()
-		g.visitors = g.visitors[1:]
+	if len(g.handshakes) == handshakesMax {
+		g.handshakes[0]()
+		g.handshakes = g.handshakes[1:]
 	}
-	g.visitors = append(g.visitors, cancel)
+	g.handshakes = append(g.handshakes, cancel)
 }
 
-func (g *gate) visit(ctx context.Context, cancel context.CancelFunc, r *Receiver, s *shake) {
+func (g *registry) handshake(ctx context.Context, cancel context.CancelFunc, r *Receiver, s *handshake.Handshake) {
 	defer g.done.Done()
 	defer cancel()
 	var in *inLane
-	err := g.listener.shake(ctx, s, func(s *shake, listens bool) (err error) {
-		// Before anything is made for it.
-		if err := s.socket.until(s.ctx, func() bool { return isReady(s.socket.fd, unix.POLLIN) }); err != nil {
+	err := g.listener.shake(ctx, s, func(s *handshake.Handshake, listens bool) (err error) {
+		// Before anything is created for it.
+		if err := s.Socket.Until(s.Ctx, func() bool { return kernel.IsReady(s.Socket.FD, unix.POLLIN) }); err != nil {
 			return err
 		}
-		if !g.takePlace() {
-			return s.refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there", g.most)
+		if !g.addSender() {
+			return s.Refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there", g.most)
 		}
 		err = g.beginOpening(s)
 		if err == nil {
-			in, err = g.welcome(r, s)
+			in, err = g.accept(r, s)
 			g.endOpening()
 		}
 		if err != nil {
-			g.left()
+			g.removeSender()
 		}
 		return err
 	})
@@ -156,15 +157,15 @@ func (g *gate) visit(ctx context.Context, cancel context.CancelFunc, r *Receiver
 	g.number++
 	in.number = max(g.number, 1)
 	g.arrived = append(g.arrived, in)
-	g.isStirred.Store(true)
+	g.hasArrived.Store(true)
 	g.mutex.Unlock()
-	r.bell.kick()
+	r.doorbell.Wake()
 }
 
-func (g *gate) takePlace() bool {
+func (g *registry) addSender() bool {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	if g.isShut || g.present >= g.most {
+	if g.isClosed || g.present >= g.most {
 		return false
 	}
 	g.present++
@@ -172,18 +173,18 @@ func (g *gate) takePlace() bool {
 }
 
 // hasDescriptors reports whether one more handshake leaves the program its own descriptors.
-func (g *gate) hasDescriptors() bool {
+func (g *registry) hasDescriptors() bool {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	return g.listener.bound.reserve.leavesProgramIts(g.opening + 1)
+	return g.listener.bound.Reserve.LeavesEnough(g.opening + 1)
 }
 
-// beginOpening counts a handshake that is about to open descriptors. If that might leave the program too few, it waits for shortageLasted at most; then it
-// refuses the peer.
-func (g *gate) beginOpening(s *shake) error {
-	for until := time.Now().Add(shortageLasted); ; {
+// beginOpening counts a handshake that is about to open descriptors. If that might leave the program too few, it
+// waits for shortageMax at most, and then refuses the peer.
+func (g *registry) beginOpening(s *handshake.Handshake) error {
+	for until := time.Now().Add(shortageMax); ; {
 		g.mutex.Lock()
-		hasRoom := g.listener.bound.reserve.leavesProgramIts(g.opening + 1)
+		hasRoom := g.listener.bound.Reserve.LeavesEnough(g.opening + 1)
 		if hasRoom {
 			g.opening++
 		}
@@ -192,66 +193,69 @@ func (g *gate) beginOpening(s *shake) error {
 			return nil
 		}
 		if time.Now().After(until) {
-			return s.refuse("%s", shortageText())
+			return s.Refuse("%s", kernel.ShortageText())
 		}
 		select {
-		case <-s.ctx.Done():
-			return s.ctx.Err()
+		case <-s.Ctx.Done():
+			return s.Ctx.Err()
 		case <-time.After(shortageRetry):
 		}
 	}
 }
 
-func (g *gate) endOpening() {
+func (g *registry) endOpening() {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	g.opening--
 }
 
-func (g *gate) left() {
+func (g *registry) removeSender() {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	g.present--
 }
 
-func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
-	to := &reception{page: r.page, bell: r.bell, isShared: true, budget: g.budget}
+func (g *registry) accept(r *Receiver, s *handshake.Handshake) (*inLane, error) {
+	to := &handshake.ReceivingSide{Page: r.page, Doorbell: r.doorbell, IsShared: true, Budget: g.budget}
 	var in *inLane
 	var err error
 	if g.service != nil {
-		in, err = g.service.welcome(s, to)
+		in, err = g.service.accept(s, to)
 	} else {
-		in, err = s.newReceiver(to, true)
+		var of *link.Incoming
+		if of, err = s.NewReceiver(to, true); err == nil {
+			in = &inLane{Incoming: *of}
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	// No successor will ask for them, and a thousand lanes are many descriptors.
-	in.memory.producer.forgetDescriptor()
-	in.memory.consumer.forgetDescriptor()
-	in.memory.data.forgetDescriptor()
+	// No successor asks for them, and a thousand lanes would keep many descriptors.
+	in.Memory.Producer.ForgetDescriptor()
+	in.Memory.Consumer.ForgetDescriptor()
+	in.Memory.Data.ForgetDescriptor()
 	return in, nil
 }
 
-// admit takes in who has arrived. Does not wait.
-func (g *gate) admit(r *Receiver) {
-	if !g.isStirred.Load() {
+// takeArrived adds the new lanes. It does not wait.
+func (g *registry) takeArrived(r *Receiver) {
+	if !g.hasArrived.Load() {
 		return
 	}
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	g.isStirred.Store(false)
+	g.hasArrived.Store(false)
 	r.lanes = append(r.lanes, g.arrived...)
 	g.arrived = nil
 }
 
-// shut ends it: nobody comes any more. Whose hand-shake is over, also if it is so only while this gives it up, is taken in, to be told: it
-// may have asked already.
-func (g *gate) shut(r *Receiver) {
+// close ends it. A handshake that is complete, even if only during this call, still becomes a lane: its client may
+// have sent a request already, and must get the end.
+func (g *registry) close(r *Receiver) {
 	_ = g.listener.Close()
 	g.mutex.Lock()
-	g.isShut = true
+	g.isClosed = true
 	g.mutex.Unlock()
 	g.done.Wait()
-	g.admit(r)
+	g.takeArrived(r)
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"pelton/internal/kernel"
 )
 
 func TestManySendersAreServedByTurnsEachInOrder(t *testing.T) {
@@ -63,7 +65,7 @@ func TestABusySenderKeepsAnotherWaitingForNoMoreThanATurn(t *testing.T) {
 	busy, other := must(ConnectSender(ctx, name, nil)), must(ConnectSender(ctx, name, nil))
 	defer busy.Close()
 	defer other.Close()
-	// Both are taken in.
+	// Both have arrived.
 	for _, sender := range []*Sender{busy, other} {
 		if err := sender.Send(ctx, nil); err != nil {
 			t.Fatal(err)
@@ -80,7 +82,7 @@ func TestABusySenderKeepsAnotherWaitingForNoMoreThanATurn(t *testing.T) {
 	if err := other.Send(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	// What is promised: its message waits for at most 64 of the other.
+	// The promise: its message waits for at most 64 of the other.
 	for range 64 {
 		message := must(receiver.Receive(ctx))
 		if message.Release(); message.Lane() != first.Lane() {
@@ -90,7 +92,7 @@ func TestABusySenderKeepsAnotherWaitingForNoMoreThanATurn(t *testing.T) {
 	t.Fatal("it waits behind more than 64 messages")
 }
 
-func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
+func TestASenderThatDiesOrLiesAmongManyAffectsNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, nil))
 	defer receiver.Close()
@@ -104,8 +106,8 @@ func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
 	if err := liar.Send(ctx, payload(1, 8)); err != nil {
 		t.Fatal(err)
 	}
-	// The next header is of a number that cannot be.
-	liar.memory.data.bytes[liar.lane.Tail().Offset+4] = 99
+	// The next header has an impossible number.
+	liar.out.Memory.Data.Bytes[liar.out.Lane.Tail().Offset+4] = 99
 	for n := range 3 {
 		if err := good.Send(ctx, payload(n, 50)); err != nil {
 			t.Fatal(err)
@@ -141,17 +143,18 @@ func TestWhoDiesOrLiesAmongManyTouchesNoOther(t *testing.T) {
 	message.Release()
 }
 
-func TestOneSenderTooManyIsRefusedAndWhoSaysNothingKeepsNobodyWaiting(t *testing.T) {
+func TestOneSenderTooManyIsRefusedAndASilentPeerDelaysNoOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, &Options{SendersMax: 1}))
 	defer receiver.Close()
 	mutes := make([]int, 100)
 	for i := range mutes {
-		mutes[i] = must(connectTo(strings.TrimPrefix(name, "unix:")))
+		mutes[i] = must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 	}
-	defer closeAll(mutes)
+	defer kernel.CloseAll(mutes)
 	sender := must(ConnectSender(ctx, name, &Options{Await: true}))
-	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) || !strings.Contains(fmt.Sprint(err), "1 senders") {
+	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) ||
+		!strings.Contains(fmt.Sprint(err), "1 senders") {
 		t.Fatal(err)
 	}
 	if err := sender.Send(ctx, []byte("one")); err != nil {

@@ -13,7 +13,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
+	"pelton/internal/memory"
+	"pelton/internal/packet"
 )
 
 // Replays spec/vectors/packets.json.
@@ -34,7 +40,7 @@ type packetVectors struct {
 	Refused   []struct{ Why, Expected, Hex string }
 	Greetings []struct {
 		Meaning, Hex string
-		Role         role
+		Role         packet.Role
 		Is           json.RawMessage
 	}
 }
@@ -52,62 +58,65 @@ func readPackets(t testing.TB) (file packetVectors) {
 func TestPacketsAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	for _, vector := range readPackets(t).Packets {
 		f := func(name string) uint64 { return uint64(vector.Fields[name]) }
-		wanted := packet{
-			kind: uint32(f("kind")), wireVersion: uint32(f("wire_version")), layoutSignature: f("layout_signature"),
-			role: role(f("role")), holds: uint32(f("holds")), capacity: f("capacity"), bytesMax: f("message_bytes_max"),
-			generation: f("generation"), head: f("head"), tail: f("tail"), floor: f("floor"), seq: uint32(f("seq")), behind: vector.Text,
+		wanted := packet.Packet{
+			Kind: uint32(f("kind")), WireVersion: uint32(f("wire_version")), LayoutSignature: f("layout_signature"),
+			Role: packet.Role(f("role")), Holds: uint32(f("holds")), Capacity: f("capacity"), BytesMax: f("message_bytes_max"),
+			Generation: f("generation"), Head: f("head"), Tail: f("tail"), Floor: f("floor"), Seq: uint32(f("seq")), Rest: vector.Text,
 		}
 		bytes := must(hex.DecodeString(vector.Hex))
-		if found, ok := decodePacket(bytes); !ok || found != wanted {
+		if found, ok := packet.Decode(bytes); !ok || found != wanted {
 			t.Errorf("%s: %+v", vector.Meaning, found)
 		}
-		if found := wanted.encode(); string(found) != string(bytes) {
+		if found := wanted.Encode(); string(found) != string(bytes) {
 			t.Errorf("%s: %x", vector.Meaning, found)
 		}
 	}
 }
 
-// socketPair is a hand-shake of this side's, and the peer's bare socket.
-func socketPair(t testing.TB, ctx context.Context) (*shake, int) {
+// socketPair returns a handshake of this side, and the peer's bare socket.
+func socketPair(t testing.TB, ctx context.Context) (*handshake.Handshake, int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newShake(ctx, fds[0], Options{})
+	s, err := handshake.New(ctx, fds[0], must((&Options{}).forBoth(0)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.close(); unix.Close(fds[1]) })
+	t.Cleanup(func() { s.Close(); unix.Close(fds[1]) })
 	return s, fds[1]
 }
 
-func hello(of role, holds uint32) []byte {
-	p := newPacket(kindHello)
-	p.role, p.holds = of, holds
-	if of != roleSender {
-		p.capacity, p.bytesMax = limitsOfTheFormat.laneBytes, limitsOfTheFormat.messageBytes
+func hello(of packet.Role, holds uint32) []byte {
+	p := packet.New(packet.KindHello)
+	p.Role, p.Holds = of, holds
+	if of != packet.RoleSender {
+		p.Capacity, p.BytesMax = limits.OfFormat.LaneBytes, limits.OfFormat.MessageBytes
 	}
-	return p.encode()
+	return p.Encode()
 }
 
-func TestGreetingsAreAnsweredAsTheVectorsSay(t *testing.T) {
+func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 	for _, vector := range readPackets(t).Greetings {
 		t.Run(vector.Meaning, func(t *testing.T) {
 			s, peer := socketPair(t, soon(t))
-			if err := trySend(peer, must(hex.DecodeString(vector.Hex))); err != nil {
+			if err := kernel.TrySend(peer, must(hex.DecodeString(vector.Hex))); err != nil {
 				t.Fatal(err)
 			}
-			_, err := s.greet(vector.Role.other(), false, true, func() (limits, error) { return limits{1 << 16, 77}, nil })
-			b := make([]byte, packetBytesMax)
-			n, _, _, failed := tryReceive(peer, b)
+			_, err := s.ExchangeHello(vector.Role.Other(), false, true,
+				func() (limits.Limits, error) { return limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}, nil })
+			b := make([]byte, packet.BytesMax)
+			n, _, _, failed := kernel.TryReceive(peer, b)
 			if failed != nil {
 				t.Fatal(failed)
 			}
-			answer, _ := decodePacket(b[:n])
+			answer, _ := packet.Decode(b[:n])
 			if string(vector.Is) == `"accepted"` {
-				version, problem := readEntries(answer.behind)
-				if err != nil || answer.kind != kindHello || answer.takes() != (limits{1 << 16, 77}) || version != versionText || problem != "" {
+				version, problem := packet.ReadEntries(answer.Rest)
+				if err != nil || answer.Kind != packet.KindHello ||
+					answer.Takes() != (limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}) ||
+					version != packet.Version || problem != "" {
 					t.Fatalf("%v, %+v", err, answer)
 				}
 				return
@@ -116,12 +125,12 @@ func TestGreetingsAreAnsweredAsTheVectorsSay(t *testing.T) {
 			if err := json.Unmarshal(vector.Is, &is); err != nil || len(is.Refused) == 0 {
 				t.Fatal(err)
 			}
-			if !errors.Is(err, ErrRefused) || answer.kind != kindRefused {
+			if !errors.Is(err, ErrRefused) || answer.Kind != packet.KindRefused {
 				t.Fatalf("%v, %+v", err, answer)
 			}
 			for _, wanted := range is.Refused {
-				if !strings.Contains(answer.behind, wanted) {
-					t.Errorf("%q has no %q", answer.behind, wanted)
+				if !strings.Contains(answer.Rest, wanted) {
+					t.Errorf("%q has no %q", answer.Rest, wanted)
 				}
 			}
 		})
@@ -133,45 +142,46 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 		t.Run(vector.Why, func(t *testing.T) {
 			s, peer := socketPair(t, soon(t))
 			bytes := must(hex.DecodeString(vector.Hex))
-			p, _ := decodePacket(bytes)
-			bell := must(newBell())
-			defer bell.close()
-			capacity := p.capacity
+			p, _ := packet.Decode(bytes)
+			ownDoorbell := must(doorbell.New())
+			defer ownDoorbell.Close()
+			capacity := p.Capacity
 			if !lane.CapacityIsValid(capacity) {
 				capacity = 64
 			}
 			send := func(bytes []byte, fds ...int) {
 				if len(bytes) == 0 {
 					_ = unix.Shutdown(peer, unix.SHUT_RDWR)
-				} else if err := trySend(peer, bytes, fds...); err != nil {
+				} else if err := kernel.TrySend(peer, bytes, fds...); err != nil {
 					t.Fatal(err)
 				}
 			}
 			var err error
 			switch vector.Expected {
 			case "PRODUCER":
-				page, data := must(makeProducerPage(p.capacity, p.bytesMax, p.generation)), must(makeData(capacity))
-				defer page.close()
-				defer data.close()
-				send(hello(roleSender, 0))
-				send(bytes, page.fd, bell.eventfd, data.fd)
-				_, err = s.receiverOfOne(false)
+				page, data := must(memory.NewProducerPage(p.Capacity, p.BytesMax,
+					p.Generation)), must(memory.NewData(capacity))
+				defer page.Close()
+				defer data.Close()
+				send(hello(packet.RoleSender, 0))
+				send(bytes, page.FD, ownDoorbell.Eventfd, data.FD)
+				_, err = receiverOfOne(s, Options{}, false)
 			case "CONSUMER":
-				consumer, receiver, data := must(makeConsumerPage(lane.Unpack(p.head))), must(makeReceiverPage()), must(makeData(capacity))
-				defer consumer.close()
-				defer receiver.close()
-				defer data.close()
-				send(hello(roleReceiver, 1))
-				send(bytes, consumer.fd, receiver.fd, bell.eventfd, data.fd)
-				_, err = s.newSender(false)
+				consumer, receiver, data := must(memory.NewConsumerPage(lane.Unpack(p.Head))), must(memory.NewReceiverPage()), must(memory.NewData(capacity))
+				defer consumer.Close()
+				defer receiver.Close()
+				defer data.Close()
+				send(hello(packet.RoleReceiver, 1))
+				send(bytes, consumer.FD, receiver.FD, ownDoorbell.Eventfd, data.FD)
+				_, err = s.NewSender(false)
 			case "HELLO":
 				send(bytes)
-				_, _, err = s.receive(kindHello, 0)
+				_, _, err = s.Receive(packet.KindHello, 0)
 			default:
 				send(bytes)
-				_, _, err = s.receive(kindReady, 0)
+				_, _, err = s.Receive(packet.KindReady, 0)
 			}
-			// Not for want of an answer: the packet alone decides.
+			// Not for lack of a reply: the packet alone decides.
 			if err == nil || errors.Is(err, ErrSystem) || errors.Is(err, context.DeadlineExceeded) {
 				t.Fatal(err)
 			}
@@ -179,14 +189,14 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 	}
 }
 
-// Each check of what the peer shows, broken once.
+// Each check of the peer's segments, broken once.
 func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 	const capacity = 1 << 16
 	limit := lane.MessageBytesLimit(capacity)
 	file := func(seals int, bytes uint64, write func([]byte)) int {
-		s := must(createSegment("test", seals, bytes, write))
-		fd := must(unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 0))
-		s.close()
+		s := must(memory.Create("test", seals, bytes, write))
+		fd := must(unix.FcntlInt(uintptr(s.FD), unix.F_DUPFD_CLOEXEC, 0))
+		s.Close()
 		return fd
 	}
 	producer := func(b []byte) { lane.MakeProducerPage(b, capacity, limit, 1, 1) }
@@ -195,31 +205,50 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 	if err := unix.Pipe2(pipe, unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	defer closeAll(pipe)
+	defer kernel.CloseAll(pipe)
 	ordinary := must(os.Create(t.TempDir() + "/file"))
 	defer ordinary.Close()
-	cases := map[string]struct{ page, data, bell func() int }{
+	cases := map[string]struct{ page, data, doorbell func() int }{
 		"all is well":               {},
-		"page without FUTURE_WRITE": {page: func() int { return file(sizeSeals, lane.SegmentBytes, producer) }},
-		"page without SHRINK":       {page: func() int { return file(controlSeals&^unix.F_SEAL_SHRINK, lane.SegmentBytes, producer) }},
-		"page that is too large":    {page: func() int { return file(controlSeals, 2*lane.SegmentBytes, producer) }},
-		"page that is too small":    {page: func() int { return file(controlSeals, 4096, producer) }},
-		"page of zeros":             {page: func() int { return file(controlSeals, lane.SegmentBytes, none) }},
-		"page of another role":      {page: func() int { return file(controlSeals, lane.SegmentBytes, lane.MakeReceiverPage) }},
+		"page without FUTURE_WRITE": {page: func() int { return file(memory.SizeSeals, lane.SegmentBytes, producer) }},
+		"page without SHRINK": {page: func() int {
+			return file(memory.ControlSeals&^unix.F_SEAL_SHRINK,
+				lane.SegmentBytes, producer)
+		}},
+		"page that is too large": {page: func() int {
+			return file(memory.ControlSeals, 2*lane.SegmentBytes,
+				producer)
+		}},
+		"page that is too small": {page: func() int { return file(memory.ControlSeals, 4096, producer) }},
+		"page of zeros":          {page: func() int { return file(memory.ControlSeals, lane.SegmentBytes, none) }},
+		"page of another role": {page: func() int {
+			return file(memory.ControlSeals, lane.SegmentBytes,
+				lane.MakeReceiverPage)
+		}},
 		"page of another capacity": {page: func() int {
-			return file(controlSeals, lane.SegmentBytes, func(b []byte) { lane.MakeProducerPage(b, 2*capacity, limit, 1, 1) })
+			return file(memory.ControlSeals, lane.SegmentBytes,
+				func(b []byte) { lane.MakeProducerPage(b, 2*capacity, limit, 1, 1) })
 		}},
 		"page of another limit": {page: func() int {
-			return file(controlSeals, lane.SegmentBytes, func(b []byte) { lane.MakeProducerPage(b, capacity, 1, 1, 1) })
+			return file(memory.ControlSeals, lane.SegmentBytes,
+				func(b []byte) { lane.MakeProducerPage(b, capacity, 1, 1, 1) })
 		}},
-		"page of two cursors":               {page: func() int { return file(controlSeals, lane.SegmentBytes, func(b []byte) { producer(b); b[80] = 2 }) }},
-		"page that is a pipe":               {page: func() int { return must(unix.Dup(pipe[0])) }},
-		"page that is a file":               {page: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
-		"data that can grow":                {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL, capacity, none) }},
-		"data that can be sealed further":   {data: func() int { return file(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, capacity, none) }},
-		"data that is shorter than it says": {data: func() int { return file(sizeSeals, capacity/2, none) }},
-		"bell that is a pipe":               {bell: func() int { return must(unix.Dup(pipe[1])) }},
-		"bell that is a file":               {bell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
+		"page of two cursors": {page: func() int {
+			return file(memory.ControlSeals, lane.SegmentBytes, func(b []byte) { producer(b); b[80] = 2 })
+		}},
+		"page that is a pipe": {page: func() int { return must(unix.Dup(pipe[0])) }},
+		"page that is a file": {page: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
+		"data that can grow": {data: func() int {
+			return file(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL,
+				capacity, none)
+		}},
+		"data that can be sealed further": {data: func() int {
+			return file(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW,
+				capacity, none)
+		}},
+		"data that is shorter than it says": {data: func() int { return file(memory.SizeSeals, capacity/2, none) }},
+		"doorbell that is a pipe":           {doorbell: func() int { return must(unix.Dup(pipe[1])) }},
+		"doorbell that is a file":           {doorbell: func() int { return must(unix.Dup(int(ordinary.Fd()))) }},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -227,25 +256,26 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 			defer cancel()
 			s, peer := socketPair(t, ctx)
 			fds := []int{}
-			for i, make := range []func() int{c.page, c.bell, c.data} {
+			for i, make := range []func() int{c.page, c.doorbell, c.data} {
 				usual := []func() int{
-					func() int { return file(controlSeals, lane.SegmentBytes, producer) },
+					func() int { return file(memory.ControlSeals, lane.SegmentBytes, producer) },
 					func() int { return must(unix.Eventfd(0, unix.EFD_CLOEXEC)) },
-					func() int { return file(sizeSeals, capacity, none) },
+					func() int { return file(memory.SizeSeals, capacity, none) },
 				}
 				if make == nil {
 					make = usual[i]
 				}
 				fds = append(fds, make())
 			}
-			defer closeAll(fds)
-			offer := lanePacket(kindProducer, capacity, limit, lane.Start, lane.Start)
-			offer.generation = 1
-			ready := newPacket(kindReady)
-			if err := errors.Join(trySend(peer, hello(roleSender, 0)), trySend(peer, offer.encode(), fds...), trySend(peer, ready.encode())); err != nil {
+			defer kernel.CloseAll(fds)
+			offer := packet.NewLane(packet.KindProducer, capacity, limit, lane.Start, lane.Start)
+			offer.Generation = 1
+			ready := packet.New(packet.KindReady)
+			if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)),
+				kernel.TrySend(peer, offer.Encode(), fds...), kernel.TrySend(peer, ready.Encode())); err != nil {
 				t.Fatal(err)
 			}
-			r, err := s.receiverOfOne(false)
+			r, err := receiverOfOne(s, Options{}, false)
 			if name == "all is well" {
 				if err != nil {
 					t.Fatal(err)
@@ -256,15 +286,15 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 			if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrRefused) {
 				t.Fatal(err)
 			}
-			// The peer hears why.
-			b := make([]byte, packetBytesMax)
+			// The peer gets the reason.
+			b := make([]byte, packet.BytesMax)
 			for {
-				n, fds, _, err := tryReceive(peer, b)
-				closeAll(fds)
+				n, fds, _, err := kernel.TryReceive(peer, b)
+				kernel.CloseAll(fds)
 				if err != nil || n == 0 {
 					t.Fatal("no reason was given")
 				}
-				if refusal(b[:n]) != nil {
+				if packet.Refusal(b[:n]) != nil {
 					break
 				}
 			}
@@ -273,12 +303,14 @@ func TestSegmentsThatAreNotWhatTheyMustBeAreRefused(t *testing.T) {
 }
 
 func TestAServiceAndTwoOfOneRoleAreRefusedInWords(t *testing.T) {
-	for other, says := range map[role]string{roleReceiver: "both sides are the receiver", 4: "one side is a service", 77: "peer of role 77"} {
+	for other, says := range map[packet.Role]string{packet.RoleReceiver: "both sides are the receiver",
+		4: "one side is a service", 77: "peer of role 77"} {
 		s, peer := socketPair(t, soon(t))
-		if err := trySend(peer, hello(other, 0)); err != nil {
+		if err := kernel.TrySend(peer, hello(other, 0)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.receiverOfOne(true); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
+		if _, err := receiverOfOne(s, Options{}, true); !errors.Is(err, ErrRefused) ||
+			!strings.Contains(err.Error(), says) {
 			t.Error(err)
 		}
 	}
@@ -297,28 +329,29 @@ func TestAnyPacketsLeaveNothingBehind(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := must(newShake(ctx, fds[0], Options{}))
-		roles := []role{roleSender, roleReceiver, role(random.Uint32N(6))}
-		_ = trySend(fds[1], hello(roles[random.IntN(3)], random.Uint32N(2)))
+		s := must(handshake.New(ctx, fds[0], must((&Options{}).forBoth(0))))
+		roles := []packet.Role{packet.RoleSender, packet.RoleReceiver, packet.Role(random.Uint32N(6))}
+		_ = kernel.TrySend(fds[1], hello(roles[random.IntN(3)], random.Uint32N(2)))
 		for range random.IntN(4) {
-			p := lanePacket(1+random.Uint32N(6), []uint64{1 << 16, random.Uint64()}[random.IntN(2)], 100, lane.Start, lane.Unpack(random.Uint64()))
+			p := packet.NewLane(1+random.Uint32N(6), []uint64{1 << 16, random.Uint64()}[random.IntN(2)], 100,
+				lane.Start, lane.Unpack(random.Uint64()))
 			var some []int
 			for range random.IntN(5) {
 				some = append(some, must(unix.Eventfd(0, unix.EFD_CLOEXEC)))
 			}
-			_ = trySend(fds[1], p.encode()[:80-random.IntN(2)*random.IntN(80)], some...)
-			closeAll(some)
+			_ = kernel.TrySend(fds[1], p.Encode()[:80-random.IntN(2)*random.IntN(80)], some...)
+			kernel.CloseAll(some)
 		}
 		_ = unix.Shutdown(fds[1], unix.SHUT_WR)
 		if random.IntN(2) == 0 {
-			_, err = s.newSender(random.IntN(2) == 0)
+			_, err = s.NewSender(random.IntN(2) == 0)
 		} else {
-			_, err = s.receiverOfOne(random.IntN(2) == 0)
+			_, err = receiverOfOne(s, Options{}, random.IntN(2) == 0)
 		}
 		if err == nil {
 			t.Error("a peer that says nonsense was taken")
 		}
-		s.close()
+		s.Close()
 		unix.Close(fds[1])
 	}
 	shakes()

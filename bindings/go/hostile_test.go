@@ -16,13 +16,19 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/doorbell"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/memory"
+	"pelton/internal/packet"
 )
 
-// Peers that send descriptors whose close blocks, or whose file system does not answer: they may delay themselves, and nobody else.
+// Peers that send descriptors whose close blocks, or whose file system does not answer: they may delay themselves,
+// and no other.
 
-// lingering is a TCP socket whose last close blocks for an hour: it lingers, and has data that nobody takes. With the test, the connection
-// is reset, and a close that blocks returns.
+// lingering returns a TCP socket whose last close blocks for an hour: it lingers, and has data that the other end
+// does not read. At the end of the test the connection is reset, and a close that blocks returns.
 func lingering(t *testing.T) int {
 	t.Helper()
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))
@@ -48,23 +54,17 @@ func lingering(t *testing.T) int {
 	}
 }
 
-// closesEnd waits until all that is closed elsewhere is closed.
+// closesEnd waits until all deferred closes are done.
 func closesEnd(t *testing.T) {
 	t.Helper()
-	for until := time.Now().Add(30 * time.Second); !closer.isIdle(); runtime.Gosched() {
+	for until := time.Now().Add(30 * time.Second); !kernel.Deferred.IsIdle(); runtime.Gosched() {
 		if time.Now().After(until) {
 			t.Fatal("closes still block")
 		}
 	}
 }
 
-func (c *closers) isIdle() bool {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	return len(c.users) == 0
-}
-
-// asUser does something as another user, whom the kernel takes this thread for meanwhile.
+// asUser runs a function as another user, in a thread of its own.
 func asUser(t *testing.T, uid int, do func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -86,20 +86,21 @@ func asUser(t *testing.T, uid int, do func()) {
 
 // withoutPassRights has the kernel behave as before Linux 6.16 during the test.
 func withoutPassRights(t *testing.T) {
-	soPassRights = 9999
-	t.Cleanup(func() { soPassRights = 83 })
+	kernel.SoPassRights = 9999
+	t.Cleanup(func() { kernel.SoPassRights = 83 })
 }
 
-// sendsRights sends a packet with descriptors, once the other side permits some, and closes this side's: those in flight are the last ones, unless the
-// other side is faster.
+// sendsRights sends a packet with descriptors, once the other side permits some, and closes this side's: those in
+// flight are the last ones, unless the other side is faster.
 func sendsRights(socket int, packet []byte, fds ...int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for until := time.Now().Add(10 * time.Second); trySend(socket, packet, fds...) == unix.EPERM && time.Now().Before(until); {
+		for until := time.Now().Add(10 * time.Second); kernel.TrySend(socket, packet, fds...) == unix.EPERM &&
+			time.Now().Before(until); {
 			runtime.Gosched()
 		}
-		closeAll(fds)
+		kernel.CloseAll(fds)
 	}()
 	select {
 	case <-done:
@@ -108,7 +109,8 @@ func sendsRights(socket int, packet []byte, fds ...int) {
 	}
 }
 
-// serves checks that the receiver delivers a message of an innocent sender, and shuts down, although its test takes hours to close a descriptor.
+// serves checks that the receiver delivers an innocent sender's message, and closes, although the close of a
+// descriptor takes hours.
 func serves(t *testing.T, receiver *Receiver, innocent *Sender) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -139,56 +141,56 @@ func serves(t *testing.T, receiver *Receiver, innocent *Sender) {
 	}
 }
 
-// hostileSend is a message with a descriptor.
+// hostileSend sends a message with a descriptor.
 func hostileSend(t *testing.T, sender *Sender, fd int) {
 	t.Helper()
-	p := newPacket(kindDescriptors)
-	p.seq = sender.lane.Tail().Seq
-	sendsRights(sender.link.socket.fd, p.encode(), fd)
-	room, ok, err := sender.lane.TryReserve(1, 1)
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = sender.out.Lane.Tail().Seq
+	sendsRights(sender.out.Link.Socket.FD, p.Encode(), fd)
+	room, ok, err := sender.out.Lane.TryReserve(1, 1)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	room[0] = 1
-	if sender.lane.Commit(1) == lane.Ring {
-		sender.link.ring()
+	if sender.out.Lane.Commit(1) == lane.Ring {
+		sender.out.Link.Ring()
 	}
 }
 
-func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
-	segments := func(t *testing.T, page, bell, data int) []int {
+func TestADescriptorWhoseCloseBlocksDelaysNoOther(t *testing.T) {
+	segments := func(t *testing.T, page, ownDoorbell, data int) []int {
 		const capacity = 1 << 16
 		if page < 0 {
-			page = must(makeProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)).fd
+			page = must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)).FD
 		}
-		if bell < 0 {
-			bell = must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		if ownDoorbell < 0 {
+			ownDoorbell = must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		}
 		if data < 0 {
-			data = must(makeData(capacity)).fd
+			data = must(memory.NewData(capacity)).FD
 		}
-		return []int{page, bell, data}
+		return []int{page, ownDoorbell, data}
 	}
 	offers := func(at int) func(t *testing.T, fd, socket int) {
 		return func(t *testing.T, fd, socket int) {
-			_ = trySend(socket, hello(roleSender, 0))
+			_ = kernel.TrySend(socket, hello(packet.RoleSender, 0))
 			// Its own hello comes once descriptors are permitted.
 			isReadyWithin(t, socket)
 			three := []int{-1, -1, -1}
 			three[at] = fd
 			fds := segments(t, three[0], three[1], three[2])
-			offer := lanePacket(kindProducer, 1<<16, lane.MessageBytesLimit(1<<16), lane.Start, lane.Start)
-			offer.generation = 1
-			sendsRights(socket, offer.encode(), fds...)
+			offer := packet.NewLane(packet.KindProducer, 1<<16, lane.MessageBytesLimit(1<<16), lane.Start, lane.Start)
+			offer.Generation = 1
+			sendsRights(socket, offer.Encode(), fds...)
 		}
 	}
 	ways := map[string]func(t *testing.T, fd, socket int){
-		"with HELLO": func(t *testing.T, fd, socket int) { sendsRights(socket, hello(roleSender, 0), fd) },
-		"as a page":  offers(0), "as a bell": offers(1), "as data": offers(2),
+		"with HELLO": func(t *testing.T, fd, socket int) { sendsRights(socket, hello(packet.RoleSender, 0), fd) },
+		"as a page":  offers(0), "as a doorbell": offers(1), "as data": offers(2),
 		"with another packet": func(t *testing.T, fd, socket int) { sendsRights(socket, []byte("?"), fd) },
 		"behind a packet of no bytes": func(t *testing.T, fd, socket int) {
-			_ = trySend(socket, []byte("?"))
-			_ = trySend(socket, nil)
+			_ = kernel.TrySend(socket, []byte("?"))
+			_ = kernel.TrySend(socket, nil)
 			sendsRights(socket, nil, fd)
 		},
 	}
@@ -203,17 +205,17 @@ func TestADescriptorWhoseCloseBlocksHoldsUpNobodyElse(t *testing.T) {
 				t.Cleanup(func() { receiver.Close() })
 				fd := lingering(t)
 				innocent := must(ConnectSender(ctx, name, nil))
-				socket := must(connectTo(strings.TrimPrefix(name, "unix:")))
-				_ = permitDescriptors(socket, true)
-				// A hand-shake goes no further than the first word while this is held.
+				socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
+				_ = kernel.PermitDescriptors(socket, true)
+				// A handshake does not pass its first packet while this is held.
 				isOffer := strings.HasPrefix(way, "as ")
 				if !isOffer {
-					receiver.gate.mutex.Lock()
+					receiver.registry.mutex.Lock()
 				}
 				does(t, fd, socket)
 				unix.Close(socket)
 				if !isOffer {
-					receiver.gate.mutex.Unlock()
+					receiver.registry.mutex.Unlock()
 				}
 				serves(t, receiver, innocent)
 			})
@@ -229,7 +231,7 @@ func isReadyWithin(t *testing.T, fd int) {
 	}
 }
 
-func TestAUserWhoIsRefusedCannotHoldUpByADescriptor(t *testing.T) {
+func TestARefusedUserCannotDelayByADescriptor(t *testing.T) {
 	for _, isOld := range []bool{false, true} {
 		t.Run(fmt.Sprint("old kernel: ", isOld), func(t *testing.T) {
 			if isOld {
@@ -241,10 +243,10 @@ func TestAUserWhoIsRefusedCannotHoldUpByADescriptor(t *testing.T) {
 			t.Cleanup(func() { listener.Close() })
 			fd := lingering(t)
 			asUser(t, 12345, func() {
-				socket := must(connectTo(strings.TrimPrefix(name, "unix:")))
+				socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 				defer unix.Close(socket)
-				// Where the kernel knows how, it takes none from this user.
-				if err := trySend(socket, []byte("?"), fd); !isOld && err != unix.EPERM || isOld && err != nil {
+				// If the kernel can, it accepts none from this user.
+				if err := kernel.TrySend(socket, []byte("?"), fd); !isOld && err != unix.EPERM || isOld && err != nil {
 					t.Error(err)
 				}
 			})
@@ -295,7 +297,7 @@ func opens(t *testing.T, name string) {
 	if err := os.Chmod(directory, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	// What it is in may be closed to others, such as a directory that run-tests has made.
+	// The directory around it may be closed to others, such as one from run-tests.
 	if found := must(os.Stat(os.TempDir())).Mode(); found&0o001 == 0 {
 		if err := os.Chmod(os.TempDir(), found|0o011); err != nil {
 			t.Fatal(err)
@@ -305,7 +307,7 @@ func opens(t *testing.T, name string) {
 	t.Cleanup(func() { syscall.Umask(old) })
 }
 
-func TestADescriptorWithAMessageHoldsUpNobodyElse(t *testing.T) {
+func TestADescriptorWithAMessageDelaysNoOther(t *testing.T) {
 	uses := map[string]func(receiver *Receiver, ctx context.Context) error{
 		"released": func(receiver *Receiver, ctx context.Context) error {
 			message, err := receiver.Receive(ctx)
@@ -325,8 +327,8 @@ func TestADescriptorWithAMessageHoldsUpNobodyElse(t *testing.T) {
 			fd := lingering(t)
 			hostile, innocent := must(ConnectSender(ctx, name, nil)), must(ConnectSender(ctx, name, nil))
 			if use == "not received" {
-				// No message says so: it stays in the socket.
-				sendsRights(hostile.link.socket.fd, []byte("?"), fd)
+				// No message has a mark for it: it stays in the socket.
+				sendsRights(hostile.out.Link.Socket.FD, []byte("?"), fd)
 			} else {
 				hostileSend(t, hostile, fd)
 			}
@@ -357,17 +359,17 @@ func TestMoreDescriptorsThanTheProtocolHasAreClosed(t *testing.T) {
 	}
 	must(receiver.Receive(ctx)).Release()
 	before := len(must(os.ReadDir("/proc/self/fd")))
-	p := newPacket(kindDescriptors)
-	p.seq = hostile.lane.Tail().Seq
-	many := make([]int, scmMaxFD)
-	if err := trySend(hostile.link.socket.fd, p.encode(), many...); err != nil {
+	p := packet.New(packet.KindDescriptors)
+	p.Seq = hostile.out.Lane.Tail().Seq
+	many := make([]int, kernel.ScmMaxFD)
+	if err := kernel.TrySend(hostile.out.Link.Socket.FD, p.Encode(), many...); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := hostile.lane.TryReserve(1, lane.DescriptorsMax); err != nil || !ok {
+	if _, ok, err := hostile.out.Lane.TryReserve(1, lane.DescriptorsMax); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	if hostile.lane.Commit(1) == lane.Ring {
-		hostile.link.ring()
+	if hostile.out.Lane.Commit(1) == lane.Ring {
+		hostile.out.Link.Ring()
 	}
 	serves(t, receiver, innocent)
 	closesEnd(t)
@@ -387,8 +389,8 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 	b := blocking{make(chan struct{})}
 	unblock := sync.OnceFunc(func() { close(b.until) })
 	defer unblock()
-	for range closingMax + 2 {
-		closer.later(os.Geteuid(), b)
+	for range kernel.ClosingMax + 2 {
+		kernel.Deferred.Close(os.Geteuid(), b)
 	}
 	for {
 		sender, err := ConnectSender(ctx, name, nil)
@@ -397,13 +399,14 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 			sender.Close()
 			continue
 		}
-		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), fmt.Sprintf("closing what uid %d sent takes too long: ", os.Geteuid())) {
+		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(),
+			fmt.Sprintf("closing what uid %d sent takes too long: ", os.Geteuid())) {
 			t.Fatal(err)
 		}
 		break
 	}
 	// Another user is not refused.
-	if why := userProblem(4711, []int{4711}); why != "" {
+	if why := handshake.UserProblem(4711, []int{4711}); why != "" {
 		t.Fatal(why)
 	}
 	unblock()
@@ -411,8 +414,8 @@ func TestAUserWhoseDescriptorsCannotBeClosedIsRefused(t *testing.T) {
 	must(ConnectSender(ctx, name, nil)).Close()
 }
 
-// serveSilentFile is the child's side of silentFile: a FUSE server, in a mount namespace of its own, whose file can be opened, and which answers
-// nothing else.
+// serveSilentFile is the child's side of silentFile: a FUSE server, in a mount namespace of its own, whose file can
+// be opened, and which answers nothing else.
 func serveSilentFile() error {
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -423,7 +426,8 @@ func serveSilentFile() error {
 		return err
 	}
 	defer os.Remove(file.Name())
-	if err := unix.Mount("pelton", file.Name(), "fuse", 0, fmt.Sprintf("fd=%d,rootmode=100600,user_id=0,group_id=0", dev)); err != nil {
+	if err := unix.Mount("pelton", file.Name(), "fuse", 0,
+		fmt.Sprintf("fd=%d,rootmode=100600,user_id=0,group_id=0", dev)); err != nil {
 		return err
 	}
 	go func() {
@@ -453,7 +457,8 @@ func serveSilentFile() error {
 		}
 	}()
 	fmt.Println(file.Name())
-	// Until the test ends it. If that cannot, as it waits for this and so cannot even be killed, its waits end with this.
+	// Until the test ends it. If the test cannot, because it waits for this process and so cannot even be killed, its
+	// waits end with this process.
 	ended := make(chan struct{})
 	go func() {
 		_, _ = os.Stdin.Read(make([]byte, 1))
@@ -466,8 +471,8 @@ func serveSilentFile() error {
 	return errors.Join(unix.Unmount(file.Name(), unix.MNT_DETACH), os.Remove(file.Name()))
 }
 
-// silentFile is an open file whose FUSE server does not answer: every close of it blocks until the test ends. While it is open no process can be
-// started, which would close it.
+// silentFile is an open file whose FUSE server does not answer: every close of it blocks until the test ends. While
+// it is open no process can be started, which would close it.
 func silentFile(t *testing.T) int {
 	t.Helper()
 	p := prepare(t, childVariable+"=silent-file", "/proc/self/exe")
@@ -482,7 +487,8 @@ func silentFile(t *testing.T) int {
 	case "error: operation not permitted", "error: no such file or directory", "error: no such device":
 		t.Skip("no FUSE here: /dev/fuse, as root")
 	default:
-		fd, err := unix.Open(fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, file), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		fd, err := unix.Open(fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, file),
+			unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 		if err != nil {
 			t.Fatal(line, err, p.errors.String())
 		}
@@ -492,40 +498,42 @@ func silentFile(t *testing.T) int {
 	return -1
 }
 
-func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
-	for _, at := range []string{"page", "bell", "data"} {
+func TestAFileWhoseServerIsSilentDelaysNoOther(t *testing.T) {
+	for _, at := range []string{"page", "doorbell", "data"} {
 		t.Run("as "+at, func(t *testing.T) {
 			name, ctx := place(t), soon(t)
 			receiver := must(Gather(name, nil))
 			t.Cleanup(func() { receiver.Close() })
 			silent := silentFile(t)
 			innocent := must(ConnectSender(ctx, name, nil))
-			socket := must(connectTo(strings.TrimPrefix(name, "unix:")))
-			_ = permitDescriptors(socket, true)
-			_ = trySend(socket, hello(roleSender, 0))
+			socket := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
+			_ = kernel.PermitDescriptors(socket, true)
+			_ = kernel.TrySend(socket, hello(packet.RoleSender, 0))
 			isReadyWithin(t, socket)
 			const capacity = 1 << 16
-			page, data := must(makeProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)), must(makeData(capacity))
-			bell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-			fds := []int{page.fd, bell, data.fd}
-			fds[map[string]int{"page": 0, "bell": 1, "data": 2}[at]] = silent
-			offer := lanePacket(kindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start, lane.Start)
-			offer.generation = 1
-			if err := trySend(socket, offer.encode(), fds...); err != nil {
+			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity),
+				1)), must(memory.NewData(capacity))
+			ownDoorbell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+			fds := []int{page.FD, ownDoorbell, data.FD}
+			fds[map[string]int{"page": 0, "doorbell": 1, "data": 2}[at]] = silent
+			offer := packet.NewLane(packet.KindProducer, capacity, lane.MessageBytesLimit(capacity), lane.Start,
+				lane.Start)
+			offer.Generation = 1
+			if err := kernel.TrySend(socket, offer.Encode(), fds...); err != nil {
 				t.Fatal(err)
 			}
 			go unix.Close(silent)
-			page.close()
-			data.close()
-			unix.Close(bell)
+			page.Close()
+			data.Close()
+			unix.Close(ownDoorbell)
 			// It is refused.
-			for b := make([]byte, packetBytesMax); ; {
+			for b := make([]byte, packet.BytesMax); ; {
 				isReadyWithin(t, socket)
-				n, _, _, err := tryReceive(socket, b)
+				n, _, _, err := kernel.TryReceive(socket, b)
 				if err != nil || n == 0 {
 					t.Fatal("no reason was given", err)
 				}
-				if refusal(b[:n]) != nil {
+				if packet.Refusal(b[:n]) != nil {
 					break
 				}
 			}
@@ -541,7 +549,8 @@ func completesTo(t *testing.T, eventfd int) {
 	file := must(os.Open("/proc/self/exe"))
 	defer file.Close()
 	var queue uintptr
-	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&queue)), 0); errno == unix.ENOSYS || errno == unix.EPERM {
+	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&queue)), 0); errno == unix.ENOSYS ||
+		errno == unix.EPERM {
 		t.Skip("no asynchronous I/O here")
 	} else if errno != 0 {
 		t.Fatal(errno)
@@ -563,13 +572,15 @@ func completesTo(t *testing.T, eventfd int) {
 		t.Fatal(errno)
 	}
 	var events [4]uint64
-	if _, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, queue, 1, 1, uintptr(unsafe.Pointer(&events)), 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, queue, 1, 1, uintptr(unsafe.Pointer(&events)), 0,
+		0); errno != 0 {
 		t.Fatal(errno)
 	}
 }
 
 func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
-	// What a peer can make of the doorbell that it gave, with the kernel's help: it blocks, and its counter is as high as no write brings it.
+	// What a peer can do to its own doorbell with the kernel's help: it blocks, and its counter is higher than any
+	// write makes it.
 	fd := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 	defer unix.Close(fd)
 	if _, err := unix.Write(fd, binary.LittleEndian.AppendUint64(nil, 1<<64-2)); err != nil {
@@ -582,16 +593,17 @@ func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		thread <- unix.Gettid()
-		doorbell{fd, doorbellEventfd}.ring()
+		doorbell.Peer{FD: fd, Kind: doorbell.Eventfd}.Ring()
 	}()
 	in := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
-	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))), fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {
+	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))),
+		fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {
 		if time.Now().After(until) {
 			t.Fatal("it does not block")
 		}
 	}
 	go func() {
-		// Every processor of the scheduler is to take part.
+		// Makes every processor of the scheduler take part.
 		runtime.GC()
 		close(collected)
 	}()

@@ -69,7 +69,7 @@ func TestGoSendsToRustMessagesOfAllSizes(t *testing.T) {
 					copy(room, payload(n, len(room)))
 					failed <- errors.Join(err, sender.Commit(len(room)))
 				}
-				failed <- errors.Join(sender.Drain(ctx), sender.Close())
+				failed <- errors.Join(sender.WaitReleased(ctx), sender.Close())
 			}()
 			go func() {
 				for range 3001 {
@@ -119,8 +119,8 @@ func TestRustSendsToGoMessagesOfAllSizes(t *testing.T) {
 	}
 }
 
-// Each message is waited for, so that each side sleeps for each, and is rung by the other language.
-func TestWhoSleepsIsRungByTheOtherLanguage(t *testing.T) {
+// Each message is awaited, so that each side sleeps for each, and the other language rings it.
+func TestASleeperIsRungByTheOtherLanguage(t *testing.T) {
 	name, back, ctx := place(t), place(t), soon(t)
 	receives := tool(t, "recv", name)
 	sender := must(ConnectSender(ctx, name, &Options{Await: true}))
@@ -156,7 +156,7 @@ func TestWhoSleepsIsRungByTheOtherLanguage(t *testing.T) {
 	receives.exits(0)
 }
 
-func TestRustsSenderKilledIsToldAndARustSuccessorGoesOn(t *testing.T) {
+func TestAKilledRustSenderIsReportedAndARustSuccessorContinues(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
@@ -197,7 +197,7 @@ func TestRustsSenderKilledIsToldAndARustSuccessorGoesOn(t *testing.T) {
 	}
 }
 
-func TestRustsReceiverKilledIsToldAndARustSuccessorGetsTheRestAgain(t *testing.T) {
+func TestAKilledRustReceiverIsReportedAndARustSuccessorGetsTheRestAgain(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, &Options{Capacity: 1 << 18}))
 	defer listener.Close()
@@ -215,8 +215,8 @@ func TestRustsReceiverKilledIsToldAndARustSuccessorGetsTheRestAgain(t *testing.T
 		}
 	}
 	first.kill()
-	var died *Error
-	if err := sender.Drain(ctx); !errors.As(err, &died) || died.Code != ErrPeerDied || died.Unreleased == 0 {
+	var died *EndError
+	if err := sender.WaitReleased(ctx); !errors.As(err, &died) || died.Err != ErrPeerDied || died.Unreleased == 0 {
 		t.Fatal(err)
 	}
 	next := tool(t, "recv", "--connect", "--frame", "len32", name)
@@ -238,7 +238,7 @@ func TestRustsReceiverKilledIsToldAndARustSuccessorGetsTheRestAgain(t *testing.T
 	next.exits(0)
 }
 
-func TestGosSenderKilledIsToldToRust(t *testing.T) {
+func TestRustDetectsAKilledGoSender(t *testing.T) {
 	name := place(t)
 	receives := tool(t, "recv", "--frame", "len32", name)
 	sends := child(t, "send", name, 0, 40, 300, "stay")
@@ -252,7 +252,7 @@ func TestGosSenderKilledIsToldToRust(t *testing.T) {
 	}
 }
 
-func TestGosReceiverKilledIsToldToRust(t *testing.T) {
+func TestRustDetectsAKilledGoReceiver(t *testing.T) {
 	name := place(t)
 	sends := tool(t, "send", "--listen", name)
 	fmt.Fprint(sends.input, strings.Repeat("line\n", 100))
@@ -268,7 +268,8 @@ func TestGosReceiverKilledIsToldToRust(t *testing.T) {
 }
 
 func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
-	// A Go sender dies, Rust's receiver is not one to resume: so Go's receiver has a Go sender, then a Rust one, then a Go one.
+	// A Go sender dies, Rust's receiver is not one to resume: so Go's receiver has a Go sender, then a Rust one, then
+	// a Go one.
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
@@ -293,7 +294,8 @@ func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
 	if err := receiver.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if message := must(receiver.Receive(ctx)); string(message.Bytes()) != "rust" || message.Generation() != 2 || message.Release() != nil {
+	if message := must(receiver.Receive(ctx)); string(message.Bytes()) != "rust" || message.Generation() != 2 ||
+		message.Release() != nil {
 		t.Fatal("not rust")
 	}
 	second.kill()
@@ -302,7 +304,8 @@ func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
 	if err := receiver.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if message := must(receiver.Receive(ctx)); !isPayload(message.Bytes(), 5) || message.Generation() != 3 || message.Release() != nil {
+	if message := must(receiver.Receive(ctx)); !isPayload(message.Bytes(), 5) || message.Generation() != 3 ||
+		message.Release() != nil {
 		t.Fatal("not five")
 	}
 }
@@ -346,7 +349,7 @@ func TestManySendersOfBothLanguages(t *testing.T) {
 	follows := tool(t, "recv", "--follow", other)
 	for range 3 {
 		sender := must(ConnectSender(ctx, other, &Options{Await: true}))
-		if err := errors.Join(sender.Send(ctx, []byte("hello")), sender.Drain(ctx), sender.Close()); err != nil {
+		if err := errors.Join(sender.Send(ctx, []byte("hello")), sender.WaitReleased(ctx), sender.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}

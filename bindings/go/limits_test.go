@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/memory"
+	"pelton/internal/packet"
 )
 
-// What a side takes of a peer, and the memory that all peers together have.
+// What a side takes from a peer, and the memory that all peers have together.
 
-// refusedWith checks that an error is of that code and has these texts.
-func refusedWith(t *testing.T, err error, code Code, texts ...any) {
+// refusedWith checks that an error is of that kind and has these texts.
+func refusedWith(t *testing.T, err error, code error, texts ...any) {
 	t.Helper()
 	if !errors.Is(err, code) {
 		t.Fatalf("%v, wanted code %d", err, code)
@@ -33,17 +36,20 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 	for _, c := range []struct{ sends, takes, is Options }{
 		{Options{}, Options{}, Options{Capacity: 64 << 20, MessageBytesMax: 32<<20 - 32}},
 		{Options{}, Options{Capacity: 128 << 10}, Options{Capacity: 128 << 10, MessageBytesMax: 64<<10 - 32}},
-		{Options{Capacity: 64 << 10}, Options{Capacity: 128 << 10}, Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
+		{Options{Capacity: 64 << 10}, Options{Capacity: 128 << 10},
+			Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
 		{Options{Capacity: 128 << 20}, Options{}, Options{Capacity: 128 << 20, MessageBytesMax: 64<<20 - 32}},
 		{Options{}, Options{MessageBytesMax: 100}, Options{Capacity: 64 << 20, MessageBytesMax: 100}},
-		{Options{MessageBytesMax: 100}, Options{MessageBytesMax: 200}, Options{Capacity: 64 << 20, MessageBytesMax: 100}},
+		{Options{MessageBytesMax: 100}, Options{MessageBytesMax: 200},
+			Options{Capacity: 64 << 20, MessageBytesMax: 100}},
 		{Options{}, Options{MessageBytesMax: 1 << 30}, Options{Capacity: 64 << 20, MessageBytesMax: 32<<20 - 32}},
-		{Options{Capacity: 1 << 20}, Options{Capacity: 1 << 20, Memory: 100_000}, Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
+		{Options{Capacity: 1 << 20}, Options{Capacity: 1 << 20, Memory: 100_000},
+			Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
 		{Options{}, Options{Memory: 5000}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 		{Options{}, Options{Memory: 1}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 	} {
 		name, ctx := place(t), soon(t)
-		// The receiver connects, so that a limit beyond the default capacity is no mistake.
+		// The receiver connects, so that a limit beyond the default capacity is valid.
 		listener := must(Listen(name, &c.sends))
 		received := make(chan *Receiver, 1)
 		go func() { received <- must(ConnectReceiver(ctx, name, &c.takes)) }()
@@ -64,7 +70,7 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 	}
 }
 
-func TestASenderWhoseMessagesAreLargerThanItsReceiverTakesIsToldBoth(t *testing.T) {
+func TestASenderWithTooLargeMessagesGetsBothLimits(t *testing.T) {
 	for _, takes := range []Options{{MessageBytesMax: 1000}, {Capacity: 64 << 10}, {Memory: 17 << 16}} {
 		name, ctx := place(t), soon(t)
 		receiver := must(Gather(name, &takes))
@@ -80,7 +86,7 @@ func TestASenderWhoseMessagesAreLargerThanItsReceiverTakesIsToldBoth(t *testing.
 	}
 }
 
-func TestWhatAnotherUserMakesIsSmallUnlessSomebodySaysMore(t *testing.T) {
+func TestAnotherUsersLaneIsSmallUnlessTheOptionsSayMore(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
 	receiver := must(Gather(name, &Options{UIDs: []int{12346}}))
@@ -107,15 +113,18 @@ func TestWhatAnotherUserMakesIsSmallUnlessSomebodySaysMore(t *testing.T) {
 func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 	for _, c := range []struct{ capacity, bytesMax uint64 }{{128 << 10, 100}, {64 << 10, 1001}, {64 << 10, 1000}} {
 		s, peer := socketPair(t, soon(t))
-		s.options = Options{Capacity: 64 << 10, MessageBytesMax: 1000}
-		page, data, bell := must(makeProducerPage(c.capacity, c.bytesMax, 1)), must(makeData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-		offer := lanePacket(kindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
-		offer.generation = 1
-		ready := newPacket(kindReady)
-		if err := errors.Join(trySend(peer, hello(roleSender, 0)), trySend(peer, offer.encode(), page.fd, bell, data.fd), trySend(peer, ready.encode())); err != nil {
+		s.Settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
+		page, data, ownDoorbell := must(memory.NewProducerPage(c.capacity, c.bytesMax,
+			1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+		offer := packet.NewLane(packet.KindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
+		offer.Generation = 1
+		ready := packet.New(packet.KindReady)
+		if err := errors.Join(kernel.TrySend(peer, hello(packet.RoleSender, 0)),
+			kernel.TrySend(peer, offer.Encode(), page.FD, ownDoorbell, data.FD), kernel.TrySend(peer,
+				ready.Encode())); err != nil {
 			t.Fatal(err)
 		}
-		r, err := s.receiverOfOne(false)
+		r, err := receiverOfOne(s, Options{}, false)
 		switch {
 		case c.capacity > 64<<10:
 			refusedWith(t, err, ErrRefused, c.capacity, 64<<10)
@@ -126,9 +135,9 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 		default:
 			r.Close()
 		}
-		page.close()
-		data.close()
-		unix.Close(bell)
+		page.Close()
+		data.Close()
+		unix.Close(ownDoorbell)
 	}
 }
 
@@ -160,7 +169,7 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, &Options{Memory: 3 << 20}))
 	defer receiver.Close()
-	budget := receiver.gate.budget
+	budget := receiver.registry.budget
 	var senders []*Sender
 	for _, wanted := range []int{3 << 16, 2 << 16, 2 << 16, 2 << 16, 2 << 16} {
 		sender := must(ConnectSender(ctx, name, nil))
@@ -170,16 +179,16 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 	}
 	// One that makes less takes less.
 	small := must(ConnectSender(ctx, name, &Options{Capacity: 1 << 16}))
-	if left := budget.left(); left != 3<<20-(3+4*2+1)<<16 {
+	if left := budget.Left(); left != 3<<20-(3+4*2+1)<<16 {
 		t.Fatal(left)
 	}
-	// Hand-shakes that come to nothing take nothing.
+	// Handshakes that fail keep nothing.
 	for range 20 {
 		_, err := ConnectSender(ctx, name, &Options{MessageBytesMax: 1 << 20})
 		refusedWith(t, err, ErrOption)
-		for until := time.Now().Add(20 * time.Second); budget.left() != 3<<20-(3+4*2+1)<<16; runtime.Gosched() {
+		for until := time.Now().Add(20 * time.Second); budget.Left() != 3<<20-(3+4*2+1)<<16; runtime.Gosched() {
 			if time.Now().After(until) {
-				t.Fatal(budget.left())
+				t.Fatal(budget.Left())
 			}
 		}
 	}
@@ -190,16 +199,16 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 			senders = append(senders, sender)
 		}
 	}
-	refusedWith(t, err, ErrRefused, budget.left(), 3<<20, "Memory")
-	if left := budget.left(); left >= 1<<20 {
+	refusedWith(t, err, ErrRefused, budget.Left(), 3<<20, "Memory")
+	if left := budget.Left(); left >= 1<<20 {
 		t.Fatal(left)
 	}
 	for _, sender := range append(senders, small) {
 		sender.Close()
 	}
-	for until := time.Now().Add(20 * time.Second); budget.left() != 3<<20; {
+	for until := time.Now().Add(20 * time.Second); budget.Left() != 3<<20; {
 		if _, ok, err := receiver.TryReceive(); ok || err != nil || time.Now().After(until) {
-			t.Fatal(ok, err, budget.left())
+			t.Fatal(ok, err, budget.Left())
 		}
 	}
 	must(ConnectSender(ctx, name, nil)).Close()
@@ -208,24 +217,26 @@ func TestPeersShareTheMemoryOfAReceiverOfMany(t *testing.T) {
 func TestClientsShareTheMemoryOfAServiceByTwoLanesEach(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service := served(t, name, &Options{Memory: 2 << 20}, echo)
-	budget := service.receiver.gate.budget
+	budget := service.receiver.registry.budget
 	client := connected(t, name, nil)
 	for n := range 100 {
-		if reply, err := client.Call(ctx, payload(n, 1000*n)); err != nil || !isPayload(reply, n) || len(reply) != 1000*n {
+		if reply, err := client.Call(ctx, payload(n, 1000*n)); err != nil || !isPayload(reply, n) ||
+			len(reply) != 1000*n {
 			t.Fatal(err)
 		}
 	}
-	if out, in := client.links[0].out.lane.Capacity(), client.links[0].in.consumer.Capacity(); out != 1<<16 || in != 1<<16 {
+	if out, in := client.links[0].out.Lane.Capacity(), client.links[0].in.Consumer.Capacity(); out != 1<<16 ||
+		in != 1<<16 {
 		t.Fatal(out, in)
 	}
-	// What the last reply took is given back soon after the client has it.
-	for until := time.Now().Add(20 * time.Second); budget.left() != 2<<20-2<<16; runtime.Gosched() {
+	// What the last reply took becomes free soon after the client has it.
+	for until := time.Now().Add(20 * time.Second); budget.Left() != 2<<20-2<<16; runtime.Gosched() {
 		if time.Now().After(until) {
-			t.Fatal(budget.left())
+			t.Fatal(budget.Left())
 		}
 	}
 	_, err := ConnectClient(ctx, name, nil)
-	refusedWith(t, err, ErrRefused, budget.left(), 2<<20, "Memory")
+	refusedWith(t, err, ErrRefused, budget.Left(), 2<<20, "Memory")
 	client.Close()
 	for {
 		// The service notices.
@@ -238,7 +249,7 @@ func TestClientsShareTheMemoryOfAServiceByTwoLanesEach(t *testing.T) {
 	}
 }
 
-func TestMemoryOfWhichNobodyCouldHaveAShareIsNoOption(t *testing.T) {
+func TestMemoryTooSmallForAShareIsRefused(t *testing.T) {
 	_, err := Gather(place(t), &Options{Memory: 1<<20 - 1})
 	refusedWith(t, err, ErrOption, 1<<20)
 	_, err = ListenService(place(t), &Options{Memory: 2<<20 - 1})
@@ -255,7 +266,7 @@ func TestMemoryOfWhichNobodyCouldHaveAShareIsNoOption(t *testing.T) {
 	}
 }
 
-// No peer writes to a sender, so that it takes whatever Memory says.
+// No peer writes to a sender, so it takes anything, whatever Memory is.
 func TestMemoryIsNoConcernOfASender(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	receiver := must(Gather(name, nil))
@@ -266,10 +277,11 @@ func TestMemoryIsNoConcernOfASender(t *testing.T) {
 	for _, options := range []Options{{Memory: 1}, {Memory: 4<<20 - 1}} {
 		must(OpenSender(ctx, path, &options)).Close()
 		_, err := OpenReceiver(ctx, path, &options)
-		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes", fmt.Sprintf("and %d in all", options.Memory))
+		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes",
+			fmt.Sprintf("and %d in all", options.Memory))
 	}
 	must(OpenReceiver(ctx, path, &Options{Memory: 4 << 20})).Close()
-	// Of a channel that it makes, all lanes are within it.
+	// All lanes of a channel that it creates are within it.
 	path = channelPlace(t)
 	sender := must(CreateSender(ctx, path, &Options{Memory: 1 << 20, Lanes: 4}))
 	defer sender.Close()
@@ -291,7 +303,7 @@ func TestAChannelByPathIsCheckedAgainstWhatItsOpenerTakes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give a directory to another user: ./run test-go as root")
 	}
-	// Of another user's: what is not said is not everything.
+	// Another user's, with default options.
 	path = channelPlace(t)
 	must(CreateSender(ctx, path, &Options{Capacity: 65 << 20, Mode: 0o755})).Close()
 	if err := os.Chown(path, 12345, 12345); err != nil {
@@ -320,34 +332,4 @@ func TestAChannelThatRequiresAnUnknownFeatureIsRefusedByItsNumber(t *testing.T) 
 	}
 	writes(0, 1<<64-1)
 	must(OpenReceiver(ctx, path, nil)).Close()
-}
-
-func TestAShareGrowsAsLongAsTheBudgetHasAsMuchLeft(t *testing.T) {
-	b := newBudget(120)
-	var shares [3]clientShare
-	var parts [3]part
-	// Each finds half of what the ones before have left.
-	for n, bytes := range []uint64{60, 30, 15} {
-		c, p := &shares[n], &parts[n]
-		c.budget = b
-		if c.left() != bytes || c.grow(p, bytes+1) || c.grow(p, 1<<64-1) || !c.grow(p, bytes-1) || c.grow(p, 2) || !c.grow(p, 1) || c.grow(p, 1) {
-			t.Fatal(n, c.left(), *p)
-		}
-	}
-	if b.left() != 15 {
-		t.Fatal(b.left())
-	}
-	for n := range shares {
-		if shares[n].left() != 0 || !shares[n].grow(&parts[n], 0) {
-			t.Fatal(n, shares[n].left())
-		}
-	}
-	for n := range parts {
-		parts[n].shrinkTo(0)
-	}
-	for n := range shares {
-		if b.left() != 120 || shares[n].left() != 60 {
-			t.Fatal(n, b.left(), shares[n].left())
-		}
-	}
 }

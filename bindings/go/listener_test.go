@@ -8,11 +8,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
+	"pelton/internal/packet"
 )
 
-// A listener that takes one peer at a time, and connections that say nothing.
+// A listener that accepts one peer at a time, and connections that send nothing.
 
-func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
+func TestSilentConnectionsDelayNoOther(t *testing.T) {
 	for _, isRefused := range []bool{true, false} {
 		name, ctx := place(t), soon(t)
 		opens(t, name)
@@ -21,7 +24,7 @@ func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
 		silent := make([]int, 100)
 		connect := func() {
 			for i := range silent {
-				silent[i] = must(connectTo(strings.TrimPrefix(name, "unix:")))
+				silent[i] = must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 			}
 		}
 		if isRefused {
@@ -29,7 +32,7 @@ func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
 		} else {
 			connect()
 		}
-		defer closeAll(silent)
+		defer kernel.CloseAll(silent)
 		connected := make(chan *Sender, 1)
 		go func() {
 			sender, err := ConnectSender(ctx, name, &Options{Await: true})
@@ -52,11 +55,12 @@ func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
 	}
 }
 
-func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
+func TestTheFirstPeerWithAPacketIsServedAndASilentOneKeepsItsTime(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
-	slow := must(newShake(ctx, must(connectTo(strings.TrimPrefix(name, "unix:"))), Options{}))
+	slow := must(handshake.New(ctx, must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))),
+		must((&Options{}).forBoth(0))))
 	sent := make(chan error, 2)
 	go func() {
 		sender, err := ConnectSender(ctx, name, nil)
@@ -80,7 +84,7 @@ func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
 	}
 	receive("quick")
 	go func() {
-		sender, err := slow.newSender(false)
+		sender, err := senderOf(slow, Options{}, false)
 		if err == nil {
 			err = errors.Join(sender.Send(ctx, []byte("slow")), sender.Close())
 		}
@@ -89,31 +93,32 @@ func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
 	receive("slow")
 }
 
-func TestAtTheDeadlineNobodyIsAccepted(t *testing.T) {
+func TestNoPeerIsAcceptedAfterTheContext(t *testing.T) {
 	name := place(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
 	ctx, cancel := context.WithCancel(soon(t))
 	cancel()
-	fd := must(connectTo(strings.TrimPrefix(name, "unix:")))
+	fd := must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
 	defer unix.Close(fd)
 	if _, err := listener.AcceptReceiver(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if !isReady(listener.bound.socket.fd, unix.POLLIN) {
+	if !kernel.IsReady(listener.bound.Socket.FD, unix.POLLIN) {
 		t.Fatal("a connection was accepted")
 	}
 }
 
-func TestClosingAListenerHangsUpOnWhoHasNotBeenServed(t *testing.T) {
+func TestClosingAListenerHangsUpOnWaitingPeers(t *testing.T) {
 	name := place(t)
 	listener := must(Listen(name, nil))
-	silent, speaks := must(connectTo(strings.TrimPrefix(name, "unix:"))), must(connectTo(strings.TrimPrefix(name, "unix:")))
-	defer closeAll([]int{silent, speaks})
+	silent, speaks := must(kernel.ConnectTo(strings.TrimPrefix(name,
+		"unix:"))), must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:")))
+	defer kernel.CloseAll([]int{silent, speaks})
 	ctx, cancel := context.WithCancel(soon(t))
 	go func() {
 		// Both have been accepted once that one is refused.
-		_ = trySend(speaks, hello(roleReceiver, 0))
+		_ = kernel.TrySend(speaks, hello(packet.RoleReceiver, 0))
 		isReadyWithin(t, speaks)
 		cancel()
 	}()
@@ -122,7 +127,7 @@ func TestClosingAListenerHangsUpOnWhoHasNotBeenServed(t *testing.T) {
 	}
 	listener.Close()
 	isReadyWithin(t, silent)
-	if n, _, _, err := tryReceive(silent, make([]byte, packetBytesMax)); n != 0 || err != nil {
+	if n, _, _, err := kernel.TryReceive(silent, make([]byte, packet.BytesMax)); n != 0 || err != nil {
 		t.Fatal(n, err)
 	}
 }

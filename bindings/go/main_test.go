@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// This test's own program as another process, which is one side of a channel: see child.
+// This test's own program as another process, one side of a channel: see child.
 const childVariable = "PELTON_GO_TEST_SIDE"
 
 func TestMain(m *testing.M) {
@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runSide is what a child does: "send NAME FROM COUNT SIZE END" or "receive NAME COUNT END", by connecting, with a lane of 64 KiB. It says
-// what it has done. END is close, or stay until killed.
+// runSide is the child's side: "send NAME FROM COUNT SIZE END" or "receive NAME COUNT END" connects, with a lane of
+// 64 KiB, and prints what it has done. END is close, or stay until killed.
 func runSide(arguments []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -54,7 +54,7 @@ func runSide(arguments []string) error {
 		}
 		fmt.Println("done", count)
 		if end == "close" {
-			return errors.Join(sender.Drain(ctx), sender.Close())
+			return errors.Join(sender.WaitReleased(ctx), sender.Close())
 		}
 	case "receive":
 		if _, err := fmt.Sscan(arguments[2], &count); err != nil {
@@ -77,7 +77,8 @@ func runSide(arguments []string) error {
 			return receiver.Close()
 		}
 	case "serve":
-		// "serve NAME END": answers with what is asked, or takes requests, says how many, and holds them; drains when its input ends.
+		// "serve NAME END": echoes; or takes requests, prints how many, and holds them. It drains when its input
+		// ends.
 		service, err := ListenService(arguments[1], &Options{Capacity: 1 << 16})
 		if err != nil {
 			return err
@@ -101,7 +102,7 @@ func runSide(arguments []string) error {
 		})
 		return errors.Join(err, service.Close())
 	case "call":
-		// "call NAME COUNT SIZE END": asks, and compares each reply; or holds its calls.
+		// "call NAME COUNT SIZE END": calls, and compares each reply; or holds its calls.
 		client, err := ConnectClient(ctx, arguments[1], options)
 		if err != nil {
 			return err
@@ -135,17 +136,25 @@ func runSide(arguments []string) error {
 	case "silent-file":
 		return serveSilentFile()
 	case "path-send":
-		// Numbers that go on from what is in the lane: the channel's own count.
+		// Numbers that continue from what is in the lane: the channel's own count.
 		sender, err := OpenSender(ctx, arguments[1], nil)
 		if err != nil {
 			return err
 		}
 		for {
-			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.lane.Tail().Seq))
-			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil && !errors.Is(err, ErrPeerDied) {
+			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.out.Lane.Tail().Seq))
+			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil &&
+				!errors.Is(err, ErrPeerDied) {
 				return err
 			}
 		}
+	case "path-hold":
+		receiver, err := OpenReceiver(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		defer receiver.Close()
+		fmt.Println("open")
 	case "path-receive":
 		receiver, err := OpenReceiver(ctx, arguments[1], nil)
 		if err != nil {
@@ -159,7 +168,8 @@ func runSide(arguments []string) error {
 			if err != nil {
 				return err
 			}
-			if bytes := message.Bytes(); binary.LittleEndian.Uint64(bytes) != uint64(message.Seq()) || len(bytes) != 8+int(bytes[0])*5 || !isPayload(bytes[8:], 0) {
+			if bytes := message.Bytes(); binary.LittleEndian.Uint64(bytes) != uint64(message.Seq()) ||
+				len(bytes) != 8+int(bytes[0])*5 || !isPayload(bytes[8:], 0) {
 				fmt.Fprintln(os.Stderr, "a message is wrong")
 				return errors.New("wrong")
 			}
@@ -190,7 +200,7 @@ func start(t testing.TB, environment, program string, arguments ...string) *proc
 	return p
 }
 
-// prepare is a process that has not begun yet.
+// prepare returns a process that has not begun yet.
 func prepare(t testing.TB, environment, program string, arguments ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(program, arguments...), t: t}

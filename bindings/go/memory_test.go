@@ -1,32 +1,57 @@
 package pelton
 
 import (
-	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"testing"
-	"unsafe"
 
+	"golang.org/x/sys/unix"
 	"pelton/internal/lane"
+	"pelton/internal/window"
 )
 
-func TestTheMemoryOfALaneIsInNoCoreDumpAndAControlSegmentIs(t *testing.T) {
-	for _, bytes := range []uint64{1 << 20, lane.SegmentBytes} {
-		made, err := createSegment("pelton-test", sizeSeals, bytes, func([]byte) {})
-		if err != nil {
+func TestAWindowThatShrinksGivesItsMemoryBack(t *testing.T) {
+	sender, receiver := pair(t, &Options{Capacity: 32 << 20, Wait: Spin})
+	ctx := soon(t)
+	s := &sender.window
+	blocks := func() int64 {
+		var stat unix.Stat_t
+		if err := unix.Fstat(sender.out.Memory.Data.FD, &stat); err != nil {
 			t.Fatal(err)
 		}
-		mappings, err := os.ReadFile("/proc/self/smaps")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, mapping, _ := strings.Cut(string(mappings), fmt.Sprintf("\n%x-", uintptr(unsafe.Pointer(&made.bytes[0]))))
-		_, flags, _ := strings.Cut(mapping, "\nVmFlags: ")
-		flags, _, _ = strings.Cut(flags, "\n")
-		if isLeftOut := slices.Contains(strings.Fields(flags), "dd"); isLeftOut != (bytes > lane.SegmentBytes) {
-			t.Errorf("%d bytes: flags %q", bytes, flags)
-		}
-		made.close()
+		return stat.Blocks * 512
 	}
+	message := make([]byte, 60_000)
+	pass := func(bytes int) {
+		for range bytes / len(message) {
+			if err := sender.Send(ctx, message); err != nil {
+				t.Fatal(err)
+			}
+			must(receiver.Receive(ctx)).Release()
+		}
+	}
+	// The lane is never empty.
+	if err := sender.Send(ctx, message); err != nil {
+		t.Fatal(err)
+	}
+	// As in a trial that does not end.
+	if !s.Use(16 << 20) {
+		t.Fatal("the process's senders use too much")
+	}
+	s.BytesMin, s.BytesMax = s.Bytes, s.Bytes
+	sender.out.Lane.SetWindow(s.Bytes)
+	pass(20 << 20)
+	if used := blocks(); used < 15<<20 {
+		t.Fatal(used)
+	}
+	s.BytesMin, s.BytesMax = lane.Window, lane.Window
+	s.Use(lane.Window)
+	sender.out.Lane.SetWindow(s.Bytes)
+	s.Excess = window.ExcessAfterPause
+	pass(40 << 20)
+	if used := blocks(); used > 1<<20 || s.Excess != 0 {
+		t.Fatal(used, s.Excess)
+	}
+	if s.Taken != 0 {
+		t.Fatal(s.Taken)
+	}
+	pass(1 << 20)
 }

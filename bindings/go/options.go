@@ -4,74 +4,90 @@ import (
 	"fmt"
 	"log"
 
+	"pelton/internal/directory"
+	"pelton/internal/fail"
+	"pelton/internal/handshake"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
 )
 
-// Wait is how a call that has to wait does so.
+// Wait says how a call waits.
 type Wait int
 
 const (
-	// Block looks for some microseconds, fewer when that has not paid lately, letting other goroutines run; then the goroutine
-	// is parked until the other side rings. No thread waits in the kernel for it.
+	// Block polls for some microseconds, for less if that was useless lately, and lets other goroutines run. Then the
+	// goroutine is parked until the other side rings. No thread waits in the kernel.
 	Block Wait = iota
-	// Spin looks again and again, and lets other goroutines run in between. The lowest latency, for a whole processor.
+	// Spin polls without sleeping, and lets other goroutines run in between. It has the lowest latency, and occupies
+	// a processor.
 	Spin
 )
 
-// Options say how a channel is made. The zero value, or nil, has the defaults. A sender makes its lane; each side limits the capacity and the messages,
-// and the lesser limit applies. Of a path channel its maker decides both. Each side decides how it waits.
+// Options configure a channel or a link of calls. nil and the zero value have the defaults.
+//
+// A sender makes its lane. Each side limits the capacity and the messages, and the lesser limit applies. For a path
+// channel its creator decides both. Each side decides how it waits.
 type Options struct {
-	// Capacity is the bytes of the lane that this side makes: what the sender can be ahead of the receiver. 64 MiB if 0; 4096 to 16 GiB, rounded up
-	// to a multiple of 64 KiB. Memory is taken only as it is used: a lane whose receiver keeps up uses 256 KiB.
+	// Capacity is the size in bytes of the lane that this side makes: how far the sender can be ahead of the
+	// receiver. From 4096 to 16 GiB, rounded up to a multiple of 64 KiB; 0: 64 MiB. Memory is allocated as it is
+	// used: a lane whose receiver keeps up uses 256 KiB.
 	//
-	// Of a receiver, and of either side of calls, it is also the largest lane that this side takes: the peer makes its lane no larger. If 0, that is 16 GiB
-	// for a peer of the same user, 64 MiB for another user. Of a path channel that is there already it is checked at opening: by who sets it, and, with
-	// these defaults, where the directory belongs to another user.
+	// For a receiver, and for either side of calls, it is also the largest lane that this side takes, and the peer
+	// makes its lane no larger. 0: 16 GiB for a peer of the same user, 64 MiB for another user. For an existing path
+	// channel, opening checks it: if it is set, and, with these defaults, if the directory belongs to another user.
 	Capacity int
-	// MessageBytesMax is the largest message in bytes, if less than what the capacity allows (0): half of it less 32, below 2 GiB. A sender that sets more
-	// than its receiver takes fails to connect with [ErrOption].
+	// MessageBytesMax is the largest message in bytes. 0: what the capacity permits, which is half of it less 32 and
+	// below 2 GiB. A sender that sets more than its receiver takes fails to connect with [ErrOption].
 	//
-	// Of a receiver it is the largest message that it takes; if 0, that is 2^31-16 bytes of a peer of the same user, 1 MiB of another user. By path it
-	// is checked as Capacity.
+	// For a receiver it is the largest message that it takes. 0: 2^31-16 bytes for a peer of the same user, 1 MiB for
+	// another user. For a path channel it is checked like Capacity.
 	MessageBytesMax int
-	// Memory limits, in bytes, the memory that peers can make this side use; 0: no limit for lanes.
+	// Memory limits, in bytes, the memory that peers can make this side use. 0: no limit for lanes.
 	//
-	// A receiver made by [Gather], and a [Service], take lanes of a new peer of at most a sixteenth of what is left of it, rounded down to a multiple of 64 KiB
-	// (a service, whose clients have two lanes each, a thirty-second), and refuse peers while that is less than 64 KiB; it is at least 1 MiB, of
-	// a service 2 MiB. What a peer has is given back when the peer has gone. A service also counts its replies that wait until their client has room, and
-	// requests of which some pieces have come: a call for which nothing is left fails with [ErrServiceMemory]. What it keeps of one client grows only while as
-	// much is left as that client has then: one client alone has at most half. If 0, a service may have 256 MiB for these two,
-	// or four times CallBytesMax if that is more.
+	// A receiver from [Gather] takes from a new peer a lane of at most a sixteenth of what is left of Memory, rounded
+	// down to a multiple of 64 KiB. A [Service], whose clients have two lanes each, takes a thirty-second for each.
+	// Both refuse peers while that is less than 64 KiB. The least is 1 MiB, for a service 2 MiB. When a peer is gone,
+	// its share becomes free.
 	//
-	// A receiver of one sender, and a client, take lanes of at most Memory each. A receiver opens a path channel only if all its lanes are within Memory; the
-	// maker of one makes lanes that are. Any other sender ignores it, as no peer writes to it.
+	// A service also counts replies that wait for space at their client, and requests of which some pieces have come.
+	// A call for which nothing is left fails with [ErrServiceMemory]. What the service keeps for one client grows
+	// only while as much is left as that client then has: one client alone has at most half. 0: a service may have
+	// 256 MiB for these, or four times CallBytesMax if that is more.
+	//
+	// A receiver of one sender, and a client, take lanes of at most Memory each. A receiver opens a path channel only
+	// if all its lanes together are within Memory; the creator of one makes lanes that are. Other senders ignore it,
+	// as no peer writes to them.
 	Memory int
-	// ResidentMax limits, in bytes, the part of the lane that this side's sender uses while its receiver keeps up: 16 MiB if 0. A sender
-	// starts with 256 KiB and uses more only while that is faster. If the receiver falls behind, the lane still extends up to its capacity.
-	// All senders of a process together use at most 64 MiB more than their 256 KiB each.
+	// ResidentMax limits, in bytes, the part of the lane that this side's sender uses while its receiver keeps up. 0:
+	// 16 MiB. A sender starts with 256 KiB, and uses more only while that is faster. If the receiver falls behind,
+	// the lane still extends to its capacity. All senders of a process together use at most 64 MiB more than their
+	// 256 KiB each.
 	ResidentMax int
 	// Wait is how this side waits.
 	Wait Wait
-	// UIDs are users that may be at the other end besides this process's own.
+	// UIDs are users that may be the peer, besides this process's own user.
 	UIDs []int
-	// Await has connecting wait, as long as its context lasts, until somebody listens; and opening a path until there is a channel, and
-	// until the other side has opened it too (or, for a receiver, messages wait in it). Without it that fails at once with
-	// [ErrNoListener] or [ErrNoChannel], and nobody need be at the other end of a path.
+	// Await makes connecting wait for a listener until the context ends. Opening a path waits for the channel to be
+	// created, for its role to be free, and for the other side to open it too, or, for a receiver, for messages in
+	// it. Without Await, connecting fails immediately with [ErrNoListener], and opening with [ErrNoChannel]. Opening
+	// then waits 200 ms for a taken role, because a killed process keeps its role until the kernel has ended it, and
+	// does not wait for the other side.
 	Await bool
-	// Lanes is how many senders a path channel can have at a time, said by whoever makes it: 1 if 0, at most 1024. Each has a lane.
+	// Lanes is how many senders a path channel can have at a time, decided by its creator: at most 1024. 0: 1.
 	Lanes int
-	// Mode is the permission bits of a path channel's directory: of one that is made, and the most that one that is opened may have.
-	// 0o700 if 0. Its files have them without the execute bits.
+	// Mode is the permission bits of a path channel's directory: of one that this side creates, and the most that an
+	// existing one may have. 0: 0o700. Its files have them without the execute bits.
 	Mode uint32
-	// SendersMax is the most senders that a receiver made by [Gather] has at a time: 1024 if 0, which is the most.
+	// SendersMax is the largest number of senders, at a time, of a receiver from [Gather], and of clients of a
+	// service: at most 1024. 0: 1024.
 	SendersMax int
-	// CallBytesMax is the largest request, answer or part of one, in bytes, that this side of calls takes: 64 MiB if 0.
+	// CallBytesMax is the largest request, reply or part, in bytes, that this side of calls takes. 0: 64 MiB.
 	CallBytesMax int
-	// Handlers is how many requests [Service.Serve] has handled at a time, each by a goroutine: 1024 if 0. 1 has the goroutine that serves
-	// handle them, one after the other.
+	// Handlers is the largest number of requests that [Service.Serve] handles at a time, each in a goroutine. 0:
+	// 1024. With 1, the goroutine that serves handles them one after the other.
 	Handlers int
-	// OnLeak is told of a message that was neither released nor is referenced any more, some time after that, on a goroutine of
-	// its own. Its space is given back. nil: it is logged.
+	// OnLeak is called for a message that was neither released nor is referenced any more, some time later, by a
+	// goroutine of its own. Its space becomes free. nil: it is logged.
 	OnLeak func(seq uint32)
 }
 
@@ -82,63 +98,145 @@ func (o *Options) orDefault() Options {
 	return *o
 }
 
-func (o *Options) mode() uint32 {
+func (o *Options) access() directory.Access {
 	if o.Mode == 0 {
-		return 0o700
+		return directory.Access{UIDs: o.UIDs, Mode: 0o700}
 	}
-	return o.Mode
+	return directory.Access{UIDs: o.UIDs, Mode: o.Mode}
 }
 
-// sizes is the capacity and the message limit that the options come to.
-func (o *Options) sizes() (capacity, limit uint64, err error) {
-	capacity = uint64(o.Capacity)
+// makes returns the lane that these options make.
+func (o *Options) makes() (limits.Limits, error) {
+	made := limits.Limits{LaneBytes: uint64(o.Capacity)}
 	if o.Capacity == 0 {
-		capacity = 64 << 20
+		made.LaneBytes = 64 << 20
 	}
-	if capacity < lane.CapacityMin || capacity > lane.CapacityMax {
-		return 0, 0, failure(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
+	if made.LaneBytes < lane.CapacityMin || made.LaneBytes > lane.CapacityMax {
+		return made, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin,
+			uint64(lane.CapacityMax))
 	}
-	capacity = roundUp(capacity, laneGranule)
-	limit = lane.MessageBytesLimit(capacity)
-	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > limit {
-		return 0, 0, failure(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
-			o.MessageBytesMax, limit, capacity)
+	made.LaneBytes = limits.RoundUp(made.LaneBytes, limits.LaneGranule)
+	made.MessageBytes = lane.MessageBytesLimit(made.LaneBytes)
+	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > made.MessageBytes {
+		return made, fail.New(ErrOption,
+			"MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
+			o.MessageBytesMax, made.MessageBytes, made.LaneBytes)
 	}
 	if o.ResidentMax < 0 {
-		return 0, 0, failure(ErrOption, "ResidentMax is %d, wanted 0 or more bytes", o.ResidentMax)
+		return made, fail.New(ErrOption, "ResidentMax is %d, wanted 0 or more bytes", o.ResidentMax)
 	}
 	if o.MessageBytesMax > 0 {
-		limit = uint64(o.MessageBytesMax)
+		made.MessageBytes = uint64(o.MessageBytesMax)
 	}
-	return capacity, limit, nil
+	return made, nil
 }
 
-// linkBytesMin is the least that the largest message of a link's lane may be.
-const linkBytesMin = 1024
+// takes returns what a receiver with these options takes from a peer, once they are checked.
+func (o *Options) takes(isOwnUser bool) limits.Limits {
+	takes := limits.OfOtherUser
+	if isOwnUser {
+		takes = limits.OfFormat
+	}
+	if o.Capacity > 0 {
+		takes.LaneBytes = limits.RoundUp(uint64(o.Capacity), limits.LaneGranule)
+	}
+	if o.MessageBytesMax > 0 {
+		takes.MessageBytes = uint64(o.MessageBytesMax)
+	}
+	if o.Memory > 0 {
+		takes.LaneBytes = min(takes.LaneBytes, max(limits.LaneWithin(uint64(o.Memory)), lane.CapacityMin))
+	}
+	return takes
+}
 
-// ofCalls is what the options come to for calls.
-func (o *Options) ofCalls() (bytesMax, handlers int, err error) {
-	if _, limit, err := o.sizes(); err != nil {
-		return 0, 0, err
-	} else if limit < linkBytesMin {
-		return 0, 0, failure(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", limit, linkBytesMin)
+// checkMemory checks that Memory, which all peers share, is enough for the first peer's lanes. With 0 lanes, Memory
+// is one peer's, whose lane has at least [lane.CapacityMin] bytes.
+func (o *Options) checkMemory(lanes int) error {
+	least := limits.PeerFraction * limits.LaneGranule * lanes
+	if o.Memory < 0 || o.Memory > 0 && o.Memory < least {
+		return fail.New(ErrOption, "Memory is %d, wanted 0 (none) or at least %d bytes", o.Memory, max(least, 1))
 	}
-	if o.CallBytesMax < 0 || o.Handlers < 0 {
-		return 0, 0, failure(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax, o.Handlers)
+	return nil
+}
+
+// forSender returns the settings of a side that makes its lane.
+func (o *Options) forSender() (limits.Settings, error) {
+	made, err := o.makes()
+	return limits.Settings{UIDs: o.UIDs, Makes: made, MessageBytes: uint64(max(o.MessageBytesMax, 0))}, err
+}
+
+// forReceiver returns the settings of a side that takes lanes; for lanes see checkMemory.
+func (o *Options) forReceiver(lanes int) (limits.Settings, error) {
+	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
+		return limits.Settings{}, fail.New(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity,
+			lane.CapacityMin, uint64(lane.CapacityMax))
 	}
-	bytesMax, handlers = 64<<20, 1024
-	if o.CallBytesMax > 0 {
-		bytesMax = o.CallBytesMax
+	if most := limits.OfFormat.MessageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
+		return limits.Settings{}, fail.New(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax,
+			most)
 	}
-	if o.Handlers > 0 {
-		handlers = o.Handlers
+	return limits.Settings{UIDs: o.UIDs, TakesOfOwn: o.takes(true), TakesOfOthers: o.takes(false)}, o.checkMemory(lanes)
+}
+
+// forBoth returns the settings of a side that may do either.
+func (o *Options) forBoth(lanes int) (limits.Settings, error) {
+	made, err := o.forSender()
+	if err != nil {
+		return limits.Settings{}, err
 	}
-	return bytesMax, handlers, nil
+	both, err := o.forReceiver(lanes)
+	both.Makes, both.MessageBytes = made.Makes, made.MessageBytes
+	return both, err
+}
+
+// forCalls returns the settings of a client or a service.
+func (o *Options) forCalls(lanes int) (limits.Settings, error) {
+	s, err := o.forBoth(lanes)
+	switch {
+	case err != nil:
+		return s, err
+	case s.Makes.MessageBytes < handshake.CallMessageMin:
+		return s, fail.New(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", s.Makes.MessageBytes,
+			handshake.CallMessageMin)
+	case o.CallBytesMax < 0 || o.Handlers < 0:
+		return s, fail.New(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax,
+			o.Handlers)
+	}
+	if s.CallBytes = uint64(o.CallBytesMax); s.CallBytes == 0 {
+		s.CallBytes = 64 << 20
+	}
+	return s, nil
+}
+
+// pathMakes returns the lanes of a path channel that these options make, within Memory.
+func (o *Options) pathMakes() (limits.Limits, error) {
+	if err := o.checkMemory(0); err != nil {
+		return limits.Limits{}, err
+	}
+	made, err := o.makes()
+	if err != nil || o.Memory == 0 {
+		return made, err
+	}
+	made.LaneBytes = min(made.LaneBytes, max(limits.LaneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
+	made.MessageBytes = min(made.MessageBytes, lane.MessageBytesLimit(made.LaneBytes))
+	return made, nil
+}
+
+// pathTakes returns the largest lane of a path channel that a receiver takes. Its own Capacity is for a channel that
+// it makes.
+func (o *Options) pathTakes(isOwnUser bool) uint64 {
+	switch {
+	case o.Memory > 0:
+		return uint64(o.Memory)
+	case isOwnUser:
+		return limits.OfFormat.LaneBytes
+	}
+	return limits.OfOtherUser.LaneBytes
 }
 
 func (o *Options) sendersMax() (int, error) {
 	if o.SendersMax < 0 || o.SendersMax > 1024 {
-		return 0, failure(ErrOption, "SendersMax is %d, wanted 1 to 1024", o.SendersMax)
+		return 0, fail.New(fail.ErrOption, "SendersMax is %d, wanted 1 to 1024", o.SendersMax)
 	}
 	if o.SendersMax == 0 {
 		return 1024, nil

@@ -3,192 +3,81 @@ package pelton
 import (
 	"context"
 	"errors"
-	"os"
-	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
-	"pelton/internal/lane"
+	"pelton/internal/directory"
+	"pelton/internal/fail"
+	"pelton/internal/kernel"
+	"pelton/internal/link"
+	"pelton/internal/wait"
 )
 
-// The ends of a path channel: they claim a role in a directory, take its lane over in place, and meet the other side, whose end is told
-// once. What the directory holds, and every check of it, is in directory.go.
-
-// pathRole is a role, as long as it is kept.
-type pathRole struct {
-	directory *directory
-	lock      int
-	life      int
-	isSynced  bool
-}
-
-// close gives the role up: the life first, then the lock, so that who hears of the end finds the role free.
-func (p *pathRole) close() {
-	unix.Close(p.life)
-	unlock(p.lock)
-	p.directory.close()
-}
-
-func word32(b []byte) *uint32 { return (*uint32)(unsafe.Pointer(&b[0])) }
-
-func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(&b[0])) }
-
-// pathPeer is whoever has, or will have, the other end of a lane. It is heard of by its life, a FIFO that it holds, and by the generation in
-// its page, which tells also who has come and gone meanwhile.
-type pathPeer struct {
-	directory *directory
-	name      string
-	says      func() (generation uint64, pid uint32)
-	kick      func()
-	life      *life
-	// The generation of who is there, and the one of which it is known that it has gone.
-	met, gone uint64
-}
-
-type life struct {
-	*polled
-	isGone atomic.Bool
-}
-
-type found int
-
-const (
-	// Nobody new: it is there already, or none has come.
-	foundNothing found = iota
-	foundPeer
-	// One has come and gone since the last look.
-	foundPassed
-)
-
-// passedMax is how many that have come and gone one look passes over: a page whose generation never stands still is not to keep anybody
-// looking.
-const passedMax = 8
-
-// find looks for the peer, and watches it from then on. Life comes before generation: who sees a new one and finds nobody alive knows that
-// it has gone.
-func (l *link) find() (found, error) {
-	p := l.path
-	generation, _ := p.says()
-	if p.life != nil && generation != p.met {
-		// Its successor holds the life by now, which so tells nothing: the next look finds that one.
-		p.lose()
-		return foundPassed, nil
-	}
-	if p.life != nil || generation == p.gone {
-		return foundNothing, nil
-	}
-	fd, err := p.directory.watch(p.name)
-	if err != nil {
-		return foundNothing, err
-	}
-	if fd < 0 {
-		p.gone = generation
-		return foundPassed, nil
-	}
-	polled, err := newPolled(fd, "pelton life")
-	if err != nil {
-		return foundNothing, err
-	}
-	watched := &life{polled: polled}
-	go func() {
-		_ = polled.raw.Read(func(fd uintptr) bool { return isReady(int(fd), 0) })
-		watched.isGone.Store(true)
-		p.kick()
-	}()
-	p.life = watched
-	// Another may have taken its place meanwhile.
-	generation, pid := p.says()
-	p.met = generation
-	l.peer = Peer{PID: int(pid), UID: p.directory.owners[1]}
-	return foundPeer, nil
-}
-
-// lose is of a peer that has gone: another may come.
-func (p *pathPeer) lose() {
-	if p.life != nil {
-		_ = p.life.file.Close()
-		p.life, p.gone = nil, p.met
-	}
-}
-
-// openChannel opens the directory, or makes it, or waits until it is there.
-func openChannel(ctx context.Context, path string, o *Options, make bool) (*directory, error) {
-	if make {
-		return createDirectory(path, o)
+// openChannel opens the directory, or creates it, or waits until it exists.
+func openChannel(ctx context.Context, path string, o *Options, create bool) (*directory.Directory, error) {
+	if create {
+		makes, err := o.pathMakes()
+		if err != nil {
+			return nil, err
+		}
+		return directory.Create(path, o.access(), makes, o.Lanes)
 	}
 	for {
-		d, err := openDirectory(path, o)
+		d, err := directory.Open(path, o.access())
 		if d != nil || err != nil {
 			return d, err
 		}
 		if !o.Await {
-			return nil, (&directory{path: path}).noChannel()
+			return nil, (&directory.Directory{Path: path}).NoChannel()
 		}
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(retry):
+		case <-time.After(retryInterval):
 		}
 	}
 }
 
-// held collects what a role needs, and gives it back unless all of it can be had.
-type held struct {
-	parts
-	directory *directory
-	lock      int
-}
-
-func (h *held) fifo(name string, flags int) (int, error) {
-	fd, err := h.directory.open(name, unix.S_IFIFO, flags)
-	if err == unix.ENXIO {
-		err = h.directory.failed("opening", name, err)
-	}
-	if err == nil {
-		h.owns([]int{fd})
-	}
-	return fd, err
-}
-
-func (h *held) release() {
-	if h.directory == nil {
-		return
-	}
-	h.giveBack()
-	if h.lock >= 0 {
-		unlock(h.lock)
-	}
-	h.directory.close()
-}
-
-// CreateSender makes the path channel at a directory, or opens the one that is there (with the sizes that it was made with), as a sender. It
-// goes on behind the last message that its predecessor committed. A receiver need not be there: see [Options.Await].
+// CreateSender creates the path channel at a directory, or opens an existing one with the sizes that it was created
+// with, as a sender. It continues after the last message that its predecessor committed. It needs no receiver.
 //
-// Errors: [ErrRoleTaken] while as many senders as the channel has lanes are alive; [ErrNotAChannel] for whatever is wrong with what stands
-// there; [ErrNoSpace], [ErrRebooted]; [ErrCorrupt]: `pelton recover`; [ErrOption], [ErrSystem]; the context's.
+// It waits while as many senders as the channel has lanes are alive: for 200 ms, because a killed process keeps its
+// role until the kernel has ended it, and with [Options.Await] until the context ends.
+//
+// Errors: [ErrRoleTaken] after that wait, together with the context's if that ended; [ErrNotAChannel] if something
+// else is there, or a check fails; [ErrNoSpace], [ErrRebooted]; [ErrCorrupt]: `pelton recover`; [ErrOption],
+// [ErrSystem]; the context's.
 func CreateSender(ctx context.Context, directory string, options *Options) (*Sender, error) {
 	return pathSender(ctx, directory, options, true)
 }
 
-// OpenSender does not make a channel. Otherwise as CreateSender. Errors: also [ErrNoChannel].
+// OpenSender does not create a channel. Otherwise as CreateSender. Errors: also [ErrNoChannel].
 func OpenSender(ctx context.Context, directory string, options *Options) (*Sender, error) {
 	return pathSender(ctx, directory, options, false)
 }
 
-func pathSender(ctx context.Context, path string, options *Options, make bool) (*Sender, error) {
+func pathSender(ctx context.Context, path string, options *Options, create bool) (*Sender, error) {
 	o := options.orDefault()
 	for {
-		d, err := openChannel(ctx, path, &o, make)
+		d, err := openChannel(ctx, path, &o, create)
 		if err != nil {
 			return nil, err
 		}
-		s, err := d.sender(o)
+		out, role, err := d.OpenSender(ctx, o.Await)
 		// Removed meanwhile: there may be another by now.
-		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
+		if errors.Is(err, ErrNoChannel) && (create || o.Await) {
 			continue
 		}
 		if err != nil {
+			return nil, err
+		}
+		s := newSender(out, o)
+		s.role = role
+		// The end of an earlier receiver is not reported.
+		_, err = s.findReceiver()
+		s.out.Link.Ring()
+		if err != nil {
+			_ = s.Close()
 			return nil, err
 		}
 		if o.Await {
@@ -201,86 +90,27 @@ func pathSender(ctx context.Context, path string, options *Options, make bool) (
 	}
 }
 
-// sender takes the directory.
-func (d *directory) sender(o Options) (*Sender, error) {
-	h := &held{directory: d, lock: -1}
-	defer h.release()
-	canBarrier := membarrier()
-	number, lock, err := d.claimSender()
-	if err != nil {
-		return nil, err
-	}
-	h.lock = lock
-	m := &memory{}
-	if m.producer, err = h.segment(d.producer(number, true)); err != nil {
-		return nil, err
-	}
-	if m.data, err = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, true)); err != nil {
-		return nil, err
-	}
-	if m.consumer, err = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, false)); err != nil {
-		return nil, err
-	}
-	if m.receiver, err = h.segment(d.control("receiver", lane.MagicReceiver, false)); err != nil {
-		return nil, err
-	}
-	own, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	peers, err := h.fifo("receiver.bell", unix.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	life, err := h.fifo(ofLane(number, "life"), unix.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	bell, err := newFIFOBell(h.claim(own))
-	if err != nil {
-		return nil, err
-	}
-	producer, err := lane.TakeOverProducer(m.lane(), d.header.bytesMax, canBarrier, uint32(os.Getpid()))
-	if err != nil {
-		bell.close()
-		return nil, laneError(err)
-	}
-	h.keep()
-	h.directory = nil
-	l := &link{doorbell: doorbell{peers, doorbellFIFO}, kick: bell.kick, path: &pathPeer{directory: d, name: "receiver.life", says: producer.Consumer, kick: bell.kick}}
-	s := newSender(producer, m, bell, l, o)
-	s.place = &pathRole{directory: d, lock: lock, life: life}
-	// Who went before is no news.
-	_, err = s.findReceiver()
-	l.ring()
-	if err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	return s, nil
-}
-
-// findReceiver looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
+// findReceiver checks for a receiver. It returns true if one has come and gone meanwhile.
 func (s *Sender) findReceiver() (bool, error) {
-	what, err := s.link.find()
-	if what == foundPeer {
-		if s.lane.ConsumerClosed() {
-			// Its life outlives it for a moment, in a child on its way to exec for instance.
-			s.link.path.lose()
+	what, err := s.out.Link.Find()
+	if what == link.FoundPeer {
+		if s.out.Lane.ConsumerClosed() {
+			// Its liveness file outlives it for a moment, for example in a child on its way to exec.
+			s.out.Link.Path.Lose()
 			return true, nil
 		}
-		// Its close, from now on, is news.
-		s.lane.GoOn()
+		// From now on its close is reported.
+		s.out.Lane.ContinueAlone()
 	}
-	return what == foundPassed, err
+	return what == link.FoundPassed, err
 }
 
-// goOnAlone: the end of the receiver has been told. The lane is there for the next one, who may have come already.
-func (s *Sender) goOnAlone() {
-	s.link.path.lose()
-	s.lane.GoOn()
+// forgetReceiver continues without the receiver, whose end was reported. The next one may have come already.
+func (s *Sender) forgetReceiver() {
+	s.out.Link.Path.Lose()
+	s.out.Lane.ContinueAlone()
 	s.broken = nil
-	for range passedMax {
+	for range link.PassedMax {
 		if passed, err := s.findReceiver(); err != nil || !passed {
 			break
 		}
@@ -288,114 +118,92 @@ func (s *Sender) goOnAlone() {
 }
 
 func (s *Sender) waitForReceiver(ctx context.Context) error {
-	return s.place.meet(ctx, s.bell, &s.guard, func() (bool, error) {
-		if s.broken != nil && s.broken.Code == ErrCorrupt {
+	return wait.Until(ctx, s.out.Doorbell, &s.guard, func() (bool, error) {
+		if isCorrupt(s.broken) {
 			return false, s.broken
 		}
 		hasGone, err := s.hasGone()
 		if hasGone || s.broken != nil {
-			s.goOnAlone()
+			s.forgetReceiver()
 		}
-		return s.link.path.life != nil, err
+		return s.out.Link.Path.Liveness != nil, err
 	})
 }
 
-// meet waits, on the bell alone, until somebody is at the other end. Who comes rings.
-func (p *pathRole) meet(ctx context.Context, bell *bell, guard *guard, isThere func() (bool, error)) error {
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, bell.kick)
-		defer stop()
-	}
-	for {
-		bell.awake()
-		if there, err := isThere(); there || err != nil {
-			return err
-		}
-		if err := interrupted(ctx, guard); err != nil {
-			return err
-		}
-		bell.sleep(false)
-	}
-}
-
-// back puts memory behind the first bytes of a lane's data, so that writing there cannot fail.
-func (p *pathRole) back(producer *lane.Producer, m *memory, bytes uint64) error {
-	var err error
-	// Less than a step is better than nothing.
-	for _, unit := range []uint64{backedStep, uint64(len(zeros))} {
-		to := min((bytes+unit-1)/unit*unit, producer.Capacity())
-		if err = allocate(m.data.fd, producer.Backed(), to); err == nil {
-			producer.SetBacked(to)
-			return nil
-		}
-	}
-	return p.directory.failed("stretching a lane of", "", err)
-}
-
-// Sync has everything sent so far written to the disk under a path channel, and waits for that: it survives the machine's end, as long as
-// the receiver had not released it. What a crash of processes leaves needs no such thing.
+// Sync writes everything sent so far to the disk under a path channel, and waits for that. It survives a power
+// failure, unless the receiver had released it. A crash of processes needs no Sync.
 //
-// Errors: [ErrRefused] of a channel that is not a path's; [ErrSystem].
+// Errors: [ErrRefused] if it is not a path channel; [ErrSystem].
 func (s *Sender) Sync() error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.leave()
-	if s.place == nil {
-		return failure(ErrRefused, "only a path channel has a disk under it: see CreateSender")
+	if s.role == nil {
+		return fail.New(fail.ErrRefused, "only a path channel has a disk under it: see CreateSender")
 	}
-	tail := s.lane.Tail()
-	// That there is a channel, once; then the messages, then that they are there, and what was released.
-	if !s.place.isSynced {
-		if err := s.place.directory.sync(); err != nil {
+	tail := s.out.Lane.Tail()
+	// Once that there is a channel; then the messages; then the positions.
+	if !s.role.IsSynced {
+		if err := s.role.Directory.Sync(); err != nil {
 			return err
 		}
-		s.place.isSynced = true
+		s.role.IsSynced = true
 	}
-	if err := unix.Fdatasync(s.memory.data.fd); err != nil {
-		return system("syncing the lane", err)
+	if err := unix.Fdatasync(s.out.Memory.Data.FD); err != nil {
+		return fail.System("syncing the lane", err)
 	}
-	s.lane.NoteSynced(tail)
-	return system("syncing the lane's pages", errors.Join(unix.Fdatasync(s.memory.producer.fd), unix.Fdatasync(s.memory.consumer.fd)))
+	s.out.Lane.NoteSynced(tail)
+	return fail.System("syncing the lane's pages", errors.Join(unix.Fdatasync(s.out.Memory.Producer.FD),
+		unix.Fdatasync(s.out.Memory.Consumer.FD)))
 }
 
-// CreateReceiver makes the path channel at a directory, or opens the one that is there, as its receiver. It begins with the oldest message
-// that its predecessor had not released: see [Message.Redelivered]. No sender need be there. Its lanes are served by turns, as those of
-// [Gather]. When the last sender has gone and everything is received, Receive says so once, and then waits for the next one.
+// CreateReceiver creates the path channel at a directory, or opens an existing one, as its receiver. It begins with
+// the oldest message that its predecessor had not released: see [Message.Redelivered]. It needs no sender. Its lanes
+// are served round-robin, as those of [Gather]. When the last sender is gone and everything is received, Receive
+// reports that once, and then waits for the next sender.
 //
-// Errors: as CreateSender; [ErrRoleTaken] while another receiver is alive.
+// It waits while another receiver is alive, as CreateSender does. Errors: as CreateSender.
 func CreateReceiver(ctx context.Context, directory string, options *Options) (*Receiver, error) {
 	return pathReceiver(ctx, directory, options, true)
 }
 
-// OpenReceiver does not make a channel. Otherwise as CreateReceiver. Errors: also [ErrNoChannel].
+// OpenReceiver does not create a channel. Otherwise as CreateReceiver. Errors: also [ErrNoChannel].
 func OpenReceiver(ctx context.Context, directory string, options *Options) (*Receiver, error) {
 	return pathReceiver(ctx, directory, options, false)
 }
 
-func pathReceiver(ctx context.Context, path string, options *Options, make bool) (*Receiver, error) {
+func pathReceiver(ctx context.Context, path string, options *Options, create bool) (*Receiver, error) {
 	o := options.orDefault()
-	if err := o.checkTakes(); err != nil {
+	if _, err := o.forReceiver(0); err != nil {
 		return nil, err
 	}
 	for {
-		d, err := openChannel(ctx, path, &o, make)
+		d, err := openChannel(ctx, path, &o, create)
 		if err != nil {
 			return nil, err
 		}
-		if err := d.checkSize(&o); err != nil {
-			d.close()
+		if err := d.CheckSize(o.pathTakes(d.IsOwnUser()), uint64(o.Memory)); err != nil {
+			d.Close()
 			return nil, err
 		}
-		r, err := d.receiver(o)
-		if errors.Is(err, ErrNoChannel) && (make || o.Await) {
+		canBarrier := kernel.Membarrier()
+		page, ownDoorbell, role, err := d.OpenReceiver(ctx, o.Await)
+		if errors.Is(err, ErrNoChannel) && (create || o.Await) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		// Messages that wait are as good as who sent them.
-		if o.Await && !r.stirs() {
+		// Before any lane is marked open: a predecessor that closed has marked this page too. [close]
+		r := newReceiver(canBarrier, page, ownDoorbell, o)
+		r.role = role
+		if err := r.findSenders(); err != nil {
+			_ = r.Close()
+			return nil, err
+		}
+		// With messages in the channel it needs no sender.
+		if o.Await && !r.mayBeReady() {
 			if err := r.Resume(ctx); err != nil {
 				_ = r.Close()
 				return nil, err
@@ -405,94 +213,32 @@ func pathReceiver(ctx context.Context, path string, options *Options, make bool)
 	}
 }
 
-// receiver takes the directory.
-func (d *directory) receiver(o Options) (*Receiver, error) {
-	h := &held{directory: d, lock: -1}
-	defer h.release()
-	canBarrier := membarrier()
-	lock, err := d.claimReceiver()
-	if err != nil {
-		return nil, err
-	}
-	h.lock = lock
-	page, err := h.segment(d.control("receiver", lane.MagicReceiver, true))
-	if err != nil {
-		return nil, err
-	}
-	own, err := h.fifo("receiver.bell", unix.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	life, err := h.fifo("receiver.life", unix.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	bell, err := newFIFOBell(h.claim(own))
-	if err != nil {
-		return nil, err
-	}
-	// Before any lane says that it is open: a predecessor that closed said so here as well. [close]
-	r := newReceiver(canBarrier, page, bell, o)
-	h.keep()
-	h.directory = nil
-	r.place = &pathRole{directory: d, lock: lock, life: life}
-	if err := r.findSenders(); err != nil {
-		_ = r.Close()
-		return nil, err
-	}
-	return r, nil
-}
-
-// openLane takes over the next lane, and meets its sender.
+// openLane takes over the next lane, and finds its sender.
 func (r *Receiver) openLane(number int) error {
-	d := r.place.directory
-	h := &held{directory: d, lock: -1}
-	defer h.giveBack()
-	var err error
-	m := &memory{receiver: r.page, keepsReceiver: true}
-	if m.producer, err = h.segment(d.producer(number, false)); err != nil {
-		return err
-	}
-	if m.data, err = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, false)); err != nil {
-		return err
-	}
-	if m.consumer, err = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true)); err != nil {
-		return err
-	}
-	bell, err := h.fifo(ofLane(number, "bell"), unix.O_RDWR)
+	of, err := r.role.Directory.OpenLane(number, r.page, r.doorbell)
 	if err != nil {
 		return err
 	}
-	consumer, seen, err := lane.TakeOverConsumer(m.lane(), d.header.bytesMax, uint32(os.Getpid()))
-	if err != nil {
-		return laneError(err)
-	}
-	h.keep()
-	m.use()
-	m.producer.forgetDescriptor()
-	m.data.forgetDescriptor()
-	peer := &pathPeer{directory: d, name: ofLane(number, "life"), says: consumer.Producer, kick: r.bell.kick}
-	in := &inLane{consumer: consumer, memory: m, again: seen, number: uint32(number) + 1,
-		link: &link{doorbell: doorbell{bell, doorbellFIFO}, kick: r.bell.kick, path: peer}}
-	// Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
+	in := &inLane{Incoming: *of, number: uint32(number) + 1}
+	// Kept even if its sender cannot be found now: opened again it would appear as another receiver's.
 	r.lanes = append(r.lanes, in)
 	err = in.findSender()
-	// Who has gone before and left nothing is no news.
-	if !consumer.Stirs() {
-		in.end = 0
+	// The end of an earlier sender that left no message is not reported.
+	if !in.Consumer.MayBeReady() {
+		in.end = nil
 	}
-	in.link.ring()
+	in.Link.Ring()
 	return err
 }
 
-// findSenders looks for senders that have come to lanes that had none, and for new lanes.
+// findSenders checks for new senders of its lanes, and for new lanes.
 func (r *Receiver) findSenders() error {
 	for _, in := range r.lanes {
 		if err := in.findSender(); err != nil {
 			return err
 		}
 	}
-	lanes, err := r.place.directory.lanes()
+	lanes, err := r.role.Directory.Lanes()
 	for err == nil && len(r.lanes) < lanes {
 		err = r.openLane(len(r.lanes))
 	}
@@ -500,66 +246,66 @@ func (r *Receiver) findSenders() error {
 }
 
 func (in *inLane) findSender() error {
-	for range passedMax + 1 {
-		what, err := in.link.find()
+	for range link.PassedMax + 1 {
+		what, err := in.Link.Find()
 		switch {
-		case err != nil || what == foundNothing:
+		case err != nil || what == link.FoundNothing:
 			return err
-		// Its life outlives it for a moment, in a child on its way to exec for instance.
-		case what == foundPeer && !in.consumer.ProducerClosed():
-			in.end = 0
+		// Its liveness file outlives it for a moment, for example in a child on its way to exec.
+		case what == link.FoundPeer && !in.Consumer.ProducerClosed():
+			in.end = nil
 			return nil
 		}
-		// And perhaps its successor is here.
+		// Its successor may have come.
 		in.noteEnd()
 	}
-	// To be looked at again, after the other lanes.
-	in.link.kick()
+	// To be polled again, after the other lanes.
+	in.Link.Wake()
 	return nil
 }
 
 func (in *inLane) noteEnd() {
 	in.end = ErrPeerDied
-	if in.consumer.ProducerClosed() {
+	if in.Consumer.ProducerClosed() {
 		in.end = ErrClosed
 	}
-	in.link.path.lose()
+	in.Link.Path.Lose()
 }
 
-func (in *inLane) isSenderHere() bool { return in.end == 0 && in.link.path.life != nil }
+func (in *inLane) isSenderHere() bool { return in.end == nil && in.Link.Path.Liveness != nil }
 
-// lookForEnds is asked when nothing is there: perhaps that is the end, of all senders, which is told once.
-func (r *Receiver) lookForEnds() (bool, error) {
+// pollEnds is called when no message is there. It detects the end of all senders, which is reported once.
+func (r *Receiver) pollEnds() (bool, error) {
 	before := len(r.lanes)
 	if err := r.findSenders(); err != nil {
 		return false, err
 	}
 	for _, in := range r.lanes {
-		if in.isSenderHere() && (in.link.hasGone() || in.consumer.ProducerClosed()) {
+		if in.isSenderHere() && (in.Link.IsPeerGone() || in.Consumer.ProducerClosed()) {
 			in.noteEnd()
 		}
 	}
 	code := r.foundEnd()
-	if code == 0 && len(r.lanes) == before {
+	if code == nil && len(r.lanes) == before {
 		return false, nil
 	}
 	// What was committed before the end is visible now. [close]
-	if ok, err := r.lookAround(); ok || err != nil || code == 0 {
+	if ok, err := r.pollLanes(); ok || err != nil || code == nil {
 		return ok, err
 	}
 	for _, in := range r.lanes {
-		in.end = 0
+		in.end = nil
 	}
-	return false, ended(code, r.unreleased())
+	return false, &EndError{code, r.unreleased()}
 }
 
-// foundEnd is how the senders ended, if none is here and the end of some has not been told yet.
-func (r *Receiver) foundEnd() (code Code) {
+// foundEnd returns how the senders ended, if none is here and the end of some has not been reported.
+func (r *Receiver) foundEnd() (code error) {
 	for _, in := range r.lanes {
 		if in.isSenderHere() {
-			return 0
+			return nil
 		}
-		if in.end == ErrPeerDied || code == 0 {
+		if in.end == ErrPeerDied || code == nil {
 			code = in.end
 		}
 	}
@@ -567,39 +313,40 @@ func (r *Receiver) foundEnd() (code Code) {
 }
 
 func (r *Receiver) waitForSender(ctx context.Context) error {
-	return r.place.meet(ctx, r.bell, &r.guard, func() (bool, error) {
+	return wait.Until(ctx, r.doorbell, &r.guard, func() (bool, error) {
 		if r.broken != nil {
 			return false, r.broken
 		}
 		err := r.findSenders()
 		for _, in := range r.lanes {
-			if in.isSenderHere() && !in.link.hasGone() && !in.consumer.ProducerClosed() {
+			if in.isSenderHere() && !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
 				return true, err
 			}
-			if in.link.hasGone() || in.isSenderHere() {
-				in.link.path.lose()
+			if in.Link.IsPeerGone() || in.isSenderHere() {
+				in.Link.Path.Lose()
 			}
-			// Who asks for the next one does without the end of the last.
-			in.end = 0
+			// A caller that waits for the next sender ignores the end of the last.
+			in.end = nil
 		}
 		return false, err
 	})
 }
 
-// Sync has what was released so far written to the disk under a path channel, so that it does not come again even after the machine's end.
+// Sync writes what was released so far to the disk under a path channel, so that it is not redelivered even after a
+// power failure. It waits for the disk.
 //
-// Errors: [ErrRefused] of a channel that is not a path's; [ErrSystem].
+// Errors: [ErrRefused] if it is not a path channel; [ErrSystem].
 func (r *Receiver) Sync() error {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return err
 	}
 	defer r.leave()
-	if r.place == nil {
-		return failure(ErrRefused, "only a path channel has a disk under it: see CreateReceiver")
+	if r.role == nil {
+		return fail.New(fail.ErrRefused, "only a path channel has a disk under it: see CreateReceiver")
 	}
 	for _, in := range r.lanes {
-		if err := unix.Fdatasync(in.memory.consumer.fd); err != nil {
-			return system("syncing a consumer's page", err)
+		if err := unix.Fdatasync(in.Memory.Consumer.FD); err != nil {
+			return fail.System("syncing a consumer's page", err)
 		}
 	}
 	return nil

@@ -8,15 +8,17 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/directory"
 )
 
-// inMemory is how names in /dev/shm begin: run-tests looks for what is left of its own.
+// inMemory is the prefix of names in /dev/shm: run-tests searches for those that are left.
 func inMemory() string { return "pelton-go-" + filepath.Base(os.TempDir()) + "-" }
 
 // channelPlace is where a test makes a channel: in memory.
@@ -32,7 +34,7 @@ func channelPlace(t *testing.T) string {
 
 var small = &Options{Capacity: 1 << 18}
 
-func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
+func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	for generation := range 3 {
 		sender := must(CreateSender(ctx, path, small))
@@ -47,19 +49,26 @@ func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
 		sender.Close()
 	}
 	receiver := must(OpenReceiver(ctx, path, nil))
+	// Referenced until the receiver is closed: otherwise they would count as leaked and be released.
+	var kept []Message
 	for n := range 150 {
 		message := must(receiver.Receive(ctx))
-		if !isPayload(message.Bytes(), n) || message.Redelivered() || n >= 100 && message.Generation() != uint32(n/100+1) {
+		if !isPayload(message.Bytes(), n) || message.Redelivered() || n >= 100 &&
+			message.Generation() != uint32(n/100+1) {
 			t.Fatal(n, message.Redelivered(), message.Generation())
 		}
 		if n < 140 {
 			message.Release()
+		} else {
+			kept = append(kept, message)
 		}
 	}
-	if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+	if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) ||
+		!strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 		t.Fatal(err)
 	}
 	receiver.Close()
+	runtime.KeepAlive(kept)
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
 	for n := 140; n < 300; n++ {
@@ -69,7 +78,7 @@ func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
 		}
 		message.Release()
 	}
-	// The end of the senders is told once; then the next may come.
+	// The end of the senders is reported once. Then the next may come.
 	if _, _, err := receiver.TryReceive(); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
@@ -86,7 +95,8 @@ func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
 		}
 	}()
 	message := must(receiver.Receive(ctx))
-	if string(message.Bytes()) != "late" || message.Redelivered() || message.Generation() != 4 || message.Release() != nil {
+	if string(message.Bytes()) != "late" || message.Redelivered() || message.Generation() != 4 ||
+		message.Release() != nil {
 		t.Fatalf("%q", message.Bytes())
 	}
 	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
@@ -94,7 +104,69 @@ func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
 	}
 }
 
-func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
+func TestATakenRoleIsAwaitedUntilTheContextEnds(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	receiver := must(OpenReceiver(ctx, path, nil))
+	open := map[string]func(context.Context, *Options) error{
+		"receiver": func(ctx context.Context, o *Options) error { _, err := OpenReceiver(ctx, path, o); return err },
+		"sender":   func(ctx context.Context, o *Options) error { _, err := OpenSender(ctx, path, o); return err },
+	}
+	for role, open := range open {
+		begun := time.Now()
+		if err := open(ctx, nil); !errors.Is(err, ErrRoleTaken) || errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(role, err)
+		}
+		if took := time.Since(begun); took < directory.ClaimKilled {
+			t.Errorf("%s: without Await it waited for %v, wanted %v", role, took, directory.ClaimKilled)
+		}
+		begun = time.Now()
+		limited, cancel := context.WithTimeout(ctx, 3*directory.ClaimKilled)
+		err := open(limited, &Options{Await: true})
+		if took := time.Since(begun); took < 3*directory.ClaimKilled {
+			t.Errorf("%s: with Await it waited for %v, wanted %v", role, took, 3*directory.ClaimKilled)
+		}
+		if cancel(); !errors.Is(err, ErrRoleTaken) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(role, err)
+		}
+	}
+	next := make(chan *Receiver)
+	go func() { next <- must(OpenReceiver(ctx, path, &Options{Await: true})) }()
+	if !parked("(*Directory).claim") {
+		t.Fatal("it does not wait")
+	}
+	receiver.Close()
+	(<-next).Close()
+}
+
+func TestARestartRightAfterAKillTakesTheRole(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	for round := range 10 {
+		killed := child(t, "path-hold", path)
+		killed.says("open")
+		// It still has the role until the kernel has ended it.
+		if err := killed.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		receiver := must(OpenReceiver(ctx, path, &Options{Await: true}))
+		for err := error(ErrPeerDied); errors.Is(err, ErrPeerDied) || errors.Is(err, ErrClosed); {
+			err = sender.Send(ctx, payload(round, 100))
+			if err != nil && !errors.Is(err, ErrPeerDied) && !errors.Is(err, ErrClosed) {
+				t.Fatal(err)
+			}
+		}
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), round) || message.Release() != nil || receiver.Close() != nil {
+			t.Fatal(round)
+		}
+		killed.kill()
+	}
+}
+
+func TestAPathSenderGetsTheEndOnceAndContinues(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))
 	defer sender.Close()
@@ -106,22 +178,22 @@ func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
 		if err := sender.Send(ctx, payload(round, 1000)); err != nil {
 			t.Fatal(round, err)
 		}
-		for receiver.stirs() {
+		for receiver.mayBeReady() {
 			must(receiver.Receive(ctx)).Release()
 		}
-		if err := errors.Join(sender.Drain(ctx), receiver.Close()); err != nil {
+		if err := errors.Join(sender.WaitReleased(ctx), receiver.Close()); err != nil {
 			t.Fatal(round, err)
 		}
-		told := 0
+		reports := 0
 		for range 1000 {
 			if _, err := sender.TrySend(nil); errors.Is(err, ErrClosed) {
-				told++
+				reports++
 			} else if err != nil {
 				t.Fatal(round, err)
 			}
 		}
-		if told != 1 {
-			t.Fatalf("round %d: told %d times", round, told)
+		if reports != 1 {
+			t.Fatalf("round %d: reported %d times", round, reports)
 		}
 	}
 }
@@ -147,8 +219,9 @@ func TestALaneByPathStretchesIntoSpaceThatIsAllocatedAhead(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.lane.Backed() || sender.lane.Backed() < 6_000_000 {
-				t.Fatal(first, blocks(), sender.lane.Backed())
+			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.out.Lane.Backed() ||
+				sender.out.Lane.Backed() < 6_000_000 {
+				t.Fatal(first, blocks(), sender.out.Lane.Backed())
 			}
 			if err := sender.Sync(); err != nil {
 				t.Fatal(err)
@@ -187,7 +260,7 @@ func TestSeveralSendersByPathHaveALaneEach(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if err := sender.Drain(ctx); err != nil {
+			if err := sender.WaitReleased(ctx); err != nil {
 				t.Error(err)
 			}
 			sender.Close()
@@ -223,9 +296,9 @@ func TestSeveralSendersByPathHaveALaneEach(t *testing.T) {
 	must(OpenSender(ctx, path, nil)).Close()
 }
 
-func TestWhoeverMakesAChannelAtTheSameTimeFindsOne(t *testing.T) {
+func TestConcurrentCreatorsFindOneChannel(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
-	// What makers left that died: one empty, one without more than the channel's file, and something that is none.
+	// What dead creators left: an empty directory, one with only the channel's file, and one that is no channel.
 	left := filepath.Dir(path) + "/.channel.pelton-1-"
 	for i, file := range []string{"", "channel", "other"} {
 		if err := os.Mkdir(left+fmt.Sprint(i), 0o700); err != nil {
@@ -268,26 +341,40 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 	ctx := soon(t)
 	for name, c := range map[string]struct {
 		spoil func(path string) error
-		code  Code
+		code  error
 	}{
-		"no channel":             {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
-		"an empty directory":     {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) }, ErrNotAChannel},
-		"a file":                 {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) }, ErrNotAChannel},
-		"a link":                 {func(p string) error { return errors.Join(os.Rename(p, p+"2"), os.Symlink(p+"2", p)) }, ErrNotAChannel},
-		"a mode that is wider":   {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
-		"a file's wider mode":    {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
-		"a missing page":         {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
-		"a page cut short":       {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) }, ErrNotAChannel},
-		"data cut short":         {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
-		"a bell that is a file":  {func(p string) error { os.Remove(p + "/0.bell"); return os.WriteFile(p+"/0.bell", nil, 0o600) }, ErrNotAChannel},
-		"a life that is a file":  {func(p string) error { os.Remove(p + "/0.life"); return os.WriteFile(p+"/0.life", nil, 0o600) }, ErrNotAChannel},
+		"no channel": {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
+		"an empty directory": {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) },
+			ErrNotAChannel},
+		"a file": {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) },
+			ErrNotAChannel},
+		"a link": {func(p string) error {
+			return errors.Join(os.Rename(p, p+"2"),
+				os.Symlink(p+"2", p))
+		}, ErrNotAChannel},
+		"a mode that is wider": {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
+		"a file's wider mode":  {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
+		"a missing page":       {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
+		"a page cut short": {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) },
+			ErrNotAChannel},
+		"data cut short": {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
+		"a doorbell that is a file": {func(p string) error {
+			os.Remove(p + "/0.bell")
+			return os.WriteFile(p+"/0.bell",
+				nil, 0o600)
+		}, ErrNotAChannel},
+		"a life that is a file": {func(p string) error {
+			os.Remove(p + "/0.life")
+			return os.WriteFile(p+"/0.life",
+				nil, 0o600)
+		}, ErrNotAChannel},
 		"a flipped bit":          {flip("channel", 90), ErrNotAChannel},
 		"a count of lanes":       {flip("channel", 129), ErrNotAChannel},
 		"a page of another kind": {flip("receiver", 3), ErrNotAChannel},
 		"another boot": {func(p string) error {
 			b, err := os.ReadFile(p + "/channel")
 			b[100] ^= 1
-			binary.LittleEndian.PutUint64(b[112:], checksum(b))
+			binary.LittleEndian.PutUint64(b[112:], directory.Checksum(b))
 			return errors.Join(err, os.WriteFile(p+"/channel", b, 0o600))
 		}, ErrRebooted},
 		"a page of another boot": {flip("0.producer", 96), ErrNotAChannel},
@@ -304,7 +391,7 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 			_, receiverErr := OpenReceiver(ctx, path, nil)
 			sender, err := OpenSender(ctx, path, nil)
 			if name == "a tail of number 0" {
-				// At which a receiver does not look.
+				// A receiver does not read it.
 				receiverErr = err
 			}
 			if !errors.Is(err, c.code) || !errors.Is(receiverErr, c.code) {
@@ -332,7 +419,7 @@ func flip(file string, at int) func(string) error {
 
 func TestBothLanguagesShareAChannelByPath(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
-	// Go makes it and fills it, Rust adds to it, Go receives some of it, Rust the rest.
+	// Go creates and fills it, Rust adds to it, Go receives some of it, Rust the rest.
 	sender := must(CreateSender(ctx, path, &Options{Capacity: 1 << 20, Lanes: 2}))
 	for n := range 100 {
 		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {
@@ -364,7 +451,8 @@ func TestBothLanguagesShareAChannelByPath(t *testing.T) {
 	info.exits(0)
 }
 
-// One side stays, the other is killed again and again, and is of either language; each time the one that stays is told once.
+// One side stays, the other is killed again and again, and is of either language. Each time the death is reported
+// once.
 func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	receiver := must(CreateReceiver(ctx, path, small))
@@ -412,21 +500,21 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 			receives.says(fmt.Sprint(next))
 			next++
 		}
-		if err := sender.Drain(ctx); err != nil {
+		if err := sender.WaitReleased(ctx); err != nil {
 			t.Fatal(err)
 		}
 		receives.kill()
-		// Into what nobody reads, until the death is told.
-		var died *Error
+		// Nothing reads these, until the death is reported.
+		var died *EndError
 		for deadline := time.Now().Add(30 * time.Second); died == nil; {
 			sent, err := sender.TrySend([]byte("lost?"))
-			if errors.As(err, &died) && died.Code != ErrPeerDied || time.Now().After(deadline) || err == nil && !sent {
+			if errors.As(err, &died) && died.Err != ErrPeerDied || time.Now().After(deadline) || err == nil && !sent {
 				t.Fatal(round, sent, err)
 			}
 			time.Sleep(100 * time.Microsecond)
 		}
 		again := must(OpenReceiver(ctx, path, nil))
-		for again.stirs() {
+		for again.mayBeReady() {
 			if message := must(again.Receive(ctx)); string(message.Bytes()) != "lost?" || message.Release() != nil {
 				t.Fatalf("%q", message.Bytes())
 			}
@@ -434,14 +522,14 @@ func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
 		if err := errors.Join(sender.Resume(ctx), again.Close()); err != nil {
 			t.Fatal(err)
 		}
-		for told := false; !told; {
-			told = errors.Is(sender.Drain(ctx), ErrClosed)
+		for isReported := false; !isReported; {
+			isReported = errors.Is(sender.WaitReleased(ctx), ErrClosed)
 			if _, err := sender.TrySend([]byte("lost?")); errors.Is(err, ErrClosed) {
-				told = true
+				isReported = true
 			}
 		}
 		rest := must(OpenReceiver(ctx, path, nil))
-		for rest.stirs() {
+		for rest.mayBeReady() {
 			must(rest.Receive(ctx)).Release()
 		}
 		if err := errors.Join(sender.Resume(ctx), rest.Close()); err != nil {
@@ -459,7 +547,7 @@ func ctx2(t *testing.T, after time.Duration) context.Context {
 	return ctx
 }
 
-func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
+func TestANewSideOfAPathWakesTheOther(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	waits := make(chan error, 1)
 	sleeps := func(function string, wait func() error) {
@@ -493,11 +581,11 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Full, and nobody there; what wakes it is the next one's coming, and then its releasing.
+	// Full, and no receiver. The next one's arrival wakes it, and then its releases.
 	sleeps("(*Sender).Send", func() error { return sender.Send(ctx, payload(0, 1000)) })
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
-	for receiver.stirs() {
+	for receiver.mayBeReady() {
 		must(receiver.Receive(ctx)).Release()
 	}
 	if err := <-waits; err != nil {
@@ -505,8 +593,8 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 	}
 }
 
-// As a child on its way to exec does, the test keeps the dead one's life, so that nothing hangs up.
-func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.T) {
+// Like a child on its way to exec, the test keeps the dead process's liveness file open, so that nothing hangs up.
+func TestASuccessorsGenerationReportsADeathWhoseLivenessFileIsStillOpen(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))
 	defer sender.Close()
@@ -524,16 +612,16 @@ func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.
 	}
 	next := must(OpenReceiver(ctx, path, nil))
 	defer next.Close()
-	told := 0
+	reports := 0
 	for range 1000 {
 		if _, err := sender.TrySend(nil); errors.Is(err, ErrPeerDied) {
-			told++
+			reports++
 		} else if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if told != 1 || sender.Peer().PID != os.Getpid() {
-		t.Fatalf("told %d times, sends to %v", told, sender.Peer())
+	if reports != 1 || sender.Peer().PID != os.Getpid() {
+		t.Fatalf("reported %d times, sends to %v", reports, sender.Peer())
 	}
 }
 
@@ -560,7 +648,7 @@ func TestKillsByPathAtAnyMoment(t *testing.T) {
 	}
 	last := must(OpenReceiver(ctx, path, nil))
 	defer last.Close()
-	for at := uint64(0); last.stirs(); {
+	for at := uint64(0); last.mayBeReady(); {
 		message := must(last.Receive(ctx))
 		n := binary.LittleEndian.Uint64(message.Bytes())
 		if at != 0 && n != at+1 {
@@ -590,7 +678,8 @@ func TestOnAnOverlayTheFilesOfALowerLayerDeliverEachMessageOnce(t *testing.T) {
 			}
 		}
 		mount("tmpfs", layers, "tmpfs", "size=32m")
-		lower, upper, work := filepath.Join(layers, "lower"), filepath.Join(layers, "upper"), filepath.Join(layers, "work")
+		lower, upper, work := filepath.Join(layers, "lower"), filepath.Join(layers, "upper"), filepath.Join(layers,
+			"work")
 		for _, path := range []string{lower, upper, work} {
 			if err := os.Mkdir(path, 0o700); err != nil {
 				t.Fatal(err)

@@ -10,153 +10,158 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"pelton/internal/directory"
+	"pelton/internal/doorbell"
+	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/link"
+	"pelton/internal/memory"
+	"pelton/internal/wait"
 )
 
-// Receiver is the receiving end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call, and
-// so may [Message.Release].
+// Receiver is the receiving endpoint of a channel. One goroutine at a time uses it; any may call Close and
+// [Message.Release] at any time.
 type Receiver struct {
-	guard   guard
-	lanes   []*inLane
-	sleeper lane.Sleeper
-	page    *segment
-	bell    *bell
-	spin    spin
-	options Options
-	origin  origin
-	// Of a receiver of many senders.
-	gate *gate
-	// Of a path channel: the role. Then the senders' end is told once, and receiving goes on.
-	place *pathRole
+	guard     wait.Guard
+	lanes     []*inLane
+	sleeper   lane.Sleeper
+	page      *memory.Segment
+	doorbell  *doorbell.Own
+	spin      wait.Spin
+	options   Options
+	reconnect reconnect
+	// Set for a receiver of many senders.
+	registry *registry
+	// Set for a path channel. Then the end of the senders is reported once, and receiving continues.
+	role *directory.Role
 
-	// Whose turn it is, and how many messages it has had of it.
-	turn, taken int
-	// Found by a look, for the call to take.
+	// The lane that is served, and how many messages it gave in this quantum.
+	current, inQuantum int
+	// Found by a poll, for the call to take.
 	found  lane.Record
-	broken *Error
+	broken error
 
-	// Loans for messages to come.
-	free []*lent
-	// What was released while another goroutine was in a call, or leaked.
+	// Handles for later messages.
+	free []*messageHandle
+	// Messages that were released during another goroutine's call, or leaked.
 	returns  atomic.Int32
 	mutex    sync.Mutex
 	returned []returned
 }
 
-// inLane is a consumer with its memory and the link to its producer.
+// inLane is a lane of a receiver, a service or a client.
 type inLane struct {
-	consumer *lane.Consumer
-	memory   *memory
-	link     *link
-	// So many of the next messages may have been delivered to a predecessor.
-	again uint64
-	// Which of the receiver's: 0 of one sender, else from 1 on.
+	link.Incoming
+	// Its number in the receiver: 0 for the only one, else from 1.
 	number uint32
-	// What its lanes take of the receiver's budget.
-	ofBudget part
-	// Of a service: the client, as those have it who answer.
-	caller  *caller
-	hasLeft bool
-	// Of a path channel: how its sender went, until that is told.
-	end Code
-	// Descriptors of the message at the cursor, once it has been found, and why there are none.
+	// Set for a lane of requests.
+	session  *session
+	isClosed bool
+	// On a path channel: how its sender ended, until that is reported.
+	end error
+	// The descriptors of the message at the cursor, or the error for them.
 	filesFor  uint32
 	files     []int
 	filesLost error
 }
 
-// turnMost is after how many messages of one sender it is the next one's turn.
-const turnMost = 64
+// quantum is the number of messages of one sender before the next sender's.
+const quantum = 64
 
-func newReceiver(canBarrier bool, page *segment, bell *bell, options Options) *Receiver {
+func newReceiver(canBarrier bool, page *memory.Segment, ownDoorbell *doorbell.Own, options Options) *Receiver {
 	return &Receiver{
-		sleeper: lane.NewReceiverSleeper(page.bytes, canBarrier), page: page, bell: bell, spin: spin{wait: options.Wait}, options: options,
+		sleeper: lane.NewReceiverSleeper(page.Bytes,
+			canBarrier), page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
 	}
 }
 
-func (r *Receiver) leave() { r.leaveFrom(inUse) }
+func (r *Receiver) leave() { r.leaveFrom(wait.InUse) }
 
 func (r *Receiver) leaveFrom(state uint32) {
 	for {
-		if r.guard.leave(state) {
-			r.takeDown()
+		if r.guard.Leave(state) {
+			r.tearDown()
 			return
 		}
-		// Who gave something back and found this goroutine in has counted it before, and relies on this look.
-		if r.returns.Load() == 0 || !r.guard.enterBriefly() {
+		// A goroutine that released a message during this call has counted it before, and relies on this check.
+		if r.returns.Load() == 0 || !r.guard.TryEnter() {
 			return
 		}
-		state = inBrief
-		r.takeBack()
+		state = wait.InBrief
+		r.releaseReturned()
 	}
 }
 
-// Message is one that was received. It lies in the lane, where it stays until it is released: the sender's space comes back in the
-// order of sending, so one that is kept keeps what came after it, too. Any goroutine may use and release it; copies of it are the same
-// message. One that is dropped without being released is reported: see [Options.OnLeak].
+// Message is a received message. It lies in the lane until it is released. Space becomes free in the order of
+// sending, so a message that is kept also keeps what came after it. Any goroutine may use and release it; its copies
+// are the same message. A message that is dropped without release is reported: see [Options.OnLeak].
 //
-// A sender that breaks the rules can change the bytes while they are read; who does not trust it copies them first, or uses
-// [Receiver.ReceiveInto].
+// A sender that breaks the rules can change the bytes while they are read. If you do not trust it, copy them first,
+// or use [Receiver.ReceiveInto].
 type Message struct {
-	bytes []byte
-	lent  *lent
-	peer  Peer
-	// Which use of what is lent: the next message has another.
+	bytes  []byte
+	handle *messageHandle
+	peer   kernel.Peer
+	// A number for each use of the handle.
 	use                   uint32
 	seq, generation, lane uint32
 	again                 bool
 }
 
-// loan is a message that is lent out. What frees it if it leaks must not lead to the lent that is waited for.
+// loan is a message that is in use. The cleanup of a leaked one must not refer to its handle.
 type loan struct {
 	receiver *Receiver
 	in       *inLane
 	ticket   uint64
 	seq      uint32
-	// Odd while it is lent; one more at each end of its use.
+	// Odd while it is in use; one more at each begin and end.
 	uses  atomic.Uint32
 	files []int
-	// Whose they are.
+	// The user of the descriptors.
 	uid int
 }
 
-// lent is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
-type lent struct{ loan *loan }
+// messageHandle is referenced by messages, and by the receiver only while no message uses it: so a leaked one is
+// unreachable.
+type messageHandle struct{ loan *loan }
 
 type returned struct {
 	loan *loan
-	// nil of a leak.
-	lent *lent
+	// nil for a leaked message.
+	lent *messageHandle
 }
 
-// Bytes is the message, in place: valid until Release.
+// Bytes returns the message in place. It is valid until Release.
 func (m Message) Bytes() []byte { return m.bytes }
 
-// Seq is the message's number: 1 for a lane's first, one more for each, modulo 2^32, never 0.
+// Seq returns the message's number in its lane: 1 for the first, modulo 2^32, never 0.
 func (m Message) Seq() uint32 { return m.seq }
 
-// Redelivered says that a receiver that died may have had this message before.
+// Redelivered reports whether a receiver that died may have had this message before.
 func (m Message) Redelivered() bool { return m.again }
 
-// Generation is which of the lane's senders sent it: 1 for the first, one more for each successor.
+// Generation returns which of the lane's senders sent it: 1 for the first, one more for each successor.
 func (m Message) Generation() uint32 { return m.generation }
 
-// Lane is which sender of a receiver of many sent it: from 1 on, never the same for two that are there; 0 of a receiver of one.
+// Lane returns which sender of a receiver of many sent it: from 1, never the same for two present ones; 0 for a
+// receiver of one.
 func (m Message) Lane() uint32 { return m.lane }
 
-// Peer is who sent it.
+// Peer returns the process that sent it.
 func (m Message) Peer() Peer { return m.peer }
 
-// Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
-// with the message's release, by another goroutine. They may be of any kind: to use or close one may wait for whatever is behind it, as long as the
-// sender wants. Ask once.
-func (m Message) Files() []*os.File {
-	if m.lent == nil || m.lent.loan.uses.Load() != m.use {
+// TakeFiles returns the descriptors that came with the message, once; then they belong to the caller, which closes
+// them. Release closes those that were not taken, in another goroutine. A descriptor may be of any kind: using or
+// closing it may wait as long as the sender wants. It does not wait.
+func (m Message) TakeFiles() []*os.File {
+	if m.handle == nil || m.handle.loan.uses.Load() != m.use {
 		return nil
 	}
-	fds := m.lent.loan.files
-	m.lent.loan.files = nil
-	// Not before somebody wants them: the poller asks some kinds of files, which may not answer.
+	fds := m.handle.loan.files
+	m.handle.loan.files = nil
+	// Only now: for some kinds of files the poller makes calls that may not return.
 	var files []*os.File
 	for _, fd := range fds {
 		files = append(files, os.NewFile(uintptr(fd), "received"))
@@ -164,32 +169,32 @@ func (m Message) Files() []*os.File {
 	return files
 }
 
-// Release gives the message's space back to the sender. Any goroutine may do it, at any time, also after the receiver was closed.
-// It does not wait.
+// Release frees the message's space. Any goroutine may call it at any time, also after the receiver was closed. It
+// does not wait.
 //
-// Errors: [ErrNotReceived] of a message that was released before.
+// Errors: [ErrNotReceived] if the message was released before.
 func (m Message) Release() error {
-	if m.lent == nil || !m.lent.loan.uses.CompareAndSwap(m.use, m.use+1) {
-		return failure(ErrNotReceived, "the message was released already, or never received")
+	if m.handle == nil || !m.handle.loan.uses.CompareAndSwap(m.use, m.use+1) {
+		return fail.New(fail.ErrNotReceived, "the message was released already, or never received")
 	}
-	loan := m.lent.loan
+	loan := m.handle.loan
 	loan.closeFiles()
 	r := loan.receiver
-	if r.guard.enterBriefly() {
-		r.giveBack(loan, m.lent)
-		r.leaveFrom(inBrief)
+	if r.guard.TryEnter() {
+		r.release(loan, m.handle)
+		r.leaveFrom(wait.InBrief)
 		return nil
 	}
-	r.giveBackLater(returned{loan, m.lent})
+	r.releaseLater(returned{loan, m.handle})
 	return nil
 }
 
 func (l *loan) closeFiles() {
-	closer.descriptors(l.uid, l.files)
+	kernel.Deferred.CloseAll(l.uid, l.files)
 	l.files = nil
 }
 
-// leaked is called when nobody can reach the lent any more.
+// leaked is called when no message refers to the handle any more.
 func leaked(l *loan) {
 	if l.uses.Load()%2 == 0 {
 		return
@@ -197,26 +202,27 @@ func leaked(l *loan) {
 	l.uses.Add(1)
 	l.receiver.options.leaked(l.seq)
 	l.closeFiles()
-	l.receiver.giveBackLater(returned{l, nil})
+	l.receiver.releaseLater(returned{l, nil})
 }
 
-// giveBackLater leaves it to who is in a call, or does it if nobody is by now. Of a closed handle only the memory is given back.
-func (r *Receiver) giveBackLater(what returned) {
+// releaseLater leaves the release to the goroutine in a call, or performs it if there is none by now. For a closed
+// handle it releases only the memory.
+func (r *Receiver) releaseLater(what returned) {
 	r.mutex.Lock()
 	r.returned = append(r.returned, what)
 	r.mutex.Unlock()
 	r.returns.Add(1)
-	if r.guard.enterBriefly() {
-		r.takeBack()
-		r.leaveFrom(inBrief)
+	if r.guard.TryEnter() {
+		r.releaseReturned()
+		r.leaveFrom(wait.InBrief)
 		return
 	}
-	if r.guard.isClosing() {
-		r.takeBackMemory()
+	if r.guard.IsClosing() {
+		r.releaseReturnedMemory()
 		return
 	}
-	// It may sleep, and so may the sender, for want of this room.
-	r.bell.kick()
+	// The receiver may sleep, and its sender too, for lack of this space.
+	r.doorbell.Wake()
 }
 
 func (r *Receiver) takeReturned() []returned {
@@ -228,74 +234,75 @@ func (r *Receiver) takeReturned() []returned {
 	return all
 }
 
-func (r *Receiver) takeBack() {
+func (r *Receiver) releaseReturned() {
 	for _, returned := range r.takeReturned() {
-		r.giveBack(returned.loan, returned.lent)
+		r.release(returned.loan, returned.lent)
 	}
 }
 
-// takeBackMemory is for what comes back after the end.
-func (r *Receiver) takeBackMemory() {
+// releaseReturnedMemory is for messages that are released after the end.
+func (r *Receiver) releaseReturnedMemory() {
 	for _, returned := range r.takeReturned() {
-		returned.loan.in.memory.leave()
+		returned.loan.in.Memory.Release()
 	}
 }
 
-func (r *Receiver) giveBack(l *loan, lent *lent) {
+func (r *Receiver) release(l *loan, lent *messageHandle) {
 	in := l.in
-	if !in.hasLeft && in.consumer.ReleaseHeld(l.ticket) == lane.Ring {
-		in.link.ring()
+	if !in.isClosed && in.Consumer.ReleaseHeld(l.ticket) == lane.Ring {
+		in.Link.Ring()
 	}
-	in.memory.leave()
+	in.Memory.Release()
 	if lent != nil {
 		r.free = append(r.free, lent)
 	}
 }
 
-// lend makes a message of what was found, behind which the cursor goes.
+// lend returns the message that was found, and moves the cursor.
 func (r *Receiver) lend() (Message, error) {
-	in, record := r.lanes[r.turn], r.found
+	in, record := r.lanes[r.current], r.found
 	files, err := in.takeFiles()
 	if err != nil {
 		return Message{}, err
 	}
-	var out *lent
+	var out *messageHandle
 	if n := len(r.free); n > 0 {
 		out = r.free[n-1]
 		r.free[n-1] = nil
 		r.free = r.free[:n-1]
 	} else {
-		out = &lent{&loan{receiver: r}}
+		out = &messageHandle{&loan{receiver: r}}
 		runtime.AddCleanup(out, leaked, out.loan)
 	}
 	l := out.loan
 	message := Message{
-		bytes: in.consumer.Payload(record), lent: out, peer: in.link.peer, use: l.uses.Add(1),
-		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.again > 0,
+		bytes: in.Consumer.Payload(record), handle: out, peer: in.Link.Peer, use: l.uses.Add(1),
+		seq: record.Seq, generation: in.Consumer.Generation(), lane: in.number, again: in.Redelivered > 0,
 	}
-	l.in, l.seq, l.files, l.uid = in, record.Seq, files, in.link.peer.UID
-	l.ticket = in.consumer.Hold(record)
-	in.memory.use()
+	l.in, l.seq, l.files, l.uid = in, record.Seq, files, in.Link.Peer.UID
+	l.ticket = in.Consumer.Hold(record)
+	in.Memory.Retain()
 	r.count(in)
 	return message, nil
 }
 
-// count notes that a message was taken.
+// count counts a taken message.
 func (r *Receiver) count(in *inLane) {
-	r.taken++
-	if in.again > 0 {
-		in.again--
+	r.inQuantum++
+	if in.Redelivered > 0 {
+		in.Redelivered--
 	}
 }
 
-// Receive waits for the next message, until the context ends; one that needs no wait does not look at the context. The message lies
-// in the lane until it is released.
+// Receive waits for the next message until the context ends; if it need not wait, it ignores the context. The message
+// lies in the lane until it is released. It allocates nothing unless it waits, or more messages are in use than ever
+// before.
 //
-// Errors: the context's. After the last message [ErrClosed] when the sender has closed, [ErrPeerDied] when it died: Resume goes on with a
-// successor. A receiver of many senders has neither. [ErrDescriptorsLost]; [ErrCorrupt]: close the channel. It allocates nothing unless
-// it waits, or more messages are kept than ever before.
+// Errors: the context's. After the last message an [EndError]: [ErrClosed] if the sender closed, [ErrPeerDied] if it
+// died, and Resume waits for a successor. A receiver of many senders has neither. [ErrDescriptorsLost]; [ErrCorrupt]:
+// close the channel.
 func (r *Receiver) Receive(ctx context.Context) (Message, error) {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return Message{}, err
 	}
 	defer r.leave()
@@ -305,25 +312,25 @@ func (r *Receiver) Receive(ctx context.Context) (Message, error) {
 	return r.lend()
 }
 
-// TryReceive is the next message if it is there now. It never waits. Errors as Receive.
+// TryReceive returns the next message if it is there now. It never waits. Errors as Receive.
 func (r *Receiver) TryReceive() (message Message, ok bool, err error) {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return Message{}, false, err
 	}
 	defer r.leave()
-	if ok, err := r.look(); err != nil || !ok {
+	if ok, err := r.poll(); err != nil || !ok {
 		return Message{}, false, err
 	}
 	message, err = r.lend()
 	return message, err == nil, err
 }
 
-// ReceiveInto copies the next message into the buffer and releases it; answers how many bytes it has. Descriptors that came with it are
-// closed. Otherwise as Receive.
+// ReceiveInto copies the next message into the buffer, releases it, and returns its size. Descriptors that came with
+// it are closed. Otherwise as Receive.
 //
-// Errors: also [ErrTooSmall], with the number of bytes that are wanted: the message stays the next one.
+// Errors: also [ErrTooSmall], with the size of the message, which stays the next one.
 func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return 0, err
 	}
 	defer r.leave()
@@ -331,25 +338,26 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 		return 0, err
 	}
 	if r.found.Bytes > uint64(len(buffer)) {
-		return int(r.found.Bytes), failure(ErrTooSmall, "the next message has %d bytes, the buffer %d", r.found.Bytes, len(buffer))
+		return int(r.found.Bytes), fail.New(fail.ErrTooSmall, "the next message has %d bytes, the buffer %d",
+			r.found.Bytes, len(buffer))
 	}
-	in := r.lanes[r.turn]
+	in := r.lanes[r.current]
 	files, err := in.takeFiles()
 	if err != nil {
 		return 0, err
 	}
-	in.link.discard(files)
-	bytes := copy(buffer, in.consumer.Payload(r.found))
-	in.consumer.Take(r.found)
+	in.Link.Discard(files)
+	bytes := copy(buffer, in.Consumer.Payload(r.found))
+	in.Consumer.Take(r.found)
 	r.count(in)
-	if in.consumer.ReleaseTaken() == lane.Ring {
-		in.link.ring()
+	if in.Consumer.ReleaseTaken() == lane.Ring {
+		in.Link.Ring()
 	}
 	return bytes, nil
 }
 
-// Messages are all that come, until the sender closes or the context ends. Each is released when the loop's body is done with it, unless
-// the body has done so. The error, if there is one, comes last, with no message: that the sender has closed is none.
+// Messages iterates over all messages, until the sender closes or the context ends. It releases each after the loop's
+// body, unless the body did. An error comes last, without a message; that the sender closed is none.
 func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		for {
@@ -361,7 +369,7 @@ func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
 				return
 			}
 			goesOn := yield(message, nil)
-			// Unless it has been already.
+			// Unless the body has released it.
 			_ = message.Release()
 			if !goesOn {
 				return
@@ -371,91 +379,91 @@ func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
 }
 
 func (r *Receiver) find(ctx context.Context) error {
-	if ok, err := r.look(); ok || err != nil {
+	if ok, err := r.poll(); ok || err != nil {
 		return err
 	}
 	if len(r.lanes) > 0 {
-		r.lanes[r.turn].consumer.CountWait()
+		r.lanes[r.current].Consumer.CountWait()
 	}
-	return await(ctx, r, r.bell, &r.spin, &r.guard)
+	return wait.For(ctx, (*receiveWait)(r), r.doorbell, &r.spin, &r.guard)
 }
 
-// look finds the next message: of the sender whose turn it is, or of the next one that has any.
-func (r *Receiver) look() (bool, error) {
+// poll finds the next message: of the current sender, or of the next one that has any.
+func (r *Receiver) poll() (bool, error) {
 	if r.returns.Load() != 0 {
-		r.takeBack()
+		r.releaseReturned()
 	}
 	if r.broken != nil {
-		if r.broken.Code == ErrCorrupt {
+		if isCorrupt(r.broken) {
 			return false, r.broken
 		}
-		return false, ended(r.broken.Code, r.unreleased())
+		return false, &EndError{r.broken, r.unreleased()}
 	}
-	if r.gate != nil {
-		r.gate.admit(r)
+	if r.registry != nil {
+		r.registry.takeArrived(r)
 	}
-	if r.taken >= turnMost {
-		r.nextTurn()
-		if r.place != nil {
+	if r.inQuantum >= quantum {
+		r.advance()
+		if r.role != nil {
 			// A busy receiver is not rung for new lanes.
 			if err := r.findSenders(); err != nil {
 				return false, err
 			}
 		}
 	}
-	if ok, err := r.lookAround(); ok || err != nil || r.place == nil {
+	if ok, err := r.pollLanes(); ok || err != nil || r.role == nil {
 		return ok, err
 	}
-	return r.lookForEnds()
+	return r.pollEnds()
 }
 
-func (r *Receiver) lookAround() (bool, error) {
+func (r *Receiver) pollLanes() (bool, error) {
 	for range len(r.lanes) {
 		if len(r.lanes) == 0 {
 			break
 		}
-		ok, err := r.lookAt(r.lanes[r.turn])
+		ok, err := r.pollLane(r.lanes[r.current])
 		if ok {
 			r.sleeper.Disarm()
 		}
 		if ok || err != nil {
 			return ok, err
 		}
-		r.nextTurn()
+		r.advance()
 	}
 	return false, nil
 }
 
-func (r *Receiver) nextTurn() {
-	r.taken = 0
-	if r.turn++; r.turn >= len(r.lanes) {
-		r.turn = 0
+func (r *Receiver) advance() {
+	r.inQuantum = 0
+	if r.current++; r.current >= len(r.lanes) {
+		r.current = 0
 	}
 }
 
-// lookAt looks for the lane's next message, and for its end behind the last one. Of many senders, one that has gone or has broken the
-// rules is given up, and touches no other.
-func (r *Receiver) lookAt(in *inLane) (bool, error) {
-	if in.isStalled() {
+// pollLane finds the lane's next message, or its end. With many senders, it drops one that is gone or breaks the
+// rules, without an effect on others.
+func (r *Receiver) pollLane(in *inLane) (bool, error) {
+	if in.isPaused() {
 		return false, nil
 	}
-	record, ok, err := in.consumer.Peek()
+	record, ok, err := in.Consumer.Peek()
 	isClosed, isGone := false, false
-	if err == nil && !ok && r.place != nil {
+	if err == nil && !ok && r.role != nil {
 		return false, nil
 	}
 	if err == nil && !ok {
-		isGone, isClosed = in.link.isGone.Load(), in.consumer.ProducerClosed()
+		isGone, isClosed = in.Link.IsGone.Load(), in.Consumer.ProducerClosed()
 		if !isGone && !isClosed {
 			return false, nil
 		}
 		// What was committed before the end is visible now. [close]
-		record, ok, err = in.consumer.Peek()
-		// Closed, not died, if it was the one before the other.
-		isClosed = isClosed || in.consumer.ProducerClosed()
+		record, ok, err = in.Consumer.Peek()
+		// If it closed before it died, it closed.
+		isClosed = isClosed || in.Consumer.ProducerClosed()
 	}
 	if err != nil {
-		return false, r.failed(laneError(err))
+		return false, r.failed(fail.Lane(err))
 	}
 	if ok && record.Descriptors > 0 && in.filesFor != record.Seq {
 		err := in.receiveFiles(record)
@@ -467,203 +475,217 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 		r.found = record
 		return true, nil
 	}
-	if r.gate != nil {
-		r.giveUp(in)
+	if r.registry != nil {
+		r.dropLane(in)
 		return false, nil
 	}
 	code := ErrPeerDied
 	if isClosed {
 		code = ErrClosed
 	}
-	r.broken = ended(code, 0)
-	return false, ended(code, r.unreleased())
+	r.broken = code
+	return false, &EndError{code, r.unreleased()}
 }
 
-// isStalled says whether nothing is taken of a client now that is there: it does not read its replies, or was told that this is so.
-func (in *inLane) isStalled() bool {
-	return in.caller != nil && (in.caller.isStalled.Load() || in.caller.isDrained) && !in.link.isGone.Load()
+// isPaused reports whether no request is taken now: the client does not read its replies, or was notified that this
+// service has drained.
+func (in *inLane) isPaused() bool {
+	return in.session != nil && (in.session.isBackpressured.Load() || in.session.isDrained) && !in.Link.IsGone.Load()
 }
 
-// receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.
+// receiveFiles receives the descriptors of the message at the cursor. takeFiles reports their loss once.
 func (in *inLane) receiveFiles(record lane.Record) error {
-	in.files, in.filesLost = in.link.receiveDescriptors(record.Seq, record.Descriptors, in.again > 0)
+	in.files, in.filesLost = in.Link.TakeDescriptors(record.Seq, record.Descriptors, in.Redelivered > 0)
 	in.filesFor = record.Seq
 	return in.filesLost
 }
 
-// takeFiles hands them on.
+// takeFiles returns them, once.
 func (in *inLane) takeFiles() ([]int, error) {
 	files, err := in.files, in.filesLost
 	in.files, in.filesLost = nil, nil
 	return files, err
 }
 
-// failed notes that the sender whose turn it is has broken the rules.
+// failed records that the current sender broke the rules.
 func (r *Receiver) failed(err error) error {
-	if r.gate != nil {
-		r.giveUp(r.lanes[r.turn])
+	if r.registry != nil {
+		r.dropLane(r.lanes[r.current])
 		return nil
 	}
-	errors.As(err, &r.broken)
+	r.broken = err
 	return err
 }
 
-// giveUp parts with the lane whose turn it is.
-func (r *Receiver) giveUp(in *inLane) {
-	r.lanes = append(r.lanes[:r.turn], r.lanes[r.turn+1:]...)
-	// The caller goes on to the next one, which stands here now.
-	r.turn--
+// dropLane closes the current lane and removes it.
+func (r *Receiver) dropLane(in *inLane) {
+	r.lanes = append(r.lanes[:r.current], r.lanes[r.current+1:]...)
+	// The caller advances to the next one, which has this index now.
+	r.current--
 	in.close()
-	r.gate.left()
+	r.registry.removeSender()
 }
 
-// close tells the sender, of a lane that nothing more is received of.
+// close closes the lane, which the sender detects.
 func (in *inLane) close() {
-	in.hasLeft = true
-	if in.caller != nil {
-		in.caller.leave()
-		in.caller.assembly.forget()
+	in.isClosed = true
+	if in.session != nil {
+		in.session.close()
+		in.session.assembly.Forget()
 	}
-	in.consumer.Close()
-	in.link.ring()
-	in.link.close()
-	in.link.discard(in.files)
-	in.memory.leave()
-	in.ofBudget.shrinkTo(0)
+	in.Consumer.Close()
+	in.Link.Ring()
+	in.Link.Close()
+	in.Link.Discard(in.files)
+	in.Memory.Release()
+	in.MemoryShare.ShrinkTo(0)
 }
 
 func (r *Receiver) unreleased() (held uint64) {
 	for _, in := range r.lanes {
-		held += in.consumer.Unreleased()
+		held += in.Consumer.Unreleased()
 	}
 	return held
 }
 
-func (r *Receiver) stirs() bool {
+func (r *Receiver) mayBeReady() bool {
 	for _, in := range r.lanes {
-		if in.consumer.Stirs() && !in.isStalled() {
+		if in.Consumer.MayBeReady() && !in.isPaused() {
 			return true
 		}
 	}
 	return false
 }
 
-func (r *Receiver) arm() (bool, error) {
-	r.sleeper.Arm(r.areSendersFencing, membarrier)
-	if ok, err := r.look(); ok || err != nil {
+// receiveWait is a receiver that waits for a message.
+type receiveWait Receiver
+
+func (w *receiveWait) Poll() (bool, error) { return (*Receiver)(w).poll() }
+
+func (w *receiveWait) MayBeReady() bool { return (*Receiver)(w).mayBeReady() }
+
+func (w *receiveWait) Disarm() { w.sleeper.Disarm() }
+
+func (w *receiveWait) NeedsTimedWait() bool {
+	return w.sleeper.NeedsFencedWakers() && !(*Receiver)(w).areSendersFencing()
+}
+
+func (w *receiveWait) Arm() (bool, error) {
+	r := (*Receiver)(w)
+	r.sleeper.Arm(r.areSendersFencing, kernel.Membarrier)
+	if ok, err := r.poll(); ok || err != nil {
 		r.sleeper.Disarm()
 		return false, err
 	}
 	if len(r.lanes) > 0 {
-		r.lanes[r.turn].consumer.CountSleep()
+		r.lanes[r.current].Consumer.CountSleep()
 	}
 	return true, nil
 }
 
 func (r *Receiver) areSendersFencing() bool {
 	for _, in := range r.lanes {
-		// Of a path channel, who comes later rings.
-		if (r.place == nil || in.isSenderHere()) && !in.consumer.IsProducerFencing() {
+		// On a path channel, a later sender rings.
+		if (r.role == nil || in.isSenderHere()) && !in.Consumer.IsProducerFencing() {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *Receiver) disarm()       { r.sleeper.Disarm() }
-func (r *Receiver) mustNap() bool { return r.sleeper.NeedsFencedWakers() && !r.areSendersFencing() }
-
-// Resume waits, after [ErrPeerDied], for the sender's successor and offers it the lane, to go on where the dead one committed last. A
-// receiver that had connected connects under the name again; one that a [Listener] accepted accepts the successor there, so keep that
-// open. Of a path channel it waits until a sender is there, which receiving does not need.
+// Resume waits, after [ErrPeerDied], for the sender's successor, and offers it the lane, to continue after the last
+// message that the dead one committed. A receiver that had connected connects again. One from a [Listener] accepts
+// the successor there, so keep that open. On a path channel it waits for a sender, which receiving does not need.
 //
-// Errors: the context's; [ErrRefused] when the channel has not lost its sender (not of a path), and of a receiver of many, which takes successors in by
-// itself; [ErrCorrupt], [ErrSystem]. After an error it can be tried again.
+// Errors: the context's; [ErrRefused] if the sender is not gone (except on a path channel), and for a receiver of
+// many, which accepts successors by itself; [ErrCorrupt], [ErrSystem]. After an error it may be called again.
 func (r *Receiver) Resume(ctx context.Context) error {
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return err
 	}
 	defer r.leave()
-	if r.place != nil {
+	if r.role != nil {
 		return r.waitForSender(ctx)
 	}
-	if r.gate != nil {
-		return failure(ErrRefused, "a receiver that gathers takes in successors by itself")
+	if r.registry != nil {
+		return fail.New(fail.ErrRefused, "a receiver that gathers takes in successors by itself")
 	}
-	if r.broken == nil && !r.lanes[0].link.isGone.Load() {
-		return failure(ErrRefused, "the sender is alive: there is nobody to succeed it")
+	if r.broken == nil && !r.lanes[0].Link.IsGone.Load() {
+		return fail.New(fail.ErrRefused, "the sender is alive: there is nobody to succeed it")
 	}
-	if r.broken != nil && r.broken.Code == ErrCorrupt {
+	if isCorrupt(r.broken) {
 		return r.broken
 	}
-	if _, _, err := r.lanes[0].consumer.EndOfCommitted(); err != nil {
-		return r.failed(laneError(err))
+	if _, _, err := r.lanes[0].Consumer.EndOfCommitted(); err != nil {
+		return r.failed(fail.Lane(err))
 	}
-	if err := r.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingReceiver(r, listens) }); err != nil {
+	if err := r.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+		return shake.SurvivingReceiver(&r.lanes[0].Incoming, r.doorbell, listens)
+	}); err != nil {
 		return err
 	}
 	r.broken = nil
 	return nil
 }
 
-// Capacity is the bytes of the lane; 0 of a receiver of many, whose senders decide.
+// Capacity returns the size of the lane in bytes; 0 for a receiver of many, whose senders decide.
 func (r *Receiver) Capacity() int {
-	if r.gate != nil {
+	if r.registry != nil {
 		return 0
 	}
-	return int(r.lanes[0].consumer.Capacity())
+	return int(r.lanes[0].Consumer.Capacity())
 }
 
-// Peer is who sends; nobody of a receiver of many, whose messages say: [Message.Peer].
+// Peer returns the process that sends. For a receiver of many it is zero: see [Message.Peer].
 func (r *Receiver) Peer() Peer {
-	if r.gate != nil || r.place != nil {
+	if r.registry != nil || r.role != nil {
 		return Peer{}
 	}
-	return r.lanes[0].link.peer
+	return r.lanes[0].Link.Peer
 }
 
-// Close says that nothing more will be received: the sender is told [ErrClosed], with the number of messages not released. It does not
-// wait. A call of another goroutine ends with [ErrClosedHandle]; messages received stay readable until they are released. Closing
-// twice does nothing.
+// Close ends the channel: the sender gets [ErrClosed] with the number of unreleased messages. It does not wait.
+// Another goroutine's call ends with [ErrClosedHandle]; received messages stay readable until they are released.
+// Closing twice does nothing.
 func (r *Receiver) Close() error {
-	alone, again := r.guard.close()
+	alone, again := r.guard.Close()
 	switch {
 	case again:
 	case alone:
-		r.takeDown()
+		r.tearDown()
 	default:
-		r.bell.kick()
+		r.doorbell.Wake()
 	}
 	return nil
 }
 
-func (r *Receiver) takeDown() {
-	if r.gate != nil {
-		r.gate.shut(r)
+func (r *Receiver) tearDown() {
+	if r.registry != nil {
+		r.registry.close(r)
 	}
-	r.takeBack()
-	// The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
+	r.releaseReturned()
+	// The states first, then the rings, last the hang-ups: a sender that detects a later one finds the earlier ones.
 	for _, in := range r.lanes {
-		in.consumer.Close()
+		in.Consumer.Close()
 	}
 	r.sleeper.Close()
 	for _, in := range r.lanes {
 		in.close()
 	}
-	if r.place != nil {
-		r.place.close()
+	if r.role != nil {
+		r.role.Close()
 	}
-	if r.gate != nil || r.place != nil {
-		// Messages lie in the data, and no lane looks at this any more.
-		r.page.close()
+	if r.registry != nil || r.role != nil {
+		// Messages do not lie in it, and no lane uses it any more.
+		r.page.Close()
 	}
-	r.bell.close()
-	// What came back meanwhile was left to this.
-	r.takeBackMemory()
+	r.doorbell.Close()
+	// Messages that were released meanwhile were left to this.
+	r.releaseReturnedMemory()
 }
 
-// NewReader is an io.Reader of what the messages are made of, one behind the other: it does not tell where one ends. io.EOF when the
-// sender has closed; other errors as Receive. Waiting ends with the context.
+// NewReader returns an io.Reader of the messages' bytes, one message after the other, without their borders. It
+// returns io.EOF when the sender has closed; other errors as Receive. It waits until the context ends.
 func (r *Receiver) NewReader(ctx context.Context) io.Reader { return &reader{ctx: ctx, receiver: r} }
 
 type reader struct {

@@ -4,95 +4,108 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 
+	"pelton/internal/directory"
+	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/link"
+	"pelton/internal/wait"
+	"pelton/internal/window"
 )
 
-// Sender is the sending end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call.
+// Sender is the sending endpoint of a channel. One goroutine at a time uses it; any may call Close at any time.
 type Sender struct {
-	guard   guard
-	lane    *lane.Producer
-	memory  *memory
-	bell    *bell
-	link    *link
-	spin    spin
-	options Options
-	origin  origin
-	// Of a path channel: the role. Then the receiver's end is told once, and sending goes on.
-	place *pathRole
-	// Why the handle cannot be used any more: the receiver has gone, or has broken the rules.
-	broken *Error
-	// Bytes reserved, and not committed yet; -1 when nothing is.
+	out       link.Outgoing
+	guard     wait.Guard
+	spin      wait.Spin
+	reconnect reconnect
+	// Set for a path channel. Then the receiver's end is reported once, and sending continues.
+	role *directory.Role
+	// ErrClosed or ErrPeerDied once the receiver is gone, or an ErrCorrupt with details.
+	broken error
+	// Bytes reserved and not committed; -1 when there is no reservation.
 	reserved int
-	window   window
-	// What a wait is for.
-	want     uint64
-	untilAll bool
+	window   window.Window
+	// Duplicates of the descriptors of unreleased messages, and how many of the last ones a successor of the receiver
+	// has not got yet.
+	sent   []sentFiles
+	unsent int
+	// Set while descriptors are sent.
+	sending atomic.Pointer[link.Link]
+	// The condition of a wait.
+	wantedBytes   uint64
+	wantedFiles   uint32
+	untilReleased bool
 }
 
-func newSender(producer *lane.Producer, m *memory, bell *bell, link *link, options Options) *Sender {
-	m.use()
-	return &Sender{lane: producer, memory: m, bell: bell, link: link, spin: spin{wait: options.Wait}, options: options, reserved: -1,
-		window: newWindow(producer, options.ResidentMax)}
+func newSender(out *link.Outgoing, options Options) *Sender {
+	out.Memory.Retain()
+	return &Sender{out: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1,
+		window: window.New(out.Lane, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
-	if err := s.guard.enter(); err != nil {
+	if err := s.guard.Enter(); err != nil {
 		return err
 	}
 	if s.reserved >= 0 {
 		s.leave()
-		return failure(ErrReserved, "room for a message of %d bytes is reserved: commit or abort it first", s.reserved)
+		return fail.New(fail.ErrReserved, "space for a message of %d bytes is reserved: commit or abort it first",
+			s.reserved)
 	}
 	return nil
 }
 
 func (s *Sender) leave() {
-	if s.guard.leave(inUse) {
-		s.takeDown()
+	if s.guard.Leave(wait.InUse) {
+		s.tearDown()
 	}
 }
 
-// Send copies a message into the lane. It waits for room, until the context ends; one that needs no wait does not look at the
-// context.
+// Send copies a message into the lane. It waits for free space until the context ends; if it need not wait, it
+// ignores the context. It allocates nothing unless it waits.
 //
-// Errors: the context's; [ErrClosed] and [ErrPeerDied] once the receiver has gone, with the number of messages that it has not
-// released (some sends may still succeed after that, which count as unreleased); [ErrTooLarge]; [ErrCorrupt]: close the channel.
-// With any error nothing was sent. It allocates nothing unless it waits.
+// Errors: the context's; an [EndError] with [ErrClosed] or [ErrPeerDied] once the receiver is gone (some earlier
+// sends may have succeeded after its end; they count as unreleased); [ErrTooLarge]; [ErrCorrupt]: close the channel.
+// After any error, nothing was sent.
 //
-// On a path channel the end of a receiver is told once: send the message again, it goes to the next one. Also [ErrNoSpace], when its file
-// system is full: nothing is damaged, and it can be tried again.
+// On a path channel the end of a receiver is reported once: send the message again, it goes to the next receiver.
+// Also [ErrNoSpace] if the file system is full: nothing is damaged, try again.
 func (s *Sender) Send(ctx context.Context, message []byte) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.leave()
-	room, err := s.room(ctx, len(message))
+	space, err := s.space(ctx, len(message))
 	if err != nil {
 		return err
 	}
-	copy(room, message)
+	copy(space, message)
 	s.commit(len(message))
 	return nil
 }
 
-// TrySend copies a message into the lane if there is room now; false if not. It never waits. Errors as Send.
+// TrySend copies a message into the lane if there is space now, else it returns false. It never waits. Errors as
+// Send.
 func (s *Sender) TrySend(message []byte) (bool, error) {
 	if err := s.enter(); err != nil {
 		return false, err
 	}
 	defer s.leave()
-	room, ok, err := s.tryRoom(len(message))
+	space, ok, err := s.trySpace(len(message))
 	if err != nil || !ok {
 		return false, err
 	}
-	copy(room, message)
+	copy(space, message)
 	s.commit(len(message))
 	return true, nil
 }
 
-// SendBatch copies messages into the lane that are all seen at once, or not at all: the sum of what they take, 8 bytes each and
-// rounded up to multiples of 8, is at most what the largest message takes. Otherwise as Send.
+// SendBatch copies messages into the lane that become visible together. The sum of their sizes, each plus 8 and
+// rounded up to a multiple of 8, is at most that of the largest message. Otherwise as Send.
 func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -106,11 +119,11 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		if err := s.usable(); err != nil {
 			return err
 		}
-		s.window.follow(s.lane, s.memory, s.place)
-		ok, err := s.lane.TryBeginBatch(records)
+		s.window.Follow(s.out.Lane, s.out.Memory, s.role)
+		ok, err := s.out.Lane.TryBeginBatch(records)
 		var unbacked *lane.Unbacked
 		if errors.As(err, &unbacked) {
-			if err := s.place.back(s.lane, s.memory, unbacked.Bytes); err != nil {
+			if err := s.role.Back(s.out.Lane, s.out.Memory, unbacked.Bytes); err != nil {
 				return err
 			}
 			continue
@@ -121,57 +134,58 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		if ok {
 			break
 		}
-		// Room for one message of this size is room for the batch.
-		if _, err := s.room(ctx, int(max(records, 8)-8)); err != nil {
+		// Space for one message of this size is enough for the batch.
+		if _, err := s.space(ctx, int(max(records, 8)-8)); err != nil {
 			return err
 		}
 	}
 	for _, message := range messages {
-		room, _ := s.lane.BatchMessage(uint64(len(message)))
-		copy(room, message)
+		space, _ := s.out.Lane.BatchMessage(uint64(len(message)))
+		copy(space, message)
 	}
-	if s.lane.CommitBatch() == lane.Ring {
-		s.link.ring()
+	if s.out.Lane.CommitBatch() == lane.Ring {
+		s.out.Link.Ring()
 	}
 	return nil
 }
 
-// Reserve makes room for a message of up to so many bytes, to be written in place and committed, or aborted. Nothing is seen of it
-// before. It waits as Send does, with the same errors. Until Commit or Abort nothing else can be done with the sender but Close, and
-// the slice stays valid until then.
+// Reserve returns space for a message of up to this number of bytes, to be written in place and then committed or
+// aborted. The receiver sees nothing before the commit. It waits as Send does, with the same errors. Until Commit or
+// Abort only Close may be called, and the slice stays valid.
 func (s *Sender) Reserve(ctx context.Context, bytes int) ([]byte, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
 	}
 	defer s.leave()
-	room, err := s.room(ctx, bytes)
+	space, err := s.space(ctx, bytes)
 	if err != nil {
 		return nil, err
 	}
-	s.memory.use()
+	s.out.Memory.Retain()
 	s.reserved = bytes
-	return room, nil
+	return space, nil
 }
 
-// Commit publishes the first bytes of the reserved room as a message. It does not wait.
+// Commit sends the first bytes of the reserved space as a message. It does not wait.
 //
-// Errors: [ErrNotReserved]; [ErrTooLarge], of more than was reserved, which stays reserved; [ErrClosedHandle], and nothing was sent.
+// Errors: [ErrNotReserved]; [ErrTooLarge] for more than was reserved, which stays reserved; [ErrClosedHandle], and
+// nothing was sent.
 func (s *Sender) Commit(bytes int) error {
 	return s.finish(func() error {
 		if bytes < 0 || bytes > s.reserved {
-			return failure(ErrTooLarge, "%d bytes are to be committed, %d are reserved", bytes, s.reserved)
+			return fail.New(fail.ErrTooLarge, "%d bytes are to be committed, %d are reserved", bytes, s.reserved)
 		}
 		s.commit(bytes)
 		return nil
 	})
 }
 
-// Abort gives the reserved room back. Errors: [ErrNotReserved], [ErrClosedHandle].
+// Abort drops the reservation. It does not wait. Errors: [ErrNotReserved], [ErrClosedHandle].
 func (s *Sender) Abort() error { return s.finish(func() error { return nil }) }
 
-// finish ends a reservation, also one of a handle that has been closed.
+// finish ends a reservation, even if the handle was closed meanwhile.
 func (s *Sender) finish(do func() error) error {
-	err := s.guard.enter()
+	err := s.guard.Enter()
 	if err == nil {
 		defer s.leave()
 	} else if !errors.Is(err, ErrClosedHandle) {
@@ -181,7 +195,7 @@ func (s *Sender) finish(do func() error) error {
 		if err != nil {
 			return err
 		}
-		return failure(ErrNotReserved, "nothing is reserved: Reserve comes first")
+		return fail.New(fail.ErrNotReserved, "nothing is reserved: Reserve comes first")
 	}
 	if err == nil {
 		if err = do(); err != nil {
@@ -189,70 +203,70 @@ func (s *Sender) finish(do func() error) error {
 		}
 	}
 	s.reserved = -1
-	s.memory.leave()
+	s.out.Memory.Release()
 	return err
 }
 
-// room waits for room.
-func (s *Sender) room(ctx context.Context, bytes int) ([]byte, error) {
+// space waits for free space.
+func (s *Sender) space(ctx context.Context, bytes int) ([]byte, error) {
 	for {
-		room, ok, err := s.tryRoom(bytes)
+		space, ok, err := s.trySpace(bytes)
 		if ok || err != nil {
-			return room, err
+			return space, err
 		}
-		s.lane.CountWait()
-		s.want, s.untilAll = uint64(bytes), false
-		if err := await(ctx, s, s.bell, &s.spin, &s.guard); err != nil {
+		s.out.Lane.CountWait()
+		s.wantedBytes, s.wantedFiles, s.untilReleased = uint64(bytes), 0, false
+		if err := wait.For(ctx, (*sendWait)(s), s.out.Doorbell, &s.spin, &s.guard); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
+func (s *Sender) trySpace(bytes int) ([]byte, bool, error) {
 	if bytes < 0 {
-		return nil, false, failure(ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
+		return nil, false, fail.New(fail.ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
 	}
-	if s.broken != nil || s.link.hasGone() || s.place != nil && s.lane.Tail().Seq%256 == 0 {
-		if uint64(bytes) > s.lane.BytesMax() {
-			return nil, false, laneError(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.lane.BytesMax()})
+	if s.broken != nil || s.out.Link.IsPeerGone() || s.role != nil && s.out.Lane.Tail().Seq%256 == 0 {
+		if uint64(bytes) > s.out.Lane.BytesMax() {
+			return nil, false, fail.Lane(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.out.Lane.BytesMax()})
 		}
 		if err := s.usable(); err != nil {
 			return nil, false, err
 		}
 	}
-	room, ok, err := s.tryReserve(uint64(bytes))
-	if err == nil && !ok && s.place != nil {
+	space, ok, err := s.tryReserve(uint64(bytes))
+	if err == nil && !ok && s.role != nil {
 		err = s.usable()
 	}
-	return room, ok, err
+	return space, ok, err
 }
 
-// tryReserve asks the lane for room, and puts memory behind it where that is wanting.
+// tryReserve reserves space, and allocates memory for it where that is needed.
 func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
-	s.window.follow(s.lane, s.memory, s.place)
+	s.window.Follow(s.out.Lane, s.out.Memory, s.role)
 	for {
-		room, ok, err := s.lane.TryReserve(bytes, 0)
+		space, ok, err := s.out.Lane.TryReserve(bytes, 0)
 		if err == nil {
-			return room, ok, nil
+			return space, ok, nil
 		}
 		var unbacked *lane.Unbacked
 		if !errors.As(err, &unbacked) {
 			return nil, false, s.failed(err)
 		}
-		if err := s.place.back(s.lane, s.memory, unbacked.Bytes); err != nil {
+		if err := s.role.Back(s.out.Lane, s.out.Memory, unbacked.Bytes); err != nil {
 			return nil, false, err
 		}
 	}
 }
 
 func (s *Sender) commit(bytes int) {
-	if s.lane.Commit(uint64(bytes)) == lane.Ring {
-		s.link.ring()
-		s.window.followPause(s.lane, s.memory, s.place)
+	if s.out.Lane.Commit(uint64(bytes)) == lane.Ring {
+		s.out.Link.Ring()
+		s.window.FollowPause(s.out.Lane, s.out.Memory, s.role)
 	}
 }
 
-// usable says why the handle is not.
+// usable returns why the handle is not usable.
 func (s *Sender) usable() error {
 	if s.broken == nil {
 		hasGone, err := s.hasGone()
@@ -261,32 +275,32 @@ func (s *Sender) usable() error {
 		}
 		s.end()
 	}
-	if s.broken.Code == ErrCorrupt {
+	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	told := ended(s.broken.Code, s.unreleased())
-	if s.place != nil {
-		s.goOnAlone()
+	ended := &EndError{s.broken, s.unreleased()}
+	if s.role != nil {
+		s.forgetReceiver()
 	}
-	return told
+	return ended
 }
 
-// hasGone says whether the receiver has; of a path channel's this looks for one that has come.
+// hasGone reports whether the receiver is gone. On a path channel it also detects a new one.
 func (s *Sender) hasGone() (bool, error) {
-	if s.place == nil {
-		return s.link.isGone.Load(), nil
+	if s.role == nil {
+		return s.out.Link.IsGone.Load(), nil
 	}
 	passed, err := s.findReceiver()
-	return passed || s.link.hasGone() || s.link.path.life != nil && s.lane.HasNewsOfClosing(), err
+	return passed || s.out.Link.IsPeerGone() || s.out.Link.Path.Liveness != nil && s.out.Lane.HasNewlyClosed(), err
 }
 
-// end notes that the receiver has gone.
+// end records that the receiver is gone.
 func (s *Sender) end() {
 	code := ErrPeerDied
-	if s.lane.ConsumerClosed() {
+	if s.out.Lane.ConsumerClosed() {
 		code = ErrClosed
 	}
-	s.broken = ended(code, 0)
+	s.broken = code
 }
 
 func (s *Sender) failed(err error) error {
@@ -294,80 +308,89 @@ func (s *Sender) failed(err error) error {
 		s.end()
 		return s.usable()
 	}
-	var found *Error
-	if errors.As(laneError(err), &found); found.Code == ErrCorrupt {
+	found := fail.Lane(err)
+	if isCorrupt(found) {
 		s.broken = found
 	}
 	return found
 }
 
 func (s *Sender) unreleased() uint64 {
-	// A lie there is told by the next send; here the last known figure is the best there is.
-	_, _ = s.lane.LookAtHead()
-	return s.lane.Unreleased()
+	// The next send reports an invalid head; here the last known number is the best one.
+	_, _ = s.out.Lane.PollHead()
+	s.forgetSentFiles()
+	return s.out.Lane.Unreleased()
 }
 
-// Unreleased is how many messages were committed that the receiver has not released. 0 of a closed handle, and during a call of
-// another goroutine.
+// Unreleased returns the number of messages that were committed and not released. It returns 0 for a closed handle,
+// and during a call of another goroutine.
 func (s *Sender) Unreleased() uint64 {
-	if s.guard.enter() != nil {
+	if s.guard.Enter() != nil {
 		return 0
 	}
 	defer s.leave()
 	return s.unreleased()
 }
 
-// Drain waits until the receiver has released every message; of a path channel that has none, until the next one has. Errors as Send.
-func (s *Sender) Drain(ctx context.Context) error {
+// WaitReleased waits until the receiver has released every message; on a path channel without a receiver, until the
+// next one has. Errors as Send.
+func (s *Sender) WaitReleased(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.leave()
-	if s.broken == nil || s.broken.Code != ErrCorrupt {
-		if s.unreleased() == 0 {
-			return nil
-		}
+	if !isCorrupt(s.broken) && s.unreleased() == 0 {
+		return nil
 	}
 	if err := s.usable(); err != nil {
 		return err
 	}
-	s.untilAll = true
-	return await(ctx, s, s.bell, &s.spin, &s.guard)
+	s.untilReleased = true
+	return wait.For(ctx, (*sendWait)(s), s.out.Doorbell, &s.spin, &s.guard)
 }
 
-func (s *Sender) look() (bool, error) {
+// sendWait is a sender that waits for space, or until all is released.
+type sendWait Sender
+
+func (w *sendWait) Poll() (bool, error) {
+	s := (*Sender)(w)
 	if s.broken == nil {
 		hasGone, err := s.hasGone()
 		if err != nil {
 			return false, err
 		}
-		if hasGone || s.place == nil && s.lane.ConsumerClosed() {
+		if hasGone || s.role == nil && s.out.Lane.ConsumerClosed() {
 			s.end()
 		}
 	}
 	if s.broken != nil {
-		if s.untilAll && s.broken.Code != ErrCorrupt && s.unreleased() == 0 {
+		if s.untilReleased && !isCorrupt(s.broken) && s.unreleased() == 0 {
 			return true, nil
 		}
 		return false, s.usable()
 	}
-	if s.untilAll {
-		waiting, err := s.lane.LookAtHead()
+	if s.untilReleased {
+		waiting, err := s.out.Lane.PollHead()
 		if err != nil {
 			return false, s.failed(err)
 		}
 		return waiting == 0, nil
 	}
-	_, ok, err := s.tryReserve(s.want)
+	if s.wantedFiles > 0 {
+		_, ok, err := s.tryReserveWithFiles(s.wantedBytes, s.wantedFiles)
+		return ok, err
+	}
+	_, ok, err := s.tryReserve(s.wantedBytes)
 	return ok, err
 }
 
-func (s *Sender) stirs() bool { return s.lane.Stirs() }
+func (w *sendWait) MayBeReady() bool { return w.out.Lane.MayBeReady() }
 
-func (s *Sender) arm() (bool, error) {
-	sleeps, err := s.lane.Arm(s.want, s.untilAll, membarrier)
+func (w *sendWait) Arm() (bool, error) {
+	s := (*Sender)(w)
+	sleeps, err := s.out.Lane.Arm(s.wantedBytes, s.untilReleased, kernel.Membarrier)
 	if errors.Is(err, lane.ErrConsumerClosed) {
-		// Perhaps not before everything was released: the look that follows says.
+		// Perhaps everything was released before: the next poll finds out.
 		return false, nil
 	}
 	if err != nil {
@@ -376,8 +399,8 @@ func (s *Sender) arm() (bool, error) {
 	if sleeps {
 		hasGone, err := s.hasGone()
 		if hasGone || err != nil {
-			s.disarm()
-			// Of a receiver that came and went unseen this is the only look that finds it; what follows is said there.
+			s.out.Lane.Disarm()
+			// Only this poll detects a receiver that came and went. The next one reports it.
 			if hasGone {
 				s.end()
 			}
@@ -387,90 +410,98 @@ func (s *Sender) arm() (bool, error) {
 	return sleeps, nil
 }
 
-func (s *Sender) disarm()       { s.lane.Disarm() }
-func (s *Sender) mustNap() bool { return s.lane.MustNap() }
+func (w *sendWait) Disarm() { w.out.Lane.Disarm() }
 
-// Resume waits, after [ErrPeerDied], for the receiver's successor and offers it the lane with everything unreleased: it is delivered
-// again from the oldest such message on. A sender that had connected connects under the name again; one that a [Listener] accepted
-// accepts the successor there, so keep that open. Of a path channel it waits until a receiver is there, which sending does not need.
+func (w *sendWait) NeedsTimedWait() bool { return w.out.Lane.NeedsTimedWait() }
+
+// Resume waits, after [ErrPeerDied], for the receiver's successor, and offers it the lane with everything unreleased:
+// redelivery begins with the oldest such message. A sender that had connected connects again. One from a [Listener]
+// accepts the successor there, so keep that open. On a path channel it waits for a receiver, which sending does not
+// need.
 //
-// Errors: the context's; [ErrRefused] when the channel has not lost its receiver (not of a path); [ErrCorrupt], [ErrSystem]. After an error it can be
-// tried again.
+// Errors: the context's; [ErrRefused] if the receiver is not gone (except on a path channel); [ErrCorrupt],
+// [ErrSystem]. After an error it may be called again.
 func (s *Sender) Resume(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.leave()
-	if s.place != nil {
+	if s.role != nil {
 		return s.waitForReceiver(ctx)
 	}
 	if s.usable() == nil {
-		return failure(ErrRefused, "the receiver is alive: there is nobody to succeed it")
+		return fail.New(fail.ErrRefused, "the receiver is alive: there is nobody to succeed it")
 	}
-	if s.broken.Code == ErrCorrupt {
+	if isCorrupt(s.broken) {
 		return s.broken
 	}
-	if _, err := s.lane.LookAtHead(); err != nil {
+	if _, err := s.out.Lane.PollHead(); err != nil {
 		return s.failed(err)
 	}
-	if err := s.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingSender(s, listens) }); err != nil {
+	if err := s.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+		return shake.SurvivingSender(&s.out, listens)
+	}); err != nil {
 		return err
 	}
 	s.broken = nil
-	return nil
+	return s.resendFiles(ctx)
 }
 
-// Trim gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this. The lane
-// stays in use.
+// Trim releases memory without messages to the system: after a burst the lane keeps what it grew to. It does not
+// wait, and the lane stays in use. Errors: [ErrReserved], [ErrSystem].
 func (s *Sender) Trim() error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.leave()
 	s.unreleased()
-	s.window.shrink()
-	s.lane.SetWindow(s.window.bytes)
-	return giveBack(s.lane, s.memory, 0, s.place != nil)
+	s.window.Shrink()
+	s.out.Lane.SetWindow(s.window.Bytes)
+	return window.ReleaseIdle(s.out.Lane, s.out.Memory, 0, s.role != nil)
 }
 
-// Capacity is the bytes of the lane.
-func (s *Sender) Capacity() int { return int(s.lane.Capacity()) }
+// Capacity returns the size of the lane in bytes.
+func (s *Sender) Capacity() int { return int(s.out.Lane.Capacity()) }
 
-// MessageBytesMax is the largest message, in bytes.
-func (s *Sender) MessageBytesMax() int { return int(s.lane.BytesMax()) }
+// MessageBytesMax returns the largest message in bytes.
+func (s *Sender) MessageBytesMax() int { return int(s.out.Lane.BytesMax()) }
 
-// Peer is who receives.
-func (s *Sender) Peer() Peer { return s.link.peer }
+// Peer returns the process that receives.
+func (s *Sender) Peer() Peer { return s.out.Link.Peer }
 
-// Close says that no more will come: the receiver reads everything sent, and is then told [ErrClosed]. It does not wait, see Drain. A
-// call of another goroutine ends with [ErrClosedHandle]. Closing twice does nothing.
+// Close ends the channel: the receiver gets everything that was sent, and then [ErrClosed]. It does not wait; see
+// WaitReleased. Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
 func (s *Sender) Close() error {
-	alone, again := s.guard.close()
+	alone, again := s.guard.Close()
 	switch {
 	case again:
 	case alone:
-		s.takeDown()
+		s.tearDown()
 	default:
-		s.bell.kick()
+		s.out.Doorbell.Wake()
+		if sending := s.sending.Load(); sending != nil {
+			sending.InterruptSend()
+		}
 	}
 	return nil
 }
 
-func (s *Sender) takeDown() {
-	s.window.drop()
-	s.lane.Close()
-	// The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
-	s.link.ring()
-	s.link.close()
-	if s.place != nil {
-		s.place.close()
+func (s *Sender) tearDown() {
+	s.window.Close()
+	s.out.Lane.Close()
+	// The state first, then the ring, last the hang-up: a receiver that detects a later one finds the earlier ones.
+	s.out.Link.Ring()
+	s.out.Link.Close()
+	if s.role != nil {
+		s.role.Close()
 	}
-	s.bell.close()
-	s.memory.leave()
+	s.out.Doorbell.Close()
+	s.out.Memory.Release()
+	closeSentFiles(s.sent)
 }
 
-// NewWriter is an io.Writer that sends what it is given each time as one message, or, if it is more than the largest, as several.
-// Waiting ends with the context.
+// NewWriter returns an io.Writer that sends the bytes of each Write as one message, or as several if there are more
+// than the largest message has. It waits until the context ends. Errors as Send.
 func (s *Sender) NewWriter(ctx context.Context) io.Writer { return &writer{ctx, s} }
 
 type writer struct {

@@ -9,100 +9,114 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pelton/internal/calls"
+	"pelton/internal/doorbell"
+	"pelton/internal/fail"
+	"pelton/internal/handshake"
+	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/limits"
+	"pelton/internal/packet"
+	"pelton/internal/wait"
 )
 
-// Service answers requests of all who connect under its name, up to 1,024 clients. [Service.Serve] has a goroutine for each request;
-// [Service.Receive] is for a loop of the caller's own. Requests are answered by any goroutine, in any order.
+// Service answers requests from all clients that connect under its name, up to 1,024. [Service.Serve] handles each
+// request in a goroutine; [Service.Receive] is for a loop of the caller's own. Any goroutine may answer a request, in
+// any order. One goroutine at a time takes requests; any may call the other methods at any time.
 type Service struct {
 	receiver *Receiver
 	bytesMax int
 	handlers int
-	// Whether there is something to see here besides requests.
-	isStirred atomic.Bool
-	mustStop  atomic.Bool
-	mustDrain atomic.Bool
-	// Clients have been told to ask elsewhere.
+	// Whether something besides requests is to be checked.
+	isNotified atomic.Bool
+	mustStop   atomic.Bool
+	mustDrain  atomic.Bool
+	// Clients were notified to use another service.
 	isDraining bool
-	// Found by a look, for the call to take; none if nothing is asked.
+	// Found by a poll, for the call to take.
 	found Request
-	// For what is kept of all clients, of which each has a share.
-	memory *budget
-	// Clients that broke the rules, and were sent away.
+	// For what is kept for all clients.
+	memory *limits.Budget
+	// Clients that broke the rules, and were dropped.
 	corrupt atomic.Uint64
-	// Requests of nobody's any more, to be used again.
+	// Bodies of earlier requests, to be used again.
 	mutex sync.Mutex
-	spare []*asked
-	// Bytes of theirs.
+	spare []*requestBody
+	// Their bytes.
 	kept int
 }
 
-// keptMost is the memory that a service has for replies that wait and requests in pieces, unless its options say otherwise: a guess, four of the largest
-// requests by default.
+// keptMost is the memory that a service has for replies that wait and requests in pieces, unless its options set it.
+// A guess: four of the largest requests by default.
 const keptMost = 256 << 20
 
-// ListenService listens under a short name, or unix:PATH. It does not wait. Under a short name several services may listen, of one process or
-// of several: clients spread their calls over them. Of the options, Capacity and MessageBytesMax (at least 1024) are of the lanes of
-// replies, CallBytesMax is the largest request, SendersMax the most clients, and Handlers is for [Service.Serve].
+// ListenService listens under a short name, or unix:PATH. It does not wait. Under a short name several services may
+// listen, in one process or in several, and clients spread their calls over them. Capacity and MessageBytesMax (at
+// least 1024) apply to the lanes of replies, CallBytesMax is the largest request, SendersMax the number of clients,
+// and Handlers is for [Service.Serve].
 //
 // Errors: as [Listen].
 func ListenService(name string, options *Options) (*Service, error) {
 	s := &Service{}
-	var err error
 	o := options.orDefault()
-	if s.bytesMax, s.handlers, err = o.ofCalls(); err != nil {
+	settings, err := o.forCalls(2)
+	if err != nil {
 		return nil, err
 	}
-	if s.memory = newBudget(o.Memory); s.memory == nil {
-		s.memory = newBudget(max(keptMost, 4*s.bytesMax))
+	if s.bytesMax, s.handlers = int(settings.CallBytes), o.Handlers; s.handlers == 0 {
+		s.handlers = 1024
 	}
-	if _, err = gather(name, o, s); err != nil {
+	if s.memory = limits.NewBudget(o.Memory); s.memory == nil {
+		s.memory = limits.NewBudget(max(keptMost, 4*s.bytesMax))
+	}
+	if _, err = gather(name, o, settings, s); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// welcome is the hand-shake with a client.
-func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
-	bell, err := newSeldomBell()
+// accept performs the handshake with a client.
+func (s *Service) accept(shake *handshake.Handshake, to *handshake.ReceivingSide) (*inLane, error) {
+	ownDoorbell, err := doorbell.NewLazy()
 	if err != nil {
-		return nil, shake.told(err)
+		return nil, shake.Report(err)
 	}
-	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{wait: shake.options.Wait}}
-	kick := func() {
-		to.bell.kick()
-		bell.kick()
+	c := &session{service: s, peer: shake.Peer, doorbell: ownDoorbell, kept: limits.Client{Budget: s.memory},
+		spin: wait.Spin{IsBusy: s.receiver.options.Wait == Spin}}
+	wake := func() {
+		to.Doorbell.Wake()
+		ownDoorbell.Wake()
 		c.forgetContexts()
 	}
-	lanes, err := shake.newLinkLanes(to, bell, roleService, true, kick)
+	lanes, err := shake.NewCallLink(to, ownDoorbell, packet.RoleService, true, wake)
 	if err != nil {
-		bell.close()
+		ownDoorbell.Close()
 		return nil, err
 	}
-	c.out, c.bytesMax, c.link = lanes.out, lanes.bytesMax, lanes.in.link
-	lanes.in.caller = c
-	return lanes.in, nil
+	c.out, c.bytesMax, c.link = calls.NewOutbox(lanes, s.receiver.options.ResidentMax), lanes.BytesMax, lanes.In.Link
+	return &inLane{Incoming: *lanes.In, session: c}, nil
 }
 
-// stir has whoever looks for requests see what is to be seen besides.
-func (s *Service) stir() {
-	s.isStirred.Store(true)
-	s.receiver.bell.kick()
+// notify makes the goroutine that takes requests check what else there is.
+func (s *Service) notify() {
+	s.isNotified.Store(true)
+	s.receiver.doorbell.Wake()
 }
 
-// Receive waits for the next request, of all clients by turns, until the context ends. Each is to be answered once, by Reply, Fail, End or
-// Abandon. One goroutine at a time.
+// Receive waits for the next request, from all clients round-robin, until the context ends. Answer each once, by
+// Reply, Fail, End or Abandon. One goroutine at a time.
 //
-// Errors: the context's; [ErrClosed] once Stop was called, or everything is answered after Drain; [ErrClosedHandle]; [ErrSystem].
+// Errors: the context's; [ErrClosed] once Stop was called, or everything is answered after Drain; [ErrClosedHandle];
+// [ErrConcurrentUse]; [ErrSystem].
 func (s *Service) Receive(ctx context.Context) (Request, error) {
 	r := s.receiver
-	if err := r.guard.enter(); err != nil {
+	if err := r.guard.Enter(); err != nil {
 		return Request{}, err
 	}
 	defer r.leave()
-	there, err := s.look()
+	there, err := s.poll()
 	if !there && err == nil {
-		err = await(ctx, s, r.bell, &r.spin, &r.guard)
+		err = wait.For(ctx, (*serviceWait)(s), r.doorbell, &r.spin, &r.guard)
 	}
 	if err != nil {
 		return Request{}, err
@@ -112,110 +126,104 @@ func (s *Service) Receive(ctx context.Context) (Request, error) {
 	return found, nil
 }
 
-func (s *Service) look() (bool, error) {
-	if s.found.asked != nil {
+func (s *Service) poll() (bool, error) {
+	if s.found.body != nil {
 		return true, nil
 	}
 	r := s.receiver
-	if s.isStirred.Load() || s.isDraining {
-		if err := s.tend(); err != nil {
+	if s.isNotified.Load() || s.isDraining {
+		if err := s.checkEnd(); err != nil {
 			return false, err
 		}
 	}
-	for range looksMost {
-		there, err := r.look()
+	for range calls.RecordsPerPoll {
+		there, err := r.poll()
 		if err != nil || !there {
 			return false, err
 		}
-		in := r.lanes[r.turn]
-		if rule := s.sort(in, r.found); rule != "" {
-			// That client's affair alone.
+		in := r.lanes[r.current]
+		if rule := s.handle(in, r.found); rule != "" {
+			// This affects no other client.
 			s.corrupt.Add(1)
-			r.giveUp(in)
-			r.nextTurn()
+			r.dropLane(in)
+			r.advance()
 			continue
 		}
-		if s.found.asked != nil {
+		if s.found.body != nil {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// sort takes the next record; what is a request, and whole, is found. It answers the rule that is broken, else "".
-func (s *Service) sort(in *inLane, record lane.Record) string {
-	h, payload, rule := readRecord(in.consumer, record, true)
+// handle takes the next record. It sets found if that completes a request. It returns the name of the rule that the
+// record breaks, or "".
+func (s *Service) handle(in *inLane, record lane.Record) string {
+	h, payload, rule := calls.ReadRecord(in.Consumer, record, true)
 	if rule != "" {
 		return rule
 	}
 	if len(payload) > s.bytesMax {
 		return "size"
 	}
-	c, isGone := in.caller, in.link.isGone.Load()
-	isRequest := h.kind == kindRequest
-	if isRequest && !h.continued && !c.begin(h.id) {
+	c, isGone := in.session, in.Link.IsGone.Load()
+	isRequest := h.Kind == calls.KindRequest
+	if isRequest && !h.Continued && !c.begin(h.ID) {
 		return "id"
 	}
-	isPiece := h.more || h.continued
+	isPiece := h.More || h.Continued
 	if isPiece {
-		// Of what is given back nothing is kept.
-		isKept := !(isRequest && s.isDraining) && c.assembly.hasMemory(&c.kept, len(payload))
-		if rule := c.assembly.add(h, payload, s.bytesMax, isKept); rule != "" {
+		// A request that is returned is not kept.
+		isKept := !(isRequest && s.isDraining) && c.assembly.HasMemory(&c.kept, len(payload))
+		if rule := c.assembly.Add(h, payload, s.bytesMax, isKept); rule != "" {
 			return rule
 		}
 	}
 	switch {
-	case h.more:
-	case h.kind == kindCancel:
-		c.cancel(h.id)
+	case h.More:
+	case h.Kind == calls.KindCancel:
+		c.cancel(h.ID)
 	case isRequest && isGone:
-		// Nobody awaits the answer.
-		c.assembly.drop(isPiece)
+		// The client is gone.
+		c.assembly.Drop(isPiece)
 	case isRequest && s.isDraining:
-		c.assembly.drop(isPiece)
-		_ = c.sendLast(header{id: h.id, kind: kindReturned}, nil)
-	case isPiece && c.assembly.isDropped:
-		bytes := c.assembly.count
-		c.assembly.forget()
-		// Of a notification nobody is told.
+		c.assembly.Drop(isPiece)
+		_ = c.sendLast(calls.Header{ID: h.ID, Kind: calls.KindReturned}, nil)
+	case isPiece && c.assembly.IsDiscarded:
+		bytes := c.assembly.Count
+		c.assembly.Forget()
+		// A notification has no reply.
 		if isRequest {
-			failed, text, _ := c.noMemory(h.id, bytes)
+			failed, text, _ := c.noMemory(h.ID, bytes)
 			_ = c.sendLast(failed, text)
 		}
 	default:
-		asked, deadline := s.newAsked(), h.deadline
+		asked, deadline := s.newBody(), h.Deadline
 		if isPiece {
-			var first header
-			first, asked.bytes = c.assembly.take()
-			deadline = first.deadline
+			var first calls.Header
+			first, asked.bytes = c.assembly.Take()
+			deadline = first.Deadline
 		} else {
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
-		s.receiver.spin.asked = len(asked.bytes)
-		s.found = Request{asked: asked, use: asked.use.Load(), caller: c, id: h.id, deadline: deadline}
+		s.receiver.spin.RequestBytes = len(asked.bytes)
+		s.found = Request{body: asked, use: asked.use.Load(), caller: c, id: h.ID, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
 		files, _ := in.takeFiles()
-		in.link.discard(files)
+		in.Link.Discard(files)
 	}
-	in.consumer.Take(record)
+	in.Consumer.Take(record)
 	s.receiver.count(in)
-	if in.consumer.ReleaseTaken() == lane.Ring {
-		in.link.ring()
+	if in.Consumer.ReleaseTaken() == lane.Ring {
+		in.Link.Ring()
 	}
 	return ""
 }
 
-// drop forgets what has come of a message that nobody wants.
-func (a *assembly) drop(isPiece bool) {
-	if isPiece {
-		a.forget()
-	}
-}
-
-// tend sees whether to stop, or to drain.
-func (s *Service) tend() error {
-	s.isStirred.Store(false)
+// checkEnd checks whether to stop, or to drain.
+func (s *Service) checkEnd() error {
+	s.isNotified.Store(false)
 	isOver := s.mustStop.Load()
 	if s.mustDrain.Load() {
 		isOver = s.drain() || isOver
@@ -223,54 +231,61 @@ func (s *Service) tend() error {
 	if !isOver {
 		return nil
 	}
-	// To be seen again by the next call.
-	s.isStirred.Store(true)
-	return failure(ErrClosed, "the service was told to end")
+	// For the next call.
+	s.isNotified.Store(true)
+	return fail.New(fail.ErrClosed, "the service was stopped or has drained")
 }
 
-// drain tells clients to go elsewhere, and each when all its calls are answered. True: all have been told.
+// drain notifies clients to use another service, and each, when all its calls are answered, of that. It returns true
+// when all have been notified.
 func (s *Service) drain() bool {
 	r := s.receiver
 	hasBegun := s.isDraining
 	if s.isDraining = true; !hasBegun {
-		r.gate.shut(r)
+		r.registry.close(r)
 	}
 	areAll := true
 	for _, in := range r.lanes {
 		if !hasBegun {
-			in.caller.tell(kindDraining)
+			in.session.notify(calls.KindDraining)
 		}
-		// Of a request only some has come.
-		isPart := in.caller.assembly.header.kind == kindRequest
-		areAll = in.caller.endDrain(isPart) && areAll
+		// Of one request only some pieces have come.
+		isPart := in.session.assembly.Header.Kind == calls.KindRequest
+		areAll = in.session.endDrain(isPart) && areAll
 	}
 	return areAll
 }
 
-func (s *Service) stirs() bool { return s.isStirred.Load() || s.receiver.stirs() }
+// serviceWait is a service that waits for a request.
+type serviceWait Service
 
-func (s *Service) arm() (bool, error) {
-	r := s.receiver
-	r.sleeper.Arm(r.areSendersFencing, membarrier)
-	if there, err := s.look(); there || err != nil {
+func (w *serviceWait) Poll() (bool, error) { return (*Service)(w).poll() }
+
+func (w *serviceWait) MayBeReady() bool { return w.isNotified.Load() || w.receiver.mayBeReady() }
+
+func (w *serviceWait) Disarm() { w.receiver.sleeper.Disarm() }
+
+func (w *serviceWait) NeedsTimedWait() bool { return (*receiveWait)(w.receiver).NeedsTimedWait() }
+
+func (w *serviceWait) Arm() (bool, error) {
+	s, r := (*Service)(w), w.receiver
+	r.sleeper.Arm(r.areSendersFencing, kernel.Membarrier)
+	if there, err := s.poll(); there || err != nil {
 		r.sleeper.Disarm()
 		return false, err
 	}
-	// What was found and was no request has ended the sleep as well.
+	// A record that was no request has ended the sleep as well.
 	return r.sleeper.IsArmed(), nil
 }
 
-func (s *Service) disarm()       { s.receiver.disarm() }
-func (s *Service) mustNap() bool { return s.receiver.mustNap() }
-
-// Serve answers requests by the handler, each in a goroutine, as many at a time as [Options.Handlers] says; then more are not taken.
-// It ends when Stop is called, or Drain and everything is answered, and the handlers at work are through. A request that the handler has not
-// answered when it returns, or panics, is abandoned; a panic is logged.
+// Serve handles requests, each in a goroutine, as many at a time as [Options.Handlers] permits; then it takes no
+// more. It returns after Stop, or when everything is answered after Drain, once all handlers have returned. A request
+// that the handler has not answered when it returns or panics is abandoned; a panic is logged.
 //
-// The goroutine that takes a request handles it, as to have another do so costs more than a short handler; after a millisecond or
-// two another goroutine goes on taking requests, and further ones have goroutines of their own for some time.
+// The goroutine that takes a request also handles it, because a switch costs more than a short handler. After a
+// millisecond or two another goroutine takes requests, and for some time later requests have goroutines of their own.
 //
-// Errors: as Receive, but for [ErrClosed], which is how this ends: nil.
+// Errors: as Receive, except [ErrClosed], for which it returns nil.
 func (s *Service) Serve(ctx context.Context, handler func(request Request)) error {
 	v := &serving{
 		service: s, ctx: ctx, handler: handler, free: make(chan struct{}, s.handlers),
@@ -291,21 +306,22 @@ func (s *Service) Serve(ctx context.Context, handler func(request Request)) erro
 	return err
 }
 
-// serving is a Serve that is under way.
+// serving is the state of one Serve.
 type serving struct {
 	service *Service
 	ctx     context.Context
 	handler func(request Request)
-	// The goroutines, and places for handlers.
+	// The goroutines, and the handlers that may run.
 	at   sync.WaitGroup
 	free chan struct{}
-	// Odd while who takes requests handles one, one more at each change: who takes that away from it goes on taking.
+	// Odd while the goroutine that takes requests handles one; one more at each change. A goroutine that changes it
+	// takes over.
 	turn atomic.Uint64
-	// So many requests to come have a goroutine each.
+	// This number of later requests have a goroutine each.
 	slow     atomic.Int64
 	isAsleep atomic.Bool
 	wake     chan struct{}
-	// Why no more is taken; and that all is over.
+	// Why no more is taken; and that Serve ends.
 	ended chan error
 	over  chan struct{}
 }
@@ -347,7 +363,7 @@ func (v *serving) take() {
 	}
 }
 
-// watch has another goroutine take requests when one that handles a request does not come back.
+// watch lets another goroutine take requests when one handles a request for long.
 func (v *serving) watch() {
 	defer v.at.Done()
 	ticker := time.NewTicker(tick)
@@ -367,7 +383,7 @@ func (v *serving) watch() {
 			v.at.Add(1)
 			go v.take()
 		case isSame:
-			// Nothing happens: until something does.
+			// Nothing happens: it sleeps until something does.
 			ticker.Stop()
 			if v.isAsleep.Store(true); v.turn.Load() != turn && v.isAsleep.CompareAndSwap(true, false) {
 				ticker.Reset(tick)
@@ -396,57 +412,60 @@ func (r Request) handle(handler func(request Request)) {
 	handler(r)
 }
 
-// Stop has Receive say [ErrClosed] from now on, and Serve return. Clients are not told before Close; then all calls that were not answered have
-// failed. Does not wait. To replace a service under a short name use Drain.
+// Stop makes Receive return [ErrClosed] from now on, and Serve return. Clients learn of it when the service is
+// closed: then all calls without a reply have failed. It does not wait. To replace a service under a short name, use
+// Drain.
 func (s *Service) Stop() {
 	s.mustStop.Store(true)
-	s.stir()
+	s.notify()
 }
 
-// Drain has the service answer what it has taken, and take no more: requests that come from now on are given back, and their clients ask
-// another service of the name, without a call failing or being carried out twice. Start that one before. Notifications and
-// cancels are taken as before, by Receive or Serve, which end once every client has been told that everything it had asked is
-// answered; close the service then. Does not wait. A client that does not read its replies holds this up; Stop ends it all the same.
+// Drain makes the service answer what it has taken, and take no more. Later requests are returned unprocessed, and
+// their clients send them to another service of the name: no call fails, and none is carried out twice. Start that
+// service before. Notifications and cancels are taken as before, by Receive or Serve, which end once every client has
+// all its replies; then close the service. It does not wait. A client that does not read its replies delays the end;
+// Stop ends it regardless.
 func (s *Service) Drain() {
 	s.mustDrain.Store(true)
-	s.stir()
+	s.notify()
 }
 
-// Close ends the service: all calls in flight fail with [ErrClosed] at their clients. It does not wait. A call of another goroutine ends with
-// [ErrClosedHandle]. Closing twice does nothing.
+// Close closes the service: all calls in flight fail with [ErrClosed] at their clients. It does not wait. Another
+// goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
 func (s *Service) Close() error { return s.receiver.Close() }
 
-// CorruptClients is how many clients broke the rules, and were sent away.
+// CorruptClients returns the number of clients that broke the rules, and were dropped.
 func (s *Service) CorruptClients() uint64 { return s.corrupt.Load() }
 
-// Request is what a client asks, or tells. It is answered once, by any goroutine; copies of it are the same request.
+// Request is a client's request or notification. Any goroutine may use it, and answers it once. Its copies are the
+// same request.
 type Request struct {
-	asked *asked
-	// Which use of what is asked: the next request has another.
+	body *requestBody
+	// A number for each use of the body.
 	use uint64
-	// Here and not there, as who has a copy may use it at any time.
-	caller   *caller
+	// Here and not in the body, because a copy may be used at any time.
+	caller   *session
 	id       uint64
 	deadline uint64
-	// Serve has what is asked until the handler returns.
+	// Serve has the body until the handler returns.
 	isServed bool
 }
 
-// asked is a request's own, used again for another when it is answered.
-type asked struct {
+// requestBody is used for another request after the answer.
+type requestBody struct {
 	bytes []byte
-	// Odd while it waits for its answer.
+	// Odd until the request is answered.
 	use atomic.Uint64
 }
 
-// Of a request's memory, what is kept for the next one; and of all that are kept. A large one that is made anew each time costs more than what is
-// done with it: it is cleared, and the collector runs for it.
+// How much of a request's memory is kept for the next one, and of all requests. To allocate a large one each time
+// costs more than its use: the runtime clears it, and collects garbage for it.
 const (
 	keptBytes      = 1 << 20
 	keptBytesInAll = 8 << 20
 )
 
-func (s *Service) newAsked() *asked {
+func (s *Service) newBody() *requestBody {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if n := len(s.spare); n > 0 {
@@ -455,13 +474,13 @@ func (s *Service) newAsked() *asked {
 		s.kept -= cap(a.bytes)
 		return a
 	}
-	a := &asked{}
+	a := &requestBody{}
 	a.use.Store(1)
 	return a
 }
 
 func (r Request) putBack() {
-	s, a := r.caller.service, r.asked
+	s, a := r.caller.service, r.body
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -472,32 +491,34 @@ func (r Request) putBack() {
 	s.spare = append(s.spare, a)
 }
 
-func answered() error {
-	return failure(ErrRefused, "the request has been answered, or is a notification, which is not answered")
+func alreadyAnswered() error {
+	return fail.New(fail.ErrRefused, "the request has been answered, or is a notification, which is not answered")
 }
 
-func (r Request) isOpen() bool { return r.asked != nil && r.asked.use.Load() == r.use }
+func (r Request) isOpen() bool { return r.body != nil && r.body.use.Load() == r.use }
 
-// Bytes is what is asked: a copy, which no client can change. It is the caller's until the request is answered, in a handler of
-// [Service.Serve] until that returns.
-func (r Request) Bytes() []byte { return r.asked.bytes }
+// Bytes returns the request: a copy, which no client can change. It belongs to the caller until the request is
+// answered, in a handler of [Service.Serve] until that returns.
+func (r Request) Bytes() []byte { return r.body.bytes }
 
-// IsNotification says whether the client does not await an answer. To let go of it is to Abandon it, which a handler need not do.
+// IsNotification reports whether the client expects no reply. Abandon a notification when it is done with; a handler
+// need not.
 func (r Request) IsNotification() bool { return r.id == 0 }
 
-// Peer is who asked.
+// Peer returns the process that sent the request.
 func (r Request) Peer() Peer { return r.caller.peer }
 
-// Deadline is when the client will not await the answer any more; false if it has not said so. Nothing is dropped because of it.
-func (r Request) Deadline() (time.Time, bool) { return timeOf(r.deadline) }
+// Deadline returns when the client stops waiting; false if it did not say. The service drops nothing because of it.
+func (r Request) Deadline() (time.Time, bool) { return calls.FromNS(r.deadline) }
 
-// IsCancelled says whether nobody awaits the answer any more: the client has cancelled the call, or is gone. Answer all the same.
+// IsCancelled reports whether no client waits for the reply any more: it cancelled the call, or is gone. Answer all
+// the same.
 func (r Request) IsCancelled() bool {
 	return !r.IsNotification() && r.caller.isCancelled(r.id)
 }
 
-// Context ends with the request's deadline, when the client cancels the call or goes, and when the request is answered. What the client says is
-// heard as requests are taken: not while as many handlers are at work as may be.
+// Context returns a context that ends with the request's deadline, when the client cancels the call or is gone, and
+// when the request is answered. A cancel takes effect when requests are taken: not while as many handlers run as may.
 func (r Request) Context() context.Context {
 	if r.IsNotification() {
 		return context.Background()
@@ -505,41 +526,45 @@ func (r Request) Context() context.Context {
 	return r.caller.contextOf(r.id, r.deadline)
 }
 
-// Reply answers; after parts, this is the last of them. It does not wait: what the client has no room for is kept until it has.
+// Reply answers the request; after parts, it is the last one. It does not wait: a reply without space at the client
+// is kept until there is some.
 //
-// Errors: [ErrPeerDied] when the client has gone: the reply is dropped; [ErrTooLarge] for more than the client takes
-// ([Options.CallBytesMax] there): answer otherwise; [ErrRefused] of a request that was answered, and of a notification; [ErrServiceMemory] when the reply
-// would have to wait and the service has no memory left for it: the call has failed.
-func (r Request) Reply(reply []byte) error { return r.last(header{kind: kindReply}, reply) }
+// Errors: [ErrPeerDied] if the client is gone: the reply is dropped; [ErrTooLarge] for more than the client takes
+// (its [Options.CallBytesMax]): the request is still to be answered; [ErrRefused] if the request was answered, or is
+// a notification; [ErrServiceMemory] if the reply would have to wait and the service has no memory left for it: the
+// call has failed.
+func (r Request) Reply(reply []byte) error { return r.last(calls.Header{Kind: calls.KindReply}, reply) }
 
-// Fail fails the call with a code and bytes of the service's own meaning: a [Failed] at the client. Otherwise as Reply.
+// Fail fails the call with a code and bytes that the service defines. The client gets a [CallError]. Otherwise as
+// Reply.
 //
-// Errors: also [ErrOption] for a code from 0xffff0000 on, which are the library's; the request is still to be answered.
+// Errors: also [ErrOption] for a code from 0xffff0000, which are the library's: the request is still to be answered.
 func (r Request) Fail(code uint32, bytes []byte) error {
 	if code >= failedLibrary {
-		return failure(ErrOption, "the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
+		return fail.New(fail.ErrOption,
+			"the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
 	}
-	return r.last(header{kind: kindFailed, code: code}, bytes)
+	return r.last(calls.Header{Kind: calls.KindFailed, Code: code}, bytes)
 }
 
-// End ends a reply that was given in parts, or has none. Otherwise as Reply.
-func (r Request) End() error { return r.last(header{kind: kindEnd}, nil) }
+// End ends a reply in parts, or an empty one. Otherwise as Reply.
+func (r Request) End() error { return r.last(calls.Header{Kind: calls.KindEnd}, nil) }
 
-// Abandon lets go of the request without an answer: [ErrAbandoned] at the client. Otherwise as Reply.
-func (r Request) Abandon() error { return r.last(header{kind: kindAbandoned}, nil) }
+// Abandon drops the request. The client gets [ErrAbandoned]. Otherwise as Reply.
+func (r Request) Abandon() error { return r.last(calls.Header{Kind: calls.KindAbandoned}, nil) }
 
-func (r Request) last(h header, payload []byte) error {
+func (r Request) last(h calls.Header, payload []byte) error {
 	if !r.isOpen() {
-		return answered()
+		return alreadyAnswered()
 	}
 	c := r.caller
 	isNotification := r.id == 0
 	if err := checkSize(len(payload), c.bytesMax); err != nil {
 		return err
 	}
-	h.id = r.id
-	if isNotification && h.kind != kindAbandoned || !r.asked.use.CompareAndSwap(r.use, r.use+1) {
-		return answered()
+	h.ID = r.id
+	if isNotification && h.Kind != calls.KindAbandoned || !r.body.use.CompareAndSwap(r.use, r.use+1) {
+		return alreadyAnswered()
 	}
 	var err error
 	if !isNotification {
@@ -551,17 +576,17 @@ func (r Request) last(h header, payload []byte) error {
 	return err
 }
 
-// Part gives a part of the reply. It waits until the client has room for it, until the context ends; meanwhile no more of that client's
-// requests are taken. One goroutine at a time, of a request.
+// Part sends a part of the reply. It waits for space at the client until the context ends; meanwhile no more of that
+// client's requests are taken. One goroutine at a time per request.
 //
-// Errors: the context's, and as Reply. The call goes on after the context's, [ErrTooLarge] and [ErrRefused].
+// Errors: the context's, and as Reply. After the context's, [ErrTooLarge] and [ErrRefused] the call continues.
 func (r Request) Part(ctx context.Context, part []byte) error {
 	if !r.isOpen() || r.IsNotification() {
-		return answered()
+		return alreadyAnswered()
 	}
 	c := r.caller
 	if err := checkSize(len(part), c.bytesMax); err != nil {
 		return err
 	}
-	return c.sendPart(ctx, header{id: r.id, kind: kindPart}, part)
+	return c.sendPart(ctx, calls.Header{ID: r.id, Kind: calls.KindPart}, part)
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/kernel"
+	"pelton/internal/names"
 )
 
 // Services that end, and several of one name.
@@ -58,14 +60,14 @@ func TestAKilledServiceHasFailedItsCallsAtOnce(t *testing.T) {
 	}
 }
 
-func TestAKilledClientIsForgottenAndItsHandlersAreTold(t *testing.T) {
+func TestAKilledClientIsForgottenAndItsHandlersAreCancelled(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	begun, told := make(chan bool, 10), make(chan error, 10)
+	begun, replies := make(chan bool, 10), make(chan error, 10)
 	service := served(t, name, nil, func(request Request) {
 		if string(request.Bytes()) != "other" {
 			begun <- true
 			<-request.Context().Done()
-			told <- request.Reply(nil)
+			replies <- request.Reply(nil)
 			return
 		}
 		echo(request)
@@ -81,7 +83,7 @@ func TestAKilledClientIsForgottenAndItsHandlersAreTold(t *testing.T) {
 	}
 	client.kill()
 	for range 10 {
-		if err := <-told; err != nil && !errors.Is(err, ErrPeerDied) && !errors.Is(err, ErrClosed) {
+		if err := <-replies; err != nil && !errors.Is(err, ErrPeerDied) && !errors.Is(err, ErrClosed) {
 			t.Fatal(err)
 		}
 	}
@@ -90,16 +92,16 @@ func TestAKilledClientIsForgottenAndItsHandlersAreTold(t *testing.T) {
 	}
 }
 
-// allFound has a client find so many services.
+// allFound waits until the client has found this number of services.
 func allFound(t *testing.T, client *Client, count int) {
 	t.Helper()
 	for until := time.Now().Add(60 * time.Second); client.Services() != count; time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal(client.Services(), "services, wanted", count)
 		}
-		// Not only in the course of being used.
+		// Not only while it is used.
 		client.mutex.Lock()
-		_ = client.lookAround(servicesMax)
+		_ = client.discover(servicesMax)
 		client.mutex.Unlock()
 	}
 }
@@ -116,11 +118,11 @@ func TestCallsAreSpreadOverTheServicesOfAName(t *testing.T) {
 	for n := range 300 {
 		calls = append(calls, must(client.Submit(ctx, payload(n, 10))))
 	}
-	// The least busy is asked.
+	// The least busy one gets the call.
 	for range 100 {
 		echo(must(services[1].Receive(ctx)))
 	}
-	// Which takes in the answers.
+	// This takes the replies.
 	allFound(t, client, 3)
 	for n := range 100 {
 		calls = append(calls, must(client.Submit(ctx, payload(300+n, 10))))
@@ -138,7 +140,7 @@ func TestCallsAreSpreadOverTheServicesOfAName(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// One that has closed is asked no more.
+	// A closed service gets no more calls.
 	services[0].Close()
 	allFound(t, client, 2)
 	for range 10 {
@@ -154,7 +156,7 @@ func TestCallsAreSpreadOverTheServicesOfAName(t *testing.T) {
 	}
 }
 
-func TestIdempotentCallsOfOneThatDiesAreAskedOfAnother(t *testing.T) {
+func TestIdempotentCallsOfADeadServiceGoToAnother(t *testing.T) {
 	name, ctx := shortName(t), soon(t)
 	dies := child(t, "serve", name, "hold")
 	dies.says("listening")
@@ -170,7 +172,8 @@ func TestIdempotentCallsOfOneThatDiesAreAskedOfAnother(t *testing.T) {
 	dies.kill()
 	for n, call := range calls {
 		reply, err := call.Await(ctx)
-		if n%2 == 0 && (err != nil || !isPayload(reply, n) || len(reply) != 100) || n%2 == 1 && !errors.Is(err, ErrPeerDied) {
+		if n%2 == 0 && (err != nil || !isPayload(reply, n) || len(reply) != 100) || n%2 == 1 &&
+			!errors.Is(err, ErrPeerDied) {
 			t.Fatal(n, err)
 		}
 	}
@@ -410,19 +413,19 @@ func TestListenersThatComeAndGoDoNotHinderEachOther(t *testing.T) {
 	var all sync.WaitGroup
 	for _, text := range []string{"one", "one", "two", "three"} {
 		all.Go(func() {
-			name := must(parseName(text))
+			name := must(names.Parse(text))
 			for range 500 {
-				bound, err := name.listen(true)
+				bound, err := name.Listen(true)
 				if err != nil {
 					t.Errorf("listening under %s: %v", text, err)
 					return
 				}
-				if fd, err := connectTo(bound.path); err == nil {
+				if fd, err := kernel.ConnectTo(bound.Path); err == nil {
 					unix.Close(fd)
 				} else {
-					t.Errorf("nobody is at %s: %v", bound.path, err)
+					t.Errorf("nobody is at %s: %v", bound.Path, err)
 				}
-				bound.close()
+				bound.Close()
 			}
 		})
 	}

@@ -14,12 +14,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/kernel"
 )
 
-// A process that listens and runs out of descriptors: it refuses new peers, keeps those that it has, and goes on once it can.
+// A process that listens and runs out of descriptors: it refuses new peers, keeps those that it has, and continues
+// once it can.
 
-// runShort is the child's side: "short NAME KIND", which listens, says what it receives, and by its input "leave N" has N descriptors left, or
-// all with "free". By "open N" it opens N files, and closes them.
+// runShort is the child's side: "short NAME KIND" listens, and prints what it receives. On its input, "leave N"
+// leaves it N descriptors, "free" all of them, and "open N" opens N files and closes them.
 func runShort(ctx context.Context, name, kind string) error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -82,7 +84,7 @@ func runShort(ctx context.Context, name, kind string) error {
 			}
 			wanted, err := strconv.Atoi(strings.TrimPrefix(lines.Text(), "leave "))
 			if err != nil {
-				closeAll(taken)
+				kernel.CloseAll(taken)
 				taken = nil
 				fmt.Println("free")
 				continue
@@ -94,7 +96,7 @@ func runShort(ctx context.Context, name, kind string) error {
 				}
 				taken = append(taken, fd)
 			}
-			closeAll(taken[len(taken)-wanted:])
+			kernel.CloseAll(taken[len(taken)-wanted:])
 			taken = taken[:len(taken)-wanted]
 			fmt.Println("left", wanted)
 		}
@@ -102,7 +104,7 @@ func runShort(ctx context.Context, name, kind string) error {
 	return <-ended
 }
 
-// opensFiles opens and closes so many files, as a program does.
+// opensFiles opens and closes this number of files, as a program does.
 func opensFiles(count int) string {
 	for n := range count {
 		file, err := os.Open("/dev/null")
@@ -114,7 +116,7 @@ func opensFiles(count int) string {
 	return fmt.Sprint("opened ", count)
 }
 
-func (p *process) told(command string) {
+func (p *process) command(command string) {
 	p.t.Helper()
 	if _, err := fmt.Fprintln(p.input, command); err != nil {
 		p.t.Fatal(err)
@@ -126,7 +128,7 @@ func (p *process) descriptors() int {
 	return len(must(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Process.Pid))))
 }
 
-// processor is the processor time of the process so far.
+// processor returns the processor time of the process so far.
 func (p *process) processor() time.Duration {
 	stat := string(must(os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))))
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+2:])
@@ -134,14 +136,14 @@ func (p *process) processor() time.Duration {
 	return time.Duration(must(strconv.Atoi(fields[11]))+must(strconv.Atoi(fields[12]))) * 10 * time.Millisecond
 }
 
-func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
+func TestAListenerWithoutDescriptorsRefusesAndContinues(t *testing.T) {
 	for _, kind := range []string{"gather", "service", "accept"} {
 		t.Run(kind, func(t *testing.T) {
 			name, ctx := place(t), soon(t)
 			listens := child(t, "short", name, kind)
 			listens.says("listening")
 			options := &Options{Capacity: 1 << 16}
-			// uses connects, and answers what to use the connection by.
+			// connect connects, and returns a function that uses the connection.
 			connect := func() (func(text string), error) {
 				if kind == "service" {
 					client, err := ConnectClient(ctx, name, options)
@@ -174,17 +176,17 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Nobody is there yet, so nothing else happens in that process.
-			listens.told("leave 0")
+			// No peer is there yet, so nothing else happens in that process.
+			listens.command("leave 0")
 			begun, before := time.Now(), listens.processor()
 			isRefused()
-			if took := time.Since(begun); took < shortageLasted-shortageRetry {
+			if took := time.Since(begun); took < shortageMax-shortageRetry {
 				t.Errorf("refused after %v, before it could have got better", took)
 			}
 			if spent := listens.processor() - before; spent > 300*time.Millisecond {
 				t.Errorf("it spent %v of processor time on waiting", spent)
 			}
-			// Who waits is served once there are descriptors, without any other event.
+			// A waiting peer is served once there are descriptors, without any other event.
 			use := make(chan func(string), 1)
 			go func() {
 				for {
@@ -201,13 +203,13 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 				}
 			}()
 			waitsInBacklog(t, name)
-			listens.told("free")
+			listens.command("free")
 			first := <-use
 			if first == nil {
 				return
 			}
 			first("first")
-			// A hand-shake that runs out of them. Those of the last one are closed first.
+			// A handshake that runs out of them. Those of the last one are closed first.
 			settled := listens.descriptors()
 			for left := range 4 {
 				for until := time.Now().Add(10 * time.Second); listens.descriptors() > settled; {
@@ -215,10 +217,10 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 						t.Fatal("descriptors of a refused peer are left")
 					}
 				}
-				listens.told(fmt.Sprint("leave ", left))
+				listens.command(fmt.Sprint("leave ", left))
 				isRefused()
 				first(fmt.Sprint("with ", left))
-				listens.told("free")
+				listens.command("free")
 			}
 			second, err := connect()
 			if err != nil {
@@ -230,7 +232,8 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 	}
 }
 
-// With as many peers as a process takes, an eighth of its descriptors is left to its program, also while others connect.
+// With as many peers as a process takes, an eighth of its descriptors is left to its program, also while others
+// connect.
 func TestPeersLeaveTheProgramItsDescriptors(t *testing.T) {
 	for _, kind := range []string{"gather", "service"} {
 		t.Run(kind, func(t *testing.T) {
@@ -313,12 +316,13 @@ func TestPeersLeaveTheProgramItsDescriptors(t *testing.T) {
 	}
 }
 
-// What a peer costs the process that it connects to. A change of these is to be thought over: 1,024 peers are common.
+// What a peer costs the process that it connects to. Consider a change of these well: 1,024 peers are common.
 func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
 	for kind, wanted := range map[string]int{
-		// A socket, its process, its bell.
+		// A socket, its process, its doorbell.
 		"gather": 3,
-		// And the bell that it rings when there is room for replies, on which nobody has slept. Before Linux 6.10, one more of its own bell.
+		// And the doorbell that it rings when there is space for replies, on which no goroutine has slept. Before
+		// Linux 6.10, one more.
 		"service": 4,
 	} {
 		name, ctx := place(t), soon(t)
@@ -345,13 +349,14 @@ func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
 		for range 5 {
 			connect()
 		}
-		if cost := (listens.descriptors() - before) / 5; cost != wanted && (kind == "gather" || isSameFile(0, 0) || cost != wanted+1) {
+		if cost := (listens.descriptors() - before) / 5; cost != wanted &&
+			(kind == "gather" || kernel.IsSameFile(0, 0) || cost != wanted+1) {
 			t.Errorf("%s: %d descriptors for each peer, expected %d", kind, cost, wanted)
 		}
 	}
 }
 
-// waitsInBacklog waits until somebody has connected who is not accepted.
+// waitsInBacklog waits until a peer has connected that is not accepted.
 func waitsInBacklog(t *testing.T, name string) {
 	t.Helper()
 	path := strings.TrimPrefix(name, "unix:")

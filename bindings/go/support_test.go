@@ -78,8 +78,8 @@ func pairOf(t *testing.T, options *Options, receiverListens bool) (*Sender, *Rec
 	return sender, receiver, listener
 }
 
-// ramp counts from 0 to 255 again and again. Payloads are slices of it: the race detector takes a copy or a comparison as one access,
-// and a loop over bytes as one for each.
+// ramp counts from 0 to 255 again and again. Payloads are slices of it: the race detector takes a copy or a
+// comparison as one access, and a loop over bytes as one for each.
 var ramp = func() []byte {
 	b := make([]byte, rampBytes+256)
 	for i := range b {
@@ -111,14 +111,16 @@ func isPayload(b []byte, n int) bool {
 	return true
 }
 
-// parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a traceback states it. The
-// function is named as in a traceback, such as "(*Sender).Drain". False: none is within 30 seconds.
+// parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a
+// traceback states it. The function is named as in a traceback, such as "(*Sender).WaitReleased". False: none is
+// within 30 seconds.
 func parked(function string) bool {
-	call, stacks := "pelton."+function+"(", make([]byte, 1<<20)
+	call, stacks := "."+function+"(", make([]byte, 1<<20)
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 			state, _, _ := strings.Cut(stack, "\n")
-			isParked := strings.Contains(state, "[select") || strings.Contains(state, "[IO wait") || strings.Contains(state, "[chan receive")
+			isParked := strings.Contains(state, "[select") || strings.Contains(state, "[IO wait") ||
+				strings.Contains(state, "[chan receive")
 			if isParked && strings.Contains(stack, call) {
 				return true
 			}
@@ -144,7 +146,8 @@ func (p *process) states() string {
 // reaches waits until every thread of the process is in a state.
 func (p *process) reaches(state string) {
 	p.t.Helper()
-	for until := time.Now().Add(30 * time.Second); strings.Trim(p.states(), state) != ""; time.Sleep(100 * time.Microsecond) {
+	for until := time.Now().Add(30 * time.Second); strings.Trim(p.states(),
+		state) != ""; time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(until) {
 			p.t.Fatalf("threads are in states %s, expected all in %s", p.states(), state)
 		}

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Users of other user namespaces: those that are not mapped here all have one uid, which is nobody's.
+// Users of other user namespaces: those that are not mapped here all have one uid, which stands for no particular
+// user.
 
 // runUnmapped is the child's side: "unmapped SIDE NAME".
 func runUnmapped(ctx context.Context, side, name string) error {
@@ -41,7 +42,8 @@ func runUnmapped(ctx context.Context, side, name string) error {
 	}
 }
 
-// inNamespace starts a child as a user of a user namespace of its own, in which that user, of that number outside, is the only one.
+// inNamespace starts a child as a user of a user namespace of its own, in which that user, of that number outside, is
+// the only one.
 func inNamespace(t *testing.T, inside, outside int, side ...any) *process {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -64,14 +66,15 @@ func inNamespace(t *testing.T, inside, outside int, side ...any) *process {
 
 const stands = "uid 65534, which stands for every user that the user namespace of process %d does not map"
 
-func TestAUserWhoIsNotMappedIsNobody(t *testing.T) {
+func TestAnUnmappedUserIsRefused(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
 	listens := inNamespace(t, 65534, 2000, "unmapped", "gather", name)
 	listens.says("listening as 65534")
-	// Root is there, as 65534, the listener's own uid, which its options allow as well.
+	// Root is there as 65534, the listener's own uid, which its options permit as well.
 	_, err := ConnectSender(ctx, name, &Options{UIDs: []int{2000}})
-	if wanted := fmt.Sprintf(stands, listens.Process.Pid); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), wanted) {
+	if wanted := fmt.Sprintf(stands, listens.Process.Pid); !errors.Is(err, ErrRefused) ||
+		!strings.Contains(err.Error(), wanted) {
 		t.Fatal(err)
 	}
 	// So is the listener at the other side, in another namespace.
@@ -82,7 +85,7 @@ func TestAUserWhoIsNotMappedIsNobody(t *testing.T) {
 	}
 }
 
-func TestAPathOfAUserWhoIsNotMappedIsRefused(t *testing.T) {
+func TestAPathOfAnUnmappedUserIsRefused(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
 	directory := strings.TrimSuffix(strings.TrimPrefix(name, "unix:"), "socket") + "channel"
@@ -97,7 +100,8 @@ func TestAPathOfAUserWhoIsNotMappedIsRefused(t *testing.T) {
 
 // Where all are mapped that number is a user's like any other.
 func TestTheOverflowUIDIsAUserWhereAllAreMapped(t *testing.T) {
-	if ids := strings.Fields(string(must(os.ReadFile("/proc/self/uid_map")))); os.Geteuid() != 0 || strings.Join(ids, " ") != "0 0 4294967295" {
+	if ids := strings.Fields(string(must(os.ReadFile("/proc/self/uid_map")))); os.Geteuid() != 0 ||
+		strings.Join(ids, " ") != "0 0 4294967295" {
 		t.Skip("not all users are mapped here: ./run test-go as root of the initial namespace")
 	}
 	name, ctx := place(t), soon(t)

@@ -43,7 +43,7 @@ func send(ctx context.Context, name string, m messages) error {
 			return err
 		}
 	}
-	if err := sender.Drain(ctx); err != nil { // until the receiver has released every message
+	if err := sender.WaitReleased(ctx); err != nil { // until the receiver has released every message
 		return err
 	}
 	return sender.Close()

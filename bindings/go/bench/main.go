@@ -1,7 +1,8 @@
-// Bench measures how many messages of 256 bytes a second go from one Go process to another: by pelton, copied in and read in place; and
-// by a Unix stream socket, one write for each message, whose reader may take as many as it likes at a time. With -calls it measures how
-// many calls, one after the other, each answered with its own bytes: by pelton, and by net/rpc over a Unix socket. The two take turns; the medians are
-// printed, with the machine's load while they ran.
+// Bench measures how many messages of 256 bytes a second go from one Go process to another: by pelton, copied in and
+// read in place; and by a Unix stream socket, one write for each message, whose reader may take as many as it likes
+// at a time. With -calls it measures how many calls, one after the other, each answered with its own bytes: by
+// pelton, and by net/rpc over a Unix socket. The two take turns; the medians are printed, with the machine's load
+// while they ran.
 //
 //	go run ./bench [-calls] [-bytes 256] [-count 2000000] [-runs 9]
 //
@@ -30,7 +31,8 @@ import (
 
 var (
 	bytes = flag.Int("bytes", 256, "of a message")
-	count = flag.Int("count", 2_000_000, "messages of a run by pelton, or ten times the calls; a tenth of it by the socket")
+	count = flag.Int("count", 2_000_000,
+		"messages of a run by pelton, or ten times the calls; a tenth of it by the socket")
 	calls = flag.Bool("calls", false, "calls, not messages")
 	runs  = flag.Int("runs", 9, "of each, by turns")
 	// The other process of a run: the system, and where it connects to.
@@ -66,7 +68,8 @@ func main() {
 	for run := range *runs {
 		for i := range systems {
 			system := systems[(run+i)%len(systems)]
-			rates[system] = append(rates[system], measure(system, filepath.Join(directory, fmt.Sprint(strings.ReplaceAll(system, "/", "-"), run))))
+			rates[system] = append(rates[system], measure(system,
+				filepath.Join(directory, fmt.Sprint(strings.ReplaceAll(system, "/", "-"), run))))
 		}
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
@@ -75,13 +78,15 @@ func main() {
 		fmt.Printf("%-12s median %.3f M/s, %.3f to %.3f\n", system, median(rates[system])/1e6,
 			rates[system][0]/1e6, rates[system][len(rates[system])-1]/1e6)
 	}
-	fmt.Printf("ratio        %.1f; %d bytes, %d runs, load %s\n", median(rates[systems[0]])/median(rates[systems[1]]), *bytes, *runs,
+	fmt.Printf("ratio        %.1f; %d bytes, %d runs, load %s\n", median(rates[systems[0]])/median(rates[systems[1]]),
+		*bytes, *runs,
 		strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
 func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
 
-// measure is how many messages a second come through, from the first that is sent until the other process says that it has the last.
+// measure is how many messages a second come through, from the first that is sent until the other process says that
+// it has the last.
 func measure(system, place string) float64 {
 	messages := *count
 	if system != "pelton" {
@@ -136,7 +141,7 @@ func measure(system, place string) float64 {
 	return float64(messages) / took.Seconds()
 }
 
-// receive takes in the messages and looks at each.
+// receive receives the messages and checks each.
 func receive(system, place string) {
 	ctx, n := context.Background(), 0
 	take := func(message []byte) {
@@ -228,7 +233,8 @@ func answer(system, place string) {
 		service, err := pelton.ListenService("unix:"+place, nil)
 		check(err)
 		fmt.Println("listening")
-		check(service.Serve(context.Background(), func(request pelton.Request) { check(request.Reply(request.Bytes())) }))
+		check(service.Serve(context.Background(),
+			func(request pelton.Request) { check(request.Reply(request.Bytes())) }))
 		return
 	}
 	listener, err := net.Listen("unix", place)

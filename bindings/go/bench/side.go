@@ -23,9 +23,9 @@ import (
 	"pelton"
 )
 
-// A side of `./run bench`: stream and call, by pelton, by a Unix stream socket, by net/rpc. The contract is that of bench/src/side.rs and
-// bench/src/workload.rs: each message has its number, and number and size of every one are compared, every byte of the first ones and of a
-// stream's last.
+// A side of `./run bench`: stream and call, by pelton, by a Unix stream socket, by net/rpc. The contract is that of
+// bench/src/side.rs and bench/src/workload.rs: each message has its number, and number and size of every one are
+// compared, every byte of the first ones and of a stream's last.
 type job struct {
 	Workload string `json:"workload"`
 	Role     string `json:"role"`
@@ -80,7 +80,7 @@ type percentiles struct {
 	Ladder  [][2]float64 `json:"ladder"`
 }
 
-// now is CLOCK_MONOTONIC, which the other systems' sides look at, too.
+// now reads CLOCK_MONOTONIC, as the other systems' sides do.
 //
 //go:linkname now runtime.nanotime
 func now() int64
@@ -98,7 +98,7 @@ func say(value any) {
 	fmt.Println(string(text))
 }
 
-// passes makes the passes when it is told to, and stays until its input ends.
+// passes makes each pass when its input says go, and stays until that ends.
 func (j *job) passes(once func(p pass) (uint64, []int64)) {
 	orders := bufio.NewReader(os.Stdin)
 	for _, p := range j.Passes {
@@ -113,7 +113,8 @@ func (j *job) passes(once func(p pass) (uint64, []int64)) {
 		bytes, took := once(p)
 		end, after := now(), used()
 		r := report{StartNs: start, EndNs: end, Bytes: bytes}
-		r.Usage = usage{after.CPUSeconds - before.CPUSeconds, after.Voluntary - before.Voluntary, after.Involuntary - before.Involuntary}
+		r.Usage = usage{after.CPUSeconds - before.CPUSeconds, after.Voluntary - before.Voluntary,
+			after.Involuntary - before.Involuntary}
 		if len(took) > 0 {
 			r.Percentiles = percentilesOf(took)
 		}
@@ -122,7 +123,8 @@ func (j *job) passes(once func(p pass) (uint64, []int64)) {
 	_, _ = orders.ReadString('\n')
 }
 
-var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999, 0.99995, 0.99999}
+var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999,
+	0.9995, 0.9998, 0.9999, 0.99995, 0.99999}
 
 func percentilesOf(took []int64) *percentiles {
 	slices.Sort(took)
@@ -166,16 +168,17 @@ func (j *job) options() *pelton.Options { return &pelton.Options{Capacity: j.Cap
 func side(system, text string) {
 	var j job
 	check(json.Unmarshal([]byte(text), &j))
-	// Whoever started this takes it along.
+	// The starting process removes it.
 	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0)
 	if errno != 0 {
 		fail(errno)
 	}
 	switch {
 	case j.Wait != "block":
-		fail(fmt.Errorf("a goroutine that waits is parked, and cannot be told to wait by %s: write block", j.Wait))
+		fail(fmt.Errorf("a goroutine that waits is parked, and cannot wait by %s: write block", j.Wait))
 	case j.Sizes.Min != j.Sizes.Max || j.Sizes.Min < 8:
-		fail(fmt.Errorf("its sides in Go have messages of one size from 8 bytes, found %d..%d", j.Sizes.Min, j.Sizes.Max))
+		fail(fmt.Errorf("its sides in Go have messages of one size from 8 bytes, found %d..%d", j.Sizes.Min,
+			j.Sizes.Max))
 	case j.Senders != 1 || j.Idle != 0 || j.Calls.Rate != nil || j.DelayUs != 0:
 		fail(errors.New("its sides in Go have one client, which never rests"))
 	}
@@ -218,7 +221,10 @@ func (j *job) send(system string) {
 	ctx, message := context.Background(), j.pattern()
 	var send func(message []byte) error
 	if system == "pelton-go" {
-		sender := untilThere(func() (*pelton.Sender, error) { return pelton.ConnectSender(ctx, "unix:"+j.place(), j.options()) })
+		sender := untilThere(func() (*pelton.Sender, error) {
+			return pelton.ConnectSender(ctx, "unix:"+j.place(),
+				j.options())
+		})
 		defer sender.Close()
 		send = func(message []byte) error { return sender.Send(ctx, message) }
 	} else {
@@ -280,7 +286,10 @@ func (j *job) ask(system string) {
 	ctx := context.Background()
 	var call func(request, reply []byte) ([]byte, error)
 	if system == "pelton-go" {
-		client := untilThere(func() (*pelton.Client, error) { return pelton.ConnectClient(ctx, "unix:"+j.place(), j.options()) })
+		client := untilThere(func() (*pelton.Client, error) {
+			return pelton.ConnectClient(ctx, "unix:"+j.place(),
+				j.options())
+		})
 		defer client.Close()
 		call = func(request, reply []byte) ([]byte, error) { return client.CallInto(ctx, request, reply) }
 	} else {
@@ -359,7 +368,7 @@ func (j *job) answer(system string) {
 	})
 }
 
-// tally counts the calls that are answered, and tells of the last of each pass.
+// tally counts the replies, and reports the last of each pass.
 type tally struct {
 	answered atomic.Uint64
 	next     atomic.Int32
@@ -368,7 +377,7 @@ type tally struct {
 }
 
 func (t *tally) note() {
-	// Whoever is the last of a pass is alone: the next one's first call is made after it.
+	// The last reply of a pass is alone: the next pass begins after it.
 	if t.answered.Add(1) == t.ends[t.next.Load()] {
 		if int(t.next.Load())+1 < len(t.ends) {
 			t.next.Add(1)

@@ -1,5 +1,5 @@
-// Echo is a service that answers each request with its own bytes, until it is told to end: then it drains, so that one started before
-// takes its place without a call failing.
+// Echo is a service that answers each request with its own bytes, until a signal ends it: then it drains, so that
+// one started before takes its place without a call failing.
 //
 //	echo NAME       a short name, under which several may serve, or unix:PATH
 package main
@@ -33,7 +33,7 @@ func main() {
 			return
 		}
 		if err := request.Reply(request.Bytes()); err != nil {
-			log.Print("who asked is not answered: ", err)
+			log.Print("a client got no reply: ", err)
 		}
 	})
 	if err != nil {

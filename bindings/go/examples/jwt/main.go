@@ -1,5 +1,5 @@
-// Jwt verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language. A token's claims are the reply, as JSON; else the call fails
-// with a code: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet.
+// Jwt verifies JSON Web Tokens (RFC 7519) for clients in any language. A token's claims are the reply, as
+// JSON; else the call fails with a code: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet.
 //
 //	jwt serve NAME       a short name, under which several may serve, or unix:PATH
 //	jwt tokens COUNT     prints tokens, by turns: good, of another secret, expired an hour ago, valid in half an hour
@@ -64,7 +64,7 @@ func answer(request pelton.Request) {
 	}
 	claims, code, why := verify(string(request.Bytes()))
 	if code != 0 {
-		// Who has gone wants no answer.
+		// The client is gone.
 		_ = request.Fail(code, []byte(why))
 		return
 	}

@@ -34,7 +34,7 @@ func TestTokensAreVerifiedByCalls(t *testing.T) {
 	defer client.Close()
 	ask := func(token string) (string, uint32) {
 		claims, err := client.Call(ctx, []byte(token))
-		var failed *pelton.Failed
+		var failed *pelton.CallError
 		if err != nil && !errors.As(err, &failed) {
 			t.Fatal(err)
 		}
@@ -54,7 +54,8 @@ func TestTokensAreVerifiedByCalls(t *testing.T) {
 		}
 	}
 	// One that chooses for itself, one that is cut short, and one that never ends.
-	none, err := jwt.NewWithClaims(jwt.SigningMethodNone, jwt.MapClaims{"exp": time.Now().Add(time.Hour).Unix()}).SignedString(jwt.UnsafeAllowNoneSignatureType)
+	none, err := jwt.NewWithClaims(jwt.SigningMethodNone,
+		jwt.MapClaims{"exp": time.Now().Add(time.Hour).Unix()}).SignedString(jwt.UnsafeAllowNoneSignatureType)
 	if err != nil {
 		t.Fatal(err)
 	}

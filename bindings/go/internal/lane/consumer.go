@@ -2,8 +2,9 @@ package lane
 
 // Consumer is the receiving side of a lane.
 //
-// The cursor is where the next record is looked for, the head up to where everything is released. What lies between is taken
-// and not yet released. cursor+8 never exceeds the capacity: a record is accepted only if the header behind it lies inside.
+// The cursor is where the next record is expected. Everything before the head is released. What lies between is taken
+// and not yet released. cursor+8 never exceeds the capacity: a record is accepted only if the header after it lies
+// inside.
 type Consumer struct {
 	memory   Memory
 	capacity uint64
@@ -13,7 +14,7 @@ type Consumer struct {
 	seq      uint32
 	messages uint64
 	bytes    uint64
-	// Of the producer whose message was looked at last.
+	// Of the producer of the last message.
 	generation uint32
 
 	// Records taken and not all released, oldest first: a ring of which count are in use from first on.
@@ -30,7 +31,7 @@ type heldRecord struct {
 	isReleased bool
 }
 
-// Record is a message at the cursor: what its header said when it was looked at.
+// Record is a message at the cursor, as its header described it.
 type Record struct {
 	Offset, Bytes uint64
 	Seq           uint32
@@ -38,7 +39,8 @@ type Record struct {
 	Descriptors uint32
 }
 
-// NewConsumer is the consumer of a lane whose oldest unreleased record is, or will be, at the head in its own page.
+// NewConsumer returns the consumer of a lane whose oldest unreleased record is, or will be, at the head in its own
+// page.
 func NewConsumer(memory Memory, bytesMax uint64) (*Consumer, error) {
 	capacity := uint64(len(memory.Data))
 	page := memory.Consumer
@@ -62,47 +64,48 @@ func NewConsumer(memory Memory, bytesMax uint64) (*Consumer, error) {
 	return c, nil
 }
 
-// TakeOverConsumer goes on in the page of the consumer before, of a path channel, whose role this process has. It answers how many messages
-// that one may have seen.
+// TakeOverConsumer continues in the page of the previous consumer of a path channel, whose role this process has. It
+// returns how many messages that one may have seen.
 func TakeOverConsumer(memory Memory, bytesMax uint64, pid uint32) (c *Consumer, seen uint64, err error) {
 	if c, err = NewConsumer(memory, bytesMax); err != nil {
 		return nil, 0, err
 	}
 	if load64(memory.Consumer, consumerGeneration) != 0 {
-		// Everything that was committed before now. Not from the stored tail on, which is in no order with the messages while
+		// Everything that was committed before now, by a walk: the stored tail is not ordered with the messages while
 		// the sender lives.
 		if _, seen, err = c.EndOfCommitted(); err != nil {
 			return nil, 0, err
 		}
 	}
-	// Last: who failed to attach has seen nothing.
+	// Last: a process that fails to attach has seen nothing.
 	begin(memory.Consumer, consumerPid, consumerState, consumerGeneration, pid)
 	return c, seen, nil
 }
 
-// begin is another's time in a page that its predecessor used: who sees the new generation sees that it is open. [close]
+// begin starts a new generation in a page that a predecessor used: whichever process reads the generation finds the
+// page open. [close]
 func begin(page []byte, pidAt, stateAt, generationAt uint64, pid uint32) {
 	store32(page, pidAt, pid)
 	store32(page, stateAt, stateOpen)
 	store64(page, generationAt, load64(page, generationAt)+1)
 }
 
-// Producer is what the producer's page says of its generation and its process. [close]
+// Producer returns the generation and the process in the producer's page. [close]
 func (c *Consumer) Producer() (generation uint64, pid uint32) {
 	return load64(c.memory.Producer, producerGeneration), load32(c.memory.Producer, producerPid)
 }
 
-// AttachProducer goes on with the page of a producer that succeeds the dead one.
+// AttachProducer continues with the page of a dead producer's successor.
 func (c *Consumer) AttachProducer(page []byte) {
 	c.memory.Producer = page
 	c.waker = newWaker(word64(page, producerSleep), word32(c.memory.Consumer, consumerFenced))
 }
 
-// Peek is the next message, if it is there. Looking again before it is taken finds the same. Errors: [Corrupt].
+// Peek returns the next message, if there is one. It returns the same until that is taken. Errors: [Corrupt].
 func (c *Consumer) Peek() (Record, bool, error) {
 	word := load64(c.memory.Data, c.cursor) // [publish]
 	bytes := word & 0xffffffff
-	// The common case by one comparison each: a mark is larger than any limit.
+	// The fast path by one comparison each: a mark is larger than any limit.
 	if uint32(word>>32) == c.seq && bytes <= c.bytesMax && c.cursor+RecordBytes(bytes)+8 <= c.capacity {
 		return Record{Offset: c.cursor, Bytes: bytes, Seq: c.seq}, true, nil
 	}
@@ -114,9 +117,10 @@ func (c *Consumer) Peek() (Record, bool, error) {
 	return found, ok, err
 }
 
-// recordAt follows the marks from word, which stands at place, and checks each step as spec/protocol.md says ("What it checks of
-// a record"). The generation is -1 where no mark says one.
-func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record, generation int64, ok bool, err error) {
+// recordAt follows the marks from word, the header at place, and checks each step as spec/protocol.md requires ("What
+// it checks of a record"). The generation is -1 if no mark has one.
+func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record, generation int64, ok bool,
+	err error) {
 	generation = -1
 	capacity := uint64(len(data))
 	offset, ranks := place.Offset, uint32(0)
@@ -140,7 +144,7 @@ func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record
 			return record, generation, true, nil
 		}
 		kind, value := low>>28&7, low&valueMask
-		// Each kind at most once, in order: nobody can lead the reader round in circles.
+		// Each kind at most once, in order: a producer cannot send the reader round in circles.
 		if kind == markNone || ranks>>markRank[kind] != 0 {
 			return record, generation, false, &Corrupt{"mark", uint64(low), markBit}
 		}
@@ -161,20 +165,21 @@ func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record
 	}
 }
 
-// Payload is where the message is. It stays there until it is released; a producer that breaks the rules may change it.
+// Payload returns the message in place. It stays there until it is released; a producer that breaks the rules may
+// change it.
 func (c *Consumer) Payload(record Record) []byte {
 	return c.memory.Data[record.Offset+8:][:record.Bytes:record.Bytes]
 }
 
-// Word is one of the first words of the message, loaded once; the message has it.
+// Word returns one of the first words of the message, loaded once. The caller has checked the length.
 func (c *Consumer) Word(record Record, number uint64) uint64 {
 	return load64(c.memory.Data, record.Offset+8+8*number)
 }
 
-// Stirs says whether something stands at the cursor: a hint for who spins, to be followed by Peek.
-func (c *Consumer) Stirs() bool { return load64(c.memory.Data, c.cursor) != 0 }
+// MayBeReady reports whether a header is at the cursor: a hint while spinning, to be followed by Peek.
+func (c *Consumer) MayBeReady() bool { return load64(c.memory.Data, c.cursor) != 0 }
 
-// Take moves the cursor behind the record that Peek answered last, without releasing it.
+// Take moves the cursor past the record that Peek returned last, without releasing it.
 func (c *Consumer) Take(record Record) {
 	c.cursor = record.Offset + RecordBytes(record.Bytes)
 	c.seq = SeqAfter(c.seq)
@@ -182,7 +187,7 @@ func (c *Consumer) Take(record Record) {
 	c.bytes += record.Bytes
 }
 
-// ReleaseTaken gives back the space of everything taken and not held.
+// ReleaseTaken releases the space of everything taken and not held.
 func (c *Consumer) ReleaseTaken() Wake {
 	end := Position{c.cursor, c.seq}
 	if c.num == 0 {
@@ -194,7 +199,7 @@ func (c *Consumer) ReleaseTaken() Wake {
 	return false
 }
 
-// Hold takes the record that Peek answered last, and keeps its space until the ticket is given back, in any order.
+// Hold takes the record that Peek returned last, and keeps its space until the ticket is released, in any order.
 func (c *Consumer) Hold(record Record) (ticket uint64) {
 	c.Take(record)
 	c.push(heldRecord{end: Position{c.cursor, c.seq}})
@@ -215,7 +220,7 @@ func (c *Consumer) push(record heldRecord) {
 	*c.heldAt(c.num - 1) = record
 }
 
-// ReleaseHeld releases a held record. The space comes back in order, with the oldest held one.
+// ReleaseHeld releases a held record. The space becomes free in order, with the oldest held record.
 func (c *Consumer) ReleaseHeld(ticket uint64) Wake {
 	place := ticket - c.firstTicket
 	if place >= uint64(c.num) || c.heldAt(int(place)).isReleased {
@@ -235,7 +240,7 @@ func (c *Consumer) ReleaseHeld(ticket uint64) Wake {
 	return c.moveHead(end)
 }
 
-// Unreleased is how many records are held and not given back.
+// Unreleased returns the number of records that are held.
 func (c *Consumer) Unreleased() uint64 {
 	held := uint64(0)
 	for i := range c.num {
@@ -248,43 +253,43 @@ func (c *Consumer) Unreleased() uint64 {
 
 func (c *Consumer) moveHead(end Position) Wake {
 	store64(c.memory.Consumer, consumerHead, end.Pack()) // [release]
-	word, sleeps, _ := c.waker.look()
+	word, sleeps, _ := c.waker.poll()
 	if !sleeps {
 		return false
 	}
-	// If this is stale, the producer has not looked again yet, and will see this release. [sleep]
+	// If this is stale, the producer has not polled again yet, and will see this release. [sleep]
 	target := uint32(load64(c.memory.Producer, producerRoomSeq))
 	if int32(end.Seq-target) < 0 {
 		return false
 	}
-	c.waker.rang(word)
+	c.waker.noteRing(word)
 	count(c.memory.Consumer, consumerWakesSent)
 	return Ring
 }
 
-// showCounters writes the counters to the page, which for each message would be felt.
+// showCounters writes the counters to the page. Doing so for each message would cost time.
 func (c *Consumer) showCounters() {
 	*word64(c.memory.Consumer, consumerMessages) = c.messages
 	*word64(c.memory.Consumer, consumerBytes) = c.bytes
 }
 
-// CountWait counts a receive that found nothing and is going to wait; CountSleep one that sleeps.
+// CountWait counts a receive that found nothing and is going to wait.
 func (c *Consumer) CountWait() { count(c.memory.Consumer, consumerWaits) }
 
 // CountSleep counts a sleep.
 func (c *Consumer) CountSleep() { count(c.memory.Consumer, consumerSleeps) }
 
-// IsProducerFencing says whether the producer fences, so that a sleeper's membarrier is not needed. [fenced]
+// IsProducerFencing reports whether the producer fences, so that a sleeper's membarrier is not needed. [fenced]
 func (c *Consumer) IsProducerFencing() bool { return load32(c.memory.Producer, producerFenced) == 1 }
 
-// ProducerClosed says whether the producer has closed. Look once more after this says yes: what it committed before is visible
-// then. [close]
+// ProducerClosed reports whether the producer has closed. Peek once more after true: what it committed before is
+// visible then. [close]
 func (c *Consumer) ProducerClosed() bool {
 	return load32(c.memory.Producer, producerState) == stateClosed
 }
 
-// EndOfCommitted walks over everything committed from the cursor on: where a dead producer's successor goes on, and how many
-// messages lie before it. Errors: [Corrupt].
+// EndOfCommitted walks over everything committed from the cursor on. It returns where a dead producer's successor
+// continues, and how many messages lie before. Errors: [Corrupt].
 func (c *Consumer) EndOfCommitted() (Position, uint64, error) {
 	return walk(c.memory.Data, c.bytesMax, Position{c.cursor, c.seq})
 }
@@ -305,24 +310,24 @@ func walk(data []byte, bytesMax uint64, end Position) (Position, uint64, error) 
 	}
 }
 
-// DeadProducer is what a successor of the producer has to know of it, as its page says.
+// DeadProducer returns what a successor of the producer needs from its page.
 func (c *Consumer) DeadProducer() (floor, generation uint64) {
 	return load64(c.memory.Producer, producerFloor), load64(c.memory.Producer, producerGeneration)
 }
 
-// Head is up to where everything is released.
+// Head returns the position before which everything is released.
 func (c *Consumer) Head() Position { return Unpack(load64(c.memory.Consumer, consumerHead)) }
 
-// Generation is which producer's message was looked at last, modulo 2^28.
+// Generation returns the generation of the last message's producer, modulo 2^28.
 func (c *Consumer) Generation() uint32 { return c.generation }
 
-// Capacity is the bytes of data.
+// Capacity returns the bytes of data.
 func (c *Consumer) Capacity() uint64 { return c.capacity }
 
-// BytesMax is the largest message.
+// BytesMax returns the largest message in bytes.
 func (c *Consumer) BytesMax() uint64 { return c.bytesMax }
 
-// Close says for good that nothing more will be read. The sender is to be rung afterwards.
+// Close marks the consumer closed for good. Ring the sender afterwards.
 func (c *Consumer) Close() {
 	c.showCounters()
 	store32(c.memory.Consumer, consumerState, stateClosed) // [close]

@@ -159,7 +159,7 @@ func model(t *testing.T, random *rand.Rand, capacity uint64) {
 				held = nil
 			}
 		case 9:
-			if waiting, err := producer.LookAtHead(); err != nil || waiting < uint64(len(queue)+len(held)) {
+			if waiting, err := producer.PollHead(); err != nil || waiting < uint64(len(queue)+len(held)) {
 				t.Fatalf("%d are unreleased, %d wait and %d are held: %v", waiting, len(queue), len(held), err)
 			}
 			if end, count, err := consumer.EndOfCommitted(); err != nil || end != producer.Tail() || count != uint64(len(queue)) {
@@ -182,7 +182,7 @@ func TestAReaderThatStopsAfterAnEarlyWrapLeavesTheWholeLane(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		producer.Commit(1000)
-		// It keeps up so far as to leave some behind.
+		// It keeps up so far that some stay behind.
 		if producer.Unreleased() > 40 {
 			record, _, _ := consumer.Peek()
 			consumer.Take(record)
@@ -206,8 +206,8 @@ func TestAReaderThatStopsAfterAnEarlyWrapLeavesTheWholeLane(t *testing.T) {
 	}
 }
 
-// Two goroutines over memory of Go's own, where the race detector sees every access: it judges [publish] and [release], by which
-// alone the payloads are ordered.
+// Two goroutines over memory of Go's own, where the race detector sees every access: it checks that [publish] and
+// [release] alone order the payloads.
 func TestThePublishAndReleaseEdgesOrderThePayloads(t *testing.T) {
 	const messages = 20000
 	memory := fresh(8192, MessageBytesLimit(8192), Start)
@@ -262,14 +262,15 @@ func TestThePublishAndReleaseEdgesOrderThePayloads(t *testing.T) {
 	}
 }
 
-// The sleeper announces and looks, the waker publishes and looks: one of them sees the other, or the message is lost on a sleeper.
+// The sleeper announces and polls, the waker publishes and polls: one of them sees the other, or the message waits
+// for a sleeper for ever.
 func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 	const messages = 50000
 	memory := fresh(CapacityMin, 64, Start)
 	producer, _ := NewProducer(memory, Start, Start, 0, true)
 	consumer, _ := NewConsumer(memory, 64)
 	sleeper := NewReceiverSleeper(memory.Receiver, true)
-	bell, done := make(chan struct{}, 1), make(chan struct{})
+	ownDoorbell, done := make(chan struct{}, 1), make(chan struct{})
 	taken := make(chan struct{}, 1)
 	go func() {
 		defer close(done)
@@ -281,11 +282,11 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 					break
 				}
 				sleeper.Arm(consumer.IsProducerFencing, func() bool { t.Error("a barrier, though the producer fences"); return true })
-				if consumer.Stirs() {
+				if consumer.MayBeReady() {
 					sleeper.Disarm()
 					continue
 				}
-				<-bell
+				<-ownDoorbell
 				sleeper.Disarm()
 			}
 			taken <- struct{}{}
@@ -296,7 +297,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		if producer.Commit(8) == Ring {
-			bell <- struct{}{}
+			ownDoorbell <- struct{}{}
 		}
 		select {
 		case <-taken:
@@ -307,7 +308,7 @@ func TestNoSleeperMissesWhatIsPublished(t *testing.T) {
 	<-done
 }
 
-func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
+func TestASleeperThatLosesMembarrierWaitsBrieflyUntilItsWakerFences(t *testing.T) {
 	memory := fresh(CapacityMin, 64, Start)
 	producer, _ := NewProducer(memory, Start, Start, 0, true)
 	if _, err := NewConsumer(memory, 64); err != nil {
@@ -321,8 +322,8 @@ func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
 	producer.Commit(8)
 	asked := 0
 	sleep, err := producer.Arm(0, true, func() bool { asked++; return false })
-	if !sleep || err != nil || asked != 1 || !producer.MustNap() {
-		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.MustNap())
+	if !sleep || err != nil || asked != 1 || !producer.NeedsTimedWait() {
+		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.NeedsTimedWait())
 	}
 	if word := load64(memory.Producer, producerSleep); word != 16|armed|unbarriered {
 		t.Fatalf("the sleep word is %#x", word)
@@ -330,12 +331,13 @@ func TestASleeperThatLosesMembarrierNapsUntilItsWakerFences(t *testing.T) {
 	store32(memory.Consumer, consumerFenced, 1)
 	producer.Disarm()
 	sleep, err = producer.Arm(0, true, func() bool { asked++; return false })
-	if !sleep || err != nil || asked != 1 || producer.MustNap() {
-		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.MustNap())
+	if !sleep || err != nil || asked != 1 || producer.NeedsTimedWait() {
+		t.Fatalf("sleep %v, %v; asked for a barrier %d times; naps: %v", sleep, err, asked, producer.NeedsTimedWait())
 	}
 }
 
-// Memory of which the other side may have written anything: a value or corrupt, never a panic, never out of bounds, and an end.
+// Memory of which the other side may have written anything: a value or corrupt, never a panic, never out of bounds,
+// and an end.
 func FuzzAConsumerOfHostileMemory(f *testing.F) {
 	f.Add([]byte{}, uint64(1)<<32, uint16(0))
 	f.Add(binary.LittleEndian.AppendUint64(nil, 1<<32|markBit|1), uint64(1)<<32, uint16(3))

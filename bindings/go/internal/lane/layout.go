@@ -1,23 +1,25 @@
-// Package lane is the algorithm of spec/layout.md and spec/protocol.md over memory that somebody else owns: a producer, a
-// consumer, and the words by which they sleep and wake each other. It makes no system call and never waits.
+// Package lane is the algorithm of spec/layout.md and spec/protocol.md over memory that its user owns: a
+// producer, a consumer, and the words by which they sleep and wake each other. It makes no system call and never
+// waits.
 //
 // # Synchronisation
 //
 // Go's atomics are sequentially consistent. Of what the specification asks for, that gives:
 //
-//   - [publish], [release], [close], [fenced]: an atomic store and an atomic load, which are stronger than the release and
-//     the acquire asked for.
+//   - [publish], [release], [close], [fenced]: an atomic store and an atomic load, which are stronger than the
+//     release and the acquire asked for.
 //   - [sleep], at the waker: the atomic store of the header (or the head) and the atomic load of the sleep word that
-//     follows it are never exchanged (x86-64: the store is an XCHG, which is a full fence; arm64: STLR and LDAR are kept
-//     in order). So a lane's side in Go always fences, says so in the word fenced from attach on, and never takes it back.
-//   - [sleep], at the sleeper: the same, between the store of the sleep word and the look that follows. It calls
-//     membarrier besides, unless the other side says that it fences: see [Sleeper.Arm].
+//     follows it are never exchanged (x86-64: the store is an XCHG, which is a full fence; arm64: STLR and LDAR are
+//     kept in order). So a lane's side in Go always fences, says so in the word fenced from attach on, and never
+//     takes it back.
+//   - [sleep], at the sleeper: the same, between the store of the sleep word and the load that follows. It calls
+//     membarrier besides, unless the other side declares that it fences: see [Sleeper.Arm].
 //
-// What the specification calls plain is an ordinary store of Go's, of one aligned word, where the other side looks at it
-// only behind one of these edges or not at all while this side lives; otherwise it is atomic.
+// What the specification calls plain is an ordinary store of one aligned word, if the other side loads it only after
+// one of these edges or not at all while this side lives. Otherwise it is atomic.
 //
-// Words of the other side's are loaded once, checked, and only the copy is used. All access to memory is by slices, which
-// Go checks: what a check of the specification's would miss is a panic, and never an access out of bounds.
+// Words of the other side are loaded once, checked, and only the copy is used. All access to memory is by slices,
+// which Go checks: what a check of the specification would miss is a panic, and never an access out of bounds.
 package lane
 
 import (
@@ -35,19 +37,20 @@ const (
 	// SegmentBytes is the size of a control segment.
 	SegmentBytes = 65536
 
+	// The limits of a lane's data, in bytes.
 	CapacityMin = 4096
 	CapacityMax = 1 << 34
 
-	// Window is how far a lane whose reader keeps up grows before it is wrapped.
+	// Window is how far a lane whose receiver keeps up extends before it wraps, unless its owner sets another window.
 	Window = 256 << 10
-	// lookAgain is how many bytes a lane that stretches goes on for without looking at the head: its line is the consumer's,
-	// and fetching it costs as much as a message.
-	lookAgain = 16 << 10
-	// fastPathBytesMax is how many bytes the fast path reserves within the window before it takes the slow path again, where the owner of the
-	// producer measures the throughput.
+	// pollEvery is how many bytes a producer outside the window reserves without loading the head: its cache line is
+	// the consumer's, and fetching that costs as much as a message.
+	pollEvery = 16 << 10
+	// fastPathBytesMax is how many bytes the fast path reserves within the window before it takes the slow path
+	// again, where the owner of the producer measures the throughput.
 	fastPathBytesMax = Window
 
-	// DescriptorsMax is how many descriptors can go with one message.
+	// DescriptorsMax is the number of descriptors that can travel with one message.
 	DescriptorsMax = 64
 )
 
@@ -100,7 +103,7 @@ const (
 	stateClosed = 2
 )
 
-// Kinds of marks. Those above markNone are information for later versions, which this one skips.
+// Kinds of marks. This version skips kinds above markNone, which carry information for later versions.
 const (
 	markBit         = 1 << 31
 	markJump        = 0
@@ -113,20 +116,20 @@ const (
 // markRank is the order of marks before one message, by their kind.
 var markRank = [8]uint32{markJump: 0, markGeneration: 1, markDescriptors: 2, 4: 3, 5: 4, 6: 5, 7: 6}
 
-// CapacityIsValid says whether a lane can have so many bytes of data.
+// CapacityIsValid reports whether a lane can have this number of bytes.
 func CapacityIsValid(capacity uint64) bool {
 	return capacity%64 == 0 && capacity >= CapacityMin && capacity <= CapacityMax
 }
 
-// MessageBytesLimit is the largest message that a lane of a valid capacity may allow.
+// MessageBytesLimit returns the largest message that a lane of a valid capacity may permit.
 func MessageBytesLimit(capacity uint64) uint64 {
 	return min(capacity/2-32, 1<<31-16)
 }
 
-// RecordBytes is what a message of so many bytes takes, with its header and padding.
+// RecordBytes returns the bytes of a message with its header and padding.
 func RecordBytes(bytes uint64) uint64 { return (bytes + 15) &^ 7 }
 
-// SeqAfter is the number behind seq: 0 is left out.
+// SeqAfter returns the number after seq, which skips 0.
 func SeqAfter(seq uint32) uint32 {
 	if seq++; seq == 0 {
 		return 1
@@ -134,24 +137,24 @@ func SeqAfter(seq uint32) uint32 {
 	return seq
 }
 
-// Position is a place in the data, and the number of the record that stands there or will.
+// Position is a place in the data, and the number of the record there.
 type Position struct {
 	Offset uint64
 	Seq    uint32
 }
 
-// Start is where a fresh lane begins.
+// Start is the position of a fresh lane's first record.
 var Start = Position{Offset: 0, Seq: 1}
 
-// Unpack reads the word of a position.
+// Unpack returns the position in a word.
 func Unpack(word uint64) Position {
 	return Position{Offset: (word & 0xffffffff) * 8, Seq: uint32(word >> 32)}
 }
 
-// Pack is the word of a position.
+// Pack returns the word of a position.
 func (p Position) Pack() uint64 { return uint64(p.Seq)<<32 | p.Offset/8 }
 
-// Since is the number of records between an earlier position and this one.
+// Since returns the number of records between an earlier position and this one.
 func (p Position) Since(earlier Position) uint64 {
 	steps := p.Seq - earlier.Seq
 	if p.Seq < earlier.Seq {
@@ -170,7 +173,7 @@ func (p Position) check(what string, capacity uint64) error {
 	return nil
 }
 
-// Corrupt says which rule the other side broke.
+// Corrupt reports the rule that the other side broke.
 type Corrupt struct {
 	What          string
 	Found, Wanted uint64
@@ -180,26 +183,26 @@ func (e *Corrupt) Error() string {
 	return fmt.Sprintf("%s is %#x, wanted %#x or what the lane allows", e.What, e.Found, e.Wanted)
 }
 
-// TooLarge says that a message is above the lane's limit.
+// TooLarge reports a message above the lane's limit.
 type TooLarge struct{ Bytes, BytesMax uint64 }
 
 func (e *TooLarge) Error() string {
 	return fmt.Sprintf("a message of %d bytes is larger than this lane's limit of %d", e.Bytes, e.BytesMax)
 }
 
-// Unbacked says that so many bytes of the data, from its start, must have memory or disk behind them first.
+// Unbacked reports that this number of bytes, from the start of the data, must be allocated first.
 type Unbacked struct{ Bytes uint64 }
 
 func (e *Unbacked) Error() string {
 	return fmt.Sprintf("%d bytes of the lane are not allocated yet", e.Bytes)
 }
 
-// Memory is the four segments that a lane lies in: the pages at least as long as their fields, all of them aligned to 8.
+// Memory is the four segments of a lane: the pages at least as long as their fields, all of them aligned to 8.
 type Memory struct {
 	Producer, Consumer, Receiver, Data []byte
 }
 
-// word64 is a word of a segment. The index is checked by Go; a segment's length is a multiple of 8, and so is the offset.
+// word64 returns a word of a segment. Go checks the index; a segment's length and the offset are multiples of 8.
 func word64(segment []byte, offset uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&segment[offset]))
 }
@@ -217,20 +220,20 @@ func store32(segment []byte, offset uint64, value uint32) {
 	atomic.StoreUint32(word32(segment, offset), value)
 }
 
-// count adds one to a counter for people.
+// count adds one to a statistic, on which nothing acts.
 func count(segment []byte, offset uint64) { store64(segment, offset, load64(segment, offset)+1) }
 
-// SetBootID is of a path lane's producer page.
+// SetBootID writes the boot id to a path lane's producer page.
 func SetBootID(page []byte, id [16]byte) { copy(page[producerBootID:], id[:]) }
 
-// BootID is what the page says.
+// BootID returns the boot id in the page.
 func BootID(page []byte) (id [16]byte) {
 	copy(id[:], page[producerBootID:])
 	return id
 }
 
-// MakeUnused makes a page, as MakeProducerPage or MakeConsumerPage wrote it, one that nobody has used yet, as a path channel's maker leaves
-// it.
+// MakeUnused resets a page from MakeProducerPage or MakeConsumerPage to one that no process has used yet, as the
+// creator of a path channel leaves it.
 func MakeUnused(page []byte) {
 	generation, pid := uint64(producerGeneration), uint64(producerPid)
 	if load64(page, 0) == MagicConsumer {
@@ -240,7 +243,7 @@ func MakeUnused(page []byte) {
 	store32(page, pid, 0)
 }
 
-// WritePreamble is of a segment that this side makes.
+// WritePreamble writes the first words of a control segment.
 func WritePreamble(page []byte, magic uint64) { writePreamble(page, magic) }
 
 func writePreamble(page []byte, magic uint64) {
@@ -250,7 +253,7 @@ func writePreamble(page []byte, magic uint64) {
 	binary.LittleEndian.PutUint64(page[16:], LayoutSignature)
 }
 
-// CheckPreamble says what is wrong with the beginning of a control segment that another side made.
+// CheckPreamble checks the first words of another side's control segment.
 func CheckPreamble(page []byte, magic uint64) error {
 	var own [24]byte
 	writePreamble(own[:], magic)
@@ -263,7 +266,7 @@ func CheckPreamble(page []byte, magic uint64) error {
 	return nil
 }
 
-// MakeProducerPage writes what a producer's page has before it is shared to one of zeros.
+// MakeProducerPage initializes a producer's page of zeros, before it is shared.
 func MakeProducerPage(page []byte, capacity, bytesMax, generation uint64, pid uint32) {
 	writePreamble(page, MagicProducer)
 	store64(page, producerCapacity, capacity)
@@ -276,7 +279,7 @@ func MakeProducerPage(page []byte, capacity, bytesMax, generation uint64, pid ui
 	store32(page, producerPid, pid)
 }
 
-// MakeConsumerPage does the same for a consumer's page.
+// MakeConsumerPage initializes a consumer's page.
 func MakeConsumerPage(page []byte, head Position, pid uint32) {
 	writePreamble(page, MagicConsumer)
 	store64(page, consumerHead, head.Pack())
@@ -285,10 +288,10 @@ func MakeConsumerPage(page []byte, head Position, pid uint32) {
 	store32(page, consumerPid, pid)
 }
 
-// MakeReceiverPage does the same for a receiver's page.
+// MakeReceiverPage initializes a receiver's page.
 func MakeReceiverPage(page []byte) { writePreamble(page, MagicReceiver) }
 
-// ProducerFigures is what a producer's page says of its lane: capacity, limit, cursors.
+// ProducerFigures returns the capacity, the message limit and the number of cursors in a producer's page.
 func ProducerFigures(page []byte) (capacity, bytesMax uint64, cursors uint32) {
 	return load64(page, producerCapacity), load64(page, producerBytesMax), load32(page, producerCursors)
 }

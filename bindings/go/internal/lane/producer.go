@@ -5,14 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// ErrConsumerClosed says that the consumer has closed: nobody will read further.
+// ErrConsumerClosed reports that the consumer has closed: no process will read further.
 var ErrConsumerClosed = errors.New("the consumer has closed")
 
 // Producer is the sending side of a lane.
 //
-// The free room is what is neither unreleased nor needed for the cleared header behind the last record; spec/protocol.md
-// has the picture. The header at the tail is always cleared, and marks and the records of a batch are written before the
-// one store at the tail that publishes them all. The data are never read.
+// Free space is what is neither unreleased nor needed for the cleared header after the last record; spec/protocol.md
+// has a drawing. The header at the tail is always cleared. Marks and the records of a batch are written before the
+// one store at the tail that publishes them all. The producer never reads the data.
 type Producer struct {
 	memory   Memory
 	capacity uint64
@@ -21,23 +21,23 @@ type Producer struct {
 
 	tail uint64
 	seq  uint32
-	// Up to here records may be placed at the tail without looking again.
+	// Up to here records fit at the tail without another load of the head.
 	limit    uint64
 	messages uint64
 	bytes    uint64
 
 	head  Position
 	floor uint64
-	// Where the lap before this one ended, while the tail is behind the head.
+	// Where the previous lap ended, while the tail is behind the head.
 	lapEnd        uint64
 	generationDue uint32
 	consumerGone  bool
-	// The caller knows that the consumer has closed, and goes on without.
+	// The caller knows that the consumer has closed, and continues without one.
 	alone bool
-	// Bytes of the data, from its start, that have memory or disk behind them.
+	// Bytes of the data, from its start, that are allocated.
 	backed uint64
 
-	// Of the reservation under way: where its first header goes and how much it has, and what comes between it and the tail.
+	// The present reservation: where its first header goes, its size, and what comes between it and the tail.
 	at        uint64
 	reserved  uint64
 	jump      uint64
@@ -58,8 +58,9 @@ type batch struct {
 	bytes      uint64
 }
 
-// NewProducer is the producer of a lane whose records go on at tail, with everything before head released. The floor is 0 of a fresh
-// lane, else the dead producer's. The generation in the page, if above 1, is marked at the first message.
+// NewProducer returns the producer of a lane whose records continue at tail, with everything before head released.
+// The floor is 0 for a fresh lane, else the dead producer's. The first message gets a mark with the generation in the
+// page, if that is above 1.
 func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bool) (*Producer, error) {
 	capacity := uint64(len(memory.Data))
 	if err := tail.check("tail", capacity); err != nil {
@@ -73,7 +74,7 @@ func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bo
 	}
 	page := memory.Producer
 	if floor > tail.Offset {
-		// A floor is meant for a tail past it; a crash between the two stores leaves one that is not.
+		// A floor belongs to a tail past it. A crash between the two stores leaves one that does not.
 		floor = 0
 	}
 	p := &Producer{
@@ -101,8 +102,8 @@ func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bo
 	return p, nil
 }
 
-// TakeOverProducer goes on in the page of the producer before, of a path channel, whose role this process has: behind the last message
-// that it committed. Of nothing is known that it has memory behind it, and whoever received last may have closed.
+// TakeOverProducer continues in the page of the previous producer of a path channel, whose role this process has:
+// after the last message that it committed. How much is allocated is unknown, and the last receiver may have closed.
 func TakeOverProducer(memory Memory, bytesMax uint64, canBarrier bool, pid uint32) (*Producer, error) {
 	page := memory.Producer
 	tail, _, err := walk(memory.Data, bytesMax, Unpack(load64(page, producerTail)))
@@ -115,28 +116,29 @@ func TakeOverProducer(memory Memory, bytesMax uint64, canBarrier bool, pid uint3
 	if err != nil {
 		return nil, err
 	}
-	p.GoOn()
+	p.ContinueAlone()
 	p.SetBacked(0)
 	return p, nil
 }
 
-// GoOn goes on whether or not the consumer has closed, for its successor. Only a close after this is [ErrConsumerClosed].
-func (p *Producer) GoOn() {
+// ContinueAlone continues for the next consumer, even if the last has closed. Only a later close is
+// [ErrConsumerClosed].
+func (p *Producer) ContinueAlone() {
 	p.consumerGone, p.alone, p.limit = false, p.ConsumerClosed(), 0
 }
 
-// Consumer is what the consumer's page says of its generation and its process. [close]
+// Consumer returns the generation and the process in the consumer's page. [close]
 func (p *Producer) Consumer() (generation uint64, pid uint32) {
 	return load64(p.memory.Consumer, consumerGeneration), load32(p.memory.Consumer, consumerPid)
 }
 
-// Window is how much of the lane a reader that keeps up leaves in use, in bytes; SetWindow says so. The producer's own choice.
+// Window returns how many bytes of the lane are used while the receiver keeps up. It is the producer's own choice.
 func (p *Producer) Window() uint64 { return p.window }
 
-// SetWindow: see Window.
+// SetWindow sets the window.
 func (p *Producer) SetWindow(bytes uint64) { p.window, p.limit = min(bytes, p.capacity), 0 }
 
-// BacklogBytes is the bytes of the lane from the head, as last loaded, to the tail.
+// BacklogBytes returns the bytes from the head, as last loaded, to the tail.
 func (p *Producer) BacklogBytes() uint64 {
 	end := p.tail
 	if p.tail < p.head.Offset {
@@ -146,20 +148,21 @@ func (p *Producer) BacklogBytes() uint64 {
 	return end - min(end, p.head.Offset)
 }
 
-// SentBytes is the committed bytes including headers. The count continues from the value in the page, which may be any number.
+// SentBytes returns the committed bytes including headers. The count continues from the value in the page, which may
+// be any number.
 func (p *Producer) SentBytes() uint64 { return p.bytes + 8*p.messages }
 
-// Backed is how many bytes of the data, from its start, have memory or disk behind them; SetBacked says so. A reservation that needs more
-// answers [Unbacked].
+// Backed returns how many bytes, from the start of the data, are allocated. A reservation that needs more returns
+// [Unbacked].
 func (p *Producer) Backed() uint64 { return p.backed }
 
-// SetBacked: see Backed.
+// SetBacked sets the allocated bytes.
 func (p *Producer) SetBacked(bytes uint64) { p.backed, p.limit = min(bytes, p.capacity), 0 }
 
-// NoteSynced says in the page that everything before tail is on disk.
+// NoteSynced records in the page that everything before tail is on disk.
 func (p *Producer) NoteSynced(tail Position) { store64(p.memory.Producer, producerSynced, tail.Pack()) }
 
-// CheckSuccessor says whether the page of a consumer that is to succeed the dead one has its head where that one's was.
+// CheckSuccessor checks that a new consumer's page has the head of the dead one.
 func (p *Producer) CheckSuccessor(consumer []byte) error {
 	if head := Unpack(load64(consumer, consumerHead)); head != p.head {
 		return &Corrupt{"the successor's head", head.Pack(), p.head.Pack()}
@@ -167,19 +170,20 @@ func (p *Producer) CheckSuccessor(consumer []byte) error {
 	return nil
 }
 
-// AttachConsumer goes on with the pages of a consumer that [Producer.CheckSuccessor] found right.
+// AttachConsumer continues with the pages of a consumer that [Producer.CheckSuccessor] accepted.
 func (p *Producer) AttachConsumer(consumer, receiver []byte) {
 	p.memory.Consumer, p.memory.Receiver = consumer, receiver
 	p.consumerGone, p.limit = false, 0
 	p.waker = newWaker(word64(receiver, receiverSleep), word32(p.memory.Producer, producerFenced))
 }
 
-// TryReserve reserves room for one message of so many bytes, with a mark before it if descriptors travel with it; false when
-// the lane is full. The slice is written in place until Commit; what is not committed is as if it had never been.
+// TryReserve reserves space for one message of this number of bytes, with a mark before it if descriptors travel with
+// it. It returns false if the lane is full. The slice is written in place until Commit; what is not committed never
+// existed.
 //
-// Errors: [TooLarge], [ErrConsumerClosed], [Corrupt].
+// Errors: [TooLarge], [ErrConsumerClosed], [Corrupt], [Unbacked].
 func (p *Producer) TryReserve(bytes uint64, descriptors uint32) ([]byte, bool, error) {
-	// bytes is bounded before it is added to anything.
+	// bytes is limited before it is added to anything.
 	if bytes <= p.bytesMax && descriptors == 0 && p.tail+RecordBytes(bytes)+8 <= p.limit {
 		p.at, p.reserved, p.jumps, p.markCount, p.batch.limit = p.tail, bytes, false, 0, 0
 		return p.memory.Data[p.tail+8:][:bytes:bytes], true, nil
@@ -195,7 +199,7 @@ func (p *Producer) TryReserve(bytes uint64, descriptors uint32) ([]byte, bool, e
 	return p.memory.Data[p.at+8:][:bytes:bytes], true, nil
 }
 
-// makeRoom sets where the next records go, and what comes before them; false when there is no room.
+// makeRoom sets where the next records go, and what comes before them. It returns false if there is no space.
 func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
 	if p.consumerGone {
 		return false, ErrConsumerClosed
@@ -210,7 +214,7 @@ func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
 		p.marks[p.markCount] = markBit | markDescriptors<<28 | descriptors
 		p.markCount++
 	}
-	// The cleared header behind the last record is also where the next jump goes.
+	// The cleared header after the last record is also where the next jump goes.
 	start, fits, err := p.place(8*p.markCount + records + 8)
 	if err != nil || !fits {
 		return false, err
@@ -221,10 +225,10 @@ func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
 	return true, nil
 }
 
-// place finds need contiguous bytes, and sets limit for the records after them. What is in which case: "Where a record may
-// go" in spec/protocol.md.
+// place finds need contiguous bytes, and sets the limit for the records after them. The letters name the cases of
+// "Where a record may go" in spec/protocol.md.
 func (p *Producer) place(need uint64) (uint64, bool, error) {
-	for looked := false; ; looked = true {
+	for polled := false; ; polled = true {
 		tail, head := p.tail, p.head.Offset
 		pastWindow := tail+need > p.window
 		end := head
@@ -241,9 +245,9 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			p.limit = p.allow(min(end, p.window, tail+need+fastPathBytesMax))
 			return p.backedFor(tail, need) // A
 		}
-		if looked {
+		if polled {
 			if fits {
-				p.limit = p.allow(min(end, tail+need+lookAgain))
+				p.limit = p.allow(min(end, tail+need+pollEvery))
 				return p.backedFor(tail, need) // A, beyond the window
 			}
 			if behind := (p.lapEnd + 8 + 63) &^ 63; tail < head && behind+need <= p.capacity {
@@ -252,13 +256,13 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			}
 			return 0, false, nil
 		}
-		if err := p.look(); err != nil {
+		if err := p.poll(); err != nil {
 			return 0, false, err
 		}
 	}
 }
 
-// backedFor is the place, if there is memory behind it.
+// backedFor returns the place if it is allocated.
 func (p *Producer) backedFor(place, need uint64) (uint64, bool, error) {
 	if place+need > p.backed {
 		p.limit = 0
@@ -268,7 +272,8 @@ func (p *Producer) backedFor(place, need uint64) (uint64, bool, error) {
 	return place, true, nil
 }
 
-// allow is up to where messages may be placed without asking again: nowhere while the next one needs its generation's mark.
+// allow returns up to where messages fit without another check: nowhere while the next one needs its generation's
+// mark.
 func (p *Producer) allow(limit uint64) uint64 {
 	if p.generationDue != 0 {
 		return 0
@@ -276,17 +281,17 @@ func (p *Producer) allow(limit uint64) uint64 {
 	return limit
 }
 
-func (p *Producer) look() error {
+func (p *Producer) poll() error {
 	if !p.alone && p.consumerStateClosed() {
 		return ErrConsumerClosed
 	}
 	p.alone = p.alone && p.ConsumerClosed()
-	_, err := p.LookAtHead()
+	_, err := p.PollHead()
 	return err
 }
 
-// LookAtHead loads the consumer's head, even if that has closed, and answers how many messages are not released.
-func (p *Producer) LookAtHead() (uint64, error) {
+// PollHead loads the consumer's head, even if that has closed, and returns the number of unreleased messages.
+func (p *Producer) PollHead() (uint64, error) {
 	head := Unpack(load64(p.memory.Consumer, consumerHead)) // [release]
 	if head != p.head {
 		if err := head.check("head", p.capacity); err != nil {
@@ -304,7 +309,7 @@ func (p *Producer) LookAtHead() (uint64, error) {
 	return depth, nil
 }
 
-// Commit publishes the reserved message, of which bytes are used: at most as many as reserved.
+// Commit publishes the reserved message, of which the first bytes are used.
 func (p *Producer) Commit(bytes uint64) Wake {
 	if bytes > p.reserved || p.batch.limit != 0 {
 		panic("lane: commit of more than was reserved")
@@ -316,7 +321,7 @@ func (p *Producer) Commit(bytes uint64) Wake {
 	return p.advance(end, SeqAfter(p.seq), 1, bytes)
 }
 
-// publish stores the word of the first record, and before it whatever comes between it and the tail.
+// publish stores the header of the first record, and before it whatever comes between it and the tail.
 func (p *Producer) publish(word uint64) {
 	data := p.memory.Data
 	if p.at == p.tail {
@@ -335,7 +340,7 @@ func (p *Producer) publish(word uint64) {
 	}
 	if p.jumps {
 		if p.jump > p.tail {
-			// Before the jump: a successor must not take the front for free.
+			// Before the jump: otherwise a successor would take the front for free.
 			p.floor = p.jump
 			store64(p.memory.Producer, producerFloor, p.floor)
 		}
@@ -349,18 +354,18 @@ func (p *Producer) publish(word uint64) {
 	p.generationDue = 0
 }
 
-// advance moves the tail behind what was just published, and looks whether to ring.
+// advance moves the tail past what was just published, and checks whether to ring.
 func (p *Producer) advance(end uint64, nextSeq, messages uint32, bytes uint64) Wake {
 	p.tail, p.seq = end, nextSeq
 	p.messages += uint64(messages)
 	p.bytes += bytes
 	page := p.memory.Producer
-	// Plain: the tail is for a successor, who learns of the death by a system call and walks on from here; the others are
-	// for people.
+	// Plain stores: a successor reads the tail after it learned of the death by a system call, and walks on from
+	// here. The others are statistics.
 	*word64(page, producerTail) = Position{end, nextSeq}.Pack()
 	*word64(page, producerMessages) = p.messages
 	*word64(page, producerBytes) = p.bytes
-	word, sleeps, isClosed := p.waker.look()
+	word, sleeps, isClosed := p.waker.poll()
 	if !sleeps && !isClosed {
 		return false
 	}
@@ -372,17 +377,17 @@ func (p *Producer) attend(word uint64, isClosed bool) Wake {
 		return false
 	}
 	if isClosed {
-		// The next reservation says so.
+		// The next reservation reports it.
 		p.limit, p.consumerGone = 0, true
 		return false
 	}
-	p.waker.rang(word)
+	p.waker.noteRing(word)
 	count(p.memory.Producer, producerWakesSent)
 	return Ring
 }
 
-// TryBeginBatch begins a batch of messages whose records take up to so many bytes ([RecordBytes] of each, added up); false
-// when there is no room. Errors as TryReserve.
+// TryBeginBatch begins a batch of messages whose records take this number of bytes (the sum of [RecordBytes]). It
+// returns false if there is no space. Errors as TryReserve.
 func (p *Producer) TryBeginBatch(records uint64) (bool, error) {
 	if most := RecordBytes(p.bytesMax); records > most {
 		return false, &TooLarge{records, most}
@@ -395,7 +400,7 @@ func (p *Producer) TryBeginBatch(records uint64) (bool, error) {
 	return true, nil
 }
 
-// BatchMessage is room for the next message of the batch; false when its room is used up.
+// BatchMessage returns space for the next message of the batch, or false if it is used up.
 func (p *Producer) BatchMessage(bytes uint64) ([]byte, bool) {
 	b := &p.batch
 	if bytes > p.bytesMax || b.end+RecordBytes(bytes) > b.limit {
@@ -415,7 +420,7 @@ func (p *Producer) BatchMessage(bytes uint64) ([]byte, bool) {
 	return p.memory.Data[offset+8:][:bytes:bytes], true
 }
 
-// CommitBatch publishes the batch's messages, all of them by one store.
+// CommitBatch publishes the batch's messages by one store.
 func (p *Producer) CommitBatch() Wake {
 	b := p.batch
 	p.batch = batch{}
@@ -427,15 +432,17 @@ func (p *Producer) CommitBatch() Wake {
 	return p.advance(b.end, b.nextSeq, b.messages, b.bytes)
 }
 
-// Arm announces a sleep until there is room for a message of so many bytes with as many marks as there can be, or, if empty,
-// until the lane is empty. True: it still is not so, sleep. membarrier is as for [Sleeper.Arm].
+// Arm announces a sleep until there is space for a message of this number of bytes with all possible marks, or, if
+// empty, until everything is released. It returns true if the condition still does not hold: then sleep. membarrier
+// is as for [Sleeper.Arm].
 //
 // Errors: [ErrConsumerClosed], [Corrupt]: do not sleep either.
 func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, error) {
-	if err := p.look(); err != nil {
+	if err := p.poll(); err != nil {
 		return false, err
 	}
-	// Half of the messages that wait: woken at the first one, the producer would be woken for each; at the last, late.
+	// Half of the unreleased messages: after the first one the producer would be woken for each, after the last it
+	// would be late.
 	wanted := p.Unreleased()
 	if !empty {
 		wanted = (wanted + 1) / 2
@@ -446,7 +453,7 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 	}
 	store64(p.memory.Producer, producerRoomSeq, uint64(target))
 	p.sleeper.Arm(p.IsConsumerFencing, membarrier)
-	err := p.look()
+	err := p.poll()
 	there := err != nil
 	if err == nil && empty {
 		there = p.Unreleased() == 0
@@ -454,7 +461,7 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 		_, there, err = p.place(16 + RecordBytes(min(bytes, p.bytesMax)) + 8)
 		var unbacked *Unbacked
 		if errors.As(err, &unbacked) {
-			// Whether it can be had is for the reservation to find.
+			// The reservation finds out whether it can be allocated.
 			there, err = true, nil
 		}
 		there = there || err != nil
@@ -467,26 +474,29 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 	return true, nil
 }
 
-// Disarm says that the producer is awake again.
+// Disarm announces that the producer is awake.
 func (p *Producer) Disarm() { p.sleeper.Disarm() }
 
-// IsArmed says whether the consumer has been asked to ring.
+// IsArmed reports whether the consumer is to ring.
 func (p *Producer) IsArmed() bool { return p.sleeper.IsArmed() }
 
-// LoseBarrier asks the consumer to fence from now on: membarrier has been refused.
+// LoseBarrier makes the consumer fence from now on: the kernel refused membarrier.
 func (p *Producer) LoseBarrier() { p.sleeper.LoseBarrier() }
 
-// IsConsumerFencing says whether the consumer fences, so that a sleeper's membarrier is not needed. [fenced]
+// IsConsumerFencing reports whether the consumer fences, so that a sleeper's membarrier is not needed. [fenced]
 func (p *Producer) IsConsumerFencing() bool { return load32(p.memory.Consumer, consumerFenced) == 1 }
 
-// MustNap says whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
-func (p *Producer) MustNap() bool { return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing() }
+// NeedsTimedWait reports whether a sleep must end after a millisecond, because the consumer is not yet known to
+// fence.
+func (p *Producer) NeedsTimedWait() bool {
+	return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing()
+}
 
-// CountWait counts a send that found no room and is going to wait.
+// CountWait counts a send that found no space and is going to wait.
 func (p *Producer) CountWait() { count(p.memory.Producer, producerWaits) }
 
-// Stirs says whether the head has moved since it was last looked at: a hint for who spins.
-func (p *Producer) Stirs() bool {
+// MayBeReady reports whether the head has moved since it was last loaded: a hint while spinning.
+func (p *Producer) MayBeReady() bool {
 	return load64(p.memory.Consumer, consumerHead) != p.head.Pack()
 }
 
@@ -494,34 +504,34 @@ func (p *Producer) consumerStateClosed() bool {
 	return load32(p.memory.Consumer, consumerState) == stateClosed // [close]
 }
 
-// HasNewsOfClosing says whether the consumer has closed, and the caller does not know yet.
-func (p *Producer) HasNewsOfClosing() bool { return !p.alone && p.ConsumerClosed() }
+// HasNewlyClosed reports whether the consumer has closed without the caller's knowledge.
+func (p *Producer) HasNewlyClosed() bool { return !p.alone && p.ConsumerClosed() }
 
-// ConsumerClosed says whether the consumer has closed, by its state or its sleep word.
+// ConsumerClosed reports whether the consumer has closed, by its state or its sleep word.
 func (p *Producer) ConsumerClosed() bool {
 	return p.consumerStateClosed() || atomic.LoadUint64(p.waker.word)&closed != 0
 }
 
-// Tail is the place of the next record.
+// Tail returns the position of the next record.
 func (p *Producer) Tail() Position { return Position{p.tail, p.seq} }
 
-// Head is where the consumer had released to when last looked.
+// Head returns the consumer's head, as last loaded.
 func (p *Producer) Head() Position { return p.head }
 
-// Unreleased is how many messages were committed and not released, as the head was last looked at.
+// Unreleased returns the number of messages that were committed and not released, by the head as last loaded.
 func (p *Producer) Unreleased() uint64 { return p.Tail().Since(p.head) }
 
-// Capacity is the bytes of data.
+// Capacity returns the bytes of data.
 func (p *Producer) Capacity() uint64 { return p.capacity }
 
-// BytesMax is the largest message.
+// BytesMax returns the largest message in bytes.
 func (p *Producer) BytesMax() uint64 { return p.bytesMax }
 
-// Generation is which of the lane's producers this is.
+// Generation returns this producer's generation.
 func (p *Producer) Generation() uint64 { return load64(p.memory.Producer, producerGeneration) }
 
-// Idle is the part of the data that holds no record and will not be written before the tail comes there again: what can be
-// given back to the system. Two ranges of offset and bytes, either may be empty.
+// Idle returns the part of the data that has no record and will not be written before the tail comes there again, as
+// two ranges of offset and bytes. Either may be empty.
 func (p *Producer) Idle() [2][2]uint64 {
 	tail, head := p.tail+8, p.head.Offset
 	if p.tail >= head {
@@ -539,7 +549,7 @@ func (p *Producer) Idle() [2][2]uint64 {
 	return [2][2]uint64{{tail, gap}, {behind, p.capacity - behind}}
 }
 
-// Close says for good that no more will come. The receiver is to be rung afterwards.
+// Close marks the producer closed for good. Ring the receiver afterwards.
 func (p *Producer) Close() {
 	store32(p.memory.Producer, producerState, stateClosed) // [close]
 	p.sleeper.Close()

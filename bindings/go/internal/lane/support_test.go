@@ -2,13 +2,13 @@ package lane
 
 import "unsafe"
 
-// words is memory of Go's own, aligned to 8. The race detector sees accesses to it, which it does not to mapped memory: it looks
-// at nothing outside of Go's heap and data.
+// words returns memory of Go's own, aligned to 8. The race detector sees accesses to it, and not those to mapped
+// memory: it checks only Go's heap and data.
 func words(bytes uint64) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(make([]uint64, bytes/8)))), bytes)
 }
 
-// fresh is the memory of a lane that nobody has attached to yet.
+// fresh returns the memory of a lane before any side has attached.
 func fresh(capacity, bytesMax uint64, start Position) Memory {
 	m := Memory{words(512), words(512), words(512), words(capacity)}
 	MakeProducerPage(m.Producer, capacity, bytesMax, 1, 1)

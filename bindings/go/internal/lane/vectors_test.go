@@ -1,8 +1,8 @@
 package lane
 
-// Replays spec/vectors/images.json and steps.json. Nothing is left out. One thing is compared otherwise, as this side always
-// fences (see the package's documentation): `fenced` is 1 from attach on, so nobody has to nap for its sake. That a sleeper naps
-// while its waker does not fence yet is in TestASleeperThatLosesMembarrierNapsUntilItsWakerFences.
+// Replays spec/vectors/images.json and steps.json, all of them. One thing is compared otherwise, as this side always
+// fences (see the package's documentation): `fenced` is 1 from attach on, so no sleeper needs a timed wait.
+// TestASleeperThatLosesMembarrierWaitsBrieflyUntilItsWakerFences covers a waker that does not fence yet.
 
 import (
 	"encoding/hex"
@@ -95,7 +95,8 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 			}
 			end, found, err := consumer.EndOfCommitted()
 			if err != nil && whatIsCorrupt(err) != then.Corrupt ||
-				err == nil && (then.Corrupt != "" || end.Pack() != uint64(image.End) || found != uint64(len(image.Messages))) {
+				err == nil && (then.Corrupt != "" || end.Pack() != uint64(image.End) ||
+					found != uint64(len(image.Messages))) {
 				t.Fatalf("a walk ends at %+v after %d with %v", end, found, err)
 			}
 			for _, message := range image.Messages {
@@ -103,7 +104,8 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 				if err != nil || !ok {
 					t.Fatalf("no message %d: %v", message.Seq, err)
 				}
-				if uint64(record.Seq) != message.Seq || record.Bytes != message.Length || record.Descriptors != message.Descriptors ||
+				if uint64(record.Seq) != message.Seq || record.Bytes != message.Length ||
+					record.Descriptors != message.Descriptors ||
 					consumer.Generation() != message.Generation {
 					t.Fatalf("found %+v of generation %d, wanted %+v", record, consumer.Generation(), message)
 				}
@@ -134,7 +136,7 @@ type step struct {
 	Are, Words                 [][2]json.RawMessage
 }
 
-// UnmarshalJSON of a step: `is` of a nap is a boolean.
+// UnmarshalJSON reads a step: `is` of a timed wait is a boolean.
 func (s *step) UnmarshalJSON(text []byte) error {
 	type plain step
 	var is struct{ Is json.RawMessage }
@@ -142,7 +144,8 @@ func (s *step) UnmarshalJSON(text []byte) error {
 		return err
 	}
 	if string(is.Is) == "true" || string(is.Is) == "false" {
-		text = slices.Concat([]byte(strings.Replace(string(text), `"is": `+string(is.Is), `"is": "`+string(is.Is)+`"`, 1)))
+		text = slices.Concat([]byte(strings.Replace(string(text), `"is": `+string(is.Is), `"is": "`+string(is.Is)+`"`,
+			1)))
 	}
 	return json.Unmarshal(text, (*plain)(s))
 }
@@ -244,7 +247,8 @@ func (r *replay) step(s step, time uint32) {
 		}
 		space, ok, err := r.producer.TryReserve(s.one(), descriptors)
 		found := r.answer(ok, err, s)
-		r.must(found == s.Is || s.Is == "sent or closed" && (found == "sent" || found == "closed"), "%s (%v), wanted %s", found, err, s.Is)
+		r.must(found == s.Is || s.Is == "sent or closed" && (found == "sent" || found == "closed"),
+			"%s (%v), wanted %s", found, err, s.Is)
 		if found == "sent" {
 			wake = r.commit(space, s.one())
 		}
@@ -296,12 +300,12 @@ func (r *replay) step(s step, time uint32) {
 			r.producer.LoseBarrier()
 		}
 	case "nap":
-		nap := r.producer.MustNap()
+		isTimed := r.producer.NeedsTimedWait()
 		if s.Side == "receiver" {
-			nap = r.sleeper.NeedsFencedWakers() && !r.consumer.IsProducerFencing()
+			isTimed = r.sleeper.NeedsFencedWakers() && !r.consumer.IsProducerFencing()
 		}
 		// This side's wakers fence from the first on.
-		r.must(!nap, "must nap")
+		r.must(!isTimed, "a timed wait")
 	case "close producer":
 		r.producer.Close()
 	case "close consumer":
@@ -317,7 +321,7 @@ func (r *replay) step(s step, time uint32) {
 		r.attachProducer(tail, r.consumer.Head(), floor)
 		r.consumer.AttachProducer(page)
 	case "consumer successor":
-		_, err := r.producer.LookAtHead()
+		_, err := r.producer.PollHead()
 		r.must(err == nil && r.producer.Head().Pack() == uint64(s.Head), "the head is %+v %v", r.producer.Head(), err)
 		r.memory.Consumer, r.memory.Receiver = words(512), words(512)
 		MakeConsumerPage(r.memory.Consumer, r.producer.Head(), 4)
@@ -422,7 +426,7 @@ func (r *replay) segment(of string) []byte {
 	return r.memory.Data
 }
 
-// parse answers also how many bytes the word has: 8 digits are one of 4.
+// parse also returns how many bytes the word has: 8 digits are one of 4.
 func (r *replay) parse(word [2]json.RawMessage) (offset, value uint64, bytes int) {
 	var o, v number
 	err := errors.Join(json.Unmarshal(word[0], &o), json.Unmarshal(word[1], &v))

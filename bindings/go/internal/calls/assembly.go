@@ -1,0 +1,66 @@
+package calls
+
+import (
+	"pelton/internal/limits"
+)
+
+// Assembly is a message of which some pieces have come. It has begun if it has a kind.
+type Assembly struct {
+	Header Header
+	bytes  []byte
+	// The bytes that have come, including those that are not kept.
+	Count int
+	// The memory for its bytes; isDiscarded if there was not enough, so that they are not kept.
+	share       limits.Share
+	IsDiscarded bool
+}
+
+// HasMemory takes the memory for a piece from the client's. If that is too little, nothing of the message is kept
+// from then on.
+func (a *Assembly) HasMemory(of *limits.Client, bytes int) bool {
+	if !a.IsDiscarded && !of.Grow(&a.share, uint64(bytes)) {
+		a.IsDiscarded, a.bytes = true, nil
+		a.share.ShrinkTo(0)
+	}
+	return !a.IsDiscarded
+}
+
+// Add adds a piece. It returns the name of the rule that the piece breaks, or "".
+func (a *Assembly) Add(h Header, payload []byte, most int, isKept bool) string {
+	hasBegun := a.Header.Kind != 0
+	if h.Continued && (!hasBegun || a.Header.ID != h.ID || a.Header.Kind != h.Kind) || !h.Continued && hasBegun {
+		return "piece"
+	}
+	if len(payload) > most-a.Count {
+		return "size"
+	}
+	a.Count += len(payload)
+	if !hasBegun {
+		a.Header = h
+	}
+	// The bytes of an abandoned call are not kept, but its end must be detected.
+	if isKept {
+		a.bytes = append(a.bytes, payload...)
+	}
+	return ""
+}
+
+// Take returns the complete message, and forgets it.
+func (a *Assembly) Take() (Header, []byte) {
+	whole := *a
+	a.Forget()
+	return whole.Header, whole.bytes
+}
+
+// Forget drops what has come.
+func (a *Assembly) Forget() {
+	a.share.ShrinkTo(0)
+	*a = Assembly{}
+}
+
+// Drop drops what has come of a message that no call waits for.
+func (a *Assembly) Drop(isPiece bool) {
+	if isPiece {
+		a.Forget()
+	}
+}

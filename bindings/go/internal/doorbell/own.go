@@ -1,0 +1,288 @@
+// Package doorbell has what a sleeping side waits for, and what its peers ring. No peer can block another's ring, or
+// the owner's sleep. spec/protocol.md, "Doorbells".
+package doorbell
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
+	"pelton/internal/kernel"
+)
+
+// Own is what one side sleeps on. A local wake from this process sets a deadline that has passed, which no peer can
+// prevent and which costs peers nothing.
+//
+// It is an epoll of its own, registered with the runtime's poller. The epoll contains an eventfd, which all peers of
+// this user have, and an end of a socket pair for each peer of another user. Nothing reads the eventfd: its peers
+// write 0 to it, which adds nothing, and each write is an event for an epoll that waits for EPOLLIN | EPOLLOUT |
+// EPOLLET, as one of the first two holds at every value. The runtime's own epoll would not do. A peer that reads or
+// fills the counter makes it report EPOLLOUT or EPOLLIN alone, while a goroutine waits for one of them; and it drops
+// events from before a wait, which this epoll keeps.
+//
+// For a path channel it is a FIFO, open for reading and writing.
+type Own struct {
+	// nil until a goroutine first sleeps, see NewLazy.
+	Polled atomic.Pointer[kernel.Descriptor]
+	// Whether the deadline may be set.
+	isWoken atomic.Bool
+	// Takes the rings that have come. It returns false if there are none.
+	drain func(uintptr) bool
+
+	Eventfd int
+	events  [4]unix.EpollEvent
+	mutex   sync.Mutex
+	// This side's ends of socket pairs, and the users at the other ends.
+	pairUsers map[int]int
+	isClosed  bool
+}
+
+// New creates the doorbell of one side.
+func New() (*Own, error) {
+	b, err := NewLazy()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := b.Open(); err != nil {
+		b.Close()
+		return nil, err
+	}
+	// The kernel reports what was just added, although nothing rang.
+	b.Poll()
+	return b, nil
+}
+
+// NewLazy creates a doorbell that has one descriptor less until a goroutine first sleeps: a service has one for each
+// client.
+func NewLazy() (*Own, error) {
+	eventfd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fail.System("making an eventfd", err)
+	}
+	b := &Own{Eventfd: eventfd, pairUsers: map[int]int{}}
+	b.drain = b.harvest
+	return b, nil
+}
+
+// Open returns the epoll, and creates it if there is none. It reports its first event immediately, so that no earlier
+// ring is lost.
+func (b *Own) Open() (*kernel.Descriptor, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if p := b.Polled.Load(); p != nil {
+		return p, nil
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fail.System("making an epoll", err)
+	}
+	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(b.Eventfd)}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, b.Eventfd, event); err != nil {
+		unix.Close(epoll)
+		return nil, fail.System("waiting for an eventfd", err)
+	}
+	p, err := kernel.NewDescriptor(epoll, "pelton doorbell")
+	if err == nil {
+		b.Polled.Store(p)
+	}
+	return p, err
+}
+
+// ringsMax limits the rings that are taken at a time from one socket or FIFO. If a peer rings faster than this side
+// takes them, the doorbell rings on, which costs an iteration of the waiting goroutine and no more.
+const ringsMax = 64
+
+// harvest takes the events that have come.
+func (b *Own) harvest(epoll uintptr) bool {
+	for {
+		// Without telling the scheduler, as the call does not wait: it has no time-out, and the kernel takes no lock
+		// for it that a peer could hold.
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)),
+			uintptr(len(b.events)), 0, 0, 0)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			return true
+		}
+		for _, event := range b.events[:n] {
+			if int(event.Fd) != b.Eventfd {
+				b.drainSocket(int(event.Fd))
+			}
+		}
+		return n > 0
+	}
+}
+
+// Poll takes the rings that have come, without waiting. It returns false if there are none.
+func (b *Own) Poll() bool {
+	p := b.Polled.Load()
+	return p != nil && b.drain(uintptr(p.FD))
+}
+
+// Pairs returns the number of socket pairs that it polls.
+func (b *Own) Pairs() int {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	return len(b.pairUsers)
+}
+
+// drainSocket takes what one peer sent to its doorbell, and closes descriptors in it. At its end, because the peer
+// shut it down, closed it or sent a packet of no bytes, this side no longer polls it.
+func (b *Own) drainSocket(fd int) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	uid, isThere := b.pairUsers[fd]
+	if !isThere {
+		return
+	}
+	var ring [1]byte
+	for range ringsMax {
+		n, fds, _, err := kernel.TryReceive(fd, ring[:])
+		if err == unix.EAGAIN {
+			return
+		}
+		kernel.Deferred.CloseAll(uid, fds)
+		if err != nil || n == 0 || kernel.Deferred.Blocked(uid) != "" {
+			b.removePair(fd)
+			return
+		}
+	}
+}
+
+// removePair is called under the mutex.
+func (b *Own) removePair(fd int) {
+	if _, isThere := b.pairUsers[fd]; isThere && !b.isClosed {
+		_ = unix.EpollCtl(b.Polled.Load().FD, unix.EPOLL_CTL_DEL, fd, nil)
+	}
+	delete(b.pairUsers, fd)
+}
+
+// Close closes the doorbell. Its ends of socket pairs are closed with their links, before or after this.
+func (b *Own) Close() {
+	b.mutex.Lock()
+	isAgain := b.isClosed
+	b.isClosed = true
+	b.mutex.Unlock()
+	if isAgain {
+		return
+	}
+	// Without the mutex, because it waits for a harvest.
+	if p := b.Polled.Load(); p != nil {
+		_ = p.File.Close()
+	}
+	if b.Eventfd >= 0 {
+		unix.Close(b.Eventfd)
+	}
+}
+
+// Pair is a doorbell for a single peer of another user: this side's end, and the peer's until the handshake is over.
+type Pair struct {
+	Of         *Own
+	own, Peers int
+	uid        int
+}
+
+// NewPair creates a socket pair for one peer of another user, and polls this side's end.
+func (b *Own) NewPair(uid int) (Pair, error) {
+	p, err := b.Open()
+	if err != nil {
+		return Pair{}, err
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return Pair{}, fail.System("making a socket pair", err)
+	}
+	// An error means an older kernel, where descriptors are received and closed.
+	_ = kernel.PermitDescriptors(ends[0], false)
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if err := unix.EpollCtl(p.FD, unix.EPOLL_CTL_ADD, ends[0],
+		&unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(ends[0])}); err != nil {
+		kernel.CloseAll(ends[:])
+		return Pair{}, fail.System("waiting for a socket pair", err)
+	}
+	b.pairUsers[ends[0]] = uid
+	return Pair{b, ends[0], ends[1], uid}, nil
+}
+
+// Close closes this side's end, once the peer's has been sent or closed. It does not wait, whatever the peer has
+// queued.
+func (d Pair) Close() {
+	d.Of.mutex.Lock()
+	d.Of.removePair(d.own)
+	d.Of.mutex.Unlock()
+	kernel.HangUp(d.own, d.uid)
+}
+
+// NewFIFO creates the doorbell of a path channel's endpoint: a FIFO, open for reading and writing, so that it never
+// hangs up. It owns fd.
+func NewFIFO(fd int) (*Own, error) {
+	p, err := kernel.NewDescriptor(fd, "pelton doorbell")
+	if err != nil {
+		return nil, err
+	}
+	b := &Own{Eventfd: -1}
+	b.Polled.Store(p)
+	rings := make([]byte, 1024)
+	b.drain = func(fd uintptr) bool {
+		for drained := 0; drained < ringsMax; {
+			n, err := unix.Read(int(fd), rings)
+			if err == unix.EINTR {
+				continue
+			}
+			if drained++; err != nil {
+				return drained > 1 || err != unix.EAGAIN
+			}
+			// A short read has emptied it. A later write rings again.
+			if n < len(rings) {
+				break
+			}
+		}
+		return true
+	}
+	return b, nil
+}
+
+// Wake ends the present sleep or the next one. The caller has stored the reason before: see ClearWake.
+func (b *Own) Wake() {
+	if p := b.Polled.Load(); p != nil {
+		// In this order: otherwise ClearWake could come between, and the deadline would stay.
+		_ = p.File.SetReadDeadline(kernel.LongAgo)
+		b.isWoken.Store(true)
+	}
+}
+
+// ClearWake forgets local wakes. The waiting goroutine polls for their reasons after this and before it sleeps, so it
+// misses none.
+func (b *Own) ClearWake() {
+	if !b.isWoken.Swap(false) {
+		return
+	}
+	if p := b.Polled.Load(); p != nil {
+		_ = p.File.SetReadDeadline(time.Time{})
+	}
+}
+
+// Sleep waits for a ring and takes it, for a local wake, or, if isTimed, for a millisecond at most. Whatever ended
+// it, the caller polls.
+func (b *Own) Sleep(isTimed bool) {
+	p := b.Polled.Load()
+	if p == nil {
+		var err error
+		if p, err = b.Open(); err != nil {
+			// There is no free descriptor: the caller tries again.
+			time.Sleep(time.Millisecond)
+			return
+		}
+		// An earlier wake found no deadline to set; the first event ends this sleep.
+	}
+	if isTimed {
+		b.isWoken.Store(true)
+		_ = p.File.SetReadDeadline(time.Now().Add(time.Millisecond))
+	}
+	_ = p.Raw.Read(b.drain)
+}

@@ -1,0 +1,63 @@
+package memory
+
+import (
+	"os"
+	"sync/atomic"
+
+	"pelton/internal/lane"
+)
+
+// NewProducerPage creates a producer's page.
+func NewProducerPage(capacity, limit, generation uint64) (*Segment, error) {
+	return Create("pelton-producer", ControlSeals, lane.SegmentBytes, func(page []byte) {
+		lane.MakeProducerPage(page, capacity, limit, generation, uint32(os.Getpid()))
+	})
+}
+
+// NewData creates the data of a lane.
+func NewData(capacity uint64) (*Segment, error) {
+	return Create("pelton-data", SizeSeals, capacity, func([]byte) {})
+}
+
+// NewConsumerPage creates a consumer's page.
+func NewConsumerPage(head lane.Position) (*Segment, error) {
+	return Create("pelton-consumer", ControlSeals, lane.SegmentBytes, func(page []byte) {
+		lane.MakeConsumerPage(page, head, uint32(os.Getpid()))
+	})
+}
+
+// NewReceiverPage creates a receiver's page.
+func NewReceiverPage() (*Segment, error) {
+	return Create("pelton-receiver", ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage)
+}
+
+// Lane is the segments of a lane. They stay mapped while a handle, a reservation or a received message uses them. So
+// a handle may be closed at any time, and no slice that was returned ever points to nothing.
+type Lane struct {
+	Producer, Consumer, Receiver, Data *Segment
+	// Set if the receiver's page belongs to several lanes.
+	SharesReceiver bool
+	users          atomic.Int32
+}
+
+// Segments returns the memory for package lane.
+func (m *Lane) Segments() lane.Memory {
+	return lane.Memory{Producer: m.Producer.Bytes, Consumer: m.Consumer.Bytes, Receiver: m.Receiver.Bytes,
+		Data: m.Data.Bytes}
+}
+
+// Retain counts one more use.
+func (m *Lane) Retain() { m.users.Add(1) }
+
+// Release ends a use. The last one unmaps the segments.
+func (m *Lane) Release() {
+	if m.users.Add(-1) != 0 {
+		return
+	}
+	for _, segment := range []*Segment{m.Producer, m.Consumer, m.Data} {
+		segment.Close()
+	}
+	if !m.SharesReceiver {
+		m.Receiver.Close()
+	}
+}

@@ -1,0 +1,129 @@
+// Package memory has shared memory: memfds that this side creates and seals, and the peer's, which it checks before
+// it maps them.
+package memory
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/fail"
+	"pelton/internal/lane"
+)
+
+const (
+	// The seals of a lane's data, and of a control segment.
+	SizeSeals    = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	ControlSeals = SizeSeals | unix.F_SEAL_FUTURE_WRITE
+	TmpfsMagic   = 0x01021994
+)
+
+// Segment is a mapped memfd, or a mapped file of a path channel.
+type Segment struct {
+	Bytes []byte
+	FD    int
+}
+
+// Create creates a segment of zeros, writes to it, and seals it: its size cannot change under a mapping, and a
+// control segment can be written only by the mapping made before. Its memory is allocated when it is first written.
+func Create(name string, seals int, bytes uint64, write func([]byte)) (*Segment, error) {
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	// Hardened systems require the last flag, which is unknown before Linux 6.3.
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	if err != nil {
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return nil, fail.System("making a memfd", err)
+	}
+	// The kernel would report a file that is too large by a signal that ends the process.
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && limit.Cur < bytes {
+		unix.Close(fd)
+		return nil, fail.System(fmt.Sprintf("making a memfd of %d bytes: raise RLIMIT_FSIZE", bytes), unix.EFBIG)
+	}
+	if err := unix.Ftruncate(fd, int64(bytes)); err != nil {
+		unix.Close(fd)
+		return nil, fail.System("sizing a memfd", err)
+	}
+	s, err := Map(fd, bytes, true)
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	write(s.Bytes)
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		s.Close()
+		return nil, fail.System("sealing a memfd", err)
+	}
+	return s, nil
+}
+
+// Open maps a peer's segment after it has checked it. On success it owns fd. Before the seals prove that it is a
+// memfd, it calls no file system, whose server might not answer.
+func Open(fd int, what string, seals int, bytes uint64, writable bool) (*Segment, error) {
+	refuse := func(format string, args ...any) (*Segment, error) {
+		return nil, fail.New(fail.ErrCorrupt, "the peer's "+what+" segment "+format, args...)
+	}
+	// Only a memfd has seals: a file, a pipe or a device fails here.
+	found, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return refuse("is not a memfd")
+	}
+	if found&seals != seals {
+		return refuse("has seals %#x, wanted %#x", found, seals)
+	}
+	if writable && found&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 {
+		return refuse("has seals %#x and cannot be written", found)
+	}
+	// A peer can remove pages of hugetlbfs for good.
+	var system unix.Statfs_t
+	if err := unix.Fstatfs(fd, &system); err != nil || system.Type != TmpfsMagic {
+		return refuse("is of file system %#x, wanted tmpfs", system.Type)
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || uint64(stat.Size) != bytes {
+		return refuse("has %d bytes, wanted %d", stat.Size, bytes)
+	}
+	return Map(fd, bytes, writable)
+}
+
+// Map maps fd. On success the segment owns it.
+func Map(fd int, bytes uint64, writable bool) (*Segment, error) {
+	protection := unix.PROT_READ
+	if writable {
+		protection |= unix.PROT_WRITE
+	}
+	mapped, err := unix.Mmap(fd, 0, int(bytes), protection, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fail.System(fmt.Sprintf("mapping %d bytes", bytes), err)
+	}
+	// A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death
+	// until then.
+	if bytes > lane.SegmentBytes {
+		_ = unix.Madvise(mapped, unix.MADV_DONTDUMP)
+	}
+	return &Segment{mapped, fd}, nil
+}
+
+// ForgetDescriptor closes the descriptor and keeps the mapping.
+func (s *Segment) ForgetDescriptor() {
+	if s.FD >= 0 {
+		unix.Close(s.FD)
+		s.FD = -1
+	}
+}
+
+// Discard releases pages to the system. They read as zeros afterwards.
+func (s *Segment) Discard(from, to uint64) error {
+	if s.FD < 0 {
+		return unix.Madvise(s.Bytes[from:to], unix.MADV_REMOVE)
+	}
+	return unix.Fallocate(s.FD, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
+}
+
+// Close unmaps the segment. Call it once, when nothing uses the memory any more.
+func (s *Segment) Close() {
+	s.ForgetDescriptor()
+	_ = unix.Munmap(s.Bytes)
+	s.Bytes = nil
+}

@@ -1,0 +1,66 @@
+package wait
+
+import (
+	"runtime"
+	"sync/atomic"
+
+	"pelton/internal/fail"
+)
+
+// Guard admits one goroutine at a time to a handle. Close waits for no call: whichever goroutine leaves last tears
+// the handle down.
+type Guard struct{ state atomic.Uint32 }
+
+// The states of a guard. 0: no goroutine is in a call.
+const (
+	// InUse: a goroutine is in a call.
+	InUse   = 1
+	closing = 2
+	// InBrief: a goroutine releases something, without waiting. A call waits for that one.
+	InBrief = 4
+)
+
+// Enter begins a call.
+//
+// Errors: [fail.ErrClosedHandle]; [fail.ErrConcurrentUse] while another goroutine is in a call.
+func (g *Guard) Enter() error {
+	for !g.state.CompareAndSwap(0, InUse) {
+		state := g.state.Load()
+		if state&closing != 0 {
+			return fail.New(fail.ErrClosedHandle, "the handle is closed: make a new one")
+		}
+		if state&InUse != 0 {
+			return fail.New(fail.ErrConcurrentUse,
+				"another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
+		}
+		runtime.Gosched()
+	}
+	return nil
+}
+
+// TryEnter begins a call that does not wait. It returns false during another call and after Close.
+func (g *Guard) TryEnter() bool { return g.state.CompareAndSwap(0, InBrief) }
+
+// Leave ends a call that began from that state. If it returns true, the handle was closed during the call, and the
+// caller tears it down.
+func (g *Guard) Leave(from uint32) bool { return !g.state.CompareAndSwap(from, 0) }
+
+// Close makes later calls fail. isAlone: no goroutine is in a call, and the caller tears the handle down. isAgain: it
+// was closed before.
+func (g *Guard) Close() (isAlone, isAgain bool) {
+	for {
+		state := g.state.Load()
+		if state&closing != 0 {
+			return false, true
+		}
+		if g.state.CompareAndSwap(state, state|closing) {
+			return state == 0, false
+		}
+	}
+}
+
+// IsClosing reports whether the handle is closed, or will be once the call under way ends.
+func (g *Guard) IsClosing() bool { return g.state.Load()&closing != 0 }
+
+// IsInUse reports whether a goroutine is in a call.
+func (g *Guard) IsInUse() bool { return g.state.Load()&InUse != 0 }
