@@ -367,6 +367,12 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     if most.is_zero() || side.spin().one_processor {
         return Ok(false);
     }
+    let time = side.spin().busy_poll_time(most, bytes);
+    if time.is_zero() {
+        // Recent polls were useless: more than the one above would only delay the loop.
+        side.spin().has_failed();
+        return Ok(false);
+    }
     let mut until = None;
     loop {
         if poll_repeatedly(side)? {
@@ -374,7 +380,7 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
         }
         let now = Instant::now();
         // The condition may hold in the first polls, so the clock is read after them.
-        if now >= *until.get_or_insert_with(|| now + side.spin().busy_poll_time(most, bytes)) {
+        if now >= *until.get_or_insert(now + time) {
             side.spin().has_failed();
             return Ok(false);
         }
