@@ -688,7 +688,7 @@ impl Client {
 
     /// For an event loop, before [`Client::arm`]: polls for a completion for as long as [`Options::busy_poll`] says,
     /// longer after large requests, and returns whether there is one. Polls for less if that was useless lately, and
-    /// only once if this process and the service have one processor, or no call is in flight. Neither sleeps nor arms.
+    /// only once if no call is in flight. With one processor it yields once instead. Neither sleeps nor arms.
     ///
     /// # Errors
     /// As [`Client::try_completion`].

@@ -1,10 +1,11 @@
 //! Listening under a name. Each accepted connection has some time to send its first packet.
 
 use crate::error::{Error, Result};
-use crate::handshake::{HANDSHAKE_TIMEOUT, Handshake, Pace};
+use crate::handshake::{Handshake, Pace};
 use crate::name::{Bound, Name};
 #[cfg(doc)]
 use crate::options::Options;
+use crate::settings::HANDSHAKE_TIMEOUT;
 use crate::settings::Settings;
 use pelton_lane::failpoint;
 use pelton_os::socket::{accept_at, first_readable};

@@ -702,7 +702,7 @@ impl Receiver {
 
     /// For an event loop, before [`Receiver::arm`]: polls for a message for some microseconds, and returns whether
     /// there is one. To arm and sleep costs more, if the next message comes soon. Polls for less if that was useless
-    /// lately, and only once if this process and the sender have one processor. Neither sleeps nor arms.
+    /// lately. With one processor it yields once instead. Neither sleeps nor arms.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {

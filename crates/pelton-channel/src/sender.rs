@@ -688,8 +688,8 @@ impl Sender {
     }
 
     /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds,
-    /// longer for a large message, and returns whether there is space. Polls for less if that was useless lately, and
-    /// only once if this process and the receiver have one processor. Neither sleeps nor arms.
+    /// longer for a large message, and returns whether there is space. Polls for less if that was useless lately.
+    /// With one processor it yields once instead. Neither sleeps nor arms.
     ///
     /// # Errors
     /// As [`Sender::try_send`].

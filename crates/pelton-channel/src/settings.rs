@@ -10,6 +10,9 @@ use std::time::Duration;
 /// Default of [`Options::resident_max`](crate::Options::resident_max).
 pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 
+/// Limit of a whole handshake, unless the caller gave a later deadline.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The settings of [`Options`](crate::Options), whatever they are for. Its methods document the fields.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -61,7 +64,7 @@ impl Default for Settings {
             wait: Wait::default(),
             uids: Vec::new(),
             connect_deadline: ConnectDeadline::At(Deadline::Now),
-            handshake: Duration::from_secs(5),
+            handshake: HANDSHAKE_TIMEOUT,
             mode: 0o700,
             lanes: None,
             membership_events: false,

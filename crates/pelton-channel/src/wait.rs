@@ -306,14 +306,8 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             }
         }
         side.spin().has_failed();
-    } else if side.spin().may_yield() {
-        let begun = Instant::now();
-        std::thread::yield_now();
-        let holds = side.poll()?;
-        side.spin().has_yielded(begun.elapsed());
-        if holds {
-            return Ok(true);
-        }
+    } else if yield_once(side)? {
+        return Ok(true);
     }
     loop {
         if !side.arm()? {
@@ -341,6 +335,18 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     }
 }
 
+/// With one processor: lets the peer run once, unless that was useless lately. Returns whether the condition holds.
+fn yield_once(side: &mut impl Polled) -> Result<bool> {
+    if !side.spin().may_yield() {
+        return Ok(false);
+    }
+    let begun = Instant::now();
+    std::thread::yield_now();
+    let holds = side.poll()?;
+    side.spin().has_yielded(begun.elapsed());
+    Ok(holds)
+}
+
 /// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition.
 #[inline(always)]
 fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
@@ -358,14 +364,17 @@ fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
 }
 
 /// Busy-polls for a message of about `bytes`, before the caller's event loop arms: for `most`, or longer if there are
-/// many bytes. Returns whether the condition holds. Polls for less if that was useless lately, and only once with one
-/// processor, or if `most` is zero. Neither sleeps nor arms.
+/// many bytes. Returns whether the condition holds. Polls for less if that was useless lately, and only once
+/// if `most` is zero. With one processor it yields once instead. Neither sleeps nor arms.
 pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<bool> {
     if side.poll()? {
         return Ok(true);
     }
-    if most.is_zero() || side.spin().one_processor {
+    if most.is_zero() {
         return Ok(false);
+    }
+    if side.spin().one_processor {
+        return yield_once(side);
     }
     let time = side.spin().busy_poll_time(most, bytes);
     if time.is_zero() {
@@ -480,12 +489,29 @@ mod tests {
     }
 
     #[test]
-    fn one_processor_or_no_time_is_worth_one_poll() {
-        for (one_processor, most) in [(true, BUSY_POLL), (false, Duration::ZERO)] {
+    fn no_time_is_worth_one_poll() {
+        for one_processor in [false, true] {
             let mut side = counted(u64::MAX, one_processor);
-            assert!(!busy_poll(&mut side, most, 1 << 30).unwrap());
+            assert!(!busy_poll(&mut side, Duration::ZERO, 1 << 30).unwrap());
             assert_eq!((side.polls, side.spin.failed), (1, 0));
         }
+        // After failures that leave no time, too, until the next long one.
+        let mut side = counted(u64::MAX, false);
+        side.spin.failed = NONE_AFTER;
+        assert!(!busy_poll(&mut side, BUSY_POLL, 0).unwrap());
+        assert_eq!((side.polls, side.spin.failed), (1, NONE_AFTER + 1));
+    }
+
+    #[test]
+    fn on_one_processor_a_busy_poll_yields_and_polls_once_more() {
+        let mut side = counted(2, true);
+        assert!(busy_poll(&mut side, BUSY_POLL, 0).unwrap());
+        assert_eq!(side.polls, 2);
+        // Where yields have cost time slices, it only polls.
+        let mut side = counted(2, true);
+        side.spin.rest = 1;
+        assert!(!busy_poll(&mut side, BUSY_POLL, 0).unwrap());
+        assert_eq!(side.polls, 1);
     }
 
     #[test]

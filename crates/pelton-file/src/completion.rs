@@ -10,7 +10,7 @@ use pelton_os::Buffer;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion {
-    /// The token of its submission; 0 from [`Engine::run`].
+    /// The token of its submission; 0 from [`Engine::run`](crate::Engine::run).
     pub token: u64,
     /// The outcome. [`Error::File`] with `ECANCELED` if it was cancelled, or an earlier operation of its chain failed.
     pub outcome: Result<Output>,
@@ -55,7 +55,7 @@ impl Completion {
     /// The file that was opened.
     ///
     /// # Errors
-    /// The operation's error; [`Error::Refused`] if it was not [`Operation::open`].
+    /// The operation's error; [`Error::Refused`] if it was not [`Operation::open`](crate::Operation::open).
     pub fn into_file(self) -> Result<File> {
         match self.outcome? {
             Output::File(file) => Ok(file),

@@ -567,7 +567,7 @@ impl Engine {
 
     /// For an event loop, before [`Engine::arm`]: polls for a completion for some microseconds, and returns whether
     /// there is one. Also begins the submitted operations. Polls for less if that was useless lately, and only once if
-    /// this process has one processor, or nothing is in flight. Neither sleeps nor arms.
+    /// nothing is in flight. With one processor it yields once instead. Neither sleeps nor arms.
     ///
     /// # Errors
     /// As of [`Engine::start`].
