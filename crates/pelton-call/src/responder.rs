@@ -87,9 +87,9 @@ impl BorrowedResponder<'_> {
     }
 
     /// Reserves space for a reply, or a part of it, of `bytes`, to be written in place; `None` when there is none now:
-    /// reply with a copy then. Write it without delay: meanwhile every other reply to this client waits, and this thread
-    /// can reserve no space for another reply. Never waits for the client. A reservation that is leaked (`mem::forget`)
-    /// ends when its responder is next used, or dropped: do that on the same thread.
+    /// reply with a copy then. Write it without delay: meanwhile every other reply to this client waits, and this
+    /// thread can reserve no space for another reply. Never waits for the client. A reservation that is leaked
+    /// (`mem::forget`) ends when its responder is next used, or dropped: do that on the same thread.
     ///
     /// # Errors
     /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes;

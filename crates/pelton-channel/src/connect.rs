@@ -4,14 +4,14 @@
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::{
-    HANDSHAKE_TIMEOUT, Handshake, LinkParts, Pace, make_consumer_page, make_data, make_producer_page,
-    make_receiver_page, new_client, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
+    Handshake, LinkParts, Pace, make_consumer_page, make_data, make_producer_page, make_receiver_page, new_client,
+    new_sender, receiver_of_one, surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::name::Name;
-use crate::opening::{Opening, Waiter, again, in_call};
+use crate::opening::{HANDSHAKE_TIMEOUT, Opening, Waiter, again, in_call};
 use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};

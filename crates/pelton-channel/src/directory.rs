@@ -20,8 +20,7 @@ mod making;
 mod pages;
 
 use crate::error::{Error, Result};
-use crate::handshake::HANDSHAKE_TIMEOUT;
-use crate::opening::{Waiter, in_call};
+use crate::opening::{HANDSHAKE_TIMEOUT, Waiter, in_call};
 use files::{
     CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, RECEIVER, RECEIVER_DOORBELL_FILE,
     RECEIVER_LIVENESS_FILE, descriptor, first_few, known, of_lane, remove_known,

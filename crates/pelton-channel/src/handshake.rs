@@ -35,10 +35,7 @@ use rustix::io::Errno;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Limit of a whole handshake, unless the caller gave a later deadline.
-pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+use std::time::Instant;
 
 /// A connection during the handshake.
 #[derive(Debug)]

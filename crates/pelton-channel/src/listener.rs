@@ -1,8 +1,9 @@
 //! Listening under a name. Each accepted connection has some time to send its first packet.
 
 use crate::error::{Error, Result};
-use crate::handshake::{HANDSHAKE_TIMEOUT, Handshake, Pace};
+use crate::handshake::{Handshake, Pace};
 use crate::name::{Bound, Name};
+use crate::opening::HANDSHAKE_TIMEOUT;
 #[cfg(doc)]
 use crate::options::Options;
 use crate::settings::Settings;

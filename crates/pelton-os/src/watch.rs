@@ -53,8 +53,8 @@ impl Watch {
     /// The operation has ended: not readable any more.
     pub fn end(&self) {
         for fd in std::mem::take(&mut *locked(&self.added)) {
-            // SAFETY: changes only this epoll. A number that was closed since, or belongs to another file now, is not in
-            // the epoll, and the system call fails.
+            // SAFETY: changes only this epoll. A number that was closed since, or belongs to another file now, is not
+            // in the epoll, and the system call fails.
             unsafe { libc::epoll_ctl(self.epoll.as_fd().as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
         }
     }
