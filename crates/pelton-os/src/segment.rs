@@ -207,7 +207,7 @@ impl Segment {
     /// Copies a range to the same place in `other`, which is new: all zeros, and of this size. Omits pages of zeros.
     ///
     /// Reads by the descriptor: a load from the mapping would allocate memory for each hole of this segment.
-    /// `SEEK_DATA` would find the holes, but waits for a lock of the file, which a peer can hold for ever (a `write`
+    /// `SEEK_DATA` would find the holes, but waits for a lock of the file, which a peer can hold for ever (by a `write`
     /// from memory of a file server that does not reply).
     pub fn copy_to(&self, other: &Segment, mut from: u64, to: u64) -> std::io::Result<()> {
         let mut buffer = vec![0; PIECE as usize];
