@@ -213,20 +213,20 @@ func TestServicesOfBothLanguagesAreReplacedUnderLoad(t *testing.T) {
 	all.Wait()
 }
 
-// inC is bindings/c/examples/call.c, as its own first lines say.
-func inC(t *testing.T, arguments ...string) *process {
+// inC is a program in C on the library, which is Rust's. Its own first lines say what it does.
+func inC(t *testing.T, source string, arguments ...string) *process {
 	t.Helper()
 	library := os.Getenv("PELTON_LIBRARY")
 	if library == "" {
 		t.Skip("PELTON_LIBRARY does not name libpelton_capi.so: ./run test-go does")
 	}
 	directory := t.TempDir()
-	program := filepath.Join(directory, "call")
+	program := filepath.Join(directory, "program")
 	// By the name that it says it has.
 	if err := os.Symlink(library, filepath.Join(directory, "libpelton.so.0")); err != nil {
 		t.Fatal(err)
 	}
-	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, "../c/examples/call.c", library,
+	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, source, library,
 		"-Wl,-rpath,"+directory)
 	if said, err := compiled.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
@@ -236,7 +236,7 @@ func inC(t *testing.T, arguments ...string) *process {
 
 func TestGoAndCCallEachOther(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	service := inC(t, "serve", name)
+	service := inC(t, "../c/examples/call.c", "serve", name)
 	client := connected(t, name, &Options{Await: true})
 	for n := range 2000 {
 		size := sizes[n%len(sizes)]
@@ -254,7 +254,7 @@ func TestGoAndCCallEachOther(t *testing.T) {
 	}
 	name = place(t)
 	served(t, name, nil, func(request Request) { _ = request.Reply([]byte(strings.ToUpper(string(request.Bytes())))) })
-	asks := inC(t, "ask", name, "hello", "again")
+	asks := inC(t, "../c/examples/call.c", "ask", name, "hello", "again")
 	asks.says("HELLO")
 	asks.says("AGAIN")
 	asks.exits(0)

@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"pelton/internal/kernel"
 	"pelton/internal/lane"
+	"pelton/internal/memory"
 	"pelton/internal/packet"
 )
 
@@ -161,6 +163,77 @@ func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
 	if sent, err := sender.TrySend(nil); sent || !errors.Is(err, ErrClosed) {
 		t.Fatal(sent, err)
 	}
+}
+
+func TestAHeldMessageOfAClosedReceiverStaysUnchangedWhileItsSuccessorReceives(t *testing.T) {
+	const bytes = 5000
+	sender, receiver, listener := pairOf(t, &Options{Capacity: 1 << 16}, true)
+	ctx := soon(t)
+	// With and without a jump between the held messages and the tail.
+	for _, filled := range []int{3, 11} {
+		next := 0
+		send := func() {
+			if err := sender.Send(ctx, payload(next, bytes)); err != nil {
+				t.Fatal(err)
+			}
+			next++
+		}
+		receive := func(n int) Message {
+			message := must(receiver.Receive(ctx))
+			if len(message.Bytes()) != bytes || !isPayload(message.Bytes(), n) {
+				t.Fatal(n)
+			}
+			return message
+		}
+		for range filled {
+			send()
+		}
+		for n := range filled - 2 {
+			receive(n).Release()
+		}
+		for range 3 {
+			send()
+		}
+		held := receive(filled - 2)
+		receiver.Close()
+		var ended *EndError
+		if err := sender.WaitReleased(ctx); !errors.As(err, &ended) || ended.Err != ErrClosed || ended.Unreleased != 5 {
+			t.Fatal(err)
+		}
+		// Each of two candidates hangs up after the offer. Both get the same data.
+		shared := []*memory.Segment{sender.out.Memory.Data}
+		for range 2 {
+			shake, peer := socketPair(t, ctx)
+			if err := kernel.TrySend(peer, hello(packet.RoleReceiver, 0)); err != nil {
+				t.Fatal(err)
+			}
+			_ = unix.Shutdown(peer, unix.SHUT_WR)
+			if err := shake.SurvivingSender(&sender.out, true); err == nil {
+				t.Fatal("a candidate that hung up was accepted")
+			}
+			shared = append(shared, sender.out.Memory.Data)
+		}
+		if shared[1] == shared[0] || shared[2] != shared[1] {
+			t.Fatal("the records were not moved once")
+		}
+		resumed := make(chan error, 1)
+		go func() { resumed <- sender.Resume(ctx) }()
+		receiver = must(listener.AcceptReceiver(ctx))
+		if err := <-resumed; err != nil {
+			t.Fatal(err)
+		}
+		for n := filled - 2; n < 50; n++ {
+			receive(n).Release()
+			if !isPayload(held.Bytes(), filled-2) {
+				t.Fatalf("overwritten at %d", n)
+			}
+			if n < 45 {
+				send()
+			}
+		}
+		held.Release()
+	}
+	receiver.Close()
 }
 
 func TestAStoppedProcessIsNotADeadOne(t *testing.T) {

@@ -359,3 +359,43 @@ func TestManySendersOfBothLanguages(t *testing.T) {
 	_ = follows.Process.Signal(os.Interrupt)
 	follows.exits(130)
 }
+
+func TestDescriptorsTravelToRustAndBack(t *testing.T) {
+	to, from, ctx := place(t), place(t), soon(t)
+	sends, receives := must(Listen(to, nil)), must(Listen(from, nil))
+	defer sends.Close()
+	defer receives.Close()
+	other := inC(t, "testdata/descriptors.c", to, from)
+	sender := must(sends.AcceptSender(ctx))
+	receiver := must(receives.AcceptReceiver(ctx))
+	defer receiver.Close()
+	for n := range 65 {
+		var files []*os.File
+		for i := range n {
+			file := must(os.CreateTemp(t.TempDir(), ""))
+			defer file.Close()
+			must(fmt.Fprint(file, n, i))
+			files = append(files, file)
+		}
+		if err := sender.SendFiles(ctx, payload(n, 100*n), files...); err != nil {
+			t.Fatal(err)
+		}
+		message := must(receiver.Receive(ctx))
+		back := message.TakeFiles()
+		if len(message.Bytes()) != 100*n || !isPayload(message.Bytes(), n) || len(back) != n {
+			t.Fatal(n, len(message.Bytes()), len(back))
+		}
+		for i, file := range back {
+			text := must(io.ReadAll(io.NewSectionReader(file, 0, 100)))
+			if string(text) != fmt.Sprint(n, i) || file.Close() != nil {
+				t.Fatalf("%q is not descriptor %d of message %d", text, i, n)
+			}
+		}
+		message.Release()
+	}
+	sender.Close()
+	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	other.exits(0)
+}

@@ -219,6 +219,7 @@ func (r *Receiver) openLane(number int) error {
 	if err != nil {
 		return err
 	}
+	r.role.Keep(of.Memory)
 	in := &inLane{Incoming: *of, number: uint32(number) + 1}
 	// Kept even if its sender cannot be found now: opened again it would appear as another receiver's.
 	r.lanes = append(r.lanes, in)

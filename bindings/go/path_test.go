@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -49,7 +48,6 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 		sender.Close()
 	}
 	receiver := must(OpenReceiver(ctx, path, nil))
-	// Referenced until the receiver is closed: otherwise they would count as leaked and be released.
 	var kept []Message
 	for n := range 150 {
 		message := must(receiver.Receive(ctx))
@@ -68,7 +66,11 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 		t.Fatal(err)
 	}
 	receiver.Close()
-	runtime.KeepAlive(kept)
+	for _, message := range kept {
+		if err := message.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
 	for n := 140; n < 300; n++ {
@@ -101,6 +103,49 @@ func TestAPathChannelKeepsMessagesForALaterReceiver(t *testing.T) {
 	}
 	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
+	}
+}
+
+func TestHeldMessagesKeepTheRoleOfTheirClosedReceiver(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	options := &Options{Capacity: 1 << 18, Lanes: 2}
+	first, second := must(CreateSender(ctx, path, options)), must(CreateSender(ctx, path, options))
+	defer first.Close()
+	defer second.Close()
+	if err := errors.Join(first.Send(ctx, []byte("held")), first.Send(ctx, []byte("held")),
+		second.Send(ctx, []byte("held"))); err != nil {
+		t.Fatal(err)
+	}
+	receiver := must(OpenReceiver(ctx, path, nil))
+	var held []Message
+	for range 3 {
+		held = append(held, must(receiver.Receive(ctx)))
+	}
+	if err := first.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	receiver.Close()
+	// The sender detects the close all the same.
+	var ended *EndError
+	if err := first.WaitReleased(ctx); !errors.As(err, &ended) || ended.Err != ErrClosed || ended.Unreleased != 2 {
+		t.Fatal(err)
+	}
+	opened := make(chan *Receiver, 1)
+	go func() { opened <- must(OpenReceiver(ctx, path, &Options{Await: true})) }()
+	for _, message := range held {
+		if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) {
+			t.Fatal(err)
+		}
+		if len(opened) > 0 || string(message.Bytes()) != "held" || message.Release() != nil {
+			t.Fatalf("%d opened, %q", len(opened), message.Bytes())
+		}
+	}
+	receiver = <-opened
+	defer receiver.Close()
+	for range held {
+		if message := must(receiver.Receive(ctx)); !message.Redelivered() || message.Release() != nil {
+			t.Fatal("not redelivered")
+		}
 	}
 }
 

@@ -645,8 +645,10 @@ func (r *Receiver) Peer() Peer {
 }
 
 // Close ends the channel: the sender gets [ErrClosed] with the number of unreleased messages. It does not wait.
-// Another goroutine's call ends with [ErrClosedHandle]; received messages stay readable until they are released.
-// Closing twice does nothing.
+// Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
+//
+// Received messages stay readable and unchanged until they are released. On a path channel they keep the receiver's
+// role, so release them before a successor can start.
 func (r *Receiver) Close() error {
 	alone, again := r.guard.Close()
 	switch {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -204,14 +205,30 @@ type Role struct {
 	lock      int
 	liveness  int
 	IsSynced  bool
+	// The lanes of this receiver that are mapped: held messages lie in them.
+	mapped atomic.Int32
 }
 
-// Close gives the role up. It closes the liveness file before it unlocks, so that a process that detects the end
-// finds the role free.
+// Keep makes the role outlast the handle while a lane is mapped, so that no successor releases the messages that are
+// held there. Call it before any of them is lent.
+func (p *Role) Keep(m *memory.Lane) {
+	p.mapped.Add(1)
+	m.Unmapped = p.release
+}
+
+// Close ends the handle's use of the role. It closes the liveness file before it unlocks, so that a process that
+// detects the end finds the role free, unless messages are held.
 func (p *Role) Close() {
 	unix.Close(p.liveness)
-	unlock(p.lock)
 	p.Directory.Close()
+	p.release()
+}
+
+// release is called by the handle and by each lane. The last one gives the role up.
+func (p *Role) release() {
+	if p.mapped.Add(-1) < 0 {
+		unlock(p.lock)
+	}
 }
 
 // claim owns what a role needs, and releases it unless all of it was obtained.

@@ -398,6 +398,13 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(),
 		producer.Head())
 	offer.Generation = producer.Generation()
+	// The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
+	// fails holds none, so the next one gets the same data. Otherwise each candidate could keep a copy of all messages.
+	if producer.ConsumerClosed() && producer.Unreleased() > 0 && !out.IsMoved {
+		if err := out.Move(); err != nil {
+			return s.Report(err)
+		}
+	}
 	doorbell, err := s.giveDoorbell(&p, out.Doorbell)
 	if err != nil {
 		return err
@@ -421,10 +428,11 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	if err != nil {
 		return err
 	}
-	// This side changes nothing before the last READY. So a successor that fails earlier leaves no trace.
+	// The lane keeps its old consumer until the last READY. So a successor that fails earlier leaves no trace.
 	if err := s.ready(true); err != nil {
 		return err
 	}
+	out.IsMoved = false
 	given := p.Keep()
 	m.Consumer.Close()
 	m.Receiver.Close()

@@ -177,6 +177,9 @@ func (p *Producer) AttachConsumer(consumer, receiver []byte) {
 	p.waker = newWaker(word64(receiver, receiverSleep), word32(p.memory.Producer, producerFenced))
 }
 
+// MoveTo continues in other data, to which the caller has copied all but what is [Producer.Idle].
+func (p *Producer) MoveTo(data []byte) { p.memory.Data = data }
+
 // TryReserve reserves space for one message of this number of bytes, with a mark before it if descriptors travel with
 // it. It returns false if the lane is full. The slice is written in place until Commit; what is not committed never
 // existed.

@@ -37,6 +37,28 @@ type Outgoing struct {
 	Memory   *memory.Lane
 	Doorbell *doorbell.Own
 	Link     *Link
+	// Since the last receiver, the records were moved to data that no receiver has.
+	IsMoved bool
+}
+
+// Move moves the records to the same offsets of new data, and continues there. The old data stays as it is.
+func (o *Outgoing) Move() error {
+	data, err := memory.NewData(o.Lane.Capacity())
+	if err != nil {
+		return err
+	}
+	idle, at := o.Lane.Idle(), uint64(0)
+	for _, end := range [][2]uint64{idle[0], idle[1], {o.Lane.Capacity(), 0}} {
+		if err := o.Memory.Data.CopyTo(data, at, end[0]); err != nil {
+			data.Close()
+			return err
+		}
+		at = end[0] + end[1]
+	}
+	o.Lane.MoveTo(data.Bytes)
+	o.Memory.Data.Close()
+	o.Memory.Data, o.IsMoved = data, true
+	return nil
 }
 
 // Incoming is a peer's lane as its consumer, with the link to its sender.

@@ -37,7 +37,9 @@ type Lane struct {
 	Producer, Consumer, Receiver, Data *Segment
 	// Set if the receiver's page belongs to several lanes.
 	SharesReceiver bool
-	users          atomic.Int32
+	// Called when the segments are unmapped; nil: nothing is.
+	Unmapped func()
+	users    atomic.Int32
 }
 
 // Segments returns the memory for package lane.
@@ -59,5 +61,8 @@ func (m *Lane) Release() {
 	}
 	if !m.SharesReceiver {
 		m.Receiver.Close()
+	}
+	if m.Unmapped != nil {
+		m.Unmapped()
 	}
 }

@@ -121,6 +121,29 @@ func (s *Segment) Discard(from, to uint64) error {
 	return unix.Fallocate(s.FD, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
 }
 
+// CopyTo copies a range to the same offsets of a segment of the same size, except pages that were never written:
+// reading those would allocate them.
+func (s *Segment) CopyTo(other *Segment, from, to uint64) error {
+	page := uint64(unix.Getpagesize())
+	for from < to {
+		data, err := unix.Seek(s.FD, int64(from), unix.SEEK_DATA)
+		if err == unix.ENXIO || err == nil && uint64(data) >= to {
+			return nil
+		}
+		hole := int64(0)
+		if err == nil {
+			hole, err = unix.Seek(s.FD, data, unix.SEEK_HOLE)
+		}
+		if err != nil {
+			return fail.System("finding what was written in a memfd", err)
+		}
+		// At least to the end of the page, even if a peer has released it since: so this ends.
+		from = min(max(uint64(hole), uint64(data)/page*page+page), to)
+		copy(other.Bytes[data:from], s.Bytes[data:from])
+	}
+	return nil
+}
+
 // Close unmaps the segment. Call it once, when nothing uses the memory any more.
 func (s *Segment) Close() {
 	s.ForgetDescriptor()
