@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// An endpoint or client that is being opened, for an event loop: [`Options::start_connect_sender`],
 /// [`Options::start_connect_receiver`], `Client::start_connect`, and for a path [`Options::start_create_sender`],
