@@ -152,7 +152,7 @@ PELTON_MUST_USE int pelton_client_await(pelton_client *client, int64_t deadline_
 
 /* As pelton_client_await, for one call; completions of others are stored. Instead of PELTON_LOST it returns the code:
  * PELTON_PEER_DIED, PELTON_CLOSED, PELTON_CORRUPT; for a call that was not begun PELTON_NO_LISTENER, or, with
- * "unix:PATH", PELTON_REFUSED. PELTON_REFUSED: also if no such call is in flight. */
+ * "unix:PATH", PELTON_REFUSED. If no such call is in flight: PELTON_REFUSED, or PELTON_AGAIN with PELTON_NO_WAIT. */
 PELTON_MUST_USE int pelton_client_await_call(pelton_client *client, uint64_t call, int64_t deadline_ns,
                                              pelton_completion *out);
 

@@ -77,8 +77,9 @@ typedef struct pelton_channel_options {
  * channel in that directory and continues after its predecessor's last message. Waits until options.deadline_ns.
  * Without a deadline it fails immediately if no process listens, and a listener has 5 seconds to accept. Errors:
  * PELTON_TIMED_OUT: the deadline has passed. PELTON_NAME, PELTON_OPTION. By name: PELTON_NO_LISTENER; PELTON_REFUSED:
- * the detail has the peer's reason; PELTON_HUNG_UP. By path: PELTON_NO_CHANNEL, PELTON_NOT_A_CHANNEL,
- * PELTON_ROLE_TAKEN, PELTON_NO_SPACE, PELTON_REBOOTED. PELTON_CORRUPT. After any error it can be tried again. */
+ * the detail has the peer's reason; PELTON_HUNG_UP. By path: PELTON_NO_CHANNEL and PELTON_ROLE_TAKEN, also at the
+ * deadline; PELTON_NOT_A_CHANNEL, PELTON_NO_SPACE, PELTON_REBOOTED. PELTON_CORRUPT. After any error it can be tried
+ * again. */
 PELTON_MUST_USE int pelton_sender_open(const char *name, const pelton_channel_options *options, pelton_sender **out);
 
 /* Opens the receiver of a channel. As pelton_sender_open. A path's receiver begins with the oldest unreleased message;
@@ -88,7 +89,8 @@ PELTON_MUST_USE int pelton_receiver_open(const char *name, const pelton_channel_
 
 /* Starts to open, for event loops: as pelton_sender_open, but does not wait. Poll the opening's descriptor for reading,
  * and call pelton_sender_opening_finish each time it is readable, until that does not return PELTON_AGAIN. Then close
- * the opening. Errors: PELTON_NAME, PELTON_OPTION. */
+ * the opening. The descriptor is readable at first: the first call begins to connect.
+ * Errors: PELTON_NAME, PELTON_OPTION. */
 PELTON_MUST_USE int pelton_sender_open_start(const char *name, const pelton_channel_options *options,
                                              pelton_sender_opening **out);
 PELTON_MUST_USE int pelton_receiver_open_start(const char *name, const pelton_channel_options *options,

@@ -262,7 +262,7 @@ static void options_are_checked(void) {
     FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "at least 1024");
     listening.message_bytes_max = 0;
     listening.clients_max = 1025;
-    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "is 1025");
+    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "clients_max is 1025, wanted 1 to 1024");
     listening.clients_max = 0;
     options.reserved = 1;
     FAILS(pelton_client_open(name, &options, &client), PELTON_OPTION, "reserved is 1");

@@ -421,7 +421,7 @@ impl<T: Sized32> Parameter for Options<T> {
         }
         // SAFETY: the C caller guarantees that it points to a structure, which begins with its size.
         let bytes = unsafe { given.0.cast::<u32>().read() };
-        if !(8..=STRUCT_BYTES_MAX).contains(&bytes) {
+        if bytes == 0 || bytes % 8 != 0 || bytes > STRUCT_BYTES_MAX {
             let wanted = format!("sizeof({}): begin with its _INIT macro", T::NAME);
             return Err(code::wrong("struct_bytes", bytes, &wanted));
         }

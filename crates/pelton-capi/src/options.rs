@@ -121,6 +121,15 @@ fn set<T>(value: u64, options: T, set: impl FnOnce(T, u64) -> T) -> T {
     if value == 0 { options } else { set(options, value) }
 }
 
+/// Limits the lanes by an option that has another name in C.
+fn limit_lanes(options: pelton::Options, option: &str, most: u32) -> Answer<pelton::Options> {
+    match most {
+        0 => Ok(options),
+        1..=1024 => Ok(options.lanes(most)),
+        found => Err(wrong(option, found, "1 to 1024")),
+    }
+}
+
 fn flag(option: &str, found: u32) -> Answer<bool> {
     match found {
         0 => Ok(false),
@@ -261,7 +270,7 @@ impl GatherOptions {
             GATHER_THREADS.check(&[("memory_bytes_max", self.memory_bytes_max != 0), ("uids", self.uid_count != 0)])?;
         }
         let options = common!(self)?.membership_events(flag("membership_events", self.membership_events)?);
-        Ok(set(self.senders_max.into(), options, |options, senders| options.lanes(senders as u32)).cast())
+        Ok(limit_lanes(options, "senders_max", self.senders_max)?.cast())
     }
 }
 
@@ -283,7 +292,7 @@ impl ClientOptions {
 impl ServiceOptions {
     pub fn build<M>(&self) -> Answer<pelton::Options<M>> {
         let options = set(self.call_bytes_max, common!(self)?, pelton::Options::call_bytes_max);
-        Ok(set(self.clients_max.into(), options, |options, clients| options.lanes(clients as u32)).cast())
+        Ok(limit_lanes(options, "clients_max", self.clients_max)?.cast())
     }
 }
 
@@ -325,7 +334,7 @@ impl AppendersOptions {
     pub fn build<M>(&self) -> Answer<pelton::Options<M>> {
         let options = flushing(self.flush_bytes, self.flush_interval_ns)?;
         let options = set(self.message_bytes_max, options, pelton::Options::message_bytes_max);
-        Ok(set(self.appenders_max.into(), options, |options, appenders| options.lanes(appenders as u32)).cast())
+        Ok(limit_lanes(options, "appenders_max", self.appenders_max)?.cast())
     }
 }
 
