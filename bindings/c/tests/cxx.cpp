@@ -420,7 +420,7 @@ static void calls_are_answered_and_given_back_at_the_end_of_their_scope() {
     auto info = client.info();
     IS(info, PELTON_OK);
     CHECK(info->in_flight == 0 && info->has_peer);
-    IS(client.notify(as_bytes("notified")), PELTON_OK);
+    IS(client.notify(as_bytes("notification")), PELTON_OK);
     auto notification = service.receive();
     CHECK(notification && notification->is_notification() && as_text(notification->bytes()) == "notification");
     IS(notification->release(), PELTON_OK);
