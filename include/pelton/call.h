@@ -6,9 +6,10 @@
  *     pelton_client *client;
  *     pelton_completion reply;
  *     pelton_client_open("echo", NULL, &client);
- *     pelton_client_call(client, "hello", 5, PELTON_FOREVER, &reply);
- *     use(reply.data, reply.size);
- *     pelton_client_release(client);
+ *     if (pelton_client_call(client, "hello", 5, PELTON_FOREVER, &reply) == 0) {
+ *         if (reply.outcome == PELTON_REPLY) use(reply.data, reply.size);
+ *         pelton_client_release(client);
+ *     }
  *     pelton_close(client);
  *
  * and in the service
@@ -17,9 +18,10 @@
  *     pelton_request request;
  *     pelton_service_open("echo", NULL, &service);
  *     while (pelton_service_receive(service, PELTON_FOREVER, &request) == 0) {
- *         pelton_responder_reply(request.responder, request.data, request.size);
+ *         if (request.responder) pelton_responder_reply(request.responder, request.data, request.size);
  *         pelton_service_release(service);
  *     }
+ *     pelton_close(service);
  *
  * THE SERVICE'S END. With "unix:PATH" a client has one service. When it ends, all calls in flight fail; replies that
  * arrived before can still be taken; then every function returns PELTON_PEER_DIED or PELTON_CLOSED. Close the client
@@ -37,7 +39,7 @@
 extern "C" {
 #endif
 
-/* Closing the client: its calls in flight are cancelled. */
+/* Closing the client: its calls in flight are cancelled, and what it returned is no longer valid. */
 typedef struct pelton_client pelton_client;
 /* Closing the service: calls in flight fail at their clients with PELTON_CLOSED. Responders remain handles, to be used
  * or closed. */
@@ -59,7 +61,7 @@ typedef struct pelton_client_options {
     uint64_t resident_bytes_max;
     uint64_t memory_bytes_max;
     uint64_t call_bytes_max;     /* largest reply, or part of one, that this side accepts: 64 MiB */
-    int64_t deadline_ns;         /* opening waits until then for a service */
+    int64_t deadline_ns;         /* opening waits until then for a service. 0: it does not wait for one to listen */
     int64_t poll_ns;             /* longest busy-poll of pelton_client_poll: 20 us. PELTON_NO_POLL: it does not
                                     busy-poll */
     const uint32_t *uids;
@@ -83,7 +85,7 @@ enum pelton_outcome {
 /* A completion of a call. data is never NULL, and valid until pelton_client_release. A client that reads it in place
  * trusts the service not to write after the reply; one that copies it once and uses only the copy trusts nobody. */
 typedef struct pelton_completion {
-    uint64_t call;    /* the call's number, from pelton_client_submit */
+    uint64_t call;    /* the call's number, as pelton_client_submit returns it */
     const void *data;
     size_t size;
     uint32_t outcome; /* enum pelton_outcome */
@@ -110,17 +112,19 @@ int pelton_client_opening_fd(const pelton_client_opening *opening);
 PELTON_MUST_USE int pelton_client_opening_finish(pelton_client_opening *opening, pelton_client **out);
 
 /* Submits a request and waits for its first completion: a reply, a failure, or a part (pelton_client_await_call returns
- * the others). Release it with pelton_client_release. Completions of other calls are stored meanwhile. The service gets
- * the deadline. Errors: PELTON_AGAIN: the deadline has passed; the call is cancelled, or was not submitted. As
- * pelton_client_submit and pelton_client_await_call. */
+ * the others). PELTON_OK says that there is a completion: check out->outcome, which can be PELTON_FAILED or
+ * PELTON_ABANDONED, and release it with pelton_client_release. Completions of other calls are stored meanwhile. The
+ * service gets the deadline. Errors: PELTON_AGAIN: the deadline has passed; the call is cancelled, or was not
+ * submitted. As pelton_client_submit and pelton_client_await_call. After any error the call is no longer awaited. */
 PELTON_MUST_USE int pelton_client_call(pelton_client *client, const void *data, size_t size, int64_t deadline_ns,
                                        pelton_completion *out);
 
 /* Submits a request, which is copied. *out_call is the call's number, never 0. Waits for free space, and while 1,024
  * calls are in flight. The service gets the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. flags:
- * PELTON_IDEMPOTENT, or 0. data may be NULL if size is 0. If it fails, nothing was submitted. Errors: PELTON_AGAIN: no
- * space, or too many calls. PELTON_TOO_LARGE: for this service (pelton_client_info.request_bytes_max). PELTON_REFUSED:
- * more than options.call_bytes_max of parts wait to be taken. PELTON_RESERVED, PELTON_NOT_RELEASED. PELTON_CLOSED,
+ * PELTON_IDEMPOTENT, or 0. data may be NULL if size is 0. If it fails, nothing was submitted. The completion can be
+ * taken by pelton_client_await or pelton_client_await_call. Errors: PELTON_AGAIN: no space, or too many calls.
+ * PELTON_TOO_LARGE: for this service (pelton_client_info.request_bytes_max). PELTON_REFUSED: more than
+ * options.call_bytes_max of parts wait to be taken. PELTON_RESERVED, PELTON_NOT_RELEASED. PELTON_CLOSED,
  * PELTON_PEER_DIED, PELTON_NO_LISTENER: "The service's end". PELTON_CORRUPT. */
 PELTON_MUST_USE int pelton_client_submit(pelton_client *client, const void *data, size_t size, uint32_t flags,
                                          int64_t deadline_ns, uint64_t *out_call);
@@ -130,9 +134,9 @@ PELTON_MUST_USE int pelton_client_submit(pelton_client *client, const void *data
 PELTON_MUST_USE int pelton_client_notify(pelton_client *client, const void *data, size_t size, int64_t deadline_ns);
 
 /* Reserves size bytes in the lane, aligned to 8, for the caller to write a request in place. Waits as
- * pelton_client_submit. An earlier reservation is aborted, also if this fails. Until it is submitted or aborted, other
- * functions return PELTON_RESERVED. Errors: as pelton_client_submit. PELTON_TOO_LARGE: also if it does not fit in one
- * message of the lane: pelton_client_submit splits such a request. */
+ * pelton_client_submit. An earlier reservation is aborted, also if this fails. Until it is submitted or aborted,
+ * functions that submit, notify, await, cancel, poll or arm return PELTON_RESERVED. Errors: as pelton_client_submit.
+ * PELTON_TOO_LARGE: also if it does not fit in one message of the lane: pelton_client_submit splits such a request. */
 PELTON_MUST_USE int pelton_client_reserve(pelton_client *client, size_t size, int64_t deadline_ns, void **out);
 
 /* Submits the first size bytes of the reservation as a request. Does not wait; it sends no deadline. The next call
@@ -144,10 +148,11 @@ PELTON_MUST_USE int pelton_client_submit_reserved(pelton_client *client, size_t 
 /* Drops the reservation. Errors: PELTON_NOT_RESERVED. */
 int pelton_client_abort(pelton_client *client);
 
-/* Takes the next completion of any call, in place. Waits for one. Release it with pelton_client_release. Errors:
- * PELTON_AGAIN: there is none. PELTON_CLOSED, PELTON_PEER_DIED: every call in flight has failed ("The service's end").
- * PELTON_REFUSED: no call is in flight, so this would wait forever; or more than options.call_bytes_max of parts wait.
- * PELTON_NOT_RELEASED, PELTON_RESERVED, PELTON_CORRUPT. */
+/* Takes the next completion of any call, in place. Waits for one. Release it with pelton_client_release: until then,
+ * functions that submit, notify, reserve, await, cancel, poll or arm return PELTON_NOT_RELEASED. Errors: PELTON_AGAIN:
+ * there is none. PELTON_CLOSED, PELTON_PEER_DIED: every call in flight has failed ("The service's end").
+ * PELTON_REFUSED: no call is in flight, so this would wait forever (PELTON_AGAIN with PELTON_NO_WAIT); or more than
+ * options.call_bytes_max of parts wait. PELTON_NOT_RELEASED, PELTON_RESERVED, PELTON_CORRUPT. */
 PELTON_MUST_USE int pelton_client_await(pelton_client *client, int64_t deadline_ns, pelton_completion *out);
 
 /* As pelton_client_await, for one call; completions of others are stored. Instead of PELTON_LOST it returns the code:
@@ -159,9 +164,9 @@ PELTON_MUST_USE int pelton_client_await_call(pelton_client *client, uint64_t cal
 /* Releases the completion that was taken last; its data must not be read afterwards. Errors: PELTON_NOT_RECEIVED. */
 int pelton_client_release(pelton_client *client);
 
-/* Cancels a call: its completions are dropped, also those that have arrived, and the service is notified. The call
- * counts as in flight until the service has finished it. Does not wait. Errors: PELTON_AGAIN: it is not in flight, or
- * cancelled already. As pelton_client_submit. */
+/* Cancels a call, by its number: its completions are dropped, also those that have arrived, and the service is
+ * notified. The call counts as in flight until the service has finished it. Does not wait. Errors: PELTON_AGAIN: it is
+ * not in flight, or cancelled already. As pelton_client_submit. */
 int pelton_client_cancel(pelton_client *client, uint64_t call);
 
 /* The descriptor to poll for reading. Constant; not to be closed, read or written. */
@@ -185,7 +190,7 @@ typedef struct pelton_client_info {
     uint32_t struct_bytes;      /* sizeof(pelton_client_info) */
     uint32_t has_peer;          /* 1: a service is connected */
     uint32_t peer_pid;          /* its process, and */
-    uint32_t peer_uid;          /* its user, as the kernel reports them */
+    uint32_t peer_uid;          /* its user, as the kernel reports them. Both 0 if has_peer is 0 */
     uint64_t request_bytes_max; /* largest request that the service accepts */
     uint64_t services;          /* processes that it is connected to */
     uint64_t in_flight;         /* calls, also cancelled ones that the service has not finished */
@@ -205,10 +210,10 @@ typedef struct pelton_service_options {
     uint64_t capacity;           /* bytes of each lane: 4 MiB; also the largest lane accepted */
     uint64_t message_bytes_max;  /* largest message in one piece, at least 1024 */
     uint64_t resident_bytes_max;
-    uint64_t memory_bytes_max;   /* of all clients together, with replies that wait and requests that have arrived in
-                                    part. Of one client at most as much as is then left for the others. Without the
-                                    option only those replies and requests are limited, to 256 MiB or four times
-                                    call_bytes_max */
+    uint64_t memory_bytes_max;   /* of all clients together, at least 2 MiB, with replies that wait and requests that
+                                    have arrived in part. Of one client at most as much as is then left for the others.
+                                    Without the option only those replies and requests are limited, to 256 MiB or four
+                                    times call_bytes_max */
     uint64_t call_bytes_max;     /* largest request that this side accepts: 64 MiB */
     const uint32_t *uids;
     uint32_t uid_count;
@@ -222,8 +227,9 @@ typedef struct pelton_service_options {
 typedef struct pelton_request {
     const void *data;
     size_t size;
-    pelton_responder *responder; /* belongs to the receiver of this; NULL for a notification, which gets no reply */
-    int64_t deadline_ns;         /* after it the client does not wait for the reply; PELTON_FOREVER if it named none */
+    pelton_responder *responder; /* belongs to the caller; NULL for a notification, which gets no reply */
+    int64_t deadline_ns;         /* of CLOCK_MONOTONIC: after it the client does not wait for the reply; PELTON_FOREVER
+                                    if it set none. The library drops nothing because of it */
     uint32_t pid;                /* the client's process, and */
     uint32_t uid;                /* its user, as the kernel reports them */
 } pelton_request;
@@ -241,13 +247,16 @@ PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t dead
 /* Releases the request's bytes. Its responder remains. Errors: PELTON_NOT_RECEIVED. */
 int pelton_service_release(pelton_service *service);
 
-/* Replies to request->responder, or keeps it to reply later. The rest of the request is valid until it returns. Several
- * threads call it at the same time. It must return; in pelton_responder_part it waits with a deadline. */
+/* Replies to request->responder, or keeps it to reply later. One that it neither replies to nor closes is a leak, and
+ * the client's call stays in flight. The rest of the request is valid until the handler returns. Several threads call
+ * it at the same time, with the context of pelton_service_run. It must return; in pelton_responder_part it waits with a
+ * deadline. */
 typedef void (*pelton_handler)(void *context, const pelton_request *request);
 
 /* Runs handler, with a copy of each request, on `threads` threads, of which the caller is one (0 means 1), until
  * pelton_service_stop or pelton_service_drain ends the service. Waits for the handlers in progress, then returns
- * PELTON_OK. Errors: PELTON_NOT_RELEASED. PELTON_SYSTEM: the handlers have returned; it can be called again. */
+ * PELTON_OK. The service remains open: close it. Errors: PELTON_NOT_RELEASED. PELTON_SYSTEM: the handlers have
+ * returned; it can be called again. */
 PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads, pelton_handler handler,
                                        void *context);
 
@@ -284,27 +293,28 @@ typedef struct pelton_service_info {
     uint64_t corrupt;      /* clients that violated the protocol and were disconnected */
 } pelton_service_info;
 
+/* Errors: as pelton_client_get_info. */
 int pelton_service_get_info(pelton_service *service, pelton_service_info *out);
 
 /* ---- Replies ------------------------------------------------------------------------------------------------------ *
- * Functions that end the call close the responder, whatever they return, except PELTON_TOO_LARGE, PELTON_RESERVED,
- * PELTON_NOT_RESERVED, PELTON_NULL, PELTON_WRONG_THREAD, PELTON_FORKED and PELTON_INTERNAL. Errors of all:
- * PELTON_PEER_DIED, PELTON_CLOSED: the client has gone, and the reply is dropped. PELTON_TOO_LARGE: for this client.
- * PELTON_RESERVED: the responder has a reservation. PELTON_REFUSED: the calling thread has a reservation of another
- * responder; or the reply would have to wait and exceeds the service's memory, and the call has failed.
- * PELTON_CORRUPT. */
+ * reply, fail, end and reply_reserved end the call, and close the responder's handle, whatever they return, except
+ * PELTON_TOO_LARGE, PELTON_RESERVED, PELTON_NOT_RESERVED, PELTON_NULL, PELTON_WRONG_THREAD, PELTON_FORKED and
+ * PELTON_INTERNAL: after these, call again or close it. Errors of all: PELTON_PEER_DIED, PELTON_CLOSED: the client has
+ * gone, and the reply is dropped. PELTON_TOO_LARGE: for this client. PELTON_RESERVED: the responder has a reservation.
+ * PELTON_REFUSED: the calling thread has a reservation of another responder; or the reply would have to wait and
+ * exceeds the service's memory, and the call has failed. PELTON_CORRUPT. */
 
 /* Replies, and ends the call; after parts this is the last one. The reply is copied. Does not wait: it is stored while
  * the client's lane has no space. data may be NULL if size is 0. */
 PELTON_MUST_USE int pelton_responder_reply(pelton_responder *responder, const void *data, size_t size);
 
 /* Fails the call with a code and bytes that the service chooses, which are copied. Does not wait. Codes from 0xffff0000
- * are pelton's own. */
+ * are pelton's own: do not use them, which is not checked. data may be NULL if size is 0. */
 PELTON_MUST_USE int pelton_responder_fail(pelton_responder *responder, uint32_t code, const void *data, size_t size);
 
-/* Sends a part of the reply, which is copied. Waits for space in the client's lane: therefore not on the thread that
- * receives requests, unless with PELTON_NO_WAIT. Does not end the call. Errors: PELTON_AGAIN: there is no space; no
- * descriptor becomes readable when there is. */
+/* Sends a part of the reply, which is copied; data may be NULL if size is 0. Waits for space in the client's lane:
+ * therefore not on the thread that receives requests, unless with PELTON_NO_WAIT. Does not end the call. Errors:
+ * PELTON_AGAIN: there is no space; no descriptor becomes readable when there is. */
 PELTON_MUST_USE int pelton_responder_part(pelton_responder *responder, const void *data, size_t size,
                                           int64_t deadline_ns);
 

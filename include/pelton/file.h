@@ -63,13 +63,15 @@ typedef struct pelton_file pelton_file;
  *   SYMLINK                   path: the link's content, path_to: the link
  *   READ_LINK                 path                                        text
  *   MAKE_DIRECTORY            path, mode
- *   LIST                      file: a directory                           text: the next some hundred entries, for
+ *   LIST                      file: a directory, by one LIST at a time    text: the next some hundred entries, for
  *                                                                         pelton_entry_next; empty: the end
  *   COPY                      file, offset, to, offset_to, bytes          count. In the kernel; may share blocks
  *   SEND                      file, offset, bytes, sender,                count. Sends up to bytes of the file as
  *                             message_bytes                               messages of message_bytes; waits for space
  *   RECEIVE                   file, offset, bytes, receiver               count. Writes and releases messages until the
  *                                                                         next one exceeds bytes, or the sender closed
+ *
+ * Fields that a kind does not use are ignored, except memory_count and release: PELTON_OPTION.
  */
 enum pelton_file_operation {
     PELTON_FILE_OPEN = 1,
@@ -100,7 +102,7 @@ enum pelton_file_operation {
 #define PELTON_CURRENT UINT64_MAX
 #define PELTON_AT_END (UINT64_MAX - 1)
 
-/* pelton_operation.accessed_ns and modified_ns: unchanged. */
+/* pelton_operation.accessed_ns and modified_ns: unchanged. 0 is the beginning of 1970. */
 #define PELTON_UNCHANGED INT64_MIN
 
 /* pelton_operation.flags: the next operation of the same submission begins when this one has succeeded. After a
@@ -111,7 +113,7 @@ enum pelton_file_operation {
 /* Called once with an operation's context when neither the kernel nor the engine needs its memory any more: before its
  * completion is returned; after its deadline, in a later call; after the engine was closed, at any time on any thread.
  * It must return, and must not use the engine or wait for a thread that does. Not called if the operation was not
- * accepted, nor in a forked child. */
+ * accepted, if memory_count is 0, nor in a forked child. */
 typedef void (*pelton_release)(void *context);
 
 /* One operation: zero-initialise it, then set what its kind uses. The engine copies it; only `memory` is used after the
@@ -175,8 +177,8 @@ typedef struct pelton_stat {
     int64_t created_ns;  /* INT64_MIN if unknown */
 } pelton_stat;
 
-/* The result of an operation. stat and text belong to the engine, and are valid until completions are taken again, or
- * an operation is run; NULL if there is none. */
+/* The result of an operation. stat and text belong to the engine, and are valid until completions are taken again, an
+ * operation is run, or the engine is closed. file, stat and text are NULL if there is none. */
 typedef struct pelton_file_completion {
     uint64_t token;
     int32_t code;           /* PELTON_OK, PELTON_SYSTEM, or the channel's code, such as PELTON_CLOSED */
@@ -209,15 +211,18 @@ typedef struct pelton_engine_options {
 PELTON_MUST_USE int pelton_engine_open(const pelton_engine_options *options, pelton_engine **out);
 
 /* Carries out one operation and waits for it. With PELTON_FOREVER the calling thread carries it out. Returns the
- * operation's code; *out has its result, also after a failure; out may be NULL, except for PELTON_FILE_OPEN. Not with
- * PELTON_LINKED. Errors: PELTON_AGAIN: the deadline has passed, and it is cancelled; its current step may still be
- * carried out. Without a release function, and with an endpoint, it waits until those are free. PELTON_OPTION: an
- * invalid operation. PELTON_CLOSED_HANDLE. */
+ * operation's code; *out has its result, also if the operation failed, but not after the errors below; out may be NULL,
+ * except for PELTON_FILE_OPEN. Not with PELTON_LINKED. Writing to a pipe or socket without a reader raises SIGPIPE, as
+ * write(2) does; submitted operations raise none. After PELTON_SYSTEM errno has the kernel's number. Errors:
+ * PELTON_AGAIN: the deadline has passed, and it is cancelled; its current step may still be carried out. Without a
+ * release function, and with an endpoint, it waits until those are free. PELTON_OPTION: an invalid operation.
+ * PELTON_CLOSED_HANDLE. */
 PELTON_MUST_USE int pelton_engine_run(pelton_engine *engine, const pelton_operation *operation, int64_t deadline_ns,
                                       pelton_file_completion *out);
 
 /* Submits count operations, or as many as fit in in_flight_max; linked ones all or none. *taken is the number of
- * accepted ones, the first ones, whatever is returned. One system call starts them; while the engine is armed, later
+ * accepted ones, the first ones, also with the errors below. It is not written if the engine cannot be used or a
+ * parameter is NULL: set it to 0 before the call. One system call starts them; while the engine is armed, later
  * submissions of the same tick start together at the next arm. Does not wait; what needs no waiting is done within the
  * call. Errors: PELTON_AGAIN: none fits: take completions. Of the first operation that was not accepted: PELTON_OPTION,
  * PELTON_CLOSED_HANDLE; PELTON_REFUSED: more linked ones than in_flight_max. PELTON_SYSTEM: they are accepted but
@@ -267,18 +272,19 @@ typedef struct pelton_engine_info {
 /* Errors: PELTON_OPTION: struct_bytes is 0, no multiple of 8, or above 4096. */
 int pelton_engine_get_info(pelton_engine *engine, pelton_engine_info *out);
 
-/* Takes over an open descriptor of any kind. name is for messages. Asks the kernel for its kind, which can wait for a
- * file server. Errors: PELTON_SYSTEM: EBADF: it is not open; with another number it was closed. */
+/* Takes over an open descriptor of any kind: it is closed with the file. name is for error details. Asks the kernel for
+ * its kind, which can wait for a file server. Errors: PELTON_NULL: the descriptor remains the caller's. PELTON_SYSTEM:
+ * EBADF: it is not open; with another number it was closed. */
 PELTON_MUST_USE int pelton_file_from_fd(int fd, const char *name, pelton_file **out);
 
-/* The file's descriptor. It is the file's: not to be closed. */
+/* The file's descriptor, which the file owns: not to be closed. Any thread. */
 int pelton_file_fd(const pelton_file *file);
 
 /* ---- Directories ------------------------------------------------------------------------------------------------- */
 
 /* An entry of a directory, without "." and "..". */
 typedef struct pelton_entry {
-    const char *name;  /* ends with a 0; valid as long as the list */
+    const char *name;  /* ends with a 0; any bytes but '/'; valid as long as the list's text */
     uint64_t inode;
     uint32_t kind;     /* enum pelton_file_kind, as far as the directory says */
     uint32_t reserved; /* 0 */

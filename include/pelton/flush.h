@@ -23,8 +23,8 @@
 extern "C" {
 #endif
 
-/* Flushes what a receiver receives. Closing it closes receiver and sink; what the sink does not have stays
- * unreleased. */
+/* Flushes what a receiver receives. Closing it closes receiver and sink, without a flush or sync; what the sink does
+ * not have stays unreleased. */
 typedef struct pelton_flush pelton_flush;
 /* Creates appenders for threads. Appenders stay open when it is closed, except threads' own ones. When it and all
  * appenders are closed, everything is flushed and synced, and the sink is closed: the last pelton_close waits for that,
@@ -55,18 +55,19 @@ typedef struct pelton_chunk {
 typedef struct pelton_record {
     const void *data;    /* aligned to 8, never NULL */
     size_t size;
-    uint64_t lane_id[2];
-    uint32_t seq;
+    uint64_t lane_id[2]; /* as in pelton_chunk, and so are pid and uid */
+    uint32_t seq;        /* the message's number in its lane */
     uint32_t pid;
     uint32_t uid;
     uint32_t reserved;   /* 0 */
 } pelton_record;
 
-/* Returns 0 or more when it has all chunks, which are then released; they must not be read afterwards. A negative
- * number, for instance a negated errno, means that it has taken nothing: the same chunks come again with the next
- * flush, and the flushing function returns PELTON_SINK with the number, negated, in errno. One thread at a time calls
- * it: one that flushes, appends to a full buffer or closes the last appenders, or the library's own. It must return,
- * and must not use the handles that lead to it, or wait for a thread that does. */
+/* Called with the context of the function that created the flush or the appenders. Returns 0 or more when it has all
+ * chunks, which are then released; they must not be read afterwards. A negative number, for instance a negated errno,
+ * means that it has taken nothing: the same chunks come again with the next flush, and the flushing function returns
+ * PELTON_SINK with the number, negated, in errno. One thread at a time calls it: one that flushes, appends to a full
+ * buffer or closes the last appenders, or the library's own. It must return, and must not use the handles that lead to
+ * it, or wait for a thread that does. */
 typedef int (*pelton_write)(void *context, const pelton_chunk *chunks, size_t count);
 
 /* How to write a record file. Format: spec/record-file.md. */
@@ -77,7 +78,8 @@ typedef struct pelton_record_file_options {
                                  so on. 0: never */
     uint64_t sync_bytes;      /* fdatasync after each such number of bytes, without waiting. PELTON_EACH_WRITE: before a
                                  write counts as done. 0: not by size */
-    int64_t sync_interval_ns; /* fdatasync this long after a write. 0: not by time */
+    int64_t sync_interval_ns; /* fdatasync this long after a write, by the flush that comes then: pelton_flush_run and
+                                 the thread of appenders flush in time for it. 0: not by time */
 } pelton_record_file_options;
 
 #define PELTON_RECORD_FILE_OPTIONS_INIT {(uint32_t)sizeof(pelton_record_file_options), 0, 0, 0, 0}
@@ -212,14 +214,15 @@ int pelton_appender_abort(pelton_appender *appender);
 
 /* ---- Reading a record file --------------------------------------------------------------------------------------- */
 
-/* Opens a record file for reading; a writer may continue meanwhile. Does not wait. Errors: PELTON_NOT_A_RECORD_FILE:
- * other content, or a later version. PELTON_SYSTEM. */
+/* Opens a record file for reading; a writer may continue meanwhile. Closing it ends only the reading. Does not wait.
+ * Errors: PELTON_NOT_A_RECORD_FILE: other content, or a later version. PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_records_open(const char *path, pelton_records **out);
 
 /* Reads the next message, in the order of writing; its checksum was verified. data is valid until the next call with
  * the handle. Waits only for the disk. Errors: PELTON_AGAIN: the end of the file; a writer may add more. PELTON_TORN:
- * the rest is not whole: its writer was killed, or is writing now. PELTON_DAMAGED: a damaged part was skipped; the next
- * call continues after it. PELTON_NOT_A_RECORD_FILE: it continues in a later version. */
+ * the rest is not whole: its writer was killed, or is writing now; the next call checks it again. PELTON_DAMAGED: a
+ * damaged part was skipped; the next call continues after it. PELTON_NOT_A_RECORD_FILE: it continues in a later
+ * version. */
 PELTON_MUST_USE int pelton_records_next(pelton_records *records, pelton_record *out);
 
 #ifdef __cplusplus

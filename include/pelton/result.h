@@ -70,7 +70,7 @@ enum pelton_code {
     PELTON_READY = 1
 };
 
-/* Limits of deadline_ns: return immediately; wait without limit. */
+/* Limits of deadline_ns: return immediately, as with any number below 0; wait without limit. */
 #define PELTON_NO_WAIT INT64_C(0)
 #define PELTON_FOREVER INT64_MAX
 
@@ -81,17 +81,20 @@ uint32_t pelton_version(void);
 const char *pelton_code_text(int code);
 
 /* Returns one line about the last failed call of this thread: what was found, what was wanted, what to do. "" if no
- * call failed. PELTON_AGAIN does not set it. Valid until this thread's next pelton call; never freed. After
- * PELTON_SYSTEM, errno has the kernel's number. */
+ * call failed. Calls that succeed, or return PELTON_AGAIN, leave it as it is. Valid until this thread's next pelton
+ * call; never freed. After PELTON_SYSTEM and PELTON_NO_SPACE, errno has the kernel's number. Any thread. */
 const char *pelton_error_detail(void);
 
-/* Returns the deadline timeout_ns from now. A negative timeout has passed; a sum beyond the clock is PELTON_FOREVER. */
+/* Returns the deadline timeout_ns from now. A negative timeout has passed; a sum beyond the clock is PELTON_FOREVER.
+ * Any thread. */
 int64_t pelton_deadline(int64_t timeout_ns);
 
 /* Closes and frees a handle of any kind, also after an error, and while something is reserved or received. Does nothing
- * with NULL. Does not wait, except for the last handle of appenders, and for an engine whose operations use memory
- * without a release function or an endpoint. Each kind's comment has what closing means for the peer. Errors:
- * PELTON_CLOSED_HANDLE. PELTON_FORKED: it is freed, and the parent's handle is unchanged. */
+ * with NULL. Does not wait, except for the last handle of appenders, for a file (pelton_file), and for an engine whose
+ * operations use memory without a release function or an endpoint. Each kind's comment has what closing means for the
+ * peer. Errors: PELTON_CLOSED_HANDLE. PELTON_WRONG_THREAD: it remains open, since an operation on a file or another
+ * thread uses it, or another thread has the responder's reservation. PELTON_FORKED: it is freed, and the parent's
+ * handle is unchanged. PELTON_INTERNAL: it is freed. */
 int pelton_close(void *handle);
 
 #ifdef __cplusplus
