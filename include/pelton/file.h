@@ -113,7 +113,7 @@ enum pelton_file_operation {
 /* Called once with an operation's context when neither the kernel nor the engine needs its memory any more: before its
  * completion is returned; after its deadline, in a later call; after the engine was closed, at any time on any thread.
  * It must return, and must not use the engine or wait for a thread that does. Not called if the operation was not
- * accepted, if memory_count is 0, nor in a forked child. */
+ * accepted, nor in a forked child. */
 typedef void (*pelton_release)(void *context);
 
 /* One operation: zero-initialise it, then set what its kind uses. The engine copies it; only `memory` is used after the

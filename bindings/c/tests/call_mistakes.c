@@ -264,6 +264,9 @@ static void options_are_checked(void) {
     listening.clients_max = 1025;
     FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "clients_max is 1025, wanted 1 to 1024");
     listening.clients_max = 0;
+    listening.memory_bytes_max = 1000;
+    FAILS(pelton_service_open(name, &listening, &service), PELTON_OPTION, "memory_bytes_max is 1000, wanted at least");
+    listening.memory_bytes_max = 0;
     options.reserved = 1;
     FAILS(pelton_client_open(name, &options, &client), PELTON_OPTION, "reserved is 1");
     options.reserved = 0;

@@ -469,6 +469,9 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     CHECK(released[1] == 1);
     RETURNS(pelton_engine_run(engine, LENT(transfer(PELTON_FILE_READ, file, &memory[2], 1, UINT64_MAX - 7), 2), SOON, &out), PELTON_SYSTEM);
     CHECK(released[2] == 1 && out.error == EINVAL);
+    /* Also where there is no memory. */
+    OK(pelton_engine_run(engine, LENT(transfer(PELTON_FILE_WRITE, file, NULL, 0, 0), 7), SOON, &out));
+    CHECK(released[7] == 1 && out.count == 0);
     /* What is not taken is not released. */
     asked.kind = 99;
     FAILS(pelton_engine_submit(engine, &asked, 1, &taken), PELTON_OPTION, "enum pelton_file_operation");
@@ -502,7 +505,7 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     CHECK(ioctl(ends[0], FIONREAD, &unread) == 0 && unread == 5);
     for (int i = 5; i < 8; i++)
         for (size_t at = 0; at < sizeof bytes[i]; at++) CHECK(bytes[i][at] == 0);
-    for (int i = 0; i < 7; i++) CHECK(released[i] == 1);
+    for (int i = 0; i < 8; i++) CHECK(released[i] == 1);
     OK(pelton_close(idle));
     OK(pelton_close(file));
     CHECK(close(ends[1]) == 0 && unlink(path) == 0);

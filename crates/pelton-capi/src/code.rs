@@ -81,6 +81,10 @@ pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
 /// The code of an error, which becomes the detail.
 #[cold]
 pub fn of(error: &Error) -> c_int {
+    // The only option of a library's error that has another name in C.
+    if let Error::Option { option: "memory", found, wanted } = error {
+        return wrong("memory_bytes_max", found, wanted);
+    }
     let code = match error {
         Error::Closed { .. } => CLOSED,
         Error::PeerDied { .. } => PEER_DIED,

@@ -237,7 +237,8 @@ impl COperation {
     fn transfer(&self, direction: Direction, in_use: &InUse) -> Answer<Operation> {
         let file = self.file()?;
         let (rest, last) = match self.pieces() {
-            [] => (&[][..], Buffer::from(Vec::new())),
+            // A piece of no bytes releases too.
+            [] => (&[][..], self.last_piece(&libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }, in_use)),
             [rest @ .., last] => (rest, self.last_piece(last, in_use)),
         };
         if rest.is_empty() {
