@@ -14,10 +14,12 @@ int main(int argc, char **argv) {
     if ((code = pelton_receiver_open(argv[1], NULL, &receiver)) == PELTON_OK) {
         code = pelton_sender_open(argv[2], NULL, &sender);
     }
-    while (code == PELTON_OK && (code = pelton_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
-        code = pelton_take_descriptors(receiver, fds, 64, &count);
-        if (code == PELTON_OK) code = pelton_send_descriptors(sender, message.data, message.size, fds, count, PELTON_FOREVER);
-        if (code == PELTON_OK) code = pelton_release(receiver);
+    while (code == PELTON_OK && (code = pelton_receiver_receive(receiver, PELTON_FOREVER, &message)) == PELTON_OK) {
+        code = pelton_receiver_take_descriptors(receiver, fds, 64, &count);
+        if (code == PELTON_OK) {
+            code = pelton_sender_send_descriptors(sender, message.data, message.size, fds, count, PELTON_FOREVER);
+        }
+        if (code == PELTON_OK) code = pelton_receiver_release(receiver);
         while (code == PELTON_OK && count > 0) close(fds[--count]);
     }
     if (code != PELTON_CLOSED) {
