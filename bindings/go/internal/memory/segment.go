@@ -4,6 +4,8 @@ package memory
 
 import (
 	"fmt"
+	"io"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"pelton/internal/fail"
@@ -121,25 +123,32 @@ func (s *Segment) Discard(from, to uint64) error {
 	return unix.Fallocate(s.FD, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
 }
 
-// CopyTo copies a range to the same offsets of a segment of the same size, except pages that were never written:
-// reading those would allocate them.
+// CopyTo copies a range to the same offsets of a new segment of the same size, all zeros. It omits pages of zeros.
+//
+// It reads by the descriptor: a load from the mapping would allocate a page for each hole. SEEK_DATA would find the
+// holes, but waits for a lock of the file, which a peer can hold for ever.
 func (s *Segment) CopyTo(other *Segment, from, to uint64) error {
-	page := uint64(unix.Getpagesize())
+	const page, piece = 4096, 64 << 10
+	buffer := make([]byte, piece)
 	for from < to {
-		data, err := unix.Seek(s.FD, int64(from), unix.SEEK_DATA)
-		if err == unix.ENXIO || err == nil && uint64(data) >= to {
-			return nil
+		// Pieces end at multiples of their size, so that the parts of one are pages.
+		read, err := unix.Pread(s.FD, buffer[:min(to-from, piece-from%piece)], int64(from))
+		if err == unix.EINTR {
+			continue
 		}
-		hole := int64(0)
-		if err == nil {
-			hole, err = unix.Seek(s.FD, data, unix.SEEK_HOLE)
+		if err == nil && read == 0 {
+			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
-			return fail.System("finding what was written in a memfd", err)
+			return fail.System("copying a lane", err)
 		}
-		// At least to the end of the page, even if a peer has released it since: so this ends.
-		from = min(max(uint64(hole), uint64(data)/page*page+page), to)
-		copy(other.Bytes[data:from], s.Bytes[data:from])
+		for rest := buffer[:read]; len(rest) > 0; {
+			part := rest[:min(uint64(len(rest)), page-from%page)]
+			if slices.ContainsFunc(part, func(b byte) bool { return b != 0 }) {
+				copy(other.Bytes[from:], part)
+			}
+			rest, from = rest[len(part):], from+uint64(len(part))
+		}
 	}
 	return nil
 }
