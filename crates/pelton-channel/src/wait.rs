@@ -243,7 +243,9 @@ impl Spin {
 
     /// The time of the next busy-poll. A long one takes no longer than the usual: the user may have set that limit.
     fn busy_poll_time(&self, most: Duration, bytes: u64) -> Duration {
-        let most = (most + Duration::from_nanos(bytes / BYTES_PER_NS)).min(most * BUSY_POLL_TIMES);
+        let longer = most.saturating_add(Duration::from_nanos(bytes / BYTES_PER_NS));
+        // A day at most, which the clock can represent.
+        let most = longer.min(most.saturating_mul(BUSY_POLL_TIMES)).min(Duration::from_secs(86_400));
         self.time(most, most)
     }
 
@@ -521,6 +523,7 @@ mod tests {
         assert_eq!(time(&spin, 0), BUSY_POLL);
         assert_eq!(time(&spin, 40_000), BUSY_POLL + Duration::from_micros(10));
         assert_eq!(time(&spin, u64::MAX), BUSY_POLL * BUSY_POLL_TIMES);
+        assert_eq!(spin.busy_poll_time(Duration::MAX, u64::MAX), Duration::from_secs(86_400));
         spin.has_failed();
         assert_eq!(time(&spin, 0), BUSY_POLL, "the first retry takes as long");
         spin.has_failed();
