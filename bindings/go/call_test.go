@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"pelton/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
 )
 
 // served is a service that answers by the handler until the test ends.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"pelton/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
 )
 
 // What a service keeps for its clients: replies that wait for space, and requests of which some pieces have come.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"pelton/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
 )
 
 // Calls when goroutines, or the two sides, meet at the wrong moment.

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/names"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/names"
 )
 
 func TestMessagesOfAllSizesComeInOrderWhicheverSideListens(t *testing.T) {

@@ -7,17 +7,17 @@ import (
 	"slices"
 	"sync"
 
-	"pelton/internal/calls"
-	"pelton/internal/doorbell"
-	"pelton/internal/fail"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
-	"pelton/internal/memory"
-	"pelton/internal/names"
-	"pelton/internal/packet"
-	"pelton/internal/wait"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/names"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 )
 
 // Client calls a [Service]. Any number of goroutines use it at a time. Up to 1,024 calls are in flight, and replies

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
 )
 
 // Discovery of the services of one name. The client reads the name's directory when a link has ended or drains, when

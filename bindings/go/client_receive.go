@@ -4,9 +4,9 @@ import (
 	"errors"
 	"slices"
 
-	"pelton/internal/calls"
-	"pelton/internal/fail"
-	"pelton/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
 // What a client receives: replies, by their calls, and the notices of a service that drains or ends. All of it under

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"slices"
 
-	"pelton/internal/calls"
-	"pelton/internal/fail"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 )
 
 // What a client sends, and by which link; its stash of replies; cancelling. All of it under the client's lock.

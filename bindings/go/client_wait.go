@@ -5,11 +5,11 @@ import (
 	"errors"
 	"slices"
 
-	"pelton/internal/calls"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/wait"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 )
 
 // How the goroutines of a client wait. One of them leads and polls for all; it hands that on when its own condition

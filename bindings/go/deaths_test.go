@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/memory"
-	"pelton/internal/packet"
 )
 
 // Both sides are Go's; interop_test.go has the same with Rust's.

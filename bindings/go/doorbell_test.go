@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/doorbell"
-	"pelton/internal/kernel"
 )
 
 // Doorbells, and peers that misuse them.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"strings"
 
-	"pelton/internal/fail"
-	"pelton/internal/lane"
-	"pelton/internal/packet"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 )
 
 // The errors of this package, for errors.Is. The text of a returned error has the details: what was found, what was

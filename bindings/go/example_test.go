@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 // name is a place for an example's socket.

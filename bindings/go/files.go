@@ -4,11 +4,11 @@ import (
 	"context"
 	"os"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/wait"
 )
 
 // Descriptors that travel with messages: over the socket, before the message is committed. spec/protocol.md,

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"pelton/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 )
 
 func TestManySendersAreServedByTurnsEachInOrder(t *testing.T) {

@@ -1,4 +1,4 @@
-module pelton
+module github.com/pelton-ipc/pelton/bindings/go
 
 go 1.26.0
 

@@ -15,13 +15,13 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
-	"pelton/internal/doorbell"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/memory"
-	"pelton/internal/packet"
 )
 
 // Peers that send descriptors whose close blocks, or whose file system does not answer: they may delay themselves,

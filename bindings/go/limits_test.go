@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/memory"
-	"pelton/internal/packet"
 )
 
 // What a side takes from a peer, and the memory that all peers have together.

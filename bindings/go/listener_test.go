@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
-	"pelton/internal/packet"
 )
 
 // A listener that accepts one peer at a time, and connections that send nothing.

@@ -3,9 +3,9 @@ package pelton
 import (
 	"testing"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/window"
 	"golang.org/x/sys/unix"
-	"pelton/internal/lane"
-	"pelton/internal/window"
 )
 
 func TestAWindowThatShrinksGivesItsMemoryBack(t *testing.T) {

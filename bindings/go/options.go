@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"log"
 
-	"pelton/internal/directory"
-	"pelton/internal/fail"
-	"pelton/internal/handshake"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 )
 
 // Wait says how a call waits.

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 	"golang.org/x/sys/unix"
-	"pelton/internal/directory"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/link"
-	"pelton/internal/wait"
 )
 
 // openChannel opens the directory, or creates it, or waits until it exists.

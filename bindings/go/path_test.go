@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
 	"golang.org/x/sys/unix"
-	"pelton/internal/directory"
 )
 
 // inMemory is the prefix of names in /dev/shm: run-tests searches for those that are left.

@@ -10,15 +10,15 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"pelton/internal/directory"
-	"pelton/internal/doorbell"
-	"pelton/internal/fail"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/link"
-	"pelton/internal/memory"
-	"pelton/internal/wait"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 )
 
 // Receiver is the receiving endpoint of a channel. One goroutine at a time uses it; any may call Close and

@@ -6,14 +6,14 @@ import (
 	"io"
 	"sync/atomic"
 
-	"pelton/internal/directory"
-	"pelton/internal/fail"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/link"
-	"pelton/internal/wait"
-	"pelton/internal/window"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/window"
 )
 
 // Sender is the sending endpoint of a channel. One goroutine at a time uses it; any may call Close at any time.

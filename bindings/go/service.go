@@ -9,15 +9,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"pelton/internal/calls"
-	"pelton/internal/doorbell"
-	"pelton/internal/fail"
-	"pelton/internal/handshake"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
-	"pelton/internal/packet"
-	"pelton/internal/wait"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 )
 
 // Service answers requests from all clients that connect under its name, up to 1,024. [Service.Serve] handles each

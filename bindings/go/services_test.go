@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/names"
 	"golang.org/x/sys/unix"
-	"pelton/internal/kernel"
-	"pelton/internal/names"
 )
 
 // Services that end, and several of one name.

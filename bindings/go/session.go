@@ -7,13 +7,13 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"pelton/internal/calls"
-	"pelton/internal/doorbell"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/limits"
-	"pelton/internal/link"
-	"pelton/internal/wait"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 )
 
 // session is a client of a service: its lane of replies, and which of its calls are open. Replies without space wait

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/kernel"
 )
 
 // A process that listens and runs out of descriptors: it refuses new peers, keeps those that it has, and continues

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"pelton/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
 )
 
 // spec/vectors/calls.json, on a real link one side of which breaks the rules.

@@ -2,8 +2,8 @@ module conformance
 
 go 1.26.0
 
-require pelton v0.0.0
+require github.com/pelton-ipc/pelton/bindings/go v0.0.0
 
 require golang.org/x/sys v0.49.0 // indirect
 
-replace pelton => ../../bindings/go
+replace github.com/pelton-ipc/pelton/bindings/go => ../../bindings/go

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 // messages are slices of the repeated alphabet.

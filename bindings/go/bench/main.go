@@ -26,7 +26,7 @@ import (
 	"strings"
 	"time"
 
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 var (

@@ -20,7 +20,7 @@ import (
 	"time"
 	_ "unsafe" // for the clock
 
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 // A side of `./run bench`: stream and call, by pelton, by a Unix stream socket, by net/rpc. The contract is that of

@@ -21,8 +21,8 @@ import (
 	"time"
 	"unsafe"
 
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 	"golang.org/x/sys/unix"
-	"pelton"
 )
 
 // The journal's words.

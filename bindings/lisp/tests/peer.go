@@ -7,7 +7,7 @@ import (
 	"os"
 	"time"
 
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 func check(err error) {

@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 func main() {

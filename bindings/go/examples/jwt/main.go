@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
-	"pelton"
+	pelton "github.com/pelton-ipc/pelton/bindings/go"
 )
 
 var (

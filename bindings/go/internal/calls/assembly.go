@@ -1,7 +1,7 @@
 package calls
 
 import (
-	"pelton/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 )
 
 // Assembly is a message of which some pieces have come. It has begun if it has a kind.

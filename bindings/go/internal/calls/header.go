@@ -5,7 +5,7 @@ package calls
 import (
 	"encoding/binary"
 
-	"pelton/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
 const (

@@ -3,12 +3,12 @@ package calls
 import (
 	"slices"
 
-	"pelton/internal/doorbell"
-	"pelton/internal/handshake"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
-	"pelton/internal/memory"
-	"pelton/internal/window"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/window"
 )
 
 // Queued is a message that waits for space in a lane.

@@ -1,8 +1,8 @@
 package directory
 
 import (
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"golang.org/x/sys/unix"
-	"pelton/internal/memory"
 )
 
 func checkFileSize(bytes uint64) error {

@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
 )
 
 // makeFile creates a file with the channel's permission bits, whatever the umask, and returns its descriptor.

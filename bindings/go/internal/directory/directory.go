@@ -15,11 +15,11 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/memory"
 )
 
 // The doorbell files and the liveness files: of a lane, see ofLane, and of the receiver.

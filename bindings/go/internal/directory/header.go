@@ -11,10 +11,10 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/lane"
-	"pelton/internal/packet"
 )
 
 const (

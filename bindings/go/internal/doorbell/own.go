@@ -8,9 +8,9 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
 )
 
 // Own is what one side sleeps on. A local wake from this process sets a deadline that has passed, which no peer can

@@ -4,9 +4,9 @@ import (
 	"syscall"
 	"unsafe"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
 )
 
 // Peer is a peer's doorbell, which this side rings.

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"pelton/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
 // The sentinels. Package pelton documents them.

@@ -9,15 +9,15 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
-	"pelton/internal/doorbell"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
-	"pelton/internal/link"
-	"pelton/internal/memory"
-	"pelton/internal/packet"
 )
 
 // CallMessageMin is the smallest message limit of a call link's lane.

@@ -3,9 +3,9 @@ package handshake
 import (
 	"math/bits"
 
-	"pelton/internal/lane"
-	"pelton/internal/limits"
-	"pelton/internal/packet"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 )
 
 // ExchangeHello sends and receives HELLO, and returns the peer's. A listener decides what it takes once it knows the

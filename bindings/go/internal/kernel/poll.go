@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
 )
 
 // Descriptor is a non-blocking descriptor, registered with the runtime's poller: a goroutine that waits for it is

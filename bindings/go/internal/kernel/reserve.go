@@ -6,8 +6,8 @@ import (
 	"os"
 	"sync"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
 )
 
 // IsShortage reports whether the system had no descriptor, or no memory, to accept a connection.

@@ -3,7 +3,7 @@ package limits
 import (
 	"sync"
 
-	"pelton/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 )
 
 // PeerFraction: a new peer may have this part of what is left, so that the first ones get most, and some is left for

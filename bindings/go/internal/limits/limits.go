@@ -4,7 +4,7 @@
 package limits
 
 import (
-	"pelton/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
 // Limits are the largest lane, and the largest message in it, that a side takes.

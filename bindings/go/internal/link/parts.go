@@ -3,11 +3,11 @@ package link
 import (
 	"slices"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"golang.org/x/sys/unix"
-	"pelton/internal/doorbell"
-	"pelton/internal/kernel"
-	"pelton/internal/limits"
-	"pelton/internal/memory"
 )
 
 // Parts owns what the making of an endpoint creates and receives, and releases all of it unless it succeeds.

@@ -3,7 +3,7 @@ package link
 import (
 	"sync/atomic"
 
-	"pelton/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 )
 
 // PathPeer is the process at the other end of a path channel's lane, now or later. Two things report it: its liveness

@@ -4,7 +4,7 @@ import (
 	"os"
 	"sync/atomic"
 
-	"pelton/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
 // NewProducerPage creates a producer's page.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"golang.org/x/sys/unix"
-	"pelton/internal/lane"
 )
 
 func TestACopyAllocatesOnlyWhatWasWritten(t *testing.T) {

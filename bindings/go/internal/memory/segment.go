@@ -7,9 +7,9 @@ import (
 	"io"
 	"slices"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/lane"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
 )
 
 // clear removes a socket where no process listens. It fails if one does.

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"golang.org/x/sys/unix"
-	"pelton/internal/fail"
-	"pelton/internal/kernel"
 )
 
 // Name is the parsed name of a channel.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode"
 
-	"pelton/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 )
 
 // Version is this library's name and version, for messages.

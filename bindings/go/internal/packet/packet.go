@@ -6,9 +6,9 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"pelton/internal/fail"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 )
 
 // Takes returns what a receiver, a client or a service declared that it takes.

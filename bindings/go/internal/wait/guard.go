@@ -4,7 +4,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"pelton/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 )
 
 // Guard admits one goroutine at a time to a handle. Close waits for no call: whichever goroutine leaves last tears

@@ -17,9 +17,9 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"golang.org/x/sys/unix"
-	"pelton/internal/doorbell"
-	"pelton/internal/fail"
 )
 
 // Side is one side of a channel and the condition that it waits for.

@@ -8,12 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"golang.org/x/sys/unix"
-	"pelton/internal/directory"
-	"pelton/internal/fail"
-	"pelton/internal/lane"
-	"pelton/internal/limits"
-	"pelton/internal/memory"
 )
 
 const (

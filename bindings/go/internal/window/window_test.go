@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"pelton/internal/lane"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
 // simulated is a sender with a simulated clock.
