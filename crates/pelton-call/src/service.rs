@@ -13,7 +13,9 @@ use super::session::{ServiceShared, Session};
 use super::sessions::{SessionSlot, Sessions};
 use crate::body::{Body, Flag, RECORDS_PER_POLL};
 use pelton_channel::options::{Options, maker};
-use pelton_channel::raw::{BUSY_POLL, Item, Polled, Replies, Settings, Side, Spin, busy_poll, gather_with, wait};
+use pelton_channel::raw::{
+    BUSY_POLL, Item, LastRing, Polled, Replies, Settings, Side, Spin, busy_poll, gather_with, wait,
+};
 use pelton_channel::{Armed, Deadline, Error, Listener, Receiver, Result};
 use pelton_lane::Record;
 use pelton_os::{LocalWake, Ready, locked};
@@ -569,6 +571,10 @@ impl Polled for Service {
 
     fn spin(&mut self) -> &mut Spin {
         Polled::spin(&mut self.requests)
+    }
+
+    fn last_ring(&self) -> Option<LastRing> {
+        self.requests.last_ring()
     }
 }
 

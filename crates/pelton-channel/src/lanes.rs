@@ -336,6 +336,13 @@ impl Lane {
         self.end.is_none() && self.link.peer().is_some()
     }
 
+    /// Rings the sender, which waits for space.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wake_sender(&self) {
+        self.link.wake_peer(|processor, at| self.consumer.note_ring(processor, at));
+    }
+
     /// Finds the sender of a lane that this side has just opened, and rings it. Does not report an earlier sender that
     /// has gone and has left no message.
     pub(crate) fn find_and_ring_sender(&mut self, doorbells: &Doorbells, spin: &mut Spin) -> Result<()> {

@@ -127,6 +127,14 @@ impl Link {
         failpoint("ring: after");
     }
 
+    /// Rings a peer that sleeps. `note` stores the processor and the time of the ring for the peer's next wait.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wake_peer(&self, note: impl FnOnce(Option<u32>, u64)) {
+        note(pelton_os::processor(), pelton_os::monotonic_ns());
+        self.ring_peer();
+    }
+
     /// Descriptors that report the peer's end when they are polled.
     pub(crate) fn liveness(&self) -> [Option<BorrowedFd<'_>>; 2] {
         self.transport.liveness()

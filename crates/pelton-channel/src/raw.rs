@@ -29,7 +29,7 @@ pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
 pub use crate::wait::{BUSY_POLL, Polled, Side, Spin, busy_poll, wait};
 use pelton_lane::{Chunk, Wake};
-pub use pelton_lane::{Record, ReservedSpace};
+pub use pelton_lane::{LastRing, Record, ReservedSpace};
 use pelton_os::Peer;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -93,7 +93,10 @@ impl Sender {
     pub fn commit_unchecked(&mut self, space: ReservedSpace, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
             Wake::None if !self.parts.lane.tail().seq.is_multiple_of(CHECK_AFTER) => {}
-            Wake::Ring => self.parts.link.ring_peer(),
+            Wake::Ring => {
+                let lane = &self.parts.lane;
+                self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));
+            }
             wake => self.after_publishing(wake),
         }
     }
@@ -584,7 +587,7 @@ impl Receiver {
     pub fn release_chunks(&mut self) {
         for lane in self.lanes.iter_mut() {
             if lane.consumer.has_taken() && lane.consumer.release_taken() == Wake::Ring {
-                lane.link.ring_peer();
+                lane.wake_sender();
             }
         }
     }

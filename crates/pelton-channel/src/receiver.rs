@@ -22,7 +22,7 @@ use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use backoff::Backoff;
 use crossbeam_queue::SegQueue;
 use message::Returned;
-use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
+use pelton_lane::{LaneError, LastRing, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;
 use pelton_os::Peer;
 use pelton_os::{Ready, ReceivedFd};
@@ -577,7 +577,7 @@ impl Receiver {
             self.drop_descriptors(record);
         }
         if self.lanes.current.consumer.release(record) == Wake::Ring {
-            self.lanes.current.link.ring_peer();
+            self.lanes.current.wake_sender();
         }
         self.count_to_quantum(record);
     }
@@ -625,7 +625,7 @@ impl Receiver {
             if let Some(lane) = self.lanes.find(number)
                 && lane.consumer.release_held(ticket) == Wake::Ring
             {
-                lane.link.ring_peer();
+                lane.wake_sender();
             }
         }
     }
@@ -909,6 +909,11 @@ impl Polled for Receiver {
 
     fn spin(&mut self) -> &mut Spin {
         &mut self.endpoint.spin
+    }
+
+    /// With several senders, the ring of the one that was served last.
+    fn last_ring(&self) -> Option<LastRing> {
+        Some(self.lanes.current.consumer.producer_page().last_ring())
     }
 }
 

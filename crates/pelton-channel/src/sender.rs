@@ -18,7 +18,8 @@ use crate::settings::Settings;
 use crate::transport::Found;
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use pelton_lane::{
-    CAPACITY_MIN, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end, record_bytes,
+    CAPACITY_MIN, LaneError, LastRing, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
+    record_bytes,
 };
 use pelton_os as os;
 use pelton_os::Peer;
@@ -322,7 +323,8 @@ impl Sender {
     #[inline(never)]
     pub(crate) fn after_publishing(&mut self, wake: Wake) {
         if wake == Wake::Ring {
-            self.parts.link.ring_peer();
+            let lane = &self.parts.lane;
+            self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));
         }
         if self.window.is_pause_overdue(os::monotonic_ns) {
             self.sample_window(self.parts.lane.sent_bytes());
@@ -949,6 +951,10 @@ impl Polled for FreeSpace<'_> {
 
     fn spin(&mut self) -> &mut Spin {
         &mut self.sender.endpoint.spin
+    }
+
+    fn last_ring(&self) -> Option<LastRing> {
+        Some(self.sender.parts.lane.consumer_page().last_ring())
     }
 }
 

@@ -1,7 +1,7 @@
 //! How a side waits: it spins briefly, then sleeps in poll on its doorbell and on the liveness of its peer.
 
 use crate::error::Result;
-use pelton_lane::failpoint;
+use pelton_lane::{LastRing, failpoint};
 use pelton_os::{self as os, Ready};
 use std::time::{Duration, Instant};
 
@@ -147,6 +147,8 @@ pub trait Polled {
     fn may_be_ready(&self) -> bool;
     /// The adaptive spin before a sleep.
     fn spin(&mut self) -> &mut Spin;
+    /// The last ring of the peer that this side waits for, if there is one.
+    fn last_ring(&self) -> Option<LastRing>;
 }
 
 /// One side of a channel and the condition that it waits for.
@@ -168,55 +170,65 @@ pub trait Side: Polled {
     fn is_peer_known_gone(&mut self) -> Result<bool>;
 }
 
-/// A sleep costs some microseconds, and a wake-up costs about as much. A longer spin cannot pay.
-const SPIN_MAX: Duration = Duration::from_micros(10);
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
-/// Each failed spin halves the next ones, at most this many times: down to 1/16.
-const SHORTEST: u32 = 4;
-/// After these numbers of failed spins, one long spin follows: long enough for a sleeping peer to wake up and reply.
-/// Without it, two sides that wait for each other would never spin again after both have slept. The first long spin
-/// follows the first failure; later ones are so rare that they cost 0.2 µs per sleep.
-const LONG_AFTER: [u32; 2] = [1, 256];
-/// After this number of failed spins, a wait polls only once, until the next long spin. Even the longest ordinary spin
-/// is too short for this peer.
-const NONE_AFTER: u32 = 16;
-const SPIN_LONG: Duration = Duration::from_micros(50);
 
-/// How long an event loop busy-polls before it arms and sleeps. That costs it more than a blocking wait: it arms,
-/// returns to its loop, sleeps in epoll, and disarms. On a virtual machine these take 25 to 40 µs of processor time.
-pub const BUSY_POLL: Duration = Duration::from_micros(20);
+/// A busy-poll lasts at most this many times as long as a wake-up has taken lately. It is worth more than one wake-up:
+/// a side that does not sleep also spares its peer the ring.
+const WAKE_UPS: u32 = 3;
+/// A busy-poll lasts at least this long, if it takes place.
+const BUSY_POLL_MIN: Duration = Duration::from_micros(5);
+/// And at most this long. A wake-up of a halted processor takes up to 50 µs on a virtual machine.
+pub const BUSY_POLL: Duration = Duration::from_micros(50);
+/// The time of a wake-up that is assumed before the first one.
+const WAKE_UP_FIRST: Duration = Duration::from_micros(17);
+/// A measured wake-up counts for no longer than this: it may include other threads' time slices.
+const WAKE_UP_MAX: Duration = Duration::from_micros(100);
 /// A large message takes longer, because each side copies it: the time is a nanosecond longer for this number of bytes.
 /// At 100 KiB the sides of a call copied for some 20 µs each.
 const BYTES_PER_NS: u64 = 4;
 /// But at most this number of times as long. Beyond it, a sleep costs little beside the copies.
 const BUSY_POLL_TIMES: u32 = 5;
 
-/// On one processor, a thread yields before it sleeps, so that its peer finishes its work. A sleep instead would let
-/// the wake-up interrupt the peer at each message. But the kernel may give the yielded processor to an unrelated thread
-/// for milliseconds, where a woken sleeper would run first. A yield that takes longer than this limit shows that.
-const YIELD_MAX: Duration = Duration::from_micros(500);
-/// After such a long yield, this number of waits do not yield. Each further long yield doubles the number.
-const YIELD_REST: u32 = 1024;
-/// At most this many doublings of `YIELD_REST`.
-const YIELD_DOUBLINGS_MAX: u32 = 6;
+/// From this score on, each wait busy-polls. Below it, only some do, as probes.
+const SCORE_GOOD: u8 = 4;
+/// The score at first, and after a probe that paid.
+const SCORE_FIRST: u8 = 10;
+const SCORE_MAX: u8 = 16;
+/// The waits from one probe to the next, at first. Each probe that fails doubles them, up to `PROBE_LAST`.
+const PROBE_FIRST: u16 = 8;
+const PROBE_LAST: u16 = 64;
 
-/// Adaptive spinning before a sleep: it is longer if spinning was useful lately.
+/// How long a side busy-polls before it sleeps: about as long as its wake-ups take, unless that was useless lately, or
+/// its peer shares its processor. docs/decisions/0037-busy-machine.md.
 #[derive(Debug)]
 pub struct Spin {
     wait: Wait,
+    /// This process and the peer have only one processor.
     one_processor: bool,
-    /// Failed spins since the last useful or long one.
-    failed: u32,
-    /// The waits left that do not yield, and the doublings of their number.
-    rest: u32,
-    doublings: u32,
+    /// At the last wait, the peer's last ring came from this processor: the peer cannot run while this side polls.
+    shares_processor: bool,
+    /// How useful busy-polls were lately.
+    score: u8,
+    /// Waits without a busy-poll since the last probe, and from one probe to the next.
+    skipped: u16,
+    interval: u16,
+    /// The average time from a ring to the end of the sleep.
+    wake_up: Duration,
 }
 
 impl Spin {
     /// Creates the spin of a side that waits for `peer` in the way `wait`.
     pub fn new(wait: Wait, peer: Option<pelton_os::Peer>) -> Spin {
-        let mut spin = Spin { wait, one_processor: false, failed: 0, rest: 0, doublings: 0 };
+        let mut spin = Spin {
+            wait,
+            one_processor: false,
+            shares_processor: false,
+            score: SCORE_FIRST,
+            skipped: 0,
+            interval: PROBE_FIRST,
+            wake_up: WAKE_UP_FIRST,
+        };
         spin.set_peer(peer);
         spin
     }
@@ -228,64 +240,62 @@ impl Spin {
         }
     }
 
-    fn longest(&self) -> Duration {
-        self.time(SPIN_MAX, SPIN_LONG)
-    }
-
-    /// The time of the next spin, by the outcomes of the last ones.
-    fn time(&self, usual: Duration, long: Duration) -> Duration {
-        match self.failed {
-            failed if LONG_AFTER.contains(&failed) => long,
-            NONE_AFTER.. => Duration::ZERO,
-            failed => usual / (1 << failed.min(SHORTEST)),
+    /// The time of the next busy-poll: zero for none. `ring`: the peer's last one. Call this once per wait.
+    fn next_time(&mut self, ring: Option<LastRing>) -> Duration {
+        let ringer = ring.and_then(|ring| ring.processor);
+        self.shares_processor = self.one_processor || ringer.is_some() && ringer == os::processor();
+        if self.shares_processor {
+            return Duration::ZERO;
         }
-    }
-
-    /// The time of the next busy-poll. A long one takes no longer than the usual: the user may have set that limit.
-    fn busy_poll_time(&self, most: Duration, bytes: u64) -> Duration {
-        let longer = most.saturating_add(Duration::from_nanos(bytes / BYTES_PER_NS));
-        // A day at most, which the clock can represent.
-        let most = longer.min(most.saturating_mul(BUSY_POLL_TIMES)).min(Duration::from_secs(86_400));
-        self.time(most, most)
+        if self.score < SCORE_GOOD {
+            self.skipped += 1;
+            if self.skipped < self.interval {
+                return Duration::ZERO;
+            }
+            self.skipped = 0;
+        }
+        (self.wake_up * WAKE_UPS).clamp(BUSY_POLL_MIN, BUSY_POLL)
     }
 
     fn has_paid(&mut self) {
-        let was_long = LONG_AFTER.contains(&self.failed);
-        self.failed = if was_long { 0 } else { self.failed.min(SHORTEST).saturating_sub(1) };
+        if self.score < SCORE_GOOD {
+            (self.score, self.interval) = (SCORE_FIRST, PROBE_FIRST);
+        } else {
+            self.score = (self.score + 1).min(SCORE_MAX);
+        }
     }
 
     fn has_failed(&mut self) {
-        self.failed = if self.failed == LONG_AFTER[1] { SHORTEST } else { self.failed + 1 };
-    }
-
-    fn may_yield(&mut self) -> bool {
-        let may = self.rest == 0;
-        self.rest = self.rest.saturating_sub(1);
-        may
-    }
-
-    fn has_yielded(&mut self, took: Duration) {
-        if took > YIELD_MAX {
-            self.rest = YIELD_REST << self.doublings;
-            self.doublings = (self.doublings + 1).min(YIELD_DOUBLINGS_MAX);
+        if self.score >= SCORE_GOOD {
+            self.score -= 2;
         } else {
-            self.doublings = self.doublings.saturating_sub(1);
+            self.interval = (self.interval * 2).min(PROBE_LAST);
         }
+    }
+
+    /// Notes the time from the peer's ring to now, the end of the sleep.
+    fn has_woken(&mut self, ring: Option<LastRing>) {
+        let Some(ring) = ring else { return };
+        // The peer may have written any time, and a time namespace has a clock of its own.
+        let took = Duration::from_nanos(os::monotonic_ns().saturating_sub(ring.at_ns)).min(WAKE_UP_MAX);
+        self.wake_up = (self.wake_up * 7 + took) / 8;
     }
 
     /// Polls before the actual wait.
     #[inline(always)]
     pub fn first_polls(&self) -> u32 {
-        if self.one_processor { 0 } else { LOADS_PER_CLOCK }
+        if self.shares_processor { 0 } else { LOADS_PER_CLOCK }
     }
 }
 
 /// Waits until the condition of `side` holds. Returns false at the deadline.
 #[cold]
 pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
+    let ring = side.last_ring();
+    let time = side.spin().next_time(ring);
     let spins_only = side.spin().wait == Wait::Spin;
-    let one_processor = side.spin().one_processor;
-    if spins_only || !one_processor {
+    if spins_only || !time.is_zero() {
+        let one_processor = side.spin().one_processor;
         let mut until = None;
         loop {
             if poll_repeatedly(side)? {
@@ -303,13 +313,11 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
                 if one_processor {
                     std::thread::yield_now();
                 }
-            } else if now >= *until.get_or_insert_with(|| now + side.spin().longest()) {
+            } else if now >= *until.get_or_insert_with(|| now + time) {
                 break;
             }
         }
         side.spin().has_failed();
-    } else if yield_once(side)? {
-        return Ok(true);
     }
     loop {
         if !side.arm()? {
@@ -325,8 +333,12 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
         failpoint("wait: woken");
         side.disarm();
         let ready = ready?;
-        if matches!(ready, Ready::Rung | Ready::RungAlone) && side.rung(ready == Ready::RungAlone)? {
-            return Ok(true);
+        if matches!(ready, Ready::Rung | Ready::RungAlone) {
+            let ring = side.last_ring();
+            side.spin().has_woken(ring);
+            if side.rung(ready == Ready::RungAlone)? {
+                return Ok(true);
+            }
         }
         if side.poll()? || (ready == Ready::Gone && side.end()?) {
             return Ok(true);
@@ -335,18 +347,6 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             return Ok(false);
         }
     }
-}
-
-/// With one processor: lets the peer run once, unless that was useless lately. Returns whether the condition holds.
-fn yield_once(side: &mut impl Polled) -> Result<bool> {
-    if !side.spin().may_yield() {
-        return Ok(false);
-    }
-    let begun = Instant::now();
-    std::thread::yield_now();
-    let holds = side.poll()?;
-    side.spin().has_yielded(begun.elapsed());
-    Ok(holds)
 }
 
 /// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition.
@@ -366,8 +366,8 @@ fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
 }
 
 /// Busy-polls for a message of about `bytes`, before the caller's event loop arms: for `most`, or longer if there are
-/// many bytes. Returns whether the condition holds. Polls for less if that was useless lately, and only once
-/// if `most` is zero. With one processor it yields once instead. Neither sleeps nor arms.
+/// many bytes. Returns whether the condition holds. Polls for less if wake-ups are short, and only once if `most` is
+/// zero, if polling was useless lately, or if the peer shares this processor. Neither sleeps nor arms.
 pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<bool> {
     if side.poll()? {
         return Ok(true);
@@ -375,15 +375,14 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     if most.is_zero() {
         return Ok(false);
     }
-    if side.spin().one_processor {
-        return yield_once(side);
-    }
-    let time = side.spin().busy_poll_time(most, bytes);
+    let ring = side.last_ring();
+    let time = side.spin().next_time(ring);
     if time.is_zero() {
-        // Recent polls were useless: more than the one above would only delay the loop.
-        side.spin().has_failed();
         return Ok(false);
     }
+    // A day at most, which the clock can represent.
+    let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };
+    let time = (time + Duration::from_nanos(bytes / BYTES_PER_NS)).min(time * BUSY_POLL_TIMES);
     let mut until = None;
     loop {
         if poll_repeatedly(side)? {
@@ -402,53 +401,53 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
 mod tests {
     use super::*;
 
+    fn ring(processor: Option<u32>) -> Option<LastRing> {
+        Some(LastRing { processor, at_ns: 0 })
+    }
+
     #[test]
-    fn for_a_slow_peer_only_rare_long_spins_remain_until_one_succeeds() {
+    fn for_a_slow_peer_only_rare_probes_remain_until_one_succeeds() {
         let mut spin = Spin::new(Wait::Block, None);
-        let mut spins = Vec::new();
+        let mut polls = Vec::new();
         for _ in 0..10_000 {
-            spins.push(spin.longest());
-            spin.has_failed();
+            let time = spin.next_time(None);
+            polls.push(time);
+            if !time.is_zero() {
+                spin.has_failed();
+            }
         }
-        // Less than a percent of a sleep and a wake-up, which take some 25 µs. The long spins never cease.
-        let spent: Duration = spins.iter().sum();
-        assert!(spent < Duration::from_nanos(250) * 10_000, "{spent:?}");
-        assert!(spins[9_000..].contains(&SPIN_LONG));
-        while spin.longest() != SPIN_LONG {
-            spin.has_failed();
-        }
+        let spent: Duration = polls.iter().sum();
+        assert!(spent < Duration::from_nanos(900) * 10_000, "{spent:?}");
+        assert!(polls[9_900..].iter().any(|time| !time.is_zero()), "the probes never cease");
+        while spin.next_time(None).is_zero() {}
         spin.has_paid();
-        assert_eq!(spin.longest(), SPIN_MAX);
+        assert!((0..3).all(|_| !spin.next_time(None).is_zero()));
     }
 
     #[test]
-    fn each_success_without_a_spin_makes_the_next_spins_longer() {
+    fn nobody_polls_for_a_peer_on_the_same_processor() {
         let mut spin = Spin::new(Wait::Block, None);
-        (0..40).for_each(|_| spin.has_failed());
-        assert_eq!(spin.longest(), Duration::ZERO);
-        spin.has_paid();
-        assert_eq!(spin.longest(), SPIN_MAX / 8);
-        (0..3).for_each(|_| spin.has_paid());
-        assert_eq!(spin.longest(), SPIN_MAX);
+        let own = os::processor();
+        assert!(own.is_some());
+        // The kernel may move this thread between the two.
+        let is_zero = (0..100).any(|_| spin.next_time(ring(os::processor())).is_zero());
+        assert!(is_zero);
+        assert_eq!(spin.next_time(ring(Some(u32::MAX - 1))), BUSY_POLL);
+        assert_eq!(spin.first_polls(), LOADS_PER_CLOCK);
+        assert_eq!(spin.next_time(ring(None)), BUSY_POLL);
+        spin.one_processor = true;
+        assert!(spin.next_time(ring(None)).is_zero());
+        assert_eq!(spin.first_polls(), 0);
     }
 
     #[test]
-    fn each_yield_that_costs_a_time_slice_makes_yields_rarer() {
+    fn the_time_follows_the_wake_ups_within_bounds_whatever_the_peer_writes() {
         let mut spin = Spin::new(Wait::Block, None);
-        let mut rests = Vec::new();
-        for _ in 0..9 {
-            assert!(spin.may_yield());
-            spin.has_yielded(YIELD_MAX * 8);
-            rests.push((1..).find(|_| spin.may_yield()).unwrap() - 1);
-            // This yield only searched for the end of the rest: it did not happen.
-            spin.rest = 0;
+        for at_ns in [0, u64::MAX, 1] {
+            (0..100).for_each(|_| spin.has_woken(Some(LastRing { processor: None, at_ns })));
+            let expected = if at_ns == u64::MAX { BUSY_POLL_MIN } else { BUSY_POLL };
+            assert_eq!(spin.next_time(None), expected, "{at_ns}");
         }
-        assert_eq!(rests, [1024, 2048, 4096, 8192, 16384, 32768, 65536, 65536, 65536]);
-        for _ in 0..9 {
-            assert!(spin.may_yield());
-            spin.has_yielded(YIELD_MAX / 100);
-        }
-        assert_eq!((spin.rest, spin.doublings), (0, 0));
     }
 
     /// A condition that holds from the poll of that number on, and counts the polls.
@@ -471,6 +470,10 @@ mod tests {
         fn spin(&mut self) -> &mut Spin {
             &mut self.spin
         }
+
+        fn last_ring(&self) -> Option<LastRing> {
+            None
+        }
     }
 
     fn counted(holds_from: u64, one_processor: bool) -> Counted {
@@ -484,61 +487,24 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let mut side = counted(1000, false);
         assert!(busy_poll(&mut side, hour, 0).unwrap());
-        assert_eq!((side.polls, side.spin.failed), (1000, 0));
+        assert_eq!((side.polls, side.spin.score), (1000, SCORE_FIRST + 1));
         let mut side = counted(u64::MAX, false);
-        assert!(!busy_poll(&mut side, BUSY_POLL, 0).unwrap());
-        assert_eq!(side.spin.failed, 1);
+        assert!(!busy_poll(&mut side, BUSY_POLL, u64::MAX).unwrap());
+        assert_eq!(side.spin.score, SCORE_FIRST - 2);
     }
 
     #[test]
     fn no_time_is_worth_one_poll() {
-        for one_processor in [false, true] {
-            let mut side = counted(u64::MAX, one_processor);
-            assert!(!busy_poll(&mut side, Duration::ZERO, 1 << 30).unwrap());
-            assert_eq!((side.polls, side.spin.failed), (1, 0));
-        }
-        // After failures that leave no time, too, until the next long one.
         let mut side = counted(u64::MAX, false);
-        side.spin.failed = NONE_AFTER;
-        assert!(!busy_poll(&mut side, BUSY_POLL, 0).unwrap());
-        assert_eq!((side.polls, side.spin.failed), (1, NONE_AFTER + 1));
-    }
-
-    #[test]
-    fn on_one_processor_a_busy_poll_yields_and_polls_once_more() {
-        let mut side = counted(2, true);
-        assert!(busy_poll(&mut side, BUSY_POLL, 0).unwrap());
-        assert_eq!(side.polls, 2);
-        // Where yields have cost time slices, it only polls.
-        let mut side = counted(2, true);
-        side.spin.rest = 1;
+        assert!(!busy_poll(&mut side, Duration::ZERO, 1 << 30).unwrap());
+        assert_eq!((side.polls, side.spin.score), (1, SCORE_FIRST));
+        let mut side = counted(u64::MAX, true);
+        assert!(!busy_poll(&mut side, BUSY_POLL, 1 << 30).unwrap());
+        assert_eq!((side.polls, side.spin.score), (1, SCORE_FIRST));
+        // After failures, too, until the next probe.
+        let mut side = counted(u64::MAX, false);
+        side.spin.score = 0;
         assert!(!busy_poll(&mut side, BUSY_POLL, 0).unwrap());
         assert_eq!(side.polls, 1);
-    }
-
-    #[test]
-    fn a_busy_poll_is_longer_for_many_bytes_and_shorter_after_failures() {
-        let mut spin = Spin::new(Wait::Block, None);
-        let time = |spin: &Spin, bytes| spin.busy_poll_time(BUSY_POLL, bytes);
-        assert_eq!(time(&spin, 0), BUSY_POLL);
-        assert_eq!(time(&spin, 40_000), BUSY_POLL + Duration::from_micros(10));
-        assert_eq!(time(&spin, u64::MAX), BUSY_POLL * BUSY_POLL_TIMES);
-        assert_eq!(spin.busy_poll_time(Duration::MAX, u64::MAX), Duration::from_secs(86_400));
-        spin.has_failed();
-        assert_eq!(time(&spin, 0), BUSY_POLL, "the first retry takes as long");
-        spin.has_failed();
-        assert_eq!(time(&spin, 0), BUSY_POLL / 4);
-        let mut spent = Duration::ZERO;
-        for _ in 0..10_000 {
-            spent += time(&spin, 0);
-            spin.has_failed();
-        }
-        // Less than a percent of a sleep and a wake-up, as for `longest`; but the retries never cease.
-        assert!(spent < Duration::from_nanos(200) * 10_000, "{spent:?}");
-        while spin.failed != LONG_AFTER[1] {
-            spin.has_failed();
-        }
-        spin.has_paid();
-        assert_eq!(time(&spin, 0), BUSY_POLL);
     }
 }

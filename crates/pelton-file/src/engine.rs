@@ -14,7 +14,7 @@ use crate::perform::perform;
 use crate::pool::{JobState, Pool};
 use crate::ring::Ring;
 use crate::transfer::{Pieces, Transfer};
-use pelton_channel::raw::{BUSY_POLL, Polled, Spin, busy_poll};
+use pelton_channel::raw::{BUSY_POLL, LastRing, Polled, Spin, busy_poll};
 use pelton_channel::{Armed, Deadline, Error, Peer, Result, Wait};
 use pelton_lane::failpoint;
 use pelton_os::{LocalWake, Owner, Pollable, own_uid, poll_until};
@@ -192,6 +192,10 @@ impl Polled for Engine {
 
     fn spin(&mut self) -> &mut Spin {
         &mut self.spin
+    }
+
+    fn last_ring(&self) -> Option<LastRing> {
+        None
     }
 }
 

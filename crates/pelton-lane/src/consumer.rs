@@ -552,6 +552,12 @@ impl Consumer {
         unsafe { self.memory.producer.as_ref() }
     }
 
+    /// Call this before a ring of the producer: notes the processor of this thread, if known, and the time on the
+    /// monotonic clock, as hints for the producer's next wait.
+    pub fn note_ring(&self, processor: Option<u32>, at_ns: u64) {
+        self.page().last_ring.note(processor, at_ns);
+    }
+
     /// Closes the consumer for good. The caller must ring the sender afterwards.
     pub fn close(&mut self) {
         self.store_counters();

@@ -98,6 +98,51 @@ impl Preamble {
     }
 }
 
+/// What a side notes before it rings the peer's doorbell. The peer uses it to choose how long it busy-polls, for nothing
+/// else: any value is valid.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | u32 | processor | the number of the ringing thread's processor, plus 1; 0: unknown |
+/// | 8 | u64 | at_ns | the time of the ring on the monotonic clock |
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct RingNote {
+    processor: AtomicU32,
+    _zero: [u8; 4],
+    at_ns: AtomicU64,
+}
+
+impl RingNote {
+    fn new() -> RingNote {
+        RingNote { processor: AtomicU32::new(0), _zero: [0; 4], at_ns: AtomicU64::new(0) }
+    }
+
+    /// Notes a ring by a thread that runs on `processor`, if known. The page is the caller's own.
+    pub(crate) fn note(&self, processor: Option<u32>, at_ns: u64) {
+        use core::sync::atomic::Ordering::Relaxed;
+        // Relaxed for both: a hint. The doorbell's system calls lie between these stores and the peer's loads anyway.
+        self.processor.store(processor.map_or(0, |number| number.wrapping_add(1)), Relaxed);
+        failpoint("ring: processor noted");
+        self.at_ns.store(at_ns, Relaxed);
+        failpoint("ring: time noted");
+    }
+
+    fn load(&self) -> LastRing {
+        use core::sync::atomic::Ordering::Relaxed;
+        LastRing { processor: self.processor.load(Relaxed).checked_sub(1), at_ns: self.at_ns.load(Relaxed) }
+    }
+}
+
+/// A ring, as the ringing side has noted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastRing {
+    /// The processor of the ringing thread, if known.
+    pub processor: Option<u32>,
+    /// The time on the monotonic clock.
+    pub at_ns: u64,
+}
+
 /// The producer's segment. Only the producer writes it; the consumer maps it read-only.
 ///
 /// | offset | type | field | meaning |
@@ -117,6 +162,7 @@ impl Preamble {
 /// | 384 | u32 | state | [`State`] |
 /// | 388 | u32 | pid | for diagnostics only |
 /// | 392 | u32 | fenced | 1: a full fence lies between each publication and the load of the peer's sleep word |
+/// | 400 | u32, u64 | last_ring | [`RingNote`]: a hint for the receiver's next wait |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ProducerPage {
@@ -150,7 +196,9 @@ pub struct ProducerPage {
     pub(crate) state: AtomicU32,
     pub(crate) pid: AtomicU32,
     pub(crate) fenced: AtomicU32,
-    _zero5: [u8; 116],
+    _zero5: [u8; 4],
+    pub(crate) last_ring: RingNote,
+    _zero6: [u8; 96],
 }
 
 /// The consumer's segment. Only the consumer writes it; the producer maps it read-only.
@@ -164,6 +212,7 @@ pub struct ProducerPage {
 /// | 256 | u32 | state | [`State`] |
 /// | 260 | u32 | pid | for diagnostics only |
 /// | 264 | u32 | fenced | 1: a full fence lies between each release and the load of the peer's sleep word |
+/// | 272 | u32, u64 | last_ring | [`RingNote`]: a hint for the producer's next wait |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ConsumerPage {
@@ -181,7 +230,9 @@ pub struct ConsumerPage {
     pub(crate) state: AtomicU32,
     pub(crate) pid: AtomicU32,
     pub(crate) fenced: AtomicU32,
-    _zero2: [u8; 116],
+    _zero2: [u8; 4],
+    pub(crate) last_ring: RingNote,
+    _zero3: [u8; 96],
 }
 
 /// The receiver's segment: one for all lanes that one receiver serves. Only the receiver writes it.
@@ -315,6 +366,8 @@ const _: () = {
     assert!(offset_of!(ProducerPage, state) == 384);
     assert!(offset_of!(ProducerPage, pid) == 388);
     assert!(offset_of!(ProducerPage, fenced) == 392);
+    assert!(offset_of!(ProducerPage, last_ring.processor) == 400);
+    assert!(offset_of!(ProducerPage, last_ring.at_ns) == 408);
     assert!(size_of::<ConsumerPage>() == 384);
     assert!(offset_of!(ConsumerPage, head) == 128);
     assert!(offset_of!(ConsumerPage, messages) == 136);
@@ -326,6 +379,8 @@ const _: () = {
     assert!(offset_of!(ConsumerPage, state) == 256);
     assert!(offset_of!(ConsumerPage, pid) == 260);
     assert!(offset_of!(ConsumerPage, fenced) == 264);
+    assert!(offset_of!(ConsumerPage, last_ring.processor) == 272);
+    assert!(offset_of!(ConsumerPage, last_ring.at_ns) == 280);
     assert!(size_of::<ReceiverPage>() == 256);
     assert!(offset_of!(ReceiverPage, sleep) == 128);
     assert!(size_of::<ChannelPage>() == 256);
@@ -370,7 +425,9 @@ impl ProducerPage {
             state: AtomicU32::new(State::Open as u32),
             pid: AtomicU32::new(pid),
             fenced: AtomicU32::new(0),
-            _zero5: [0; 116],
+            _zero5: [0; 4],
+            last_ring: RingNote::new(),
+            _zero6: [0; 96],
         }
     }
 
@@ -409,6 +466,11 @@ impl ProducerPage {
         failpoint("synced");
     }
 
+    /// The producer's last ring.
+    pub fn last_ring(&self) -> LastRing {
+        self.last_ring.load()
+    }
+
     /// Whether the producer has closed.
     pub fn is_closed(&self) -> bool {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
@@ -429,6 +491,11 @@ impl ProducerPage {
 }
 
 impl ConsumerPage {
+    /// The consumer's last ring.
+    pub fn last_ring(&self) -> LastRing {
+        self.last_ring.load()
+    }
+
     /// A new page, not yet shared.
     pub fn new(head: Position, generation: u64, pid: u32) -> ConsumerPage {
         ConsumerPage {
@@ -445,7 +512,9 @@ impl ConsumerPage {
             state: AtomicU32::new(State::Open as u32),
             pid: AtomicU32::new(pid),
             fenced: AtomicU32::new(0),
-            _zero2: [0; 116],
+            _zero2: [0; 4],
+            last_ring: RingNote::new(),
+            _zero3: [0; 96],
         }
     }
 

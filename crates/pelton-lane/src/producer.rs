@@ -871,6 +871,12 @@ impl Producer {
         self.page()
     }
 
+    /// Call this before a ring of the receiver: notes the processor of this thread, if known, and the time on the
+    /// monotonic clock, as hints for the receiver's next wait.
+    pub fn note_ring(&self, processor: Option<u32>, at_ns: u64) {
+        self.page().last_ring.note(processor, at_ns);
+    }
+
     /// Closes the producer for good. The caller must ring the receiver afterwards.
     pub fn close(&mut self) {
         failpoint("producer closes: before");

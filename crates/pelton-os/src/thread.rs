@@ -16,6 +16,11 @@ pub fn relax() {
     std::hint::spin_loop();
 }
 
+/// The number of the processor that this thread runs on, if the kernel tells. Takes some nanoseconds: no system call.
+pub fn processor() -> Option<u32> {
+    u32::try_from(rustix::thread::sched_getcpu()).ok()
+}
+
 /// Whether this thread and the peer's process have more than one processor between them. On a single one, spinning only
 /// keeps the other side from running. Each alone may be pinned to one.
 pub fn has_two_processors(peer_pid: u32) -> bool {

@@ -5,7 +5,7 @@ use super::balancer::is_end;
 use super::discovery::READ_INTERVAL;
 use super::{Balancer, Client, Condition, Connection};
 use crate::outbox::FrameSender as _;
-use pelton_channel::raw::{Polled, Side, Spin};
+use pelton_channel::raw::{LastRing, Polled, Side, Spin};
 use pelton_channel::{Error, Result};
 use pelton_os::Ready;
 use std::time::Instant;
@@ -75,6 +75,13 @@ impl Polled for Waiting<'_> {
 
     fn spin(&mut self) -> &mut Spin {
         &mut self.client.balancer.spin
+    }
+
+    fn last_ring(&self) -> Option<LastRing> {
+        match &self.client.balancer.connections[..] {
+            [connection] => connection.replies.last_ring(),
+            _ => None,
+        }
     }
 }
 

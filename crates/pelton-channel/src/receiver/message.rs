@@ -279,7 +279,7 @@ impl Receiver {
         let lane = &mut self.lanes.current;
         lane.consumer.take_to(cursor, bytes);
         if lane.consumer.release_taken() == Wake::Ring {
-            lane.link.ring_peer();
+            lane.wake_sender();
         }
         if self.many {
             self.end_quantum();
