@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::Parser;
 
 use pelton_bench::{
-    parameters::{Wait, word},
+    parameters::{Placement, Wait, word},
     report::paired_ratio,
     run::{self, Progress},
     sides::Interrupts,
@@ -31,9 +31,9 @@ struct Table {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 10, 100, 1000])]
     in_flight: Vec<u64>,
 
-    /// Both processes on the first CPU
-    #[arg(long)]
-    one_cpu: bool,
+    /// Where both processes run
+    #[arg(long, value_enum, default_value_t = Placement::Apart)]
+    placement: Placement,
 
     /// How both processes wait
     #[arg(long, default_value = "block")]
@@ -83,8 +83,8 @@ fn print(table: &Table) -> Result<()> {
 fn cell(table: &Table, size: u64, in_flight: u64, interrupts: &Interrupts) -> Result<String> {
     let (count, runs, wait) = (count(size, in_flight), table.runs, word(table.wait));
     let command = format!(
-        "call --size {size} --in-flight {in_flight} --count {count} --runs {runs} --wait {wait} --systems pelton,sock-stream{}",
-        if table.one_cpu { " --one-cpu" } else { "" }
+        "call --size {size} --in-flight {in_flight} --count {count} --runs {runs} --wait {wait} --systems pelton,sock-stream --placement {}",
+        word(table.placement)
     );
     let parsed = Arguments::try_parse_from(std::iter::once("pelton-bench").chain(command.split(' ')))?;
     let plan = parsed.plan().map_err(|error| anyhow!("{command}: {error}"))?;

@@ -18,7 +18,7 @@ use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use pelton_bench::{
     figures, file,
-    parameters::{Calls, Choice, SizeRange, Slow, Wait, Workload, word},
+    parameters::{Calls, Choice, Placement, SizeRange, Slow, Wait, Workload, word},
     results,
     run::{self, Plan, Progress},
     side,
@@ -71,7 +71,7 @@ struct Arguments {
     capacity: Option<u64>,
 
     /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay,
-    /// --rate, --one-cpu, --beside-flood or several --clients; a system of bench/peers as it performs best]
+    /// --rate, --beside-flood, --beside-load, another --placement than apart, or several --clients; a system of bench/peers as it performs best]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -119,9 +119,13 @@ struct Arguments {
     #[arg(long)]
     beside_flood: bool,
 
-    /// Call: all processes on the first CPU
-    #[arg(long)]
-    one_cpu: bool,
+    /// Where the processes run
+    #[arg(long, value_enum, default_value_t = Placement::Apart)]
+    placement: Placement,
+
+    /// So many other threads that only compute, at normal priority, run meanwhile
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    beside_load: u32,
 
     /// Append: threads, all in one process [default: 2]
     #[arg(long, value_name = "T")]
@@ -196,13 +200,14 @@ impl Arguments {
     fn plan(self) -> Result<Plan, String> {
         let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
         let Arguments { senders, idle, threads, file, systems: chosen, .. } = self;
-        let Arguments { clients, in_flight, rate, beside_flood, one_cpu, seconds, .. } = self;
+        let Arguments { clients, in_flight, rate, beside_flood, placement, beside_load, seconds, .. } = self;
+        let one_cpu = workload == Workload::Call && placement == Placement::Together;
         let calls =
             Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
         let call = workload == Workload::Call;
         if !call && (Calls { rate: None, ..calls } != Calls::default() || clients.is_some() || in_flight.is_some()) {
             return Err(
-                "found --clients, --in-flight, --beside-flood or --one-cpu with messages without a reply: use them with call"
+                "found --clients, --in-flight, --beside-flood with messages without a reply: use them with call"
                     .to_string(),
             );
         }
@@ -368,7 +373,8 @@ impl Arguments {
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let has_pauses = rate.is_some() || one_cpu || beside_flood || calls.clients > 1;
+        let has_pauses =
+            rate.is_some() || placement != Placement::Apart || beside_load > 0 || beside_flood || calls.clients > 1;
         let asleep = delay > 0
             || has_pauses
             || matches!(
@@ -407,6 +413,8 @@ impl Arguments {
         };
         Ok(Plan {
             workload,
+            placement,
+            beside_load,
             sizes,
             count,
             seconds,
@@ -556,7 +564,6 @@ mod tests {
             (&["stream", "--clients", "1"], "use them with call"),
             (&["stream", "--rate", "1"], "use it with roundtrip or call"),
             (&["memory", "--size", "1..2"], "wanted one size"),
-            (&["fan-in", "--one-cpu"], "use them with call"),
             (&["call", "--in-flight", "1025"], "found --in-flight 1025, wanted 1 to 1024"),
             (&["call", "--clients", "0"], "found --clients 0"),
             (&["call", "--clients", "2", "--size", "7"], "wanted 8 or more"),

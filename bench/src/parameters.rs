@@ -453,6 +453,18 @@ pub struct Pass {
     pub warms_up: bool,
 }
 
+/// Where the two sides run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Each pinned to a CPU of its own
+    Apart,
+    /// All pinned to one CPU
+    Together,
+    /// Not pinned, as ordinary programs: the kernel's scheduler decides
+    Free,
+}
+
 /// The options of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {

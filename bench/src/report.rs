@@ -155,6 +155,9 @@ pub struct Parameters {
     pub runs: usize,
     /// The receiver's (asker's) and the sender's (answerer's); empty if the processes were not pinned
     pub cpus: Vec<usize>,
+    /// Threads that computed meanwhile
+    #[serde(default)]
+    pub beside_load: u32,
 }
 
 /// All runs of one system.
@@ -306,6 +309,7 @@ impl Report {
             calls,
             runs,
             cpus,
+            beside_load,
         } = &self.parameters;
         let calls = calls.unwrap_or_default();
         let count = match seconds {
@@ -373,7 +377,11 @@ impl Report {
             [first, second, ..] => format!("on CPUs {first} and {second}"),
             [first] => format!("on CPU {first}"),
         };
-        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}\n")?;
+        let load = match beside_load {
+            0 => String::new(),
+            threads => format!(", beside {threads} computing threads"),
+        };
+        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}{load}\n")?;
 
         let ratios = self.ratios();
         let mut rows: Vec<Vec<String>> = vec![vec!["system".to_string(), "wait".to_string()]];

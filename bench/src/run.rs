@@ -6,6 +6,10 @@
 use std::{
     env,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -16,7 +20,7 @@ use crate::{
     kill,
     measure::CallCounter,
     memory,
-    parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
+    parameters::{Calls, Choice, Job, Pass, Placement, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
     peers::Peer,
     reattach,
     report::{Parameters, Report, Run, SystemReport},
@@ -57,6 +61,10 @@ pub struct Plan {
     pub idle: u32,
     /// The options of calls
     pub calls: Calls,
+    /// Where the sides run
+    pub placement: Placement,
+    /// Threads that compute meanwhile
+    pub beside_load: u32,
     /// Threads of an append
     pub threads: u32,
     /// The directory for the file that the threads append to; None appends to no file
@@ -87,6 +95,40 @@ impl Progress {
     }
 }
 
+/// Threads that only compute, beside the measured processes, until this is dropped. They belong to this process, whose
+/// own processor time is not counted.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(threads: u32) -> Load {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let compute = |is_over: Arc<AtomicBool>| {
+            move || {
+                let mut number = 1u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    for _ in 0..1000 {
+                        number = std::hint::black_box(number.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1));
+                    }
+                }
+            }
+        };
+        let threads = (0..threads).map(|_| std::thread::spawn(compute(is_over.clone()))).collect();
+        Load { is_over, threads }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Measures all systems. The flag is true after an interrupt; the report then has the finished runs. All measurements
 /// of a program share `interrupts`, so that a signal between two of them ends the next one.
 pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Result<(Report, bool)> {
@@ -94,11 +136,12 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
     // The kernel places the threads of one process.
     let pinned = plan.workload != Workload::Append;
     let cpus = match available[..] {
-        [first, ..] if pinned && plan.calls.one_cpu => vec![first; 2],
+        _ if plan.placement == Placement::Free => Vec::new(),
+        [first, ..] if pinned && plan.placement == Placement::Together => vec![first; 2],
         [first, second, ..] if pinned => vec![first, second],
         _ => Vec::new(),
     };
-    if pinned && cpus.is_empty() {
+    if pinned && cpus.is_empty() && plan.placement != Placement::Free {
         eprintln!("note: one CPU only, so that nothing is pinned and the two sides take turns on it");
     }
     let count_calls = match CallCounter::start() {
@@ -108,6 +151,7 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
             false
         }
     };
+    let _load = Load::start(plan.beside_load);
     let mut report = Report {
         workload: plan.workload,
         parameters: Parameters {
@@ -126,6 +170,7 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
             idle: (plan.workload == Workload::FanIn).then_some(plan.idle),
             calls: (plan.workload == Workload::Call).then_some(plan.calls),
             runs: plan.runs,
+            beside_load: plan.beside_load,
             cpus: cpus.clone(),
         },
         systems: plan.systems.iter().map(|choice| system_report(plan, choice)).collect(),
@@ -563,6 +608,8 @@ pub mod tests {
             work_ns: 0,
             senders: 2,
             idle: 0,
+            placement: Placement::Apart,
+            beside_load: 0,
             calls: Calls::default(),
             threads: 2,
             file: None,

@@ -335,18 +335,17 @@ fn calls_are_measured_one_by_one_and_many_at_a_time() {
 
 #[test]
 fn calls_with_pauses_are_timed_one_by_one() {
-    for (option, value) in [("--delay", "5"), ("--rate", "200"), ("--one-cpu", "")] {
-        let mut arguments =
-            vec!["call", "--count", "30", "--runs", "2", "--systems", "pelton,sock-stream,limits", option];
-        arguments.extend((!value.is_empty()).then_some(value));
+    for (option, value) in [("--delay", "5"), ("--rate", "200"), ("--placement", "together")] {
+        let arguments =
+            vec!["call", "--count", "30", "--runs", "2", "--systems", "pelton,sock-stream,limits", option, value];
         let (reports, ratios) = report(&arguments);
         for system in &reports[..2] {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             assert_eq!(system["wait"], "block");
             assert!(system["round_trip_ns"].is_number() && system["sleeps_per_wait"].is_number(), "{system}");
-            assert_eq!(system["calls_per_second"].is_number(), option == "--one-cpu", "{system}");
+            assert_eq!(system["calls_per_second"].is_number(), option == "--placement", "{system}");
             let cpus: Vec<_> = system["parameters"]["cpus"].as_array().unwrap().iter().collect();
-            assert!(option != "--one-cpu" || cpus[0] == cpus[1], "{cpus:?}");
+            assert!(option != "--placement" || cpus[0] == cpus[1], "{cpus:?}");
         }
         assert!(option == "--delay" || reports[2]["skipped"].as_str().unwrap().contains("a CPU of its own"));
         assert_eq!(ratios["ratios"]["sock-stream"]["runs"], 2);
