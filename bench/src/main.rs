@@ -71,7 +71,8 @@ struct Arguments {
     capacity: Option<u64>,
 
     /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay,
-    /// --rate, --beside-flood, --beside-load, another --placement than apart, or several --clients; a system of bench/peers as it performs best]
+    /// --rate, --beside-flood, --beside-load, another --placement than apart, or several --clients; a system of
+    /// bench/peers as it performs best]
     #[arg(long)]
     wait: Option<Wait>,
 

@@ -98,8 +98,8 @@ impl Preamble {
     }
 }
 
-/// What a side notes before it rings the peer's doorbell. The peer uses it to choose how long it busy-polls, for nothing
-/// else: any value is valid.
+/// A side writes these before it rings the peer's doorbell. The peer uses them only to choose how long it busy-polls, so
+/// any value is valid.
 ///
 /// | offset | type | field | meaning |
 /// |---|---|---|---|

@@ -16,7 +16,7 @@ pub fn relax() {
     std::hint::spin_loop();
 }
 
-/// The number of the processor that this thread runs on, if the kernel tells. Takes some nanoseconds: no system call.
+/// The number of the processor that this thread runs on, if it is known. Takes some nanoseconds: no system call.
 pub fn processor() -> Option<u32> {
     u32::try_from(rustix::thread::sched_getcpu()).ok()
 }
