@@ -98,7 +98,7 @@ impl Preamble {
     }
 }
 
-/// A side writes these before it rings the peer's doorbell. The peer uses them only to choose how long it busy-polls, so
+/// A side writes these before it rings the peer's doorbell. The peer uses them only to choose how long it busy-polls:
 /// any value is valid.
 ///
 /// | offset | type | field | meaning |
