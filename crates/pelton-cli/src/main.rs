@@ -3,6 +3,7 @@
 mod call;
 mod cat;
 mod channel;
+mod conform;
 mod cp;
 mod demo;
 mod descriptors;
@@ -29,7 +30,8 @@ Exit codes:
     0  done
     1  the other side died or left with messages unreleased (standard error gives
        the number); demo: the output differs from the input; torture: faults
-       found; cat: a file's end is torn, or --verify found gaps
+       found; cat: a file's end is torn, or --verify found gaps; conform: a check
+       failed
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
        path:DIR is no channel, has that side already, or predates the last reboot
@@ -90,6 +92,12 @@ enum Command {
     /// Kill senders and receivers at random moments; check that nothing is lost, torn, duplicated or left behind
     #[command(after_help = EXIT_CODES)]
     Torture(torture::TortureArgs),
+    /// Check that programs in other languages exchange messages, calls and files with each other and with this one
+    #[command(after_help = EXIT_CODES)]
+    Conform(conform::ConformArgs),
+    /// The conformance driver of Rust
+    #[command(hide = true)]
+    Driver(conform::driver::DriverArgs),
     /// The sending process of a demo
     #[command(hide = true)]
     DemoSend(demo::pipeline::StageArgs),
@@ -140,6 +148,8 @@ fn main() -> ExitCode {
         Command::Rm(args) => inspect::remove(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Conform(args) => conform::run(&args),
+        Command::Driver(args) => return conform::driver::run(&args),
         Command::TortureHost => torture::run_host(),
         Command::TortureSide(args) => torture::run_side(&args),
         Command::DemoSend(args) => demo::pipeline::send_stage(&args),

@@ -1,0 +1,136 @@
+//! `pelton conform`: a driver that lies, hangs or lacks a command is reported as such.
+
+use crate::test_dirs::TestDirs;
+use pelton_testkit::{Ended, NewEntry, Process};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt as _;
+
+/// Creates a driver: `script` runs before Rust's own driver.
+fn driver(dirs: &TestDirs, script: &str) -> String {
+    let text = format!("#!/bin/sh\n{script}\nexec {} driver \"$@\"\n", env!("CARGO_BIN_EXE_pelton"));
+    let path = dirs.file("driver.sh", text.as_bytes());
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    format!("other={}", path.display())
+}
+
+/// Runs it with Rust, and returns its checks too.
+fn conform(dirs: &TestDirs, arguments: &[&str]) -> (Ended, Vec<Value>) {
+    let mut command = dirs.pelton(&["conform", "--json", "report"]);
+    command.args(arguments).env("PELTON_SECONDS", "2");
+    let ended = Process::start(command).finish();
+    let report = std::fs::read(dirs.path("work").join("report")).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
+    let mut report: Value = serde_json::from_slice(&report).unwrap();
+    dirs.assert_nothing_left();
+    (ended, std::mem::take(report["checks"].as_array_mut().unwrap()))
+}
+
+/// Which checks have that result, as `FROM TO CLAIM`.
+fn with_result(checks: &[Value], result: &str) -> Vec<String> {
+    let checks = checks.iter().filter(|check| check["result"] == result);
+    let text = |check: &Value, field: &str| check[field].as_str().unwrap().to_owned();
+    checks.map(|check| ["from", "to", "check"].map(|field| text(check, field)).join(" ")).collect()
+}
+
+#[test]
+fn rust_with_itself_passes_everything() {
+    let dirs = TestDirs::new();
+    let (ended, checks) = conform(&dirs, &["--table", "table"]);
+    ended.assert(0, &["rust to rust: 13 passed, 0 failed, 0 unsupported"]);
+    assert_eq!(with_result(&checks, "failed"), [""; 0]);
+    // Rust replays the vectors of its own kind in `cargo test`.
+    assert_eq!(
+        with_result(&checks, "unsupported"),
+        ["rust rust the command `vectors` alone", "rust rust its own replay"]
+    );
+    for kind in ["record file: ", "path: a ", "path: refused: "] {
+        let vectors = checks.iter().filter(|check| check["check"].as_str().unwrap().starts_with(kind));
+        assert!(vectors.count() > 5, "{kind}");
+    }
+    let table = std::fs::read_to_string(dirs.path("work").join("table")).unwrap();
+    assert!(table.contains("| rust | mdrMDRcsf |\n"), "{table}");
+}
+
+#[test]
+fn a_wrong_checksum_is_found() {
+    let dirs = TestDirs::new();
+    let script = format!(
+        "[ \"$1-$#\" = recv-4 ] && {{ {} driver \"$@\" | sed 's/[0-9a-f]*$/00000000/'; exit; }}",
+        env!("CARGO_BIN_EXE_pelton")
+    );
+    let (ended, checks) = conform(&dirs, &["--short", &driver(&dirs, &script)]);
+    ended.assert(1, &["FAILED: rust to other, messages: other", "checksum 00000000`; wanted `ok recv 5 messages"]);
+    assert_eq!(with_result(&checks, "failed"), ["rust other messages", "other other messages"]);
+    assert_eq!(with_result(&checks, "unsupported"), [""; 0]);
+}
+
+#[test]
+fn a_driver_that_hangs_is_killed_and_reported() {
+    let dirs = TestDirs::new();
+    // Its child hangs too, with the driver's standard output.
+    let other = driver(&dirs, "[ \"$1-$#\" = serve-4 ] && { sleep 81264 & sleep 81264; }");
+    let (ended, checks) = conform(&dirs, &["--short", &other]);
+    ended.assert(1, &["FAILED: rust to other, calls: ", "did not end in time"]);
+    assert_eq!(with_result(&checks, "failed"), ["rust other calls", "other other calls"]);
+    assert_eq!(sleeping("81264"), [""; 0]);
+}
+
+/// Processes with that argument.
+fn sleeping(argument: &str) -> Vec<String> {
+    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
+    processes.filter_map(|path| std::fs::read_to_string(path).ok()).filter(|line| line.contains(argument)).collect()
+}
+
+#[test]
+fn what_a_driver_lacks_is_counted_with_its_reason() {
+    let dirs = TestDirs::new();
+    let script = "
+        [ \"$1\" = serve ] && { echo 'unsupported serve: it has no services'; exit 3; }
+        [ \"$1-$5\" = recv-rest ] && { echo 'unsupported recv rest: it keeps no count'; exit 3; }
+        case $1-$2 in send-path:*) echo 'unsupported send path: it has no directories'; exit 3 ;; esac";
+    let (ended, checks) = conform(&dirs, &[&driver(&dirs, script)]);
+    ended.assert(0, &["other to other: 5 passed, 0 failed, 8 unsupported"]);
+    let output = String::from_utf8(ended.stdout).unwrap();
+    for line in [
+        "rust      mdrMDRcsf md-MD--sf\n",
+        "other     mdr---csf md-----sf\n",
+        "unsupported: other `recv rest`: it keeps no count\n",
+        "unsupported: other `send path`: it has no directories\n",
+        "unsupported: other `serve`: it has no services\n",
+    ] {
+        assert!(output.contains(line), "`{line}` is missing in: {output}");
+    }
+    let unsupported = with_result(&checks, "unsupported");
+    assert!(unsupported.contains(&"rust other calls of all sizes".to_owned()), "{unsupported:?}");
+}
+
+#[test]
+fn exit_code_3_without_a_statement_is_a_failure() {
+    let dirs = TestDirs::new();
+    let (ended, checks) = conform(&dirs, &["--short", &driver(&dirs, "[ \"$1\" = recv ] && exit 3")]);
+    ended.assert(1, &["wanted exit code 2, or `unsupported` and exit code 3"]);
+    assert_eq!(
+        with_result(&checks, "failed"),
+        ["other other the command `recv` alone", "rust other messages", "other other messages"]
+    );
+}
+
+#[test]
+fn an_interrupted_run_leaves_no_file_and_no_process() {
+    let dirs = TestDirs::new();
+    let entry = NewEntry::watch(&dirs.path("tmp"));
+    let run = dirs.start(&["conform", "--short", &driver(&dirs, "exec sleep 81265")]);
+    entry.wait();
+    run.signal(Signal::INT);
+    run.finish().assert(130, &[]);
+    assert_eq!(sleeping("81265"), [""; 0]);
+    dirs.assert_nothing_left();
+}
+
+#[test]
+fn wrong_drivers_are_refused() {
+    let dirs = TestDirs::new();
+    let other = driver(&dirs, "");
+    dirs.run(&["conform", &other, &other]).assert(2, &["two drivers have the name `other`"]);
+    dirs.run(&["conform", "c=/nowhere/driver"]).assert(2, &["want an executable file"]);
+}
