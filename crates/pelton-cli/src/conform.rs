@@ -47,7 +47,7 @@ pub struct ConformArgs {
 }
 
 /// How long a driver waits for each step: 10 s, or `PELTON_SECONDS`.
-fn patience() -> Duration {
+fn wait_limit() -> Duration {
     let seconds = std::env::var("PELTON_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(10))
 }
@@ -286,11 +286,12 @@ impl Run<'_> {
         let began = Instant::now();
         let failed = |error| Failure::system("creating or removing a directory", error);
         let directory = self.directory.path().join(self.exchanges.fetch_add(1, Ordering::Relaxed).to_string());
+        let directory = std::path::absolute(directory).map_err(failed)?;
         std::fs::create_dir(&directory).map_err(failed)?;
         prepare(&directory)?;
         let pair = languages.map(|language| &self.languages[language]);
-        // Three times the drivers' own patience: a side may wait for another, which waits for a third.
-        let mut outcome = exchange::run(sides, pair, &self.lacks, &directory, 3 * patience(), &self.signals)?;
+        // Three times the limit of a driver: a side may wait for another, which waits for a third.
+        let mut outcome = exchange::run(sides, pair, &self.lacks, &directory, 3 * wait_limit(), &self.signals)?;
         if outcome == Outcome::Passed {
             outcome = problem(&directory).map_or(outcome, Outcome::Failed);
         }
@@ -330,7 +331,7 @@ fn implementation(text: &str) -> Result<Implementation, String> {
     if name.is_empty() {
         return Err("found no name of the language: write NAME=PROGRAM".to_owned());
     }
-    // A driver is started in another directory's name, so its path must not depend on the present one.
+    // A driver starts in a directory of its own.
     let program = program.canonicalize().map_err(|error| format!("{error}: want an executable file"))?;
     Ok(Implementation { name, program, arguments: Vec::new() })
 }

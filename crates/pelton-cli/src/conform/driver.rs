@@ -80,7 +80,7 @@ fn dispatch(command: &str, arguments: &[&str]) -> Result<String, Ended> {
         _ => return Err(Ended::Usage(format!("found {} arguments for {command}", arguments.len()))),
     };
     let messages = &Messages::parse(count, sizes).map_err(Ended::Usage)?;
-    let deadline = Instant::now() + super::patience();
+    let deadline = Instant::now() + super::wait_limit();
     let tally = match command {
         "send" => send(name, messages, then, deadline),
         "recv" => receive(name, messages, then, deadline),

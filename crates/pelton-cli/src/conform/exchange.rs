@@ -12,7 +12,7 @@ use std::{
 
 /// A report is a line. A driver with more output than this is wrong, unless it is `gather`, which no exchange has.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
-/// After a side has failed, the other side gets this long to end by itself, because its error may be the cause. A guess.
+/// After a side has failed, the other side gets this long to end by itself: its error may be the cause. A guess.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The program of one language.
@@ -108,13 +108,13 @@ pub enum Outcome {
     Unsupported(String),
 }
 
-/// Runs the sides of an exchange to their ends, `patience` at most. `directory` is theirs.
+/// Runs the sides of an exchange to their ends, until `limit` at most. `directory` is theirs.
 pub fn run(
     sides: &[Side],
     languages: [&Implementation; 2],
     lacks: &Lacks,
     directory: &Path,
-    patience: Duration,
+    limit: Duration,
     signals: &Signals,
 ) -> Result<Outcome, Failure> {
     for side in sides {
@@ -123,7 +123,7 @@ pub fn run(
             return Ok(Outcome::Unsupported(format!("{language} lacks `{feature}`")));
         }
     }
-    let mut deadline = Instant::now() + patience;
+    let mut deadline = Instant::now() + limit;
     let mut running: Vec<Option<Process>> = sides.iter().map(|_| None).collect();
     let mut has_ended = vec![false; sides.len()];
     let mut problems = Vec::new();
@@ -169,13 +169,14 @@ pub fn run(
                 continue;
             }
             let how = if is_done { format!("ended with {status}") } else { "did not end in time".to_owned() };
-            let errors = String::from_utf8_lossy(&errors);
+            // A runtime's crash can be long.
+            let errors: Vec<_> = String::from_utf8_lossy(&errors).trim().lines().take(5).map(str::to_owned).collect();
             problems.push(format!(
                 "{language}, `driver {}`, {how} and reported `{report}`; wanted {}{}{}",
                 side.arguments.join(" "),
                 side.wanted,
-                if errors.trim().is_empty() { "" } else { "; its errors: " },
-                errors.trim(),
+                if errors.is_empty() { "" } else { "; its errors: " },
+                errors.join("\n"),
             ));
             deadline = deadline.min(Instant::now() + GRACE);
         }
@@ -191,5 +192,6 @@ fn command(side: &Side, language: &Implementation, directory: &Path) -> String {
     let words = words.chain(side.arguments.iter().map(|argument| argument.replace('@', &directory)));
     let words: Vec<String> = words.map(|word| quoted(&word)).collect();
     let program = quoted(&language.program.display().to_string());
-    format!("TMPDIR={} exec {program} {}", quoted(&directory), words.join(" "))
+    let directory = quoted(&directory);
+    format!("cd {directory} && TMPDIR={directory} exec {program} {}", words.join(" "))
 }
