@@ -56,7 +56,7 @@ fn wait_limit() -> Duration {
 struct Case {
     /// Its letter in the table. Several cases can have the same one.
     letter: char,
-    claim: &'static str,
+    claim: String,
     sides: Vec<Side>,
 }
 
@@ -66,9 +66,9 @@ const SIZES: &str = "0,1,7,8,9,63,64,65,4095,4096,65536,1048575,1048576";
 const RECORD_SIZES: &str = "0,1,7,8,9,63,64,65,4095,4096,65536,1048560";
 
 /// Two sides that start together, and whose reports have the same messages.
-fn pair(letter: char, claim: &'static str, name: &str, commands: [&str; 2], count: u64, sizes: &str) -> Case {
+fn pair(letter: char, claim: &str, name: &str, commands: [&str; 2], count: u64, sizes: &str) -> Case {
     let sides = [0, 1].map(|of| side(of, name, commands[of], count, sizes, count));
-    Case { letter, claim, sides: sides.into() }
+    Case { letter, claim: claim.to_owned(), sides: sides.into() }
 }
 
 /// A side with `COMMAND` or `COMMAND THEN`, which reports the last `reported` of its messages.
@@ -89,19 +89,20 @@ fn short_cases() -> Vec<Case> {
 
 fn all_cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let by_connect = ("unix:@/s", ['m', 'd', 'r']);
-    let by_path = ("path:@/channel", ['M', 'D', 'R']);
-    for (name, [messages, dead_sender, resumed]) in [by_connect, by_path] {
-        let sides = ["send", "recv"];
-        cases.push(pair(messages, "messages of all sizes", name, sides, 39, SIZES));
-        cases.push(pair(messages, "many small messages", name, sides, 10_000, "1,64,0,9"));
-        let sides = ["send die", "recv died"];
-        cases.push(pair(dead_sender, "a sender is killed", name, sides, 9, "0,1,8,9,65536"));
+    let by_connect = ("unix:@/s", "by a socket", ['m', 'd', 'r']);
+    let by_path = ("path:@/channel", "by a path", ['M', 'D', 'R']);
+    for (name, how, [messages, dead_sender, resumed]) in [by_connect, by_path] {
+        let mut add = |letter, claim, sides, count, sizes| {
+            cases.push(pair(letter, &format!("{claim}, {how}"), name, sides, count, sizes));
+        };
+        add(messages, "messages of all sizes", ["send", "recv"], 39, SIZES);
+        add(messages, "many small messages", ["send", "recv"], 10_000, "1,64,0,9");
+        add(dead_sender, "a sender is killed", ["send die", "recv died"], 9, "0,1,8,9,65536");
         // The first receiver dies with 13 of 20 messages unreleased.
         let (count, sizes, taken) = (20, "0,1,63,64,65,4096,65536", 7);
         cases.push(Case {
             letter: resumed,
-            claim: "a receiver is killed, and its successor gets the rest",
+            claim: format!("a receiver is killed, and its successor gets the rest, {how}"),
             sides: vec![
                 side(0, name, "send resume", count, sizes, count),
                 side(1, name, "recv die", taken, sizes, taken),
@@ -109,8 +110,14 @@ fn all_cases() -> Vec<Case> {
             ],
         });
     }
-    let mut early =
-        pair('D', "a sender is killed before a receiver starts", by_path.0, ["send die", "recv died"], 13, SIZES);
+    let mut early = pair(
+        'D',
+        "a sender is killed before a receiver starts, by a path",
+        by_path.0,
+        ["send die", "recv died"],
+        13,
+        SIZES,
+    );
     early.sides[1].after = Some(0);
     cases.push(early);
     cases.push(pair('c', "calls of all sizes", "unix:@/s", ["call", "serve"], 39, SIZES));
@@ -229,7 +236,8 @@ impl Run<'_> {
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let Some(job) = jobs.get(at) else { return Ok(()) };
-                let checks = self.job(job)?;
+                // After an error or a signal no further job begins.
+                let checks = self.job(job).inspect_err(|_| next.store(jobs.len(), Ordering::Relaxed))?;
                 done.lock().expect("no thread panics with the lock").insert(at, checks);
             }
         };
@@ -253,19 +261,18 @@ impl Run<'_> {
                 for command in commands {
                     let sides = [Side::new(0, command, Wanted::Usage)];
                     let claim = format!("the command `{command}` alone");
-                    checks.push(self.check('?', claim, [language; 2], &sides, |_| Ok(()), |_| None)?);
+                    checks.push(self.check('?', claim, [language; 2], &sides, None)?);
                 }
             }
             Job::Pair(languages) => {
                 for case in &self.cases {
-                    let claim = case.claim.to_owned();
-                    checks.push(self.check(case.letter, claim, languages, &case.sides, |_| Ok(()), |_| None)?);
+                    checks.push(self.check(case.letter, case.claim.clone(), languages, &case.sides, None)?);
                 }
             }
             Job::Vectors(language) => {
                 for vector in &self.vectors {
-                    let (write, problem) = (|to: &Path| vector.write(to), |in_: &Path| vector.problem_after(in_));
-                    checks.push(self.check('v', vector.name.clone(), [language; 2], &vector.sides, write, problem)?);
+                    let (claim, sides) = (vector.name.clone(), &vector.sides);
+                    checks.push(self.check('v', claim, [language; 2], sides, Some(vector))?);
                 }
             }
         }
@@ -273,29 +280,30 @@ impl Run<'_> {
         Ok(checks)
     }
 
-    /// One exchange, in a directory that `prepare` fills and `problem` checks after it.
+    /// One exchange, in a directory of its own with the files of the vector, if any.
     fn check(
         &self,
         letter: char,
         claim: String,
         languages: [usize; 2],
         sides: &[Side],
-        prepare: impl Fn(&Path) -> Result<(), Failure>,
-        problem: impl Fn(&Path) -> Option<String>,
+        vector: Option<&vectors::Vector>,
     ) -> Result<Check, Failure> {
         let began = Instant::now();
-        let failed = |error| Failure::system("creating or removing a directory", error);
+        let failed = |error| Failure::system("creating a directory", error);
         let directory = self.directory.path().join(self.exchanges.fetch_add(1, Ordering::Relaxed).to_string());
         let directory = std::path::absolute(directory).map_err(failed)?;
         std::fs::create_dir(&directory).map_err(failed)?;
-        prepare(&directory)?;
+        vector.map_or(Ok(()), |vector| vector.write(&directory))?;
         let pair = languages.map(|language| &self.languages[language]);
         // Three times the limit of a driver: a side may wait for another, which waits for a third.
         let mut outcome = exchange::run(sides, pair, &self.lacks, &directory, 3 * wait_limit(), &self.signals)?;
         if outcome == Outcome::Passed {
-            outcome = problem(&directory).map_or(outcome, Outcome::Failed);
+            let problem = vector.and_then(|vector| vector.problem_after(&directory));
+            outcome = problem.map_or(outcome, Outcome::Failed);
         }
-        std::fs::remove_dir_all(&directory).map_err(failed)?;
+        // A killed child of a driver may still be ending there; then the whole directory is removed at the end.
+        let _ = std::fs::remove_dir_all(&directory);
         Ok(Check { letter, claim, languages, outcome, seconds: began.elapsed().as_secs_f64() })
     }
 

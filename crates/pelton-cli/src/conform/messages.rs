@@ -20,7 +20,10 @@ impl Messages {
     /// Message `i`, counted from 0.
     pub fn get(&self, i: u64) -> Vec<u8> {
         let size = self.sizes[(i % self.sizes.len() as u64) as usize];
-        (0..size as u64).map(|j| b'a' + ((i + j) % 26) as u8).collect()
+        let letters: Vec<u8> = (0..26).map(|j| b'a' + ((i + j) % 26) as u8).collect();
+        let mut message = letters.repeat(size.div_ceil(26));
+        message.truncate(size);
+        message
     }
 
     /// All of them.

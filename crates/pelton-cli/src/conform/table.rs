@@ -8,7 +8,7 @@ use std::{fmt::Write as _, time::Duration};
 const LETTERS: [(char, &str); 9] = [
     ('m', "messages by a socket"),
     ('d', "killed sender"),
-    ('r', "killed receiver, resumed"),
+    ('r', "killed receiver"),
     ('M', "messages by a path"),
     ('D', "killed sender by path"),
     ('R', "killed receiver by path"),
@@ -67,6 +67,18 @@ impl<'a> Summary<'a> {
         self.letters.iter().map(|(letter, _)| of_letter(*letter)).collect()
     }
 
+    /// How many vectors a language passed, with `!` if it failed others.
+    fn vectors(&self, language: usize) -> String {
+        let checks = self.checks.iter().filter(|check| check.letter == 'v' && check.languages[0] == language);
+        let passed = checks.clone().filter(|check| check.outcome == Outcome::Passed).count();
+        let has_failed = checks.clone().any(|check| matches!(check.outcome, Outcome::Failed(_)));
+        if passed == 0 && !has_failed {
+            "-".to_owned()
+        } else {
+            format!("{passed}{}", if has_failed { "!" } else { "" })
+        }
+    }
+
     /// The cells, with the names of the rows and columns. `corner` is above the rows' names.
     fn rows(&self, corner: &str) -> Vec<Vec<String>> {
         let names = self.languages.iter().map(|language| language.name.clone());
@@ -75,41 +87,34 @@ impl<'a> Summary<'a> {
             let cells = (0..self.languages.len()).map(|to| self.cell([from, to]));
             rows.push(std::iter::once(name).chain(cells).collect());
         }
+        if self.checks.iter().any(|check| check.letter == 'v') {
+            rows[0].push("vectors".to_owned());
+            (1..rows.len()).for_each(|at| rows[at].push(self.vectors(at - 1)));
+        }
         rows
     }
 
     /// What the letters mean, three to a line.
     fn legend(&self) -> String {
-        let letters = self.letters.iter().map(|(letter, name)| format!("{letter} {name}"));
-        let texts: Vec<String> = letters.chain(["- unsupported, ! failed".to_owned()]).collect();
-        texts.chunks(3).map(|texts| format!("    {}\n", texts.join(", "))).collect()
-    }
-
-    /// The lines of what each language lacks, with the reason of its driver.
-    fn lacking(&self) -> Vec<String> {
-        let lacks = self.lacks.lock();
-        lacks.iter().map(|((language, feature), reason)| format!("{language} `{feature}`: {reason}")).collect()
+        let letters = self.letters.iter().map(|(letter, name)| format!("`{letter}` {name}, "));
+        let texts: Vec<String> = letters.chain(["`-` unsupported, `!` failed.".to_owned()]).collect();
+        texts.chunks(3).map(|texts| format!("{}\n", texts.concat().trim_end())).collect()
     }
 
     /// For a terminal.
     pub fn text(&self) -> String {
         let rows = self.rows("from \\ to");
         let widths: Vec<usize> =
-            (0..rows.len()).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+            (0..rows[0].len()).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
         let mut text = String::new();
         for row in &rows {
             let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}")).collect();
             let _ = writeln!(text, "{}", cells.join(" ").trim_end());
         }
         text += &self.legend();
-        for (at, language) in self.languages.iter().enumerate() {
-            let mut vectors =
-                self.checks.iter().filter(|check| check.letter == 'v' && check.languages[0] == at).peekable();
-            if vectors.peek().is_some() {
-                let _ = writeln!(text, "vectors of {}: {}", language.name, counts(vectors));
-            }
+        for ((language, feature), reason) in self.lacks.lock().iter() {
+            let _ = writeln!(text, "unsupported: {language} `{feature}`: {reason}");
         }
-        self.lacking().iter().for_each(|line| text += &format!("unsupported: {line}\n"));
         let _ = writeln!(text, "{} checks in {:.0} s: {}", self.checks.len(), self.seconds, counts(self.checks.iter()));
         text
     }
@@ -120,15 +125,10 @@ impl<'a> Summary<'a> {
         let header = rows.next().unwrap_or_default();
         let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
         rows.for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
-        let _ = writeln!(text, "\nLetters of a cell that passed:\n");
-        self.letters.iter().for_each(|(letter, name)| text += &format!("- {letter}: {name}\n"));
-        let _ = writeln!(text, "\n`-`: a language lacks it; `!`: failed. {}.", counts(self.checks.iter()));
-        let lacking = self.lacking();
-        if !lacking.is_empty() {
-            let _ = writeln!(text, "\n| language | lacks | reason |\n|---|---|---|");
-            for ((language, feature), reason) in self.lacks.lock().iter() {
-                let _ = writeln!(text, "| {language} | `{feature}` | {reason} |");
-            }
+        let _ = writeln!(text, "\n{}Of {} checks {}.", self.legend(), self.checks.len(), counts(self.checks.iter()));
+        let _ = writeln!(text, "\n| language | lacks | reason |\n|---|---|---|");
+        for ((language, feature), reason) in self.lacks.lock().iter() {
+            let _ = writeln!(text, "| {language} | `{feature}` | {reason} |");
         }
         text
     }

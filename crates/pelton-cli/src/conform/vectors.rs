@@ -54,7 +54,7 @@ enum Kind {
 
 /// All vectors.
 pub fn all() -> Vec<Vector> {
-    let own = Side::new(0, "vectors @", Wanted::Number("ok vectors ", " files"));
+    let own = Side::new(0, "vectors @/vectors", Wanted::Number("ok vectors ", " files"));
     let own = Vector { name: "its own replay".to_owned(), sides: vec![own], kind: Kind::All };
     let files = list("record-file.json", "files").into_iter().map(record_file);
     let directories = list("paths.json", "directories").into_iter().map(directory);
@@ -109,7 +109,11 @@ impl Vector {
     pub fn write(&self, directory: &Path) -> Result<(), Failure> {
         let path = directory.join("vector");
         let written = match &self.kind {
-            Kind::All => FILES.iter().try_for_each(|(name, text)| std::fs::write(directory.join(name), text)),
+            Kind::All => {
+                let all = directory.join("vectors");
+                let write = |(name, text): &(&str, &str)| std::fs::write(all.join(name), text);
+                std::fs::create_dir(&all).and_then(|()| FILES.iter().try_for_each(write))
+            }
             Kind::RecordFile(bytes) => std::fs::write(path, bytes),
             Kind::Directory(vector) => write_channel(vector, &path),
         };

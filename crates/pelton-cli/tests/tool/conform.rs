@@ -1,7 +1,7 @@
 //! `pelton conform`: a driver that lies, hangs or lacks a command is reported as such.
 
 use crate::test_dirs::TestDirs;
-use pelton_testkit::{Ended, NewEntry, Process};
+use pelton_testkit::{Ended, NewEntry, Process, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,10 +14,10 @@ fn driver(dirs: &TestDirs, script: &str) -> String {
     format!("other={}", path.display())
 }
 
-/// Runs it with Rust, and returns its checks too.
-fn conform(dirs: &TestDirs, arguments: &[&str]) -> (Ended, Vec<Value>) {
+/// Runs it with Rust, and returns its checks too. Each driver waits that many seconds.
+fn conform(dirs: &TestDirs, seconds: &str, arguments: &[&str]) -> (Ended, Vec<Value>) {
     let mut command = dirs.pelton(&["conform", "--json", "report"]);
-    command.args(arguments).env("PELTON_SECONDS", "2");
+    command.args(arguments).env("PELTON_SECONDS", seconds);
     let ended = Process::start(command).finish();
     let report = std::fs::read(dirs.path("work").join("report")).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
     let mut report: Value = serde_json::from_slice(&report).unwrap();
@@ -35,7 +35,7 @@ fn with_result(checks: &[Value], result: &str) -> Vec<String> {
 #[test]
 fn rust_with_itself_passes_everything() {
     let dirs = TestDirs::new();
-    let (ended, checks) = conform(&dirs, &["--table", "table"]);
+    let (ended, checks) = conform(&dirs, "20", &["--table", "table"]);
     ended.assert(0, &["rust to rust: 13 passed, 0 failed, 0 unsupported"]);
     assert_eq!(with_result(&checks, "failed"), [""; 0]);
     // Rust replays the vectors of its own kind in `cargo test`.
@@ -48,7 +48,7 @@ fn rust_with_itself_passes_everything() {
         assert!(vectors.count() > 5, "{kind}");
     }
     let table = std::fs::read_to_string(dirs.path("work").join("table")).unwrap();
-    assert!(table.contains("| rust | mdrMDRcsf |\n"), "{table}");
+    assert!(table.contains("| rust | mdrMDRcsf | 52 |\n"), "{table}");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_wrong_checksum_is_found() {
         "[ \"$1-$#\" = recv-4 ] && {{ {} driver \"$@\" | sed 's/[0-9a-f]*$/00000000/'; exit; }}",
         env!("CARGO_BIN_EXE_pelton")
     );
-    let (ended, checks) = conform(&dirs, &["--short", &driver(&dirs, &script)]);
+    let (ended, checks) = conform(&dirs, "20", &["--short", &driver(&dirs, &script)]);
     ended.assert(1, &["FAILED: rust to other, messages: other", "checksum 00000000`; wanted `ok recv 5 messages"]);
     assert_eq!(with_result(&checks, "failed"), ["rust other messages", "other other messages"]);
     assert_eq!(with_result(&checks, "unsupported"), [""; 0]);
@@ -69,16 +69,22 @@ fn a_driver_that_hangs_is_killed_and_reported() {
     let dirs = TestDirs::new();
     // Its child hangs too, with the driver's standard output.
     let other = driver(&dirs, "[ \"$1-$#\" = serve-4 ] && { sleep 81264 & sleep 81264; }");
-    let (ended, checks) = conform(&dirs, &["--short", &other]);
+    let (ended, checks) = conform(&dirs, "1", &["--short", &other]);
     ended.assert(1, &["FAILED: rust to other, calls: ", "did not end in time"]);
-    assert_eq!(with_result(&checks, "failed"), ["rust other calls", "other other calls"]);
-    assert_eq!(sleeping("81264"), [""; 0]);
+    let failed = with_result(&checks, "failed");
+    // On a busy machine an honest driver may need more than its second too.
+    for hanging in ["rust other calls", "other other calls"] {
+        assert!(failed.contains(&hanging.to_owned()), "{failed:?}");
+    }
+    assert_none_sleeps("81264");
 }
 
-/// Processes with that argument.
-fn sleeping(argument: &str) -> Vec<String> {
-    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
-    processes.filter_map(|path| std::fs::read_to_string(path).ok()).filter(|line| line.contains(argument)).collect()
+/// Fails unless every process with that argument has been killed. A killed process may still be ending.
+fn assert_none_sleeps(argument: &str) {
+    eventually("the driver's children are killed", || {
+        let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
+        !processes.filter_map(|path| std::fs::read_to_string(path).ok()).any(|line| line.contains(argument))
+    });
 }
 
 #[test]
@@ -88,12 +94,12 @@ fn what_a_driver_lacks_is_counted_with_its_reason() {
         [ \"$1\" = serve ] && { echo 'unsupported serve: it has no services'; exit 3; }
         [ \"$1-$5\" = recv-rest ] && { echo 'unsupported recv rest: it keeps no count'; exit 3; }
         case $1-$2 in send-path:*) echo 'unsupported send path: it has no directories'; exit 3 ;; esac";
-    let (ended, checks) = conform(&dirs, &[&driver(&dirs, script)]);
+    let (ended, checks) = conform(&dirs, "20", &[&driver(&dirs, script)]);
     ended.assert(0, &["other to other: 5 passed, 0 failed, 8 unsupported"]);
     let output = String::from_utf8(ended.stdout).unwrap();
     for line in [
-        "rust      mdrMDRcsf md-MD--sf\n",
-        "other     mdr---csf md-----sf\n",
+        "rust      mdrMDRcsf md-MD--sf 52\n",
+        "other     mdr---csf md-----sf 49\n",
         "unsupported: other `recv rest`: it keeps no count\n",
         "unsupported: other `send path`: it has no directories\n",
         "unsupported: other `serve`: it has no services\n",
@@ -107,7 +113,7 @@ fn what_a_driver_lacks_is_counted_with_its_reason() {
 #[test]
 fn exit_code_3_without_a_statement_is_a_failure() {
     let dirs = TestDirs::new();
-    let (ended, checks) = conform(&dirs, &["--short", &driver(&dirs, "[ \"$1\" = recv ] && exit 3")]);
+    let (ended, checks) = conform(&dirs, "20", &["--short", &driver(&dirs, "[ \"$1\" = recv ] && exit 3")]);
     ended.assert(1, &["wanted exit code 2, or `unsupported` and exit code 3"]);
     assert_eq!(
         with_result(&checks, "failed"),
@@ -123,7 +129,7 @@ fn an_interrupted_run_leaves_no_file_and_no_process() {
     entry.wait();
     run.signal(Signal::INT);
     run.finish().assert(130, &[]);
-    assert_eq!(sleeping("81265"), [""; 0]);
+    assert_none_sleeps("81265");
     dirs.assert_nothing_left();
 }
 
