@@ -190,8 +190,8 @@ pub fn run(args: &ConformArgs) -> Result<(), Failure> {
         }
         languages.push(given.clone());
     }
-    // Before the first file that an interrupt would leave.
-    let signals = Signals::install()?;
+    // Before the first file that an interrupt would leave. A second signal need not hasten the end.
+    let signals = Signals::install_without_exit()?;
     let began = Instant::now();
     let run = Run {
         languages: &languages,
