@@ -140,3 +140,27 @@ fn wrong_drivers_are_refused() {
     dirs.run(&["conform", &other, &other]).assert(2, &["two drivers have the name `other`"]);
     dirs.run(&["conform", "c=/nowhere/driver"]).assert(2, &["want an executable file"]);
 }
+
+#[test]
+fn the_driver_gathers_any_senders_and_has_the_exit_codes_of_the_contract() {
+    let dirs = TestDirs::new();
+    let gathering = dirs.start(&["driver", "gather", "many", "5", "4"]);
+    dirs.run(&["driver", "send", "many", "3", "9,2"]).assert(0, &[]);
+    dirs.run(&["driver", "send", "many", "2", "5"]).assert(0, &[]);
+    let ended = gathering.finish();
+    ended.assert(0, &[]);
+    let output = String::from_utf8(ended.stdout).unwrap();
+    let (lines, report) = output.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(lines, "abcd\nbc\ncdef\nabcd\nbcde");
+    assert!(report.starts_with("ok gather 5 messages 30 bytes checksum "), "{report}");
+
+    let vectors = dirs.run(&["driver", "vectors"]);
+    vectors.assert(3, &[]);
+    assert!(vectors.stdout.starts_with(b"unsupported vectors: "));
+    for usage in
+        [&["driver", "send"][..], &["driver", "send", "n", "x", "1"], &["driver", "recv", "n", "1", "1", "later"]]
+    {
+        dirs.run(usage).assert(2, &["driver COMMAND NAME COUNT SIZES [THEN]"]);
+    }
+    dirs.assert_nothing_left();
+}
