@@ -226,10 +226,8 @@ static int serve_stream(void) {
 }
 
 static int write_records(void) {
-    pelton_appenders_options options = PELTON_APPENDERS_OPTIONS_INIT;
     pelton_appenders *appenders;
-    options.flush_bytes = 2 << 20; /* of a buffer, which a message of 1 MiB must fit in */
-    int code = pelton_appenders_to_record_file(name, NULL, &options, &appenders);
+    int code = pelton_appenders_to_record_file(name, NULL, NULL, &appenders);
     while (code == PELTON_OK && messages < count) {
         code = pelton_appenders_append(appenders, message(messages), size_of(messages));
         if (code == PELTON_OK) add(message(messages), size_of(messages));

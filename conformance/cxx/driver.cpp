@@ -205,9 +205,7 @@ static void serve_stream(run &run) {
 }
 
 static void write_records(run &run) {
-    pelton::appenders_options options;
-    options.flush_bytes = 2 << 20; // of a buffer, which a message of 1 MiB must fit in
-    auto appenders = pelton::appenders::to_record_file(run.name.c_str(), {}, options);
+    auto appenders = pelton::appenders::to_record_file(run.name.c_str());
     check("create", appenders);
     for (; run.has_next(); run.add(run.next())) check("append", appenders->append(run.next()));
     check("sync", appenders->sync());

@@ -160,8 +160,7 @@
   (check-count))
 
 (defun write-records ()
-  ;; A message of 1 MiB must fit in the buffer.
-  (pelton:with-appenders (appenders (pelton:record-file *name*) :flush-bytes (* 2 1024 1024))
+  (pelton:with-appenders (appenders (pelton:record-file *name*))
     (dotimes (i *count*)
       (pelton:append-message appenders (message i))
       (add (message i)))
