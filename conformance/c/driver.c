@@ -53,11 +53,17 @@ static int all_arrived(void) {
     return messages == count;
 }
 
-static int send_messages(void) {
+/* By path an open creates the channel, and waits for nobody: messages wait there. By name it waits for a listener. */
+static pelton_channel_options channel_options(void) {
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
+    if (is_path()) options.create = 1;
+    else options.deadline_ns = deadline();
+    return options;
+}
+
+static int send_messages(void) {
+    pelton_channel_options options = channel_options();
     pelton_sender *sender;
-    options.deadline_ns = deadline(); /* until then it waits for a receiver */
-    options.create = (uint32_t)is_path();
     int code = pelton_sender_open(name, &options, &sender);
     if (code != PELTON_OK) return failed("connect", code);
     for (int released = 0; !released;) {
@@ -78,7 +84,7 @@ static int send_messages(void) {
 }
 
 static int receive_messages(void) {
-    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
+    pelton_channel_options options = channel_options();
     pelton_listener *listener = NULL;
     pelton_receiver *receiver;
     pelton_message received;
@@ -86,8 +92,6 @@ static int receive_messages(void) {
     uint32_t *checksums = calloc((size_t)count + 1, sizeof *checksums); /* of `rest` */
     if (checksums == NULL) return perror("recv"), 1;
     if (is_path()) {
-        options.deadline_ns = deadline();
-        options.create = 1;
         code = pelton_receiver_open(name, &options, &receiver);
     } else {
         code = pelton_listener_open(name, NULL, &listener);

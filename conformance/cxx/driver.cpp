@@ -76,9 +76,11 @@ template <typename Options> static Options waiting() {
     return options;
 }
 
+// By path an open creates the channel, and waits for nobody: messages wait there.
 static pelton::channel_options endpoint_options(const run &run) {
-    auto options = waiting<pelton::channel_options>();
-    options.create = run.is_path();
+    if (!run.is_path()) return waiting<pelton::channel_options>();
+    pelton::channel_options options;
+    options.create = 1;
     return options;
 }
 

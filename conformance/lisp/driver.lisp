@@ -75,8 +75,12 @@
 
 ;;; ---- Commands
 
+(defun open-timeout ()
+  "By path an open creates the channel, and waits for nobody: messages wait there. By name it waits for the peer."
+  (if (pathp) nil *timeout*))
+
 (defun send ()
-  (pelton:with-sender (sender *name* :timeout *timeout* :create (pathp)) ; waits for a receiver
+  (pelton:with-sender (sender *name* :timeout (open-timeout) :create (pathp))
     (flet ((step-by (function)
              (loop
                (handler-case (return (funcall function))
@@ -92,7 +96,7 @@
 
 (defun recv ()
   (let ((checksums '()))                ; of the rest, the last one first
-    (pelton:with-receiver (receiver *name* :timeout *timeout* :accept (not (pathp)) :create (pathp))
+    (pelton:with-receiver (receiver *name* :timeout (open-timeout) :accept (not (pathp)) :create (pathp))
       (handler-case
           (progn
             (pelton:do-messages (octets receiver :timeout *timeout*) ; until the sender has closed
