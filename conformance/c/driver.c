@@ -265,7 +265,10 @@ static int read_records(void) {
     return 0;
 }
 
-static int vectors(void) { return puts("unsupported vectors: libpelton, which it uses, is tested with the vectors"), 3; }
+static int vectors(void) {
+    puts("unsupported vectors: libpelton, which it uses, is tested with the vectors");
+    return 3;
+}
 
 /* Reads COUNT and SIZES, and creates the letters. Returns 0 if they are no numbers. */
 static int numbers(char *count_text, char *sizes_text) {
@@ -309,11 +312,12 @@ int main(int arguments, char **argument) {
         for (int j = 0; arguments == 6 && j < 4 && commands[i].thens[j] != NULL; j++)
             if (then_is(commands[i].thens[j])) is_right = 1;
         if (!is_right || !(is_reading || numbers(argument[3], argument[4])))
-            return fprintf(stderr, "usage: driver %s NAME COUNT SIZES [THEN], as conformance/README.md has it\n", verb), 2;
+            return fprintf(stderr, "usage: driver %s NAME COUNT SIZES [THEN]: conformance/README.md\n", verb), 2;
         name = argument[2];
         int code = commands[i].run();
         if (code == 0 && !is_reading)
-            printf("ok %s %ld messages %llu bytes checksum %08x\n", verb, messages, (unsigned long long)bytes, checksum);
+            printf("ok %s %ld messages %llu bytes checksum %08x\n", verb, messages, (unsigned long long)bytes,
+                   checksum);
         fflush(stdout);
         if (code == 0 && then_is("die")) raise(SIGKILL);
         return code;
