@@ -319,6 +319,10 @@ func (r *Receiver) waitForSender(ctx context.Context) error {
 			return false, r.broken
 		}
 		err := r.findSenders()
+		if err == nil && r.mayBeReady() {
+			// Its sender may have left again. The caller receives it, then the end.
+			return true, nil
+		}
 		for _, in := range r.lanes {
 			if in.isSenderHere() && !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
 				return true, err

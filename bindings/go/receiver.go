@@ -595,7 +595,8 @@ func (r *Receiver) areSendersFencing() bool {
 
 // Resume waits, after [ErrPeerDied], for the sender's successor, and offers it the lane, to continue after the last
 // message that the dead one committed. A receiver that had connected connects again. One from a [Listener] accepts
-// the successor there, so keep that open. On a path channel it waits for a sender, which receiving does not need.
+// the successor there, so keep that open. On a path channel it waits for a sender, or for a message, as a sender may
+// have left again; receiving needs neither.
 //
 // Errors: the context's; [ErrRefused] if the sender is not gone (except on a path channel), and for a receiver of
 // many, which accepts successors by itself; [ErrCorrupt], [ErrSystem]. After an error it may be called again.

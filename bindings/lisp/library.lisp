@@ -207,6 +207,9 @@ PEER-DIED-ERROR for PELTON_PEER_DIED; TIMED-OUT for PELTON_AGAIN and PELTON_TIME
 
 (define-conditions)
 
+(define-condition later-version-error (not-a-record-file-error) ()
+  (:documentation "A record file that was read so far continues in a later version of the format."))
+
 (setf (documentation 'system-error-errno 'function) "The kernel's error number of a SYSTEM-ERROR."
       (documentation 'sink-error-cause 'function)
       "The condition that a sink in Lisp signalled, or NIL: it was left by a throw, or is not in Lisp.")

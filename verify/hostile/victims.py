@@ -358,7 +358,7 @@ class Nginx(Connecting):
             with socket.socket(socket.AF_UNIX) as http:
                 http.settimeout(HANG_SECONDS)
                 http.connect(f"{self.made}/http")
-                http.sendall(f"GET /call?name=unix:{path}&count=1&size=64 HTTP/1.0\r\nHost: nginx\r\n\r\n".encode())
+                http.sendall(f"GET /call?name=unix:{path}&count=1&sizes=64 HTTP/1.0\r\nHost: nginx\r\n\r\n".encode())
                 text = b""
                 while data := http.recv(1 << 16):
                     text += data

@@ -731,7 +731,7 @@ impl Receiver {
     /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to continue after the last
     /// committed message. If this receiver had connected, it connects under the same name again. If a
     /// [`crate::Listener`] had accepted it, that listener accepts the successor. On a path channel, `resume` waits for
-    /// a sender; receiving needs none.
+    /// a sender, or a message, as a sender may have left again; receiving needs neither.
     ///
     /// # Errors
     /// [`Error::Refused`] between threads, and while the channel has not lost its peer (except on a path);
@@ -781,7 +781,8 @@ impl Receiver {
         self.find_lanes()
     }
 
-    /// Waits until a path channel has a sender. Returns false at the deadline.
+    /// Waits until a path channel has a sender, or a message: its sender may have left again before this side wakes.
+    /// Returns false at the deadline.
     pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
             if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
@@ -793,7 +794,7 @@ impl Receiver {
             failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
             failpoint("receiver waits for its peer: looked");
-            if self.lanes.iter().any(Lane::has_sender) {
+            if self.lanes.iter().any(Lane::has_sender) || self.has_messages() {
                 return Ok(true);
             }
             // Checks the clock after each sleep: otherwise a doorbell that always rings would delay the return for
