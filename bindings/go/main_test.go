@@ -148,6 +148,37 @@ func runSide(arguments []string) error {
 				return err
 			}
 		}
+	case "append":
+		// Appends and flushes without end, in one lane: message n is payload(n), of any size.
+		file, err := OpenRecordFile(arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		for n := 1; ; n++ {
+			if err := file.Append(payload(n, n*7919%100_000)); err != nil {
+				return err
+			}
+			if n%10 == 0 {
+				if err := file.Flush(); err != nil {
+					return err
+				}
+				fmt.Println(n)
+			}
+		}
+	case "flush":
+		receiver, err := OpenReceiver(ctx, arguments[1], &Options{Await: true})
+		if err != nil {
+			return err
+		}
+		file, err := OpenRecordFile(arguments[2], &RecordFileOptions{RotateBytes: 1 << 20, FlushBytes: 20_000,
+			FlushInterval: time.Millisecond})
+		if err != nil {
+			return err
+		}
+		for err == nil || errors.Is(err, ErrPeerDied) {
+			err = receiver.FlushTo(ctx, file)
+		}
+		return err
 	case "path-hold":
 		receiver, err := OpenReceiver(ctx, arguments[1], nil)
 		if err != nil {

@@ -291,7 +291,7 @@ func (r *Receiver) pollEnds() (bool, error) {
 		return false, nil
 	}
 	// What was committed before the end is visible now. [close]
-	if ok, err := r.pollLanes(); ok || err != nil || code == nil {
+	if ok, err := r.pollLanes(); ok || err != nil || code == nil || r.defersEnd() {
 		return ok, err
 	}
 	for _, in := range r.lanes {

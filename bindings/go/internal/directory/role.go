@@ -357,9 +357,15 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	}
 	h.Keep()
 	m.Retain()
+	id := m.Data.Identity()
+	if id != [2]uint64{} {
+		// After a reboot, the numbers of messages that were not durable are used again.
+		id[0] ^= binary.LittleEndian.Uint64(d.header.bootID[:])
+		id[1] ^= binary.LittleEndian.Uint64(d.header.bootID[8:])
+	}
 	m.Producer.ForgetDescriptor()
 	m.Data.ForgetDescriptor()
-	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen,
+	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen, ID: id,
 		Link: d.newLink(ofLane(number, livenessFile), consumer.Producer, fifo, own)}, nil
 }
 

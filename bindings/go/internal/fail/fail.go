@@ -27,7 +27,7 @@ var (
 	ErrOption          = errors.New("pelton: an option has an invalid value")
 	ErrNoChannel       = errors.New("pelton: there is no channel at the path")
 	ErrNotAChannel     = errors.New("pelton: the path cannot be used as a channel")
-	ErrRoleTaken       = errors.New("pelton: the channel has its receiver, or all its senders, already")
+	ErrRoleTaken       = errors.New("pelton: the channel has its receiver or all its senders, or the record file its writer, already")
 	ErrNoSpace         = errors.New("pelton: the file system is full")
 	ErrRebooted        = errors.New("pelton: the channel is from before a reboot")
 	ErrSystem          = errors.New("pelton: the operating system reported an error")

@@ -2,38 +2,22 @@ package records
 
 import (
 	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"hash/crc32"
 	"os"
 	"path/filepath"
 	"reflect"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
 )
 
 // Replays spec/vectors/record-file.json, all of it.
 
-// number is a JSON number, or a word as text.
-type number uint64
-
-func (n *number) UnmarshalJSON(text []byte) error {
-	value, err := strconv.ParseUint(strings.Trim(string(text), `"`), 0, 64)
-	*n = number(value)
-	return err
-}
-
-type hexBytes []byte
-
-func (h *hexBytes) UnmarshalJSON(text []byte) (err error) {
-	*h, err = hex.DecodeString(strings.Trim(string(text), `"`))
-	return err
-}
+type number = vectors.Number
 
 type vectorLast struct {
 	Lane [2]number
@@ -47,7 +31,7 @@ type vectorChunk struct {
 	Padding         byte
 	Messages        []struct {
 		Seq     number
-		Payload hexBytes
+		Payload vectors.Hex
 	}
 	Last []vectorLast
 }
@@ -87,7 +71,7 @@ type vector struct {
 	}
 	IsWritten bool `json:"is_written"`
 	Chunks    []vectorChunk
-	Hex       hexBytes
+	Hex       vectors.Hex
 	Reads     any
 	Opens     any
 }
@@ -193,17 +177,9 @@ func (v *vector) opens(t *testing.T, path string) any {
 }
 
 func TestFilesAreWrittenReadAndOpenedAsTheVectorsSay(t *testing.T) {
-	directory, isNamed := os.LookupEnv("PELTON_VECTORS")
-	if !isNamed {
-		directory = "../../../../spec/vectors"
-	}
 	var all struct{ Files []vector }
-	text, err := os.ReadFile(filepath.Join(directory, "record-file.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &all)
-	}
-	if err != nil || len(all.Files) == 0 {
-		t.Fatal(err, "there are none")
+	if vectors.Read(t, "record-file.json", &all); len(all.Files) == 0 {
+		t.Fatal("there are none")
 	}
 	for _, v := range all.Files {
 		t.Run(v.Name, func(t *testing.T) {
