@@ -14,6 +14,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"hash/crc32"
+	"io"
 	"os"
 	"time"
 
@@ -122,7 +123,7 @@ func (f *File) use(file *os.File) (int64, error) {
 }
 
 // surveyOf reads a file of that many bytes. Its end is before a torn tail.
-func surveyOf(file *os.File, path string, bytes int64) (*survey, error) {
+func surveyOf(file io.ReaderAt, path string, bytes int64) (*survey, error) {
 	s, err := newScanner(file, path)
 	if err != nil {
 		return nil, err
