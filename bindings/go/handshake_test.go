@@ -129,7 +129,7 @@ func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 	}
 }
 
-func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
+func TestPacketsThatBreakTheRulesAreRefusedAsTheVectorsSay(t *testing.T) {
 	for _, vector := range readPackets(t).Refused {
 		t.Run(vector.Why, func(t *testing.T) {
 			s, peer := socketPair(t, soon(t))

@@ -179,8 +179,23 @@ func runSide(arguments []string) error {
 			err = receiver.FlushTo(ctx, file)
 		}
 		return err
-	case "path-hold":
-		receiver, err := OpenReceiver(ctx, arguments[1], nil)
+	case "path-letters":
+		// The messages of conformance/README.md, in the sizes given.
+		sender, err := CreateSender(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Sscan(arguments[2], &count); err != nil {
+			return err
+		}
+		for i := range count {
+			if err := sender.Send(ctx, lettersOf(i, arguments[3])); err != nil {
+				return err
+			}
+		}
+		fmt.Println("done", count)
+	case "path-hold", "path-await":
+		receiver, err := OpenReceiver(ctx, arguments[1], &Options{Await: arguments[0] == "path-await"})
 		if err != nil {
 			return err
 		}

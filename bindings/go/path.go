@@ -203,8 +203,8 @@ func pathReceiver(ctx context.Context, path string, options *Options, create boo
 			return nil, err
 		}
 		// With messages in the channel it needs no sender.
-		if o.Await && !r.mayBeReady() {
-			if err := r.Resume(ctx); err != nil {
+		if o.Await {
+			if err := r.waitForSender(ctx, r.mayBeReady); err != nil {
 				_ = r.Close()
 				return nil, err
 			}
@@ -313,12 +313,17 @@ func (r *Receiver) foundEnd() (code error) {
 	return code
 }
 
-func (r *Receiver) waitForSender(ctx context.Context) error {
+// waitForSender waits for a sender, or until isEnough returns true.
+func (r *Receiver) waitForSender(ctx context.Context, isEnough func() bool) error {
 	return wait.Until(ctx, r.doorbell, &r.guard, func() (bool, error) {
 		if r.broken != nil {
 			return false, r.broken
 		}
 		err := r.findSenders()
+		// A sender may have come, sent messages and died: its end is reported after them.
+		if isEnough() {
+			return true, err
+		}
 		for _, in := range r.lanes {
 			if in.isSenderHere() && !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
 				return true, err

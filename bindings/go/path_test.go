@@ -149,6 +149,31 @@ func TestHeldMessagesKeepTheRoleOfTheirClosedReceiver(t *testing.T) {
 	}
 }
 
+// A sender comes, sends and closes while the receiver that awaits it is stopped, which then finds only messages.
+func TestAReceiverThatAwaitsASenderIsOpenedByMessagesToo(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	must(CreateReceiver(ctx, path, small)).Close()
+	awaits := child(t, "path-await", path)
+	for {
+		receiver, err := OpenReceiver(ctx, path, nil)
+		if errors.Is(err, ErrRoleTaken) {
+			break
+		}
+		must(receiver, err).Close()
+	}
+	awaits.reaches("S")
+	stop(t, awaits)
+	sender := must(OpenSender(ctx, path, nil))
+	if err := sender.Send(ctx, []byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	sender.Close()
+	if err := awaits.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	awaits.says("open")
+}
+
 func TestATakenRoleIsAwaitedUntilTheContextEnds(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))

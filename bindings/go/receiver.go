@@ -617,7 +617,7 @@ func (r *Receiver) Resume(ctx context.Context) error {
 	}
 	defer r.leave()
 	if r.role != nil {
-		return r.waitForSender(ctx)
+		return r.waitForSender(ctx, func() bool { return false })
 	}
 	if r.registry != nil {
 		return fail.New(fail.ErrRefused, "a receiver that gathers takes in successors by itself")
