@@ -80,8 +80,9 @@ func (v *pathVector) create(t *testing.T, fresh map[string][]pathWord, path stri
 		}
 	}
 	for _, owner := range owners {
-		check(unix.Mkfifo(filepath.Join(path, owner+".bell"), 0o600))
-		check(unix.Mkfifo(filepath.Join(path, owner+".life"), 0o600))
+		for _, kind := range []string{directory.DoorbellFile, directory.LivenessFile} {
+			check(unix.Mkfifo(filepath.Join(path, owner+"."+kind), 0o600))
+		}
 	}
 	if v.Mode != "" {
 		check(os.Chmod(path, os.FileMode(must(strconv.ParseUint(v.Mode, 8, 32)))))

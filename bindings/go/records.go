@@ -86,10 +86,13 @@ func OpenRecordFile(path string, options *RecordFileOptions) (*RecordFile, error
 	if o.FlushInterval == 0 {
 		o.FlushInterval = 100 * time.Millisecond
 	}
-	if o.FlushBytes < 0 || o.FlushBytes > flushBytesMax || o.RotateBytes < 0 || o.SyncBytes < EachWrite || o.SyncInterval < 0 {
+	if o.FlushBytes < 0 || o.FlushBytes > flushBytesMax {
+		return nil, fail.New(ErrOption, "FlushBytes is %d, wanted 0 to %d", o.FlushBytes, flushBytesMax)
+	}
+	if o.RotateBytes < 0 || o.SyncBytes < EachWrite || o.SyncInterval < 0 {
 		return nil, fail.New(ErrOption,
-			"FlushBytes is %d, wanted 0 to %d; RotateBytes %d, SyncBytes %d (or EachWrite) and SyncInterval %v, wanted 0 or more",
-			o.FlushBytes, flushBytesMax, o.RotateBytes, o.SyncBytes, o.SyncInterval)
+			"RotateBytes is %d, SyncBytes %d and SyncInterval %v, wanted 0 or more; SyncBytes also EachWrite",
+			o.RotateBytes, o.SyncBytes, o.SyncInterval)
 	}
 	file, err := records.Open(path, records.Options{RotateBytes: o.RotateBytes, SyncBytes: o.SyncBytes,
 		SyncInterval: o.SyncInterval})

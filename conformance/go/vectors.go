@@ -26,7 +26,8 @@ func replay(directory string) (int, error) {
 	}
 	tests, err := filepath.Glob(filepath.Join(filepath.Dir(own), "vectors", "*.test"))
 	if err != nil || len(tests) == 0 {
-		return 0, errors.Join(err, fmt.Errorf("found no test program in the directory vectors beside %s: build creates them", own))
+		return 0, errors.Join(err,
+			fmt.Errorf("found no test program in the directory vectors beside %s: build creates them", own))
 	}
 	read := map[string]bool{}
 	for _, test := range tests {

@@ -182,8 +182,8 @@ type Damaged struct {
 }
 
 func (d *Damaged) Error() string {
-	return fmt.Sprintf("pelton: %s is damaged at byte %d: found %s, wanted %s; valid records follow at byte %d; to write, move the file away", d.Path,
-		d.Offset, d.found, d.wanted, d.Next)
+	return fmt.Sprintf("pelton: %s is damaged at byte %d: found %s, wanted %s; valid records follow at byte %d. "+
+		"To write, move the file away", d.Path, d.Offset, d.found, d.wanted, d.Next)
 }
 
 // Unwrap returns the sentinel.
