@@ -148,6 +148,8 @@ func runSide(arguments []string) error {
 				return err
 			}
 		}
+	case "full":
+		return runFull(ctx, arguments[1], arguments[2])
 	case "append":
 		// Appends and flushes without end, in one lane: message n is payload(n), of any size.
 		file, err := OpenRecordFile(arguments[1], nil)

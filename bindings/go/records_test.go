@@ -13,8 +13,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func appendAll(t *testing.T, file *RecordFile, from, to int) {
@@ -374,6 +377,82 @@ func TestAKilledWriterLosesNothingThatItHadWritten(t *testing.T) {
 		t.Fatal("no writer lived long enough to write")
 	}
 	t.Logf("%d messages were written, %d files torn", flushes, cuts)
+}
+
+// runFull is the child's side "full PATH DIRECTORY" in a mount namespace of its own: a tmpfs of 1 MiB at the directory
+// becomes full while the file there is written, and has space again.
+func runFull(ctx context.Context, channel, directory string) error {
+	if err := unix.Mount("pelton", directory, "tmpfs", 0, "size=1M"); err != nil {
+		return err
+	}
+	fill, path := filepath.Join(directory, "fill"), filepath.Join(directory, "file")
+	if err := os.WriteFile(fill, make([]byte, 900<<10), 0o600); err != nil {
+		return err
+	}
+	receiver, err := OpenReceiver(ctx, channel, nil)
+	if err != nil {
+		return err
+	}
+	file, err := OpenRecordFile(path, &RecordFileOptions{FlushBytes: 30_000})
+	if err != nil {
+		return err
+	}
+	size := int64(0)
+	for range 3 { // the first fills it
+		if err := receiver.FlushTo(ctx, file); !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("the file system is full, and FlushTo returns %w", err)
+		}
+		found, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if size != 0 && found.Size() != size {
+			return fmt.Errorf("the file has %d bytes, and had %d", found.Size(), size)
+		}
+		size = found.Size()
+	}
+	if size < 30_000 {
+		return fmt.Errorf("the file has %d bytes", size)
+	}
+	if err := os.Remove(fill); err != nil {
+		return err
+	}
+	if err := errors.Join(receiver.FlushTo(ctx, file), file.Close()); err != nil {
+		return err
+	}
+	reader, err := OpenRecordReader(path)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for record, err := range reader.Records() {
+		if err != nil || !isPayload(record.Bytes, n) || int(record.Seq) != n+1 {
+			return fmt.Errorf("message %d: number %d, %w", n, record.Seq, err)
+		}
+		n++
+	}
+	fmt.Println("read", n)
+	return nil
+}
+
+func TestAWriteThatFillsTheFileSystemLeavesNoPart(t *testing.T) {
+	channel, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, channel, &Options{Capacity: 1 << 20}))
+	for n := range 300 {
+		if err := sender.Send(ctx, payload(n, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sender.Close()
+	p := prepare(t, childVariable+"="+fmt.Sprintln("full", channel, t.TempDir()), must(os.Executable()))
+	p.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if err := p.begin(); errors.Is(err, unix.EPERM) {
+		t.Skip("the kernel forbids mount namespaces: ./run test-go as root")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	p.says("read 300")
+	p.exits(0)
 }
 
 func TestAReceiverIsFlushedToARecordFileUntilItsSenderCloses(t *testing.T) {
