@@ -49,6 +49,9 @@ type flush struct {
 	copies  []byte
 }
 
+// testHookWritten is called between a write and the release of its messages, if a test sets it.
+var testHookWritten func()
+
 // FlushTo writes all messages to the record file, and releases them once they are written, until the sender has
 // closed or the context ends. The file gets each committed message once, in the order of its sender, also those of a
 // sender that died, and, of a path channel, also after a kill of this process at any point: open the channel and the
@@ -215,6 +218,9 @@ func (f *flush) write() error {
 	}
 	if err := f.file.write(f.chunks); err != nil {
 		return err
+	}
+	if testHookWritten != nil {
+		testHookWritten()
 	}
 	for _, t := range f.taken {
 		if t.in.flushed.last != 0 {

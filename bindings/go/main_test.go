@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -168,15 +169,25 @@ func runSide(arguments []string) error {
 			}
 		}
 	case "flush":
+		// "flush CHANNEL FILE WRITES": it kills itself between that write, counted from 1, and the release; 0: it does not.
+		if _, err := fmt.Sscan(arguments[3], &count); err != nil {
+			return err
+		}
+		testHookWritten = func() {
+			if count--; count == 0 {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+		}
 		receiver, err := OpenReceiver(ctx, arguments[1], &Options{Await: true})
 		if err != nil {
 			return err
 		}
-		file, err := OpenRecordFile(arguments[2], &RecordFileOptions{RotateBytes: 1 << 20, FlushBytes: 20_000,
+		file, err := OpenRecordFile(arguments[2], &RecordFileOptions{RotateBytes: 100_000, FlushBytes: 20_000,
 			FlushInterval: time.Millisecond})
 		if err != nil {
 			return err
 		}
+		fmt.Println("open")
 		for err == nil || errors.Is(err, ErrPeerDied) {
 			err = receiver.FlushTo(ctx, file)
 		}

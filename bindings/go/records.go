@@ -153,13 +153,12 @@ func (f *RecordFile) Sync() error {
 // Close does the same as Sync, and closes the file in any case: call Sync before, if an error must lose nothing. No
 // [Receiver.FlushTo] may use it. Closing twice does nothing.
 func (f *RecordFile) Close() error {
-	err := f.Sync()
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	if f.file == nil {
 		return nil
 	}
-	err = errors.Join(err, f.file.Close())
+	err := errors.Join(f.unreported, f.flush(), f.file.Sync(), f.file.Close())
 	f.file = nil
 	return err
 }
