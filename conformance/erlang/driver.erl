@@ -74,7 +74,7 @@ start(Message) -> {byte_size(Message), binary:part(Message, 0, min(byte_size(Mes
 
 %% The messages, bytes and sum of checksums of the report.
 command("send", Name, Count, Sizes, Then, _) ->
-    {ok, Sender} = pelton:open(sender, Name, [{timeout, ?TIMEOUT} | path_options(Name)]),
+    {ok, Sender} = pelton:open(sender, Name, sender_options(Name)),
     Send = fun(Message) -> ok = resuming(Then, Sender, fun() -> pelton:send(Sender, Message, ?TIMEOUT) end), Message end,
     Counts = each(Count, Sizes, Send),
     _ = Then =:= "die" orelse begin
@@ -85,6 +85,7 @@ command("send", Name, Count, Sizes, Then, _) ->
 command("recv", Name, Count, Sizes, "rest", _) ->
     Receiver = receiver(Name),
     Found = rest(Receiver, []),
+    ok = pelton:close(Receiver),
     true = Found =/= [] andalso length(Found) =< Count,
     Wanted = [message(I, Sizes) || I <- lists:seq(Count - length(Found), Count - 1)],
     lists:foldl(fun count/2, {0, 0, 0}, lists:zipwith(fun checked/2, Found, Wanted));
@@ -95,8 +96,8 @@ command("recv", Name, Count, Sizes, Then, _) ->
         checked(Found, Message)
     end),
     case Then of
-        "close" -> {error, closed} = pelton:recv(Receiver, ?TIMEOUT);
-        "died" -> {error, peer_died} = pelton:recv(Receiver, ?TIMEOUT);
+        "close" -> {error, closed} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
+        "died" -> {error, peer_died} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
         "die" -> ok
     end,
     Counts;
@@ -136,8 +137,9 @@ command("serve-stream", Name, Count, Sizes, _, _) ->
     drained(Service),
     Counts.
 
-path_options("path:" ++ _) -> [{create, true}];
-path_options(_) -> [].
+%% A path needs no receiver for sending.
+sender_options("path:" ++ _) -> [{create, true}];
+sender_options(_) -> [{timeout, ?TIMEOUT}].
 
 %% Does it, again with the receiver's successor after each receiver that has died.
 resuming(Then, Sender, Fun) ->
@@ -181,6 +183,6 @@ request(Service) ->
 drained(Service) ->
     ok = pelton:drain(Service),
     ok = pelton:setopts(Service, [{active, true}]),
-    receive {pelton_closed, Service, closed} -> ok
+    receive {pelton_closed, Service, closed} -> pelton:close(Service)
     after ?TIMEOUT -> error(not_drained)
     end.

@@ -1,7 +1,7 @@
 %% @doc Messages and calls between this node and other processes of the machine, in any language that pelton has.
 %%
-%% {@link open/3} opens an endpoint: a sender, a receiver, a client, a service or a listener. As a port, it lives until {@link
-%% close/1}, or until its owner ends: the process that opened it, or that {@link controlling_process/2} made the
+%% {@link open/3} opens an endpoint: a sender, a receiver, a client, a service or a listener. As a port, it lives until
+%% {@link close/1}, or until its owner ends: the process that opened it, or that {@link controlling_process/2} made the
 %% owner. Any process may use it. Data is `iodata()'; received data is a binary.
 %%
 %% A receiver is passive at first: use {@link recv/2}. With `{active, true | once | N}' its messages are sent to the
@@ -142,8 +142,8 @@ accept_until(Listener, Deadline) ->
     end.
 
 %% @doc Closes the endpoint. Does not wait. Processes that wait with it get `{error, closed}', and so does a second
-%% close. While {@link pelton_file:recv/4}, {@link pelton_file:send/5}, {@link wait_released/2} or {@link resume/2} uses it, and
-%% while binaries are in its memory (`{messages, hold}'), the name remains in use.
+%% close. While {@link pelton_file:recv/4}, {@link pelton_file:send/5}, {@link wait_released/2} or {@link resume/2}
+%% uses it, and while binaries are in its memory (`{messages, hold}'), the name remains in use.
 -spec close(endpoint()) -> ok | {error, reason()}.
 close(Endpoint) ->
     case pelton_nif:endpoint_close(Endpoint) of
