@@ -24,6 +24,8 @@ run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; 
     case Parsed of
         false -> usage(Verb);
         {Name, Count, Sizes, How} ->
+            %% A SIGTERM stops the application, which closes what is open.
+            ok = application:start(pelton),
             Output = output(),
             Output(report(Verb, command(Verb, Name, Count, Sizes, How, Output))),
             _ = How =:= "die" andalso os:cmd("kill -KILL " ++ os:getpid()),

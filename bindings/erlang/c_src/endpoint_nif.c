@@ -401,9 +401,12 @@ NIF(endpoint_receive)
     int code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
     if (code == PELTON_AGAIN) {
         int64_t began_us = now_us();
-        if (pelton_receiver_poll(receiver) == PELTON_AGAIN)
+        /* An end that it returns is not returned again. */
+        code = pelton_receiver_poll(receiver);
+        if (code == PELTON_AGAIN)
             charge_us(env, now_us() - began_us);
-        code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
+        else if (code == PELTON_OK)
+            code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
     }
     while (code == PELTON_AGAIN) {
         code = pelton_receiver_arm(receiver);

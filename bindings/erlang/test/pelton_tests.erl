@@ -43,6 +43,7 @@ tests() ->
      {a_wait_for_the_release_ends_with_it, fun a_wait_for_the_release_ends_with_it/1},
      {a_successor_gets_what_was_not_released, fun a_successor_gets_what_was_not_released/1},
      {a_receiver_continues_with_the_next_sender, fun a_receiver_continues_with_the_next_sender/1},
+     {a_path_reports_the_end_of_each_sender, fun a_path_reports_the_end_of_each_sender/1},
      {each_part_of_a_reply_arrives, fun each_part_of_a_reply_arrives/1},
      {a_stream_that_its_reader_leaves_is_cancelled, fun a_stream_that_its_reader_leaves_is_cancelled/1},
      {a_drained_service_replies_and_ends, fun a_drained_service_replies_and_ends/1},
@@ -595,6 +596,21 @@ a_receiver_continues_with_the_next_sender(Path) ->
     ok = pelton:close(Listener),
     {ok, Gathering} = pelton:open(receiver, name(Path)),
     ?assertEqual({error, refused}, pelton:resume(Gathering, 10)).
+
+%% A path reports each end once: also if the receiver finds it while it busy-polls.
+a_path_reports_the_end_of_each_sender(Path) ->
+    Name = ["path:", Path("channel")],
+    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}]),
+    [begin
+         Port = open_port({spawn_executable, tool()}, [{args, ["send", iolist_to_binary(Name)]}, exit_status]),
+         true = port_command(Port, "one\n"),
+         ?assertEqual({ok, <<"one">>}, pelton:recv(Receiver, 30000)),
+         {os_pid, Pid} = erlang:port_info(Port, os_pid),
+         {Waiting, Monitor} = spawn_monitor(fun() -> exit(pelton:recv(Receiver, 10000)) end),
+         "" = os:cmd("kill -KILL " ++ integer_to_list(Pid)),
+         receive {'DOWN', Monitor, process, Waiting, Reason} -> ?assertEqual({I, {error, peer_died}}, {I, Reason}) end,
+         receive {Port, {exit_status, _}} -> ok end
+     end || I <- lists:seq(1, 30)].
 
 each_part_of_a_reply_arrives(Path) ->
     {_, Client} = service(Path),
