@@ -224,7 +224,7 @@ async fn receiver(path: PathBuf, options: Settings, make: Make, waiter: Waiter) 
     // With messages in the channel, the receiver needs no sender.
     if let Some(deadline) = deadline
         && !receiver.has_messages()
-        && !receiver.wait_for_peer(Some(deadline), &waiter).await?
+        && !receiver.wait_for_peer(true, Some(deadline), &waiter).await?
     {
         return Err(timed_out("a sender", &path));
     }

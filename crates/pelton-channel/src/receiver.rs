@@ -751,7 +751,7 @@ impl Receiver {
     fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
+            return in_call(self.wait_for_peer(false, deadline, &Waiter::Thread));
         }
         if self.registry.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
@@ -781,10 +781,19 @@ impl Receiver {
         self.find_lanes()
     }
 
-    /// Waits until a path channel has a sender. Returns false at the deadline.
-    pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
+    /// Waits until a path channel has a sender. With `or_message`, a message of one that has left meanwhile is enough:
+    /// the end of that sender is still to be reported. Returns false at the deadline.
+    pub(crate) async fn wait_for_peer(
+        &mut self,
+        or_message: bool,
+        deadline: Option<Instant>,
+        waiter: &Waiter,
+    ) -> Result<bool> {
         loop {
             if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
+                if or_message && self.has_messages() {
+                    return Ok(true);
+                }
                 self.continue_without_peer();
             } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
@@ -793,7 +802,7 @@ impl Receiver {
             failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
             failpoint("receiver waits for its peer: looked");
-            if self.lanes.iter().any(Lane::has_sender) {
+            if self.lanes.iter().any(Lane::has_sender) || (or_message && self.has_messages()) {
                 return Ok(true);
             }
             // Checks the clock after each sleep: otherwise a doorbell that always rings would delay the return for
