@@ -785,7 +785,13 @@ impl Receiver {
     /// Returns false at the deadline.
     pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
-            if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
+            if self.endpoint.departure.is_some() {
+                self.continue_without_peer();
+            } else if self.check_ends()?.is_some() {
+                // The end of that sender is reported after its messages.
+                if self.has_messages() {
+                    return Ok(true);
+                }
                 self.continue_without_peer();
             } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
