@@ -75,9 +75,16 @@ const QUANTUM: u32 = 64;
 const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
-pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
+pub(crate) trait Reconnect: Send + Sync {
     /// Offers the receiver's lane to a successor of its sender. Returns false at the deadline.
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
+}
+
+// Not a supertrait: each implementation's, with those of all its fields, would be in every program.
+impl std::fmt::Debug for dyn Reconnect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reconnect")
+    }
 }
 
 /// Enlarges the buffer to `bytes` and discards its contents; outside of the fast path.
