@@ -20,9 +20,10 @@ import time
 
 from peer import Client, HungUp, Receiver, Refused, Sender, Service, listen
 
-TOOL = os.environ.get("PELTON_TOOL", "target/debug/pelton")
-PREFIX = os.environ.get("PELTON_PREFIX", "target/installed-debug")
-DRIVERS = os.environ.get("PELTON_DRIVERS", "target/drivers")
+TARGET = os.environ.get("CARGO_TARGET_DIR", "target")
+TOOL = os.environ.get("PELTON_TOOL", f"{TARGET}/debug/pelton")
+PREFIX = os.environ.get("PELTON_PREFIX", f"{TARGET}/installed-debug")
+DRIVERS = os.environ.get("PELTON_DRIVERS", f"{TARGET}/drivers")
 
 # Catches hangs only.
 HANG_SECONDS = 30

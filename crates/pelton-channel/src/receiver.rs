@@ -75,9 +75,16 @@ const QUANTUM: u32 = 64;
 const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
-pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
+pub(crate) trait Reconnect: Send + Sync {
     /// Offers the receiver's lane to a successor of its sender. Returns false at the deadline.
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
+}
+
+// Not a supertrait: each implementation's, with those of all its fields, would be in every program.
+impl std::fmt::Debug for dyn Reconnect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reconnect")
+    }
 }
 
 /// Enlarges the buffer to `bytes` and discards its contents; outside of the fast path.
@@ -785,7 +792,13 @@ impl Receiver {
     /// Returns false at the deadline.
     pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
-            if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
+            if self.endpoint.departure.is_some() {
+                self.continue_without_peer();
+            } else if self.check_ends()?.is_some() {
+                // The end of that sender is reported after its messages.
+                if self.has_messages() {
+                    return Ok(true);
+                }
                 self.continue_without_peer();
             } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());

@@ -92,20 +92,6 @@ fn a_sender_and_a_receiver_connect_from_a_loop() {
 }
 
 #[test]
-fn a_receiver_of_a_path_opens_by_the_messages_of_a_sender_that_has_left_again() {
-    let dir = TestDir::new("a_receiver_of_a_path_opens_by_the_messages_of_a_sender_that_has_left_again");
-    let path = dir.path().join("channel");
-    let mut opening = Options::new().connect_deadline(deadline()).start_create_receiver(&path).unwrap();
-    settle(&mut opening);
-    let mut sender = Options::new().create_sender(&path).unwrap();
-    sender.send(b"hello").unwrap();
-    drop(sender);
-    let mut receiver = finish(&mut opening).unwrap();
-    assert_eq!(&*receiver.receive().unwrap(), b"hello");
-    assert!(receiver.receive().unwrap_err().is_closed());
-}
-
-#[test]
 fn an_opening_ends_once_and_its_sender_resumes_by_the_name() {
     let dir = TestDir::new("an_opening_ends_once_and_its_sender_resumes_by_the_name");
     let listener = Listener::bind(&dir.name()).unwrap();
@@ -419,6 +405,21 @@ fn a_path_is_opened_once_it_exists_and_has_a_sender() {
         }
     }
     exchange(&mut sender.unwrap(), &mut receiver.unwrap());
+}
+
+#[test]
+fn a_sender_that_comes_and_leaves_while_its_receiver_opens_is_received() {
+    let dir = TestDir::new("a_sender_that_comes_and_leaves_while_its_receiver_opens_is_received");
+    let path = dir.path().join("c");
+    let mut opening = Options::new().connect_deadline(deadline()).start_create_receiver(&path).unwrap();
+    settle(&mut opening);
+    // The first one sends nothing.
+    drop(Options::new().open_sender(&path).unwrap());
+    settle(&mut opening);
+    Options::new().open_sender(&path).unwrap().send(b"hello").unwrap();
+    let mut receiver = finish(&mut opening).unwrap();
+    assert_eq!(&*receiver.try_receive().unwrap().unwrap(), b"hello");
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }
 
 #[test]

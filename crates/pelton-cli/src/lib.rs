@@ -1,4 +1,5 @@
-//! `pelton`, the command-line tool: its commands, and the exit codes that they share.
+//! `pelton`, the command-line tool: its commands, and the exit codes that they share. It is a library so that
+//! `examples/manual.rs` has the command line's definition, too; it is no interface for other programs.
 
 mod call;
 mod cat;
@@ -21,7 +22,7 @@ mod serve;
 mod signals;
 mod torture;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -134,7 +135,13 @@ fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "more bytes than 64 bits can count".to_string())
 }
 
-fn main() -> ExitCode {
+/// The definition of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Does what the process's arguments say.
+pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
@@ -173,8 +180,7 @@ mod tests {
 
     #[test]
     fn the_definition_of_the_command_line_is_consistent() {
-        use clap::CommandFactory as _;
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
