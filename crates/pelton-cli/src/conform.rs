@@ -67,6 +67,12 @@ struct Case {
     vector: Option<Vector>,
 }
 
+impl Case {
+    fn new(letter: char, claim: &str, sides: Vec<Side>) -> Case {
+        Case { letter, claim: claim.to_owned(), sides, vector: None }
+    }
+}
+
 /// Around the sizes of a word, a cache line, a page, 64 KiB and 1 MiB.
 const SIZES: &str = "0,1,7,8,9,63,64,65,4095,4096,65536,1048575,1048576";
 /// The last one is the limit of the library's appenders.
@@ -75,7 +81,7 @@ const RECORD_SIZES: &str = "0,1,7,8,9,63,64,65,4095,4096,65536,1048560";
 /// Two sides that start together, and whose reports have the same messages.
 fn pair(letter: char, claim: &str, name: &str, commands: [&str; 2], count: u64, sizes: &str) -> Case {
     let sides = [0, 1].map(|of| side(of, name, commands[of], count, sizes, count));
-    Case { letter, claim: claim.to_owned(), sides: sides.into(), vector: None }
+    Case::new(letter, claim, sides.into())
 }
 
 /// A side with `COMMAND` or `COMMAND THEN`, which reports the last `reported` of its messages.
@@ -113,16 +119,13 @@ fn all_cases() -> Vec<Case> {
         }
         // The first receiver dies with 13 of 20 messages unreleased.
         let (count, sizes, taken) = (20, "0,1,63,64,65,4096,65536", 7);
-        cases.push(Case {
-            letter: resumed,
-            claim: format!("a receiver is killed, and its successor gets the rest, {how}"),
-            sides: vec![
-                side(0, name, "send resume", count, sizes, count),
-                side(1, name, "recv die", taken, sizes, taken),
-                side(1, name, "recv rest", count, sizes, count - taken).after(1),
-            ],
-            vector: None,
-        });
+        let claim = format!("a receiver is killed, and its successor gets the rest, {how}");
+        let sides = vec![
+            side(0, name, "send resume", count, sizes, count),
+            side(1, name, "recv die", taken, sizes, taken),
+            side(1, name, "recv rest", count, sizes, count - taken).after(1),
+        ];
+        cases.push(Case::new(resumed, &claim, sides));
     }
     let claim = "a sender is killed before a receiver starts, by a path";
     let mut early = pair('D', claim, by_path.0, ["send die", "recv died"], 13, SIZES);
@@ -142,11 +145,9 @@ fn all_cases() -> Vec<Case> {
 /// Whether a language has each command that the cases need: the command alone is wrong usage.
 fn questions(cases: &[&Case]) -> Vec<Case> {
     let commands = cases.iter().flat_map(|case| &case.sides).map(|side| side.arguments[0].as_str());
-    let ask = |command| Case {
-        letter: '?',
-        claim: format!("the command `{command}` alone"),
-        sides: vec![Side::new(0, command, Wanted::Usage)],
-        vector: None,
+    let ask = |command| {
+        let sides = vec![Side::new(0, command, Wanted::Usage)];
+        Case::new('?', &format!("the command `{command}` alone"), sides)
     };
     commands.collect::<BTreeSet<_>>().into_iter().map(ask).collect()
 }
@@ -155,16 +156,15 @@ fn questions(cases: &[&Case]) -> Vec<Case> {
 type Lacks = BTreeMap<(String, String), String>;
 
 /// One check and its result.
-pub struct Check {
-    letter: char,
-    claim: String,
+pub struct Check<'a> {
+    case: &'a Case,
     /// Indexes of the sending and of the receiving language; the same one for a question or a vector.
     languages: [usize; 2],
     outcome: Outcome,
     seconds: f64,
 }
 
-impl Check {
+impl Check<'_> {
     fn has_failed(&self) -> bool {
         matches!(self.outcome, Outcome::Failed(_))
     }
@@ -175,11 +175,7 @@ impl Check {
 }
 
 /// Cases of one pair of languages, or of one language, which run one after the other.
-struct Job<'a> {
-    title: String,
-    languages: [usize; 2],
-    cases: &'a [Case],
-}
+type Job<'a> = ([usize; 2], &'a [Case]);
 
 struct Run<'a> {
     languages: &'a [Implementation],
@@ -220,11 +216,8 @@ pub fn run(args: &ConformArgs) -> Result<(), Failure> {
     };
     let (cases, vectors) = if args.short { (short_cases(), Vec::new()) } else { (all_cases(), vectors::all()) };
     let questions = questions(&cases.iter().chain(&vectors).collect::<Vec<_>>());
-    let each = |title: &str, cases| {
-        let jobs = languages.iter().enumerate();
-        jobs.map(|(at, of)| Job { title: title.replace('@', &of.name), languages: [at; 2], cases }).collect::<Vec<_>>()
-    };
-    let mut checks = run.jobs(each("@ answers", &questions))?;
+    let all = 0..languages.len();
+    let mut checks = run.jobs(all.clone().map(|language| ([language; 2], &questions[..])).collect())?;
     for (at, language) in languages.iter().enumerate() {
         let mut answers = checks.iter().filter(|check| check.languages[0] == at);
         if answers.all(Check::is_unsupported) {
@@ -238,19 +231,15 @@ pub fn run(args: &ConformArgs) -> Result<(), Failure> {
         }
     }
     // A driver with a wrong answer would fail in every exchange.
-    let has_answers = checks.iter().all(|check| !check.has_failed());
+    let has_answers = !checks.iter().any(Check::has_failed);
     if has_answers {
-        let pairs = (0..languages.len()).flat_map(|from| (0..languages.len()).map(move |to| [from, to]));
-        let title = |[from, to]: [usize; 2]| format!("{} to {}", languages[from].name, languages[to].name);
-        let mut jobs: Vec<Job<'_>> =
-            pairs.map(|pair| Job { title: title(pair), languages: pair, cases: &cases }).collect();
-        if !args.short {
-            jobs.extend(each("vectors of @", &vectors));
-        }
-        checks.extend(run.jobs(jobs)?);
+        let pairs = all.clone().flat_map(|from| all.clone().map(move |to| [from, to]));
+        let of_each = all.clone().map(|language| ([language; 2], &vectors[..])).filter(|_| !vectors.is_empty());
+        checks.extend(run.jobs(pairs.map(|pair| (pair, &cases[..])).chain(of_each).collect())?);
     }
     let lacks = run.lacks.lock().expect(UNPOISONED);
-    let summary = table::Summary::new(&languages, &checks, &lacks, &cases, began.elapsed());
+    let seconds = began.elapsed().as_secs_f64();
+    let summary = table::Summary { languages: &languages, checks: &checks, lacks: &lacks, seconds };
     if has_answers {
         print(summary.markdown())?;
     }
@@ -260,7 +249,7 @@ pub fn run(args: &ConformArgs) -> Result<(), Failure> {
     };
     write(&args.table, summary.markdown())?;
     write(&args.json, summary.json())?;
-    match summary.failed() {
+    match checks.iter().filter(|check| check.has_failed()).count() {
         0 => Ok(()),
         failed if has_answers => Err(Failure::Peer(format!("{failed} of {} checks failed", checks.len()))),
         failed => Err(Failure::Peer(format!("{failed} answers are wrong, so no exchange was started"))),
@@ -269,13 +258,13 @@ pub fn run(args: &ConformArgs) -> Result<(), Failure> {
 
 impl Run<'_> {
     /// Runs jobs in parallel. Returns their checks in the order of the jobs.
-    fn jobs(&self, jobs: Vec<Job<'_>>) -> Result<Vec<Check>, Failure> {
+    fn jobs<'a>(&self, jobs: Vec<Job<'a>>) -> Result<Vec<Check<'a>>, Failure> {
         let next = AtomicUsize::new(0);
         let done = Mutex::new(BTreeMap::new());
         let work = || -> Result<(), Failure> {
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(job) = jobs.get(at) else { return Ok(()) };
+                let Some(&job) = jobs.get(at) else { return Ok(()) };
                 // After an error or a signal no further job begins.
                 let checks = self.job(job).inspect_err(|_| next.store(jobs.len(), Ordering::Relaxed))?;
                 done.lock().expect(UNPOISONED).insert(at, checks);
@@ -290,20 +279,26 @@ impl Run<'_> {
     }
 
     /// Prints a line for the job, and one for each failed check.
-    fn job(&self, job: &Job<'_>) -> Result<Vec<Check>, Failure> {
-        let checks = job.cases.iter().map(|case| self.check(case, job.languages)).collect::<Result<Vec<_>, _>>()?;
+    fn job<'a>(&self, (languages, cases): Job<'a>) -> Result<Vec<Check<'a>>, Failure> {
+        let [from, to] = languages.map(|language| &self.languages[language].name);
+        let title = match cases[0].letter {
+            '?' => format!("{from} answers"),
+            'v' => format!("vectors of {from}"),
+            _ => format!("{from} to {to}"),
+        };
+        let checks = cases.iter().map(|case| self.check(case, languages)).collect::<Result<Vec<_>, _>>()?;
         let seconds: f64 = checks.iter().map(|check| check.seconds).sum();
-        print_stderr(format_args!("{}: {} ({seconds:.1} s)", job.title, table::counts(&checks)));
+        print_stderr(format_args!("{title}: {} ({seconds:.1} s)", table::counts(&checks)));
         for check in &checks {
             if let Outcome::Failed(problem) = &check.outcome {
-                print_stderr(format_args!("FAILED: {}, {}: {problem}", job.title, check.claim));
+                print_stderr(format_args!("FAILED: {title}, {}: {problem}", check.case.claim));
             }
         }
         Ok(checks)
     }
 
     /// One exchange, in a directory of its own.
-    fn check(&self, case: &Case, languages: [usize; 2]) -> Result<Check, Failure> {
+    fn check<'a>(&self, case: &'a Case, languages: [usize; 2]) -> Result<Check<'a>, Failure> {
         let began = Instant::now();
         let failed = |error| Failure::system("creating a directory", error);
         let directory = self.directory.path().join(self.exchanges.fetch_add(1, Ordering::Relaxed).to_string());
@@ -319,8 +314,7 @@ impl Run<'_> {
         }
         // A killed child of a driver may still be ending there; then the whole directory is removed at the end.
         let _ = std::fs::remove_dir_all(&directory);
-        let (letter, claim, seconds) = (case.letter, case.claim.clone(), began.elapsed().as_secs_f64());
-        Ok(Check { letter, claim, languages, outcome, seconds })
+        Ok(Check { case, languages, outcome, seconds: began.elapsed().as_secs_f64() })
     }
 }
 

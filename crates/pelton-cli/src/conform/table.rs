@@ -1,8 +1,8 @@
 //! The results: Markdown tables of the pairs and of what each language lacks, and every check as JSON.
 
-use super::{Case, Check, Lacks, exchange::Implementation, exchange::Outcome};
+use super::{Check, Lacks, exchange::Implementation, exchange::Outcome};
 use serde_json::json;
-use std::{fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
 /// The letters of a cell, in this order.
 const LETTERS: [(char, &str); 9] = [
@@ -18,52 +18,41 @@ const LETTERS: [(char, &str); 9] = [
 ];
 
 pub struct Summary<'a> {
-    languages: &'a [Implementation],
-    checks: &'a [Check],
-    lacks: &'a Lacks,
-    letters: Vec<(char, &'static str)>,
-    seconds: f64,
+    pub languages: &'a [Implementation],
+    pub checks: &'a [Check<'a>],
+    pub lacks: &'a Lacks,
+    pub seconds: f64,
 }
 
 /// How many checks passed, failed, and were not supported.
-pub fn counts(checks: &[Check]) -> String {
+pub fn counts(checks: &[Check<'_>]) -> String {
     let failed = checks.iter().filter(|check| check.has_failed()).count();
     let unsupported = checks.iter().filter(|check| check.is_unsupported()).count();
     format!("{} passed, {failed} failed, {unsupported} unsupported", checks.len() - failed - unsupported)
 }
 
-impl<'a> Summary<'a> {
-    pub fn new(
-        languages: &'a [Implementation],
-        checks: &'a [Check],
-        lacks: &'a Lacks,
-        cases: &[Case],
-        time: Duration,
-    ) -> Summary<'a> {
-        let letters = LETTERS.into_iter().filter(|(letter, _)| cases.iter().any(|case| case.letter == *letter));
-        Summary { languages, checks, lacks, letters: letters.collect(), seconds: time.as_secs_f64() }
-    }
-
-    pub fn failed(&self) -> usize {
-        self.checks.iter().filter(|check| check.has_failed()).count()
+impl Summary<'_> {
+    /// The letters of these checks, and what they mean.
+    fn letters(&self) -> impl Iterator<Item = (char, &str)> {
+        LETTERS.into_iter().filter(|(letter, _)| self.checks.iter().any(|check| check.case.letter == *letter))
     }
 
     /// The letter of each kind of check that passed; `-` if a language lacks it, `!` if it failed.
     fn cell(&self, languages: [usize; 2]) -> String {
         let of_letter = |letter: char| {
-            let checks = self.checks.iter().filter(|check| check.letter == letter && check.languages == languages);
+            let checks = self.checks.iter().filter(|check| check.case.letter == letter && check.languages == languages);
             match () {
                 () if checks.clone().any(Check::has_failed) => '!',
                 () if checks.clone().any(Check::is_unsupported) => '-',
                 () => letter,
             }
         };
-        self.letters.iter().map(|(letter, _)| of_letter(*letter)).collect()
+        self.letters().map(|(letter, _)| of_letter(letter)).collect()
     }
 
     /// How many vectors a language passed, with `!` if it failed others.
     fn vectors(&self, language: usize) -> String {
-        let checks = self.checks.iter().filter(|check| check.letter == 'v' && check.languages[0] == language);
+        let checks = self.checks.iter().filter(|check| check.case.letter == 'v' && check.languages[0] == language);
         let passed = checks.clone().filter(|check| check.outcome == Outcome::Passed).count();
         match (passed, checks.clone().any(Check::has_failed)) {
             (0, false) => "-".to_owned(),
@@ -79,7 +68,7 @@ impl<'a> Summary<'a> {
             let cells = (0..self.languages.len()).map(|to| self.cell([from, to]));
             rows.push(std::iter::once(name).chain(cells).collect());
         }
-        if self.checks.iter().any(|check| check.letter == 'v') {
+        if self.checks.iter().any(|check| check.case.letter == 'v') {
             rows[0].push("vectors".to_owned());
             (1..rows.len()).for_each(|at| rows[at].push(self.vectors(at - 1)));
         }
@@ -88,7 +77,7 @@ impl<'a> Summary<'a> {
 
     /// What the letters mean, three to a line.
     fn legend(&self) -> String {
-        let letters = self.letters.iter().map(|(letter, name)| format!("`{letter}` {name}, "));
+        let letters = self.letters().map(|(letter, name)| format!("`{letter}` {name}, "));
         let texts: Vec<String> = letters.chain(["`-` unsupported, `!` failed.".to_owned()]).collect();
         texts.chunks(3).map(|texts| format!("{}\n", texts.concat().trim_end())).collect()
     }
@@ -96,7 +85,13 @@ impl<'a> Summary<'a> {
     /// For a document, and for a terminal.
     pub fn markdown(&self) -> String {
         let mut text = table(&self.rows());
-        let _ = writeln!(text, "\n{}{} checks: {}.", self.legend(), self.checks.len(), counts(self.checks));
+        let _ = writeln!(
+            text,
+            "\nA row sends or calls, a column receives or serves:\n{}{} checks: {}.",
+            self.legend(),
+            self.checks.len(),
+            counts(self.checks)
+        );
         let mut rows = vec![["language", "lacks", "reason"].map(str::to_owned).to_vec()];
         for ((language, feature), reason) in self.lacks {
             rows.push(vec![language.clone(), format!("`{feature}`"), reason.clone()]);
@@ -122,7 +117,7 @@ impl<'a> Summary<'a> {
                 Outcome::Unsupported(text) => ("unsupported", Some(text)),
             };
             let [from, to] = check.languages.map(name);
-            json!({ "check": check.claim, "from": from, "to": to, "result": result, "text": text, "seconds": check.seconds })
+            json!({ "check": check.case.claim, "from": from, "to": to, "result": result, "text": text, "seconds": check.seconds })
         });
         let (languages, checks): (Vec<_>, Vec<_>) = (languages.collect(), checks.collect());
         format!("{}\n", json!({ "languages": languages, "checks": checks, "seconds": self.seconds }))

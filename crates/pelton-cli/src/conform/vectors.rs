@@ -50,14 +50,14 @@ pub enum Vector {
 /// An exchange for each vector that a driver of any language can replay, and one for a language's own replay of all.
 pub fn all() -> Vec<Case> {
     let own = Side::new(0, "vectors @/vectors", Wanted::Number("ok vectors ", " files"));
-    let own = case("its own replay".to_owned(), vec![own], Vector::All);
+    let own = case("its own replay", vec![own], Vector::All);
     let files = list("record-file.json", "files").into_iter().map(record_file);
     let channels = list("paths.json", "directories").into_iter().map(channel);
     std::iter::once(own).chain(files).chain(channels).collect()
 }
 
-fn case(claim: String, sides: Vec<Side>, vector: Vector) -> Case {
-    Case { letter: 'v', claim, sides, vector: Some(vector) }
+fn case(claim: &str, sides: Vec<Side>, vector: Vector) -> Case {
+    Case { vector: Some(vector), ..Case::new('v', claim, sides) }
 }
 
 fn record_file(vector: Value) -> Case {
@@ -78,7 +78,7 @@ fn record_file(vector: Value) -> Case {
     }
     let report = Wanted::Report(format!("ok read-records {tally} damaged {damaged} {end}"));
     let side = Side::new(0, "read-records @/vector", report);
-    case(format!("record file: {}", text(&vector["name"])), vec![side], Vector::RecordFile(bytes(&vector["hex"])))
+    case(&format!("record file: {}", text(&vector["name"])), vec![side], Vector::RecordFile(bytes(&vector["hex"])))
 }
 
 fn channel(vector: Value) -> Case {
@@ -97,7 +97,7 @@ fn channel(vector: Value) -> Case {
         let side = Side::new(0, &format!("{command} path:@/vector {count} {sizes} {then}"), wanted);
         sides.push(if at == 0 { side } else { side.after(at - 1) });
     }
-    case(format!("path: {}", text(&vector["name"])), sides, Vector::Channel(vector))
+    case(&format!("path: {}", text(&vector["name"])), sides, Vector::Channel(vector))
 }
 
 impl Vector {
