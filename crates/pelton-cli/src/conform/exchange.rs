@@ -146,7 +146,7 @@ pub fn run(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         signals.poll_all(running.iter().flatten().flat_map(Process::poll_events), Some(left))?;
-        let is_late = Instant::now() >= deadline;
+        let (is_late, is_first) = (Instant::now() >= deadline, problems.is_empty());
         for (at, side) in sides.iter().enumerate() {
             let Some(mut process) = running[at].take() else { continue };
             let is_done = process.step(OUTPUT_BYTES_MAX)?;
@@ -179,7 +179,7 @@ pub fn run(
             let how = match () {
                 () if is_done => format!("ended with {status}"),
                 () if !is_late => format!("wrote more than {OUTPUT_BYTES_MAX} bytes to standard output"),
-                () if problems.is_empty() => format!("was killed after {:.0} s", limit.as_secs_f64()),
+                () if is_first => format!("was killed after {:.0} s", limit.as_secs_f64()),
                 () => format!("was killed {:.0} s later", GRACE.as_secs_f64()),
             };
             let report: String = report.chars().take(TEXT_MAX).collect();
