@@ -223,9 +223,11 @@ pub fn run(args: &ConformArgs) -> Result<(), Failure> {
         if answers.all(Check::is_unsupported) {
             let lacks = run.lacks.lock().expect(UNPOISONED);
             let ((_, command), reason) = lacks.iter().find(|((of, _), _)| *of == language.name).expect("these answers");
+            let commands: Vec<&str> = questions.iter().map(|case| case.sides[0].arguments[0].as_str()).collect();
             let text = format!(
-                "{} has none of the commands, so nothing is checked. It says of `{command}`: {reason}",
-                language.name
+                "{} has none of the commands {}, so nothing is checked. It says of `{command}`: {reason}",
+                language.name,
+                commands.join(", ")
             );
             return Err(Failure::Peer(text));
         }

@@ -127,7 +127,8 @@ fn a_wrong_answer_ends_the_run_before_the_first_exchange() {
 fn a_driver_without_any_command_fails() {
     let dirs = TestDirs::new();
     let other = driver(&dirs, "echo \"unsupported $1: no library\"; exit 3");
-    let wanted = "other has none of the commands, so nothing is checked. It says of `call`: no library";
+    let wanted =
+        "other has none of the commands call, recv, send, serve, so nothing is checked. It says of `call`: no library";
     dirs.run(&["conform", "--short", &other]).assert(1, &[wanted]);
     dirs.assert_nothing_left();
 }
