@@ -159,6 +159,38 @@ func TestAppendedMessagesAreWrittenWhenTheBufferIsFullAndAfterTheInterval(t *tes
 	}
 }
 
+func TestAppendedMessagesAreWrittenAndSyncedInTimeWhicheverIntervalIsLonger(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "file"), soon(t)
+	until := func(what string, isDone func() bool) {
+		t.Helper()
+		for ; !isDone(); time.Sleep(time.Millisecond) {
+			if ctx.Err() != nil {
+				t.Fatal(what)
+			}
+		}
+	}
+	file := opened(t, path, &RecordFileOptions{FlushInterval: time.Millisecond, SyncInterval: time.Hour})
+	reader := reading(t, path)
+	for range 3 { // a sync is due in an hour, from the first on
+		if err := file.Append([]byte("soon")); err != nil {
+			t.Fatal(err)
+		}
+		until("it was not written", func() bool { _, err := reader.Next(); return err == nil })
+	}
+	file.Close()
+	file = opened(t, path, &RecordFileOptions{FlushInterval: time.Hour, SyncInterval: time.Millisecond})
+	for range 3 {
+		if err := errors.Join(file.Append([]byte("soon")), file.Flush(), file.Append([]byte("later"))); err != nil {
+			t.Fatal(err)
+		}
+		until("it was not synced", func() bool {
+			file.mutex.Lock()
+			defer file.mutex.Unlock()
+			return file.file.Due().IsZero()
+		})
+	}
+}
+
 func TestARecordFileRotates(t *testing.T) {
 	for _, sync := range []int64{0, EachWrite, 1000} {
 		path := filepath.Join(t.TempDir(), "file")
