@@ -577,6 +577,37 @@ func TestManySendersAreFlushedAlsoThoseThatDie(t *testing.T) {
 	}
 }
 
+// A sender that always has one more message must not keep FlushTo from ending.
+func TestAFlushUnderASteadyStreamEndsWithItsContextAndByClose(t *testing.T) {
+	for _, wanted := range []error{context.Canceled, ErrClosedHandle} {
+		sender, receiver := pair(t, &Options{Capacity: 1 << 16})
+		file := opened(t, filepath.Join(t.TempDir(), "file"), &RecordFileOptions{FlushBytes: 1})
+		ctx, cancel := context.WithCancel(soon(t))
+		writes := 0
+		testHookWritten = func() {
+			if writes++; writes == 3 {
+				if wanted == ErrClosedHandle {
+					receiver.Close()
+				}
+				if wanted == context.Canceled {
+					cancel()
+				}
+			}
+			if writes < 100 {
+				if err := sender.Send(context.Background(), []byte("more")); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		err := errors.Join(sender.Send(ctx, []byte("first")), receiver.FlushTo(ctx, file))
+		testHookWritten = nil
+		cancel()
+		if !errors.Is(err, wanted) || writes != 3 {
+			t.Fatalf("found %v after %d writes, wanted %v after 3", err, writes, wanted)
+		}
+	}
+}
+
 func TestWhatCannotBeWrittenIsReceivedAgain(t *testing.T) {
 	ctx, path := soon(t), filepath.Join(t.TempDir(), "file")
 	sender, receiver := pair(t, &Options{Capacity: 1 << 18})
