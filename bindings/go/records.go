@@ -160,7 +160,8 @@ func (f *RecordFile) Close() error {
 	if f.file == nil {
 		return nil
 	}
-	err := errors.Join(f.unreported, f.flush(), f.file.Sync(), f.file.Close())
+	// The empty write reports an earlier sync that failed, which would keep the next write from writing.
+	err := errors.Join(f.unreported, f.file.Write(nil), f.flush(), f.file.Sync(), f.file.Close())
 	f.file = nil
 	if f.timer != nil {
 		f.timer.Stop()

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -483,6 +485,55 @@ func TestAWriteThatFillsTheFileSystemLeavesNoPart(t *testing.T) {
 	}
 	p.says("read 300")
 	p.exits(0)
+}
+
+// runUnsynced is the child's side "unsynced PATH": the system refuses each sync with an error of the disk.
+func runUnsynced(path string) error {
+	runtime.LockOSThread()
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the call
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: unix.SYS_FDATASYNC},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EIO)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if _, _, err := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&program))); err != 0 {
+		return err
+	}
+	file, err := OpenRecordFile(path, &RecordFileOptions{SyncBytes: 1, FlushInterval: -1})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(file.Append([]byte("one")), file.Flush()); err != nil {
+		return err
+	}
+	time.Sleep(50 * time.Millisecond) // the sync fails meanwhile
+	if err := file.Append([]byte("two")); err != nil {
+		return err
+	}
+	if err := file.Close(); !errors.Is(err, ErrSystem) || !errors.Is(err, unix.EIO) {
+		return fmt.Errorf("no sync succeeded, and Close returns %w", err)
+	}
+	fmt.Println("closed")
+	return nil
+}
+
+func TestCloseWritesAlsoAfterAFailedSync(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	must(OpenRecordFile(path, nil)).Close() // a creation syncs too
+	p := child(t, "unsynced", path)
+	p.says("closed")
+	p.exits(0)
+	reader := reading(t, path)
+	for _, wanted := range []string{"one", "two"} {
+		if record, err := reader.Next(); err != nil || string(record.Bytes) != wanted {
+			t.Fatalf("found %q, %v, wanted %q", record.Bytes, err, wanted)
+		}
+	}
 }
 
 func TestAReceiverIsFlushedToARecordFileUntilItsSenderCloses(t *testing.T) {
