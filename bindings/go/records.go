@@ -27,7 +27,8 @@ type RecordFileOptions struct {
 	SyncBytes int64
 	// SyncInterval syncs to the disk this long after a write. 0: not by time.
 	SyncInterval time.Duration
-	// FlushBytes writes once so many bytes of records wait: at most 1 GiB. 0: 1 MiB.
+	// FlushBytes is how many bytes of records are written at once: at most 1 GiB. 0: 1 MiB. An appended message that
+	// would exceed it writes those before it.
 	FlushBytes int
 	// FlushInterval writes at the latest so long after a message came. 0: 100 ms. Negative: appended messages not by
 	// time; a receiver's once no more are there.
