@@ -313,7 +313,8 @@ func (r *Receiver) foundEnd() (code error) {
 	return code
 }
 
-// waitForSender waits for a sender, or for messages of one that has left again: the caller receives those, then the end.
+// waitForSender waits for a sender, or for messages of one that has left again. The caller receives those, then the
+// end.
 func (r *Receiver) waitForSender(ctx context.Context) error {
 	return wait.Until(ctx, r.doorbell, &r.guard, func() (bool, error) {
 		if r.broken != nil {

@@ -21,7 +21,7 @@ func (c *counting) ReadAt(b []byte, at int64) (int, error) {
 // A sender may fill its messages with what begins a header.
 func TestASearchForAChunkReadsEachByteOnce(t *testing.T) {
 	header := fileHeader{number: 1, id: 7}
-	text := append(header.encode(), strings.Repeat(chunkMagic+"like", 5*pieceBytes/8)...)
+	text := append(header.encode(), strings.Repeat(chunkMagic+strings.Repeat("!", 60), 5*pieceBytes/64)...)
 	file := &counting{Reader: bytes.NewReader(text)}
 	s, err := newScanner(file, "file")
 	if err != nil {
