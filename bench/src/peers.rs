@@ -175,8 +175,7 @@ impl Peer {
 
 fn build_directory() -> Result<PathBuf> {
     // Beside the profile's directory, or a clean of that would remove it too.
-    let own = compiled::directory()?;
-    Ok(own.parent().unwrap_or(&own).join("peers"))
+    Ok(compiled::target_directory()?.join("peers"))
 }
 
 fn locked(package: &str) -> String {

@@ -260,8 +260,8 @@ func TestGoAndCCallEachOther(t *testing.T) {
 	asks.exits(0)
 }
 
-// records are what a hostile side writes: made of the input, often nearly right.
-func records(input []byte) (all [][]byte) {
+// hostileRecords are what a hostile side writes: made of the input, often nearly right.
+func hostileRecords(input []byte) (all [][]byte) {
 	for len(input) >= 6 && len(all) < 200 {
 		of := input[:6]
 		input = input[6:]
@@ -334,7 +334,7 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 		for range calls {
 			hostile = must(service.Receive(ctx)).caller
 		}
-		for _, record := range records(input) {
+		for _, record := range hostileRecords(input) {
 			if room, ok, err := hostile.out.Lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
 				copy(room, record)
 				hostile.out.Lane.Commit(uint64(len(record)))
@@ -373,7 +373,7 @@ func FuzzAServiceOfAHostileClient(f *testing.F) {
 		client := must(ConnectClient(ctx, name, fuzzOptions))
 		defer client.Close()
 		out := &client.links[0].out
-		for _, record := range records(input) {
+		for _, record := range hostileRecords(input) {
 			if room, ok, err := out.Lane.TryReserve(uint64(len(record)), 0); err == nil && ok {
 				copy(room, record)
 				out.Lane.Commit(uint64(len(record)))

@@ -3,7 +3,8 @@
 // language.
 //
 // It is pure Go, without cgo. No thread waits in the kernel, except for a disk or a file's lock when a path channel is
-// opened or synced. It implements spec/layout.md, spec/protocol.md and spec/call.md.
+// opened or synced, and for record files. It implements spec/layout.md, spec/protocol.md, spec/call.md and
+// spec/record-file.md.
 //
 //	// One process:
 //	listener, err := pelton.Listen("events", nil)
@@ -42,6 +43,17 @@
 // When the context of a call ends, the call is cancelled, and so is [Request.Context] at the service. Several
 // processes may serve a short name. A client uses the least busy one, and continues with others when one dies or
 // drains for a successor ([Service.Drain]). What is certain when a side dies is in spec/call.md.
+//
+// # Record files
+//
+// A [RecordFile] stores messages: those that [RecordFile.Append] appends, or, by [Receiver.FlushTo], all that a
+// receiver receives. A [RecordReader] reads them, also while a writer continues:
+//
+//	file, err := pelton.OpenRecordFile("events.records", nil)
+//	err = receiver.FlushTo(ctx, file)          // each message once, also after a kill; until the sender closes
+//
+//	reader, err := pelton.OpenRecordReader("events.records")
+//	for record, err := range reader.Records() { ... }
 //
 // # Waiting
 //
@@ -84,6 +96,6 @@
 //
 // # Not included
 //
-// Flushing, record files, file operations, and inspecting, repairing and removing a path channel: the command pelton
+// File operations, flushing to a function, and inspecting, repairing and removing a path channel: the command pelton
 // has info, recover and rm.
 package pelton

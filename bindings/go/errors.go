@@ -48,7 +48,8 @@ var (
 	ErrNoChannel = fail.ErrNoChannel
 	// ErrNotAChannel reports that what is at the path is no channel, or is not safe to use.
 	ErrNotAChannel = fail.ErrNotAChannel
-	// ErrRoleTaken reports that the path channel has its receiver, or all its senders, already.
+	// ErrRoleTaken reports that the path channel has its receiver, or all its senders, already, or that the record file
+	// has another writer.
 	ErrRoleTaken = fail.ErrRoleTaken
 	// ErrNoSpace reports a full file system. Nothing is damaged; try again when there is space.
 	ErrNoSpace = fail.ErrNoSpace
@@ -66,6 +67,17 @@ var (
 	ErrReserved = fail.ErrReserved
 	// ErrNotReceived reports that the message was released already.
 	ErrNotReceived = fail.ErrNotReceived
+	// ErrNotReleased reports that received messages must be released before [Receiver.FlushTo].
+	ErrNotReleased = fail.ErrNotReleased
+	// ErrNotARecordFile reports that the file has another format, or a version that this program does not know.
+	ErrNotARecordFile = fail.ErrNotARecordFile
+	// ErrDamaged reports damage in a record file, with valid records behind it. A reader continues with those. To write,
+	// move the file away.
+	ErrDamaged = fail.ErrDamaged
+	// ErrTorn reports that a record file ends with a part of a write: its writer was killed, or is writing now.
+	ErrTorn = fail.ErrTorn
+	// ErrLaterVersion reports that a record file continues in a later version. Use a pelton as new as its writer.
+	ErrLaterVersion = fail.ErrLaterVersion
 	// ErrServiceMemory reports that a service has no memory left, for this client, for a reply that would wait for
 	// space, or for a request in pieces. The call has failed: its client gets a [*CallError], the service this as the
 	// reply's error. See [Options.Memory].

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -93,6 +94,79 @@ func ExampleSender_Reserve() {
 	n, err = receiver.ReceiveInto(ctx, buffer)
 	fmt.Printf("%s %v\n", buffer[:n], err)
 	// Output: written in place <nil>
+}
+
+func ExampleRecordFile() {
+	directory, err := os.MkdirTemp("", "pelton-go")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(directory)
+	path := filepath.Join(directory, "events.records")
+
+	file, err := pelton.OpenRecordFile(path, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, event := range []string{"started", "stopped"} {
+		if err := file.Append([]byte(event)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := file.Close(); err != nil { // writes and syncs
+		log.Fatal(err)
+	}
+
+	reader, err := pelton.OpenRecordReader(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer reader.Close()
+	for record, err := range reader.Records() {
+		if err != nil { // ErrDamaged: it continues behind the damage
+			log.Fatal(err)
+		}
+		fmt.Printf("%d %s\n", record.Seq, record.Bytes)
+	}
+	// Output:
+	// 1 started
+	// 2 stopped
+}
+
+// A path channel keeps messages while no receiver is alive, and the record file has each of them once.
+func ExampleReceiver_FlushTo() {
+	directory, err := os.MkdirTemp("/dev/shm", "pelton-go")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(directory)
+	ctx, channel := context.Background(), filepath.Join(directory, "channel")
+	sender, err := pelton.CreateSender(ctx, channel, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := sender.Send(ctx, []byte("kept")); err != nil {
+		log.Fatal(err)
+	}
+	if err := sender.Close(); err != nil {
+		log.Fatal(err)
+	}
+
+	receiver, err := pelton.OpenReceiver(ctx, channel, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	file, err := pelton.OpenRecordFile(filepath.Join(directory, "events.records"), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer file.Close()
+	if err := receiver.FlushTo(ctx, file); err != nil { // ErrPeerDied: call it again for the next sender
+		log.Fatal(err)
+	}
+	fmt.Println("the sender has closed, and everything is on the disk")
+	// Output: the sender has closed, and everything is on the disk
 }
 
 func ExampleGather() {

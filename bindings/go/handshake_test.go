@@ -7,7 +7,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,18 +18,13 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
 	"golang.org/x/sys/unix"
 )
 
 // Replays spec/vectors/packets.json.
 
-type number uint64
-
-func (n *number) UnmarshalJSON(text []byte) error {
-	value, err := strconv.ParseUint(strings.Trim(string(text), `"`), 0, 64)
-	*n = number(value)
-	return err
-}
+type number = vectors.Number
 
 type packetVectors struct {
 	Packets []struct {
@@ -46,9 +40,7 @@ type packetVectors struct {
 }
 
 func readPackets(t testing.TB) (file packetVectors) {
-	if err := json.Unmarshal(must(os.ReadFile("../../spec/vectors/packets.json")), &file); err != nil {
-		t.Fatal(err)
-	}
+	vectors.Read(t, "packets.json", &file)
 	if len(file.Packets) < 8 || len(file.Refused) < 10 || len(file.Greetings) < 20 {
 		t.Fatal("too few vectors")
 	}
@@ -137,7 +129,7 @@ func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 	}
 }
 
-func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
+func TestPacketsThatBreakTheRulesAreRefusedAsTheVectorsSay(t *testing.T) {
 	for _, vector := range readPackets(t).Refused {
 		t.Run(vector.Why, func(t *testing.T) {
 			s, peer := socketPair(t, soon(t))

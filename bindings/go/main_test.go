@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -148,8 +149,68 @@ func runSide(arguments []string) error {
 				return err
 			}
 		}
-	case "path-hold":
-		receiver, err := OpenReceiver(ctx, arguments[1], nil)
+	case "full":
+		return runFull(ctx, arguments[1], arguments[2])
+	case "unsynced":
+		return runUnsynced(arguments[1])
+	case "append":
+		// Appends and flushes without end, in one lane: message n is payload(n), of any size.
+		file, err := OpenRecordFile(arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		for n := 1; ; n++ {
+			if err := file.Append(payload(n, n*7919%100_000)); err != nil {
+				return err
+			}
+			if n%10 == 0 {
+				if err := file.Flush(); err != nil {
+					return err
+				}
+				fmt.Println(n)
+			}
+		}
+	case "flush":
+		// "flush CHANNEL FILE WRITES": it kills itself between that write, counted from 1, and the release; 0: it does not.
+		if _, err := fmt.Sscan(arguments[3], &count); err != nil {
+			return err
+		}
+		testHookWritten = func() {
+			if count--; count == 0 {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+		}
+		receiver, err := OpenReceiver(ctx, arguments[1], &Options{Await: true})
+		if err != nil {
+			return err
+		}
+		file, err := OpenRecordFile(arguments[2], &RecordFileOptions{RotateBytes: 100_000, FlushBytes: 20_000,
+			FlushInterval: time.Millisecond})
+		if err != nil {
+			return err
+		}
+		fmt.Println("open")
+		for err == nil || errors.Is(err, ErrPeerDied) {
+			err = receiver.FlushTo(ctx, file)
+		}
+		return err
+	case "path-letters":
+		// The messages of conformance/README.md, in the sizes given.
+		sender, err := CreateSender(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Sscan(arguments[2], &count); err != nil {
+			return err
+		}
+		for i := range count {
+			if err := sender.Send(ctx, lettersOf(i, arguments[3])); err != nil {
+				return err
+			}
+		}
+		fmt.Println("done", count)
+	case "path-hold", "path-await":
+		receiver, err := OpenReceiver(ctx, arguments[1], &Options{Await: arguments[0] == "path-await"})
 		if err != nil {
 			return err
 		}

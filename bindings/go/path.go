@@ -203,8 +203,8 @@ func pathReceiver(ctx context.Context, path string, options *Options, create boo
 			return nil, err
 		}
 		// With messages in the channel it needs no sender.
-		if o.Await && !r.mayBeReady() {
-			if err := r.Resume(ctx); err != nil {
+		if o.Await {
+			if err := r.waitForSender(ctx); err != nil {
 				_ = r.Close()
 				return nil, err
 			}
@@ -291,7 +291,7 @@ func (r *Receiver) pollEnds() (bool, error) {
 		return false, nil
 	}
 	// What was committed before the end is visible now. [close]
-	if ok, err := r.pollLanes(); ok || err != nil || code == nil {
+	if ok, err := r.pollLanes(); ok || err != nil || code == nil || r.defersEnd() {
 		return ok, err
 	}
 	for _, in := range r.lanes {
@@ -313,23 +313,34 @@ func (r *Receiver) foundEnd() (code error) {
 	return code
 }
 
+// waitForSender waits for a sender, or for messages of one that has left again. The caller receives those, then the
+// end.
 func (r *Receiver) waitForSender(ctx context.Context) error {
 	return wait.Until(ctx, r.doorbell, &r.guard, func() (bool, error) {
 		if r.broken != nil {
 			return false, r.broken
 		}
-		err := r.findSenders()
-		for _, in := range r.lanes {
-			if in.isSenderHere() && !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
-				return true, err
-			}
-			if in.Link.IsPeerGone() || in.isSenderHere() {
-				in.Link.Path.Lose()
-			}
-			// A caller that waits for the next sender ignores the end of the last.
-			in.end = nil
+		if err := r.findSenders(); err != nil {
+			return false, err
 		}
-		return false, err
+		isReady := false
+		for _, in := range r.lanes {
+			if in.isSenderHere() {
+				if !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
+					isReady = true
+					continue
+				}
+				in.noteEnd()
+			}
+			// What was committed before the end is visible now. [close]
+			if in.Consumer.MayBeReady() {
+				isReady = true
+			} else {
+				// A caller that waits for the next sender ignores the end of the last.
+				in.end = nil
+			}
+		}
+		return isReady, nil
 	})
 }
 

@@ -36,6 +36,8 @@ type Receiver struct {
 	registry *registry
 	// Set for a path channel. Then the end of the senders is reported once, and receiving continues.
 	role *directory.Role
+	// FlushTo has taken messages that it has not written, and some lane has ended since.
+	isUnwritten, isEndDeferred bool
 
 	// The lane that is served, and how many messages it gave in this quantum.
 	current, inQuantum int
@@ -59,6 +61,7 @@ type inLane struct {
 	// Set for a lane of requests.
 	session  *session
 	isClosed bool
+	flushed  flushedLane
 	// On a path channel: how its sender ended, until that is reported.
 	end error
 	// The descriptors of the message at the cursor, or the error for them.
@@ -292,6 +295,9 @@ func (r *Receiver) count(in *inLane) {
 	if in.Redelivered > 0 {
 		in.Redelivered--
 	}
+	if in.flushed.givenBack > 0 {
+		in.flushed.givenBack--
+	}
 }
 
 // Receive waits for the next message until the context ends; if it need not wait, it ignores the context. The message
@@ -465,7 +471,7 @@ func (r *Receiver) pollLane(in *inLane) (bool, error) {
 	if err != nil {
 		return false, r.failed(fail.Lane(err))
 	}
-	if ok && record.Descriptors > 0 && in.filesFor != record.Seq {
+	if ok && record.Descriptors > 0 && in.filesFor != record.Seq && in.flushed.givenBack == 0 {
 		err := in.receiveFiles(record)
 		if errors.Is(err, ErrCorrupt) {
 			return false, r.failed(err)
@@ -474,6 +480,9 @@ func (r *Receiver) pollLane(in *inLane) (bool, error) {
 	if ok {
 		r.found = record
 		return true, nil
+	}
+	if r.defersEnd() {
+		return false, nil
 	}
 	if r.registry != nil {
 		r.dropLane(in)
@@ -509,6 +518,9 @@ func (in *inLane) takeFiles() ([]int, error) {
 
 // failed records that the current sender broke the rules.
 func (r *Receiver) failed(err error) error {
+	if r.defersEnd() {
+		return nil
+	}
 	if r.registry != nil {
 		r.dropLane(r.lanes[r.current])
 		return nil
@@ -595,7 +607,8 @@ func (r *Receiver) areSendersFencing() bool {
 
 // Resume waits, after [ErrPeerDied], for the sender's successor, and offers it the lane, to continue after the last
 // message that the dead one committed. A receiver that had connected connects again. One from a [Listener] accepts
-// the successor there, so keep that open. On a path channel it waits for a sender, which receiving does not need.
+// the successor there, so keep that open. On a path channel it waits for a sender, or for a message, as a sender may
+// have left again; receiving needs neither.
 //
 // Errors: the context's; [ErrRefused] if the sender is not gone (except on a path channel), and for a receiver of
 // many, which accepts successors by itself; [ErrCorrupt], [ErrSystem]. After an error it may be called again.

@@ -3,14 +3,13 @@ package pelton
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
 )
 
 // spec/vectors/calls.json, on a real link one side of which breaks the rules.
@@ -33,9 +32,7 @@ type callVectors struct {
 
 func readCallVectors(t *testing.T) (all callVectors) {
 	t.Helper()
-	if err := json.Unmarshal(must(os.ReadFile("../../spec/vectors/calls.json")), &all); err != nil {
-		t.Fatal(err)
-	}
+	vectors.Read(t, "calls.json", &all)
 	if len(all.Headers) == 0 || len(all.Refused) == 0 || len(all.Sequences) == 0 {
 		t.Fatal("there are none")
 	}

@@ -437,7 +437,8 @@ RECEIVE. It can be called again."
   "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order of
 writing. Every checksum is verified. Waits only for the disk. Returns :END, or :TORN if the last record is not whole:
 its writer was killed, or is writing now. Signals DAMAGED-ERROR for a damaged part, with the restart SKIP-DAMAGE, which
-continues after it; NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR.
+continues after it; LATER-VERSION-ERROR if the file continues in a later version, after the messages before;
+NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR.
 
     (pelton:map-record-file (lambda (octets seq) (format t \"~d: ~d bytes~%\" seq (length octets))) \"log\")"
   (let ((function (coerce function 'function)))
@@ -454,4 +455,6 @@ continues after it; NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR.
               (torn-error (return :torn))
               (damaged-error (restart-case (error result)
                                (skip-damage () :report "Continue after the damaged part.")))
+              (not-a-record-file-error (error 'later-version-error :code (pelton-error-code result)
+                                                                   :detail (pelton-error-detail result)))
               (t (error result)))))))))

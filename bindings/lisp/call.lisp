@@ -301,13 +301,20 @@ Otherwise as REPLY."
   (values))
 
 (defun reply-part (request octets &key (start 0) end timeout)
-  "Sends a part of the reply; REPLY sends the last one. Waits for free space, up to TIMEOUT seconds; an interrupt is
-served within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER; others as REPLY."
+  "Sends a part of the reply; REPLY sends the last one, or END-REPLY ends the reply after the last one. Waits for free
+space, up to TIMEOUT seconds; an interrupt is served within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER;
+others as REPLY."
   (declare (type request request))
   (with-octets-at (sap size) (octets start end)
     (persisting ()
       (attempt-waiting (nil nil timeout deadline)
         (%responder-part (request-responder request) sap size deadline))))
+  (values))
+
+(defun end-reply (request)
+  "Ends a call whose reply came in parts, or has none. Otherwise as REPLY."
+  (declare (type request request))
+  (replying (request) (%responder-end (request-responder request)))
   (values))
 
 (defun request-cancelled-p (request)
@@ -369,9 +376,9 @@ wait."
 
 (defun serve (service handler &key (threads 1))
   "Calls HANDLER with each REQUEST, on THREADS threads, of which the caller is one, until STOP or DRAIN; then waits for
-the handlers in progress. A vector of bytes that HANDLER returns is the reply, unless it has called REPLY or FAIL. If it
-signals an error, the call fails with 1 and the error's text. If it ends otherwise without a reply, the client gets
-CALL-ABANDONED. It also gets notifications, which need no reply. Interrupts are served.
+the handlers in progress. A vector of bytes that HANDLER returns is the reply, unless it has called REPLY, END-REPLY or
+FAIL. If it signals an error, the call fails with 1 and the error's text. If it ends otherwise without a reply, the
+client gets CALL-ABANDONED. It also gets notifications, which need no reply. Interrupts are served.
 Signals SYSTEM-ERROR, for instance if no descriptor is free, and a serious condition that is no error and that has left
 a handler, for instance an exhausted stack. It can be called again after that, and after an interrupt that unwinds.
 

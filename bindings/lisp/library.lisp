@@ -54,23 +54,26 @@ Signals TOO-SMALL-ERROR if the heap has no space."
 ;;; ---- Loading the library
 
 (defparameter *checkout*
-  #.(truename (merge-pathnames "../../" (make-pathname :name nil :type nil :version nil
-                                                       :defaults (or *compile-file-truename* *load-truename*))))
-  "The directory of pelton's sources at compile time.")
+  #.(let* ((here (or *compile-file-truename* *load-truename*))
+           (root (truename (merge-pathnames "../../" (make-pathname :name nil :type nil :version nil :defaults here)))))
+      ;; In the package, other people's files are there.
+      (and (equal (probe-file (merge-pathnames "bindings/lisp/library.lisp" root)) here) root))
+  "The directory of pelton's sources at compile time; NIL in the package.")
 
 (defun library-path ()
   "The library: PELTON_LIBRARY in the environment, or the one built in these sources, or the installed one."
   (let ((named (sb-ext:posix-getenv "PELTON_LIBRARY"))
-        (built (merge-pathnames "target/release/libpelton_capi.so" *checkout*)))
+        (built (and *checkout* (probe-file (merge-pathnames "target/release/libpelton_capi.so" *checkout*)))))
     (cond ((plusp (length named)) named)
-          ((probe-file built) (sb-ext:native-namestring built))
+          (built (sb-ext:native-namestring built))
           (t "libpelton.so.0"))))
 
 (defun load-library ()
   ;; Not saved with an image: a saved image finds and loads it when it starts.
   (handler-case (sb-alien:load-shared-object (library-path) :dont-save t)
     (error (condition)
-      (error "~a~%Install it with `./run install` in pelton's sources, or name it in PELTON_LIBRARY." condition))))
+      (error "~a~%Install libpelton where the linker finds it (then run ldconfig), or name the file in PELTON_LIBRARY."
+             condition))))
 
 (load-library)
 
@@ -206,6 +209,9 @@ PEER-DIED-ERROR for PELTON_PEER_DIED; TIMED-OUT for PELTON_AGAIN and PELTON_TIME
              collect `(setf (gethash ,number *conditions*) ',condition))))
 
 (define-conditions)
+
+(define-condition later-version-error (not-a-record-file-error) ()
+  (:documentation "A record file that was read so far continues in a later version of the format."))
 
 (setf (documentation 'system-error-errno 'function) "The kernel's error number of a SYSTEM-ERROR."
       (documentation 'sink-error-cause 'function)

@@ -25,7 +25,8 @@ to one thread at a time, unless its docstring says otherwise. An error is a PELT
    #:corrupt-error #:refused-error #:hung-up-error #:no-listener-error #:in-use-error #:name-error #:option-error
    #:no-channel-error #:not-a-channel-error #:role-taken-error #:no-space-error #:rebooted-error
    #:system-error #:system-error-errno #:forked-error #:internal-error
-   #:sink-error #:sink-error-cause #:not-a-record-file-error #:damaged-error #:torn-error
+   #:sink-error #:sink-error-cause #:not-a-record-file-error #:later-version-error #:damaged-error
+   #:torn-error
    #:usage-error #:null-error #:closed-handle-error #:wrong-thread-error #:not-reserved-error #:reserved-error
    #:not-received-error #:not-released-error
    #:call-failed #:call-failed-code #:call-failed-octets #:call-abandoned
@@ -46,7 +47,7 @@ to one thread at a time, unless its docstring says otherwise. An error is a PELT
    ;; Calls.
    #:client #:open-client #:with-client #:call #:with-call #:submit #:await #:cancel #:notify
    #:service #:open-service #:with-service #:serve #:stop #:drain
-   #:request #:request-octets #:request-pid #:request-uid #:request-cancelled-p #:reply #:reply-part #:fail
+   #:request #:request-octets #:request-pid #:request-uid #:request-cancelled-p #:reply #:reply-part #:end-reply #:fail
    ;; Files.
    #:engine #:open-engine #:with-engine #:file #:open-file #:with-file #:read-file #:write-file #:sync-file
    #:truncate-file #:allocate-file #:file-status #:list-directory #:make-directory #:remove-directory #:unlink-file

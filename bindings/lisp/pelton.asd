@@ -2,9 +2,14 @@
 
 (defsystem "pelton"
   :description "Messages at memory speed between the threads, processes and languages of one machine"
-  :long-description "Channels, calls, appending and files, through the C library libpelton: see README.md."
+  :long-description "Channels, calls, appending and files for SBCL on x86-64 Linux, through the C library libpelton,
+which is loaded with the system: the file that PELTON_LIBRARY names, or the installed libpelton.so.0. See README.md."
   :version "0.2.0"
   :license "MIT OR Apache-2.0"
+  :author "The pelton authors"
+  :homepage "https://github.com/pelton-ipc/pelton"
+  :source-control (:git "https://github.com/pelton-ipc/pelton.git")
+  :bug-tracker "https://github.com/pelton-ipc/pelton/issues"
   :serial t
   :components ((:file "package")
                (:file "abi")
@@ -28,8 +33,15 @@
                (:file "channels")
                (:file "appending")
                (:file "calls")
-               (:file "files")
-               (:file "other-languages"))
+               (:file "files"))
   :perform (test-op (operation system)
              (unless (symbol-call '#:pelton-tests '#:run)
                (error "tests of pelton have failed"))))
+
+(defsystem "pelton/tests-with-programs"
+  :description "The tests of pelton, also with programs in other languages, which run-tests builds"
+  :version "0.2.0"
+  :license "MIT OR Apache-2.0"
+  :depends-on ("pelton/tests")
+  :pathname "tests"
+  :components ((:file "other-languages")))

@@ -1,4 +1,4 @@
-%% The conformance driver in Erlang. ../README.md has the command line and the messages.
+%% The conformance driver in Erlang. ../README.md has the command line, the messages and the report.
 -module(driver).
 -export([main/0]).
 -define(TIMEOUT, (1000 * list_to_integer(os:getenv("PELTON_SECONDS", "10")))).
@@ -11,54 +11,180 @@ main() ->
          end).
 
 %% The exit code.
-run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; Verb =:= "serve"; Verb =:= "gather" ->
-    case Arguments of
-        [Name, Count, Size] ->
-            ok = command(Verb, Name, list_to_integer(Count), list_to_integer(Size)),
-            Unit = case lists:member(Verb, ["call", "serve"]) of true -> "calls"; false -> "messages" end,
-            io:format("ok ~s ~s ~s~n", [Verb, Count, Unit]),
-            0;
-        _ ->
-            io:format(standard_error, "usage: driver ~s NAME COUNT SIZE~n", [Verb]),
-            2
+run(["vectors" | _]) -> unsupported("vectors", "the binding uses libpelton, it is no implementation of its own");
+run([Verb | _]) when Verb =:= "write-records"; Verb =:= "read-records" ->
+    unsupported(Verb, "the binding has no record files; disk_log has the same use in Erlang");
+run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; Verb =:= "serve"; Verb =:= "stream";
+                             Verb =:= "serve-stream"; Verb =:= "gather" ->
+    Parsed = case Arguments of
+                 [_, _, _] -> numbers(Arguments ++ ["close"]);
+                 [_, _, _, Then] -> lists:member(Then, thens(Verb)) andalso numbers(Arguments);
+                 _ -> false
+             end,
+    case Parsed of
+        false -> usage(Verb);
+        {Name, Count, Sizes, How} ->
+            %% A SIGTERM stops the application, which closes what is open.
+            ok = application:start(pelton),
+            Output = output(),
+            Output(report(Verb, command(Verb, Name, Count, Sizes, How, Output))),
+            _ = How =:= "die" andalso os:cmd("kill -KILL " ++ os:getpid()),
+            0
     end;
-run(Arguments) ->
-    io:format("unsupported ~s: this driver does not have it~n", [lists:append(lists:sublist(Arguments, 1))]),
+run(_) -> usage("COMMAND").
+
+thens("send") -> ["close", "die", "resume"];
+thens("recv") -> ["close", "died", "die", "rest"];
+thens(_) -> [].
+
+numbers([Name, Count, Sizes, Then]) ->
+    try {Name, list_to_integer(Count), [list_to_integer(Size) || Size <- string:split(Sizes, ",", all)], Then}
+    catch error:badarg -> false
+    end.
+
+unsupported(Verb, Reason) ->
+    io:format("unsupported ~s: ~s~n", [Verb, Reason]),
     3.
 
-command("send", Name, Count, Size) ->
-    {ok, Sender} = pelton:open(sender, Name, [{timeout, ?TIMEOUT}]),
-    lists:foreach(fun(I) -> ok = pelton:send(Sender, message(I, Size), ?TIMEOUT) end, lists:seq(0, Count - 1)),
-    %% Erlang's senders have no wait for the release. The receiver gets everything all the same, then the end.
-    pelton:close(Sender);
-command("recv", Name, Count, Size) ->
+usage(Verb) ->
+    io:format(standard_error, "usage: driver ~s NAME COUNT SIZES~s~n",
+              [Verb, [[" [", lists:join(" | ", Thens), "]"] || Thens = [_ | _] <- [thens(Verb)]]]),
+    2.
+
+%% Writes immediately. The standard output of the runtime is a process, whose last lines a SIGKILL would lose.
+output() ->
+    {ok, File} = file:open("/dev/stdout", [append, raw]),
+    fun(Text) -> ok = file:write(File, Text) end.
+
+report(Verb, {Count, Bytes, Checksum}) ->
+    io_lib:format("ok ~s ~b messages ~b bytes checksum ~8.16.0b~n", [Verb, Count, Bytes, Checksum rem (1 bsl 32)]).
+
+count(Message, {Count, Bytes, Checksum}) -> {Count + 1, Bytes + byte_size(Message), Checksum + erlang:crc32(Message)}.
+
+%% Calls Fun with each message that the contract defines, and returns the counts of those that Fun returns.
+each(Count, Sizes, Fun) ->
+    lists:foldl(fun(I, Counts) -> count(Fun(message(I, Sizes)), Counts) end, {0, 0, 0}, lists:seq(0, Count - 1)).
+
+message(I, Sizes) ->
+    Size = lists:nth(I rem length(Sizes) + 1, Sizes),
+    binary:part(binary:copy(<<"abcdefghijklmnopqrstuvwxyz">>, Size div 26 + 2), I rem 26, Size).
+
+checked(Found, Found) -> Found;
+checked(Found, Wanted) -> error({wrong_message, {found, start(Found)}, {wanted, start(Wanted)}}).
+
+start(Message) -> {byte_size(Message), binary:part(Message, 0, min(byte_size(Message), 26))}.
+
+%% The messages, bytes and sum of checksums of the report.
+command("send", Name, Count, Sizes, Then, _) ->
+    {ok, Sender} = pelton:open(sender, Name, sender_options(Name)),
+    Send = fun(Message) -> ok = resuming(Then, Sender, fun() -> pelton:send(Sender, Message, ?TIMEOUT) end), Message end,
+    Counts = each(Count, Sizes, Send),
+    _ = Then =:= "die" orelse begin
+        ok = resuming(Then, Sender, fun() -> pelton:wait_released(Sender, ?TIMEOUT) end),
+        ok = pelton:close(Sender)
+    end,
+    Counts;
+command("recv", Name, Count, Sizes, "rest", _) ->
+    Receiver = receiver(Name),
+    Found = rest(Receiver, []),
+    ok = pelton:close(Receiver),
+    true = Found =/= [] andalso length(Found) =< Count,
+    Wanted = [message(I, Sizes) || I <- lists:seq(Count - length(Found), Count - 1)],
+    lists:foldl(fun count/2, {0, 0, 0}, lists:zipwith(fun checked/2, Found, Wanted));
+command("recv", Name, Count, Sizes, Then, _) ->
+    Receiver = receiver(Name),
+    Counts = each(Count, Sizes, fun(Message) ->
+        {ok, Found} = pelton:recv(Receiver, ?TIMEOUT),
+        checked(Found, Message)
+    end),
+    case Then of
+        "close" -> {error, closed} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
+        "died" -> {error, peer_died} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
+        "die" -> ok
+    end,
+    Counts;
+command("gather", Name, Count, [Size], _, Output) ->
     {ok, Receiver} = pelton:open(receiver, Name),
-    lists:foreach(fun(I) -> {ok, Found} = pelton:recv(Receiver, ?TIMEOUT), check(I, Size, Found) end, lists:seq(0, Count - 1)),
-    %% A receiver of Erlang's gathers any number of senders, so that the end of one is not the receiver's.
-    {error, timeout} = pelton:recv(Receiver, 0),
-    pelton:close(Receiver);
-command("gather", Name, Count, Size) ->
-    {ok, Receiver} = pelton:open(receiver, Name),
-    lists:foreach(fun(_) ->
-                      {ok, Found} = pelton:recv(Receiver, ?TIMEOUT),
-                      ok = file:write(standard_io, [binary:part(Found, 0, min(Size, byte_size(Found))), $\n])
-                  end, lists:seq(1, Count)),
-    pelton:close(Receiver);
-command("call", Name, Count, Size) ->
+    each(Count, [Size], fun(_) ->
+        {ok, Found} = pelton:recv(Receiver, ?TIMEOUT),
+        Output([binary:part(Found, 0, min(Size, byte_size(Found))), $\n]),
+        Found
+    end);
+command("call", Name, Count, Sizes, _, _) ->
+    Client = client(Name),
+    each(Count, Sizes, fun(Message) ->
+        {ok, Found} = pelton:call(Client, Message, ?TIMEOUT),
+        checked(Found, Message)
+    end);
+command("stream", Name, Count, Sizes, _, _) ->
+    Parts = fun(Found, {I, Counts}) -> {I + 1, count(checked(Found, message(I, Sizes)), Counts)} end,
+    {ok, {Count, Counts}} = pelton:stream(client(Name), message(0, Sizes), Parts, {0, {0, 0, 0}}, ?TIMEOUT),
+    Counts;
+command("serve", Name, Count, Sizes, _, _) ->
+    Service = service(Name),
+    Counts = each(Count, Sizes, fun(_) ->
+        {Responder, Request} = request(Service),
+        %% The reply to a client that has gone is an error, which changes nothing here.
+        _ = pelton:reply(Responder, Request),
+        Request
+    end),
+    drained(Service),
+    Counts;
+command("serve-stream", Name, Count, Sizes, _, _) ->
+    Service = service(Name),
+    {Responder, Request} = request(Service),
+    _ = checked(Request, message(0, Sizes)),
+    Counts = each(Count, Sizes, fun(Message) -> ok = pelton:part(Responder, Message, ?TIMEOUT), Message end),
+    ok = pelton:finish(Responder),
+    drained(Service),
+    Counts.
+
+%% A path needs no receiver for sending.
+sender_options("path:" ++ _) -> [{create, true}];
+sender_options(_) -> [{timeout, ?TIMEOUT}].
+
+%% Does it, again with the receiver's successor after each receiver that has died.
+resuming(Then, Sender, Fun) ->
+    case Fun() of
+        {error, peer_died} when Then =:= "resume" ->
+            ok = pelton:resume(Sender, ?TIMEOUT),
+            resuming(Then, Sender, Fun);
+        Result -> Result
+    end.
+
+%% A receiver of one sender.
+receiver("path:" ++ _ = Name) ->
+    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}, {timeout, ?TIMEOUT}]),
+    Receiver;
+receiver(Name) ->
+    {ok, Listener} = pelton:open(listener, Name),
+    {ok, Receiver} = pelton:accept(Listener, ?TIMEOUT),
+    ok = pelton:close(Listener),
+    Receiver.
+
+rest(Receiver, Found) ->
+    case pelton:recv(Receiver, ?TIMEOUT) of
+        {ok, Message} -> rest(Receiver, [Message | Found]);
+        {error, closed} -> lists:reverse(Found)
+    end.
+
+client(Name) ->
     {ok, Client} = pelton:open(client, Name, [{timeout, ?TIMEOUT}]),
-    lists:foreach(fun(I) -> {ok, Found} = pelton:call(Client, message(I, Size), ?TIMEOUT), check(I, Size, Found) end, lists:seq(0, Count - 1)),
-    pelton:close(Client);
-command("serve", Name, Count, _Size) ->
-    {ok, Service} = pelton:open(service, Name, [{active, true}]),
-    lists:foreach(fun(_) ->
-                      %% The reply to a client that has gone is an error, which changes nothing here.
-                      receive {pelton_request, Service, Responder, Request} -> pelton:reply(Responder, Request)
-                      after ?TIMEOUT -> error(no_request)
-                      end
-                  end, lists:seq(1, Count)),
-    pelton:close(Service).
+    Client.
 
-message(I, Size) -> << <<($a + (I + J) rem 26)>> || J <- lists:seq(0, Size - 1) >>.
+service(Name) ->
+    {ok, Service} = pelton:open(service, Name),
+    Service.
 
-check(I, Size, Found) ->
-    Found =:= message(I, Size) orelse error({wrong_message, I, Found}).
+request(Service) ->
+    ok = pelton:setopts(Service, [{active, once}]),
+    receive {pelton_request, Service, Responder, Request} -> {Responder, Request}
+    after ?TIMEOUT -> error(no_request)
+    end.
+
+drained(Service) ->
+    ok = pelton:drain(Service),
+    ok = pelton:setopts(Service, [{active, true}]),
+    receive {pelton_closed, Service, closed} -> pelton:close(Service)
+    after ?TIMEOUT -> error(not_drained)
+    end.

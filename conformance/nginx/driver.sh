@@ -1,21 +1,28 @@
 #!/bin/sh
 # The conformance driver of Lua in nginx. ../README.md has the command line; driver.lua makes the calls.
 set -eu
-case ${1:-} in
-call) ;;
-send | recv | serve | gather)
-    echo "unsupported $1: Lua in nginx has clients of services, no channels and no services of its own"
+verb=${1:-}
+unsupported() {
+    echo "unsupported $verb: $1"
     exit 3
-    ;;
-*)
-    echo "unsupported ${1:-}: this driver does not have it"
-    exit 3
-    ;;
+}
+case $verb in
+call | stream) ;;
+send | recv | gather) unsupported "Lua in nginx has no channels" ;;
+serve | serve-stream) unsupported "Lua in nginx has clients, no services of its own" ;;
+write-records | read-records) unsupported "Lua in nginx has no record files" ;;
+vectors) unsupported "libpelton, which it uses, is tested with the vectors" ;;
+*) unsupported "this driver does not have it" ;;
 esac
-[ $# -eq 4 ] || {
-    echo "usage: driver $1 NAME COUNT SIZE" >&2
+are_numbers() { # COUNT SIZES
+    case $1 in '' | *[!0-9]*) return 1 ;; esac
+    case ,$2, in *,,* | *[!0-9,]*) return 1 ;; esac
+}
+[ $# -eq 4 ] && are_numbers "$3" "$4" || {
+    echo "usage: driver $verb NAME COUNT SIZES, as conformance/README.md has it" >&2
     exit 2
 }
+seconds=${PELTON_SECONDS:-10}
 out=$(cd "$(dirname "$0")" && pwd)
 made=$(mktemp -d)
 nginx=''
@@ -28,10 +35,10 @@ trap 'exit 1' HUP INT TERM
 sed "s|OUT|$out|; s|MADE|$made|" "$out/nginx.conf" >"$made/nginx.conf"
 nginx -p "$made" -c "$made/nginx.conf" 2>"$made/output" &
 nginx=$!
-request() { curl -s -m 20 -G --unix-socket "$made/http" -o "$made/answer" -w '%{http_code}' "$@"; }
+request() { curl -s -G --unix-socket "$made/http" -o "$made/answer" -w '%{http_code}' "$@"; }
 # nginx has 10 seconds until it listens; exit code 7 of curl is a refused connection.
 tries=0
-until code=0 && status=$(request --data-urlencode "name=$2" -d "count=$3" -d "size=$4" http://nginx/call) || code=$? && [ $code != 7 ]; do
+until code=0 && status=$(request --data-urlencode "name=$2" -d "count=$3&sizes=$4&seconds=$seconds" "http://nginx/$verb") || code=$? && [ $code != 7 ]; do
     tries=$((tries + 1))
     [ $tries -lt 500 ] && kill -0 $nginx 2>/dev/null || break
     sleep 0.02

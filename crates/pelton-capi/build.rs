@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 fn main() {
     let root = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    let header = format!("{root}/../../include/pelton/result.h");
+    let header = format!("{root}/include/pelton/result.h");
     println!("cargo:rerun-if-changed={header}");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpelton.so.0");
     let text = std::fs::read_to_string(&header).unwrap_or_else(|error| panic!("{header}: {error}"));

@@ -354,7 +354,8 @@ PELTON_MUST_USE int pelton_receiver_take_descriptors(pelton_receiver *receiver, 
                                                      size_t *out_count);
 
 /* After PELTON_PEER_DIED or PELTON_CLOSED: waits for the sender's successor, which continues after the last committed
- * message. Otherwise as pelton_sender_resume. */
+ * message. On a path, also a message ends the wait: its sender may have left again. Otherwise as pelton_sender_resume.
+ */
 PELTON_MUST_USE int pelton_receiver_resume(pelton_receiver *receiver, int64_t deadline_ns);
 
 /* Writes what was released under a path to the disk, so that it is not delivered again after a power failure. Waits for

@@ -20,9 +20,10 @@ import time
 
 from peer import Client, HungUp, Receiver, Refused, Sender, Service, listen
 
-TOOL = os.environ.get("PELTON_TOOL", "target/debug/pelton")
-PREFIX = os.environ.get("PELTON_PREFIX", "target/installed-debug")
-DRIVERS = os.environ.get("PELTON_DRIVERS", "target/drivers")
+TARGET = os.environ.get("CARGO_TARGET_DIR", "target")
+TOOL = os.environ.get("PELTON_TOOL", f"{TARGET}/debug/pelton")
+PREFIX = os.environ.get("PELTON_PREFIX", f"{TARGET}/installed-debug")
+DRIVERS = os.environ.get("PELTON_DRIVERS", f"{TARGET}/drivers")
 
 # Catches hangs only.
 HANG_SECONDS = 30
@@ -358,7 +359,7 @@ class Nginx(Connecting):
             with socket.socket(socket.AF_UNIX) as http:
                 http.settimeout(HANG_SECONDS)
                 http.connect(f"{self.made}/http")
-                http.sendall(f"GET /call?name=unix:{path}&count=1&size=64 HTTP/1.0\r\nHost: nginx\r\n\r\n".encode())
+                http.sendall(f"GET /call?name=unix:{path}&count=1&sizes=64 HTTP/1.0\r\nHost: nginx\r\n\r\n".encode())
                 text = b""
                 while data := http.recv(1 << 16):
                     text += data

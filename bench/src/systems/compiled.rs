@@ -23,6 +23,12 @@ pub fn directory() -> Result<PathBuf> {
     Ok(own.parent().context("this program is in no directory")?.to_path_buf())
 }
 
+/// Cargo's target directory, for what is built once for all profiles.
+pub fn target_directory() -> Result<PathBuf> {
+    let own = directory()?;
+    Ok(own.parent().unwrap_or(&own).to_path_buf())
+}
+
 /// Compiles `source` with `cc FLAGS -x c - -o PLACE LIBRARIES`, unless that is done. The output's name is `name` and a
 /// fingerprint of source and arguments.
 pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> Result<PathBuf> {

@@ -14,6 +14,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+use super::compiled;
+
 /// The names in the program's output: systems, and for erlang-cold their further figures.
 const KNOWN: [&str; 10] = [
     "pelton-erlang",
@@ -37,11 +39,10 @@ pub struct Erlang {
 impl Erlang {
     /// Fails if Erlang is missing, or the application has not been built.
     pub fn new() -> Result<Erlang> {
-        let application =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../bindings/erlang/_build/default/lib/pelton/ebin");
+        let application = compiled::target_directory()?.join("erlang/_build/default/lib/pelton/ebin");
         ensure!(
             application.join("pelton_nif.beam").exists(),
-            "found no application in {}, wanted bindings/erlang built: `./run bench` does it where rebar3 is",
+            "found no application in {}, wanted bindings/erlang built there: `./run bench` does it where rebar3 is",
             application.display()
         );
         let compiled = tempfile::Builder::new().prefix("pelton-bench-erlang").tempdir()?;

@@ -1,4 +1,4 @@
-/* Senders, receivers, clients and services.
+/* Senders, receivers, clients, services and listeners.
  *
  * An endpoint lives until it is closed, or its owner ends. Any process may use it. A function that cannot complete
  * adds a waiter, arms the endpoint, and has the notifier thread watch it once. The notifier thread then sends the
@@ -26,7 +26,8 @@ static int endpoint_fd(const struct endpoint *endpoint)
     case SENDER: return pelton_sender_fd(endpoint->handle.sender);
     case RECEIVER: return pelton_receiver_fd(endpoint->handle.receiver);
     case CLIENT: return pelton_client_fd(endpoint->handle.client);
-    default: return pelton_service_fd(endpoint->handle.service);
+    case SERVICE: return pelton_service_fd(endpoint->handle.service);
+    default: return pelton_listener_fd(endpoint->handle.listener);
     }
 }
 
@@ -105,7 +106,7 @@ bool endpoint_watch(struct endpoint *endpoint, int armed)
     return true;
 }
 
-void endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM ref, uint64_t call)
+struct waiter *endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM ref, uint64_t call)
 {
     struct waiter *waiter = enif_alloc(sizeof *waiter);
     *waiter = (struct waiter){.next = endpoint->waiters, .env = enif_alloc_env(), .call = call};
@@ -117,6 +118,7 @@ void endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM
         atomic_store(&endpoint->has_dead, true);
         endpoint_recheck(endpoint);
     }
+    return waiter;
 }
 
 void endpoint_remove_waiter(ErlNifEnv *env, struct endpoint *endpoint, struct waiter **at)
@@ -315,8 +317,11 @@ ERL_NIF_TERM endpoint_reply(ErlNifEnv *env, const pelton_completion *completion,
     size_t size = completion->size, before = waiter ? waiter->parts_size : 0;
     ERL_NIF_TERM bytes;
     switch (completion->outcome) {
-    case PELTON_REPLY:
-    case PELTON_END: {
+    case PELTON_END:
+        if (waiter && waiter->is_stream)
+            return atom_ok;
+        /* fall through */
+    case PELTON_REPLY: {
         unsigned char *reply = enif_make_new_binary(env, before + size, &bytes);
         if (before)
             memcpy(reply, waiter->parts.data, before);
@@ -348,6 +353,14 @@ static void append_part(struct waiter *waiter, const pelton_completion *part)
     waiter->parts_size = wanted;
 }
 
+static void send_part(struct waiter *waiter, const pelton_completion *part)
+{
+    ErlNifEnv *env = enif_alloc_env();
+    ERL_NIF_TERM result = enif_make_tuple2(env, atom_part, bytes_of(env, part->data, part->size));
+    enif_send(NULL, &waiter->pid, env, enif_make_tuple3(env, atom_pelton, enif_make_copy(env, waiter->ref), result));
+    enif_free_env(env);
+}
+
 /* Sends a completion to its waiter, and releases it. Returns its size. */
 static size_t send_completion(struct endpoint *endpoint, const pelton_completion *completion)
 {
@@ -355,7 +368,9 @@ static size_t send_completion(struct endpoint *endpoint, const pelton_completion
     struct waiter *waiter = endpoint->waiters;
     while (waiter && waiter->call != completion->call)
         waiter = waiter->next;
-    if (waiter && completion->outcome == PELTON_PART)
+    if (waiter && completion->outcome == PELTON_PART && waiter->is_stream)
+        send_part(waiter, completion);
+    else if (waiter && completion->outcome == PELTON_PART)
         append_part(waiter, completion);
     else if (waiter)
         send_result(NULL, endpoint, waiter, endpoint_reply(waiter->env, completion, waiter));
@@ -541,12 +556,11 @@ void endpoints_close(ErlNifEnv *caller, bool only_orphans)
     }
 }
 
-/* ---- Operations on files ---- */
+/* ---- Operations ---- */
 
-struct endpoint *endpoint_give_to_operation(ErlNifEnv *env, ERL_NIF_TERM term, enum endpoint_kind kind,
-                                            ERL_NIF_TERM *result)
+struct endpoint *endpoint_give_to_operation(ErlNifEnv *env, ERL_NIF_TERM term, unsigned kinds, ERL_NIF_TERM *result)
 {
-    struct endpoint *endpoint = endpoint_at(env, term, 1u << kind, result);
+    struct endpoint *endpoint = endpoint_at(env, term, kinds, result);
     if (!endpoint)
         return NULL;
     *result = error_of(env, endpoint->active ? atom_einval : atom_in_operation);
@@ -622,7 +636,8 @@ void endpoint_ready(struct endpoint *endpoint)
     }
     if (is_open && !is_closing && !atomic_load(&endpoint->is_in_operation)) {
         switch (endpoint->kind) {
-        case SENDER: send_ready(endpoint); break;
+        case SENDER:
+        case LISTENER: send_ready(endpoint); break;
         case RECEIVER:
         case SERVICE:
             send_ready(endpoint);

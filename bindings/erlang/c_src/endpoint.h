@@ -1,4 +1,4 @@
-/* Senders, receivers, clients and services: endpoint.c. */
+/* Senders, receivers, clients, services and listeners: endpoint.c. */
 #ifndef PELTON_ERLANG_ENDPOINT_H
 #define PELTON_ERLANG_ENDPOINT_H
 
@@ -7,7 +7,10 @@
 /* A dirty scheduler, or the notifier thread, copies what is larger: some 50 us. */
 #define COPY_MAX (256 << 10)
 
-enum endpoint_kind { SENDER, RECEIVER, CLIENT, SERVICE };
+enum endpoint_kind { SENDER, RECEIVER, CLIENT, SERVICE, LISTENER };
+
+/* As a set of kinds. */
+#define ANY_KIND (1u << SENDER | 1u << RECEIVER | 1u << CLIENT | 1u << SERVICE | 1u << LISTENER)
 
 /* A process that waits: for free space, for a message, for the completion of `call`, or for the endpoint to be open. */
 struct waiter {
@@ -15,6 +18,7 @@ struct waiter {
     ErlNifPid pid;
     ErlNifMonitor monitor;
     bool has_monitor;
+    bool is_stream;     /* each part of its reply is sent */
     ErlNifEnv *env;
     ERL_NIF_TERM ref;
     uint64_t call;      /* 0: it does not wait for a call */
@@ -38,6 +42,7 @@ struct endpoint {
         pelton_receiver *receiver;
         pelton_client *client;
         pelton_service *service;
+        pelton_listener *listener;
         void *any;
     } handle; /* NULL before it is open, and after it is closed */
     ErlNifPid owner;
@@ -48,8 +53,8 @@ struct endpoint {
     bool is_watched; /* the notifier thread has an event, or gets one: [watch] in endpoint.c */
     bool holds;     /* received binaries are the channel's memory */
     atomic_bool is_closing;     /* closed for everybody; the handle remains while `held` is above 0 */
-    atomic_uint held;           /* binaries in the channel's memory, and operations on a file */
-    atomic_bool is_in_operation; /* on a file */
+    atomic_uint held;           /* binaries in the channel's memory, and operations */
+    atomic_bool is_in_operation; /* on a file, or one that waits on a dirty scheduler */
     bool has_completion;        /* of a client: taken, not released; the notifier thread sends it first */
     pelton_completion completion;
     atomic_bool has_dead;       /* the owner or a waiter has ended */
@@ -111,7 +116,7 @@ bool endpoint_watch(struct endpoint *endpoint, int armed);
 void endpoint_arm_client(struct endpoint *endpoint);
 
 /* The calling process waits. */
-void endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM ref, uint64_t call);
+struct waiter *endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM ref, uint64_t call);
 /* Removes the waiter at *at; then *at is the next one. */
 void endpoint_remove_waiter(ErlNifEnv *env, struct endpoint *endpoint, struct waiter **at);
 
@@ -126,11 +131,10 @@ ERL_NIF_TERM endpoint_lost(ErlNifEnv *env, int code);
 /* Any thread, without the lock. */
 void held_release(struct held *held);
 
-/* ---- For operations on files ---- */
+/* ---- For operations that another thread completes, or that wait on a dirty scheduler ---- */
 
-/* Gives the sender or receiver that the term is to an operation. NULL: *result says why. */
-struct endpoint *endpoint_give_to_operation(ErlNifEnv *env, ERL_NIF_TERM term, enum endpoint_kind kind,
-                                            ERL_NIF_TERM *result);
+/* Gives the endpoint that the term is, of one of these kinds (bits), to an operation. NULL: *result says why. */
+struct endpoint *endpoint_give_to_operation(ErlNifEnv *env, ERL_NIF_TERM term, unsigned kinds, ERL_NIF_TERM *result);
 /* Returns it. Returns whether it was closed meanwhile. Any thread, under any lock except shared->lock. */
 bool endpoint_return(struct endpoint *endpoint);
 

@@ -4,6 +4,7 @@
  * notifier thread sends {pelton, Ref, ready}. */
 #include "endpoint.h"
 #include "functions.h"
+#include <poll.h>
 
 /* ---- Opening ---- */
 
@@ -67,6 +68,15 @@ static int open_service(struct endpoint *endpoint, const char *name, const struc
     return pelton_service_open(name, &options, &endpoint->handle.service);
 }
 
+static int open_listener(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.memory_bytes_max = numbers->memory_bytes_max;
+    return pelton_listener_open(name, &options, &endpoint->handle.listener);
+}
+
 static int open_endpoint(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
 {
     int code;
@@ -77,7 +87,8 @@ static int open_endpoint(struct endpoint *endpoint, const char *name, const stru
                                               : open_receiver(endpoint, name, numbers);
         break;
     case CLIENT: code = open_client(endpoint, name, numbers); break;
-    default: code = open_service(endpoint, name, numbers);
+    case SERVICE: code = open_service(endpoint, name, numbers); break;
+    default: code = open_listener(endpoint, name, numbers);
     }
     /* An out-parameter of a function that failed is not a handle. */
     if (code)
@@ -138,7 +149,7 @@ NIF(endpoint_open)
     unsigned kind;
     ErlNifBinary name;
     struct numbers numbers;
-    if (!enif_get_uint(env, argv[0], &kind) || kind > SERVICE || !enif_inspect_binary(env, argv[1], &name) ||
+    if (!enif_get_uint(env, argv[0], &kind) || kind > LISTENER || !enif_inspect_binary(env, argv[1], &name) ||
         !name.size || name.data[name.size - 1] || !numbers_at(env, argv[2], &numbers))
         return enif_make_badarg(env);
     /* The notifier thread closes them as well, but perhaps after a supervisor has restarted the owner. */
@@ -153,12 +164,52 @@ NIF(endpoint_open)
     return result;
 }
 
+/* endpoint_accept(Listener, Ref): {ok, Receiver} or {error, {Atom, Detail}}; `pending`: no sender has connected. On a
+ * dirty scheduler, because a slow sender can delay it by half a second. */
+NIF(endpoint_accept)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *listener = endpoint_at(env, argv[0], 1u << LISTENER, &result);
+    if (!listener)
+        return result;
+    struct pollfd connection = {.fd = pelton_listener_fd(listener->handle.listener), .events = POLLIN};
+    if (!atomic_load(&listener->is_in_operation) && poll(&connection, 1, 0) == 0) {
+        endpoint_watch(listener, PELTON_OK);
+        endpoint_add_waiter(env, listener, argv[1], 0);
+        return endpoint_leave(listener, atom_pending);
+    }
+    enif_mutex_unlock(listener->lock);
+    struct endpoint *receiver = endpoint_create(env, RECEIVER);
+    if (!receiver)
+        return error_of(env, enif_make_tuple2(env, atom_enomem, bytes_of(env, "", 0)));
+    listener = endpoint_give_to_operation(env, argv[0], 1u << LISTENER, &result);
+    if (listener) {
+        int code = pelton_listener_accept_receiver(listener->handle.listener, PELTON_NO_WAIT, &receiver->handle.receiver);
+        if (code)
+            receiver->handle.any = NULL;
+        if (!code && (errno = endpoint_opened(env, receiver))) {
+            pelton_close(receiver->handle.any);
+            receiver->handle.any = NULL;
+            code = PELTON_SYSTEM;
+        }
+        if (code == PELTON_AGAIN)
+            result = atom_busy;
+        else
+            result = code ? endpoint_open_error(env, code)
+                          : enif_make_tuple2(env, atom_ok, enif_make_resource(env, receiver));
+        endpoint_return(listener);
+    }
+    enif_release_resource(receiver);
+    return result;
+}
+
 /* endpoint_close(Endpoint) */
 NIF(endpoint_close)
 {
     (void)argc;
     ERL_NIF_TERM result;
-    struct endpoint *endpoint = endpoint_at(env, argv[0], 15, &result);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], ANY_KIND, &result);
     if (!endpoint)
         return result;
     enif_demonitor_process(env, endpoint, &endpoint->monitor);
@@ -206,7 +257,7 @@ NIF(endpoint_give)
     ErlNifPid pid, self;
     if (!enif_get_local_pid(env, argv[1], &pid))
         return enif_make_badarg(env);
-    struct endpoint *endpoint = endpoint_at(env, argv[0], 15, &result);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], ANY_KIND, &result);
     if (!endpoint)
         return result;
     if (enif_compare_pids(enif_self(env, &self), &endpoint->owner) != 0)
@@ -225,7 +276,7 @@ NIF(endpoint_cancel)
 {
     (void)argc;
     ERL_NIF_TERM result;
-    struct endpoint *endpoint = endpoint_at(env, argv[0], 15, &result);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], ANY_KIND, &result);
     if (!endpoint)
         return result;
     for (struct waiter **at = &endpoint->waiters; *at; at = &(*at)->next)
@@ -273,6 +324,50 @@ NIF(endpoint_send)
     }
 }
 
+/* Waits for at most that many milliseconds: ok, `later` or an error. Other functions that use the endpoint meanwhile
+ * return `in_operation`, and its close completes afterwards. */
+static ERL_NIF_TERM wait_with(ErlNifEnv *env, const ERL_NIF_TERM argv[], unsigned kinds,
+                              int (*wait)(struct endpoint *endpoint, int64_t deadline_ns))
+{
+    unsigned milliseconds;
+    ERL_NIF_TERM result;
+    if (!enif_get_uint(env, argv[1], &milliseconds))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_give_to_operation(env, argv[0], kinds, &result);
+    if (!endpoint)
+        return result;
+    int code = wait(endpoint, pelton_deadline((int64_t)milliseconds * 1000000));
+    if (code)
+        result = code == PELTON_AGAIN ? atom_later : error_of_code(env, code);
+    return endpoint_return(endpoint) ? error_of(env, atom_closed) : code ? result : atom_ok;
+}
+
+static int wait_released(struct endpoint *endpoint, int64_t deadline_ns)
+{
+    return pelton_sender_wait_released(endpoint->handle.sender, deadline_ns);
+}
+
+static int resume(struct endpoint *endpoint, int64_t deadline_ns)
+{
+    if (endpoint->kind == SENDER)
+        return pelton_sender_resume(endpoint->handle.sender, deadline_ns);
+    return pelton_receiver_resume(endpoint->handle.receiver, deadline_ns);
+}
+
+/* endpoint_wait_released(Sender, Milliseconds) */
+NIF(endpoint_wait_released)
+{
+    (void)argc;
+    return wait_with(env, argv, 1u << SENDER, wait_released);
+}
+
+/* endpoint_resume(Endpoint, Milliseconds) */
+NIF(endpoint_resume)
+{
+    (void)argc;
+    return wait_with(env, argv, 1u << SENDER | 1u << RECEIVER, resume);
+}
+
 NIF(endpoint_send_large)
 {
     return nif_endpoint_send(env, argc, argv);
@@ -306,9 +401,12 @@ NIF(endpoint_receive)
     int code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
     if (code == PELTON_AGAIN) {
         int64_t began_us = now_us();
-        if (pelton_receiver_poll(receiver) == PELTON_AGAIN)
+        /* An end that it returns is not returned again. */
+        code = pelton_receiver_poll(receiver);
+        if (code == PELTON_AGAIN)
             charge_us(env, now_us() - began_us);
-        code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
+        else if (code == PELTON_OK)
+            code = pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message);
     }
     while (code == PELTON_AGAIN) {
         code = pelton_receiver_arm(receiver);
@@ -397,6 +495,33 @@ NIF(endpoint_call)
     return endpoint_leave(endpoint, atom_waits);
 }
 
+/* endpoint_stream(Client, Data, Ref): as endpoint_call, without an immediate reply. Each part is sent as {part, Bytes},
+ * then {ok, Bytes}, the last one, or ok: there is no other. */
+NIF(endpoint_stream)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    ErlNifBinary data;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << CLIENT, &result);
+    if (!endpoint)
+        return result;
+    uint64_t call = 0;
+    charge_bytes(env, data.size);
+    int code = pelton_client_submit(endpoint->handle.client, data.data, data.size, 0, PELTON_NO_WAIT, &call);
+    if (code != PELTON_OK && code != PELTON_AGAIN)
+        return leave_client(endpoint, error_of_code(env, code));
+    endpoint_add_waiter(env, endpoint, argv[2], code ? 0 : call)->is_stream = true;
+    endpoint_arm_client(endpoint);
+    return endpoint_leave(endpoint, code ? atom_pending : atom_waits);
+}
+
+NIF(endpoint_stream_large)
+{
+    return nif_endpoint_stream(env, argc, argv);
+}
+
 NIF(endpoint_call_large)
 {
     return nif_endpoint_call(env, argc, argv);
@@ -446,6 +571,58 @@ NIF(responder_reply)
         atomic_flag_clear(&responder->is_used);
     charge_bytes(env, data.size);
     return code ? error_of_code(env, code) : atom_ok;
+}
+
+/* responder_part(Responder, Data): {error, full}: there is no free space. The responder remains open. */
+NIF(responder_part)
+{
+    (void)argc;
+    void *object;
+    ErlNifBinary data;
+    if (!enif_get_resource(env, argv[0], shared->responder_type, &object) ||
+        !enif_inspect_iolist_as_binary(env, argv[1], &data))
+        return enif_make_badarg(env);
+    struct responder *responder = object;
+    if (atomic_flag_test_and_set(&responder->is_used))
+        return error_of(env, atom_closed);
+    int code = pelton_responder_part(responder->handle, data.data, data.size, PELTON_NO_WAIT);
+    atomic_flag_clear(&responder->is_used);
+    charge_bytes(env, data.size);
+    if (code == PELTON_AGAIN)
+        return error_of(env, atom_full);
+    return code ? error_of_code(env, code) : atom_ok;
+}
+
+NIF(responder_part_large)
+{
+    return nif_responder_part(env, argc, argv);
+}
+
+/* responder_end(Responder): after parts */
+NIF(responder_end)
+{
+    (void)argc;
+    void *object;
+    if (!enif_get_resource(env, argv[0], shared->responder_type, &object))
+        return enif_make_badarg(env);
+    struct responder *responder = object;
+    if (atomic_flag_test_and_set(&responder->is_used))
+        return error_of(env, atom_closed);
+    int code = pelton_responder_end(responder->handle);
+    return code ? error_of_code(env, code) : atom_ok;
+}
+
+/* endpoint_drain(Service) */
+NIF(endpoint_drain)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << SERVICE, &result);
+    if (!endpoint)
+        return result;
+    int code = pelton_service_drain(endpoint->handle.service);
+    endpoint_recheck(endpoint);
+    return endpoint_leave(endpoint, code ? error_of_code(env, code) : atom_ok);
 }
 
 NIF(responder_reply_large)

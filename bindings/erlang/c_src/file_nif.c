@@ -317,7 +317,7 @@ NIF(file_transfer)
     struct file *file = file_at(env, argv[1], &result);
     if (!file)
         return result;
-    struct endpoint *endpoint = endpoint_give_to_operation(env, argv[4], receives ? RECEIVER : SENDER, &result);
+    struct endpoint *endpoint = endpoint_give_to_operation(env, argv[4], 1u << (receives ? RECEIVER : SENDER), &result);
     if (endpoint) {
         struct request *request = request_create(receives ? PELTON_FILE_RECEIVE : PELTON_FILE_SEND, 1, file, NULL);
         request->endpoint = endpoint;

@@ -7,7 +7,7 @@
  *   notifier.c         the notifier thread
  *   buffer.c           the memory of delayed_write and read_ahead                                    file.h
  *   file.c             open files: users, owner, deferred close
- *   endpoint.c         senders, receivers, clients, services; their waiters, deferred close   endpoint.h
+ *   endpoint.c         senders, receivers, clients, services, listeners; their waiters            endpoint.h
  *   request.c          engines, and requests to them                                                 request.h
  *   buffered_io.c      reads and writes through a buffer
  *   fast_io.c          reads and writes that complete within the call
@@ -99,7 +99,7 @@ void notifier_wake(void);
 /* ---- Shared state ---- */
 
 /* A new library takes this over unchanged. A change of a structure that it reaches needs a new number. */
-#define LAYOUT 5
+#define LAYOUT 6
 struct shared {
     unsigned layout;
     ErlNifMutex *lock; /* protects the lists below, and the creation of engines */

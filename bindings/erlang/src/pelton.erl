@@ -1,7 +1,7 @@
 %% @doc Messages and calls between this node and other processes of the machine, in any language that pelton has.
 %%
-%% {@link open/3} opens an endpoint: a sender, a receiver, a client or a service. As a port, it lives until {@link
-%% close/1}, or until its owner ends: the process that opened it, or that {@link controlling_process/2} made the
+%% {@link open/3} opens an endpoint: a sender, a receiver, a client, a service or a listener. As a port, it lives until
+%% {@link close/1}, or until its owner ends: the process that opened it, or that {@link controlling_process/2} made the
 %% owner. Any process may use it. Data is `iodata()'; received data is a binary.
 %%
 %% A receiver is passive at first: use {@link recv/2}. With `{active, true | once | N}' its messages are sent to the
@@ -19,16 +19,16 @@
 %% No function blocks a scheduler. `recv' and `call' busy-poll for some microseconds if that was useful lately, and
 %% charge the process for it; then the process waits for a message of the runtime.
 -module(pelton).
--export([open/2, open/3, close/1, send/2, send/3, recv/1, recv/2, setopts/2, controlling_process/2, call/2, call/3,
-         cast/2,
-         reply/2, fail/3, format_error/1]).
+-export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
+         resume/1, resume/2, setopts/2, controlling_process/2, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
+         reply/2, part/2, part/3, finish/1, fail/3, format_error/1]).
 -export_type([endpoint/0, responder/0, kind/0, option/0, reason/0, open_error/0]).
 
 -opaque endpoint() :: pelton_nif:endpoint().
-%% A sender, a receiver, a client or a service.
+%% A sender, a receiver, a client, a service or a listener.
 -opaque responder() :: pelton_nif:responder().
 %% It replies to one request. If it is garbage-collected without a reply, the call fails with `abandoned'.
--type kind() :: sender | receiver | client | service.
+-type kind() :: sender | receiver | client | service | listener.
 -type option() :: {capacity, pos_integer()} | {message_bytes_max, pos_integer()} | {memory_bytes_max, pos_integer()} |
                   {call_bytes_max, pos_integer()} | {senders_max, pos_integer()} | {clients_max, pos_integer()} |
                   {lanes, pos_integer()} | {create, boolean()} | {timeout, timeout()} | active_option().
@@ -55,7 +55,7 @@ open(Kind, Name) ->
 %% A `receiver' accepts all senders of the name, and a `service' all clients; neither waits for one. A `sender' or
 %% `client' waits for a listener until the `timeout', in milliseconds. The default is 0: it fails immediately with
 %% `no_listener'. No thread waits: the process gets a message once the endpoint is open. If the process ends first,
-%% the open is cancelled.
+%% the open is cancelled. A `listener' is for receivers of one sender each: {@link accept/2}.
 %%
 %% An option that does not apply is an exception, `{bad_option, Option}'.
 -spec open(kind(), iodata(), [option()]) -> {ok, endpoint()} | {error, open_error()}.
@@ -87,7 +87,8 @@ open(Kind, Name, Options) ->
 number(sender) -> 0;
 number(receiver) -> 1;
 number(client) -> 2;
-number(service) -> 3.
+number(service) -> 3;
+number(listener) -> 4.
 
 is_option(Kind, IsPath, {Key, Value}) -> applies(Key, Kind, IsPath) andalso is_value(Key, Value);
 is_option(_, _, _) -> false.
@@ -111,9 +112,38 @@ is_value(active, Value) -> is_boolean(Value) orelse Value =:= once orelse (is_in
 is_value(messages, Value) -> Value =:= copy orelse Value =:= hold;
 is_value(_, Value) -> is_integer(Value) andalso Value > 0.
 
+%% @equiv accept(Listener, infinity)
+-spec accept(endpoint()) -> {ok, endpoint()} | {error, open_error() | reason()}.
+accept(Listener) ->
+    accept(Listener, infinity).
+
+%% @doc Waits until a sender connects to the listener's name, until the timeout in milliseconds. Returns the receiver
+%% of that one sender, whose owner is the calling process. Unlike a receiver that {@link open/3} opens by name, it ends
+%% with its sender, as `closed' or `peer_died', and {@link resume/2} is possible. Any number of processes may accept.
+%% The listener may be closed at any time: receivers that it accepted remain.
+-spec accept(endpoint(), timeout()) -> {ok, endpoint()} | {error, open_error() | reason()}.
+accept(Listener, Timeout) ->
+    accept_until(Listener, deadline(Timeout)).
+
+accept_until(Listener, Deadline) ->
+    Ref = make_ref(),
+    case pelton_nif:endpoint_accept(Listener, Ref) of
+        pending ->
+            receive {pelton, Ref, ready} -> accept_until(Listener, Deadline)
+            after left(Deadline) -> cancel(Listener, Ref), {error, timeout}
+            end;
+        %% Another process accepts, or a sender has not finished the handshake.
+        Later when Later =:= busy; Later =:= {error, in_operation} ->
+            case left(Deadline) of
+                0 -> {error, timeout};
+                _ -> receive after 1 -> accept_until(Listener, Deadline) end
+            end;
+        Result -> Result
+    end.
+
 %% @doc Closes the endpoint. Does not wait. Processes that wait with it get `{error, closed}', and so does a second
-%% close. While {@link pelton_file:recv/4} or {@link pelton_file:send/5} uses it, and while binaries are in its memory
-%% (`{messages, hold}'), the name remains in use.
+%% close. While {@link pelton_file:recv/4}, {@link pelton_file:send/5}, {@link wait_released/2} or {@link resume/2}
+%% uses it, and while binaries are in its memory (`{messages, hold}'), the name remains in use.
 -spec close(endpoint()) -> ok | {error, reason()}.
 close(Endpoint) ->
     case pelton_nif:endpoint_close(Endpoint) of
@@ -128,7 +158,7 @@ send(Sender, Data) ->
 
 %% @doc Sends a message. Waits for free space, until the timeout in milliseconds. After an error nothing was sent:
 %% `timeout'; `too_large'; `closed' or `peer_died': the receiver has gone; `in_operation': {@link pelton_file:send/5}
-%% uses the sender.
+%% or {@link wait_released/2} uses the sender.
 -spec send(endpoint(), iodata(), timeout()) -> ok | {error, reason()}.
 send(Sender, Data, Timeout) ->
     send_until(Sender, flat(Data), deadline(Timeout)).
@@ -147,14 +177,50 @@ send_until(Sender, Data, Deadline) ->
         Result -> Result
     end.
 
+%% @equiv wait_released(Sender, infinity)
+-spec wait_released(endpoint()) -> ok | {error, reason()}.
+wait_released(Sender) ->
+    wait_released(Sender, infinity).
+
+%% @doc Waits until the receiver has released every message, until the timeout in milliseconds. Errors: `timeout';
+%% `closed' or `peer_died': the receiver has gone before that. It occupies a dirty I/O scheduler. Other processes
+%% that use the sender meanwhile get `in_operation'.
+-spec wait_released(endpoint(), timeout()) -> ok | {error, reason()}.
+wait_released(Sender, Timeout) ->
+    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end, deadline(Timeout)).
+
+%% @equiv resume(Endpoint, infinity)
+-spec resume(endpoint()) -> ok | {error, reason()}.
+resume(Endpoint) ->
+    resume(Endpoint, infinity).
+
+%% @doc After `peer_died' or `closed': waits for a successor of the peer, until the timeout in milliseconds. A sender
+%% passes everything that was not released on to the new receiver. A receiver continues with the new sender. Errors:
+%% `timeout'; `refused': the peer is alive, or the channel has no successors, as that of a receiver which {@link open/3}
+%% opened by name. It can be tried again. It occupies a dirty I/O scheduler, as {@link wait_released/2}.
+-spec resume(endpoint(), timeout()) -> ok | {error, reason()}.
+resume(Endpoint, Timeout) ->
+    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end, deadline(Timeout)).
+
+%% In slices, so that a close, or the end of the process, ends the wait. A slice has time for a handshake.
+-define(SLICE_MS, 100).
+wait_until(Wait, Deadline) ->
+    Left = case left(Deadline) of infinity -> ?SLICE_MS; Milliseconds -> min(Milliseconds, ?SLICE_MS) end,
+    case Wait(Left) of
+        later when Left < ?SLICE_MS -> {error, timeout};
+        later -> wait_until(Wait, Deadline);
+        busy -> erlang:yield(), wait_until(Wait, Deadline);
+        Result -> Result
+    end.
+
 %% @equiv recv(Receiver, infinity)
 -spec recv(endpoint()) -> {ok, binary()} | {error, reason()}.
 recv(Receiver) ->
     recv(Receiver, infinity).
 
 %% @doc Receives the next message of a passive receiver. Waits for one, until the timeout in milliseconds. Errors:
-%% `timeout'; `einval': the receiver is active; `closed' or `peer_died': of a path channel, the sender has gone, and
-%% every message was received; `in_operation': {@link pelton_file:recv/4} uses the receiver.
+%% `timeout'; `einval': the receiver is active; `closed' or `peer_died': the one sender has gone, and every message was
+%% received (of a path, and after {@link accept/2}); `in_operation': {@link pelton_file:recv/4} uses the receiver.
 -spec recv(endpoint(), timeout()) -> {ok, binary()} | {error, reason()}.
 recv(Receiver, Timeout) ->
     recv_until(Receiver, deadline(Timeout)).
@@ -234,6 +300,45 @@ call_until(Client, Request, Deadline) ->
             end
     end.
 
+%% @equiv stream(Client, Request, Fun, Acc, infinity)
+-spec stream(endpoint(), iodata(), fun((binary(), Acc) -> Acc), Acc) -> {ok, Acc} | {error, reason()}.
+stream(Client, Request, Fun, Acc) ->
+    stream(Client, Request, Fun, Acc, infinity).
+
+%% @doc Calls a service, and calls `Fun(Part, Acc)' with each part of its reply, in order, as it arrives. A reply in
+%% one piece is one part. The timeout in milliseconds is for the whole call. Parts that `Fun' has not taken yet wait
+%% in the mailbox, without a limit. Errors: as {@link call/3}. If `Fun' fails, the call is cancelled.
+-spec stream(endpoint(), iodata(), fun((binary(), Acc) -> Acc), Acc, timeout()) -> {ok, Acc} | {error, reason()}.
+stream(Client, Request, Fun, Acc, Timeout) ->
+    stream_until(Client, flat(Request), Fun, Acc, deadline(Timeout)).
+
+stream_until(Client, Request, Fun, Acc, Deadline) ->
+    Ref = make_ref(),
+    Called = if byte_size(Request) =< ?COPY_MAX -> pelton_nif:endpoint_stream(Client, Request, Ref);
+                true -> pelton_nif:endpoint_stream_large(Client, Request, Ref)
+             end,
+    case Called of
+        waits ->
+            try parts(Ref, Fun, Acc, Deadline)
+            after cancel(Client, Ref)
+            end;
+        pending ->
+            receive {pelton, Ref, ready} -> stream_until(Client, Request, Fun, Acc, Deadline)
+            after left(Deadline) -> cancel(Client, Ref), {error, timeout}
+            end;
+        busy -> erlang:yield(), stream_until(Client, Request, Fun, Acc, Deadline);
+        Error -> Error
+    end.
+
+parts(Ref, Fun, Acc, Deadline) ->
+    receive
+        {pelton, Ref, {part, Bytes}} -> parts(Ref, Fun, Fun(Bytes, Acc), Deadline);
+        {pelton, Ref, {ok, Bytes}} -> {ok, Fun(Bytes, Acc)};
+        {pelton, Ref, ok} -> {ok, Acc};
+        {pelton, Ref, Error} -> Error
+    after left(Deadline) -> {error, timeout}
+    end.
+
 %% @doc Sends a message that the service does not reply to. Never waits. After an error nothing was sent: `full':
 %% there is no free space; `no_listener', `closed' or `peer_died': the service has gone; `too_large'. `ok' means that
 %% the message is in the channel, not that the service has received it.
@@ -248,12 +353,50 @@ cast(Client, Data) ->
         Result -> Result
     end.
 
+%% @doc Drains the service: requests that were received get their replies, later ones go to another process of the
+%% name. Does not wait. An active service sends `{pelton_closed, Service, closed}' once every client knows all its
+%% replies; then close it. A passive service must be made active for that.
+-spec drain(endpoint()) -> ok | {error, reason()}.
+drain(Service) ->
+    case pelton_nif:endpoint_drain(Service) of
+        busy -> erlang:yield(), drain(Service);
+        Result -> Result
+    end.
+
 %% @doc Replies to a request, once. Any process may, at any time. Does not wait. Errors: `closed' or `peer_died': it
 %% has its reply already, or its client has gone; `too_large': for this client, and the request still needs a reply.
 %% For `undefined', the responder of a {@link cast/2}, it does nothing.
 -spec reply(responder() | undefined, iodata()) -> ok | {error, reason()}.
 reply(undefined, _Data) -> ok;
 reply(Responder, Data) -> respond(Responder, undefined, flat(Data)).
+
+%% @equiv part(Responder, Data, infinity)
+-spec part(responder() | undefined, iodata()) -> ok | {error, reason()}.
+part(Responder, Data) ->
+    part(Responder, Data, infinity).
+
+%% @doc Sends a part of a reply; {@link reply/2} sends the last one, or {@link finish/1} ends the reply. While the
+%% client has no free space, it tries again every millisecond, until the timeout in milliseconds: so send parts in
+%% another process than the one that gets the requests. One process at a time sends parts of a reply. Errors:
+%% `timeout'; others as {@link reply/2}.
+-spec part(responder() | undefined, iodata(), timeout()) -> ok | {error, reason()}.
+part(undefined, _Data, _Timeout) -> ok;
+part(Responder, Data, Timeout) -> part_until(Responder, flat(Data), deadline(Timeout)).
+
+part_until(Responder, Data, Deadline) ->
+    Sent = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_part(Responder, Data);
+              true -> pelton_nif:responder_part_large(Responder, Data)
+           end,
+    case Sent =:= {error, full} andalso left(Deadline) of
+        false -> Sent;
+        0 -> {error, timeout};
+        _ -> receive after 1 -> part_until(Responder, Data, Deadline) end
+    end.
+
+%% @doc Ends a reply whose parts were sent by {@link part/3}, or that has none. Errors: as {@link reply/2}.
+-spec finish(responder() | undefined) -> ok | {error, reason()}.
+finish(undefined) -> ok;
+finish(Responder) -> pelton_nif:responder_end(Responder).
 
 %% @doc Fails a request, once, with a code and bytes that the service chooses: {@link call/3} returns
 %% `{error, {failed, {Code, Bytes}}}'. Codes from 16#ffff0000 are pelton's own. Otherwise as {@link reply/2}.
@@ -275,7 +418,7 @@ format_error({Reason, _}) -> format_error(Reason);
 format_error(timeout) -> "the time is over";
 format_error(full) -> "there is no free space: the service does not receive fast enough";
 format_error(abandoned) -> "the service dropped the request without a reply";
-format_error(in_operation) -> "pelton_file:send or pelton_file:recv uses the endpoint";
+format_error(in_operation) -> "a file operation, wait_released or resume uses the endpoint";
 format_error(not_owner) -> "the calling process is not the owner";
 format_error(noproc) -> "the process has ended";
 format_error(Reason) ->
@@ -293,9 +436,14 @@ deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
 left(infinity) -> infinity;
 left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).
 
-%% The process waits no more. A result that arrived meanwhile is removed from the mailbox.
+%% The process waits no more. Results that arrived meanwhile are removed from the mailbox.
 cancel(Endpoint, Ref) ->
     case pelton_nif:endpoint_cancel(Endpoint, Ref) of
         busy -> erlang:yield(), cancel(Endpoint, Ref);
-        _ -> receive {pelton, Ref, _} -> ok after 0 -> ok end
+        _ -> drop(Ref)
+    end.
+
+drop(Ref) ->
+    receive {pelton, Ref, _} -> drop(Ref)
+    after 0 -> ok
     end.

@@ -6,9 +6,11 @@
          file_write/3, file_write_waiting/3, file_seek/3, file_truncate/1, file_advise/4, file_allocate/3, file_do/4,
          file_copy/6, file_transfer/7, path_do/6, buffer_write/3, buffer_flush/2, buffer_read/3]).
 -export([endpoint_open/4, endpoint_close/1, endpoint_send/3, endpoint_send_large/3, endpoint_receive/2, endpoint_set/3,
-         endpoint_give/2, endpoint_call/3, endpoint_call_large/3, endpoint_cast/2, endpoint_cast_large/2,
-             endpoint_cancel/2,
-         responder_reply/3, responder_reply_large/3, code_text/1]).
+         endpoint_give/2, endpoint_accept/2, endpoint_wait_released/2, endpoint_resume/2, endpoint_call/3,
+         endpoint_call_large/3, endpoint_stream/3, endpoint_stream_large/3, endpoint_cast/2, endpoint_cast_large/2,
+         endpoint_cancel/2, endpoint_drain/1,
+         responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
+         code_text/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
 -on_load(load/0).
 
@@ -31,7 +33,12 @@ load() ->
                     {error, bad_name} -> filename:join([filename:dirname(code:which(?MODULE)), "..", "priv"]);
                     Found -> Found
                 end,
-    erlang:load_nif(filename:join(Directory, "pelton_nif"), erlang:system_info(schedulers)).
+    case erlang:load_nif(filename:join(Directory, "pelton_nif"), erlang:system_info(schedulers)) of
+        {error, {load_failed, Text}} ->
+            {error, {load_failed, Text ++ "; the NIF looks for libpelton.so.0 in its own directory, where it was at "
+                     "compile time, and where the system's linker looks"}};
+        Result -> Result
+    end.
 
 -spec close_all() -> ok.
 close_all() -> not_loaded().
@@ -104,7 +111,7 @@ buffer_flush(_File, _Ref) -> not_loaded().
 -spec buffer_read(file(), non_neg_integer() | line, reference()) -> result({ok, binary()} | eof | ok | flush).
 buffer_read(_File, _Size, _Ref) -> not_loaded().
 
--spec endpoint_open(0..3, binary(), numbers(), reference()) -> pending | {ok, endpoint()} | {error, {atom(), binary()}}.
+-spec endpoint_open(0..4, binary(), numbers(), reference()) -> pending | {ok, endpoint()} | {error, {atom(), binary()}}.
 endpoint_open(_Kind, _Name, _Numbers, _Ref) -> not_loaded().
 
 -spec endpoint_close(endpoint()) -> endpoint_result(ok).
@@ -124,6 +131,34 @@ endpoint_set(_Endpoint, _Active, _Holds) -> not_loaded().
 
 -spec endpoint_give(endpoint(), pid()) -> endpoint_result(ok).
 endpoint_give(_Endpoint, _Pid) -> not_loaded().
+
+-spec endpoint_accept(endpoint(), reference()) ->
+          endpoint_result({ok, endpoint()} | pending) | {error, {atom(), binary()}}.
+endpoint_accept(_Listener, _Ref) -> not_loaded().
+
+-spec endpoint_wait_released(endpoint(), non_neg_integer()) -> endpoint_result(ok | later).
+endpoint_wait_released(_Sender, _Milliseconds) -> not_loaded().
+
+-spec endpoint_resume(endpoint(), non_neg_integer()) -> endpoint_result(ok | later).
+endpoint_resume(_Endpoint, _Milliseconds) -> not_loaded().
+
+-spec endpoint_stream(endpoint(), iodata(), reference()) -> endpoint_result(pending | waits).
+endpoint_stream(_Endpoint, _Data, _Ref) -> not_loaded().
+
+-spec endpoint_stream_large(endpoint(), iodata(), reference()) -> endpoint_result(pending | waits).
+endpoint_stream_large(_Endpoint, _Data, _Ref) -> not_loaded().
+
+-spec endpoint_drain(endpoint()) -> endpoint_result(ok).
+endpoint_drain(_Service) -> not_loaded().
+
+-spec responder_part(responder(), iodata()) -> ok | {error, atom()}.
+responder_part(_Responder, _Data) -> not_loaded().
+
+-spec responder_part_large(responder(), iodata()) -> ok | {error, atom()}.
+responder_part_large(_Responder, _Data) -> not_loaded().
+
+-spec responder_end(responder()) -> ok | {error, atom()}.
+responder_end(_Responder) -> not_loaded().
 
 -spec endpoint_call(endpoint(), iodata(), reference()) ->
           endpoint_result({ok, binary()} | pending | waits) | {error, {atom(), term()}}.

@@ -38,6 +38,15 @@ tests() ->
      {a_late_reply_reaches_its_caller, fun a_late_reply_reaches_its_caller/1},
      {an_unreferenced_responder_abandons_the_call, fun an_unreferenced_responder_abandons_the_call/1},
      {a_service_that_ends_fails_its_calls, fun a_service_that_ends_fails_its_calls/1},
+     {an_accepted_receiver_ends_with_its_sender, fun an_accepted_receiver_ends_with_its_sender/1},
+     {each_process_that_accepts_gets_a_sender, fun each_process_that_accepts_gets_a_sender/1},
+     {a_wait_for_the_release_ends_with_it, fun a_wait_for_the_release_ends_with_it/1},
+     {a_successor_gets_what_was_not_released, fun a_successor_gets_what_was_not_released/1},
+     {a_receiver_continues_with_the_next_sender, fun a_receiver_continues_with_the_next_sender/1},
+     {a_path_reports_the_end_of_each_sender, fun a_path_reports_the_end_of_each_sender/1},
+     {each_part_of_a_reply_arrives, fun each_part_of_a_reply_arrives/1},
+     {a_stream_that_its_reader_leaves_is_cancelled, fun a_stream_that_its_reader_leaves_is_cancelled/1},
+     {a_drained_service_replies_and_ends, fun a_drained_service_replies_and_ends/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
      {a_file_goes_to_the_command_and_comes_from_it, fun a_file_goes_to_the_command_and_comes_from_it/1},
@@ -468,6 +477,177 @@ a_service_that_ends_fails_its_calls(Path) ->
     receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertMatch({error, _}, Reason) end,
     ?assertMatch({error, _}, pelton:call(Client, "x")).
 
+%% Both ends of a channel of one sender.
+accepted_channel(Path) ->
+    {ok, Listener} = pelton:open(listener, name(Path)),
+    {Receiver, Sender} = accepted_channel(Path, Listener),
+    ok = pelton:close(Listener),
+    {Receiver, Sender}.
+
+accepted_channel(Path, Listener) ->
+    Test = self(),
+    Pid = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}]),
+        ok = pelton:controlling_process(Sender, Test),
+        Test ! {self(), Sender}
+    end),
+    {ok, Receiver} = pelton:accept(Listener, 30000),
+    receive {Pid, Sender} -> {Receiver, Sender} end.
+
+an_accepted_receiver_ends_with_its_sender(Path) ->
+    {Receiver, Sender} = accepted_channel(Path),
+    ok = pelton:send(Sender, "one"),
+    ok = pelton:close(Sender),
+    ?assertEqual({ok, <<"one">>}, pelton:recv(Receiver, 30000)),
+    ?assertEqual({error, closed}, pelton:recv(Receiver, 30000)),
+    ok = pelton:close(Receiver),
+    %% A sender that is killed: its standard input stays open, so that it does not close.
+    {ok, Listener} = pelton:open(listener, name(Path)),
+    Port = open_port({spawn_executable, tool()}, [{args, ["send", iolist_to_binary(name(Path))]}, exit_status]),
+    true = port_command(Port, "two\n"),
+    {ok, Active} = pelton:accept(Listener, 30000),
+    ok = pelton:setopts(Active, [{active, true}]),
+    ?assertEqual({pelton, Active, <<"two">>}, next()),
+    {os_pid, Pid} = erlang:port_info(Port, os_pid),
+    "" = os:cmd("kill -KILL " ++ integer_to_list(Pid)),
+    receive {Port, {exit_status, _}} -> ok end,
+    ?assertEqual({pelton_closed, Active, peer_died}, next()).
+
+each_process_that_accepts_gets_a_sender(Path) ->
+    {ok, Listener} = pelton:open(listener, name(Path)),
+    ?assertEqual({error, timeout}, pelton:accept(Listener, 20)),
+    ?assertEqual({error, timeout}, pelton:accept(Listener, 0)),
+    Echo = fun() ->
+        {ok, Receiver} = pelton:accept(Listener, 30000),
+        {ok, Message} = pelton:recv(Receiver, 30000),
+        {error, closed} = pelton:recv(Receiver, 30000),
+        exit({received, Message})
+    end,
+    Acceptors = [spawn_monitor(Echo) || _ <- lists:seq(1, 20)],
+    [pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end)
+     || {Pid, _} <- Acceptors],
+    [spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}]),
+        ok = pelton:send(Sender, <<I>>),
+        ok = pelton:wait_released(Sender, 30000),
+        ok = pelton:close(Sender)
+     end) || I <- lists:seq(1, 20)],
+    Received = [receive {'DOWN', Monitor, process, Pid, {received, <<I>>}} -> I end || {Pid, Monitor} <- Acceptors],
+    ?assertEqual(lists:seq(1, 20), lists:sort(Received)),
+    {Waiting, Closed} = spawn_monitor(fun() -> exit(pelton:accept(Listener)) end),
+    pelton_file_tests:eventually(fun() -> process_info(Waiting, status) =:= {status, waiting} end),
+    ok = pelton:close(Listener),
+    receive {'DOWN', Closed, process, Waiting, Reason} -> ?assertEqual({error, closed}, Reason) end.
+
+a_wait_for_the_release_ends_with_it(Path) ->
+    {Receiver, Sender} = accepted_channel(Path),
+    ?assertEqual(ok, pelton:wait_released(Sender, 0)),
+    ok = pelton:send(Sender, "one"),
+    ?assertEqual({error, timeout}, pelton:wait_released(Sender, 0)),
+    ?assertEqual({error, timeout}, pelton:wait_released(Sender, 250)),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:wait_released(Sender)) end),
+    pelton_file_tests:eventually(fun() -> pelton:send(Sender, "two", 30000) =:= {error, in_operation} end),
+    Receive = fun Again() ->
+        case pelton:recv(Receiver, 10) of
+            {ok, _} -> Again();
+            {error, timeout} -> receive {'DOWN', Monitor, process, Pid, Reason} -> Reason after 0 -> Again() end
+        end
+    end,
+    ?assertEqual(ok, Receive()),
+    %% A close ends the wait.
+    ok = pelton:send(Sender, "three"),
+    {Last, Closed} = spawn_monitor(fun() -> exit(pelton:wait_released(Sender)) end),
+    pelton_file_tests:eventually(fun() -> pelton:wait_released(Sender, 0) =:= {error, in_operation} end),
+    ok = pelton:close(Sender),
+    receive {'DOWN', Closed, process, Last, Found} -> ?assertEqual({error, closed}, Found) end.
+
+a_successor_gets_what_was_not_released(Path) ->
+    {Receiver, Sender} = accepted_channel(Path),
+    ?assertEqual({error, refused}, pelton:resume(Sender, 10)),
+    [ok = pelton:send(Sender, [I]) || I <- "abc"],
+    {ok, <<"a">>} = pelton:recv(Receiver),
+    ok = pelton:close(Receiver),
+    ?assertEqual({error, closed}, pelton:wait_released(Sender, 30000)),
+    ?assertEqual({error, timeout}, pelton:resume(Sender, 20)),
+    {ok, Listener} = pelton:open(listener, name(Path)),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:resume(Sender, 30000)) end),
+    {ok, Successor} = pelton:accept(Listener, 30000),
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual(ok, Reason) end,
+    ok = pelton:send(Sender, "d"),
+    ?assertEqual([<<"b">>, <<"c">>, <<"d">>], [element(2, pelton:recv(Successor, 30000)) || _ <- "bcd"]).
+
+a_receiver_continues_with_the_next_sender(Path) ->
+    {ok, Listener} = pelton:open(listener, name(Path)),
+    {Receiver, First} = accepted_channel(Path, Listener),
+    ok = pelton:send(First, "first"),
+    ok = pelton:close(First),
+    ?assertEqual({ok, <<"first">>}, pelton:recv(Receiver, 30000)),
+    ?assertEqual({error, closed}, pelton:recv(Receiver, 30000)),
+    Next = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Path), [{timeout, 30000}]),
+        ok = pelton:send(Sender, "next"),
+        receive stop -> ok end
+    end),
+    ?assertEqual(ok, pelton:resume(Receiver, 30000)),
+    ?assertEqual({ok, <<"next">>}, pelton:recv(Receiver, 30000)),
+    Next ! stop,
+    %% A receiver of any number of senders has no successor to wait for.
+    ok = pelton:close(Receiver),
+    ok = pelton:close(Listener),
+    {ok, Gathering} = pelton:open(receiver, name(Path)),
+    ?assertEqual({error, refused}, pelton:resume(Gathering, 10)).
+
+%% A path reports each end once: also if the receiver finds it while it busy-polls.
+a_path_reports_the_end_of_each_sender(Path) ->
+    Name = ["path:", Path("channel")],
+    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}]),
+    [begin
+         Port = open_port({spawn_executable, tool()}, [{args, ["send", iolist_to_binary(Name)]}, exit_status]),
+         true = port_command(Port, "one\n"),
+         ?assertEqual({ok, <<"one">>}, pelton:recv(Receiver, 30000)),
+         {os_pid, Pid} = erlang:port_info(Port, os_pid),
+         {Waiting, Monitor} = spawn_monitor(fun() -> exit(pelton:recv(Receiver, 10000)) end),
+         "" = os:cmd("kill -KILL " ++ integer_to_list(Pid)),
+         receive {'DOWN', Monitor, process, Waiting, Reason} -> ?assertEqual({I, {error, peer_died}}, {I, Reason}) end,
+         receive {Port, {exit_status, _}} -> ok end
+     end || I <- lists:seq(1, 30)].
+
+each_part_of_a_reply_arrives(Path) ->
+    {_, Client} = service(Path),
+    Collect = fun(Part, Parts) -> [Part | Parts] end,
+    Stream = fun(Request) -> {ok, Parts} = pelton:stream(Client, Request, Collect, [], 60000), lists:reverse(Parts) end,
+    ?assertEqual([<<"one">>, <<>>, <<"two">>], Stream("parts, then finish")),
+    ?assertEqual([<<"one">>, <<>>, <<"two">>, <<"three">>], Stream("parts, then reply")),
+    ?assertEqual([<<"HELLO">>], Stream("hello")),
+    ?assertEqual({ok, <<"onetwothree">>}, pelton:call(Client, "parts, then reply")),
+    Large = binary:copy(<<"x">>, 1 bsl 20),
+    ?assertEqual([Large], Stream(Large)),
+    %% More than the lane has space for.
+    Many = Stream("many parts"),
+    ?assertEqual(lists:seq(1, 20000), [I || <<I:32, _:8000>> <- Many]),
+    ?assertEqual({error, {failed, {7, <<"no">>}}}, pelton:stream(Client, "fail", Collect, [])).
+
+a_stream_that_its_reader_leaves_is_cancelled(Path) ->
+    {Service, Client} = service(Path),
+    ?assertError(enough, pelton:stream(Client, "many parts", fun(_, _) -> error(enough) end, [])),
+    ?assertEqual({error, timeout}, pelton:stream(Client, "later", fun(_, _) -> error(no_part) end, [], 20)),
+    Service ! {reply_to_all, <<"late">>},
+    ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
+    ?assertEqual({messages, []}, process_info(self(), messages)).
+
+a_drained_service_replies_and_ends(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:call(Client, "one")) end),
+    {pelton_request, Service, Responder, <<"one">>} = next(),
+    ok = pelton:drain(Service),
+    {Late, Refused} = spawn_monitor(fun() -> exit(pelton:call(Client, "two")) end),
+    receive {'DOWN', Refused, process, Late, LateReason} -> ?assertMatch({error, _}, LateReason) end,
+    ok = pelton:reply(Responder, "replied"),
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({ok, <<"replied">>}, Reason) end,
+    ?assertEqual({pelton_closed, Service, closed}, next()),
+    ok = pelton:close(Service).
+
 %% PELTON_TOOL names the command.
 the_command_sends_and_receives(Path) ->
     Tool = tool(),
@@ -618,6 +798,16 @@ handle_request(<<"what">>, _, {Reported, _} = State) -> {reply, Reported, State}
 handle_request(<<"later">>, Responder, {Reported, Later}) -> {noreply, {Reported, [Responder | Later]}};
 handle_request(<<"forget">>, _, State) -> {noreply, State};
 handle_request(<<"fail">>, Responder, State) -> ok = pelton:fail(Responder, 7, "no"), {noreply, State};
+handle_request(<<"parts, then ", How/binary>>, Responder, State) ->
+    [ok = pelton:part(Responder, Part) || Part <- ["one", "", "two"]],
+    case How of
+        <<"finish">> -> ok = pelton:finish(Responder), {noreply, State};
+        <<"reply">> -> {reply, "three", State}
+    end;
+%% In another process: the client must be served while its lane is full.
+handle_request(<<"many parts">>, Responder, State) ->
+    spawn(fun() -> parts(Responder, 1) end),
+    {noreply, State};
 handle_request(<<_:64>> = Numbers, _, State) -> {reply, Numbers, State};
 handle_request(Bytes, _, State) when byte_size(Bytes) > 1000 -> {reply, [Bytes], State};
 handle_request(Bytes, _, State) -> {reply, string:uppercase(Bytes), State}.
@@ -630,6 +820,13 @@ handle_info({reply_to_all, Answer}, {Reported, Later}) ->
 %% ---- Shared by the tests ----
 
 next() -> receive Message -> Message after 30000 -> nothing end.
+
+parts(Responder, 20001) -> pelton:finish(Responder);
+parts(Responder, I) ->
+    case pelton:part(Responder, <<I:32, 0:8000>>, 60000) of
+        ok -> parts(Responder, I + 1);
+        {error, _} = Gone -> Gone
+    end.
 
 down(Pid) ->
     Monitor = monitor(process, Pid),

@@ -359,6 +359,32 @@
     (is (eq :torn (pelton:map-record-file (constantly nil) path)))
     (signals pelton:not-a-record-file-error (pelton:map-record-file (constantly nil) "/dev/null"))))
 
+(defun crc-32 (octets)
+  (loop with crc = #xffffffff
+        for octet across octets
+        do (setf crc (logxor crc octet))
+           (loop repeat 8 do (setf crc (logxor (ash crc -1) (if (logtest crc 1) #xedb88320 0))))
+        finally (return (logxor crc #xffffffff))))
+
+(deftest a-record-file-that-continues-in-a-later-version-is-read-until-there
+  (let ((path (in-directory "log")) (read '()) (chunk (make-octets 64)))
+    (pelton:with-appenders (appenders (pelton:record-file path))
+      (pelton:append-message appenders (bytes "of this version"))
+      (pelton:sync appenders))
+    (with-open-file (file path :direction :io :if-exists :overwrite :element-type '(unsigned-byte 8))
+      (let ((header (make-octets 64)))
+        (read-sequence header file)
+        ;; A chunk header with the unknown kind 2, and the number of one message; the checksum includes the file's id.
+        (replace chunk (bytes "pchk"))
+        (setf (aref chunk 4) 2 (aref chunk 32) 1 (aref chunk 36) 1)
+        (let ((checksum (crc-32 (concatenate 'vector (subseq header 32 40) (subseq chunk 0 60)))))
+          (dotimes (i 4) (setf (aref chunk (+ 60 i)) (ldb (byte 8 (* 8 i)) checksum))))
+        (file-position file (file-length file))
+        (write-sequence chunk file)))
+    (signals pelton:later-version-error
+      (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read)) path))
+    (is (equal read '("of this version")))))
+
 (deftest a-damaged-part-of-a-file-is-signalled-and-can-be-skipped
   (let ((path (in-directory "log")))
     (pelton:with-appenders (appenders (pelton:record-file path))

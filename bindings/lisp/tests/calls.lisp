@@ -211,3 +211,19 @@
                                           (text (pelton:sap-octets sap size)))))
       (is (equal "partpartpartend" (text (pelton:call client (bytes "x") :timeout *limit*))))
       (signals pelton:timed-out (pelton:await client :timeout 0)))))
+
+(deftest a-reply-in-parts-ends-after-its-last-part
+  (with-serving ((service-name "s") (lambda (request)
+                                      (dotimes (i (length (pelton:request-octets request)))
+                                        (pelton:reply-part request (bytes (princ-to-string i))))
+                                      (pelton:end-reply request)
+                                      (signals pelton:null-error (pelton:end-reply request))
+                                      (bytes "ignored")))
+    (pelton:with-client (client (service-name "s") :timeout *limit*)
+      (let ((call (pelton:submit client (bytes "xy") :timeout *limit*)))
+        (is (equal (loop for (octets outcome) = (multiple-value-list (pelton:await client :call call :timeout *limit*))
+                         collect (list (text octets) outcome)
+                         while (eq outcome :part))
+                   '(("0" :part) ("1" :part) ("" :end)))))
+      ;; Without a part.
+      (is (equal "" (text (pelton:call client (bytes "") :timeout *limit*)))))))

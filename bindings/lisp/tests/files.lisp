@@ -77,18 +77,3 @@
                                                       (pelton:wait-longer condition))))
                      (pelton:read-file engine file octets :timeout 0.02))))
         (is (equal (text octets) "more"))))))
-
-(deftest an-operation-cancelled-without-memory-leaves-nothing-to-the-next
-  (let ((refuse (sb-sys:find-foreign-symbol-address "no_memory_for"))) ; run-tests preloads it
-    (is refuse)
-    (pelton:with-engine (engine)
-      (let ((path (in-directory "there")))
-        (pelton:write-file-octets engine path (bytes "some"))
-        ;; Starting it, waiting for it, and each attempt to cancel it. Without io_uring nothing is refused.
-        (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 5)
-        (handler-case (is (eql 4 (getf (pelton:file-status engine path) :bytes)))
-          (pelton:system-error (condition) (is (search "beginning operations" (princ-to-string condition)))))
-        (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 0)
-        (is (eql 2 (pelton:system-error-errno (signals pelton:system-error
-                                                       (pelton:file-status engine (in-directory "missing")))))) ; ENOENT
-        (is (eql 4 (getf (pelton:file-status engine path) :bytes)))))))

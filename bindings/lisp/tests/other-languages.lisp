@@ -1,5 +1,5 @@
 ;;;; With other languages: Rust, by the pelton command, PELTON_TOOL; C, by programs in the directory PELTON_C; Go, by
-;;;; PELTON_GO, which is unset if Go is missing: run-tests reports that.
+;;;; PELTON_GO, which is unset if Go is missing: run-tests reports that. Also with a malloc that refuses.
 
 (in-package #:pelton-tests)
 
@@ -200,3 +200,18 @@
                                                  (when (search "line" (text octets)) (incf read)))
                                          theirs)))
     (is (eql read 200))))
+
+(deftest an-operation-cancelled-without-memory-leaves-nothing-to-the-next
+  (let ((refuse (sb-sys:find-foreign-symbol-address "no_memory_for"))) ; run-tests preloads it
+    (is refuse)
+    (pelton:with-engine (engine)
+      (let ((path (in-directory "there")))
+        (pelton:write-file-octets engine path (bytes "some"))
+        ;; Starting it, waiting for it, and each attempt to cancel it. Without io_uring nothing is refused.
+        (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 5)
+        (handler-case (is (eql 4 (getf (pelton:file-status engine path) :bytes)))
+          (pelton:system-error (condition) (is (search "beginning operations" (princ-to-string condition)))))
+        (sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap refuse) (function sb-alien:void sb-alien:int)) 0)
+        (is (eql 2 (pelton:system-error-errno (signals pelton:system-error
+                                                       (pelton:file-status engine (in-directory "missing")))))) ; ENOENT
+        (is (eql 4 (getf (pelton:file-status engine path) :bytes)))))))

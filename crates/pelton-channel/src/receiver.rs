@@ -75,9 +75,16 @@ const QUANTUM: u32 = 64;
 const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
-pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
+pub(crate) trait Reconnect: Send + Sync {
     /// Offers the receiver's lane to a successor of its sender. Returns false at the deadline.
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
+}
+
+// Not a supertrait: each implementation's, with those of all its fields, would be in every program.
+impl std::fmt::Debug for dyn Reconnect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reconnect")
+    }
 }
 
 /// Enlarges the buffer to `bytes` and discards its contents; outside of the fast path.
@@ -731,7 +738,7 @@ impl Receiver {
     /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to continue after the last
     /// committed message. If this receiver had connected, it connects under the same name again. If a
     /// [`crate::Listener`] had accepted it, that listener accepts the successor. On a path channel, `resume` waits for
-    /// a sender; receiving needs none.
+    /// a sender, or a message, as a sender may have left again; receiving needs neither.
     ///
     /// # Errors
     /// [`Error::Refused`] between threads, and while the channel has not lost its peer (except on a path);
@@ -781,10 +788,17 @@ impl Receiver {
         self.find_lanes()
     }
 
-    /// Waits until a path channel has a sender. Returns false at the deadline.
+    /// Waits until a path channel has a sender, or a message: its sender may have left again before this side wakes.
+    /// Returns false at the deadline.
     pub(crate) async fn wait_for_peer(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         loop {
-            if self.endpoint.departure.is_some() || self.check_ends()?.is_some() {
+            if self.endpoint.departure.is_some() {
+                self.continue_without_peer();
+            } else if self.check_ends()?.is_some() {
+                // The end of that sender is reported after its messages.
+                if self.has_messages() {
+                    return Ok(true);
+                }
                 self.continue_without_peer();
             } else if !self.endpoint.owner.is_current() {
                 return Err(self.not_usable());
@@ -793,7 +807,7 @@ impl Receiver {
             failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
             failpoint("receiver waits for its peer: looked");
-            if self.lanes.iter().any(Lane::has_sender) {
+            if self.lanes.iter().any(Lane::has_sender) || self.has_messages() {
                 return Ok(true);
             }
             // Checks the clock after each sleep: otherwise a doorbell that always rings would delay the return for

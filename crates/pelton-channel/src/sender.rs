@@ -63,9 +63,16 @@ pub struct Sender {
 }
 
 /// How a sender reaches a successor of its receiver.
-pub(crate) trait Reconnect: std::fmt::Debug + Send + Sync {
+pub(crate) trait Reconnect: Send + Sync {
     /// Offers the sender's lane to a successor of its receiver. Returns false at the deadline.
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
+}
+
+// Not a supertrait: each implementation's, with those of all its fields, would be in every program.
+impl std::fmt::Debug for dyn Reconnect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reconnect")
+    }
 }
 
 /// A producer with its memory and its link: the result of a sender's handshake.

@@ -38,7 +38,7 @@ pub(crate) enum Found {
 }
 
 /// The connection to one peer.
-pub(crate) trait Transport: std::fmt::Debug + Send {
+pub(crate) trait Transport: Send {
     /// Descriptors that report the peer's end when they are polled: a socket, and a pidfd. None between threads, where
     /// the peer's own handle reports it.
     fn liveness(&self) -> [Option<BorrowedFd<'_>>; 2] {
@@ -93,6 +93,13 @@ pub(crate) trait Transport: std::fmt::Debug + Send {
     /// The number of the lane in a receiver of several senders in this process; otherwise 0.
     fn lane_number(&self) -> u32 {
         0
+    }
+}
+
+// Not a supertrait: each implementation's, with those of all its fields, would be in every program.
+impl std::fmt::Debug for dyn Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Transport")
     }
 }
 

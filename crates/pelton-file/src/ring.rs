@@ -348,7 +348,7 @@ impl Held {
                         opcode::Fallocate::new(fd, *bytes).offset(*offset).build()
                     }
                     (OnFile::Stat, Some(extra)) => extra.stat(fd, AtFlags::EMPTY_PATH),
-                    (what, _) => unreachable!("{what:?} is unsupported"),
+                    _ => unreachable!("an operation on a file that is unsupported"),
                 }
             }
             (Work::OnPath(_, what), Some(extra)) => {
@@ -364,10 +364,10 @@ impl Held {
                     OnPath::Link { .. } => opcode::LinkAt::new(at, first, at, second).build(),
                     OnPath::Symlink { .. } => opcode::SymlinkAt::new(at, first, second).build(),
                     OnPath::MakeDirectory { mode } => opcode::MkDirAt::new(at, first).mode(*mode).build(),
-                    what => unreachable!("{what:?} is unsupported"),
+                    _ => unreachable!("an operation on a path that is unsupported"),
                 }
             }
-            (work, _) => unreachable!("{work:?} is unsupported"),
+            _ => unreachable!("work that is unsupported"),
         }
     }
 }

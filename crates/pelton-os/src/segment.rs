@@ -9,6 +9,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::cell::UnsafeCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -287,11 +288,18 @@ fn allocate_memory(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> std::io::Resul
 /// in about this number, and a store to one of them needs a place on the disk for all.
 pub const PIECE: u64 = 64 << 10;
 
+/// Zeros, in an `UnsafeCell` so that they are in `.bss`; a constant has its bytes in the file of each program.
+struct Zeros(UnsafeCell<[u8; PIECE as usize]>);
+// SAFETY: nobody writes to it.
+unsafe impl Sync for Zeros {}
+static ZEROS: Zeros = Zeros(UnsafeCell::new([0; PIECE as usize]));
+
 /// Writes zeros wherever nothing has been written. On a disk `fallocate` is not enough: the first store to each
 /// allocated page makes a new entry in the file's map. A full disk may have no place for that, which is a SIGBUS
 /// (ext4).
 fn write_holes(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> rustix::io::Result<()> {
-    static ZEROS: [u8; PIECE as usize] = [0; PIECE as usize];
+    // SAFETY: nobody writes to it.
+    let zeros = unsafe { &*ZEROS.0.get() };
     while from < to {
         // A hole in the file's map, not one of pages in memory: a page that was only read is still a hole.
         let hole = seek(fd, SeekFrom::Hole(from))?;
@@ -302,7 +310,7 @@ fn write_holes(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> rustix::io::Result
         from = hole;
         while from < end {
             let next = end.min((from / PIECE + 1) * PIECE);
-            write_at(fd, &ZEROS[..(next - from) as usize], from)?;
+            write_at(fd, &zeros[..(next - from) as usize], from)?;
             from = next;
         }
     }

@@ -80,10 +80,10 @@ func (d *Directory) makeLane(number int) error {
 			return err
 		}
 	}
-	if err := d.makeFIFO(ofLane(number, doorbellFile)); err != nil {
+	if err := d.makeFIFO(ofLane(number, DoorbellFile)); err != nil {
 		return err
 	}
-	return d.makeFIFO(ofLane(number, livenessFile))
+	return d.makeFIFO(ofLane(number, LivenessFile))
 }
 
 // temporaryCount numbers this process's temporary directories.

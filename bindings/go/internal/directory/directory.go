@@ -22,13 +22,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The doorbell files and the liveness files: of a lane, see ofLane, and of the receiver.
+// DoorbellFile and LivenessFile are those of a lane, see ofLane; the others are the receiver's.
 const (
-	doorbellFile, livenessFile         = "bell", "life"
-	receiverDoorbell, receiverLiveness = "receiver." + doorbellFile, "receiver." + livenessFile
+	DoorbellFile, LivenessFile         = "bell", "life"
+	receiverDoorbell, receiverLiveness = "receiver." + DoorbellFile, "receiver." + LivenessFile
 )
 
-var filesOfALane = []string{"producer", "consumer", "data", doorbellFile, livenessFile}
+var filesOfALane = []string{"producer", "consumer", "data", DoorbellFile, LivenessFile}
 
 func ofLane(number int, kind string) string { return strconv.Itoa(number) + "." + kind }
 

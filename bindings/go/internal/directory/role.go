@@ -288,9 +288,9 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	m.Data = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, true))
 	m.Consumer = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, false))
 	m.Receiver = h.segment(d.control("receiver", lane.MagicReceiver, false))
-	own := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
+	own := h.fifo(ofLane(number, DoorbellFile), unix.O_RDWR)
 	peers := h.fifo(receiverDoorbell, unix.O_RDWR)
-	life := h.fifo(ofLane(number, livenessFile), unix.O_RDONLY)
+	life := h.fifo(ofLane(number, LivenessFile), unix.O_RDONLY)
 	if h.err != nil {
 		return nil, nil, h.err
 	}
@@ -347,7 +347,7 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	m.Producer = h.segment(d.producer(number, false))
 	m.Data = h.segment(d.segment(ofLane(number, "data"), d.header.capacity, false))
 	m.Consumer = h.segment(d.control(ofLane(number, "consumer"), lane.MagicConsumer, true))
-	fifo := h.fifo(ofLane(number, doorbellFile), unix.O_RDWR)
+	fifo := h.fifo(ofLane(number, DoorbellFile), unix.O_RDWR)
 	if h.err != nil {
 		return nil, h.err
 	}
@@ -357,10 +357,16 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	}
 	h.Keep()
 	m.Retain()
+	id := m.Data.Identity()
+	if id != [2]uint64{} {
+		// After a reboot, the numbers of messages that were not durable are used again.
+		id[0] ^= binary.LittleEndian.Uint64(d.header.bootID[:])
+		id[1] ^= binary.LittleEndian.Uint64(d.header.bootID[8:])
+	}
 	m.Producer.ForgetDescriptor()
 	m.Data.ForgetDescriptor()
-	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen,
-		Link: d.newLink(ofLane(number, livenessFile), consumer.Producer, fifo, own)}, nil
+	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen, ID: id,
+		Link: d.newLink(ofLane(number, LivenessFile), consumer.Producer, fifo, own)}, nil
 }
 
 // Back allocates memory for the first bytes of a lane, so that writing there cannot fail.

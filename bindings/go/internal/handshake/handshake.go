@@ -561,7 +561,7 @@ func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Lim
 	if err := s.send(packet.New(packet.KindConsumer), consumerPage.FD, to.Page.FD, own); err != nil {
 		return nil, peerDoorbell, err
 	}
-	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: redelivered}, peerDoorbell, nil
+	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: redelivered, ID: m.Data.Identity()}, peerDoorbell, nil
 }
 
 // watchPeer returns a descriptor that reports the end of the peer's process; -1 if only the socket's hang-up does.

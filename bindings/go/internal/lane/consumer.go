@@ -103,18 +103,27 @@ func (c *Consumer) AttachProducer(page []byte) {
 
 // Peek returns the next message, if there is one. It returns the same until that is taken. Errors: [Corrupt].
 func (c *Consumer) Peek() (Record, bool, error) {
-	word := load64(c.memory.Data, c.cursor) // [publish]
-	bytes := word & 0xffffffff
-	// The fast path by one comparison each: a mark is larger than any limit.
-	if uint32(word>>32) == c.seq && bytes <= c.bytesMax && c.cursor+RecordBytes(bytes)+8 <= c.capacity {
-		return Record{Offset: c.cursor, Bytes: bytes, Seq: c.seq}, true, nil
+	if record, ok := c.peekFast(); ok {
+		return record, true, nil
 	}
+	word := load64(c.memory.Data, c.cursor) // [publish]
 	c.showCounters()
 	found, generation, ok, err := recordAt(c.memory.Data, c.bytesMax, word, Position{c.cursor, c.seq})
 	if ok && generation >= 0 {
 		c.generation = uint32(generation)
 	}
 	return found, ok, err
+}
+
+// peekFast returns the next message if no mark precedes it.
+func (c *Consumer) peekFast() (Record, bool) {
+	word := load64(c.memory.Data, c.cursor) // [publish]
+	bytes := word & 0xffffffff
+	// By one comparison each: a mark is larger than any limit.
+	if uint32(word>>32) == c.seq && bytes <= c.bytesMax && c.cursor+RecordBytes(bytes)+8 <= c.capacity {
+		return Record{Offset: c.cursor, Bytes: bytes, Seq: c.seq}, true
+	}
+	return Record{}, false
 }
 
 // recordAt follows the marks from word, the header at place, and checks each step as spec/protocol.md requires ("What
@@ -185,6 +194,46 @@ func (c *Consumer) Take(record Record) {
 	c.seq = SeqAfter(c.seq)
 	c.messages++
 	c.bytes += record.Bytes
+}
+
+// TakeChunk takes the record that Peek returned last and those that follow it without a mark between, until they have
+// this number of bytes. They lie one after the other. It returns their bytes and their number.
+func (c *Consumer) TakeChunk(first Record, wanted uint64) (bytes uint64, messages uint32) {
+	before := c.messages
+	c.Take(first)
+	for c.cursor-first.Offset < wanted {
+		next, ok := c.peekFast()
+		if !ok {
+			break
+		}
+		c.Take(next)
+	}
+	return c.cursor - first.Offset, uint32(c.messages - before)
+}
+
+// Chunk returns the records of a chunk in place, until they are released.
+func (c *Consumer) Chunk(offset, bytes uint64) []byte { return c.memory.Data[offset:][:bytes:bytes] }
+
+// Cursor is what a consumer changes when it takes records.
+type Cursor struct {
+	place           Position
+	messages, bytes uint64
+}
+
+// Cursor returns the place of the next record.
+func (c *Consumer) Cursor() Cursor { return Cursor{Position{c.cursor, c.seq}, c.messages, c.bytes} }
+
+// Rewind goes back to a cursor, behind which nothing is released or held. It returns how many records it gives back.
+func (c *Consumer) Rewind(to Cursor) uint64 {
+	back := c.messages - to.messages
+	c.cursor, c.seq, c.messages, c.bytes = to.place.Offset, to.place.Seq, to.messages, to.bytes
+	return back
+}
+
+// IsProducerWaiting reports whether the producer has announced a sleep until there is more space.
+func (c *Consumer) IsProducerWaiting() bool {
+	_, sleeps, _ := c.waker.poll()
+	return sleeps
 }
 
 // ReleaseTaken releases the space of everything taken and not held.

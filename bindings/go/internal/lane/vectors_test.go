@@ -9,32 +9,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
 )
 
-// number is a JSON number, or a word as text.
-type number uint64
-
-func (n *number) UnmarshalJSON(text []byte) error {
-	value, err := strconv.ParseUint(strings.Trim(string(text), `"`), 0, 64)
-	*n = number(value)
-	return err
-}
-
-func readVectors(t *testing.T, file string, into any) {
-	t.Helper()
-	text, err := os.ReadFile("../../../../spec/vectors/" + file)
-	if err == nil {
-		err = json.Unmarshal(text, into)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+type number = vectors.Number
 
 func whatIsCorrupt(err error) string {
 	var corrupt *Corrupt
@@ -62,7 +44,7 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 			Then json.RawMessage
 		}
 	}
-	readVectors(t, "images.json", &file)
+	vectors.Read(t, "images.json", &file)
 	if len(file.Images) < 20 {
 		t.Fatal("too few images")
 	}
@@ -173,7 +155,7 @@ func TestEveryListOfStepsHasTheResultsThatTheVectorsSay(t *testing.T) {
 			Steps      []step
 		}
 	}
-	readVectors(t, "steps.json", &file)
+	vectors.Read(t, "steps.json", &file)
 	if len(file.Lists) < 40 {
 		t.Fatal("too few lists")
 	}

@@ -68,6 +68,8 @@ type Incoming struct {
 	Link     *Link
 	// This number of next messages may have been delivered to a predecessor.
 	Redelivered uint64
+	// Identifies the lane among all that ever existed, also after a restart of either side; zeros: unknown.
+	ID [2]uint64
 	// What the lane takes of the receiver's budget.
 	MemoryShare limits.Share
 }

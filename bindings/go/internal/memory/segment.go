@@ -5,6 +5,7 @@ package memory
 import (
 	"fmt"
 	"io"
+	"math/bits"
 	"slices"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
@@ -105,6 +106,20 @@ func Map(fd int, bytes uint64, writable bool) (*Segment, error) {
 		_ = unix.Madvise(mapped, unix.MADV_DONTDUMP)
 	}
 	return &Segment{mapped, fd}, nil
+}
+
+// Identity returns two words that no other segment has, as the Rust library makes them: record files of both name a
+// lane by its data's. Zeros: the file system reports no creation time, without which the next file with this inode
+// could be mistaken for this one.
+func (s *Segment) Identity() [2]uint64 {
+	const wanted = unix.STATX_INO | unix.STATX_BTIME
+	var found unix.Statx_t
+	if err := unix.Statx(s.FD, "", unix.AT_EMPTY_PATH, wanted, &found); err != nil || found.Mask&wanted != wanted {
+		return [2]uint64{}
+	}
+	device := uint64(found.Dev_major)<<32 | uint64(found.Dev_minor)
+	return [2]uint64{found.Ino ^ bits.RotateLeft64(device, 48),
+		uint64(found.Btime.Sec)*1_000_000_000 + uint64(found.Btime.Nsec)}
 }
 
 // ForgetDescriptor closes the descriptor and keeps the mapping.

@@ -1,10 +1,11 @@
-//! The files of path channels: refusals (`refused.rs`), leftovers of a crash, roles within one process and between
-//! several (`processes.rs`).
+//! The files of path channels: refusals (`refused.rs`), vectors (`vectors.rs`), leftovers of a crash, roles within one
+//! process and between several (`processes.rs`).
 //!
 //! A test that needs another user, a device or a mount runs as root; without root it prints that it is skipped.
 
 mod processes;
 mod refused;
+mod vectors;
 
 use super::*;
 use pelton_lane::{ChannelPage, ConsumerPage, WINDOW, fnv1a};

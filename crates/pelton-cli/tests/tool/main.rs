@@ -3,6 +3,7 @@
 mod arguments;
 mod call;
 mod cat;
+mod conform;
 mod cp;
 mod demo;
 mod flush;

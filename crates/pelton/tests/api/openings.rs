@@ -408,6 +408,21 @@ fn a_path_is_opened_once_it_exists_and_has_a_sender() {
 }
 
 #[test]
+fn a_sender_that_comes_and_leaves_while_its_receiver_opens_is_received() {
+    let dir = TestDir::new("a_sender_that_comes_and_leaves_while_its_receiver_opens_is_received");
+    let path = dir.path().join("c");
+    let mut opening = Options::new().connect_deadline(deadline()).start_create_receiver(&path).unwrap();
+    settle(&mut opening);
+    // The first one sends nothing.
+    drop(Options::new().open_sender(&path).unwrap());
+    settle(&mut opening);
+    Options::new().open_sender(&path).unwrap().send(b"hello").unwrap();
+    let mut receiver = finish(&mut opening).unwrap();
+    assert_eq!(&*receiver.try_receive().unwrap().unwrap(), b"hello");
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+}
+
+#[test]
 fn a_path_without_another_side_times_out() {
     let dir = TestDir::new("a_path_without_another_side_times_out");
     let path = dir.path().join("c");

@@ -1,8 +1,10 @@
-//! `pelton`, the command-line tool: its commands, and the exit codes that they share.
+//! `pelton`, the command-line tool: its commands, and the exit codes that they share. It is a library so that
+//! `examples/manual.rs` has the command line's definition, too; it is no interface for other programs.
 
 mod call;
 mod cat;
 mod channel;
+mod conform;
 mod cp;
 mod demo;
 mod descriptors;
@@ -20,7 +22,7 @@ mod serve;
 mod signals;
 mod torture;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -29,7 +31,8 @@ Exit codes:
     0  done
     1  the other side died or left with messages unreleased (standard error gives
        the number); demo: the output differs from the input; torture: faults
-       found; cat: a file's end is torn, or --verify found gaps
+       found; cat: a file's end is torn, or --verify found gaps; conform: a check
+       failed
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
        path:DIR is no channel, has that side already, or predates the last reboot
@@ -90,6 +93,12 @@ enum Command {
     /// Kill senders and receivers at random moments; check that nothing is lost, torn, duplicated or left behind
     #[command(after_help = EXIT_CODES)]
     Torture(torture::TortureArgs),
+    /// Check that programs in other languages exchange messages, calls and files with each other and with this one
+    #[command(after_help = EXIT_CODES)]
+    Conform(conform::ConformArgs),
+    /// The conformance driver of Rust
+    #[command(hide = true)]
+    Driver(conform::driver::DriverArgs),
     /// The sending process of a demo
     #[command(hide = true)]
     DemoSend(demo::pipeline::StageArgs),
@@ -126,7 +135,13 @@ fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "more bytes than 64 bits can count".to_string())
 }
 
-fn main() -> ExitCode {
+/// The definition of the command line.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Does what the process's arguments say.
+pub fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
@@ -140,6 +155,8 @@ fn main() -> ExitCode {
         Command::Rm(args) => inspect::remove(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),
+        Command::Conform(args) => conform::run(&args),
+        Command::Driver(args) => return conform::driver::run(&args),
         Command::TortureHost => torture::run_host(),
         Command::TortureSide(args) => torture::run_side(&args),
         Command::DemoSend(args) => demo::pipeline::send_stage(&args),
@@ -163,8 +180,7 @@ mod tests {
 
     #[test]
     fn the_definition_of_the_command_line_is_consistent() {
-        use clap::CommandFactory as _;
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

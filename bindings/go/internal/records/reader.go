@@ -1,0 +1,122 @@
+package records
+
+import (
+	"hash/crc32"
+	"io"
+	"os"
+	"time"
+
+	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
+	"golang.org/x/sys/unix"
+)
+
+// Reader reads a file chunk by chunk. It checks each chunk before it returns any of its records.
+type Reader struct {
+	scanner *scanner
+	size    func() (int64, error)
+	close   func() error
+	// Where the next chunk begins.
+	at      int64
+	records []byte
+}
+
+// FileChunk is a chunk in a file, whose records were checked.
+type FileChunk struct {
+	Chunk
+	Written time.Time
+	Offset  int64
+}
+
+// OpenReader opens a file. Others may write to it meanwhile.
+func OpenReader(path string) (*Reader, error) {
+	// Without waiting for the writer of a FIFO, which is refused below.
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, fail.System("opening a record file", err)
+	}
+	found, err := file.Stat()
+	if err == nil && !found.Mode().IsRegular() {
+		err = notARecordFile(path, "it is not a regular file")
+	}
+	var r *Reader
+	if err == nil {
+		r, err = newReader(file, path, func() (int64, error) { return sizeOf(file) }, file.Close)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func newReader(file io.ReaderAt, path string, size func() (int64, error), close func() error) (*Reader, error) {
+	s, err := newScanner(file, path)
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{scanner: s, size: size, close: close, at: headerBytes}, nil
+}
+
+// NextChunk returns the next chunk, whose records are valid until the next call; nil at the end of the file, to which
+// a writer may append more.
+//
+// Errors: [fail.ErrTorn], and the next call checks the same place again; a [Damaged], and the next call continues
+// behind it; [fail.ErrLaterVersion]; [fail.ErrSystem].
+func (r *Reader) NextChunk() (*FileChunk, error) {
+	for {
+		end, err := r.size()
+		if err != nil {
+			return nil, err
+		}
+		if end <= r.at {
+			r.scanner.forget()
+			return nil, nil
+		}
+		header, wrong, err := r.scanner.chunk(r.at, end, func(h *chunkHeader) bool { return h.kind != kindRecords })
+		if err == nil && wrong == nil && header.kind == kindRecords {
+			wrong, err = r.readRecords(&header)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if wrong != nil {
+			next, err := r.scanner.damage(r.at, end, wrong)
+			r.scanner.forget()
+			if next >= 0 {
+				r.at = next
+			}
+			return nil, err
+		}
+		at := r.at
+		r.at += header.allBytes()
+		if header.kind != kindRecords {
+			continue
+		}
+		if wrong := header.checkRecords(r.records); wrong != nil {
+			// The writer wrote it so. The chunks behind it are independent of it.
+			return nil, r.scanner.damaged(at, wrong, r.at)
+		}
+		return &FileChunk{
+			Chunk: Chunk{Lane: header.lane, FirstSeq: header.first, Messages: header.messages, Peer: header.peer,
+				Bytes: r.records},
+			Written: time.Unix(0, int64(header.written)), Offset: at,
+		}, nil
+	}
+}
+
+// readRecords reads the records of the next chunk, and compares their checksum.
+func (r *Reader) readRecords(header *chunkHeader) (*broken, error) {
+	if uint64(cap(r.records)) < header.bytes {
+		r.records = make([]byte, header.bytes)
+	}
+	r.records = r.records[:header.bytes]
+	read, err := readAt(r.scanner.file, r.records, r.at+headerBytes)
+	if err != nil {
+		return nil, fail.System("reading "+r.scanner.path, err)
+	}
+	// If the file was truncated meanwhile, the missing bytes do not count.
+	return header.checkChecksum(crc32.ChecksumIEEE(r.records[:read])), nil
+}
+
+// Close closes the file.
+func (r *Reader) Close() error { return r.close() }

@@ -1,0 +1,74 @@
+# What packages/NAME/build and packages/NAME/try share. Each sources it, as its first command after `set -eu`:
+#
+#     . "$(dirname "$0")/../common.sh"
+#
+# Its argument is the directory OUT. Afterwards there are $root, the sources; $out, OUT as an absolute path; $version;
+# $repository; $made, a temporary directory, which is removed at the exit, after the processes in $pids have ended.
+name=$(basename "$(cd "$(dirname "$0")" && pwd)")/$(basename "$0")
+root=$(cd "$(dirname "$0")/../.." && pwd)
+
+give_up() {
+    echo "packages/$name: $*" >&2
+    exit 1
+}
+
+[ $# = 1 ] || give_up "found $# arguments, wanted one: the directory for the packages"
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml")
+repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$root/HOME.toml")
+[ -n "$version" ] && [ -n "$repository" ] || give_up "found no version in Cargo.toml, or no repository in HOME.toml"
+
+pids=''
+made=$(mktemp -d)
+clean_up() {
+    for pid in $pids; do kill "$pid" 2>/dev/null || true; done
+    for pid in $pids; do wait "$pid" 2>/dev/null || true; done
+    rm -rf "$made"
+}
+trap clean_up EXIT
+trap 'exit 1' HUP INT TERM
+
+# need COMMAND...: ends the script if one is missing.
+need() {
+    for command in "$@"; do
+        command -v "$command" >/dev/null 2>&1 || give_up "\`$command\` is missing: install it"
+    done
+}
+
+# Exports PELTON_PREFIX, where libpelton is installed. Unless the caller has set it, installs a release build there.
+need_libpelton() {
+    if [ -z "${PELTON_PREFIX:-}" ]; then
+        target=${CARGO_TARGET_DIR:-$root/target}
+        (cd "$root" && cargo build --release --quiet -p pelton-capi && bindings/c/install "$target/installed" >/dev/null)
+        PELTON_PREFIX=$(cd "$target/installed" && pwd)
+    fi
+    export PELTON_PREFIX
+    [ -f "$PELTON_PREFIX/lib/libpelton.so" ] || give_up "found no lib/libpelton.so below PELTON_PREFIX=$PELTON_PREFIX"
+}
+
+# licences_and_readme BINDING DIRECTORY: the licences, and the binding's README with links into the repository.
+licences_and_readme() {
+    cp "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$2"
+    sed -e "s|](\.\./\.\./|]($repository/blob/v$version/|g" -e "s|](\.\./|]($repository/blob/v$version/bindings/|g" \
+        "$root/bindings/$1/README.md" >"$2/README.md"
+}
+
+# pack NAME: the directory $made/NAME as $out/NAME.tar.gz. Equal files give an equal archive.
+pack() {
+    chmod -R u=rwX,go=rX "$made/$1"
+    tar -C "$made" --sort=name --owner=0 --group=0 --numeric-owner \
+        --mtime="@${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}" -cf - "$1" |
+        gzip -9n >"$out/$1.tar.gz.new"
+    mv -f "$out/$1.tar.gz.new" "$out/$1.tar.gz"
+    echo "$out/$1.tar.gz"
+}
+
+# wait_for COMMAND...: until it succeeds, for half a minute at most.
+wait_for() {
+    for _ in $(seq 600); do
+        "$@" && return
+        sleep 0.05
+    done
+    give_up "not within half a minute: $*"
+}
