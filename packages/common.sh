@@ -19,6 +19,8 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' "$r
 repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$root/HOME.toml")
 [ -n "$version" ] && [ -n "$repository" ] || give_up "found no version in Cargo.toml, or no repository in HOME.toml"
 
+# Users other than this one read the packages.
+umask 022
 pids=''
 made=$(mktemp -d)
 clean_up() {
@@ -45,6 +47,19 @@ need_libpelton() {
     fi
     export PELTON_PREFIX
     [ -f "$PELTON_PREFIX/lib/libpelton.so" ] || give_up "found no lib/libpelton.so below PELTON_PREFIX=$PELTON_PREFIX"
+}
+
+# Sets zig: clang, lld and the symbols of each glibc, with what makes cargo use them. It also has licences of C libraries.
+need_zig() {
+    need python3
+    zig=${CARGO_TARGET_DIR:-$root/target}/zig
+    versions='cargo-zigbuild==0.24.1 ziglang==0.17.1'
+    [ "$(cat "$zig/versions" 2>/dev/null)" != "$versions" ] || return 0
+    rm -rf "$zig"
+    python3 -m venv "$zig" || give_up 'Python cannot make a virtual environment: on Debian it is in the package python3-venv'
+    # shellcheck disable=SC2086 # a list of words
+    "$zig/bin/python3" -m pip install --quiet --disable-pip-version-check $versions
+    echo "$versions" >"$zig/versions"
 }
 
 # licences_and_readme BINDING DIRECTORY: the licences, and the binding's README with links into the repository.
