@@ -49,7 +49,8 @@ need_libpelton() {
     [ -f "$PELTON_PREFIX/lib/libpelton.so" ] || give_up "found no lib/libpelton.so below PELTON_PREFIX=$PELTON_PREFIX"
 }
 
-# Sets zig: clang, lld and the symbols of each glibc, with what makes cargo use them. It also has licences of C libraries.
+# Sets zig: clang, lld and the symbols of each glibc, with what makes cargo use them. It also has the licences of C
+# libraries.
 need_zig() {
     need python3
     zig=${CARGO_TARGET_DIR:-$root/target}/zig
