@@ -63,11 +63,25 @@ need_zig() {
     echo "$versions" >"$zig/versions"
 }
 
-# licences_and_readme BINDING DIRECTORY: the licences, and the binding's README with links into the repository.
+# Cargo builds without the paths of this machine, which messages of panics have otherwise.
+without_paths() {
+    export CARGO_ENCODED_RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+}
+# no_paths FILE: ends the script if FILE has such a path.
+no_paths() {
+    ! grep -aoF -m 1 -e "${CARGO_HOME:-$HOME/.cargo}/" -e "$root/" "$1" ||
+        give_up "$(basename "$1") has paths of this machine: see above"
+}
+
+# licences_and_readme BINDING DIRECTORY: the licences, and the binding's README. Its links to files that DIRECTORY lacks
+# become links into the repository.
 licences_and_readme() {
     cp "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$2"
     sed -e "s|](\.\./\.\./|]($repository/blob/v$version/|g" -e "s|](\.\./|]($repository/blob/v$version/bindings/|g" \
         "$root/bindings/$1/README.md" >"$2/README.md"
+    grep -oE '\]\([^):#]+\)' "$2/README.md" | sed 's/^](//; s/)$//' | while read -r link; do
+        [ -e "$2/$link" ] || sed -i "s|]($link)|]($repository/blob/v$version/bindings/$1/$link)|" "$2/README.md"
+    done
 }
 
 # pack NAME: the directory $made/NAME as $out/NAME.tar.gz. Equal files give an equal archive.
