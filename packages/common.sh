@@ -54,13 +54,15 @@ need_libpelton() {
 need_zig() {
     need python3
     zig=${CARGO_TARGET_DIR:-$root/target}/zig
-    versions='cargo-zigbuild==0.24.1 ziglang==0.17.1'
-    [ "$(cat "$zig/versions" 2>/dev/null)" != "$versions" ] || return 0
+    # With hashes, as cargo and Go have them in their lock files: zig links what is released.
+    wanted='cargo-zigbuild==0.24.1 --hash=sha256:238a1ab54a95053a4eadc34775c81f795a8ad75f80bfed63f3f445f518102375
+ziglang==0.17.1 --hash=sha256:ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54'
+    [ "$(cat "$zig/installed" 2>/dev/null)" != "$wanted" ] || return 0
     rm -rf "$zig"
     python3 -m venv "$zig" || give_up 'Python cannot make a virtual environment: on Debian it is in the package python3-venv'
-    # shellcheck disable=SC2086 # a list of words
-    "$zig/bin/python3" -m pip install --quiet --disable-pip-version-check $versions
-    echo "$versions" >"$zig/versions"
+    echo "$wanted" >"$zig/wanted"
+    "$zig/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$zig/wanted"
+    mv "$zig/wanted" "$zig/installed"
 }
 
 # Cargo builds without the paths of this machine, which messages of panics have otherwise.
