@@ -3,7 +3,8 @@
 #     . "$(dirname "$0")/../common.sh"
 #
 # Its argument is the directory OUT. Afterwards there are $root, the sources; $out, OUT as an absolute path; $version;
-# $repository; $made, a temporary directory, which is removed at the exit, after the processes in $pids have ended.
+# $repository; $SOURCE_DATE_EPOCH, the time of the commit; $made, a temporary directory, which is removed at the exit,
+# after the processes in $pids have ended.
 name=$(basename "$(cd "$(dirname "$0")" && pwd)")/$(basename "$0")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
@@ -18,6 +19,7 @@ out=$(cd "$1" && pwd)
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml")
 repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$root/HOME.toml")
 [ -n "$version" ] && [ -n "$repository" ] || give_up "found no version in Cargo.toml, or no repository in HOME.toml"
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}"
 
 # Users other than this one read the packages.
 umask 022
@@ -90,10 +92,17 @@ licences_and_readme() {
 pack() {
     chmod -R u=rwX,go=rX "$made/$1"
     tar -C "$made" --sort=name --owner=0 --group=0 --numeric-owner \
-        --mtime="@${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}" -cf - "$1" |
+        --mtime="@$SOURCE_DATE_EPOCH" -cf - "$1" |
         gzip -9n >"$out/$1.tar.gz.new"
     mv -f "$out/$1.tar.gz.new" "$out/$1.tar.gz"
     echo "$out/$1.tar.gz"
+}
+
+# has DIRECTORY FILE...: ends the script unless the directory has each of these files, with content.
+has() {
+    directory=$1
+    shift
+    for file in "$@"; do [ -s "$directory/$file" ] || give_up "the package has no $file"; done
 }
 
 # wait_for COMMAND...: until it succeeds, for half a minute at most.
