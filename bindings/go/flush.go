@@ -11,6 +11,7 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/records"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 )
 
 // flushedLane is what FlushTo knows of a lane.
@@ -95,7 +96,7 @@ func (f *flush) run(ctx context.Context) error {
 			return failed
 		}
 		if err == nil {
-			err = ctx.Err()
+			err = wait.Interrupted(ctx, &f.receiver.guard)
 		}
 		if err != nil {
 			return err

@@ -151,6 +151,8 @@ func runSide(arguments []string) error {
 		}
 	case "full":
 		return runFull(ctx, arguments[1], arguments[2])
+	case "unsynced":
+		return runUnsynced(arguments[1])
 	case "append":
 		// Appends and flushes without end, in one lane: message n is payload(n), of any size.
 		file, err := OpenRecordFile(arguments[1], nil)

@@ -313,28 +313,34 @@ func (r *Receiver) foundEnd() (code error) {
 	return code
 }
 
-// waitForSender waits for a sender, or for messages of one that has left again.
+// waitForSender waits for a sender, or for messages of one that has left again. The caller receives those, then the
+// end.
 func (r *Receiver) waitForSender(ctx context.Context) error {
 	return wait.Until(ctx, r.doorbell, &r.guard, func() (bool, error) {
 		if r.broken != nil {
 			return false, r.broken
 		}
-		err := r.findSenders()
-		if err == nil && r.mayBeReady() {
-			// Its sender may have left again. The caller receives it, then the end.
-			return true, nil
+		if err := r.findSenders(); err != nil {
+			return false, err
 		}
+		isReady := false
 		for _, in := range r.lanes {
-			if in.isSenderHere() && !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
-				return true, err
+			if in.isSenderHere() {
+				if !in.Link.IsPeerGone() && !in.Consumer.ProducerClosed() {
+					isReady = true
+					continue
+				}
+				in.noteEnd()
 			}
-			if in.Link.IsPeerGone() || in.isSenderHere() {
-				in.Link.Path.Lose()
+			// What was committed before the end is visible now. [close]
+			if in.Consumer.MayBeReady() {
+				isReady = true
+			} else {
+				// A caller that waits for the next sender ignores the end of the last.
+				in.end = nil
 			}
-			// A caller that waits for the next sender ignores the end of the last.
-			in.end = nil
 		}
-		return false, err
+		return isReady, nil
 	})
 }
 

@@ -174,6 +174,28 @@ func TestAReceiverThatAwaitsASenderIsOpenedByMessagesToo(t *testing.T) {
 	awaits.says("open")
 }
 
+func TestAReceiverOpensByTheMessagesOfASenderThatHasLeftAgain(t *testing.T) {
+	ctx := soon(t)
+	for range 100 {
+		path := channelPlace(t)
+		opened := make(chan *Receiver)
+		go func() { opened <- must(CreateReceiver(ctx, path, &Options{Await: true})) }()
+		sender := must(OpenSender(ctx, path, &Options{Await: true}))
+		// Usually the receiver wakes after this.
+		if err := errors.Join(sender.Send(ctx, []byte("hello")), sender.Close()); err != nil {
+			t.Fatal(err)
+		}
+		receiver := <-opened
+		if message := must(receiver.Receive(ctx)); string(message.Bytes()) != "hello" || message.Release() != nil {
+			t.Fatalf("found %q", message.Bytes())
+		}
+		if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
+			t.Fatalf("found %v, wanted the sender's end", err)
+		}
+		receiver.Close()
+	}
+}
+
 func TestATakenRoleIsAwaitedUntilTheContextEnds(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	sender := must(CreateSender(ctx, path, small))

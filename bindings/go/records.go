@@ -27,7 +27,8 @@ type RecordFileOptions struct {
 	SyncBytes int64
 	// SyncInterval syncs to the disk this long after a write. 0: not by time.
 	SyncInterval time.Duration
-	// FlushBytes writes once so many bytes of records wait: at most 1 GiB. 0: 1 MiB.
+	// FlushBytes is how many bytes of records are written at once: at most 1 GiB. 0: 1 MiB. An appended message that
+	// would exceed it writes those before it.
 	FlushBytes int
 	// FlushInterval writes at the latest so long after a message came. 0: 100 ms. Negative: appended messages not by
 	// time; a receiver's once no more are there.
@@ -63,8 +64,10 @@ type RecordFile struct {
 	first    uint32
 	messages uint32
 	// When the first of them was appended.
-	since       time.Time
-	isScheduled bool
+	since time.Time
+	// When the timer next writes or syncs, zero: not; and, after it could not, not before that time.
+	timer        *time.Timer
+	wakes, retry time.Time
 	// The error of a write by time, for the next caller.
 	unreported error
 }
@@ -158,8 +161,12 @@ func (f *RecordFile) Close() error {
 	if f.file == nil {
 		return nil
 	}
-	err := errors.Join(f.unreported, f.flush(), f.file.Sync(), f.file.Close())
+	// The empty write reports an earlier sync that failed, which would keep the next write from writing.
+	err := errors.Join(f.unreported, f.file.Write(nil), f.flush(), f.file.Sync(), f.file.Close())
 	f.file = nil
+	if f.timer != nil {
+		f.timer.Stop()
+	}
 	return err
 }
 
@@ -196,33 +203,53 @@ func (f *RecordFile) flush() error {
 	return nil
 }
 
-// schedule makes a goroutine write or sync when that is due.
-func (f *RecordFile) schedule() {
-	if f.isScheduled {
-		return
-	}
+// due returns when something must be written or synced; zero: nothing.
+func (f *RecordFile) due() time.Time {
 	due := f.file.Due()
 	if f.messages > 0 && f.options.FlushInterval > 0 {
 		if flush := f.since.Add(f.options.FlushInterval); due.IsZero() || flush.Before(due) {
 			due = flush
 		}
 	}
-	if due.IsZero() {
+	return due
+}
+
+// schedule makes a goroutine write or sync when that is due.
+func (f *RecordFile) schedule() {
+	at := f.due()
+	if at.IsZero() {
 		return
 	}
-	f.isScheduled = true
-	time.AfterFunc(max(time.Until(due), recheckInterval), func() {
-		f.mutex.Lock()
-		defer f.mutex.Unlock()
-		f.isScheduled = false
-		if f.file == nil {
-			return
-		}
-		if err := f.flush(); err != nil {
-			f.unreported = err
-		}
-		f.schedule()
-	})
+	if at.Before(f.retry) {
+		at = f.retry
+	}
+	if !f.wakes.IsZero() && !at.Before(f.wakes) {
+		return
+	}
+	f.wakes = at
+	if f.timer == nil {
+		f.timer = time.AfterFunc(time.Until(at), f.wake)
+	} else {
+		f.timer.Reset(time.Until(at))
+	}
+}
+
+// wake writes or syncs, in the timer's goroutine.
+func (f *RecordFile) wake() {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.wakes = time.Time{}
+	if f.file == nil {
+		return
+	}
+	if err := f.flush(); err != nil {
+		f.unreported = err
+	}
+	if due, now := f.due(), time.Now(); !due.IsZero() && !due.After(now) {
+		// It failed, or a sync is under way.
+		f.retry = now.Add(recheckInterval)
+	}
+	f.schedule()
 }
 
 // write writes a receiver's chunks.

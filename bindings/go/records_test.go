@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -156,6 +158,38 @@ func TestAppendedMessagesAreWrittenWhenTheBufferIsFullAndAfterTheInterval(t *tes
 		if ctx.Err() != nil {
 			t.Fatal("it was not written")
 		}
+	}
+}
+
+func TestAppendedMessagesAreWrittenAndSyncedInTimeWhicheverIntervalIsLonger(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "file"), soon(t)
+	until := func(what string, isDone func() bool) {
+		t.Helper()
+		for ; !isDone(); time.Sleep(time.Millisecond) {
+			if ctx.Err() != nil {
+				t.Fatal(what)
+			}
+		}
+	}
+	file := opened(t, path, &RecordFileOptions{FlushInterval: time.Millisecond, SyncInterval: time.Hour})
+	reader := reading(t, path)
+	for range 3 { // a sync is due in an hour, from the first on
+		if err := file.Append([]byte("soon")); err != nil {
+			t.Fatal(err)
+		}
+		until("it was not written", func() bool { _, err := reader.Next(); return err == nil })
+	}
+	file.Close()
+	file = opened(t, path, &RecordFileOptions{FlushInterval: time.Hour, SyncInterval: time.Millisecond})
+	for range 3 {
+		if err := errors.Join(file.Append([]byte("soon")), file.Flush(), file.Append([]byte("later"))); err != nil {
+			t.Fatal(err)
+		}
+		until("it was not synced", func() bool {
+			file.mutex.Lock()
+			defer file.mutex.Unlock()
+			return file.file.Due().IsZero()
+		})
 	}
 }
 
@@ -453,6 +487,55 @@ func TestAWriteThatFillsTheFileSystemLeavesNoPart(t *testing.T) {
 	p.exits(0)
 }
 
+// runUnsynced is the child's side "unsynced PATH": the system refuses each sync with an error of the disk.
+func runUnsynced(path string) error {
+	runtime.LockOSThread()
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the call
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: unix.SYS_FDATASYNC},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EIO)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if _, _, err := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&program))); err != 0 {
+		return err
+	}
+	file, err := OpenRecordFile(path, &RecordFileOptions{SyncBytes: 1, FlushInterval: -1})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(file.Append([]byte("one")), file.Flush()); err != nil {
+		return err
+	}
+	time.Sleep(50 * time.Millisecond) // the sync fails meanwhile
+	if err := file.Append([]byte("two")); err != nil {
+		return err
+	}
+	if err := file.Close(); !errors.Is(err, ErrSystem) || !errors.Is(err, unix.EIO) {
+		return fmt.Errorf("no sync succeeded, and Close returns %w", err)
+	}
+	fmt.Println("closed")
+	return nil
+}
+
+func TestCloseWritesAlsoAfterAFailedSync(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	must(OpenRecordFile(path, nil)).Close() // a creation syncs too
+	p := child(t, "unsynced", path)
+	p.says("closed")
+	p.exits(0)
+	reader := reading(t, path)
+	for _, wanted := range []string{"one", "two"} {
+		if record, err := reader.Next(); err != nil || string(record.Bytes) != wanted {
+			t.Fatalf("found %q, %v, wanted %q", record.Bytes, err, wanted)
+		}
+	}
+}
+
 func TestAReceiverIsFlushedToARecordFileUntilItsSenderCloses(t *testing.T) {
 	ctx, path := soon(t), filepath.Join(t.TempDir(), "file")
 	sender, receiver := pair(t, &Options{Capacity: 1 << 18})
@@ -541,6 +624,37 @@ func TestManySendersAreFlushedAlsoThoseThatDie(t *testing.T) {
 		}
 		if err := errors.Join(receiver.Close(), file.Close(), os.Remove(path)); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// A sender that always has one more message must not keep FlushTo from ending.
+func TestAFlushUnderASteadyStreamEndsWithItsContextAndByClose(t *testing.T) {
+	for _, wanted := range []error{context.Canceled, ErrClosedHandle} {
+		sender, receiver := pair(t, &Options{Capacity: 1 << 16})
+		file := opened(t, filepath.Join(t.TempDir(), "file"), &RecordFileOptions{FlushBytes: 1})
+		ctx, cancel := context.WithCancel(soon(t))
+		writes := 0
+		testHookWritten = func() {
+			if writes++; writes == 3 {
+				if wanted == ErrClosedHandle {
+					receiver.Close()
+				}
+				if wanted == context.Canceled {
+					cancel()
+				}
+			}
+			if writes < 100 {
+				if err := sender.Send(context.Background(), []byte("more")); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		err := errors.Join(sender.Send(ctx, []byte("first")), receiver.FlushTo(ctx, file))
+		testHookWritten = nil
+		cancel()
+		if !errors.Is(err, wanted) || writes != 3 {
+			t.Fatalf("found %v after %d writes, wanted %v after 3", err, writes, wanted)
 		}
 	}
 }

@@ -2,12 +2,18 @@
 //! here waits. The command leads a process group, which is killed with it. An unreaped process keeps its number, so the
 //! kill cannot reach another group.
 
-use crate::{descriptors, failure::Failure};
+use crate::{
+    descriptors,
+    failure::{Failure, print_stderr},
+};
 use rustix::{
     event::PollFlags,
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
-    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid},
+    process::{
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, kill_process_group,
+        pidfd_open, set_child_subreaper, waitid, waitpid,
+    },
 };
 use std::{
     os::{
@@ -110,7 +116,8 @@ impl Process {
         read_available(&mut self.stdout, &mut self.output, output_max)?;
         if self.stderr.is_some() {
             let mut errors = Vec::new();
-            read_available(&mut self.stderr, &mut errors, usize::MAX)?;
+            // A limit: a command can write faster than this reads.
+            read_available(&mut self.stderr, &mut errors, READ_BYTES)?;
             let space = ERROR_BYTES - self.errors.len();
             self.errors.extend_from_slice(&errors[..errors.len().min(space)]);
         }
@@ -165,6 +172,37 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.reap();
+    }
+}
+
+/// A process that leaves its command's group becomes a child of this process once its parent has ended. Dropping this
+/// kills all children that are left, and says which.
+pub struct Orphans(());
+
+impl Orphans {
+    pub fn adopt() -> Result<Orphans, Failure> {
+        set_child_subreaper(Some(getpid())).map_err(|error| Failure::system("adopting processes", error))?;
+        Ok(Orphans(()))
+    }
+}
+
+impl Drop for Orphans {
+    fn drop(&mut self) {
+        // A killed process's own children come after it. The limit ends a race with a process that always forks.
+        for _ in 0..1000 {
+            let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+            for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+                if let Ok(None) = waitpid(Some(child), WaitOptions::NOHANG) {
+                    let name = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+                    print_stderr(format_args!("killed `{}`, pid {child}, which a driver had left", name.trim()));
+                    let _ = kill_process(child, Signal::KILL);
+                    let _ = waitpid(Some(child), WaitOptions::empty());
+                }
+            }
+            if children.is_empty() {
+                return;
+            }
+        }
     }
 }
 

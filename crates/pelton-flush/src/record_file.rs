@@ -605,9 +605,10 @@ fn begin_file(file: &Lock, path: &Path, header: &FileHeader, lanes: &[u8]) -> Re
         0 => Ok(()),
         _ => rustix::fs::ftruncate(file, 0),
     };
-    let done = emptied
-        .and_then(|()| check_file_size(end))
-        .and_then(|()| append_all(file.as_fd(), &mut [IoSlice::new(&bytes)]));
+    let done = emptied.and_then(|()| check_file_size(end)).and_then(|()| {
+        // Otherwise a part of it would pass as a beginning, without the last numbers.
+        append_all(file.as_fd(), &mut [IoSlice::new(&bytes)]).inspect_err(|_| _ = rustix::fs::ftruncate(file, 0))
+    });
     done.map_err(failed("writing to", path, end))?;
     Ok(end)
 }

@@ -16,6 +16,9 @@ import (
 
 func TestTheLayoutIsTheSpecifications(t *testing.T) {
 	text, err := os.ReadFile("../../../../spec/layout.md")
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("the module in a user's cache is without the specification")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

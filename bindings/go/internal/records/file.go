@@ -182,7 +182,10 @@ func beginFile(file *os.File, path string, header *fileHeader, lanes []byte) (in
 		err = checkFileSize(end)
 	}
 	if err == nil {
-		err = appendAll(file, [][]byte{b})
+		if err = appendAll(file, [][]byte{b}); err != nil {
+			// Otherwise a part of it would pass as a beginning, without the last numbers.
+			_ = truncate(file, 0)
+		}
 	}
 	return end, failed("writing to", path, err)
 }

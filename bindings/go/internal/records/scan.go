@@ -47,7 +47,7 @@ func notARecordFile(path, format string, args ...any) error {
 
 // bytes returns up to that many bytes: fewer only at the end of the file. They are valid until the next call.
 func (s *scanner) bytes(at, wanted int64) ([]byte, error) {
-	if at < s.windowAt || at+wanted > s.windowAt+int64(len(s.window)) {
+	if s.loaded(at) < wanted {
 		size := int(max(wanted, windowBytes))
 		if cap(s.window) < size {
 			s.window = make([]byte, size)
@@ -61,6 +61,14 @@ func (s *scanner) bytes(at, wanted int64) ([]byte, error) {
 	}
 	from := at - s.windowAt
 	return s.window[from:min(from+wanted, int64(len(s.window)))], nil
+}
+
+// loaded returns how many bytes the window has from a place on.
+func (s *scanner) loaded(at int64) int64 {
+	if at < s.windowAt {
+		return 0
+	}
+	return max(s.windowAt+int64(len(s.window))-at, 0)
 }
 
 // readAt fills b, and returns how many bytes the file had.
@@ -117,7 +125,12 @@ func never(*chunkHeader) bool { return false }
 // It checks each byte once, as the records of a chunk with a valid header contain no other chunk.
 func (s *scanner) wholeFrom(at, end int64) (int64, error) {
 	for at = (at + 7) &^ 7; at+headerBytes <= end; {
-		b, err := s.bytes(at, min(pieceBytes, end-at))
+		// A payload may look like the beginning of a header every 8 bytes: what is in the window is not read again.
+		piece := s.loaded(at)
+		if piece < headerBytes {
+			piece = pieceBytes
+		}
+		b, err := s.bytes(at, min(piece, end-at))
 		if err != nil {
 			return -1, err
 		}

@@ -15,7 +15,7 @@ import (
 // than in its package's directory.
 const Variable = "PELTON_VECTORS"
 
-// Read decodes a file of the vectors.
+// Read decodes a file of the vectors, or skips the test where there are none.
 func Read(t testing.TB, file string, into any) {
 	t.Helper()
 	directory, isNamed := os.LookupEnv(Variable)
@@ -25,7 +25,8 @@ func Read(t testing.TB, file string, into any) {
 			break
 		}
 		if absolute, err := filepath.Abs(up); err != nil || absolute == "/" {
-			t.Fatalf("no directory above this one has spec/vectors: name it in the environment variable %s", Variable)
+			// The module in a user's cache is without them.
+			t.Skipf("no directory above this one has spec/vectors: name it in the environment variable %s", Variable)
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(directory, file))

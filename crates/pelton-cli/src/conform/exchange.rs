@@ -1,12 +1,13 @@
 //! One exchange: drivers as child processes, each checked by its exit status and its report.
 
-use super::Lacks;
+use super::{Lacks, UNPOISONED};
 use crate::{failure::Failure, process::Process, signals::Signals};
 use std::{
     fmt,
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::ExitStatus,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -14,6 +15,8 @@ use std::{
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 /// After a side has failed, the other side gets this long to end by itself: its error may be the cause. A guess.
 const GRACE: Duration = Duration::from_secs(1);
+/// Characters of a report, and of a line of errors, in a message.
+const TEXT_MAX: usize = 300;
 
 /// The program of one language.
 #[derive(Clone)]
@@ -112,14 +115,16 @@ pub enum Outcome {
 pub fn run(
     sides: &[Side],
     languages: [&Implementation; 2],
-    lacks: &Lacks,
+    lacks: &Mutex<Lacks>,
     directory: &Path,
     limit: Duration,
     signals: &Signals,
 ) -> Result<Outcome, Failure> {
     for side in sides {
         let language = &languages[side.of].name;
-        if let Some(feature) = side.features().iter().find(|feature| lacks.has(language, feature)) {
+        let lacks = lacks.lock().expect(UNPOISONED);
+        let has = |feature: &String| !lacks.contains_key(&(language.clone(), feature.clone()));
+        if let Some(feature) = side.features().iter().find(|feature| !has(feature)) {
             return Ok(Outcome::Unsupported(format!("{language} lacks `{feature}`")));
         }
     }
@@ -141,7 +146,7 @@ pub fn run(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         signals.poll_all(running.iter().flatten().flat_map(Process::poll_events), Some(left))?;
-        let is_late = Instant::now() >= deadline;
+        let (is_late, is_first) = (Instant::now() >= deadline, problems.is_empty());
         for (at, side) in sides.iter().enumerate() {
             let Some(mut process) = running[at].take() else { continue };
             let is_done = process.step(OUTPUT_BYTES_MAX)?;
@@ -155,33 +160,51 @@ pub fn run(
             let (status, errors) = process.end();
             let language = &languages[side.of].name;
             if is_done && status.code() == Some(3) {
-                let statement = side.features().into_iter().find_map(|feature| {
+                // The harness has asked for the commands: afterwards only a `THEN` or a path can be missing.
+                let is_question = matches!(side.wanted, Wanted::Usage);
+                let features = side.features().into_iter().filter(|feature| feature.contains(' ') != is_question);
+                let statement = features.into_iter().find_map(|feature| {
                     let reason = report.strip_prefix(&format!("unsupported {feature}: "))?.to_owned();
                     Some((feature, reason))
                 });
                 if let Some((feature, reason)) = statement {
                     let text = format!("{language} lacks `{feature}`");
-                    lacks.add(language, feature, reason);
+                    lacks.lock().expect(UNPOISONED).insert((language.clone(), feature), reason);
                     return Ok(Outcome::Unsupported(text));
                 }
             }
             if is_done && side.wanted.is(status, report) {
                 continue;
             }
-            let how = if is_done { format!("ended with {status}") } else { "did not end in time".to_owned() };
-            // A runtime's crash can be long.
-            let errors: Vec<_> = String::from_utf8_lossy(&errors).trim().lines().take(5).map(str::to_owned).collect();
+            let how = match () {
+                () if is_done => format!("ended with {status}"),
+                () if !is_late => format!("wrote more than {OUTPUT_BYTES_MAX} bytes to standard output"),
+                () if is_first => format!("was killed after {:.0} s", limit.as_secs_f64()),
+                () => format!("was killed {:.0} s later", GRACE.as_secs_f64()),
+            };
+            let report: String = report.chars().take(TEXT_MAX).collect();
             problems.push(format!(
-                "{language}, `driver {}`, {how} and reported `{report}`; wanted {}{}{}",
+                "{language}, `driver {}`, {how}, {}; wanted {}{}",
                 side.arguments.join(" "),
+                if report.is_empty() { "without a report".to_owned() } else { format!("and reported `{report}`") },
                 side.wanted,
-                if errors.is_empty() { "" } else { "; its errors: " },
-                errors.join("\n"),
+                shortened(&errors),
             ));
             deadline = deadline.min(Instant::now() + GRACE);
         }
     }
     Ok(if problems.is_empty() { Outcome::Passed } else { Outcome::Failed(problems.join("\n")) })
+}
+
+/// The first and the last lines of a side's errors: of a runtime's stack trace, one of them is the reason.
+fn shortened(errors: &[u8]) -> String {
+    let errors = String::from_utf8_lossy(errors);
+    let lines: Vec<String> = errors.trim().lines().map(|line| line.chars().take(TEXT_MAX).collect()).collect();
+    match lines.len() {
+        0 => String::new(),
+        1..=6 => format!("; its errors: {}", lines.join("\n")),
+        count => format!("; its errors: {}\n[...]\n{}", lines[..3].join("\n"), lines[count - 3..].join("\n")),
+    }
 }
 
 /// The side's command line for a shell.

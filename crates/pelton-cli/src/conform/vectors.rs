@@ -1,6 +1,7 @@
 //! The vectors of spec/vectors, which this program contains, as exchanges of one language with files.
 
 use super::{
+    Case,
     exchange::{Side, Wanted},
     messages::{Messages, Tally},
 };
@@ -38,30 +39,28 @@ fn bytes(value: &Value) -> Vec<u8> {
     bytes
 }
 
-/// A vector, and what its exchange needs.
-pub struct Vector {
-    pub name: String,
-    pub sides: Vec<Side>,
-    kind: Kind,
-}
-
-enum Kind {
-    /// The directory of these vectors.
+/// What is in the directory of an exchange at first.
+pub enum Vector {
+    /// The directory of all vectors.
     All,
     RecordFile(Vec<u8>),
-    Directory(Value),
+    Channel(Value),
 }
 
-/// All vectors.
-pub fn all() -> Vec<Vector> {
+/// An exchange for each vector that a driver of any language can replay, and one for a language's own replay of all.
+pub fn all() -> Vec<Case> {
     let own = Side::new(0, "vectors @/vectors", Wanted::Number("ok vectors ", " files"));
-    let own = Vector { name: "its own replay".to_owned(), sides: vec![own], kind: Kind::All };
+    let own = case("its own replay", vec![own], Vector::All);
     let files = list("record-file.json", "files").into_iter().map(record_file);
-    let directories = list("paths.json", "directories").into_iter().map(directory);
-    std::iter::once(own).chain(files).chain(directories).collect()
+    let channels = list("paths.json", "directories").into_iter().map(channel);
+    std::iter::once(own).chain(files).chain(channels).collect()
 }
 
-fn record_file(vector: Value) -> Vector {
+fn case(claim: &str, sides: Vec<Side>, vector: Vector) -> Case {
+    Case { vector: Some(vector), ..Case::new('v', claim, sides) }
+}
+
+fn record_file(vector: Value) -> Case {
     let (mut tally, mut damaged, mut end) = (Tally::default(), 0, "refused");
     for read in vector["reads"].as_array().into_iter().flatten() {
         if let Some(chunk) = read.as_u64() {
@@ -78,14 +77,11 @@ fn record_file(vector: Value) -> Vector {
         }
     }
     let report = Wanted::Report(format!("ok read-records {tally} damaged {damaged} {end}"));
-    Vector {
-        name: format!("record file: {}", text(&vector["name"])),
-        sides: vec![Side::new(0, "read-records @/vector", report)],
-        kind: Kind::RecordFile(bytes(&vector["hex"])),
-    }
+    let side = Side::new(0, "read-records @/vector", report);
+    case(&format!("record file: {}", text(&vector["name"])), vec![side], Vector::RecordFile(bytes(&vector["hex"])))
 }
 
-fn directory(vector: Value) -> Vector {
+fn channel(vector: Value) -> Case {
     let mut sides: Vec<Side> = Vec::new();
     for (at, step) in vector["steps"].as_array().expect("steps").iter().enumerate() {
         let [command, count, sizes, then] = ["do", "count", "sizes", "then"].map(|field| text(&step[field]));
@@ -101,28 +97,28 @@ fn directory(vector: Value) -> Vector {
         let side = Side::new(0, &format!("{command} path:@/vector {count} {sizes} {then}"), wanted);
         sides.push(if at == 0 { side } else { side.after(at - 1) });
     }
-    Vector { name: format!("path: {}", text(&vector["name"])), sides, kind: Kind::Directory(vector) }
+    case(&format!("path: {}", text(&vector["name"])), sides, Vector::Channel(vector))
 }
 
 impl Vector {
     /// Writes the vector into the directory of its exchange.
     pub fn write(&self, directory: &Path) -> Result<(), Failure> {
         let path = directory.join("vector");
-        let written = match &self.kind {
-            Kind::All => {
+        let written = match self {
+            Vector::All => {
                 let all = directory.join("vectors");
                 let write = |(name, text): &(&str, &str)| std::fs::write(all.join(name), text);
                 std::fs::create_dir(&all).and_then(|()| FILES.iter().try_for_each(write))
             }
-            Kind::RecordFile(bytes) => std::fs::write(path, bytes),
-            Kind::Directory(vector) => write_channel(vector, &path),
+            Vector::RecordFile(bytes) => std::fs::write(path, bytes),
+            Vector::Channel(vector) => write_channel(vector, &path),
         };
         written.map_err(|error| Failure::system("writing a vector", error))
     }
 
     /// The problem if the words that the vector requires after its steps are not in the files.
     pub fn problem_after(&self, directory: &Path) -> Option<String> {
-        let Kind::Directory(vector) = &self.kind else { return None };
+        let Vector::Channel(vector) = self else { return None };
         for (file, words) in vector["after"].as_object()? {
             let found = std::fs::read(directory.join("vector").join(file)).unwrap_or_default();
             for word in words.as_array()? {

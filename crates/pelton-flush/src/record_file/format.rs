@@ -309,7 +309,9 @@ impl<F: AsFd> Scanner<F> {
     pub fn whole_from(&mut self, from: u64, end: u64) -> Result<Option<u64>> {
         let mut at = from.next_multiple_of(8);
         while at + HEADER <= end {
-            let bytes = self.bytes(at, PIECE.min(end - at))?;
+            // A payload may look like the beginning of a header every 8 bytes: what is in the window is not read again.
+            let piece = if self.loaded(at) < HEADER { PIECE } else { self.loaded(at) };
+            let bytes = self.bytes(at, piece.min(end - at))?;
             let found = bytes.chunks_exact(8).position(|word| word[..4] == CHUNK_MAGIC);
             let checked = bytes.len() as u64 / 8 * 8;
             match found {
@@ -349,8 +351,8 @@ impl<F: AsFd> Scanner<F> {
 
     /// Up to `wanted` bytes from `at` on: fewer only at the end of the file.
     pub fn bytes(&mut self, at: u64, wanted: u64) -> Result<&[u8]> {
+        let is_loaded = wanted <= self.loaded(at);
         let wanted = wanted as usize;
-        let is_loaded = self.window_at <= at && at + wanted as u64 <= self.window_at + self.window.len() as u64;
         if !is_loaded {
             self.window_at = at;
             self.window.resize(wanted.max(WINDOW), 0);
@@ -360,6 +362,11 @@ impl<F: AsFd> Scanner<F> {
         }
         let from = (at - self.window_at) as usize;
         Ok(&self.window[from..self.window.len().min(from + wanted)])
+    }
+
+    /// How many bytes the window has from `at` on.
+    fn loaded(&self, at: u64) -> u64 {
+        if at < self.window_at { 0 } else { (self.window_at + self.window.len() as u64).saturating_sub(at) }
     }
 
     /// Empties the window, because a live writer may have changed those bytes.

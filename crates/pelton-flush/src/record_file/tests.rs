@@ -146,3 +146,26 @@ fn the_vectors_are_written_and_read() {
         assert!(std::fs::read(&path).unwrap() == all[..all.len() - cut], "{name}: only a tail is cut");
     }
 }
+
+/// How many bytes this thread has read.
+fn bytes_read() -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    counters.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+/// A sender may fill its messages with what begins a header.
+#[test]
+fn a_search_for_a_chunk_reads_each_byte_once() {
+    let header = FileHeader { created: 0, number: 1, id: 7 };
+    let mut bytes = header.bytes().to_vec();
+    bytes.extend(b"pchklike".repeat(5 << 17));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    std::fs::write(&path, &bytes).unwrap();
+    let mut scanner = Scanner::of(std::fs::File::open(&path).unwrap(), &path).unwrap();
+    let before = bytes_read();
+    assert_eq!(scanner.whole_from(HEADER, bytes.len() as u64).unwrap(), None);
+    // And the windows at the ends of pieces.
+    let read = bytes_read() - before;
+    assert!(read < 2 * bytes.len() as u64, "read {read} bytes of a file of {}", bytes.len());
+}

@@ -462,6 +462,28 @@ fn limited(path: &Path) {
 }
 
 #[test]
+fn a_beginning_without_space_leaves_an_empty_file_that_begins_with_the_last_numbers_later() {
+    let dir = TestDir::unwatched();
+    let Some(small) = Mounted::tmpfs(&dir.path().join("small"), "size=1m") else { return };
+    let path = small.0.join("log");
+    let mut file = RecordFile::open(&path).unwrap();
+    let runs: Vec<Owned> = (0..1000).map(|of| run(of, 1, 1)).collect();
+    file.write(&runs.iter().map(Owned::run).collect::<Vec<_>>()).unwrap();
+    // Another program truncates the file, and there is space for a part of the beginning.
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    small.resize("4k");
+    for _ in 0..2 {
+        assert!(matches!(file.write(&[runs[0].run()]), Err(Error::NoSpace { .. })));
+        assert_eq!(bytes_of(&path), 0);
+    }
+    small.resize("1m");
+    file.write(&[runs[0].run()]).unwrap();
+    drop(file);
+    let file = RecordFile::open(&path).unwrap();
+    assert!((0..1000).all(|of| file.last_seq(lane(of)) == Some(1)));
+}
+
+#[test]
 fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_once_space_is_free() {
     let dir = TestDir::unwatched();
     let Some(small) = Mounted::tmpfs(&dir.path().join("small"), "size=256k") else { return };
