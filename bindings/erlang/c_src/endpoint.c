@@ -238,7 +238,7 @@ static ERL_NIF_TERM responder_term(ErlNifEnv *env, pelton_responder *handle)
         return atom_undefined;
     struct responder *responder = enif_alloc_resource(shared->responder_type, sizeof *responder);
     responder->handle = handle;
-    atomic_flag_clear(&responder->is_used);
+    atomic_init(&responder->state, RESPONDER_OPEN);
     ERL_NIF_TERM term = enif_make_resource(env, responder);
     enif_release_resource(responder);
     return term;
@@ -714,7 +714,7 @@ static void destroy_responder(ErlNifEnv *env, void *object)
 {
     (void)env;
     struct responder *responder = object;
-    if (!atomic_flag_test_and_set(&responder->is_used))
+    if (atomic_load(&responder->state) != RESPONDER_CLOSED)
         pelton_close(responder->handle);
 }
 

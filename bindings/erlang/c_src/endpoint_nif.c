@@ -550,25 +550,38 @@ NIF(endpoint_cast_large)
     return nif_endpoint_cast(env, argc, argv);
 }
 
+/* The responder that the term is, for this thread alone. NULL: *result says why. */
+static struct responder *responder_take(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result)
+{
+    void *object;
+    if (!enif_get_resource(env, term, shared->responder_type, &object)) {
+        *result = enif_make_badarg(env);
+        return NULL;
+    }
+    struct responder *responder = object;
+    int state = RESPONDER_OPEN;
+    if (atomic_compare_exchange_strong(&responder->state, &state, RESPONDER_IN_USE))
+        return responder;
+    *result = state == RESPONDER_CLOSED ? error_of(env, atom_closed) : atom_busy;
+    return NULL;
+}
+
 /* responder_reply(Responder, Code, Data): Code is `undefined` for a reply, else the failure's */
 NIF(responder_reply)
 {
     (void)argc;
-    void *object;
+    ERL_NIF_TERM result;
     ErlNifBinary data;
     unsigned number = 0;
     bool fails = !enif_is_identical(argv[1], atom_undefined);
-    if (!enif_get_resource(env, argv[0], shared->responder_type, &object) ||
-        !enif_inspect_iolist_as_binary(env, argv[2], &data) || (fails && !enif_get_uint(env, argv[1], &number)))
+    if (!enif_inspect_iolist_as_binary(env, argv[2], &data) || (fails && !enif_get_uint(env, argv[1], &number)))
         return enif_make_badarg(env);
-    struct responder *responder = object;
-    if (atomic_flag_test_and_set(&responder->is_used))
-        return error_of(env, atom_closed);
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return result;
     int code = fails ? pelton_responder_fail(responder->handle, number, data.data, data.size)
                      : pelton_responder_reply(responder->handle, data.data, data.size);
-    /* The responder remains open. */
-    if (code == PELTON_TOO_LARGE)
-        atomic_flag_clear(&responder->is_used);
+    atomic_store(&responder->state, code == PELTON_TOO_LARGE ? RESPONDER_OPEN : RESPONDER_CLOSED);
     charge_bytes(env, data.size);
     return code ? error_of_code(env, code) : atom_ok;
 }
@@ -577,16 +590,15 @@ NIF(responder_reply)
 NIF(responder_part)
 {
     (void)argc;
-    void *object;
+    ERL_NIF_TERM result;
     ErlNifBinary data;
-    if (!enif_get_resource(env, argv[0], shared->responder_type, &object) ||
-        !enif_inspect_iolist_as_binary(env, argv[1], &data))
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
         return enif_make_badarg(env);
-    struct responder *responder = object;
-    if (atomic_flag_test_and_set(&responder->is_used))
-        return error_of(env, atom_closed);
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return result;
     int code = pelton_responder_part(responder->handle, data.data, data.size, PELTON_NO_WAIT);
-    atomic_flag_clear(&responder->is_used);
+    atomic_store(&responder->state, RESPONDER_OPEN);
     charge_bytes(env, data.size);
     if (code == PELTON_AGAIN)
         return error_of(env, atom_full);
@@ -602,13 +614,12 @@ NIF(responder_part_large)
 NIF(responder_end)
 {
     (void)argc;
-    void *object;
-    if (!enif_get_resource(env, argv[0], shared->responder_type, &object))
-        return enif_make_badarg(env);
-    struct responder *responder = object;
-    if (atomic_flag_test_and_set(&responder->is_used))
-        return error_of(env, atom_closed);
+    ERL_NIF_TERM result;
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return result;
     int code = pelton_responder_end(responder->handle);
+    atomic_store(&responder->state, RESPONDER_CLOSED);
     return code ? error_of_code(env, code) : atom_ok;
 }
 

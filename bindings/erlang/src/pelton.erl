@@ -134,10 +134,7 @@ accept_until(Listener, Deadline) ->
             end;
         %% Another process accepts, or a sender has not finished the handshake.
         Later when Later =:= busy; Later =:= {error, in_operation} ->
-            case left(Deadline) of
-                0 -> {error, timeout};
-                _ -> receive after 1 -> accept_until(Listener, Deadline) end
-            end;
+            again(Deadline, fun() -> accept_until(Listener, Deadline) end);
         Result -> Result
     end.
 
@@ -187,7 +184,7 @@ wait_released(Sender) ->
 %% that use the sender meanwhile get `in_operation'.
 -spec wait_released(endpoint(), timeout()) -> ok | {error, reason()}.
 wait_released(Sender, Timeout) ->
-    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end, deadline(Timeout)).
+    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end, deadline(Timeout), false).
 
 %% @equiv resume(Endpoint, infinity)
 -spec resume(endpoint()) -> ok | {error, reason()}.
@@ -200,16 +197,18 @@ resume(Endpoint) ->
 %% opened by name. It can be tried again. It occupies a dirty I/O scheduler, as {@link wait_released/2}.
 -spec resume(endpoint(), timeout()) -> ok | {error, reason()}.
 resume(Endpoint, Timeout) ->
-    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end, deadline(Timeout)).
+    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end, deadline(Timeout), false).
 
 %% In slices, so that a close, or the end of the process, ends the wait. A slice has time for a handshake.
 -define(SLICE_MS, 100).
-wait_until(Wait, Deadline) ->
+wait_until(Wait, Deadline, HasBegun) ->
     Left = case left(Deadline) of infinity -> ?SLICE_MS; Milliseconds -> min(Milliseconds, ?SLICE_MS) end,
     case Wait(Left) of
         later when Left < ?SLICE_MS -> {error, timeout};
-        later -> wait_until(Wait, Deadline);
-        busy -> erlang:yield(), wait_until(Wait, Deadline);
+        later -> wait_until(Wait, Deadline, true);
+        busy -> erlang:yield(), wait_until(Wait, Deadline, HasBegun);
+        %% Another process began to use the endpoint between two slices.
+        {error, in_operation} when HasBegun -> again(Deadline, fun() -> wait_until(Wait, Deadline, true) end);
         Result -> Result
     end.
 
@@ -377,7 +376,7 @@ part(Responder, Data) ->
 
 %% @doc Sends a part of a reply; {@link reply/2} sends the last one, or {@link finish/1} ends the reply. While the
 %% client has no free space, it tries again every millisecond, until the timeout in milliseconds: so send parts in
-%% another process than the one that gets the requests. One process at a time sends parts of a reply. Errors:
+%% another process than the one that gets the requests. Parts of several processes arrive in any order. Errors:
 %% `timeout'; others as {@link reply/2}.
 -spec part(responder() | undefined, iodata(), timeout()) -> ok | {error, reason()}.
 part(undefined, _Data, _Timeout) -> ok;
@@ -387,16 +386,20 @@ part_until(Responder, Data, Deadline) ->
     Sent = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_part(Responder, Data);
               true -> pelton_nif:responder_part_large(Responder, Data)
            end,
-    case Sent =:= {error, full} andalso left(Deadline) of
-        false -> Sent;
-        0 -> {error, timeout};
-        _ -> receive after 1 -> part_until(Responder, Data, Deadline) end
+    case Sent of
+        {error, full} -> again(Deadline, fun() -> part_until(Responder, Data, Deadline) end);
+        busy -> erlang:yield(), part_until(Responder, Data, Deadline);
+        Result -> Result
     end.
 
 %% @doc Ends a reply whose parts were sent by {@link part/3}, or that has none. Errors: as {@link reply/2}.
 -spec finish(responder() | undefined) -> ok | {error, reason()}.
 finish(undefined) -> ok;
-finish(Responder) -> pelton_nif:responder_end(Responder).
+finish(Responder) ->
+    case pelton_nif:responder_end(Responder) of
+        busy -> erlang:yield(), finish(Responder);
+        Result -> Result
+    end.
 
 %% @doc Fails a request, once, with a code and bytes that the service chooses: {@link call/3} returns
 %% `{error, {failed, {Code, Bytes}}}'. Codes from 16#ffff0000 are pelton's own. Otherwise as {@link reply/2}.
@@ -404,8 +407,14 @@ finish(Responder) -> pelton_nif:responder_end(Responder).
 fail(undefined, _Code, _Data) -> ok;
 fail(Responder, Code, Data) -> respond(Responder, Code, flat(Data)).
 
-respond(Responder, Code, Data) when byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_reply(Responder, Code, Data);
-respond(Responder, Code, Data) -> pelton_nif:responder_reply_large(Responder, Code, Data).
+respond(Responder, Code, Data) ->
+    Responded = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_reply(Responder, Code, Data);
+                   true -> pelton_nif:responder_reply_large(Responder, Code, Data)
+                end,
+    case Responded of
+        busy -> erlang:yield(), respond(Responder, Code, Data);
+        Result -> Result
+    end.
 
 %% @doc Returns a text for the reason of an error, as {@link file:format_error/1}.
 -spec format_error(reason() | open_error()) -> string().
@@ -435,6 +444,13 @@ deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
 
 left(infinity) -> infinity;
 left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).
+
+%% Tries again after a millisecond, unless the time is over.
+again(Deadline, Try) ->
+    case left(Deadline) of
+        0 -> {error, timeout};
+        _ -> receive after 1 -> Try() end
+    end.
 
 %% The process waits no more. Results that arrived meanwhile are removed from the mailbox.
 cancel(Endpoint, Ref) ->

@@ -151,13 +151,13 @@ endpoint_stream_large(_Endpoint, _Data, _Ref) -> not_loaded().
 -spec endpoint_drain(endpoint()) -> endpoint_result(ok).
 endpoint_drain(_Service) -> not_loaded().
 
--spec responder_part(responder(), iodata()) -> ok | {error, atom()}.
+-spec responder_part(responder(), iodata()) -> endpoint_result(ok).
 responder_part(_Responder, _Data) -> not_loaded().
 
--spec responder_part_large(responder(), iodata()) -> ok | {error, atom()}.
+-spec responder_part_large(responder(), iodata()) -> endpoint_result(ok).
 responder_part_large(_Responder, _Data) -> not_loaded().
 
--spec responder_end(responder()) -> ok | {error, atom()}.
+-spec responder_end(responder()) -> endpoint_result(ok).
 responder_end(_Responder) -> not_loaded().
 
 -spec endpoint_call(endpoint(), iodata(), reference()) ->
@@ -177,10 +177,10 @@ endpoint_cast_large(_Endpoint, _Data) -> not_loaded().
 -spec endpoint_cancel(endpoint(), reference()) -> endpoint_result(ok).
 endpoint_cancel(_Endpoint, _Ref) -> not_loaded().
 
--spec responder_reply(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
+-spec responder_reply(responder(), undefined | non_neg_integer(), iodata()) -> endpoint_result(ok).
 responder_reply(_Responder, _Code, _Data) -> not_loaded().
 
--spec responder_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
+-spec responder_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> endpoint_result(ok).
 responder_reply_large(_Responder, _Code, _Data) -> not_loaded().
 
 -spec code_text(atom()) -> binary() | undefined.

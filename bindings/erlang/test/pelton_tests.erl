@@ -41,10 +41,13 @@ tests() ->
      {an_accepted_receiver_ends_with_its_sender, fun an_accepted_receiver_ends_with_its_sender/1},
      {each_process_that_accepts_gets_a_sender, fun each_process_that_accepts_gets_a_sender/1},
      {a_wait_for_the_release_ends_with_it, fun a_wait_for_the_release_ends_with_it/1},
+     {a_wait_continues_after_another_process_used_the_sender,
+      fun a_wait_continues_after_another_process_used_the_sender/1},
      {a_successor_gets_what_was_not_released, fun a_successor_gets_what_was_not_released/1},
      {a_receiver_continues_with_the_next_sender, fun a_receiver_continues_with_the_next_sender/1},
      {a_path_reports_the_end_of_each_sender, fun a_path_reports_the_end_of_each_sender/1},
      {each_part_of_a_reply_arrives, fun each_part_of_a_reply_arrives/1},
+     {several_processes_reply_in_parts, fun several_processes_reply_in_parts/1},
      {a_stream_that_its_reader_leaves_is_cancelled, fun a_stream_that_its_reader_leaves_is_cancelled/1},
      {a_drained_service_replies_and_ends, fun a_drained_service_replies_and_ends/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
@@ -561,6 +564,20 @@ a_wait_for_the_release_ends_with_it(Path) ->
     ok = pelton:close(Sender),
     receive {'DOWN', Closed, process, Last, Found} -> ?assertEqual({error, closed}, Found) end.
 
+a_wait_continues_after_another_process_used_the_sender(Path) ->
+    {_, Sender} = accepted_channel(Path),
+    ok = pelton:send(Sender, "never released"),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:wait_released(Sender, 1500)) end),
+    pelton_file_tests:eventually(fun() -> pelton:send(Sender, "x") =:= {error, in_operation} end),
+    Use = fun Again(Used) ->
+        Found = pelton:wait_released(Sender, 10),
+        Next = case Found of {error, timeout} -> Used + 1; {error, in_operation} -> Used end,
+        receive {'DOWN', Monitor, process, Pid, Reason} -> {Reason, Next} after 0 -> Again(Next) end
+    end,
+    {Reason, Used} = Use(0),
+    ?assertEqual({error, timeout}, Reason),
+    ?assert(Used > 0).
+
 a_successor_gets_what_was_not_released(Path) ->
     {Receiver, Sender} = accepted_channel(Path),
     ?assertEqual({error, refused}, pelton:resume(Sender, 10)),
@@ -626,6 +643,28 @@ each_part_of_a_reply_arrives(Path) ->
     Many = Stream("many parts"),
     ?assertEqual(lists:seq(1, 20000), [I || <<I:32, _:8000>> <- Many]),
     ?assertEqual({error, {failed, {7, <<"no">>}}}, pelton:stream(Client, "fail", Collect, [])).
+
+several_processes_reply_in_parts(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
+    Test = self(),
+    spawn_link(fun() -> Test ! {reply, pelton:stream(Client, "", fun(Part, Sum) -> Sum + byte_size(Part) end, 0)} end),
+    {pelton_request, Service, Responder, <<>>} = next(),
+    Part = binary:copy(<<"x">>, 1 bsl 20),
+    Writers = [spawn_monitor(fun() -> exit([pelton:part(Responder, Part, 30000) || _ <- lists:seq(1, 20)]) end)
+               || _ <- lists:seq(1, 4)],
+    [receive {'DOWN', Monitor, process, Pid, Sent} -> ?assertEqual([ok], lists:usort(Sent)) end
+     || {Pid, Monitor} <- Writers],
+    %% The end of a reply waits for the part that another process sends.
+    {Last, Closed} = spawn_monitor(fun Again() ->
+        case pelton:part(Responder, Part, 30000) of ok -> Again(); Error -> exit(Error) end
+    end),
+    pelton_file_tests:eventually(fun() -> process_info(Last, status) =/= {status, runnable} end),
+    ?assertEqual(ok, pelton:finish(Responder)),
+    receive {'DOWN', Closed, process, Last, Reason} -> ?assertEqual({error, closed}, Reason) end,
+    {reply, {ok, Bytes}} = next(),
+    ?assert(Bytes >= 80 * byte_size(Part)),
+    ?assertEqual({error, closed}, pelton:part(Responder, "late")).
 
 a_stream_that_its_reader_leaves_is_cancelled(Path) ->
     {Service, Client} = service(Path),
