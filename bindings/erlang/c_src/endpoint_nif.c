@@ -116,6 +116,24 @@ static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *number
     return true;
 }
 
+/* Begins to use the endpoint, whose handle has just been set unless the code is an error: {ok, Endpoint} or an error.
+ * Under the lock. */
+static ERL_NIF_TERM begin_use(ErlNifEnv *env, struct endpoint *endpoint, int code)
+{
+    if (code) {
+        /* An out-parameter of a function that failed is not a handle. */
+        endpoint->handle.any = NULL;
+        return endpoint_open_error(env, code);
+    }
+    if ((errno = endpoint_opened(env, endpoint))) {
+        ERL_NIF_TERM result = endpoint_open_error(env, PELTON_SYSTEM);
+        pelton_close(endpoint->handle.any);
+        endpoint->handle.any = NULL;
+        return result;
+    }
+    return enif_make_tuple2(env, atom_ok, enif_make_resource(env, endpoint));
+}
+
 /* Opens it, or begins to. Under the lock. */
 static ERL_NIF_TERM begin_open(ErlNifEnv *env, struct endpoint *endpoint, const char *name,
                                const struct numbers *numbers, ERL_NIF_TERM ref)
@@ -130,15 +148,10 @@ static ERL_NIF_TERM begin_open(ErlNifEnv *env, struct endpoint *endpoint, const 
             code = PELTON_SYSTEM;
         }
     }
-    ERL_NIF_TERM result = code ? endpoint_open_error(env, code) : 0;
+    ERL_NIF_TERM result = begin_use(env, endpoint, code);
     pelton_close(endpoint->opening.any);
     endpoint->opening.any = NULL;
-    if (!code && (errno = endpoint_opened(env, endpoint))) {
-        result = endpoint_open_error(env, PELTON_SYSTEM);
-        pelton_close(endpoint->handle.any);
-        endpoint->handle.any = NULL;
-    }
-    return result ? result : enif_make_tuple2(env, atom_ok, enif_make_resource(env, endpoint));
+    return result;
 }
 
 /* endpoint_open(Kind, Name, Numbers, Ref): {ok, Endpoint} or {error, {Atom, Detail}}, or `pending`: one of them is
@@ -185,19 +198,11 @@ NIF(endpoint_accept)
         return error_of(env, enif_make_tuple2(env, atom_enomem, bytes_of(env, "", 0)));
     listener = endpoint_give_to_operation(env, argv[0], 1u << LISTENER, &result);
     if (listener) {
-        int code = pelton_listener_accept_receiver(listener->handle.listener, PELTON_NO_WAIT, &receiver->handle.receiver);
-        if (code)
-            receiver->handle.any = NULL;
-        if (!code && (errno = endpoint_opened(env, receiver))) {
-            pelton_close(receiver->handle.any);
-            receiver->handle.any = NULL;
-            code = PELTON_SYSTEM;
-        }
-        if (code == PELTON_AGAIN)
-            result = atom_busy;
-        else
-            result = code ? endpoint_open_error(env, code)
-                          : enif_make_tuple2(env, atom_ok, enif_make_resource(env, receiver));
+        enif_mutex_lock(receiver->lock);
+        pelton_listener *handle = listener->handle.listener;
+        int code = pelton_listener_accept_receiver(handle, PELTON_NO_WAIT, &receiver->handle.receiver);
+        result = code == PELTON_AGAIN ? atom_busy : begin_use(env, receiver, code);
+        enif_mutex_unlock(receiver->lock);
         endpoint_return(listener);
     }
     enif_release_resource(receiver);
@@ -621,6 +626,19 @@ NIF(responder_end)
     int code = pelton_responder_end(responder->handle);
     atomic_store(&responder->state, RESPONDER_CLOSED);
     return code ? error_of_code(env, code) : atom_ok;
+}
+
+/* responder_is_cancelled(Responder): `true`: nobody waits for the reply any more, or it is complete */
+NIF(responder_is_cancelled)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return enif_is_tuple(env, result) ? atom_true : result;
+    int code = pelton_responder_is_cancelled(responder->handle);
+    atomic_store(&responder->state, RESPONDER_OPEN);
+    return code == 0 ? atom_false : atom_true;
 }
 
 /* endpoint_drain(Service) */

@@ -21,7 +21,7 @@
 -module(pelton).
 -export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
          resume/1, resume/2, setopts/2, controlling_process/2, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
-         reply/2, part/2, part/3, finish/1, fail/3, format_error/1]).
+         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, format_error/1]).
 -export_type([endpoint/0, responder/0, kind/0, option/0, reason/0, open_error/0]).
 
 -opaque endpoint() :: pelton_nif:endpoint().
@@ -119,8 +119,13 @@ accept(Listener) ->
 
 %% @doc Waits until a sender connects to the listener's name, until the timeout in milliseconds. Returns the receiver
 %% of that one sender, whose owner is the calling process. Unlike a receiver that {@link open/3} opens by name, it ends
-%% with its sender, as `closed' or `peer_died', and {@link resume/2} is possible. Any number of processes may accept.
-%% The listener may be closed at any time: receivers that it accepted remain.
+%% with its sender, as `closed' or `peer_died', and {@link resume/2} is possible: it takes the next sender of the name,
+%% as an `accept' does. Any number of processes may accept. A sender that connects and is slow can delay the timeout by
+%% half a second.
+%%
+%% The listener may be closed at any time. Receivers that it accepted remain, and so does the name, for their {@link
+%% resume/2}: until the last of them is closed, another listener of the name fails with `in_use', and no sender is
+%% accepted. So let a process that outlives the receivers own the listener.
 -spec accept(endpoint(), timeout()) -> {ok, endpoint()} | {error, open_error() | reason()}.
 accept(Listener, Timeout) ->
     accept_until(Listener, deadline(Timeout)).
@@ -184,7 +189,8 @@ wait_released(Sender) ->
 %% that use the sender meanwhile get `in_operation'.
 -spec wait_released(endpoint(), timeout()) -> ok | {error, reason()}.
 wait_released(Sender, Timeout) ->
-    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end, deadline(Timeout), false).
+    Wait = fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end,
+    wait_until(Wait, deadline(Timeout), false).
 
 %% @equiv resume(Endpoint, infinity)
 -spec resume(endpoint()) -> ok | {error, reason()}.
@@ -194,10 +200,12 @@ resume(Endpoint) ->
 %% @doc After `peer_died' or `closed': waits for a successor of the peer, until the timeout in milliseconds. A sender
 %% passes everything that was not released on to the new receiver. A receiver continues with the new sender. Errors:
 %% `timeout'; `refused': the peer is alive, or the channel has no successors, as that of a receiver which {@link open/3}
-%% opened by name. It can be tried again. It occupies a dirty I/O scheduler, as {@link wait_released/2}.
+%% opened by name; `einval': the receiver is active. It can be tried again. It occupies a dirty I/O scheduler, as {@link
+%% wait_released/2}.
 -spec resume(endpoint(), timeout()) -> ok | {error, reason()}.
 resume(Endpoint, Timeout) ->
-    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end, deadline(Timeout), false).
+    Wait = fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end,
+    wait_until(Wait, deadline(Timeout), false).
 
 %% In slices, so that a close, or the end of the process, ends the wait. A slice has time for a handshake.
 -define(SLICE_MS, 100).
@@ -377,7 +385,8 @@ part(Responder, Data) ->
 %% @doc Sends a part of a reply; {@link reply/2} sends the last one, or {@link finish/1} ends the reply. While the
 %% client has no free space, it tries again every millisecond, until the timeout in milliseconds: so send parts in
 %% another process than the one that gets the requests. Parts of several processes arrive in any order. Errors:
-%% `timeout'; others as {@link reply/2}.
+%% `timeout'; others as {@link reply/2}. After the client has cancelled the call, parts are
+%% dropped without an error: {@link is_cancelled/1}.
 -spec part(responder() | undefined, iodata(), timeout()) -> ok | {error, reason()}.
 part(undefined, _Data, _Timeout) -> ok;
 part(Responder, Data, Timeout) -> part_until(Responder, flat(Data), deadline(Timeout)).
@@ -414,6 +423,17 @@ respond(Responder, Code, Data) ->
     case Responded of
         busy -> erlang:yield(), respond(Responder, Code, Data);
         Result -> Result
+    end.
+
+%% @doc Returns whether nobody waits for the reply any more: the client has cancelled the call, or has gone, or the
+%% reply is complete. The request of a cancelled call still needs a reply: choose the cheapest. Does not wait. The
+%% service learns of it while it is active. For `undefined' it is false.
+-spec is_cancelled(responder() | undefined) -> boolean().
+is_cancelled(undefined) -> false;
+is_cancelled(Responder) ->
+    case pelton_nif:responder_is_cancelled(Responder) of
+        busy -> erlang:yield(), is_cancelled(Responder);
+        IsCancelled -> IsCancelled
     end.
 
 %% @doc Returns a text for the reason of an error, as {@link file:format_error/1}.

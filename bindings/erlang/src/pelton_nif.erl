@@ -10,7 +10,7 @@
          endpoint_call_large/3, endpoint_stream/3, endpoint_stream_large/3, endpoint_cast/2, endpoint_cast_large/2,
          endpoint_cancel/2, endpoint_drain/1,
          responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
-         code_text/1]).
+         responder_is_cancelled/1, code_text/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
 -on_load(load/0).
 
@@ -159,6 +159,9 @@ responder_part_large(_Responder, _Data) -> not_loaded().
 
 -spec responder_end(responder()) -> endpoint_result(ok).
 responder_end(_Responder) -> not_loaded().
+
+-spec responder_is_cancelled(responder()) -> boolean() | busy.
+responder_is_cancelled(_Responder) -> not_loaded().
 
 -spec endpoint_call(endpoint(), iodata(), reference()) ->
           endpoint_result({ok, binary()} | pending | waits) | {error, {atom(), term()}}.

@@ -49,6 +49,9 @@ tests() ->
      {each_part_of_a_reply_arrives, fun each_part_of_a_reply_arrives/1},
      {several_processes_reply_in_parts, fun several_processes_reply_in_parts/1},
      {a_stream_that_its_reader_leaves_is_cancelled, fun a_stream_that_its_reader_leaves_is_cancelled/1},
+     {a_service_learns_that_a_stream_was_cancelled, fun a_service_learns_that_a_stream_was_cancelled/1},
+     {a_part_ends_with_its_client, fun a_part_ends_with_its_client/1},
+     {an_accept_ends_with_the_owner_of_the_listener, fun an_accept_ends_with_the_owner_of_the_listener/1},
      {a_drained_service_replies_and_ends, fun a_drained_service_replies_and_ends/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
@@ -673,6 +676,56 @@ a_stream_that_its_reader_leaves_is_cancelled(Path) ->
     Service ! {reply_to_all, <<"late">>},
     ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
     ?assertEqual({messages, []}, process_info(self(), messages)).
+
+a_service_learns_that_a_stream_was_cancelled(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
+    Test = self(),
+    Reader = spawn(fun() -> pelton:stream(Client, "", fun(_, _) -> Test ! part end, ok) end),
+    {pelton_request, Service, Responder, <<>>} = next(),
+    ok = pelton:part(Responder, "x"),
+    part = next(),
+    ?assertNot(pelton:is_cancelled(Responder)),
+    exit(Reader, kill),
+    pelton_file_tests:eventually(fun() -> pelton:is_cancelled(Responder) end),
+    ok = pelton:finish(Responder),
+    ?assert(pelton:is_cancelled(Responder)),
+    ?assertNot(pelton:is_cancelled(undefined)).
+
+%% A part that waits for space ends with its client, also while the service receives nothing.
+a_part_ends_with_its_client(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, once}]),
+    Port = open_port({spawn_executable, tool()}, [{args, ["call", iolist_to_binary(name(Path)), "x"]}, exit_status]),
+    {os_pid, Pid} = erlang:port_info(Port, os_pid),
+    {pelton_request, Service, Responder, _} = next(),
+    "" = os:cmd("kill -STOP " ++ integer_to_list(Pid)),
+    Part = binary:copy(<<"x">>, 80000),
+    Fill = fun Again() -> case pelton:part(Responder, Part, 0) of ok -> Again(); Error -> Error end end,
+    ?assertEqual({error, timeout}, Fill()),
+    {Waits, Monitor} = spawn_monitor(fun() -> exit(pelton:part(Responder, Part)) end),
+    "" = os:cmd("kill -KILL " ++ integer_to_list(Pid)),
+    receive {'DOWN', Monitor, process, Waits, Reason} -> ?assertEqual({error, peer_died}, Reason) end,
+    receive {Port, {exit_status, _}} -> ok end.
+
+%% A receiver that it accepted remains, and has the name until it is closed.
+an_accept_ends_with_the_owner_of_the_listener(Path) ->
+    Test = self(),
+    Owner = spawn(fun() ->
+        {ok, Listener} = pelton:open(listener, name(Path)),
+        Test ! {listens, Listener},
+        receive stop -> ok end
+    end),
+    {listens, Listener} = next(),
+    {Receiver, Sender} = accepted_channel(Path, Listener),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:accept(Listener)) end),
+    pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
+    exit(Owner, kill),
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({error, closed}, Reason) end,
+    ok = pelton:send(Sender, "one"),
+    ?assertEqual({ok, <<"one">>}, pelton:recv(Receiver, 30000)),
+    ?assertMatch({error, {in_use, _}}, pelton:open(listener, name(Path))),
+    ok = pelton:close(Receiver),
+    ?assertMatch({ok, _}, pelton:open(listener, name(Path))).
 
 a_drained_service_replies_and_ends(Path) ->
     {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
