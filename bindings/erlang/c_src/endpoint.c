@@ -11,7 +11,8 @@
  *             thread is about to handle it, with all waiters that are there by then. So watching again needs no
  *             system call.
  *   [closed]  After its close an endpoint's memory remains until the notifier thread has released the list's
- *             reference, because an event that epoll_wait has already returned may name it. */
+ *             reference, because an event that epoll_wait has already returned may name it. After the close there is
+ *             no other event: the descriptor is no longer watched. */
 #include "endpoint.h"
 
 /* The notifier thread's quantum at one endpoint: so many messages, or so many bytes. */
@@ -511,7 +512,9 @@ void endpoint_close(ErlNifEnv *caller, struct endpoint *endpoint)
     }
     fail_waiters(caller, endpoint, PELTON_OK);
     bool is_last = atomic_load(&endpoint->held) == 0;
-    if (is_last) {
+    if (is_last && endpoint->handle.any) {
+        /* The receivers that a listener accepted keep its descriptor open. A later event would name freed memory. */
+        notifier_unwatch(endpoint_fd(endpoint));
         pelton_close(endpoint->handle.any);
         endpoint->handle.any = NULL;
     }

@@ -52,6 +52,7 @@ tests() ->
      {a_service_learns_that_a_stream_was_cancelled, fun a_service_learns_that_a_stream_was_cancelled/1},
      {a_part_ends_with_its_client, fun a_part_ends_with_its_client/1},
      {an_accept_ends_with_the_owner_of_the_listener, fun an_accept_ends_with_the_owner_of_the_listener/1},
+     {a_closed_listener_gets_no_event, fun a_closed_listener_gets_no_event/1},
      {a_drained_service_replies_and_ends, fun a_drained_service_replies_and_ends/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
@@ -726,6 +727,24 @@ an_accept_ends_with_the_owner_of_the_listener(Path) ->
     ?assertMatch({error, {in_use, _}}, pelton:open(listener, name(Path))),
     ok = pelton:close(Receiver),
     ?assertMatch({ok, _}, pelton:open(listener, name(Path))).
+
+%% Its receivers keep its descriptor open. An event of it would name freed memory.
+a_closed_listener_gets_no_event(Path) ->
+    Test = self(),
+    [begin
+         {Pid, Monitor} = spawn_monitor(fun() ->
+             {ok, Listener} = pelton:open(listener, name(Path)),
+             {Receiver, Sender} = accepted_channel(Path, Listener),
+             [ok = pelton:controlling_process(End, Test) || End <- [Receiver, Sender]],
+             {Waiting, Accepts} = spawn_monitor(fun() -> pelton:accept(Listener) end),
+             pelton_file_tests:eventually(fun() -> process_info(Waiting, status) =:= {status, waiting} end),
+             ok = pelton:close(Listener),
+             receive {'DOWN', Accepts, process, Waiting, _} -> exit({remain, Receiver, Sender}) end
+         end),
+         {Receiver, Sender} = receive {'DOWN', Monitor, process, Pid, {remain, One, Other}} -> {One, Other} end,
+         ?assertMatch({error, {timeout, _}}, pelton:open(sender, name(Path), [{timeout, 20}])),
+         [ok = pelton:close(End) || End <- [Receiver, Sender]]
+     end || _ <- lists:seq(1, 30)].
 
 a_drained_service_replies_and_ends(Path) ->
     {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
