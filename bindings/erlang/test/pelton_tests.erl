@@ -564,7 +564,7 @@ a_wait_for_the_release_ends_with_it(Path) ->
     %% A close ends the wait.
     ok = pelton:send(Sender, "three"),
     {Last, Closed} = spawn_monitor(fun() -> exit(pelton:wait_released(Sender)) end),
-    pelton_file_tests:eventually(fun() -> pelton:wait_released(Sender, 0) =:= {error, in_operation} end),
+    pelton_file_tests:eventually(fun() -> pelton:send(Sender, "three", 30000) =:= {error, in_operation} end),
     ok = pelton:close(Sender),
     receive {'DOWN', Closed, process, Last, Found} -> ?assertEqual({error, closed}, Found) end.
 
