@@ -3,7 +3,8 @@
 #     . "$(dirname "$0")/../common.sh"
 #
 # Its argument is the directory OUT. Afterwards there are $root, the sources; $out, OUT as an absolute path; $version;
-# $repository; $made, a temporary directory, which is removed at the exit, after the processes in $pids have ended.
+# $repository; $SOURCE_DATE_EPOCH, the time of the commit; $made, a temporary directory, which is removed at the exit,
+# after the processes in $pids have ended.
 name=$(basename "$(cd "$(dirname "$0")" && pwd)")/$(basename "$0")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
@@ -18,7 +19,10 @@ out=$(cd "$1" && pwd)
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml")
 repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$root/HOME.toml")
 [ -n "$version" ] && [ -n "$repository" ] || give_up "found no version in Cargo.toml, or no repository in HOME.toml"
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}"
 
+# Users other than this one read the packages.
+umask 022
 pids=''
 made=$(mktemp -d)
 clean_up() {
@@ -47,21 +51,58 @@ need_libpelton() {
     [ -f "$PELTON_PREFIX/lib/libpelton.so" ] || give_up "found no lib/libpelton.so below PELTON_PREFIX=$PELTON_PREFIX"
 }
 
-# licences_and_readme BINDING DIRECTORY: the licences, and the binding's README with links into the repository.
+# Sets zig: clang, lld and the symbols of each glibc, with what makes cargo use them. It also has the licences of C
+# libraries.
+need_zig() {
+    need python3
+    zig=${CARGO_TARGET_DIR:-$root/target}/zig
+    # With hashes, as cargo and Go have them in their lock files: zig links what is released.
+    wanted='cargo-zigbuild==0.24.1 --hash=sha256:238a1ab54a95053a4eadc34775c81f795a8ad75f80bfed63f3f445f518102375
+ziglang==0.17.1 --hash=sha256:ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54'
+    [ "$(cat "$zig/installed" 2>/dev/null)" != "$wanted" ] || return 0
+    rm -rf "$zig"
+    python3 -m venv "$zig" || give_up 'Python cannot make a virtual environment: on Debian it is in the package python3-venv'
+    echo "$wanted" >"$zig/wanted"
+    "$zig/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$zig/wanted"
+    mv "$zig/wanted" "$zig/installed"
+}
+
+# Cargo builds without the paths of this machine, which messages of panics have otherwise.
+without_paths() {
+    export CARGO_ENCODED_RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+}
+# no_paths FILE: ends the script if FILE has such a path.
+no_paths() {
+    ! grep -aoF -m 1 -e "${CARGO_HOME:-$HOME/.cargo}/" -e "$root/" "$1" ||
+        give_up "$(basename "$1") has paths of this machine: see above"
+}
+
+# licences_and_readme BINDING DIRECTORY: the licences, and the binding's README. Its links to files that DIRECTORY lacks
+# become links into the repository.
 licences_and_readme() {
     cp "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$2"
     sed -e "s|](\.\./\.\./|]($repository/blob/v$version/|g" -e "s|](\.\./|]($repository/blob/v$version/bindings/|g" \
         "$root/bindings/$1/README.md" >"$2/README.md"
+    grep -oE '\]\([^):#]+\)' "$2/README.md" | sed 's/^](//; s/)$//' | while read -r link; do
+        [ -e "$2/$link" ] || sed -i "s|]($link)|]($repository/blob/v$version/bindings/$1/$link)|" "$2/README.md"
+    done
 }
 
 # pack NAME: the directory $made/NAME as $out/NAME.tar.gz. Equal files give an equal archive.
 pack() {
     chmod -R u=rwX,go=rX "$made/$1"
     tar -C "$made" --sort=name --owner=0 --group=0 --numeric-owner \
-        --mtime="@${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}" -cf - "$1" |
+        --mtime="@$SOURCE_DATE_EPOCH" -cf - "$1" |
         gzip -9n >"$out/$1.tar.gz.new"
     mv -f "$out/$1.tar.gz.new" "$out/$1.tar.gz"
     echo "$out/$1.tar.gz"
+}
+
+# has DIRECTORY FILE...: ends the script unless the directory has each of these files, with content.
+has() {
+    directory=$1
+    shift
+    for file in "$@"; do [ -s "$directory/$file" ] || give_up "the package has no $file"; done
 }
 
 # wait_for COMMAND...: until it succeeds, for half a minute at most.

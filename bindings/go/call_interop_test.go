@@ -223,7 +223,7 @@ func inC(t *testing.T, source string, arguments ...string) *process {
 	directory := t.TempDir()
 	program := filepath.Join(directory, "program")
 	// By the name that it says it has.
-	if err := os.Symlink(library, filepath.Join(directory, "libpelton.so.0")); err != nil {
+	if err := os.Symlink(library, filepath.Join(directory, "libpelton.so.0.2")); err != nil {
 		t.Fatal(err)
 	}
 	compiled := exec.Command("cc", "-O1", "-I", "../../include", "-o", program, source, library,

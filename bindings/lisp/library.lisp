@@ -66,7 +66,7 @@ Signals TOO-SMALL-ERROR if the heap has no space."
         (built (and *checkout* (probe-file (merge-pathnames "target/release/libpelton_capi.so" *checkout*)))))
     (cond ((plusp (length named)) named)
           (built (sb-ext:native-namestring built))
-          (t "libpelton.so.0"))))
+          (t "libpelton.so.0.2"))))
 
 (defun load-library ()
   ;; Not saved with an image: a saved image finds and loads it when it starts.

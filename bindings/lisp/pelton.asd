@@ -3,7 +3,7 @@
 (defsystem "pelton"
   :description "Messages at memory speed between the threads, processes and languages of one machine"
   :long-description "Channels, calls, appending and files for SBCL on x86-64 Linux, through the C library libpelton,
-which is loaded with the system: the file that PELTON_LIBRARY names, or the installed libpelton.so.0. See README.md."
+which is loaded with the system: the file that PELTON_LIBRARY names, or the installed libpelton.so.0.2. See README.md."
   :version "0.2.0"
   :license "MIT OR Apache-2.0"
   :author "The pelton authors"

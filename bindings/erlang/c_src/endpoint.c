@@ -11,7 +11,8 @@
  *             thread is about to handle it, with all waiters that are there by then. So watching again needs no
  *             system call.
  *   [closed]  After its close an endpoint's memory remains until the notifier thread has released the list's
- *             reference, because an event that epoll_wait has already returned may name it. */
+ *             reference, because an event that epoll_wait has already returned may name it. After the close there is
+ *             no other event: the descriptor is no longer watched. */
 #include "endpoint.h"
 
 /* The notifier thread's quantum at one endpoint: so many messages, or so many bytes. */
@@ -238,7 +239,7 @@ static ERL_NIF_TERM responder_term(ErlNifEnv *env, pelton_responder *handle)
         return atom_undefined;
     struct responder *responder = enif_alloc_resource(shared->responder_type, sizeof *responder);
     responder->handle = handle;
-    atomic_flag_clear(&responder->is_used);
+    atomic_init(&responder->state, RESPONDER_OPEN);
     ERL_NIF_TERM term = enif_make_resource(env, responder);
     enif_release_resource(responder);
     return term;
@@ -511,7 +512,9 @@ void endpoint_close(ErlNifEnv *caller, struct endpoint *endpoint)
     }
     fail_waiters(caller, endpoint, PELTON_OK);
     bool is_last = atomic_load(&endpoint->held) == 0;
-    if (is_last) {
+    if (is_last && endpoint->handle.any) {
+        /* The receivers that a listener accepted keep its descriptor open. A later event would name freed memory. */
+        notifier_unwatch(endpoint_fd(endpoint));
         pelton_close(endpoint->handle.any);
         endpoint->handle.any = NULL;
     }
@@ -714,7 +717,7 @@ static void destroy_responder(ErlNifEnv *env, void *object)
 {
     (void)env;
     struct responder *responder = object;
-    if (!atomic_flag_test_and_set(&responder->is_used))
+    if (atomic_load(&responder->state) != RESPONDER_CLOSED)
         pelton_close(responder->handle);
 }
 

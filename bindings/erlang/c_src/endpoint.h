@@ -67,9 +67,12 @@ struct endpoint {
     struct endpoint *next_to_recheck; /* shared->endpoints_to_recheck */
 };
 
+/* A responder whose handle a thread uses now; one whose handle has been closed by the end of the call. */
+enum responder_state { RESPONDER_OPEN, RESPONDER_IN_USE, RESPONDER_CLOSED };
+
 struct responder {
     pelton_responder *handle;
-    atomic_flag is_used;
+    atomic_int state;
 };
 
 /* A message that remains in the channel's memory. */

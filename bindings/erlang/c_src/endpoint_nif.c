@@ -116,6 +116,24 @@ static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *number
     return true;
 }
 
+/* Begins to use the endpoint, whose handle has just been set unless the code is an error: {ok, Endpoint} or an error.
+ * Under the lock. */
+static ERL_NIF_TERM begin_use(ErlNifEnv *env, struct endpoint *endpoint, int code)
+{
+    if (code) {
+        /* An out-parameter of a function that failed is not a handle. */
+        endpoint->handle.any = NULL;
+        return endpoint_open_error(env, code);
+    }
+    if ((errno = endpoint_opened(env, endpoint))) {
+        ERL_NIF_TERM result = endpoint_open_error(env, PELTON_SYSTEM);
+        pelton_close(endpoint->handle.any);
+        endpoint->handle.any = NULL;
+        return result;
+    }
+    return enif_make_tuple2(env, atom_ok, enif_make_resource(env, endpoint));
+}
+
 /* Opens it, or begins to. Under the lock. */
 static ERL_NIF_TERM begin_open(ErlNifEnv *env, struct endpoint *endpoint, const char *name,
                                const struct numbers *numbers, ERL_NIF_TERM ref)
@@ -130,15 +148,10 @@ static ERL_NIF_TERM begin_open(ErlNifEnv *env, struct endpoint *endpoint, const 
             code = PELTON_SYSTEM;
         }
     }
-    ERL_NIF_TERM result = code ? endpoint_open_error(env, code) : 0;
+    ERL_NIF_TERM result = begin_use(env, endpoint, code);
     pelton_close(endpoint->opening.any);
     endpoint->opening.any = NULL;
-    if (!code && (errno = endpoint_opened(env, endpoint))) {
-        result = endpoint_open_error(env, PELTON_SYSTEM);
-        pelton_close(endpoint->handle.any);
-        endpoint->handle.any = NULL;
-    }
-    return result ? result : enif_make_tuple2(env, atom_ok, enif_make_resource(env, endpoint));
+    return result;
 }
 
 /* endpoint_open(Kind, Name, Numbers, Ref): {ok, Endpoint} or {error, {Atom, Detail}}, or `pending`: one of them is
@@ -185,19 +198,11 @@ NIF(endpoint_accept)
         return error_of(env, enif_make_tuple2(env, atom_enomem, bytes_of(env, "", 0)));
     listener = endpoint_give_to_operation(env, argv[0], 1u << LISTENER, &result);
     if (listener) {
-        int code = pelton_listener_accept_receiver(listener->handle.listener, PELTON_NO_WAIT, &receiver->handle.receiver);
-        if (code)
-            receiver->handle.any = NULL;
-        if (!code && (errno = endpoint_opened(env, receiver))) {
-            pelton_close(receiver->handle.any);
-            receiver->handle.any = NULL;
-            code = PELTON_SYSTEM;
-        }
-        if (code == PELTON_AGAIN)
-            result = atom_busy;
-        else
-            result = code ? endpoint_open_error(env, code)
-                          : enif_make_tuple2(env, atom_ok, enif_make_resource(env, receiver));
+        enif_mutex_lock(receiver->lock);
+        pelton_listener *handle = listener->handle.listener;
+        int code = pelton_listener_accept_receiver(handle, PELTON_NO_WAIT, &receiver->handle.receiver);
+        result = code == PELTON_AGAIN ? atom_busy : begin_use(env, receiver, code);
+        enif_mutex_unlock(receiver->lock);
         endpoint_return(listener);
     }
     enif_release_resource(receiver);
@@ -550,25 +555,38 @@ NIF(endpoint_cast_large)
     return nif_endpoint_cast(env, argc, argv);
 }
 
+/* The responder that the term is, for this thread alone. NULL: *result says why. */
+static struct responder *responder_take(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result)
+{
+    void *object;
+    if (!enif_get_resource(env, term, shared->responder_type, &object)) {
+        *result = enif_make_badarg(env);
+        return NULL;
+    }
+    struct responder *responder = object;
+    int state = RESPONDER_OPEN;
+    if (atomic_compare_exchange_strong(&responder->state, &state, RESPONDER_IN_USE))
+        return responder;
+    *result = state == RESPONDER_CLOSED ? error_of(env, atom_closed) : atom_busy;
+    return NULL;
+}
+
 /* responder_reply(Responder, Code, Data): Code is `undefined` for a reply, else the failure's */
 NIF(responder_reply)
 {
     (void)argc;
-    void *object;
+    ERL_NIF_TERM result;
     ErlNifBinary data;
     unsigned number = 0;
     bool fails = !enif_is_identical(argv[1], atom_undefined);
-    if (!enif_get_resource(env, argv[0], shared->responder_type, &object) ||
-        !enif_inspect_iolist_as_binary(env, argv[2], &data) || (fails && !enif_get_uint(env, argv[1], &number)))
+    if (!enif_inspect_iolist_as_binary(env, argv[2], &data) || (fails && !enif_get_uint(env, argv[1], &number)))
         return enif_make_badarg(env);
-    struct responder *responder = object;
-    if (atomic_flag_test_and_set(&responder->is_used))
-        return error_of(env, atom_closed);
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return result;
     int code = fails ? pelton_responder_fail(responder->handle, number, data.data, data.size)
                      : pelton_responder_reply(responder->handle, data.data, data.size);
-    /* The responder remains open. */
-    if (code == PELTON_TOO_LARGE)
-        atomic_flag_clear(&responder->is_used);
+    atomic_store(&responder->state, code == PELTON_TOO_LARGE ? RESPONDER_OPEN : RESPONDER_CLOSED);
     charge_bytes(env, data.size);
     return code ? error_of_code(env, code) : atom_ok;
 }
@@ -577,16 +595,15 @@ NIF(responder_reply)
 NIF(responder_part)
 {
     (void)argc;
-    void *object;
+    ERL_NIF_TERM result;
     ErlNifBinary data;
-    if (!enif_get_resource(env, argv[0], shared->responder_type, &object) ||
-        !enif_inspect_iolist_as_binary(env, argv[1], &data))
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
         return enif_make_badarg(env);
-    struct responder *responder = object;
-    if (atomic_flag_test_and_set(&responder->is_used))
-        return error_of(env, atom_closed);
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return result;
     int code = pelton_responder_part(responder->handle, data.data, data.size, PELTON_NO_WAIT);
-    atomic_flag_clear(&responder->is_used);
+    atomic_store(&responder->state, RESPONDER_OPEN);
     charge_bytes(env, data.size);
     if (code == PELTON_AGAIN)
         return error_of(env, atom_full);
@@ -602,14 +619,26 @@ NIF(responder_part_large)
 NIF(responder_end)
 {
     (void)argc;
-    void *object;
-    if (!enif_get_resource(env, argv[0], shared->responder_type, &object))
-        return enif_make_badarg(env);
-    struct responder *responder = object;
-    if (atomic_flag_test_and_set(&responder->is_used))
-        return error_of(env, atom_closed);
+    ERL_NIF_TERM result;
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return result;
     int code = pelton_responder_end(responder->handle);
+    atomic_store(&responder->state, RESPONDER_CLOSED);
     return code ? error_of_code(env, code) : atom_ok;
+}
+
+/* responder_is_cancelled(Responder): `true`: nobody waits for the reply any more, or it is complete */
+NIF(responder_is_cancelled)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return enif_is_tuple(env, result) ? atom_true : result;
+    int code = pelton_responder_is_cancelled(responder->handle);
+    atomic_store(&responder->state, RESPONDER_OPEN);
+    return code == 0 ? atom_false : atom_true;
 }
 
 /* endpoint_drain(Service) */

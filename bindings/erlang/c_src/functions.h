@@ -26,7 +26,8 @@
     X(endpoint_resume, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_stream, 3, 0) \
     X(endpoint_stream_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_drain, 1, 0) \
     X(responder_reply, 3, 0) X(responder_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_part, 2, 0) \
-    X(responder_part_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_end, 1, 0) X(code_text, 1, 0)
+    X(responder_part_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_end, 1, 0) X(responder_is_cancelled, 1, 0) \
+    X(code_text, 1, 0)
 
 #define DECLARE_(name, arity, flags) NIF(name);
 FUNCTIONS(DECLARE_)

@@ -99,7 +99,7 @@ void notifier_wake(void);
 /* ---- Shared state ---- */
 
 /* A new library takes this over unchanged. A change of a structure that it reaches needs a new number. */
-#define LAYOUT 6
+#define LAYOUT 7
 struct shared {
     unsigned layout;
     ErlNifMutex *lock; /* protects the lists below, and the creation of engines */

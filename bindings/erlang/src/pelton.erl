@@ -21,7 +21,7 @@
 -module(pelton).
 -export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
          resume/1, resume/2, setopts/2, controlling_process/2, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
-         reply/2, part/2, part/3, finish/1, fail/3, format_error/1]).
+         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, format_error/1]).
 -export_type([endpoint/0, responder/0, kind/0, option/0, reason/0, open_error/0]).
 
 -opaque endpoint() :: pelton_nif:endpoint().
@@ -119,8 +119,13 @@ accept(Listener) ->
 
 %% @doc Waits until a sender connects to the listener's name, until the timeout in milliseconds. Returns the receiver
 %% of that one sender, whose owner is the calling process. Unlike a receiver that {@link open/3} opens by name, it ends
-%% with its sender, as `closed' or `peer_died', and {@link resume/2} is possible. Any number of processes may accept.
-%% The listener may be closed at any time: receivers that it accepted remain.
+%% with its sender, as `closed' or `peer_died', and {@link resume/2} is possible: it takes the next sender of the name,
+%% as an `accept' does. Any number of processes may accept. A sender that connects and is slow can delay the timeout by
+%% half a second.
+%%
+%% The listener may be closed at any time. Receivers that it accepted remain, and so does the name, for their {@link
+%% resume/2}: until the last of them is closed, another listener of the name fails with `in_use', and no sender is
+%% accepted. So let a process that outlives the receivers own the listener.
 -spec accept(endpoint(), timeout()) -> {ok, endpoint()} | {error, open_error() | reason()}.
 accept(Listener, Timeout) ->
     accept_until(Listener, deadline(Timeout)).
@@ -134,10 +139,7 @@ accept_until(Listener, Deadline) ->
             end;
         %% Another process accepts, or a sender has not finished the handshake.
         Later when Later =:= busy; Later =:= {error, in_operation} ->
-            case left(Deadline) of
-                0 -> {error, timeout};
-                _ -> receive after 1 -> accept_until(Listener, Deadline) end
-            end;
+            again(Deadline, fun() -> accept_until(Listener, Deadline) end);
         Result -> Result
     end.
 
@@ -187,7 +189,8 @@ wait_released(Sender) ->
 %% that use the sender meanwhile get `in_operation'.
 -spec wait_released(endpoint(), timeout()) -> ok | {error, reason()}.
 wait_released(Sender, Timeout) ->
-    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end, deadline(Timeout)).
+    Wait = fun(Milliseconds) -> pelton_nif:endpoint_wait_released(Sender, Milliseconds) end,
+    wait_until(Wait, deadline(Timeout), false).
 
 %% @equiv resume(Endpoint, infinity)
 -spec resume(endpoint()) -> ok | {error, reason()}.
@@ -197,19 +200,23 @@ resume(Endpoint) ->
 %% @doc After `peer_died' or `closed': waits for a successor of the peer, until the timeout in milliseconds. A sender
 %% passes everything that was not released on to the new receiver. A receiver continues with the new sender. Errors:
 %% `timeout'; `refused': the peer is alive, or the channel has no successors, as that of a receiver which {@link open/3}
-%% opened by name. It can be tried again. It occupies a dirty I/O scheduler, as {@link wait_released/2}.
+%% opened by name; `einval': the receiver is active. It can be tried again. It occupies a dirty I/O scheduler, as {@link
+%% wait_released/2}.
 -spec resume(endpoint(), timeout()) -> ok | {error, reason()}.
 resume(Endpoint, Timeout) ->
-    wait_until(fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end, deadline(Timeout)).
+    Wait = fun(Milliseconds) -> pelton_nif:endpoint_resume(Endpoint, Milliseconds) end,
+    wait_until(Wait, deadline(Timeout), false).
 
 %% In slices, so that a close, or the end of the process, ends the wait. A slice has time for a handshake.
 -define(SLICE_MS, 100).
-wait_until(Wait, Deadline) ->
+wait_until(Wait, Deadline, HasBegun) ->
     Left = case left(Deadline) of infinity -> ?SLICE_MS; Milliseconds -> min(Milliseconds, ?SLICE_MS) end,
     case Wait(Left) of
         later when Left < ?SLICE_MS -> {error, timeout};
-        later -> wait_until(Wait, Deadline);
-        busy -> erlang:yield(), wait_until(Wait, Deadline);
+        later -> wait_until(Wait, Deadline, true);
+        busy -> erlang:yield(), wait_until(Wait, Deadline, HasBegun);
+        %% Another process began to use the endpoint between two slices.
+        {error, in_operation} when HasBegun -> again(Deadline, fun() -> wait_until(Wait, Deadline, true) end);
         Result -> Result
     end.
 
@@ -377,8 +384,9 @@ part(Responder, Data) ->
 
 %% @doc Sends a part of a reply; {@link reply/2} sends the last one, or {@link finish/1} ends the reply. While the
 %% client has no free space, it tries again every millisecond, until the timeout in milliseconds: so send parts in
-%% another process than the one that gets the requests. One process at a time sends parts of a reply. Errors:
-%% `timeout'; others as {@link reply/2}.
+%% another process than the one that gets the requests. Parts of several processes arrive in any order. Errors:
+%% `timeout'; others as {@link reply/2}. After the client has cancelled the call, parts are
+%% dropped without an error: {@link is_cancelled/1}.
 -spec part(responder() | undefined, iodata(), timeout()) -> ok | {error, reason()}.
 part(undefined, _Data, _Timeout) -> ok;
 part(Responder, Data, Timeout) -> part_until(Responder, flat(Data), deadline(Timeout)).
@@ -387,16 +395,20 @@ part_until(Responder, Data, Deadline) ->
     Sent = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_part(Responder, Data);
               true -> pelton_nif:responder_part_large(Responder, Data)
            end,
-    case Sent =:= {error, full} andalso left(Deadline) of
-        false -> Sent;
-        0 -> {error, timeout};
-        _ -> receive after 1 -> part_until(Responder, Data, Deadline) end
+    case Sent of
+        {error, full} -> again(Deadline, fun() -> part_until(Responder, Data, Deadline) end);
+        busy -> erlang:yield(), part_until(Responder, Data, Deadline);
+        Result -> Result
     end.
 
 %% @doc Ends a reply whose parts were sent by {@link part/3}, or that has none. Errors: as {@link reply/2}.
 -spec finish(responder() | undefined) -> ok | {error, reason()}.
 finish(undefined) -> ok;
-finish(Responder) -> pelton_nif:responder_end(Responder).
+finish(Responder) ->
+    case pelton_nif:responder_end(Responder) of
+        busy -> erlang:yield(), finish(Responder);
+        Result -> Result
+    end.
 
 %% @doc Fails a request, once, with a code and bytes that the service chooses: {@link call/3} returns
 %% `{error, {failed, {Code, Bytes}}}'. Codes from 16#ffff0000 are pelton's own. Otherwise as {@link reply/2}.
@@ -404,8 +416,25 @@ finish(Responder) -> pelton_nif:responder_end(Responder).
 fail(undefined, _Code, _Data) -> ok;
 fail(Responder, Code, Data) -> respond(Responder, Code, flat(Data)).
 
-respond(Responder, Code, Data) when byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_reply(Responder, Code, Data);
-respond(Responder, Code, Data) -> pelton_nif:responder_reply_large(Responder, Code, Data).
+respond(Responder, Code, Data) ->
+    Responded = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:responder_reply(Responder, Code, Data);
+                   true -> pelton_nif:responder_reply_large(Responder, Code, Data)
+                end,
+    case Responded of
+        busy -> erlang:yield(), respond(Responder, Code, Data);
+        Result -> Result
+    end.
+
+%% @doc Returns whether nobody waits for the reply any more: the client has cancelled the call, or has gone, or the
+%% reply is complete. The request of a cancelled call still needs a reply: choose the cheapest. Does not wait. The
+%% service learns of it while it is active. For `undefined' it is false.
+-spec is_cancelled(responder() | undefined) -> boolean().
+is_cancelled(undefined) -> false;
+is_cancelled(Responder) ->
+    case pelton_nif:responder_is_cancelled(Responder) of
+        busy -> erlang:yield(), is_cancelled(Responder);
+        IsCancelled -> IsCancelled
+    end.
 
 %% @doc Returns a text for the reason of an error, as {@link file:format_error/1}.
 -spec format_error(reason() | open_error()) -> string().
@@ -435,6 +464,13 @@ deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
 
 left(infinity) -> infinity;
 left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).
+
+%% Tries again after a millisecond, unless the time is over.
+again(Deadline, Try) ->
+    case left(Deadline) of
+        0 -> {error, timeout};
+        _ -> receive after 1 -> Try() end
+    end.
 
 %% The process waits no more. Results that arrived meanwhile are removed from the mailbox.
 cancel(Endpoint, Ref) ->

@@ -10,7 +10,7 @@
          endpoint_call_large/3, endpoint_stream/3, endpoint_stream_large/3, endpoint_cast/2, endpoint_cast_large/2,
          endpoint_cancel/2, endpoint_drain/1,
          responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
-         code_text/1]).
+         responder_is_cancelled/1, code_text/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
 -on_load(load/0).
 
@@ -35,7 +35,7 @@ load() ->
                 end,
     case erlang:load_nif(filename:join(Directory, "pelton_nif"), erlang:system_info(schedulers)) of
         {error, {load_failed, Text}} ->
-            {error, {load_failed, Text ++ "; the NIF looks for libpelton.so.0 in its own directory, where it was at "
+            {error, {load_failed, Text ++ "; the NIF looks for libpelton.so.0.2 in its own directory, where it was at "
                      "compile time, and where the system's linker looks"}};
         Result -> Result
     end.
@@ -151,14 +151,17 @@ endpoint_stream_large(_Endpoint, _Data, _Ref) -> not_loaded().
 -spec endpoint_drain(endpoint()) -> endpoint_result(ok).
 endpoint_drain(_Service) -> not_loaded().
 
--spec responder_part(responder(), iodata()) -> ok | {error, atom()}.
+-spec responder_part(responder(), iodata()) -> endpoint_result(ok).
 responder_part(_Responder, _Data) -> not_loaded().
 
--spec responder_part_large(responder(), iodata()) -> ok | {error, atom()}.
+-spec responder_part_large(responder(), iodata()) -> endpoint_result(ok).
 responder_part_large(_Responder, _Data) -> not_loaded().
 
--spec responder_end(responder()) -> ok | {error, atom()}.
+-spec responder_end(responder()) -> endpoint_result(ok).
 responder_end(_Responder) -> not_loaded().
+
+-spec responder_is_cancelled(responder()) -> boolean() | busy.
+responder_is_cancelled(_Responder) -> not_loaded().
 
 -spec endpoint_call(endpoint(), iodata(), reference()) ->
           endpoint_result({ok, binary()} | pending | waits) | {error, {atom(), term()}}.
@@ -177,10 +180,10 @@ endpoint_cast_large(_Endpoint, _Data) -> not_loaded().
 -spec endpoint_cancel(endpoint(), reference()) -> endpoint_result(ok).
 endpoint_cancel(_Endpoint, _Ref) -> not_loaded().
 
--spec responder_reply(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
+-spec responder_reply(responder(), undefined | non_neg_integer(), iodata()) -> endpoint_result(ok).
 responder_reply(_Responder, _Code, _Data) -> not_loaded().
 
--spec responder_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
+-spec responder_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> endpoint_result(ok).
 responder_reply_large(_Responder, _Code, _Data) -> not_loaded().
 
 -spec code_text(atom()) -> binary() | undefined.

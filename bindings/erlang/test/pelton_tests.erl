@@ -41,11 +41,18 @@ tests() ->
      {an_accepted_receiver_ends_with_its_sender, fun an_accepted_receiver_ends_with_its_sender/1},
      {each_process_that_accepts_gets_a_sender, fun each_process_that_accepts_gets_a_sender/1},
      {a_wait_for_the_release_ends_with_it, fun a_wait_for_the_release_ends_with_it/1},
+     {a_wait_continues_after_another_process_used_the_sender,
+      fun a_wait_continues_after_another_process_used_the_sender/1},
      {a_successor_gets_what_was_not_released, fun a_successor_gets_what_was_not_released/1},
      {a_receiver_continues_with_the_next_sender, fun a_receiver_continues_with_the_next_sender/1},
      {a_path_reports_the_end_of_each_sender, fun a_path_reports_the_end_of_each_sender/1},
      {each_part_of_a_reply_arrives, fun each_part_of_a_reply_arrives/1},
+     {several_processes_reply_in_parts, fun several_processes_reply_in_parts/1},
      {a_stream_that_its_reader_leaves_is_cancelled, fun a_stream_that_its_reader_leaves_is_cancelled/1},
+     {a_service_learns_that_a_stream_was_cancelled, fun a_service_learns_that_a_stream_was_cancelled/1},
+     {a_part_ends_with_its_client, fun a_part_ends_with_its_client/1},
+     {an_accept_ends_with_the_owner_of_the_listener, fun an_accept_ends_with_the_owner_of_the_listener/1},
+     {a_closed_listener_gets_no_event, fun a_closed_listener_gets_no_event/1},
      {a_drained_service_replies_and_ends, fun a_drained_service_replies_and_ends/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
@@ -557,9 +564,23 @@ a_wait_for_the_release_ends_with_it(Path) ->
     %% A close ends the wait.
     ok = pelton:send(Sender, "three"),
     {Last, Closed} = spawn_monitor(fun() -> exit(pelton:wait_released(Sender)) end),
-    pelton_file_tests:eventually(fun() -> pelton:wait_released(Sender, 0) =:= {error, in_operation} end),
+    pelton_file_tests:eventually(fun() -> pelton:send(Sender, "three", 30000) =:= {error, in_operation} end),
     ok = pelton:close(Sender),
     receive {'DOWN', Closed, process, Last, Found} -> ?assertEqual({error, closed}, Found) end.
+
+a_wait_continues_after_another_process_used_the_sender(Path) ->
+    {_, Sender} = accepted_channel(Path),
+    ok = pelton:send(Sender, "never released"),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:wait_released(Sender, 1500)) end),
+    pelton_file_tests:eventually(fun() -> pelton:send(Sender, "x") =:= {error, in_operation} end),
+    Use = fun Again(Used) ->
+        Found = pelton:wait_released(Sender, 10),
+        Next = case Found of {error, timeout} -> Used + 1; {error, in_operation} -> Used end,
+        receive {'DOWN', Monitor, process, Pid, Reason} -> {Reason, Next} after 0 -> Again(Next) end
+    end,
+    {Reason, Used} = Use(0),
+    ?assertEqual({error, timeout}, Reason),
+    ?assert(Used > 0).
 
 a_successor_gets_what_was_not_released(Path) ->
     {Receiver, Sender} = accepted_channel(Path),
@@ -627,6 +648,28 @@ each_part_of_a_reply_arrives(Path) ->
     ?assertEqual(lists:seq(1, 20000), [I || <<I:32, _:8000>> <- Many]),
     ?assertEqual({error, {failed, {7, <<"no">>}}}, pelton:stream(Client, "fail", Collect, [])).
 
+several_processes_reply_in_parts(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
+    Test = self(),
+    spawn_link(fun() -> Test ! {reply, pelton:stream(Client, "", fun(Part, Sum) -> Sum + byte_size(Part) end, 0)} end),
+    {pelton_request, Service, Responder, <<>>} = next(),
+    Part = binary:copy(<<"x">>, 1 bsl 20),
+    Writers = [spawn_monitor(fun() -> exit([pelton:part(Responder, Part, 30000) || _ <- lists:seq(1, 20)]) end)
+               || _ <- lists:seq(1, 4)],
+    [receive {'DOWN', Monitor, process, Pid, Sent} -> ?assertEqual([ok], lists:usort(Sent)) end
+     || {Pid, Monitor} <- Writers],
+    %% The end of a reply waits for the part that another process sends.
+    {Last, Closed} = spawn_monitor(fun Again() ->
+        case pelton:part(Responder, Part, 30000) of ok -> Again(); Error -> exit(Error) end
+    end),
+    pelton_file_tests:eventually(fun() -> process_info(Last, status) =/= {status, runnable} end),
+    ?assertEqual(ok, pelton:finish(Responder)),
+    receive {'DOWN', Closed, process, Last, Reason} -> ?assertEqual({error, closed}, Reason) end,
+    {reply, {ok, Bytes}} = next(),
+    ?assert(Bytes >= 80 * byte_size(Part)),
+    ?assertEqual({error, closed}, pelton:part(Responder, "late")).
+
 a_stream_that_its_reader_leaves_is_cancelled(Path) ->
     {Service, Client} = service(Path),
     ?assertError(enough, pelton:stream(Client, "many parts", fun(_, _) -> error(enough) end, [])),
@@ -634,6 +677,74 @@ a_stream_that_its_reader_leaves_is_cancelled(Path) ->
     Service ! {reply_to_all, <<"late">>},
     ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
     ?assertEqual({messages, []}, process_info(self(), messages)).
+
+a_service_learns_that_a_stream_was_cancelled(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
+    Test = self(),
+    Reader = spawn(fun() -> pelton:stream(Client, "", fun(_, _) -> Test ! part end, ok) end),
+    {pelton_request, Service, Responder, <<>>} = next(),
+    ok = pelton:part(Responder, "x"),
+    part = next(),
+    ?assertNot(pelton:is_cancelled(Responder)),
+    exit(Reader, kill),
+    pelton_file_tests:eventually(fun() -> pelton:is_cancelled(Responder) end),
+    ok = pelton:finish(Responder),
+    ?assert(pelton:is_cancelled(Responder)),
+    ?assertNot(pelton:is_cancelled(undefined)).
+
+%% A part that waits for space ends with its client, also while the service receives nothing.
+a_part_ends_with_its_client(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, once}]),
+    Port = open_port({spawn_executable, tool()}, [{args, ["call", iolist_to_binary(name(Path)), "x"]}, exit_status]),
+    {os_pid, Pid} = erlang:port_info(Port, os_pid),
+    {pelton_request, Service, Responder, _} = next(),
+    "" = os:cmd("kill -STOP " ++ integer_to_list(Pid)),
+    Part = binary:copy(<<"x">>, 80000),
+    Fill = fun Again() -> case pelton:part(Responder, Part, 0) of ok -> Again(); Error -> Error end end,
+    ?assertEqual({error, timeout}, Fill()),
+    {Waits, Monitor} = spawn_monitor(fun() -> exit(pelton:part(Responder, Part)) end),
+    "" = os:cmd("kill -KILL " ++ integer_to_list(Pid)),
+    receive {'DOWN', Monitor, process, Waits, Reason} -> ?assertEqual({error, peer_died}, Reason) end,
+    receive {Port, {exit_status, _}} -> ok end.
+
+%% A receiver that it accepted remains, and has the name until it is closed.
+an_accept_ends_with_the_owner_of_the_listener(Path) ->
+    Test = self(),
+    Owner = spawn(fun() ->
+        {ok, Listener} = pelton:open(listener, name(Path)),
+        Test ! {listens, Listener},
+        receive stop -> ok end
+    end),
+    {listens, Listener} = next(),
+    {Receiver, Sender} = accepted_channel(Path, Listener),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:accept(Listener)) end),
+    pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
+    exit(Owner, kill),
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({error, closed}, Reason) end,
+    ok = pelton:send(Sender, "one"),
+    ?assertEqual({ok, <<"one">>}, pelton:recv(Receiver, 30000)),
+    ?assertMatch({error, {in_use, _}}, pelton:open(listener, name(Path))),
+    ok = pelton:close(Receiver),
+    ?assertMatch({ok, _}, pelton:open(listener, name(Path))).
+
+%% Its receivers keep its descriptor open. An event of it would name freed memory.
+a_closed_listener_gets_no_event(Path) ->
+    Test = self(),
+    [begin
+         {Pid, Monitor} = spawn_monitor(fun() ->
+             {ok, Listener} = pelton:open(listener, name(Path)),
+             {Receiver, Sender} = accepted_channel(Path, Listener),
+             [ok = pelton:controlling_process(End, Test) || End <- [Receiver, Sender]],
+             {Waiting, Accepts} = spawn_monitor(fun() -> pelton:accept(Listener) end),
+             pelton_file_tests:eventually(fun() -> process_info(Waiting, status) =:= {status, waiting} end),
+             ok = pelton:close(Listener),
+             receive {'DOWN', Accepts, process, Waiting, _} -> exit({remain, Receiver, Sender}) end
+         end),
+         {Receiver, Sender} = receive {'DOWN', Monitor, process, Pid, {remain, One, Other}} -> {One, Other} end,
+         ?assertMatch({error, {timeout, _}}, pelton:open(sender, name(Path), [{timeout, 20}])),
+         [ok = pelton:close(End) || End <- [Receiver, Sender]]
+     end || _ <- lists:seq(1, 30)].
 
 a_drained_service_replies_and_ends(Path) ->
     {ok, Service} = pelton:open(service, name(Path), [{active, true}]),

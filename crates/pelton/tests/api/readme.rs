@@ -1,4 +1,5 @@
-//! Users start with the Rust code of README.md: it compiles, without warnings except for unused items.
+//! Users start with the Rust code of README.md, here and at the root: it compiles, without warnings except for unused
+//! items.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +14,9 @@ const BEFORE: &str = "use pelton::file::{Engine, Open, Operation};\n\
 fn the_rust_in_readme_compiles() {
     let crate_root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = crate_root.join("../..");
-    let text = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let blocks: Vec<&str> = text.split("```rust\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
-    assert!(blocks.len() >= 6, "README has Rust: {}", blocks.len());
+    let texts = [root.as_path(), crate_root].map(|folder| std::fs::read_to_string(folder.join("README.md")).unwrap());
+    let [of_root, of_crate] = texts.each_ref().map(|text| rust_blocks(text));
+    assert!(of_root.len() >= 6 && !of_crate.is_empty(), "they have Rust: {}, {}", of_root.len(), of_crate.len());
     // A separate package, like a user's. Nothing is fetched: its dependencies are this package's.
     let dir = tempfile::tempdir().unwrap();
     let binaries = dir.path().join("src/bin");
@@ -25,7 +26,7 @@ fn the_rust_in_readme_compiles() {
     );
     std::fs::write(dir.path().join("Cargo.toml"), manifest).unwrap();
     std::fs::copy(root.join("Cargo.lock"), dir.path().join("Cargo.lock")).unwrap();
-    for (number, block) in blocks.iter().enumerate() {
+    for (number, block) in of_root.iter().chain(&of_crate).enumerate() {
         std::fs::write(binaries.join(format!("block-{number}.rs")), format!("{BEFORE}{block}Ok(()) }}\n")).unwrap();
     }
     let mut cargo = Command::new(env!("CARGO"));
@@ -33,4 +34,8 @@ fn the_rust_in_readme_compiles() {
     cargo.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme"));
     let checked = cargo.env("RUSTFLAGS", "-D warnings -A unused_variables -A unused_imports").output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}
+
+fn rust_blocks(text: &str) -> Vec<&str> {
+    text.split("```rust\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect()
 }
