@@ -199,6 +199,15 @@ const SCORE_MAX: u8 = 16;
 const PROBE_FIRST: u16 = 8;
 const PROBE_LAST: u16 = 64;
 
+/// On one processor, a thread yields before it sleeps, so that its peer finishes its work. A sleep instead would let
+/// the wake-up interrupt the peer at each message. But the kernel may give the yielded processor to an unrelated thread
+/// for milliseconds, where a woken sleeper would run first. A yield that takes longer than this limit shows that.
+const YIELD_MAX: Duration = Duration::from_micros(500);
+/// After such a long yield, this number of waits do not yield. Each further long yield doubles the number.
+const YIELD_REST: u32 = 1024;
+/// At most this many doublings of `YIELD_REST`.
+const YIELD_DOUBLINGS_MAX: u32 = 6;
+
 /// How long a side busy-polls before it sleeps: about as long as its wake-ups take, unless that was useless lately, or
 /// its peer shares its processor. docs/decisions/0037-busy-machine.md.
 #[derive(Debug)]
@@ -215,6 +224,9 @@ pub struct Spin {
     interval: u16,
     /// The average time from a ring to the end of the sleep.
     wake_up: Duration,
+    /// The waits left that do not yield, and the doublings of their number.
+    rest: u32,
+    doublings: u32,
 }
 
 impl Spin {
@@ -228,6 +240,8 @@ impl Spin {
             skipped: 0,
             interval: PROBE_FIRST,
             wake_up: WAKE_UP_FIRST,
+            rest: 0,
+            doublings: 0,
         };
         spin.set_peer(peer);
         spin
@@ -281,6 +295,21 @@ impl Spin {
         self.wake_up = (self.wake_up * 7 + took) / 8;
     }
 
+    fn may_yield(&mut self) -> bool {
+        let may = self.rest == 0;
+        self.rest = self.rest.saturating_sub(1);
+        may
+    }
+
+    fn has_yielded(&mut self, took: Duration) {
+        if took > YIELD_MAX {
+            self.rest = YIELD_REST << self.doublings;
+            self.doublings = (self.doublings + 1).min(YIELD_DOUBLINGS_MAX);
+        } else {
+            self.doublings = self.doublings.saturating_sub(1);
+        }
+    }
+
     /// Polls before the actual wait.
     #[inline(always)]
     pub fn first_polls(&self) -> u32 {
@@ -318,6 +347,8 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             }
         }
         side.spin().has_failed();
+    } else if side.spin().shares_processor && yield_once(side)? {
+        return Ok(true);
     }
     loop {
         if !side.arm()? {
@@ -349,6 +380,18 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     }
 }
 
+/// With one processor: lets the peer run once, unless that was useless lately. Returns whether the condition holds.
+fn yield_once(side: &mut impl Polled) -> Result<bool> {
+    if !side.spin().may_yield() {
+        return Ok(false);
+    }
+    let begun = Instant::now();
+    std::thread::yield_now();
+    let holds = side.poll()?;
+    side.spin().has_yielded(begun.elapsed());
+    Ok(holds)
+}
+
 /// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition.
 #[inline(always)]
 fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
@@ -378,7 +421,7 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     let ring = side.last_ring();
     let time = side.spin().next_time(ring);
     if time.is_zero() {
-        return Ok(false);
+        return if side.spin().shares_processor { yield_once(side) } else { Ok(false) };
     }
     // A day at most, which the clock can represent.
     let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };

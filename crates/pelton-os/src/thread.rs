@@ -18,7 +18,8 @@ pub fn relax() {
 
 /// The number of the processor that this thread runs on, if it is known. Takes some nanoseconds: no system call.
 pub fn processor() -> Option<u32> {
-    u32::try_from(rustix::thread::sched_getcpu()).ok()
+    // SAFETY: it takes no argument. Not rustix's, which makes a system call; the C library reads it from rseq.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
 /// Whether this thread and the peer's process have more than one processor between them. On a single one, spinning only
