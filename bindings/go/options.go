@@ -44,7 +44,7 @@ type Options struct {
 	MessageBytesMax int
 	// Memory limits, in bytes, the memory that peers can make this side use. 0: no limit for lanes.
 	//
-	// A receiver from [Gather] takes from a new peer a lane of at most a sixteenth of what is left of Memory, rounded
+	// A receiver from [Gather] takes from a new peer a lane of at most a sixteenth of the remaining Memory, rounded
 	// down to a multiple of 64 KiB. A [Service], whose clients have two lanes each, takes a thirty-second for each.
 	// Both refuse peers while that is less than 64 KiB. The least is 1 MiB, for a service 2 MiB. When a peer is gone,
 	// its share becomes free.

@@ -280,7 +280,7 @@ type Record struct {
 // time uses it.
 type RecordReader struct {
 	reader *records.Reader
-	// What is left of the present chunk.
+	// The unread bytes of the current chunk.
 	next Record
 	rest []byte
 }

@@ -143,7 +143,7 @@ typedef struct pelton_gather_options {
     uint64_t message_bytes_max;
     uint64_t resident_bytes_max; /* of each sender among this process's threads */
     uint64_t memory_bytes_max;   /* of all peers together, at least 1 MiB: a new one is offered lanes of a sixteenth of
-                                    what is left, and refused below 64 KiB */
+                                    the remaining bytes, and refused below 64 KiB */
     const uint32_t *uids;
     uint32_t uid_count;
     uint32_t senders_max;        /* at a time: 1024, which is also the largest value. Each needs 3 or 4 descriptors */

@@ -35,7 +35,7 @@ load() ->
                 end,
     case erlang:load_nif(filename:join(Directory, "pelton_nif"), erlang:system_info(schedulers)) of
         {error, {load_failed, Text}} ->
-            {error, {load_failed, Text ++ "; the NIF looks for libpelton.so.0.2 in its own directory, where it was at "
+            {error, {load_failed, Text ++ "; the NIF searches for libpelton.so.0.2 in its own directory, where it was at "
                      "compile time, and where the system's linker looks"}};
         Result -> Result
     end.

@@ -6,8 +6,8 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 )
 
-// PeerFraction: a new peer may have this part of what is left, so that the first ones get most, and some is left for
-// many more.
+// PeerFraction: a new peer may take one part in this number of the remaining budget. So the first peers get most of it,
+// and many more still get some.
 const PeerFraction = 16
 
 // Budget is a number of bytes that goroutines take from and return to. nil has no limit.
