@@ -313,7 +313,7 @@ impl Spin {
     /// Polls before the actual wait.
     #[inline(always)]
     pub fn first_polls(&self) -> u32 {
-        if self.shares_processor { 0 } else { LOADS_PER_CLOCK }
+        if self.one_processor || self.shares_processor { 0 } else { LOADS_PER_CLOCK }
     }
 }
 
@@ -347,7 +347,7 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             }
         }
         side.spin().has_failed();
-    } else if side.spin().shares_processor && yield_once(side)? {
+    } else if side.spin().one_processor && yield_once(side)? {
         return Ok(true);
     }
     loop {
@@ -421,7 +421,7 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     let ring = side.last_ring();
     let time = side.spin().next_time(ring);
     if time.is_zero() {
-        return if side.spin().shares_processor { yield_once(side) } else { Ok(false) };
+        return if side.spin().one_processor { yield_once(side) } else { Ok(false) };
     }
     // A day at most, which the clock can represent.
     let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };

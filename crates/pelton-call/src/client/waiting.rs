@@ -74,7 +74,11 @@ impl Polled for Waiting<'_> {
     }
 
     fn spin(&mut self) -> &mut Spin {
-        &mut self.client.balancer.spin
+        let balancer = &mut self.client.balancer;
+        match &mut balancer.connections[..] {
+            [connection] => Polled::spin(&mut connection.replies),
+            _ => &mut balancer.spin,
+        }
     }
 
     fn last_ring(&self) -> Option<LastRing> {
