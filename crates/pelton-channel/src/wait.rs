@@ -12,8 +12,8 @@ pub enum Wait {
     /// use `Block`. With either value, a receiver that keeps up with its sender may back off: it pauses for up to some
     /// 15 µs while that helps throughput.
     Spin,
-    /// Busy-polls for 5 to 50 µs, then sleeps. Does not busy-poll if that was useless lately, or if the peer shares this
-    /// side's processor.
+    /// Busy-polls for 5 to 50 µs, then sleeps. Does not busy-poll if that was useless lately, or if the peer shares
+    /// this side's processor.
     #[default]
     Block,
 }
