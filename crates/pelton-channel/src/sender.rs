@@ -961,7 +961,7 @@ impl Polled for FreeSpace<'_> {
     }
 
     fn last_ring(&self) -> Option<LastRing> {
-        Some(self.sender.parts.lane.consumer_page().last_ring())
+        self.sender.last_ring()
     }
 }
 
