@@ -277,6 +277,12 @@ impl Spin {
         (self.wake_up * WAKE_UPS).clamp(BUSY_POLL_MIN, BUSY_POLL)
     }
 
+    /// Whether this side may sleep, and its peer runs on this processor or has not noted where. `ring`: its last one.
+    pub fn may_share_processor(&self, ring: LastRing) -> bool {
+        self.wait == Wait::Block
+            && (self.one_processor || ring.processor.is_none() || ring.processor == os::processor())
+    }
+
     fn has_paid(&mut self) {
         if self.score < SCORE_GOOD {
             (self.score, self.interval) = (SCORE_FIRST, PROBE_FIRST);
