@@ -103,8 +103,8 @@ ngx_pelton_service_t *ngx_pelton_service(const char *address, const ngx_pelton_o
 /* The service of the directive `pelton_service`, and its timeout in milliseconds, 0 without one. NULL: no such one. */
 ngx_pelton_service_t *ngx_pelton_configured(const char *name, double *timeout);
 /* Submits. PELTON_OK: notified, or the reply is in *out, in place, until ngx_pelton_release, or with NGX_PELTON_VIEW
- * until the slot of out->ticket is released. NGX_PELTON_WAITS: sleep on the slot of out->ticket. With the ticket of a slot that waited for space, that slot is used again, and belongs to the
- * caller after other results; 0: none. */
+ * until the slot of out->ticket is released. NGX_PELTON_WAITS: sleep on the slot of out->ticket. With the ticket of a
+ * slot that waited for space, that slot is used again, and belongs to the caller after other results; 0: none. */
 int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size, uint32_t flags,
                       ngx_pelton_reply_t *out);
 /* Releases the reply of ngx_pelton_submit. */

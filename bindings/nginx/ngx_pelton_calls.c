@@ -7,8 +7,8 @@
  * sleep. A coroutine that the tick woke, and behind which nothing waits, is answered within its submit. All services
  * together use the loop for NGX_PELTON_TICK_NS, then nginx polls.
  *
- * IN PLACE. A large reply to the only call in flight stays in the lane while its coroutine is woken. It is copied only if
- * the client is used before it was taken, or, for a view, before it was released.
+ * IN PLACE. A large reply to the only call in flight stays in the lane while its coroutine is woken. It is copied if
+ * the client is used before the coroutine takes it, or, for a view, before the coroutine releases it.
  *
  * SPACE. A call that finds no space waits in a queue. `space` is the number of waiting calls that may retry. Each event
  * that can free space increases it, and so does a call that was to retry and ends without doing so. */
@@ -16,6 +16,7 @@
 
 #define NGX_PELTON_RELEASED "the request that made this call has ended, or has released it"
 
+#define NGX_PELTON_VIEW_RELEASED "the view was released, or the request that made its call has ended"
 #define NGX_PELTON_NO_MEMORY "no memory for the reply"
 
 #define NGX_PELTON_CALLS_MAX 1024 /* the library's */
@@ -919,7 +920,7 @@ int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out) {
 int ngx_pelton_view(double ticket, ngx_pelton_reply_t *out) {
     ngx_pelton_call_t *call = ngx_pelton_call_of(ngx_pelton_find_slot(ticket, &ngx_pelton_calls));
     if (call == NULL) {
-        return ngx_pelton_fail(out, PELTON_CLOSED, "the view was released, or the request that made its call has ended");
+        return ngx_pelton_fail(out, PELTON_CLOSED, NGX_PELTON_VIEW_RELEASED);
     }
     if (call->service->in_place_call == call) {
         return ngx_pelton_give_in_place(call, out);

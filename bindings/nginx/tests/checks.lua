@@ -179,7 +179,10 @@ function checks.a_view_ends_with_its_request()
     assert(ngx.timer.at(0, function() kept = svc:call(of_bytes(102400, 1), {view = true}) end))
     until_true(function() return kept end, "the view")
     local err
-    until_true(function() err = select(2, pcall(kept.data, kept)) return type(err) == "string" end, "the end of the timer")
+    until_true(function()
+        err = select(2, pcall(kept.data, kept))
+        return type(err) == "string"
+    end, "the end of the timer")
     same(err:match("has ended$"), "has ended")
     nothing_is_left()
 end

@@ -228,8 +228,8 @@ local methods = {}
 --
 -- opts.timeout: seconds. opts.idempotent: the call may be carried out twice. opts.size: of a request that is a cdata
 -- pointer. opts.view: true for a view instead of a string (view.size, view:data(), view:string(), view:release()); or
--- a function that gets the reply in place, as a pointer and a size, valid until it returns; the call returns its result.
--- It must neither suspend nor use pelton.
+-- a function that gets the reply in place, as a pointer and a size, valid until it returns; the call returns its
+-- result. The function must neither suspend nor use pelton.
 function methods.call(self, req, opts)
     local size, timeout, view, flags = size_of(req, opts), self.timeout, nil, MAY_WAIT
     if opts then
