@@ -432,8 +432,8 @@ pub(crate) fn deadline(job: &Job) -> Instant {
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    if job.system == SystemName::PeltonC {
-        c::compile(job.wait)?;
+    if job.system.is_in_c() {
+        c::compile(job.system, job.wait)?;
     }
     let directory = directory(job.system, &job.directory)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
