@@ -1,143 +1,19 @@
 /* One side of the benchmark as a C program: the pass's loop, through include/pelton.h.
  *
- * The benchmark compiles it with `cc -O3 -fPIC -shared`, links it with libpelton.so and loads it (src/systems/c.rs).
- * So each
- * call of pelton's goes through the PLT, as an installed program's does. With SIDE_UV it also has the sides in libuv's
- * loop,
- * through bindings/c/pelton_uv.c. It does the same as Rust's sides in src/workload.rs, message by message. The
- * benchmark
- * itself measures clock, CPU time, system calls and percentiles. It also checks all bytes of a few messages, which is
- * not
- * part of the measurement. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+ * It is linked with libpelton.so, so each call of pelton's goes through the PLT, as an installed program's does. With
+ * SIDE_UV it also has the sides in libuv's loop, through bindings/c/pelton_uv.c. */
+#include "side.h"
+
 #include <sys/epoll.h>
-#include <time.h>
 
 #include "pelton.h"
 #ifdef SIDE_UV
 #include "pelton_uv.c"
 #endif
 
-enum role { RECEIVER, SENDER, ASKER, ANSWERER };
-enum how { SPIN, BLOCK, EPOLL, UV };
-
-/* One side. systems/c.rs has the same struct: it fills in the first part. */
-struct side {
-        const char *forward_name; /* the channels' names, there and back */
-        const char *backward_name;
-    uint64_t capacity;
-    int64_t connect_ns;
-    uint32_t role;
-    uint32_t how;
-    uint32_t size_min, size_max;
-    uint32_t in_place;
-    uint64_t delay_ns;
-    uint64_t work_steps;
-        uint8_t *payloads; /* buffer_count payloads of size_max bytes each, used by round-robin */
-        uint32_t buffer_count;
-        uint8_t *buffer; /* of size_max bytes, for copies */
-    int (*is_whole)(const uint8_t *message, size_t size);
-    void (*work)(uint64_t steps);
-
-    pelton_sender *sender;
-    pelton_receiver *receiver;
-    int sender_epoll, receiver_epoll;
-    uint32_t seed;
-    char error[512];
-};
-
-/* One pass over the channel. */
-struct pass {
-    uint64_t count;
-    uint64_t whole_from; /* every byte is checked from this message on */
-    int warms_up;        /* all of the largest size, no delay and no work */
-    void (*timed)(void *of, uint64_t ns); /* each round's time, unless NULL */
-    void *of;
-    uint64_t bytes; /* sent by a sender or asker, received by the others */
-};
-
 static int fail(struct side *side, const char *what, int code) {
     snprintf(side->error, sizeof side->error, "%s: %s: %s", what, pelton_code_text(code), pelton_error_detail());
     return -1;
-}
-
-/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/workload.rs have them ----------------------- */
-
-static size_t next_size(struct side *side) {
-    if (side->size_min == side->size_max) return side->size_max;
-    side->seed = side->seed * 1664525u + 1013904223u;
-    return side->size_min + (side->seed >> 8) % (side->size_max - side->size_min + 1);
-}
-
-/* Message n, already prepared. */
-static uint8_t *payload(struct side *side, uint64_t n) { return side->payloads + (n & (side->buffer_count - 1)) * side->size_max; }
-
-/* Writes number n into the payload that message n will use. */
-static void prepare(struct side *side, uint64_t n) {
-    memcpy(payload(side, n), &n, side->size_max < sizeof n ? side->size_max : sizeof n);
-}
-
-/* Writes the first numbers. */
-static void begin(struct side *side) {
-    for (uint32_t n = 0; n < side->buffer_count; n++) prepare(side, n);
-}
-
-/* Message n is sent: its payload is free for another, see `Payloads` in bench/src/workload.rs. */
-static void sent(struct side *side, uint64_t n) { prepare(side, n + side->buffer_count); }
-
-static uint64_t number(const uint8_t *message, size_t size) {
-    uint64_t n = 0;
-    if (size >= sizeof n) memcpy(&n, message, sizeof n);
-    else memcpy(&n, message, size);
-    return n;
-}
-
-static uint64_t expected(uint64_t n, size_t size) {
-    return size >= sizeof n ? n : n & ((UINT64_C(1) << (8 * size)) - 1);
-}
-
-static int wrong(struct side *side, uint64_t n, uint64_t found, size_t size) {
-    if (found != expected(n, size)) {
-        snprintf(side->error, sizeof side->error,
-                 "message %llu has the number %llu: messages were lost, doubled or reordered", (unsigned long long)n,
-                 (unsigned long long)found);
-    } else {
-        snprintf(side->error, sizeof side->error, "message %llu has wrong bytes", (unsigned long long)n);
-    }
-    return -1;
-}
-
-static int check(struct side *side, const struct pass *pass, uint64_t n, const uint8_t *message, size_t size) {
-    uint64_t found = number(message, size);
-    if (found != expected(n, size) || (n >= pass->whole_from && !side->is_whole(message, size))) {
-        return wrong(side, n, found, size);
-    }
-    return 0;
-}
-
-static uint64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
-static void delay(uint64_t ns) {
-    if (ns == 0) return;
-    for (uint64_t end = now_ns() + ns; now_ns() < end;) {
-#ifdef __x86_64__
-        __builtin_ia32_pause();
-#endif
-    }
-}
-
-static void work(struct side *side, const struct pass *pass) {
-    if (side->work_steps > 0 && !pass->warms_up) side->work(side->work_steps);
 }
 
 /* ---- Sending and receiving, waiting in the call or in an epoll of our own ---------------------------------------- */
@@ -334,34 +210,36 @@ static void on_receiver_end(pelton_uv_receiver_t *handle, int code) {
     end_uv_pass(fail(uv.side, "receiving", code));
 }
 
-/* Sends the stream's messages, for one iteration of the loop. */
-static void on_free_space(pelton_uv_sender_t *handle) {
+/* Sends the stream's next message, and ends the pass after the last one. 1: it is sent, and another follows. */
+static int uv_send_next(pelton_uv_sender_t *handle) {
+    if (uv.unsent == NULL) {
+        uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
+        work(uv.side, uv.pass);
+        uv.unsent = payload(uv.side, uv.n);
+    }
+    int code = pelton_sender_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
+    if (code == PELTON_AGAIN) return 0;
+    if (code != PELTON_OK) {
+        end_uv_pass(fail(uv.side, "sending", code));
+        return 0;
+    }
+    uv.unsent = NULL;
+    sent(uv.side, uv.n);
+    uv.bytes += uv.size;
+    if (++uv.n < uv.pass->count) return 1;
+    end_uv_pass(0);
+    return 0;
+}
+
+static void on_free_space(pelton_uv_sender_t *handle) { (void)uv_send_next(handle); }
+
+static void on_free_space_for_many(pelton_uv_sender_t *handle) {
+    /* For as long as a receiver's tick: it reads the clock after 1, 2, 4, ... messages. */
     uint64_t began = now_ns();
-    /* A side with work for each message returns to the loop after each. */
-    for (uint64_t i = 0, check_at = 1; i < (uv.side->work_steps > 0 ? 1 : UINT64_MAX); i++) {
-        /* An iteration as long as a receiver's tick: it reads the clock after 1, 2, 4, ... messages. */
-        if (i == check_at) {
-            if (now_ns() - began >= TICK_NS) return;
-            check_at *= 2;
-        }
-        if (uv.unsent == NULL) {
-            if (uv.n == uv.pass->count) {
-                end_uv_pass(0);
-                return;
-            }
-            uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
-            work(uv.side, uv.pass);
-            uv.unsent = payload(uv.side, uv.n);
-        }
-        int code = pelton_sender_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
-        if (code == PELTON_AGAIN) return;
-        if (code != PELTON_OK) {
-            end_uv_pass(fail(uv.side, "sending", code));
-            return;
-        }
-        uv.unsent = NULL;
-        sent(uv.side, uv.n++);
-        uv.bytes += uv.size;
+    for (uint64_t i = 1, check_at = 1; uv_send_next(handle); i++) {
+        if (i < check_at) continue;
+        if (now_ns() - began >= TICK_NS) return;
+        check_at *= 2;
     }
 }
 
@@ -455,8 +333,10 @@ static int uv_pass(struct side *side, struct pass *pass) {
     uv.code = 0;
     static const pelton_uv_message_cb on_message[] = {
         [RECEIVER] = on_message_of_stream, [ASKER] = on_message_for_asker, [ANSWERER] = on_message_for_answerer};
+    if (pass->count == 0) return 0;
     int code = side->role == SENDER
-                   ? pelton_uv_sender_start(&uv.sender, side->size_max, on_free_space, on_sender_end)
+                   ? pelton_uv_sender_start(&uv.sender, side->size_max,
+                                            side->how == UV ? on_free_space : on_free_space_for_many, on_sender_end)
                    : pelton_uv_receiver_start(&uv.receiver, on_message[side->role], on_receiver_end);
     if (code != PELTON_OK) return fail(side, "starting", code);
     if (side->role == ASKER) uv_ask();
@@ -520,7 +400,7 @@ int side_open(struct side *side) {
     }
     if (code != PELTON_OK) return fail(side, "connecting", code);
 #ifdef SIDE_UV
-    if (side->how == UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
+    if (side->how >= UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
 #endif
     if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
                                (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
@@ -535,7 +415,7 @@ int side_pass(struct side *side, struct pass *pass) {
     side->seed = 1;
     begin(side);
 #ifdef SIDE_UV
-    if (side->how == UV) return uv_pass(side, pass);
+    if (side->how >= UV) return uv_pass(side, pass);
 #endif
     switch (side->role) {
     case SENDER: return send_all(side, pass);
@@ -547,7 +427,7 @@ int side_pass(struct side *side, struct pass *pass) {
 
 void side_close(struct side *side) {
 #ifdef SIDE_UV
-    if (side->how == UV) {
+    if (side->how >= UV) {
         uv_close_all();
         return;
     }

@@ -145,7 +145,8 @@ struct Arguments {
 
     /// Systems, in turn; the first is compared with the others
     ///
-    /// pelton; pelton-c, the same by a C program; pelton-path, in a directory that keeps the channel; pelton-batches,
+    /// pelton; pelton-c, the same by a C program; eventfd-ring, a least ring in C with eventfds, streams with --wait uv
+    /// or uv-bulk; pelton-path, in a directory that keeps the channel; pelton-batches,
     /// 64 messages to a reservation, streams and between threads; limits, the least code that could do the job;
     /// limits-window, the same with pelton's window; pipe; sock-stream, one write per message; sock-stream-batched, 64
     /// KiB of buffer on both sides; sock-seqpacket; sock-seqpacket-batched, up to 64 messages a system call.
@@ -165,7 +166,7 @@ struct Arguments {
     ///
     /// A system may have its own wait: `pelton:block,pelton:spin` compares the two in one interleaved run.
     ///
-    /// [default: all but pelton-c and pelton-path; for idle, pelton; for reattach, pelton-path, the only one that can;
+    /// [default: all but pelton-c, eventfd-ring and pelton-path; for idle, pelton; for reattach, pelton-path, the only one that can;
     /// for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton, pelton-stream, limits, sock-stream,
     /// sock-seqpacket, and pelton-alone if there are idle senders; for call, pelton, limits, sock-stream, with many in
     /// flight sock-stream-batched instead of limits, of several clients also pelton-fan-in, and beside a flood pelton,

@@ -58,8 +58,10 @@ pub enum Wait {
     Block,
     /// Never sleeps in the call; sleeps in an epoll instance of the caller's own
     Epoll,
-    /// In libuv's loop, both sides; pelton-c only
+    /// In libuv's loop, both sides, one message a callback; pelton-c and eventfd-ring only
     Uv,
+    /// The same, but the sender's callback sends for up to a millisecond
+    UvBulk,
 }
 
 /// Which side of a lopsided channel works ten times as long as the other.
@@ -80,6 +82,8 @@ pub enum SystemName {
     Pelton,
     /// pelton by a C program, connected by the name of a Unix socket
     PeltonC,
+    /// Streams in libuv's loop: a least ring in shared memory with eventfds, in C
+    EventfdRing,
     /// pelton, in a directory that keeps the channel: a tmpfs where there is one
     PeltonPath,
     /// bench/limits/limits.c, the least code that could do the job
@@ -183,6 +187,11 @@ impl SystemName {
         matches!(self, SystemName::Queue | SystemName::QueueGo)
     }
 
+    /// Whether its sides are loops in C, which this program loads.
+    pub fn is_in_c(self) -> bool {
+        matches!(self, SystemName::PeltonC | SystemName::EventfdRing)
+    }
+
     /// Whether this is a system of that workload (which may append to a file), or else in which workload it belongs.
     pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
@@ -193,6 +202,8 @@ impl SystemName {
         }
         match self {
             SystemName::Pelton => Ok(()),
+            SystemName::EventfdRing if workload == Workload::Stream => Ok(()),
+            SystemName::EventfdRing => Err("its program in C has the workload stream only"),
             SystemName::PeltonBatches if threads || workload == Workload::Stream => Ok(()),
             SystemName::PeltonBatches => Err("it has messages that go together: measure it with stream or threads"),
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
@@ -641,6 +652,7 @@ mod tests {
             (SystemName::PeltonC, Workload::Append),
             (SystemName::Queue, Workload::Roundtrip),
             (SystemName::PeltonCGo, Workload::Stream),
+            (SystemName::EventfdRing, Workload::Roundtrip),
             (SystemName::Pipe, Workload::Call),
             (SystemName::SockSeqpacket, Workload::Call),
             (SystemName::PeltonFanIn, Workload::FanIn),

@@ -285,7 +285,7 @@ fn prepare(plan: &Plan, system: &mut SystemReport) -> Result<()> {
     match (name, plan.workload) {
         (SystemName::Queue | SystemName::QueueGo, _) => queue::build(name)?,
         (SystemName::PeltonC, Workload::Call) => drop(call_in_c::compile()?),
-        (SystemName::PeltonC, _) => drop(c::compile(system.wait)?),
+        (SystemName::PeltonC | SystemName::EventfdRing, _) => drop(c::compile(name, system.wait)?),
         (SystemName::PeltonCGo, _) => {
             call_in_c::compile()?;
             // Of its service; the client is this program.

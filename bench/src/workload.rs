@@ -78,7 +78,7 @@ const LADDER: [f64; 20] = [
 /// Does one side's part and reports by standard output.
 pub fn side(job: &Job) -> Result<()> {
     ensure!(
-        job.wait != Wait::Uv || job.system == SystemName::PeltonC,
+        !matches!(job.wait, Wait::Uv | Wait::UvBulk) || job.system.is_in_c(),
         "only a side in C is in libuv's loop: write pelton-c"
     );
     if job.workload == Workload::Reattach {
@@ -96,7 +96,7 @@ pub fn side(job: &Job) -> Result<()> {
         _ => {}
     }
     match job.system {
-        SystemName::PeltonC => serve_in_c(job),
+        SystemName::PeltonC | SystemName::EventfdRing => serve_in_c(job),
         SystemName::PeltonSbcl => lisp::side(job, 0),
         SystemName::Pelton => part::<Pelton<BySocket>>(job),
         SystemName::PeltonPath => part::<Pelton<ByDirectory>>(job),
@@ -244,7 +244,9 @@ fn serve_in_c(job: &Job) -> Result<()> {
         report.percentiles = (job.role == Role::Asker && pass.time_each).then(|| Percentiles::of(&histogram));
         if job.role == Role::Receiver {
             check_bytes(job, pass, bytes)?;
-            report.resident_bytes = Some(measure::resident_bytes(&job.directory)?);
+            if job.system == SystemName::PeltonC {
+                report.resident_bytes = Some(measure::resident_bytes(&job.directory)?);
+            }
         }
         Ok(report)
     })

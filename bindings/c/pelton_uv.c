@@ -1,8 +1,10 @@
 /* pelton_uv.c: see pelton_uv.h.
  *
- * Each handle has a uv_poll for its descriptor. A tick is one callback of that. It delivers everything, then
- * arms. A tick that ends before it has armed leaves the descriptor readable, so the loop comes back after its other
- * handles. */
+ * Each handle has a uv_poll for its descriptor. A tick is one callback of that. It delivers everything, or offers all
+ * space, by one callback of the program for each message; then it arms. A tick that ends before it has armed leaves the
+ * descriptor readable, so the loop comes back after its other handles. A callback that stops and starts its own handle
+ * changes only fields: the tick's end does the rest. So a message costs no system call: libuv itself makes at least one
+ * in each iteration of the loop, and one in each uv_poll_stop and after each uv_poll_start. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -214,30 +216,51 @@ static void rest_sender(pelton_uv_sender_t *handle) {
     pelton_sender_disarm(handle->sender);
 }
 
-/* PELTON_OK: there is space now. It takes no system call and does not busy-poll. */
-static int has_space(pelton_uv_sender_t *handle) {
+/* Calls space_cb once, if there is space. The reservation that tests for space, by no system call, is at the address
+ * of the next message. So a callback that has sent nothing shows by the same address, and ends the tick. */
+static int offer_space(void *of) {
+    pelton_uv_sender_t *handle = (pelton_uv_sender_t *)of;
     void *space;
     int code = pelton_sender_reserve(handle->sender, handle->size, PELTON_NO_WAIT, &space);
-    if (code == PELTON_OK) pelton_sender_abort(handle->sender);
-    return code;
+    if (code != PELTON_OK) return code;
+    pelton_sender_abort(handle->sender);
+    if (space == handle->offered) return TICK_ENDS;
+    handle->offered = space;
+    handle->space_cb(handle);
+    if (uv_is_closing((uv_handle_t *)&handle->poll) || !handle->end_cb || !handle->space_cb) return TICK_ENDS;
+    return PELTON_OK;
+}
+
+/* At the end of a tick, which returned `code`. */
+static int arm_sender(pelton_uv_sender_t *handle, int code) {
+    if (!handle->space_cb) return pelton_sender_arm_for_end(handle->sender);
+    /* Arming also checks whether the receiver is there: now and then, for a program that has space and sends nothing.
+     * It cannot be omitted if a callback has started the handle, which armed it: with space, the descriptor would not
+     * be readable. */
+    if (code == PELTON_AGAIN || handle->is_armed || ++handle->ticks % 64 == 0) {
+        handle->is_armed = 0;
+        return pelton_sender_arm(handle->sender, handle->size);
+    }
+    /* Not armed, so the descriptor is still readable, for the next tick. */
+    return PELTON_OK;
 }
 
 static void on_sender_readable(uv_poll_t *poll, int status, int events) {
     pelton_uv_sender_t *handle = (pelton_uv_sender_t *)poll->data;
     int code = from_uv(status);
     (void)events;
-    if (code == PELTON_OK && !handle->space_cb) code = pelton_sender_arm_for_end(handle->sender);
-    if (code == PELTON_OK && handle->space_cb) code = has_space(handle);
     if (code == PELTON_OK && handle->space_cb) {
-        handle->space_cb(handle);
-        if (uv_is_closing((uv_handle_t *)poll) || !handle->end_cb || !handle->space_cb) return;
-        code = has_space(handle);
-        /* Arming also checks whether the receiver is there: now and then, for a program that has space and sends
-         * nothing. */
-        if (code == PELTON_OK && ++handle->ticks % 64 == 0) code = PELTON_AGAIN;
+        handle->in_tick = 1;
+        handle->offered = NULL;
+        code = repeat(offer_space, handle, status);
+        handle->in_tick = 0;
+        if (uv_is_closing((uv_handle_t *)poll)) return;
+        if (!handle->end_cb) {
+            rest_sender(handle);
+            return;
+        }
     }
-    /* PELTON_OK: not armed, so the descriptor is still readable, for the next tick. */
-    if (code == PELTON_AGAIN) code = pelton_sender_arm(handle->sender, handle->size);
+    if (code >= 0 || code == PELTON_AGAIN) code = arm_sender(handle, code);
     if (code < 0) {
         pelton_uv_sender_end_cb end_cb = handle->end_cb;
         handle->end_cb = NULL;
@@ -250,10 +273,12 @@ int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_sp
                            pelton_uv_sender_end_cb end_cb) {
     int code = space_cb ? pelton_sender_arm(handle->sender, size) : pelton_sender_arm_for_end(handle->sender);
     if (code < 0) return code;
-    if (!handle->end_cb) {
+    /* In a tick libuv's handle is started. */
+    if (!handle->end_cb && !handle->in_tick) {
         code = from_uv(uv_poll_start(&handle->poll, UV_READABLE, on_sender_readable));
         if (code != PELTON_OK) return code;
     }
+    handle->is_armed = handle->in_tick;
     handle->size = size;
     handle->space_cb = space_cb;
     handle->end_cb = end_cb;
@@ -262,7 +287,7 @@ int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_sp
 
 void pelton_uv_sender_stop(pelton_uv_sender_t *handle) {
     handle->end_cb = NULL;
-    rest_sender(handle);
+    if (!handle->in_tick) rest_sender(handle);
 }
 
 static void on_sender_closed(uv_handle_t *poll) {

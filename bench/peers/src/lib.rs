@@ -52,7 +52,9 @@ pub fn spins(job: &Job) -> Result<bool> {
     match job.wait {
         Wait::Spin => Ok(true),
         Wait::Block => Ok(false),
-        Wait::Epoll | Wait::Uv => bail!("it is not measured with an event loop of one's own here: write spin or block"),
+        Wait::Epoll | Wait::Uv | Wait::UvBulk => {
+            bail!("it is not measured with an event loop of one's own here: write spin or block")
+        }
     }
 }
 

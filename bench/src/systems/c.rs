@@ -1,4 +1,5 @@
-//! pelton by a C program: the loops of c/side.c, compiled at their first use and linked with libpelton.so.
+//! Sides in C: pelton by the loops of c/side.c, linked with libpelton.so, and the ring of c/ring.c; both compiled at
+//! their first use.
 //!
 //! They are in a shared object of their own, which a side loads: its calls go through its PLT to libpelton.so, as
 //! those of an installed program do. The clock, the resource usage and the check of every byte are this program's.
@@ -14,13 +15,15 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::compiled;
 use crate::{
-    parameters::{Job, Pass, Role, Wait},
+    parameters::{Job, Pass, Role, SystemName, Wait},
     workload,
 };
 
 const SOURCE: &str = include_str!("../../c/side.c");
-/// What it includes: like the source, part of the fingerprint of the compiled program.
-const HEADERS: [&str; 7] = [
+const RING: &str = include_str!("../../c/ring.c");
+/// What they include: like the source, part of the fingerprint of the compiled program.
+const HEADERS: [&str; 8] = [
+    include_str!("../../c/side.h"),
     include_str!("../../../include/pelton/result.h"),
     include_str!("../../../include/pelton/channel.h"),
     include_str!("../../../include/pelton/call.h"),
@@ -30,12 +33,13 @@ const HEADERS: [&str; 7] = [
     include_str!("../../../bindings/c/pelton_uv.c"),
 ];
 /// The compiler's include directories.
-const INCLUDES: [&str; 2] = [
+const INCLUDES: [&str; 3] = [
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/c"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
 ];
 /// The compiler's flags for a shared object.
-const SHARED: [&str; 5] = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
+const SHARED: [&str; 6] = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1], INCLUDES[2]];
 
 /// `struct side` of side.c.
 #[repr(C)]
@@ -84,15 +88,21 @@ pub struct CSide {
     _kept: (CString, CString, [Vec<u8>; 2]),
 }
 
-/// Compiles the shared object, unless it exists already. Before the sides start, so that they need not wait for the
-/// compiler.
-pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
-    if wait == Wait::Uv {
-        let (library, source) = (library()?, with_headers(SOURCE));
-        return compiled::compile("side.c", &source, &[&SHARED[..], &["-DSIDE_UV"]].concat(), &[&library, "-luv"])
-            .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev");
-    }
-    compile_source("side.c", SOURCE)
+/// Compiles the shared object of a system with sides in C, unless it exists already. Before the sides start, so that
+/// they need not wait for the compiler.
+pub fn compile(system: SystemName, wait: Wait) -> Result<std::path::PathBuf> {
+    let in_libuv = matches!(wait, Wait::Uv | Wait::UvBulk);
+    let made = match system {
+        SystemName::EventfdRing => compiled::compile("ring.c", &with_headers(RING), &SHARED, &["-luv"]),
+        _ if in_libuv => compiled::compile(
+            "side.c",
+            &with_headers(SOURCE),
+            &[&SHARED[..], &["-DSIDE_UV"]].concat(),
+            &[&library()?, "-luv"],
+        ),
+        _ => compile_source("side.c", SOURCE),
+    };
+    if in_libuv { made.context(NEEDS_LIBUV) } else { made }
 }
 
 /// A shared object of sides in C, compiled unless it exists already.
@@ -101,12 +111,23 @@ pub(super) fn compile_source(name: &str, source: &str) -> Result<std::path::Path
     compiled::compile(name, &with_headers(source), &SHARED, &[&library()?])
 }
 
+const NEEDS_LIBUV: &str = "libuv's header is wanted, too: on Debian it is in the package libuv1-dev";
+
+/// The bytes of the ring of c/ring.c. It cycles through all of its memory: without `--capacity` it has its best size,
+/// and several of the largest messages.
+fn ring_bytes(job: &Job) -> u64 {
+    const BEST: u64 = 1 << 20;
+    if job.capacity == CAPACITY { BEST.max((16 * u64::from(job.sizes.max)).next_power_of_two()) } else { job.capacity }
+}
+
+/// The default of `--capacity` in a stream.
+const CAPACITY: u64 = 64 << 20;
+
 /// A program on libuv and libpelton.so, compiled unless it exists already.
 pub fn program(name: &str, source: &str) -> Result<Command> {
     let library = library()?;
-    let flags = ["-O2", INCLUDES[0], INCLUDES[1]];
-    let made = compiled::compile(name, &with_headers(source), &flags, &[&library, "-luv"])
-        .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev")?;
+    let flags = ["-O2", INCLUDES[1], INCLUDES[2]];
+    let made = compiled::compile(name, &with_headers(source), &flags, &[&library, "-luv"]).context(NEEDS_LIBUV)?;
     let mut program = Command::new(made);
     // cargo builds it under another file name than its soname.
     program.env("LD_PRELOAD", library);
@@ -139,11 +160,17 @@ impl CSide {
             _ => bail!("a side in C has no such part"),
         };
         ensure!(job.calls.rate.is_none(), "its loops in C know no rate: measure pelton, it is the same library");
+        let is_ring = job.system == SystemName::EventfdRing;
+        ensure!(
+            !is_ring || matches!(job.wait, Wait::Uv | Wait::UvBulk),
+            "its sides are in libuv's loop: write --wait uv or uv-bulk"
+        );
         let how = match job.wait {
             Wait::Spin => 0,
             Wait::Block => 1,
             Wait::Epoll => 2,
             Wait::Uv => 3,
+            Wait::UvBulk => 4,
         };
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
         let (forward_name, backward_name) = (name("forward_name")?, name("backward_name")?);
@@ -153,7 +180,7 @@ impl CSide {
         let shared = Box::new(Shared {
             forward_name: forward_name.as_ptr(),
             backward_name: backward_name.as_ptr(),
-            capacity: job.capacity,
+            capacity: if is_ring { ring_bytes(job) } else { job.capacity },
             connect_ns: super::CONNECT.as_nanos() as i64,
             role,
             how,
@@ -174,8 +201,8 @@ impl CSide {
             seed: 0,
             error: [0; 512],
         });
-        let library = load_with_pelton(&compile(job.wait)?)?;
-        // SAFETY: side.c has these three functions with these types.
+        let library = load_with_pelton(&compile(job.system, job.wait)?)?;
+        // SAFETY: both sources have these three functions with these types.
         let (open, pass, close) = unsafe {
             (
                 mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared) -> c_int>(symbol(

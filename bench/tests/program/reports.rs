@@ -172,7 +172,7 @@ fn a_side_in_c_does_what_one_in_rust_does() {
     }
     let mut systems = "pelton:block,pelton-c:block,pelton-c:epoll".to_string();
     if can_c(true) {
-        systems += ",pelton-c:uv";
+        systems += ",pelton-c:uv,pelton-c:uv-bulk";
     }
     // A lane that is full many times, also with messages half as large as it, and one that never is.
     for (workload, size, capacity) in [
@@ -203,6 +203,36 @@ fn a_side_in_c_does_what_one_in_rust_does() {
             }
         }
     }
+}
+
+#[test]
+fn the_ring_in_c_has_the_same_messages() {
+    if !can_c(true) {
+        return;
+    }
+    let systems = "pelton-c:uv,eventfd-ring:uv,eventfd-ring:uv-bulk";
+    for size in ["256", "1..30000", "0", "3", "32000"] {
+        let (systems, _) = report(&[
+            "stream",
+            "--runs",
+            "1",
+            "--capacity",
+            "65536",
+            "--size",
+            size,
+            "--count",
+            "3000",
+            "--systems",
+            systems,
+        ]);
+        for system in &systems {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
+        }
+    }
+    let output = bench(&["stream", "--count", "10", "--runs", "1", "--wait", "block", "--systems", "eventfd-ring"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("write --wait uv or uv-bulk"), "{output:?}");
 }
 
 #[test]
@@ -489,7 +519,7 @@ fn bad_arguments_exit_with_2_and_name_the_valid_ones() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
         errors.contains(
-            "found the system `telepathy`, wanted one of pelton, pelton-c, pelton-path, limits, limits-window, pipe"
+            "found the system `telepathy`, wanted one of pelton, pelton-c, eventfd-ring, pelton-path, limits, limits-window, pipe"
         ),
         "{errors}"
     );

@@ -138,10 +138,8 @@ static void consume_spinning(pelton_receiver *receiver, stream *stream) {
 
 static void on_space(pelton_uv_sender_t *handle) {
     stream *sent = (stream *)handle->data;
-    /* Some at a time, so that the loop's other handles have their turn; the next turn goes on. */
-    for (int i = 0; i < 2000 && sent->done < sent->messages; i++) {
-        if (send_next(handle->sender, sent, PELTON_NO_WAIT) == PELTON_AGAIN) return;
-    }
+    /* One message: this is called again while there is space. */
+    if (sent->done < sent->messages) (void)send_next(handle->sender, sent, PELTON_NO_WAIT);
     if (sent->done == sent->messages) pelton_uv_sender_close(handle, NULL);
 }
 

@@ -121,6 +121,23 @@ static void send_all_and_close(pelton_uv_sender_t *handle) {
     }
 }
 
+/* An ordinary program's: one message for each callback. */
+static void send_one(pelton_uv_sender_t *handle) {
+    notes *own = (notes *)handle->data;
+    if (own->rooms < MESSAGES) OK(send_next(handle));
+    else pelton_uv_sender_close(handle, free_sender);
+}
+
+static void no_senders_end(pelton_uv_sender_t *handle, int code);
+
+/* The same, and it stops while it has the next message made. */
+static void send_one_between_stop_and_start(pelton_uv_sender_t *handle) {
+    pelton_uv_sender_stop(handle);
+    send_one(handle);
+    if (uv_is_closing((uv_handle_t *)&handle->poll)) return;
+    OK(pelton_uv_sender_start(handle, 500, send_one_between_stop_and_start, no_senders_end));
+}
+
 static void no_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     (void)handle, (void)message;
     CHECK(!"a message that must not come");
@@ -145,6 +162,9 @@ static void no_senders_end(pelton_uv_sender_t *handle, int code) {
 
 /* ---- Tests ---- */
 
+/* How the sender's callback sends. */
+static pelton_uv_space_cb way_to_send;
+
 /* A process whose loop sends everything. */
 static void send_by_loop(const char *name) {
     pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
@@ -156,7 +176,7 @@ static void send_by_loop(const char *name) {
     memset(&own, 0, sizeof own);
     CHECK(uv_loop_init(&loop) == 0);
     OK(pelton_sender_open(name, &options, &sender));
-    OK(pelton_uv_sender_start(new_sender(&loop, sender, &own), 500, send_all_and_close, no_senders_end));
+    OK(pelton_uv_sender_start(new_sender(&loop, sender, &own), 500, way_to_send, no_senders_end));
     end_loop(&loop);
     CHECK(own.rooms == MESSAGES && own.closings == 1);
 }
@@ -176,21 +196,25 @@ static void accept_and_receive(uv_poll_t *listening, int status, int events) {
 }
 
 static void messages_come_as_callbacks_in_order_between_two_processes(void) {
-    char name[128];
-    uv_loop_t loop;
-    uv_poll_t listening;
-    notes own;
-    memset(&own, 0, sizeof own);
-    OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
-    pid_t child = start(send_by_loop, name);
-    CHECK(uv_loop_init(&loop) == 0);
-    CHECK(uv_poll_init(&loop, &listening, pelton_listener_fd(listener)) == 0);
-    listening.data = &own;
-    CHECK(uv_poll_start(&listening, UV_READABLE, accept_and_receive) == 0);
-    end_loop(&loop);
-    RETURNS(own.code, PELTON_CLOSED);
-    CHECK(own.messages == MESSAGES && own.ends == 1 && own.closings == 1);
-    finish(child);
+    static const pelton_uv_space_cb ways[] = {send_all_and_close, send_one, send_one_between_stop_and_start};
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        char name[128];
+        uv_loop_t loop;
+        uv_poll_t listening;
+        notes own;
+        memset(&own, 0, sizeof own);
+        way_to_send = ways[way];
+        OK(pelton_listener_open(place(name, "unix:%s/socket"), NULL, &listener));
+        pid_t child = start(send_by_loop, name);
+        CHECK(uv_loop_init(&loop) == 0);
+        CHECK(uv_poll_init(&loop, &listening, pelton_listener_fd(listener)) == 0);
+        listening.data = &own;
+        CHECK(uv_poll_start(&listening, UV_READABLE, accept_and_receive) == 0);
+        end_loop(&loop);
+        RETURNS(own.code, PELTON_CLOSED);
+        CHECK(own.messages == MESSAGES && own.ends == 1 && own.closings == 1);
+        finish(child);
+    }
 }
 
 static int turn(uv_loop_t *loop, int turns) {
@@ -209,7 +233,7 @@ static void close_sender_on_room(pelton_uv_sender_t *handle) {
     pelton_uv_sender_close(handle, free_sender);
 }
 
-static void the_space_callback_is_called_in_each_tick_with_space_and_in_no_other(void) {
+static void a_space_callback_that_sends_nothing_is_called_once_in_each_tick_with_space(void) {
     uv_loop_t loop;
     notes own;
     both_ends(&loop, &own);
@@ -232,6 +256,67 @@ static void the_space_callback_is_called_in_each_tick_with_space_and_in_no_other
     end_loop(&loop);
     RETURNS(own.code, PELTON_CLOSED);
     CHECK(own.messages == own.rooms && own.closings == 2);
+}
+
+static void a_space_callback_that_sends_is_called_again_in_the_same_tick(void) {
+    uv_loop_t loop;
+    notes own;
+    both_ends(&loop, &own);
+    OK(pelton_uv_sender_start(own.sender, 500, send_one, no_senders_end));
+    uint32_t ticks = 0, before;
+    do {
+        before = own.rooms;
+        turn(&loop, 1);
+        ticks++;
+    } while (own.rooms != before);
+    /* The lane is full. Each tick but the last sent several messages, even if some were interrupted. */
+    CHECK(own.rooms > 100 && ticks < own.rooms);
+    RETURNS(pelton_sender_send(own.sender->sender, here, 500, PELTON_NO_WAIT), PELTON_AGAIN);
+    /* Nothing is to be done, so the loop would sleep. */
+    struct pollfd polled = {pelton_sender_fd(own.sender->sender), POLLIN, 0};
+    turn(&loop, 2);
+    CHECK(poll(&polled, 1, 0) == 0);
+    OK(pelton_uv_sender_start(own.sender, 500, close_sender_on_room, no_senders_end));
+    OK(pelton_uv_receiver_start(own.receiver, count_in_order, note_end_and_close));
+    end_loop(&loop);
+    RETURNS(own.code, PELTON_CLOSED);
+    CHECK(own.messages == own.rooms && own.closings == 2);
+}
+
+static void release_one(pelton_receiver *receiver) {
+    pelton_message message;
+    OK(pelton_receiver_receive(receiver, PELTON_NO_WAIT, &message));
+    OK(pelton_receiver_release(receiver));
+}
+
+/* Starts the handle while the lane is full. Then messages are released until there is space: so little that the
+ * receiver may not wake the sender for it. */
+static void fill_start_and_release_some(pelton_uv_sender_t *handle) {
+    notes *own = (notes *)handle->data;
+    while (pelton_sender_send(handle->sender, here, 60, PELTON_NO_WAIT) == PELTON_OK) {}
+    pelton_uv_sender_stop(handle);
+    OK(pelton_uv_sender_start(handle, 60, count_room, no_senders_end));
+    void *space;
+    int code;
+    do {
+        release_one(own->receiver->receiver);
+        code = pelton_sender_reserve(handle->sender, 60, PELTON_NO_WAIT, &space);
+    } while (code == PELTON_AGAIN);
+    OK(code);
+    OK(pelton_sender_abort(handle->sender));
+}
+
+static void a_handle_started_in_its_callback_is_called_while_there_is_space(void) {
+    uv_loop_t loop;
+    notes own;
+    both_ends(&loop, &own);
+    OK(pelton_uv_sender_start(own.sender, 60, fill_start_and_release_some, no_senders_end));
+    turn(&loop, 5);
+    CHECK(own.turns >= 4);
+    pelton_uv_sender_close(own.sender, free_sender);
+    pelton_uv_receiver_close(own.receiver, free_receiver);
+    end_loop(&loop);
+    CHECK(own.closings == 2);
 }
 
 static void stop_after_ten(pelton_uv_receiver_t *handle, const pelton_message *message) {
@@ -416,6 +501,35 @@ static void other_handles_have_their_ticks_while_messages_never_end(void) {
     OK(pelton_uv_receiver_start(own.receiver, send_another, no_end));
     end_loop(&loop);
     CHECK(own.closings == 2 && own.messages > 3);
+}
+
+static void send_one_and_release_it(pelton_uv_sender_t *handle) {
+    notes *own = (notes *)handle->data;
+    OK(send_next(handle));
+    release_one(own->receiver->receiver);
+}
+
+static void count_timer(uv_timer_t *timer) {
+    if (++((notes *)timer->data)->messages == 3) uv_close((uv_handle_t *)timer, NULL);
+}
+
+static void other_handles_have_their_ticks_while_space_never_ends(void) {
+    uv_loop_t loop;
+    uv_prepare_t prepare;
+    uv_timer_t timer;
+    notes own;
+    both_ends(&loop, &own);
+    CHECK(uv_timer_init(&loop, &timer) == 0 && uv_prepare_init(&loop, &prepare) == 0);
+    timer.data = prepare.data = &own;
+    CHECK(uv_timer_start(&timer, count_timer, 1, 1) == 0);
+    OK(pelton_uv_sender_start(own.sender, 500, send_one_and_release_it, no_senders_end));
+    while (own.messages < 3) {
+        CHECK(uv_run(&loop, UV_RUN_ONCE) != 0);
+    }
+    CHECK(own.rooms > 3);
+    CHECK(uv_prepare_start(&prepare, close_all_after_three_turns) == 0);
+    end_loop(&loop);
+    CHECK(own.closings == 2);
 }
 
 /* A byte for each turn of the parent's loop, written just before it polls. */
@@ -708,12 +822,15 @@ static void descriptors_come_along_and_the_loop_can_be_stopped(void) {
 int main(void) {
     static const test tests[] = {
         TEST(messages_come_as_callbacks_in_order_between_two_processes),
-        TEST(the_space_callback_is_called_in_each_tick_with_space_and_in_no_other),
+        TEST(a_space_callback_that_sends_nothing_is_called_once_in_each_tick_with_space),
+        TEST(a_space_callback_that_sends_is_called_again_in_the_same_tick),
+        TEST(a_handle_started_in_its_callback_is_called_while_there_is_space),
         TEST(a_stopped_handle_gets_nothing_and_continues_where_it_stopped),
         TEST(a_handle_can_be_closed_in_any_callback),
         TEST(start_returns_an_end_that_came_before),
         TEST(no_callback_follows_a_stop_in_a_callback),
         TEST(other_handles_have_their_ticks_while_messages_never_end),
+        TEST(other_handles_have_their_ticks_while_space_never_ends),
         TEST(nothing_runs_while_nothing_happens),
         TEST(a_killed_sender_is_reported_and_its_successor_continues),
         TEST(a_killed_receiver_is_reported_also_to_an_idle_sender),
