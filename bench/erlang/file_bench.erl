@@ -1,6 +1,6 @@
 %% The Erlang part of `pelton-bench file': file_bench:main([Part, Directory, Mailbox, Turn, Mib]) prints a line `SYSTEM
-%% FIGURE' for each system. The systems take turns within a run, and Turn chooses the first. Each has a process of its
-%% own, with so many messages in its mailbox.
+%% FIGURE...' for each system. The systems take turns within a run, and Turn chooses the first. Each has a process of
+%% its own, with so many messages in its mailbox.
 -module(file_bench).
 -export([main/1]).
 
@@ -28,10 +28,8 @@ main([Part, Directory, Mailbox, Turn, Mib]) ->
     lists:foreach(fun(System) ->
         Path = filename:join(Directory, System),
         prepare(Part, Path, list_to_integer(Mib)),
-        case apart(fun() -> Run(System, Path, list_to_integer(Mailbox)) end) of
-            Figure when is_float(Figure) -> io:format("~s ~.6f~n", [System, Figure]);
-            Figures -> [io:format("~s~s ~.6f~n", [System, What, float(Figure)]) || {What, Figure} <- Figures]
-        end,
+        Figures = apart(fun() -> Run(System, Path, list_to_integer(Mailbox)) end),
+        io:format("~s~s~n", [System, [io_lib:format(" ~.6f", [float(Figure)]) || Figure <- Figures]]),
         _ = file:delete(Path)
     end, First ++ Later),
     halt(0).
@@ -69,25 +67,34 @@ set_flags(System) when System =:= "pelton-erlang"; System =:= "erlang-raw-off-he
     process_flag(message_queue_data, off_heap);
 set_flags(_) -> ok.
 
-%% Seconds for 10 MiB written in 4 KiB blocks, and read back by pread.
+%% Seconds for 10 MiB written in 4 KiB blocks, and read back by pread. Of the single operations the microseconds of the
+%% median, of the 99th percentile, and of the longest.
 mailbox(System, Path, Mailbox) ->
     set_flags(System),
     [self() ! {message, I} || I <- lists:seq(1, Mailbox)],
     Module = module(System),
     {ok, File} = Module:open(Path, [read, write, binary | modes(System)]),
     Block = binary:copy(<<7>>, ?BLOCK),
+    %% Outside the heap: no garbage of their own.
+    Times = atomics:new(2 * ?BLOCKS, []),
     erlang:garbage_collect(),
     Begun = erlang:monotonic_time(),
-    write(Module, File, Block, 0),
-    read(Module, File, Block, 0),
-    Spent = erlang:monotonic_time() - Begun,
+    Written = timed(fun(_) -> ok = Module:write(File, Block) end, Times, 1, ?BLOCKS, Begun),
+    Ended = timed(fun(I) -> {ok, Block} = Module:pread(File, (I - ?BLOCKS - 1) * ?BLOCK, ?BLOCK) end,
+                  Times, ?BLOCKS + 1, 2 * ?BLOCKS, Written),
     ok = Module:close(File),
-    Spent / erlang:convert_time_unit(1, second, native).
+    Sorted = lists:sort([atomics:get(Times, I) || I <- lists:seq(1, 2 * ?BLOCKS)]),
+    [(Ended - Begun) / erlang:convert_time_unit(1, second, native) |
+     [1.0e6 * lists:nth(At, Sorted) / erlang:convert_time_unit(1, second, native) ||
+         At <- [?BLOCKS, 2 * ?BLOCKS * 99 div 100, 2 * ?BLOCKS]]].
 
-write(_, _, _, ?BLOCKS) -> ok;
-write(Module, File, Block, I) ->
-    ok = Module:write(File, Block),
-    write(Module, File, Block, I + 1).
+%% Puts the time of each operation into Times, and returns when the last one has ended.
+timed(_, _, I, Last, Begun) when I > Last -> Begun;
+timed(Operation, Times, I, Last, Begun) ->
+    Operation(I),
+    Ended = erlang:monotonic_time(),
+    atomics:put(Times, I, Ended - Begun),
+    timed(Operation, Times, I + 1, Last, Ended).
 
 read(_, _, _, ?BLOCKS) -> ok;
 read(Module, File, Block, I) ->
@@ -104,7 +111,7 @@ cached(System, Path, _) ->
     Begun = erlang:monotonic_time(),
     [read(Module, File, Block, 0) || _ <- "0123456789"],
     Spent = erlang:monotonic_time() - Begun,
-    erlang:convert_time_unit(Spent, native, nanosecond) / (10 * ?BLOCKS).
+    [erlang:convert_time_unit(Spent, native, nanosecond) / (10 * ?BLOCKS)].
 
 %% How often a scheduler was blocked for a millisecond or longer while it read all of a file, the longest block, and
 %% the time of all.
@@ -120,7 +127,7 @@ cold(System, Path, _) ->
     ok = Module:close(File),
     _ = erlang:system_monitor(undefined),
     Monitor ! stop,
-    receive {Events, Longest} -> [{"", Events}, {"-longest-ms", Longest}, {"-seconds", Spent / erlang:convert_time_unit(1, second, native)}] end.
+    receive {Events, Longest} -> [Events, Longest, Spent / erlang:convert_time_unit(1, second, native)] end.
 
 monitored(Reader, Events, Longest) ->
     receive
@@ -157,7 +164,7 @@ direct("erlang-raw", Path, _) ->
 rate(Fun) ->
     Begun = erlang:monotonic_time(),
     Fun(),
-    64 * 64 * erlang:convert_time_unit(1, second, native) / (erlang:monotonic_time() - Begun).
+    [64 * 64 * erlang:convert_time_unit(1, second, native) / (erlang:monotonic_time() - Begun)].
 
 %% Each block of 128 MiB at most once.
 scattered(I) -> I * 7919 rem 32768.
@@ -179,7 +186,7 @@ each(Count, Send, Receive) ->
     [Send() || _ <- lists:seq(1, Window)],
     [begin Receive(), Send() end || _ <- lists:seq(1, Count - Window)],
     [Receive() || _ <- lists:seq(1, Window)],
-    erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count.
+    [erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count].
 
 %% Nanoseconds for a call of 256 bytes and its answer, one at a time.
 call("pelton-erlang", Path, _) ->
@@ -196,7 +203,7 @@ serial(Count, Call) ->
     [Call() || _ <- lists:seq(1, 500)],
     Begun = erlang:monotonic_time(),
     [Call() || _ <- lists:seq(1, Count)],
-    erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count.
+    [erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count].
 
 connect(Path) ->
     {ok, Socket} = gen_tcp:connect({local, filename:join(filename:dirname(Path), "socket")}, 0, [binary, {packet, 4}, {active, false}]),

@@ -27,6 +27,7 @@ use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 use crate::mailbox;
 use crate::measure::CallCounter;
 use crate::report::{Ratio, median, paired_ratio};
+use crate::run::Load;
 use crate::systems::{c, compiled, erlang::Erlang};
 
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
@@ -59,6 +60,10 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 9)]
     runs: usize,
 
+    /// So many threads that only compute, at normal priority, run meanwhile
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    beside_load: u32,
+
     /// One JSON object a line for each part, instead of the table
     #[arg(long)]
     json: bool,
@@ -82,7 +87,8 @@ enum Part {
     Loop,
     /// The same by libuv's loop: the median lateness of its timers, in microseconds, and of a loop without other work
     LoopTimers,
-    /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting
+    /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting; of
+    /// the single reads and writes the median, the 99th percentile and the longest
     Erlang,
     /// Erlang: 4 KiB from the page cache: nanoseconds a read
     ErlangCached,
@@ -144,6 +150,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
         }
         erlang => erlang?,
     };
+    let _load = Load::start(arguments.beside_load);
     let mut by_mailbox = Vec::new();
     let several = |part: Part| if part == Part::Erlang { &arguments.mailbox[..] } else { &arguments.mailbox[..1] };
     for (part, mailbox) in parts.iter().flat_map(|&part| several(part).iter().map(move |mailbox| (part, *mailbox))) {
@@ -151,8 +158,13 @@ fn measure(arguments: &Arguments) -> Result<()> {
             continue;
         }
         let units: &[&str] = match part {
-            Part::Erlang => &["seconds"],
-            Part::ErlangCold => &["events of 1 ms or longer"],
+            Part::Erlang => &[
+                "seconds",
+                "us of an operation, median",
+                "us of an operation, 99th percentile",
+                "us of the longest operation",
+            ],
+            Part::ErlangCold => &["events of 1 ms or longer", "ms of the longest event", "seconds"],
             Part::ErlangMessages | Part::ErlangCall => &["ns there and back"],
             Part::Cached | Part::Loops | Part::ErlangCached => &["ns a read"],
             Part::Direct | Part::ErlangDirect => &["reads a second"],
@@ -160,12 +172,15 @@ fn measure(arguments: &Arguments) -> Result<()> {
             Part::Loop => &["us of CPU in the longest callback", "us by the clock in the longest callback"],
             Part::LoopTimers => &["us late, a timer in the middle"],
         };
-        let extra = match part {
+        let mut extra = match part {
             Part::Erlang => BTreeMap::from([("messages in the mailbox".to_owned(), mailbox as f64)]),
             Part::ErlangCold => BTreeMap::from([("MiB".to_owned(), arguments.mib as f64)]),
             Part::Append => append_calls(place.path())?,
             _ => BTreeMap::new(),
         };
+        if arguments.beside_load > 0 {
+            extra.insert("computing threads beside it".to_owned(), arguments.beside_load.into());
+        }
         let report = |unit: &&'static str| Report { part, unit, runs: Vec::new(), extra: extra.clone() };
         let mut reports: Vec<Report> = units.iter().map(report).collect();
         for run in 0..arguments.runs {
@@ -178,7 +193,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
                 Part::LoopTimers => vec![loop_timers(place.path())?],
                 _ => {
                     let erlang = erlang.as_ref().context("it was made above")?;
-                    vec![erlang.run(&part.name(), place.path(), mailbox, run, arguments.mib)?]
+                    erlang.run(&part.name(), place.path(), mailbox, run, arguments.mib)?
                 }
             };
             reports.iter_mut().zip(figures).for_each(|(report, figures)| report.runs.push(figures));
@@ -187,8 +202,8 @@ fn measure(arguments: &Arguments) -> Result<()> {
             report.write(arguments.json)?;
         }
         if part == Part::Erlang {
-            // The one report of this part.
-            by_mailbox.extend(reports.iter().map(|report| (mailbox, report.medians())));
+            // The seconds.
+            by_mailbox.extend(reports.first().map(|report| (mailbox, report.medians())));
         }
     }
     if let Some(path) = &arguments.svg {

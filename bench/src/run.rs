@@ -104,13 +104,14 @@ impl Progress {
 
 /// Threads that only compute, beside the measured processes, until this is dropped. They belong to this process, whose
 /// own processor time is not counted.
-struct Load {
+pub struct Load {
     is_over: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Load {
-    fn start(threads: u32) -> Load {
+    /// Starts so many.
+    pub fn start(threads: u32) -> Load {
         let is_over = Arc::new(AtomicBool::new(false));
         let compute = |is_over: Arc<AtomicBool>| {
             move || {

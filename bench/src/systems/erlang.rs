@@ -16,19 +16,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::compiled;
 
-/// The names in the program's output: systems, and for erlang-cold their further figures.
-const KNOWN: [&str; 10] = [
-    "pelton-erlang",
-    "pelton-erlang-on-heap",
-    "erlang-raw",
-    "erlang-raw-off-heap",
-    "erlang-file",
-    "gen-tcp",
-    "pelton-erlang-longest-ms",
-    "erlang-raw-longest-ms",
-    "pelton-erlang-seconds",
-    "erlang-raw-seconds",
-];
+/// The systems in the program's output.
+const KNOWN: [&str; 6] =
+    ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file", "gen-tcp"];
 
 /// The compiled program, and the directory of pelton's application.
 pub struct Erlang {
@@ -54,7 +44,7 @@ impl Erlang {
         Ok(Erlang { compiled, application })
     }
 
-    /// One run of all systems.
+    /// One run of all systems. For each figure of the part, in the order of its units, that of each system.
     pub fn run(
         &self,
         part: &str,
@@ -62,7 +52,7 @@ impl Erlang {
         mailbox: usize,
         turn: usize,
         mib: usize,
-    ) -> Result<BTreeMap<&'static str, f64>> {
+    ) -> Result<Vec<BTreeMap<&'static str, f64>>> {
         match part {
             "erlang-messages" => echo_messages(place)?,
             "erlang-call" => echo_calls(place)?,
@@ -80,11 +70,17 @@ impl Erlang {
             .context("starting `erl`")?;
         let text = String::from_utf8_lossy(&done.stdout);
         ensure!(done.status.success(), "erl failed: {text}{}", String::from_utf8_lossy(&done.stderr));
-        let mut figures = BTreeMap::new();
+        let mut figures: Vec<BTreeMap<&'static str, f64>> = Vec::new();
         for line in text.lines() {
-            let (system, figure) = line.split_once(' ').with_context(|| format!("found `{line}`, wanted a figure"))?;
+            let (system, of_system) =
+                line.split_once(' ').with_context(|| format!("found `{line}`, wanted a figure"))?;
             let system = KNOWN.into_iter().find(|known| *known == system).context("a system that is none")?;
-            figures.insert(system, figure.parse()?);
+            for (at, figure) in of_system.split(' ').enumerate() {
+                if figures.len() == at {
+                    figures.push(BTreeMap::new());
+                }
+                figures[at].insert(system, figure.parse()?);
+            }
         }
         Ok(figures)
     }

@@ -61,12 +61,13 @@ NIF(file_read)
         return atom_later;
     }
     int64_t began_us = now_us();
+    long sleeps = recent_sleeps(began_us);
     struct iovec piece = {bytes.data, size};
     ssize_t count = preadv2(file->fd, &piece, 1, (off_t)offset, RWF_NOWAIT);
     if (count < 0 && errno == EOPNOTSUPP)
         atomic_store_explicit(&file->has_no_fast_read, true, memory_order_relaxed);
     else
-        charge_us(env, file_learn_read(file, began_us, false));
+        charge_us(env, file_learn_read_in_call(file, began_us, sleeps));
     file_leave(file);
     if (count > 0 && (uint64_t)count == size)
         return enif_make_tuple2(env, atom_ok, enif_make_binary(env, &bytes));
@@ -106,21 +107,8 @@ NIF(file_read_waiting)
 
 /* ---- Writing ---- */
 
-/* As sleeps_of_this_thread, which costs a tenth of a write; a number of less than a millisecond ago suffices. A sleep
- * since then is attributed to the write. */
-static long recent_sleeps(int64_t now)
-{
-    static _Thread_local int64_t found_us;
-    static _Thread_local long found;
-    if (now - found_us > 1000) {
-        found = sleeps_of_this_thread();
-        found_us = now;
-    }
-    return found;
-}
-
 /* After a small write of this thread, before which it had slept so often. Pauses writes if it was slow. Returns its
- * microseconds. */
+ * microseconds. A sleep between recent_sleeps and the write is attributed to the write. */
 static int64_t learn_write(int64_t began_us, long sleeps)
 {
     int64_t ended_us = now_us(), took_us = ended_us - began_us;

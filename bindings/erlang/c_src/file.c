@@ -9,9 +9,10 @@
 #include "file.h"
 #include <unistd.h>
 
-/* A read from the page cache takes less. After one that took longer, so many reads run on a dirty scheduler, also
- * those from the page cache: these begin the kernel's next readahead, which can wait in the disk's queue for tens of
- * milliseconds. */
+/* After a read in a call that waited, and took longer, so many reads run on a dirty scheduler, also those from the page
+ * cache: these begin the kernel's next readahead, which can wait in the disk's queue for tens of milliseconds. A read
+ * that took longer because other threads had the processor says nothing about the disk. On a busy machine a dirty
+ * scheduler then makes it worse: each way to it and back lasts until those threads have had their turn. */
 #define SLOW_READ_US 500
 #define CAUTIOUS_READS 64
 
@@ -327,14 +328,19 @@ void file_forget_all_delayed(void)
 
 /* ---- Cautious reads ---- */
 
-int64_t file_learn_read(struct file *file, int64_t began_us, bool has_waited)
+void file_learn_read(struct file *file, bool has_waited)
 {
     int cautious = atomic_load_explicit(&file->cautious_reads, memory_order_relaxed);
-    int64_t took_us = now_us() - began_us;
-    if (has_waited || took_us > SLOW_READ_US)
+    if (has_waited)
         file_read_cautiously(file);
     else if (cautious > 0)
         atomic_store_explicit(&file->cautious_reads, cautious - 1, memory_order_relaxed);
+}
+
+int64_t file_learn_read_in_call(struct file *file, int64_t began_us, long sleeps)
+{
+    int64_t took_us = now_us() - began_us;
+    file_learn_read(file, took_us > SLOW_READ_US && sleeps_of_this_thread() != sleeps);
     return took_us;
 }
 

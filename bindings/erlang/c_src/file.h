@@ -125,9 +125,11 @@ void file_forget_all_delayed(void);
 void file_flush_begins(void);
 void file_flush_completed(void);
 
-/* A read, or its beginning, lasted until now. Records whether it came from the page cache, and returns the
+/* After a read: whether the next ones are tried in the call. */
+void file_learn_read(struct file *file, bool has_waited);
+/* The same after a read in the call, or its beginning, before which this thread had slept so often. Returns its
  * microseconds. */
-int64_t file_learn_read(struct file *file, int64_t began_us, bool has_waited);
+int64_t file_learn_read_in_call(struct file *file, int64_t began_us, long sleeps);
 /* The next reads run on a dirty scheduler. */
 void file_read_cautiously(struct file *file);
 

@@ -68,8 +68,11 @@ void charge_bytes(ErlNifEnv *env, uint64_t bytes);
  * fractions. */
 void charge_us(ErlNifEnv *env, int64_t us);
 int64_t now_us(void);
-/* How often this thread has given up its processor, because it waited for something. */
+/* How often this thread has given up its processor, because it waited for something; not because another thread
+ * got its turn. */
 long sleeps_of_this_thread(void);
+/* The same, less than a millisecond ago: sleeps_of_this_thread costs a tenth of a write. */
+long recent_sleeps(int64_t now);
 
 /* ---- notifier.c ---- *
  * One thread. It sleeps in epoll on the descriptors of all engines and endpoints, and sends results to processes. It

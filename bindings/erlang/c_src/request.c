@@ -527,6 +527,7 @@ ERL_NIF_TERM request_submit(ErlNifEnv *env, struct request *request, const pelto
     enif_self(env, &request->pid);
     bool is_regular_read = request->kind == PELTON_FILE_READ && request->file->is_regular;
     int64_t began_us = now_us();
+    long sleeps = recent_sleeps(began_us);
     submit(engine, operations, request->parts_count);
     if (request->left == 0)
         request_completed(request);
@@ -537,7 +538,7 @@ ERL_NIF_TERM request_submit(ErlNifEnv *env, struct request *request, const pelto
         enif_mutex_unlock(engine->lock);
         charge_us(env, now_us() - began_us);
         if (is_regular_read)
-            file_learn_read(request->file, began_us, false);
+            file_learn_read_in_call(request->file, began_us, sleeps);
         ERL_NIF_TERM result = result_of(env, env, request);
         enif_release_resource(request);
         return result;
@@ -624,9 +625,8 @@ ERL_NIF_TERM request_run(ErlNifEnv *env, struct request *request, const pelton_o
     struct part *part = request->parts;
     pelton_file_completion completion = {0};
     long sleeps = sleeps_of_this_thread();
-    int64_t began_us = now_us();
     int code = pelton_engine_run(engine->handle, operation, PELTON_FOREVER, &completion);
-    file_learn_read(request->file, began_us, sleeps_of_this_thread() != sleeps);
+    file_learn_read(request->file, sleeps_of_this_thread() != sleeps);
     part->count = completion.count;
     if (code)
         part->error = completion.error ? completion.error : EIO;

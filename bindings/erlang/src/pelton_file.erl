@@ -16,7 +16,7 @@
 %% </ul>
 %%
 %% Reading creates garbage, and each garbage collection walks a large mailbox that is on the heap. A process with such
-%% a mailbox calls `process_flag(message_queue_data, off_heap)' once.
+%% a mailbox calls `process_flag(message_queue_data, off_heap)' once, and does not use {@link await/2}.
 -module(pelton_file).
 -export([open/2, close/1, read/2, pread/2, pread/3, write/2, pwrite/2, pwrite/3, sync/1, datasync/1, truncate/1,
          position/2, allocate/3, advise/4, read_line/1, read_handle_info/1, read_handle_info/2, send/5, recv/4]).
@@ -529,8 +529,9 @@ do_async(Kind, File) ->
         Result -> result(Result, Ref, false)
     end.
 
-%% Returns the reference, or, if the caller waits, the result. An error of the call is sent as well. All references pass
-%% through here, so that the compiler marks the mailbox for each of them, and await/2 begins at the mark.
+%% Returns the reference, or, if the caller waits, the result. An error of the call is sent as well. The compiler marks
+%% the mailbox where a reference is made, and the receive of a caller that waits begins at the mark. A function that
+%% returns its reference removes the mark, so the receive of a later await/2 scans the mailbox.
 result(pending, Ref, true) -> await(Ref, infinity);
 %% No message is sent. The receive removes the mark: OTP 25.2 has crashed when a process had left more than eight.
 result(Result, Ref, true) -> receive {pelton, Ref, Never} -> Never after 0 -> Result end;
@@ -543,7 +544,8 @@ await(Ref) ->
     await(Ref, infinity).
 
 %% @doc Waits for the result of an asynchronous function, until the timeout in milliseconds. After `{error, timeout}'
-%% the result is still sent.
+%% the result is still sent. It scans the mailbox from its beginning, as any receive of a reference that another
+%% function returned: some 10 ms for a million messages. {@link pread/3} and the others that wait do not.
 -spec await(reference(), timeout()) -> term() | {error, timeout}.
 await(Ref, Timeout) ->
     receive {pelton, Ref, Result} -> Result

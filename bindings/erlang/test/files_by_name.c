@@ -2,7 +2,8 @@
  *
  *   local    it is ext4                                foreign  it is an unknown one
  *   nowait   it supports RWF_NOWAIT for writes         busy     and always returns EAGAIN
- *   half     it moves half of the bytes                slow     a write takes 20 ms
+ *   half     it moves half of the bytes                slow     a write, or a read with RWF_NOWAIT, sleeps for 20 ms
+ *   spins    a read with RWF_NOWAIT takes 2 ms of the processor
  *   stuck    a write waits while there is a file of its name followed by .stuck
  *   logged   reads with RWF_NOWAIT are logged as well
  *
@@ -24,6 +25,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *name_of(int fd, char path[PATH_MAX])
@@ -48,6 +50,16 @@ static bool is(const char *name, const char *word)
 static struct iovec half_of(const struct iovec *pieces)
 {
     return (struct iovec){pieces->iov_base, pieces->iov_len > 1 ? pieces->iov_len / 2 : pieces->iov_len};
+}
+
+/* As long as a read that other threads interrupt: without a voluntary switch. */
+static void spin(void)
+{
+    struct timespec began, now;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    do
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - began.tv_sec) * 1000000000 + now.tv_nsec - began.tv_nsec < 2000000);
 }
 
 static void record(const char *scheduler, int flags, const char *name)
@@ -123,6 +135,10 @@ ssize_t preadv2(int fd, const struct iovec *pieces, int count, off_t offset, int
     const char *name = name_of(fd, path);
     if (flags & RWF_NOWAIT && is(name, "logged"))
         record("normal", flags, name);
+    if (flags & RWF_NOWAIT && is(name, "slow"))
+        usleep(20000);
+    if (flags & RWF_NOWAIT && is(name, "spins"))
+        spin();
     if (flags & RWF_NOWAIT && is(name, "half"))
         return next(fd, &half, 1, offset, 0);
     return next(fd, pieces, count, offset, flags);

@@ -2,14 +2,16 @@
 %% file's name.
 -module(pelton_file_fast_tests).
 -export([a_local_file/1, a_file_with_nowait/1, what_may_wait/1, blocks_that_are_there/1, halves/1, a_slow_file/1,
-         one_at_a_time/1, a_shared_file/1, a_read_that_waited/1]).
+         one_at_a_time/1, a_shared_file/1, a_read_that_waited/1, a_read_that_waited_in_the_call/1,
+         a_read_that_was_interrupted/1]).
 -include_lib("eunit/include/eunit.hrl").
 
 in_a_node_test_() ->
     {foreach, fun pelton_file_tests:directory/0, fun pelton_file_tests:remove/1,
      [fun(Path) -> {atom_to_list(Test), {timeout, 120, fun() -> in_node(Test, Path("")) end}} end ||
          Test <- [a_local_file, a_file_with_nowait, what_may_wait, blocks_that_are_there, halves, a_slow_file,
-                  one_at_a_time, a_shared_file, a_read_that_waited]]}.
+                  one_at_a_time, a_shared_file, a_read_that_waited, a_read_that_waited_in_the_call,
+                  a_read_that_was_interrupted]]}.
 
 %% The first write tries RWF_NOWAIT, then runs on a dirty scheduler. Later ones run in the call.
 a_local_file(Directory) ->
@@ -165,6 +167,31 @@ a_read_that_waited(Directory) ->
     ?assertEqual([], writes(Directory, "read-logged-late")),
     pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(Waits, 0, 10), writes(Directory,
         "read-logged-late") =/= [] end).
+
+a_read_that_waited_in_the_call(Directory) ->
+    {File, Reads} = read_by(Directory, "read-logged-slow"),
+    pelton_file_tests:eventually(fun() -> Reads(1) =:= 1 end),
+    ?assertEqual(0, Reads(64)),
+    pelton_file_tests:eventually(fun() -> Reads(1) =:= 1 end),
+    ok = pelton_file:close(File).
+
+%% A read that took as long because other threads had the processor says nothing about the disk: the next ones are in
+%% the call.
+a_read_that_was_interrupted(Directory) ->
+    {File, Reads} = read_by(Directory, "read-logged-spins"),
+    pelton_file_tests:eventually(fun() -> Reads(20) =:= 20 end),
+    ok = pelton_file:close(File).
+
+%% A file, and a function that reads it so often, and returns how many of the reads ran in the call.
+read_by(Directory, Name) ->
+    ok = file:write_file(filename:join(Directory, Name), <<0:800>>),
+    {ok, File} = pelton_file:open(filename:join(Directory, Name), [read]),
+    Logged = fun() -> length(writes(Directory, Name)) end,
+    {File, fun(Times) ->
+        Before = Logged(),
+        [{ok, _} = pelton_file:pread(File, 0, 10) || _ <- lists:seq(1, Times)],
+        Logged() - Before
+    end}.
 
 %% A write may wait for another reason. Then some writes pause, so this repeats it.
 until_in_the_call(Directory, Name, How, Write) ->

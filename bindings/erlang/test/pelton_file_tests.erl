@@ -1,6 +1,6 @@
 %% What pelton_file promises beyond the behaviour of `file', which pelton_file_alike_tests compares.
 -module(pelton_file_tests).
--export([directory/0, remove/1, eventually/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1,
+-export([directory/0, remove/1, eventually/1, assert_flat/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1,
          leave_delayed/1]).
 -include_lib("eunit/include/eunit.hrl").
 -include_lib("kernel/include/file.hrl").
@@ -18,6 +18,7 @@ tests() ->
      {any_process_uses_a_handle, fun any_process_uses_a_handle/1},
      {file_takes_the_handle, fun file_takes_the_handle/1},
      {no_process_flag_is_set, fun no_process_flag_is_set/1},
+     {no_work_is_done_for_the_mailbox, fun no_work_is_done_for_the_mailbox/1},
      {a_file_ends_with_its_owner, fun a_file_ends_with_its_owner/1},
      {an_unreferenced_file_is_closed, fun an_unreferenced_file_is_closed/1},
      {waiting_readers_block_no_scheduler, fun waiting_readers_block_no_scheduler/1},
@@ -675,7 +676,66 @@ the_receive_does_not_scan_the_mailbox() ->
                                                    Texts)),
     ?assertEqual([], [Text || Text <- Texts, string:find(Text, "NOT OPTIMIZED") =/= nomatch]).
 
+%% Counted, where the test above believes the compiler. The first read of a file, the list, the sync, the names and the
+%% read behind the end take the ways by a dirty scheduler, by the engine, and by the notifier thread.
+no_work_is_done_for_the_mailbox(Path) ->
+    ok = file:write_file(Path("lines"), binary:copy(<<"line\n">>, 2000)),
+    {ok, File} = pelton_file:open(Path("data"), [read, write, binary]),
+    {ok, Lines} = pelton_file:open(Path("lines"), [read, binary, read_ahead]),
+    ok = pelton_file:write(File, binary:copy(<<7>>, 65536)),
+    assert_flat([
+        {write, fun() -> ok = pelton_file:pwrite(File, 0, binary:copy(<<7>>, 4096)) end},
+        {read, fun() -> {ok, <<_:4096/binary>>} = pelton_file:pread(File, 8192, 4096) end},
+        {read_behind_the_end, fun() -> eof = pelton_file:pread(File, 1 bsl 40, 10) end},
+        {read_list, fun() -> {ok, [_, _]} = pelton_file:pread(File, [{0, 10}, {4096, 10}]) end},
+        {write_list, fun() -> ok = pelton_file:pwrite(File, [{0, "one"}, {4096, "two"}]) end},
+        {sync, fun() -> ok = pelton_file:sync(File) end},
+        {position, fun() -> {ok, 0} = pelton_file:position(File, 0) end},
+        {read_line, fun() -> {ok, <<"line\n">>} = pelton_file:read_line(Lines) end},
+        {open_and_close, fun() ->
+            {ok, Opened} = pelton_file:open(Path("data"), [read]),
+            {ok, _} = pelton_file:read(Opened, 10),
+            ok = pelton_file:close(Opened)
+        end},
+        {read_file, fun() -> {ok, _} = pelton_file:read_file(Path("lines")) end},
+        {info, fun() -> {ok, _} = pelton_file:read_file_info(Path("data")) end},
+        {list_dir, fun() -> {ok, _} = pelton_file:list_dir(Path("")) end}]).
+
 %% ---- Shared by the tests ----
+
+%% Each operation costs a process with a large mailbox no more reductions, and no more garbage collections, than one
+%% with an empty mailbox. A receive that scans the mailbox costs a reduction a message.
+assert_flat(Operations) ->
+    [begin
+         {Operation, {Reductions, Collections}} = Empty,
+         {Operation, {ReductionsFull, CollectionsFull}} = Full,
+         ?assertEqual({Flag, Operation, true, true},
+                      {Flag, Operation, ReductionsFull < Reductions + 50000, CollectionsFull < Collections + 25})
+     end || Flag <- [on_heap, off_heap],
+            {Empty, Full} <- lists:zip(work(Flag, 0, Operations), work(Flag, 50000, Operations))],
+    ok.
+
+%% Reductions and collections for fifty times each operation, in a process with so many messages.
+work(Flag, Messages, Operations) ->
+    in_process(fun() ->
+        process_flag(message_queue_data, Flag),
+        %% As many words are free for garbage in both.
+        process_flag(min_heap_size, 10000),
+        [self() ! {message, I} || I <- lists:seq(1, Messages)],
+        %% The messages become old.
+        [erlang:garbage_collect() || _ <- "twice"],
+        [begin
+             {ReductionsBefore, CollectionsBefore} = worked(),
+             [Do() || _ <- lists:seq(1, 50)],
+             {Reductions, Collections} = worked(),
+             {Operation, {Reductions - ReductionsBefore, Collections - CollectionsBefore}}
+         end || {Operation, Do} <- Operations]
+    end).
+
+worked() ->
+    [{reductions, Reductions}, {garbage_collection, Collections}] =
+        process_info(self(), [reductions, garbage_collection]),
+    {Reductions, proplists:get_value(minor_gcs, Collections)}.
 
 directory() ->
     Directory = filename:join(os:getenv("TMPDIR", "/tmp"), "pelton-erlang-" ++ os:getpid() ++ "-" ++

@@ -36,6 +36,7 @@ tests() ->
      {a_large_cast_is_written, fun a_large_cast_is_written/1},
      {many_processes_call_by_one_client, fun many_processes_call_by_one_client/1},
      {a_late_reply_reaches_its_caller, fun a_late_reply_reaches_its_caller/1},
+     {no_work_is_done_for_the_mailbox, fun no_work_is_done_for_the_mailbox/1},
      {an_unreferenced_responder_abandons_the_call, fun an_unreferenced_responder_abandons_the_call/1},
      {a_service_that_ends_fails_its_calls, fun a_service_that_ends_fails_its_calls/1},
      {an_accepted_receiver_ends_with_its_sender, fun an_accepted_receiver_ends_with_its_sender/1},
@@ -404,6 +405,25 @@ calls_get_their_replies(Path) ->
     ?assertEqual({ok, Large}, pelton:call(Client, Large)),
     ok = pelton:cast(Client, "remember this"),
     ?assertEqual({ok, <<"remember this">>}, pelton:call(Client, "what")).
+
+%% Also with replies that arrive later, and after waits that end at their timeouts.
+no_work_is_done_for_the_mailbox(Path) ->
+    {_, Client} = service(Path),
+    {Receiver, Sender} = channel(fun(Name) -> Path("messages-" ++ Name) end, []),
+    Size = fun(Part, Sum) -> Sum + byte_size(Part) end,
+    pelton_file_tests:assert_flat([
+        {call, fun() -> {ok, <<"HELLO">>} = pelton:call(Client, "hello") end},
+        {call_in_parts, fun() -> {ok, <<"onetwo">>} = pelton:call(Client, "parts, then finish") end},
+        {call_until_its_timeout, fun() -> {error, timeout} = pelton:call(Client, "later", 1) end},
+        {stream, fun() -> {ok, 11} = pelton:stream(Client, "parts, then reply", Size, 0) end},
+        {stream_until_its_timeout, fun() -> {error, timeout} = pelton:stream(Client, "later", Size, 0, 1) end},
+        {cast, fun() -> ok = pelton:cast(Client, "remember this") end},
+        {message, fun() -> ok = pelton:send(Sender, "hello"), {ok, <<"hello">>} = pelton:recv(Receiver) end},
+        {message_later, fun() ->
+            spawn_link(fun() -> ok = pelton:send(Sender, "hello") end),
+            {ok, <<"hello">>} = pelton:recv(Receiver)
+        end},
+        {recv_until_its_timeout, fun() -> {error, timeout} = pelton:recv(Receiver, 1) end}]).
 
 %% A service that does not receive: the lane is full at some time. What was sent then arrives, and nothing else.
 a_cast_does_not_wait(Path) ->
