@@ -1,4 +1,5 @@
-/* A client and a service of calls as C programs: include/pelton.h as its text recommends, blocking or in an epoll loop.
+/* A client and a service of calls as C programs: include/pelton.h as its text recommends. The client blocks, or has an
+ * epoll loop; the service blocks.
  *
  * The benchmark compiles it with `cc -O3 -fPIC -shared`, links it with libpelton.so and loads it
  * (src/systems/call/c.rs), which also has the clock and the checks. The client reads a reply in place, and the service
@@ -118,22 +119,7 @@ int call_listen(struct side *side) {
     options.capacity = side->capacity;
     options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
     int code = pelton_service_open(side->name, &options, &side->service);
-    if (code != PELTON_OK) return fail(side, "listening", code);
-    return side->how == EPOLL ? watch(side, pelton_service_fd(side->service)) : 0;
-}
-
-static int receive_in_loop(struct side *side, pelton_request *request) {
-    for (;;) {
-        int code = pelton_service_receive(side->service, PELTON_NO_WAIT, request);
-        if (code == PELTON_OK) return 0;
-        if (code == PELTON_AGAIN) code = pelton_service_poll(side->service);
-        if (code == PELTON_AGAIN) {
-            code = pelton_service_arm(side->service);
-            if (code == PELTON_OK && sleep_in_epoll(side) != 0) return -1;
-            if (code == PELTON_OK) pelton_service_disarm(side->service);
-        }
-        if (code < 0) return fail(side, "receiving", code);
-    }
+    return code == PELTON_OK ? 0 : fail(side, "listening", code);
 }
 
 /* Replies to each request with its own bytes, until the client's pass is over. */
@@ -141,15 +127,11 @@ int call_serve(struct side *side, uint64_t *count, uint64_t *bytes) {
     *count = *bytes = 0;
     for (;;) {
         pelton_request request;
-        if (side->how == EPOLL) {
-            if (receive_in_loop(side, &request) != 0) return -1;
-        } else {
-            int code = pelton_service_receive(side->service, PELTON_FOREVER, &request);
-            if (code != PELTON_OK) return fail(side, "receiving", code);
-        }
+        int code = pelton_service_receive(side->service, PELTON_FOREVER, &request);
+        if (code != PELTON_OK) return fail(side, "receiving", code);
         int is_call = request.responder != NULL;
         if (is_call) {
-            int code = pelton_responder_reply(request.responder, request.data, request.size);
+            code = pelton_responder_reply(request.responder, request.data, request.size);
             if (code != PELTON_OK) return fail(side, "replying", code);
             *count += 1;
             *bytes += request.size;
