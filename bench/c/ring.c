@@ -21,8 +21,8 @@
 #define TURN_NS 1000000
 /* Instead of a length: the next record is at the start of the ring. */
 #define WRAP UINT64_MAX
-/* How often a receiver looks for the next message before it sleeps. bench/README.md has the values tried. */
-#define LOOKS 200
+/* How often a receiver polls for the next message before it sleeps. bench/README.md has the values tried. */
+#define POLLS 200
 
 struct shared {
     _Alignas(64) _Atomic uint64_t tail; /* bytes ever written; the position is the remainder by the capacity */
@@ -40,11 +40,11 @@ static struct {
     uint64_t published;   /* the head that the sender can see */
     size_t unsent;        /* size of a message that waits for space, if has_unsent */
     int has_unsent;
-    int bells[2];         /* by role */
+    int doorbells[2];         /* by role */
     uint64_t n, bytes;
     int code, has_ended;
     uv_loop_t loop;
-    uv_poll_t bell;
+    uv_poll_t doorbell;
     uv_idle_t idle;
 } ring;
 
@@ -56,7 +56,7 @@ static int fail(const char *what) {
 static void end_pass(int code) {
     ring.code = code;
     ring.has_ended = 1;
-    uv_poll_stop(&ring.bell);
+    uv_poll_stop(&ring.doorbell);
     uv_idle_stop(&ring.idle);
 }
 
@@ -70,7 +70,7 @@ static void wake(enum role other) {
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&ring.shared->sleeps[other], memory_order_relaxed) &&
         atomic_exchange(&ring.shared->sleeps[other], 0)) {
-        if (eventfd_write(ring.bells[other], 1) != 0) end_pass(fail("ringing"));
+        if (eventfd_write(ring.doorbells[other], 1) != 0) end_pass(fail("ringing"));
     }
 }
 
@@ -170,8 +170,8 @@ static int has_message(void) {
     return ring.tail != ring.head;
 }
 
-static int look_for_message(void) {
-    for (int i = 0; i < LOOKS; i++) {
+static int poll_for_message(void) {
+    for (int i = 0; i < POLLS; i++) {
         if (has_message()) return 1;
 #ifdef __x86_64__
         __builtin_ia32_pause();
@@ -196,7 +196,7 @@ static void receive_until_empty(void) {
         }
         if (has_message()) continue;
         if (ring.published != ring.head) publish();
-        if (look_for_message()) continue;
+        if (poll_for_message()) continue;
         announce_sleep();
         if (!has_message()) return;
         withdraw_sleep();
@@ -205,10 +205,10 @@ static void receive_until_empty(void) {
 
 /* ---- The loop ---- */
 
-static void on_bell(uv_poll_t *poll, int status, int events) {
+static void on_doorbell(uv_poll_t *poll, int status, int events) {
     eventfd_t rings;
     (void)poll, (void)events;
-    if (status != 0 || (eventfd_read(ring.bells[ring.side->role], &rings) != 0 && errno != EAGAIN)) {
+    if (status != 0 || (eventfd_read(ring.doorbells[ring.side->role], &rings) != 0 && errno != EAGAIN)) {
         end_pass(fail("reading the eventfd"));
     } else if (ring.side->role == RECEIVER) {
         withdraw_sleep();
@@ -272,14 +272,14 @@ int side_open(struct side *side) {
     ring.capacity = side->capacity;
     strncpy(name.sun_path, side->forward_name + strlen("unix:"), sizeof name.sun_path - 1);
     if ((side->role == RECEIVER ? listen_and_pass(&name, fds) : connect_and_take(&name, fds)) != 0) return fail("connecting");
-    ring.bells[RECEIVER] = fds[1];
-    ring.bells[SENDER] = fds[2];
+    ring.doorbells[RECEIVER] = fds[1];
+    ring.doorbells[SENDER] = fds[2];
     void *memory = mmap(NULL, sizeof(struct shared) + ring.capacity, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     if (memory == MAP_FAILED) return fail("mapping the ring");
     ring.shared = memory;
     close(fds[0]);
     errno = -uv_loop_init(&ring.loop);
-    if (errno == 0) errno = -uv_poll_init(&ring.loop, &ring.bell, ring.bells[side->role]);
+    if (errno == 0) errno = -uv_poll_init(&ring.loop, &ring.doorbell, ring.doorbells[side->role]);
     if (errno != 0) return fail("preparing libuv's loop");
     uv_idle_init(&ring.loop, &ring.idle);
     return 0;
@@ -292,7 +292,7 @@ int side_pass(struct side *side, struct pass *pass) {
     ring.pass = pass;
     ring.n = ring.bytes = 0;
     ring.has_unsent = ring.code = ring.has_ended = 0;
-    errno = -uv_poll_start(&ring.bell, UV_READABLE, on_bell);
+    errno = -uv_poll_start(&ring.doorbell, UV_READABLE, on_doorbell);
     if (errno != 0) return fail("polling the eventfd");
     if (side->role == SENDER) uv_idle_start(&ring.idle, on_idle);
     else receive_until_empty();
@@ -304,11 +304,11 @@ int side_pass(struct side *side, struct pass *pass) {
 void side_close(struct side *side) {
     (void)side;
     if (ring.shared == NULL) return;
-    uv_close((uv_handle_t *)&ring.bell, NULL);
+    uv_close((uv_handle_t *)&ring.doorbell, NULL);
     uv_close((uv_handle_t *)&ring.idle, NULL);
     uv_run(&ring.loop, UV_RUN_DEFAULT);
     uv_loop_close(&ring.loop);
     munmap(ring.shared, sizeof(struct shared) + ring.capacity);
-    close(ring.bells[RECEIVER]);
-    close(ring.bells[SENDER]);
+    close(ring.doorbells[RECEIVER]);
+    close(ring.doorbells[SENDER]);
 }

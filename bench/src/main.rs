@@ -166,12 +166,12 @@ struct Arguments {
     ///
     /// A system may have its own wait: `pelton:block,pelton:spin` compares the two in one interleaved run.
     ///
-    /// [default: all but pelton-c, eventfd-ring and pelton-path; for idle, pelton; for reattach, pelton-path, the only one that can;
-    /// for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton, pelton-stream, limits, sock-stream,
-    /// sock-seqpacket, and pelton-alone if there are idle senders; for call, pelton, limits, sock-stream, with many in
-    /// flight sock-stream-batched instead of limits, of several clients also pelton-fan-in, and beside a flood pelton,
-    /// pelton-alone, sock-stream, sock-stream-alone; for append, pelton, limits, bump, mutex-vec, array-queue,
-    /// seg-queue, and with --file, pelton, write]
+    /// [default: all but pelton-c, eventfd-ring and pelton-path; for idle, pelton; for reattach, pelton-path, the only
+    /// one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton, pelton-stream, limits,
+    /// sock-stream, sock-seqpacket, and pelton-alone if there are idle senders; for call, pelton, limits, sock-stream,
+    /// with many in flight sock-stream-batched instead of limits, of several clients also pelton-fan-in, and beside a
+    /// flood pelton, pelton-alone, sock-stream, sock-stream-alone; for append, pelton, limits, bump, mutex-vec,
+    /// array-queue, seg-queue, and with --file, pelton, write]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
 
