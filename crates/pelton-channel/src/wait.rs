@@ -1,4 +1,4 @@
-//! How a side waits: it spins briefly, then sleeps in poll on its doorbell and on the liveness of its peer.
+//! How a side waits: it busy-polls briefly, then sleeps on its doorbell and on the liveness of its peer.
 
 use crate::error::Result;
 use pelton_lane::{LastRing, failpoint};
@@ -12,8 +12,8 @@ pub enum Wait {
     /// use `Block`. With either value, a receiver that keeps up with its sender may back off: it pauses for up to some
     /// 15 µs while that helps throughput.
     Spin,
-    /// Spins for some microseconds, then sleeps. Spins less if spinning was useless lately. With one processor it
-    /// yields once instead.
+    /// Busy-polls for 5 to 50 µs, then sleeps. Does not busy-poll if that was useless lately, or if the peer shares
+    /// this side's processor.
     #[default]
     Block,
 }
@@ -498,6 +498,7 @@ mod tests {
         polls: u64,
         holds_from: u64,
         spin: Spin,
+        ring: Option<LastRing>,
     }
 
     impl Polled for Counted {
@@ -515,13 +516,13 @@ mod tests {
         }
 
         fn last_ring(&self) -> Option<LastRing> {
-            None
+            self.ring
         }
     }
 
     fn counted(holds_from: u64, one_processor: bool) -> Counted {
         let spin = Spin { one_processor, ..Spin::new(Wait::Block, None) };
-        Counted { polls: 0, holds_from, spin }
+        Counted { polls: 0, holds_from, spin, ring: None }
     }
 
     #[test]
@@ -541,9 +542,20 @@ mod tests {
         let mut side = counted(u64::MAX, false);
         assert!(!busy_poll(&mut side, Duration::ZERO, 1 << 30).unwrap());
         assert_eq!((side.polls, side.spin.score), (1, SCORE_FIRST));
+        // With one processor it yields, and polls once more.
         let mut side = counted(u64::MAX, true);
         assert!(!busy_poll(&mut side, BUSY_POLL, 1 << 30).unwrap());
-        assert_eq!((side.polls, side.spin.score), (1, SCORE_FIRST));
+        assert_eq!((side.polls, side.spin.score), (2, SCORE_FIRST));
+        // The peer rang from this processor: one that sleeps may run elsewhere, so this side does not yield.
+        let mut side = counted(u64::MAX, false);
+        let shared = |side: &mut Counted| {
+            side.ring = ring(os::processor());
+            let before = side.polls;
+            assert!(!busy_poll(side, BUSY_POLL, 0).unwrap());
+            side.polls - before == 1
+        };
+        // The kernel may move this thread between the two.
+        assert!((0..100).any(|_| shared(&mut side)));
         // After failures, too, until the next probe.
         let mut side = counted(u64::MAX, false);
         side.spin.score = 0;
