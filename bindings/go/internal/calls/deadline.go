@@ -9,7 +9,8 @@ import (
 // Nanoseconds: 146 years, so that no sum overflows.
 const clockMost = 1 << 62
 
-// ToNS returns a deadline on CLOCK_MONOTONIC, the clock of deadlines between processes. It returns 0, which is no deadline, for a deadline too far away for the clock.
+// ToNS returns a deadline on CLOCK_MONOTONIC, the clock of deadlines between processes. It returns 0, which is no
+// deadline, for a deadline too far away for the clock.
 func ToNS(deadline time.Time) uint64 {
 	left := int64(deadline.Sub(kernel.ClockTime))
 	if left > clockMost {

@@ -9,9 +9,9 @@ import (
 // Processor returns the number, plus 1, of the processor that this goroutine runs on, or 0 if it is unknown. The
 // goroutine may move to another at any time.
 //
-// x86-64 takes the number from a segment limit, which Linux sets on each processor for its own vDSO: 17 ns, and no
-// feature of the processor is needed. RDTSCP takes 19 ns and RDPID 2, but old processors lack them, and a hypervisor may
-// intercept them. Elsewhere, and under an emulator without that segment, it is a system call of some 150 ns.
+// On x86-64 the number is in a segment's limit, which Linux sets on each processor for its own vDSO: that takes 17 ns,
+// and any processor can read it. RDTSCP takes 19 ns and RDPID 2, but old processors lack them. Elsewhere, and under an
+// emulator without that segment, this is a system call of some 150 ns.
 func Processor() uint32 {
 	if limit, ok := cpuNodeLimit(); ok {
 		return limit&cpuNodeMask + 1

@@ -17,8 +17,8 @@ type Wake bool
 // Ring: the other side sleeps, and nothing has rung for this sleep. Ring once, now.
 const Ring Wake = true
 
-// LastRing is what a side has noted of its last ring of the other, as hints for how long that one busy-polls. A peer may
-// have written anything.
+// LastRing is the note that a side makes of its last ring of the other: hints for how long the other busy-polls. A peer
+// may have written anything.
 type LastRing struct {
 	// The number of the processor that it ran on, plus 1; 0: unknown.
 	Processor uint32

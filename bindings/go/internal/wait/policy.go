@@ -1,6 +1,7 @@
 package wait
 
 import (
+	"os"
 	"time"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
@@ -40,6 +41,8 @@ type Spin struct {
 	// The peer's process that was checked for isOneProcessor, and whether one was.
 	peer    int
 	hasPeer bool
+	// The peer is in this process.
+	isOwnProcess bool
 	// This process and the peer have only one processor.
 	isOneProcessor bool
 	// At the last wait, the peer's last ring came from this processor: the peer cannot run while this side polls.
@@ -64,7 +67,7 @@ func (s *Spin) setPeer(pid int) {
 	if s.hasPeer && s.peer == pid {
 		return
 	}
-	s.peer, s.hasPeer = pid, true
+	s.peer, s.hasPeer, s.isOwnProcess = pid, true, pid == os.Getpid()
 	var own, peers unix.CPUSet
 	if unix.SchedGetaffinity(0, &own) != nil {
 		return
@@ -80,7 +83,10 @@ func (s *Spin) setPeer(pid int) {
 
 // nextTime returns the time of the next busy-poll: zero for none. ring is the peer's last one. Call it once per wait.
 func (s *Spin) nextTime(ring lane.LastRing, processor func() uint32) time.Duration {
-	s.isPollUseless = s.isOneProcessor || ring.Processor != 0 && ring.Processor == processor()
+	// In one process, the peer's goroutine may run on another thread, or on this one after the poll's runtime.Gosched.
+	// Without this exception both goroutines parked for each call, which took 4.8 µs instead of 1.9.
+	isShared := !s.isOwnProcess && ring.Processor != 0 && ring.Processor == processor()
+	s.isPollUseless = s.isOneProcessor || isShared
 	if s.isPollUseless {
 		return 0
 	}

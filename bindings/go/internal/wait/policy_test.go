@@ -35,8 +35,9 @@ func TestTheConstantsAreThoseOfRust(t *testing.T) {
 		"YIELD_DOUBLINGS_MAX": yieldDoublingsMax,
 	}
 	// These are of a busy-poll before the caller's own event loop, which Go has not.
-	const absent = "BYTES_PER_NS BUSY_POLL_TIMES"
-	for _, found := range regexp.MustCompile(`(?m)^(?:pub )?const (\w+): \w+ = (.*);$`).FindAllStringSubmatch(string(text), -1) {
+	absent := []string{"BYTES_PER_NS", "BUSY_POLL_TIMES"}
+	constant := regexp.MustCompile(`(?m)^(?:pub )?const (\w+): \w+ = (.*);$`)
+	for _, found := range constant.FindAllStringSubmatch(string(text), -1) {
 		name, value := found[1], found[2]
 		unit := int64(1)
 		if micros, isTime := strings.CutPrefix(value, "Duration::from_micros("); isTime {
@@ -46,8 +47,8 @@ func TestTheConstantsAreThoseOfRust(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s is %q in wait.rs, wanted a number or Duration::from_micros: teach this test", name, found[2])
 		}
-		if value, isOwn := own[name]; !isOwn && !strings.Contains(absent, name) || isOwn && value != wanted*unit {
-			t.Errorf("%s is %d in wait.rs, and here %d (there: %v)", name, wanted*unit, value, isOwn)
+		if value, isOwn := own[name]; !isOwn && !slices.Contains(absent, name) || isOwn && value != wanted*unit {
+			t.Errorf("%s is %d in wait.rs, and %d here (0: absent): change policy.go", name, wanted*unit, value)
 		}
 		delete(own, name)
 	}
@@ -101,6 +102,11 @@ func TestNobodyPollsForAPeerOnTheSameProcessor(t *testing.T) {
 		if limit != c.wanted || spin.isPollUseless != (c.wanted == 0) {
 			t.Errorf("%+v: %v", c, limit)
 		}
+	}
+	spin.setPeer(os.Getpid())
+	spin.isOneProcessor = false
+	if limit := spin.nextTime(lane.LastRing{Processor: 1}, on(1)); limit != busyPollMax {
+		t.Errorf("for a peer in this process: %v", limit)
 	}
 	spin.isOneProcessor = true
 	if limit := spin.nextTime(lane.LastRing{}, nowhere); limit != 0 || !spin.isPollUseless {

@@ -6,6 +6,7 @@
 //     wake-up includes the poller's and the scheduler's part.
 //   - A busy-poll calls runtime.Gosched once, after yieldAfter, and a side that never sleeps calls it in each round:
 //     other goroutines may need this processor, and a goroutine that polls is preempted only after 10 ms.
+//   - The processor of a peer's last ring does not matter if the peer is a goroutine of this process: see nextTime.
 package wait
 
 import (
