@@ -1,4 +1,8 @@
--- Calls from one request, by pelton or by cosockets. One coroutine for each call in flight; each compares its replies.
+-- Calls from one request: by pelton, by cosockets, or by a queue to a handler thread of this process (bench/queue). One
+-- coroutine for each call in flight; each compares its replies.
+
+local ffi = require "ffi"
+local semaphore = require "ngx.semaphore"
 
 local place = "DIRECTORY" -- replaced by bench/nginx/run
 local REQUESTS = 64 -- different ones, used by round-robin
@@ -16,9 +20,14 @@ local function requests(size)
     return all
 end
 
-local function by_pelton()
-    local svc = require("resty.pelton").connect("unix:" .. place .. "/service")
-    return function(request) return svc:call(request) end, function() end, function() return svc:notify("") end
+-- The service in C where its name says so, else the one in Go, or the benchmark's own.
+local function by_pelton(system)
+    local name = system == "pelton-c" and "/service-c" or "/service"
+    local svc = require("resty.pelton").connect("unix:" .. place .. name)
+    return function(request) return svc:call(request) end, function() end, function()
+        -- pelton-bench's service counts by passes; that of bindings/c/examples/call.c would end.
+        return system ~= "pelton" or svc:notify("")
+    end
 end
 
 -- A connection for each coroutine, kept from one pass to the next as in a pool. Messages are length and payload.
@@ -44,17 +53,72 @@ local function by_cosocket()
     end, function() assert(sock:setkeepalive(0)) end
 end
 
+-- As bench/queue/queue.h; and two functions of nginx's modules, of which only the addresses are wanted.
+ffi.cdef [[
+struct queue_call {
+    struct queue_call *next;
+    const char *request;
+    size_t request_size;
+    char *reply;
+    size_t reply_size, reply_capacity;
+    void *of;
+};
+struct queue *queue_in_nginx(void *watch, void *post);
+struct queue_call *queue_call_new(void);
+void queue_push(struct queue *queue, struct queue_call *call);
+void ngx_pelton_watch(void);
+]]
+local queues, free, held = {}, {}, {}
+
+-- The queue with a handler in C or in Go: the library of that name. Its descriptor is polled as pelton's own are.
+local function by_queue(system)
+    local queue = queues[system]
+    if not queue then
+        local library = ffi.load(place .. "/" .. system .. ".so")
+        local C = ffi.C
+        local opened = library.queue_in_nginx(ffi.cast("void *", C.ngx_pelton_watch),
+                                              ffi.cast("void *", C.ngx_http_lua_ffi_sema_post))
+        assert(opened ~= nil, "the queue could not be opened")
+        queue = {library = library, opened = opened}
+        queues[system] = queue
+    end
+    local own = table.remove(free)
+    if not own then
+        own = {number = #held + 1, call = queue.library.queue_call_new(), sem = semaphore.new()}
+        own.call.of = own.sem.sem
+        held[own.number] = ""
+    end
+    local number, call, sem, library, opened = own.number, own.call, own.sem, queue.library, queue.opened
+    local push, ffi_string = library.queue_push, ffi.string
+    return function(request)
+        -- The handler reads the string itself: here Lua keeps it, whatever becomes of the coroutine.
+        held[number] = request
+        call.request, call.request_size = request, #request
+        push(opened, call)
+        local is_awake, err = sem:wait(60)
+        if not is_awake then
+            return nil, err
+        end
+        return ffi_string(call.reply, call.reply_size)
+    end, function() free[#free + 1] = own end
+end
+
+local ways = {
+    pelton = by_pelton, ["pelton-c"] = by_pelton, ["pelton-go"] = by_pelton, cosocket = by_cosocket,
+    ["queue-c"] = by_queue, ["queue-go"] = by_queue
+}
+
 local M = {}
 
 function M.pass()
     local args = ngx.req.get_uri_args()
     local count, in_flight, size = tonumber(args.count), tonumber(args.in_flight), tonumber(args.size)
-    local open = args.system == "pelton" and by_pelton or by_cosocket
+    local open = ways[args.system]
     local all = requests(size)
     local wrong, ended
     local function part(first)
         local call, close
-        call, close, ended = open()
+        call, close, ended = open(args.system)
         for n = first, count, in_flight do
             local request = all[n % REQUESTS + 1]
             local reply, err, detail = call(request)
@@ -87,7 +151,7 @@ local one_request = requests(512)[1]
 
 --- One call of 512 bytes, by a client, or a connection of a pool.
 function M.one(system)
-    local call, close = (system == "pelton" and by_pelton or by_cosocket)()
+    local call, close = ways[system](system)
     local reply, err = call(one_request)
     close()
     if reply ~= one_request then

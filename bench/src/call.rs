@@ -15,7 +15,9 @@ use crate::{
     fan_in::{NUMBER_BITS, first_number},
     measure::{delay, now_ns},
     parameters::{Job, Pass, Role, SystemName},
-    systems::call::{Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService, nginx},
+    systems::call::{
+        Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService, c::CSide, nginx, queue::Queue,
+    },
     workload::{self, Payloads, Percentiles, Schedule, Section, WARM_UP, check_bytes, histogram, passes, say},
 };
 
@@ -42,6 +44,9 @@ pub fn side(job: &Job) -> Result<()> {
             serve_warmed_up(job, SockStreamService::new(&connections)?, nginx::warm_up(job))
         }
         (SystemName::PeltonNginx | SystemName::CosocketNginx, _) => nginx::measured(job),
+        (SystemName::PeltonC, Role::Service) => serve(job, CSide::service(job)?),
+        (SystemName::PeltonC | SystemName::PeltonCGo, _) => ask(job, CSide::client(job)?),
+        (SystemName::Queue | SystemName::QueueGo, _) => ask(job, Queue::new(job)?),
         (_, Role::Service) if is_simple(job) => serve(job, SockServing::new(job)?),
         (_, Role::Service) => serve(job, SockStreamService::new(job)?),
         _ => ask(job, Sock::new(job)?),
@@ -70,6 +75,11 @@ impl Tally {
     /// An empty tally.
     pub fn new(job: &Job) -> Tally {
         Tally { clients: job.senders as u64, count: 0, bytes: 0 }
+    }
+
+    /// Of measured clients' calls alone.
+    pub fn of(count: u64, bytes: u64) -> Tally {
+        Tally { clients: 1, count, bytes }
     }
 
     /// Counts a request. Returns whether its client is measured.

@@ -71,8 +71,8 @@ struct Arguments {
     capacity: Option<u64>,
 
     /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay,
-    /// --rate, --beside-flood, --beside-load, another --placement than apart, or several --clients; a system of
-    /// bench/peers as it performs best]
+    /// --rate, --beside-flood, --beside-load, --quota, another --placement than apart, or several
+    /// --clients; a system of bench/peers as it performs best]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -128,6 +128,11 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 0)]
     beside_load: u32,
 
+    /// The measured processes together get at most so many percent of one processor, by a control group: needs root,
+    /// and a writable hierarchy with the cpu controller
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    quota: Option<u32>,
+
     /// Append: threads, all in one process [default: 2]
     #[arg(long, value_name = "T")]
     threads: Option<u32>,
@@ -146,8 +151,9 @@ struct Arguments {
     /// KiB of buffer on both sides; sock-seqpacket; sock-seqpacket-batched, up to 64 messages a system call.
     ///
     /// Fan-in: also pelton-stream, one sender whatever --senders says; and pelton-alone, without idle senders. Calls:
-    /// pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one way; and pelton-alone and
-    /// sock-stream-alone, without the flooding client.
+    /// pelton, pelton-c, limits, sock-stream, sock-stream-batched; queue, a request queue to a handler thread inside
+    /// one C program, and queue-go, with a handler in Go; pelton-c-go, a client in C of a service in Go;
+    /// pelton-fan-in, as many messages one way; and pelton-alone and sock-stream-alone, without the flooding client.
     ///
     /// Append: bump, a buffer whose space threads take by fetch_add; mutex-vec; array-queue and seg-queue,
     /// crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer of 1 MiB behind a lock,
@@ -201,7 +207,7 @@ impl Arguments {
     fn plan(self) -> Result<Plan, String> {
         let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
         let Arguments { senders, idle, threads, file, systems: chosen, .. } = self;
-        let Arguments { clients, in_flight, rate, beside_flood, placement, beside_load, seconds, .. } = self;
+        let Arguments { clients, in_flight, rate, beside_flood, placement, beside_load, quota, seconds, .. } = self;
         let one_cpu = workload == Workload::Call && placement == Placement::Together;
         let calls =
             Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
@@ -374,8 +380,8 @@ impl Arguments {
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let has_pauses =
-            rate.is_some() || placement != Placement::Apart || beside_load > 0 || beside_flood || calls.clients > 1;
+        let is_busy = placement != Placement::Apart || beside_load > 0 || quota.is_some();
+        let has_pauses = rate.is_some() || is_busy || beside_flood || calls.clients > 1;
         let asleep = delay > 0
             || has_pauses
             || matches!(
@@ -416,6 +422,7 @@ impl Arguments {
             workload,
             placement,
             beside_load,
+            quota,
             sizes,
             count,
             seconds,

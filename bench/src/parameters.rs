@@ -109,6 +109,12 @@ pub enum SystemName {
     PeltonNginx,
     /// Calls: a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length
     CosocketNginx,
+    /// Calls: pelton by a C program, to a service in Go
+    PeltonCGo,
+    /// Calls inside one C program: a queue to a handler thread, and an eventfd for the replies
+    Queue,
+    /// The same with the handler in Go
+    QueueGo,
     /// Append: one buffer for all threads, in which each takes space by fetch_add
     Bump,
     /// Append: one buffer for all threads, behind a lock
@@ -172,6 +178,11 @@ impl SystemName {
         matches!(self, SystemName::Limits | SystemName::LimitsWindow)
     }
 
+    /// Whether one process is both the client and the service of its calls.
+    pub fn is_one_process(self) -> bool {
+        matches!(self, SystemName::Queue | SystemName::QueueGo)
+    }
+
     /// Whether this is a system of that workload (which may append to a file), or else in which workload it belongs.
     pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
@@ -187,6 +198,10 @@ impl SystemName {
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
             SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
             SystemName::PeltonNginx | SystemName::CosocketNginx if calls => Ok(()),
+            SystemName::PeltonC | SystemName::PeltonCGo | SystemName::Queue | SystemName::QueueGo if calls => Ok(()),
+            SystemName::PeltonCGo | SystemName::Queue | SystemName::QueueGo => {
+                Err("it has calls only: measure it with call")
+            }
             SystemName::PeltonNginx | SystemName::CosocketNginx => Err("it calls from nginx: measure it with call"),
             SystemName::PeltonFanIn | SystemName::SockStreamAlone => {
                 Err("it is what calls are compared with: measure it with call")
@@ -533,6 +548,9 @@ pub struct Job {
     pub cpus: Vec<usize>,
     /// The directory by which the two sides find each other
     pub directory: PathBuf,
+    /// The control group of the measured processes, if they have a quota
+    #[serde(skip)]
+    pub cgroup: Option<PathBuf>,
     /// The program to start, with its first arguments; empty for this program itself
     #[serde(skip)]
     pub program: Vec<OsString>,
@@ -621,6 +639,8 @@ mod tests {
             (SystemName::PeltonStream, Workload::Roundtrip),
             (SystemName::Pipe, Workload::FanIn),
             (SystemName::PeltonC, Workload::Append),
+            (SystemName::Queue, Workload::Roundtrip),
+            (SystemName::PeltonCGo, Workload::Stream),
             (SystemName::Pipe, Workload::Call),
             (SystemName::SockSeqpacket, Workload::Call),
             (SystemName::PeltonFanIn, Workload::FanIn),

@@ -173,6 +173,20 @@ impl Peer {
     }
 }
 
+/// Where [`build_go_library`] puts its result.
+pub fn go_library(name: &str) -> Result<PathBuf> {
+    Ok(build_directory()?.join(format!("{name}-go.so")))
+}
+
+/// Builds a C library with Go's runtime in it from that directory, unless that is done.
+pub fn build_go_library(name: &str, directory: &str) -> Result<()> {
+    let library = go_library(name)?;
+    let mut go = Command::new("go");
+    go.args(["build", "-buildmode=c-shared", "-o"]).arg(&library).arg(".").current_dir(directory);
+    go.envs([("GOTOOLCHAIN", "local"), ("GO111MODULE", "off"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "1")]);
+    output(&mut go).map(|_| ())
+}
+
 fn build_directory() -> Result<PathBuf> {
     // Beside the profile's directory, or a clean of that would remove it too.
     Ok(compiled::target_directory()?.join("peers"))

@@ -158,6 +158,9 @@ pub struct Parameters {
     /// Threads that computed meanwhile
     #[serde(default)]
     pub beside_load: u32,
+    /// Percent of one processor that the measured processes together get; null without a limit
+    #[serde(default)]
+    pub quota: Option<u32>,
 }
 
 /// All runs of one system.
@@ -310,6 +313,7 @@ impl Report {
             runs,
             cpus,
             beside_load,
+            quota,
         } = &self.parameters;
         let calls = calls.unwrap_or_default();
         let count = match seconds {
@@ -381,7 +385,8 @@ impl Report {
             0 => String::new(),
             threads => format!(", beside {threads} computing threads"),
         };
-        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}{load}\n")?;
+        let quota = quota.map_or(String::new(), |percent| format!(", with a quota of {percent} % of a processor"));
+        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}{load}{quota}\n")?;
 
         let ratios = self.ratios();
         let mut rows: Vec<Vec<String>> = vec![vec!["system".to_string(), "wait".to_string()]];

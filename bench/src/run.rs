@@ -22,11 +22,16 @@ use crate::{
     memory,
     parameters::{Calls, Choice, Job, Pass, Placement, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
     peers::Peer,
+    quota::Quota,
     reattach,
     report::{Parameters, Report, Run, SystemReport},
     run_figures::{idle_run, run_of, run_of_calls},
     sides::{Interrupted, Interrupts, Side, Sides},
-    systems::{c, limits, lisp},
+    systems::{
+        c,
+        call::{c as call_in_c, queue},
+        limits, lisp,
+    },
     workload::{PassReport, work},
 };
 
@@ -65,6 +70,8 @@ pub struct Plan {
     pub placement: Placement,
     /// Threads that compute meanwhile
     pub beside_load: u32,
+    /// Percent of one processor that the measured processes together get
+    pub quota: Option<u32>,
     /// Threads of an append
     pub threads: u32,
     /// The directory for the file that the threads append to; None appends to no file
@@ -171,11 +178,23 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
             calls: (plan.workload == Workload::Call).then_some(plan.calls),
             runs: plan.runs,
             beside_load: plan.beside_load,
+            quota: plan.quota,
             cpus: cpus.clone(),
         },
         systems: plan.systems.iter().map(|choice| system_report(plan, choice)).collect(),
     };
     let bar = &progress.bar;
+    // It outlives the processes, and is removed however this function returns.
+    let quota = match plan.quota.map(Quota::of).transpose() {
+        Ok(quota) => quota,
+        Err(error) => {
+            let reason = format!("--quota is not possible here: {error:#}");
+            bar.suspend(|| eprintln!("note: all systems are skipped: {reason}"));
+            report.systems.iter_mut().for_each(|system| system.skipped = Some(reason.clone()));
+            return Ok((report, false));
+        }
+    };
+    let cgroup = quota.as_ref().map(|quota| quota.path().to_path_buf());
     for system in &mut report.systems {
         bar.set_message(format!("{}: making {} ready", word(plan.workload), system.choice));
         let ready = prepare(plan, system);
@@ -201,7 +220,7 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
             let system = &mut report.systems[turn];
             bar.set_message(format!("{} run {number} of {}: {}", word(plan.workload), plan.runs, system.choice));
             if system.skipped.is_none() {
-                let job = Job { work_steps, ..job(plan, system, &cpus, count_calls) };
+                let job = Job { work_steps, cgroup: cgroup.clone(), ..job(plan, system, &cpus, count_calls) };
                 let done = match plan.seconds.filter(|_| number == 0) {
                     Some(seconds) => {
                         calibrate(&job, seconds, plan, |job| run_once(job, &cpus, interrupts)).map(|count| {
@@ -263,8 +282,20 @@ fn calibrate(job: &Job, seconds: f64, plan: &Plan, mut run: impl FnMut(&Job) -> 
 fn prepare(plan: &Plan, system: &mut SystemReport) -> Result<()> {
     let name = system.choice.system;
     name.belongs(plan.workload, plan.file.is_some()).map_err(|reason| anyhow!("{reason}"))?;
-    if let Some(peer) = Peer::of(name) {
-        system.program = peer.command()?;
+    match (name, plan.workload) {
+        (SystemName::Queue | SystemName::QueueGo, _) => queue::build(name)?,
+        (SystemName::PeltonC, Workload::Call) => drop(call_in_c::compile()?),
+        (SystemName::PeltonC, _) => drop(c::compile(system.wait)?),
+        (SystemName::PeltonCGo, _) => {
+            call_in_c::compile()?;
+            // Of its service; the client is this program.
+            system.program = Peer::Go("pelton-go").command()?;
+        }
+        _ => {
+            if let Some(peer) = Peer::of(name) {
+                system.program = peer.command()?;
+            }
+        }
     }
     Ok(())
 }
@@ -278,6 +309,8 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         // limits.c has fixed waits: its eventfds block, its rings spin.
         SystemName::Limits if plan.delay_us > 0 => Wait::Block,
         SystemName::Limits | SystemName::LimitsWindow => Wait::Spin,
+        // Its caller sleeps in epoll, whatever --wait says.
+        SystemName::Queue | SystemName::QueueGo => Wait::Epoll,
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
@@ -286,6 +319,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonBatches
         | SystemName::PeltonPath
         | SystemName::PeltonC
+        | SystemName::PeltonCGo
         | SystemName::PeltonStream
         | SystemName::PeltonFanIn
         | SystemName::PeltonNginx
@@ -343,6 +377,7 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         passes: passes(plan, system.wait, count_calls, Peer::of(name).is_some_and(Peer::is_foreign)),
         cpu: cpus.first().copied(),
         cpus: cpus.to_vec(),
+        cgroup: None,
         program: system.program.clone(),
         directory: plan.file.clone().unwrap_or_else(env::temp_dir),
     }
@@ -432,9 +467,6 @@ pub(crate) fn deadline(job: &Job) -> Instant {
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    if job.system == SystemName::PeltonC {
-        c::compile(job.wait)?;
-    }
     let directory = directory(job.system, &job.directory)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
     let deadline = deadline(&job);
@@ -448,7 +480,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         return kill::run(&job, cpus, interrupts);
     }
     let peer = Peer::of(job.system);
-    let both = peer.is_some_and(Peer::is_both_sides);
+    let both = peer.is_some_and(Peer::is_both_sides) || job.system.is_one_process();
     let mut sides = Sides::new(interrupts, deadline);
     if job.workload == Workload::Memory {
         return memory::run(&job, cpus, sides);
@@ -465,7 +497,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             sides.expect_word(sides.sides.len() - 1, "ready")?;
         }
         for index in 0..if matches!(role, Role::Sender | Role::Client) { job.senders } else { 1 } {
-            sides.start(&job, *role, index, cpus)?;
+            sides.start(&job_of_role(&job, *role), *role, index, cpus)?;
         }
     }
     let reporting: Vec<usize> =
@@ -518,6 +550,15 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         None if job.workload == Workload::Call => run_of_calls(&job, &reports),
         None => run_of(&job, &reports),
     })
+}
+
+/// The job as the process of that role gets it: a client in C can call a service in Go, whose waits are Go's own.
+fn job_of_role(job: &Job, role: Role) -> Job {
+    match (job.system, role) {
+        (SystemName::PeltonCGo, Role::Service) => Job { wait: Wait::Block, ..job.clone() },
+        (SystemName::PeltonCGo, _) => Job { program: Vec::new(), ..job.clone() },
+        _ => job.clone(),
+    }
 }
 
 /// Leaves out the passes that make no figures.
@@ -610,6 +651,7 @@ pub mod tests {
             idle: 0,
             placement: Placement::Apart,
             beside_load: 0,
+            quota: None,
             calls: Calls::default(),
             threads: 2,
             file: None,
@@ -699,6 +741,7 @@ pub mod tests {
             passes,
             cpu: None,
             cpus: Vec::new(),
+            cgroup: None,
             program: Vec::new(),
             directory: env::temp_dir(),
         }

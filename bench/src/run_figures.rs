@@ -76,13 +76,19 @@ pub(crate) fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
 /// The figures of a run of calls: for each pass the service's report and then those of its clients.
 pub(crate) fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let run = run_of(job, reports);
-    let (pass, clients) = (&job.passes[0], &reports[0][1..]);
+    // One process can be both.
+    let clients_of = |reports: &[PassReport]| usize::from(reports.len() > 1);
+    let (pass, clients) = (&job.passes[0], &reports[0][clients_of(&reports[0])..]);
     let start_ns = clients.iter().map(|client| client.start_ns).min().unwrap_or_default();
     let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
     let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
     // Of several clients the longest time.
-    let percentiles =
-        || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles.as_ref());
+    let percentiles = || {
+        reports
+            .iter()
+            .flat_map(|reports| &reports[clients_of(reports)..])
+            .filter_map(|client| client.percentiles.as_ref())
+    };
     let percentile = |of: fn(&Percentiles) -> Option<u64>| percentiles().filter_map(of).max().map(|ns| ns as f64);
     let rests = job.delay_us > 0 || job.calls.rate.is_some();
     let rate = |amount: f64| (!rests && elapsed_ns > 0.0).then(|| amount / (elapsed_ns * 1e-9));
@@ -103,7 +109,8 @@ pub(crate) fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         p99_ns: percentile(|p| p.p99_ns),
         p999_ns: percentile(|p| p.p999_ns),
         p9999_ns: percentile(|p| p.p9999_ns),
-        sleeps_per_wait: job.calls.one_by_one().then(|| reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min)),
+        sleeps_per_wait: (job.calls.one_by_one() && reports[0].len() > 1)
+            .then(|| reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min)),
         ..run.figures
     };
     Run { figures, latency: longest(percentiles().map(|percentiles| &percentiles.ladder[..])), ..run }

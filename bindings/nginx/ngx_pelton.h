@@ -30,7 +30,8 @@ enum {
     /* Flags of ngx_pelton_submit beside PELTON_IDEMPOTENT. */
     NGX_PELTON_NOTIFY = 0x10,
     NGX_PELTON_STREAM = 0x20,  /* each part is taken when it arrives */
-    NGX_PELTON_MAY_WAIT = 0x40 /* for space, or a client */
+    NGX_PELTON_MAY_WAIT = 0x40, /* for space, or a client */
+    NGX_PELTON_VIEW = 0x80      /* the reply stays valid until its slot is released: ngx_pelton_view */
 };
 
 typedef struct ngx_pelton_service_s ngx_pelton_service_t;
@@ -101,9 +102,9 @@ int ngx_pelton_bind(double ticket, ngx_http_request_t *request);
 ngx_pelton_service_t *ngx_pelton_service(const char *address, const ngx_pelton_options_t *options);
 /* The service of the directive `pelton_service`, and its timeout in milliseconds, 0 without one. NULL: no such one. */
 ngx_pelton_service_t *ngx_pelton_configured(const char *name, double *timeout);
-/* Submits. PELTON_OK: notified, or the reply is in *out, in place, until ngx_pelton_release. NGX_PELTON_WAITS: sleep on
- * the slot of out->ticket. With the ticket of a slot that waited for space, that slot is used again, and belongs to the
- * caller after other results; 0: none. */
+/* Submits. PELTON_OK: notified, or the reply is in *out, in place, until ngx_pelton_release, or with NGX_PELTON_VIEW
+ * until the slot of out->ticket is released. NGX_PELTON_WAITS: sleep on the slot of out->ticket. With the ticket of a
+ * slot that waited for space, that slot is used again, and belongs to the caller after other results; 0: none. */
 int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size, uint32_t flags,
                       ngx_pelton_reply_t *out);
 /* Releases the reply of ngx_pelton_submit. */
@@ -111,6 +112,9 @@ void ngx_pelton_release(ngx_pelton_service_t *service);
 /* Takes a slot's next completion. PELTON_OK: valid until the slot's next function. NGX_PELTON_WAITS: none yet; if
  * is_last, the caller releases the slot then. NGX_PELTON_SUBMIT_AGAIN. */
 int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out);
+/* The reply of a call with NGX_PELTON_VIEW, which has returned it. Its address changes when the client receives again.
+ * PELTON_CLOSED: its slot was released. */
+int ngx_pelton_view(double ticket, ngx_pelton_reply_t *out);
 void ngx_pelton_get_info(ngx_pelton_service_t *service, ngx_pelton_info_t *out);
 
 /* Starts an operation. NGX_PELTON_WAITS: sleep on the slot of out->ticket. Other results: it is done, and *out valid

@@ -7,11 +7,17 @@
  * sleep. A coroutine that the tick woke, and behind which nothing waits, is answered within its submit. All services
  * together use the loop for NGX_PELTON_TICK_NS, then nginx polls.
  *
+ * IN PLACE. A large reply to the only call in flight stays in the lane while its coroutine is woken. It is copied if
+ * the client is used before the coroutine takes it, or, for a view, before the coroutine releases it.
+ *
  * SPACE. A call that finds no space waits in a queue. `space` is the number of waiting calls that may retry. Each event
  * that can free space increases it, and so does a call that was to retry and ends without doing so. */
 #include "ngx_pelton.h"
 
 #define NGX_PELTON_RELEASED "the request that made this call has ended, or has released it"
+
+#define NGX_PELTON_VIEW_RELEASED "the view was released, or the request that made its call has ended"
+#define NGX_PELTON_NO_MEMORY "no memory for the reply"
 
 #define NGX_PELTON_CALLS_MAX 1024 /* the library's */
 #define NGX_PELTON_PARTS_BYTES_MAX (16 * 1024 * 1024)
@@ -24,6 +30,8 @@
 #define NGX_PELTON_TAKE_BYTES 1048576
 /* Such takes for a call whose timeout has expired, or whose service has ended: more than a lane of default capacity. */
 #define NGX_PELTON_LATE_TAKES 16
+/* Below this size a copy costs less than what a reply in place delays. A guess. */
+#define NGX_PELTON_IN_PLACE_BYTES 4096
 /* After a failed open, calls fail for this time, so that a stopped service costs little. A guess. */
 #define NGX_PELTON_RETRY_MS 100
 /* The memory for a copy that a slot keeps for its next call, and the sum of all slots. */
@@ -65,12 +73,16 @@ struct ngx_pelton_call_s {
     int failure;
     ngx_pelton_state_t state;
     unsigned is_stream : 1;
+    unsigned is_view : 1;
+    unsigned has_returned : 1; /* its reply, as a view */
 };
 
 struct ngx_pelton_service_s {
     ngx_queue_t queue;
     ngx_pelton_options_t options;
     pelton_client *client;
+    pelton_completion in_place;
+    ngx_pelton_call_t *in_place_call; /* whose reply it is, as long as that must remain valid */
     pelton_client_opening *opening;
     ngx_connection_t *connection; /* of the opening's descriptor, then of the client's */
     ngx_event_t tick;
@@ -89,7 +101,7 @@ struct ngx_pelton_service_s {
     ngx_msec_t retry_at;
     int failure;                   /* of the last open, or of a client that ended at once */
     unsigned has_woken : 1;        /* the tick is posted behind coroutines that it woke */
-    unsigned is_in_place : 1;      /* Lua reads a completion that is not released */
+    unsigned is_in_place : 1;      /* a completion is not released */
     unsigned lacks_number : 1;     /* NGX_PELTON_CALLS_MAX were in flight when a call last found no space */
     unsigned is_next : 1;          /* the tick is posted for after nginx's poll */
     unsigned has_polled : 1;       /* without success, for the call that was submitted last */
@@ -156,6 +168,8 @@ static ngx_pelton_call_t *ngx_pelton_new_call(ngx_pelton_service_t *service) {
     call->failure = PELTON_OK;
     call->detail = NULL;
     call->is_stream = 0;
+    call->is_view = 0;
+    call->has_returned = 0;
     call->state = ngx_pelton_ended;
     service->slots++;
     return call;
@@ -200,6 +214,16 @@ static ngx_int_t ngx_pelton_add_copy(ngx_pelton_call_t *call, const pelton_compl
     call->bytes += copy->size;
     call->service->bytes += copy->size;
     return NGX_OK;
+}
+
+/* Its oldest copy, which Lua reads from now on. */
+static ngx_pelton_copy_t *ngx_pelton_take_copy(ngx_pelton_call_t *call) {
+    call->taken = call->first;
+    call->first = call->taken->next;
+    if (call->first == NULL) {
+        call->last = &call->first;
+    }
+    return call->taken;
 }
 
 static void ngx_pelton_free_taken(ngx_pelton_call_t *call) {
@@ -258,12 +282,27 @@ static void ngx_pelton_dequeue(ngx_pelton_call_t *call) {
 
 /* ---- The client -------------------------------------------------------------------------------------------------- */
 
-/* Releases a completion that Lua did not release, because it raised an error. */
+static void ngx_pelton_hold_in_place(ngx_pelton_call_t *call, const pelton_completion *completion) {
+    call->service->in_place = *completion;
+    call->service->in_place_call = call;
+    call->service->is_in_place = 1;
+}
+
+/* Releases the completion in place, and copies it before if it must remain valid. */
 static void ngx_pelton_release_in_place(ngx_pelton_service_t *service) {
-    if (service->is_in_place) {
-        service->is_in_place = 0;
-        (void)pelton_client_release(service->client);
+    ngx_pelton_call_t *call = service->in_place_call;
+    if (!service->is_in_place) {
+        return;
     }
+    service->is_in_place = 0;
+    service->in_place_call = NULL;
+    if (call != NULL && ngx_pelton_add_copy(call, &service->in_place) != NGX_OK) {
+        call->failure = PELTON_SYSTEM;
+        call->detail = NGX_PELTON_NO_MEMORY;
+    } else if (call != NULL && call->has_returned) {
+        (void)ngx_pelton_take_copy(call);
+    }
+    (void)pelton_client_release(service->client);
 }
 
 static void ngx_pelton_fail_waiting(ngx_pelton_service_t *service, int code) {
@@ -295,6 +334,7 @@ static int ngx_pelton_open_failed(ngx_pelton_service_t *service, int code, const
 
 /* Closes the opening, or the client. */
 static void ngx_pelton_close(ngx_pelton_service_t *service) {
+    ngx_pelton_release_in_place(service);
     if (service->connection != NULL) {
         ngx_pelton_unwatch(service->connection);
         service->connection = NULL;
@@ -303,7 +343,6 @@ static void ngx_pelton_close(ngx_pelton_service_t *service) {
     (void)pelton_close(service->client);
     service->opening = NULL;
     service->client = NULL;
-    service->is_in_place = 0;
 }
 
 static void ngx_pelton_client_readable(ngx_event_t *event) {
@@ -403,7 +442,8 @@ static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
 
 /* ---- The tick ---------------------------------------------------------------------------------------------------- */
 
-/* Copies a completion to its call, and releases it. A call that exceeds a limit of this side is cancelled. */
+/* Copies a completion to its call, and releases it; or leaves a large one in place. A call that exceeds a limit of this
+ * side is cancelled. */
 static void ngx_pelton_deliver(ngx_pelton_service_t *service, const pelton_completion *completion) {
     ngx_pelton_call_t *call = ngx_pelton_find(service, completion->call);
     int is_part = completion->outcome == PELTON_PART, failure = PELTON_OK;
@@ -425,11 +465,16 @@ static void ngx_pelton_deliver(ngx_pelton_service_t *service, const pelton_compl
     } else if (is_part && (service->bytes + completion->size) / NGX_PELTON_PARTS_SUM > parts_max) {
         failure = PELTON_TOO_LARGE;
         detail = "the parts of all calls of this service exceed sixteen times parts_bytes_max";
+    } else if (!is_part && call->first == NULL && service->in_flight == 1 &&
+               completion->size >= NGX_PELTON_IN_PLACE_BYTES) {
+        ngx_pelton_hold_in_place(call, completion);
     } else if (ngx_pelton_add_copy(call, completion) != NGX_OK) {
         failure = PELTON_SYSTEM;
-        detail = "no memory for the reply";
+        detail = NGX_PELTON_NO_MEMORY;
     }
-    (void)pelton_client_release(service->client);
+    if (!service->is_in_place) {
+        (void)pelton_client_release(service->client);
+    }
     if (failure != PELTON_OK && is_part) {
         (void)pelton_client_cancel(service->client, call->id);
     }
@@ -449,6 +494,11 @@ static int ngx_pelton_deliver_all(ngx_pelton_service_t *service, ngx_uint_t *tak
     while ((code = pelton_client_await(service->client, PELTON_NO_WAIT, &completion)) == PELTON_OK) {
         bytes += completion.size;
         ngx_pelton_deliver(service, &completion);
+        if (service->is_in_place) {
+            /* Nothing else is in flight. */
+            ++*taken;
+            return PELTON_AGAIN;
+        }
         if (++*taken >= NGX_PELTON_TAKE_MAX || bytes >= NGX_PELTON_TAKE_BYTES) {
             return PELTON_OK;
         }
@@ -523,7 +573,7 @@ static void ngx_pelton_tick(ngx_event_t *event) {
         if (code == PELTON_OK) {
             ngx_pelton_deliver(service, &completion);
             taken = 1;
-            code = ngx_pelton_deliver_all(service, &taken);
+            code = service->is_in_place ? PELTON_AGAIN : ngx_pelton_deliver_all(service, &taken);
         }
     }
     service->has_polled = 0;
@@ -626,6 +676,18 @@ static int ngx_pelton_sleep(ngx_pelton_call_t *call, ngx_pelton_reply_t *out) {
     return NGX_PELTON_WAITS;
 }
 
+/* Passes a call's reply in place to Lua. */
+static int ngx_pelton_give_in_place(ngx_pelton_call_t *call, ngx_pelton_reply_t *out) {
+    ngx_pelton_service_t *service = call->service;
+    const pelton_completion *completion = &service->in_place;
+    ngx_pelton_give(out, completion->data, completion->size, completion->outcome, completion->code);
+    call->has_returned = call->is_view;
+    if (!call->is_view) {
+        service->in_place_call = NULL;
+    }
+    return PELTON_OK;
+}
+
 /* The call is in flight: its reply comes now, or its coroutine sleeps. */
 static int ngx_pelton_submitted(ngx_pelton_service_t *service, ngx_pelton_call_t *call, uint64_t id, uint32_t flags,
                                 ngx_pelton_reply_t *out) {
@@ -634,9 +696,16 @@ static int ngx_pelton_submitted(ngx_pelton_service_t *service, ngx_pelton_call_t
     if (!(flags & NGX_PELTON_STREAM) && ngx_pelton_may_poll(service)) {
         code = ngx_pelton_poll(service, &completion);
         if (code == PELTON_OK && completion.call == id && completion.outcome != PELTON_PART &&
-            completion.size <= INT32_MAX) {
-            service->is_in_place = 1;
+            completion.size <= INT32_MAX &&
+            (!(flags & NGX_PELTON_VIEW) || call != NULL || (call = ngx_pelton_new_call(service)) != NULL)) {
             service->immediate++;
+            if (flags & NGX_PELTON_VIEW) {
+                call->is_view = 1;
+                out->ticket = (double)ngx_pelton_ticket(&call->slot);
+                ngx_pelton_hold_in_place(call, &completion);
+                return ngx_pelton_give_in_place(call, out);
+            }
+            service->is_in_place = 1;
             ngx_pelton_give(out, completion.data, completion.size, completion.outcome, completion.code);
             return PELTON_OK;
         }
@@ -651,6 +720,7 @@ static int ngx_pelton_submitted(ngx_pelton_service_t *service, ngx_pelton_call_t
     }
     if (call != NULL) {
         call->is_stream = (flags & NGX_PELTON_STREAM) != 0;
+        call->is_view = (flags & NGX_PELTON_VIEW) != 0;
         ngx_pelton_begin(call, id);
     }
     if (code == PELTON_OK) {
@@ -775,6 +845,10 @@ void ngx_pelton_release(ngx_pelton_service_t *service) { ngx_pelton_release_in_p
 static void ngx_pelton_cancel_call(ngx_pelton_slot_t *slot) {
     ngx_pelton_call_t *call = ngx_pelton_call_of(slot);
     ngx_pelton_service_t *service = call->service;
+    if (service->in_place_call == call) {
+        service->in_place_call = NULL;
+        ngx_pelton_release_in_place(service);
+    }
     if (call->state == ngx_pelton_in_flight) {
         ngx_pelton_release_in_place(service);
         ngx_pelton_end(call, PELTON_OK, NULL);
@@ -822,14 +896,13 @@ int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out) {
         ngx_pelton_take_late(call);
     }
     out->ticket = ticket;
+    if (call->service->in_place_call == call) {
+        return ngx_pelton_give_in_place(call, out);
+    }
     copy = call->first;
     /* Unless it is a stream, parts are taken when all have arrived. */
     if (copy != NULL && (call->is_stream || call->state == ngx_pelton_ended)) {
-        call->first = copy->next;
-        if (call->first == NULL) {
-            call->last = &call->first;
-        }
-        call->taken = copy;
+        copy = ngx_pelton_take_copy(call);
         ngx_pelton_give(out, copy->data, copy->size, copy->outcome, copy->code);
         return PELTON_OK;
     }
@@ -842,6 +915,22 @@ int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out) {
     }
     call->slot.is_waiting = !is_last;
     return NGX_PELTON_WAITS;
+}
+
+int ngx_pelton_view(double ticket, ngx_pelton_reply_t *out) {
+    ngx_pelton_call_t *call = ngx_pelton_call_of(ngx_pelton_find_slot(ticket, &ngx_pelton_calls));
+    if (call == NULL) {
+        return ngx_pelton_fail(out, PELTON_CLOSED, NGX_PELTON_VIEW_RELEASED);
+    }
+    if (call->service->in_place_call == call) {
+        return ngx_pelton_give_in_place(call, out);
+    }
+    if (call->taken == NULL) {
+        return ngx_pelton_fail(out, call->failure == PELTON_OK ? PELTON_CLOSED : call->failure,
+                               call->detail != NULL ? call->detail : "the call has not returned its reply");
+    }
+    ngx_pelton_give(out, call->taken->data, call->taken->size, call->taken->outcome, call->taken->code);
+    return PELTON_OK;
 }
 
 void ngx_pelton_get_info(ngx_pelton_service_t *service, ngx_pelton_info_t *out) {

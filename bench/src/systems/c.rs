@@ -34,6 +34,8 @@ const INCLUDES: [&str; 2] = [
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
 ];
+/// The compiler's flags for a shared object.
+const SHARED: [&str; 5] = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
 
 /// `struct side` of side.c.
 #[repr(C)]
@@ -85,15 +87,18 @@ pub struct CSide {
 /// Compiles the shared object, unless it exists already. Before the sides start, so that they need not wait for the
 /// compiler.
 pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
-    // Of the library the compiler takes over only the soname.
-    let library = library()?;
-    let source = with_headers(SOURCE);
-    let flags = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
     if wait == Wait::Uv {
-        return compiled::compile("side.c", &source, &[&flags[..], &["-DSIDE_UV"]].concat(), &[&library, "-luv"])
+        let (library, source) = (library()?, with_headers(SOURCE));
+        return compiled::compile("side.c", &source, &[&SHARED[..], &["-DSIDE_UV"]].concat(), &[&library, "-luv"])
             .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev");
     }
-    compiled::compile("side.c", &source, &flags, &[&library])
+    compile_source("side.c", SOURCE)
+}
+
+/// A shared object of sides in C, compiled unless it exists already.
+pub(super) fn compile_source(name: &str, source: &str) -> Result<std::path::PathBuf> {
+    // Of the library the compiler takes over only the soname.
+    compiled::compile(name, &with_headers(source), &SHARED, &[&library()?])
 }
 
 /// A program on libuv and libpelton.so, compiled unless it exists already.
@@ -169,8 +174,7 @@ impl CSide {
             seed: 0,
             error: [0; 512],
         });
-        load(&library()?)?;
-        let library = load(compile(job.wait)?.to_str().context("a path that is not UTF-8")?)?;
+        let library = load_with_pelton(&compile(job.wait)?)?;
         // SAFETY: side.c has these three functions with these types.
         let (open, pass, close) = unsafe {
             (
@@ -245,8 +249,14 @@ extern "C" fn work(steps: u64) {
     workload::work(steps);
 }
 
-/// For as long as this process lives. The loader finds a needed library among those loaded before.
-fn load(path: &str) -> Result<*mut c_void> {
+/// Loads a shared object that calls libpelton.so. The loader finds a needed library among those loaded before.
+pub(super) fn load_with_pelton(object: &std::path::Path) -> Result<*mut c_void> {
+    load(&library()?)?;
+    load(object.to_str().context("a path that is not UTF-8")?)
+}
+
+/// For as long as this process lives.
+pub(super) fn load(path: &str) -> Result<*mut c_void> {
     let name = CString::new(path)?;
     // SAFETY: the name ends with a zero; the libraries are responsible for their initialisers.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
@@ -254,7 +264,7 @@ fn load(path: &str) -> Result<*mut c_void> {
     Ok(library)
 }
 
-fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
+pub(super) fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
     // SAFETY: a loaded library, and a name that ends with a zero.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
     ensure!(!symbol.is_null(), "finding {name:?}: {}", dl_error_text());

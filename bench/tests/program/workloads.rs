@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     os::unix::fs::PermissionsExt,
+    path::Path,
     process::{Command, Output},
 };
 
@@ -69,6 +70,72 @@ fn batches_of_messages_are_measured_between_processes() {
     {
         let system = of(size, system);
         assert!(system["skipped"].as_str().unwrap().contains(reason), "{system}");
+    }
+}
+
+#[test]
+fn calls_in_c_and_by_the_queue_are_measured_and_every_reply_is_compared() {
+    let systems = "pelton-c:block,pelton-c:epoll,queue,pelton-c-go,queue-go";
+    let has_go = Command::new("go").arg("version").output().is_ok();
+    if !has_go {
+        eprintln!("LEFT OUT: handlers and services in Go, for go is missing");
+    }
+    for (size, placement) in [("512", "free"), ("102400", "together"), ("8", "apart")] {
+        let arguments = ["call", "--size", size, "--count", "200", "--runs", "2", "--placement", placement];
+        let (reports, ratios) = report(&[&arguments[..], &["--wait", "block", "--systems", systems]].concat());
+        for system in &reports {
+            if !has_go && system["label"].as_str().unwrap().ends_with("-go") {
+                assert!(system["skipped"].as_str().unwrap().contains("go"), "{system}");
+                continue;
+            }
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert!(system["round_trip_ns"].as_f64().unwrap() > 0.0, "{system}");
+            let sides: Vec<&String> = system["runs"][1]["sides"].as_object().unwrap().keys().collect();
+            let is_queue = system["system"].as_str().unwrap().starts_with("queue");
+            assert_eq!(sides, if is_queue { vec!["both"] } else { vec!["client-1", "service"] });
+            assert_eq!(system["wait"] == "epoll", is_queue || system["label"] == "pelton-c:epoll", "{system}");
+        }
+        assert_eq!(ratios["ratios"]["queue"]["runs"], 2);
+    }
+    // Both sides sleep in each call: each wake-up and each sleep is a system call.
+    let queue = report(&["call", "--count", "500", "--runs", "1", "--systems", "queue"]).0.remove(0);
+    if let Some(calls) = queue["syscalls_per_message"].as_f64() {
+        assert!(calls >= 1.0, "{queue}");
+    }
+    let many = report(&["call", "--in-flight", "2", "--count", "20", "--runs", "1", "--systems", "pelton,queue"]).0;
+    assert!(many[1]["skipped"].as_str().unwrap().contains("leave out"), "{}", many[1]);
+    let elsewhere = report(&["stream", "--count", "20", "--runs", "1", "--systems", "pelton,queue"]).0;
+    assert!(elsewhere[1]["skipped"].as_str().unwrap().contains("measure it with call"), "{}", elsewhere[1]);
+}
+
+#[test]
+fn a_quota_limits_the_measured_processes_and_leaves_no_group() {
+    // One side or the other computes all the time: without a quota they would take all of a processor.
+    let program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
+        .args(["roundtrip", "--quota", "20", "--delay", "300", "--count", "400", "--runs", "1"])
+        .args(["--systems", "pelton,pipe", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let group = format!("pelton-bench-{}", program.id());
+    let output = program.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for system in &lines[..2] {
+        assert_eq!(system["parameters"]["quota"], 20, "{system}");
+        if let Some(reason) = system["skipped"].as_str() {
+            eprintln!("LEFT OUT: quotas: {reason}");
+            assert!(reason.contains("--quota is not possible here") && output.status.code() == Some(1), "{reason}");
+            continue;
+        }
+        let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
+        // The share of a period can be used at once, at the beginning and at the end.
+        assert!(figure("cpu_seconds") < 0.2 * figure("seconds") + 0.06, "{system}");
+    }
+    for mount in fs::read_to_string("/proc/mounts").unwrap().lines().filter(|line| line.contains(" cgroup")) {
+        let place = Path::new(mount.split(' ').nth(1).unwrap()).join(&group);
+        assert!(!place.exists(), "{} is left", place.display());
     }
 }
 

@@ -129,6 +129,64 @@ function checks.views_are_in_place_and_requests_may_be_pointers()
     end
 end
 
+-- A reply may come within the call, or wake the coroutine, in place or copied: a view is the same.
+function checks.a_view_stays_valid_until_it_is_released()
+    for _, poll in ipairs {0, 1e-3} do
+        local client = pelton.connect(name, {timeout = 20, poll = poll})
+        for _, size in ipairs {1, 4096, 102400, 300000} do
+            for round = 1, 5 do
+                local what = "poll " .. poll .. ", " .. size .. " bytes"
+                local one, two = of_bytes(size, round), of_bytes(size, round + 5)
+                local first = assert(client:call(one, {view = true}))
+                same(first.size, size, what)
+                same(ffi.string(first:data()), one, what)
+                -- Receives into the same lane, and suspends.
+                local second = assert(client:call(two, {view = true}))
+                same(first:string(), one, what)
+                same(second:string(), two, what)
+                same(client:call(one), one, what)
+                ngx.sleep(0.001)
+                same(first:string(), one, what)
+                first:release()
+                first:release()
+                local ok, err = pcall(first.data, first)
+                same(ok, false, what)
+                same(err:match("the view was released"), "the view was released", what)
+                same(second:string(), two, what)
+                second:release()
+                same(pcall(second.string, second), false, what)
+            end
+        end
+        local empty = client:call("", {view = true})
+        same(empty.size, 0)
+        same(empty:string(), "")
+        empty:release()
+        same(client:call("parts 3 10", {view = true}):string(), client:call("parts 3 10"))
+        local res, err, detail, code = client:call("fail 4711 a reason", {view = true})
+        same(res, nil)
+        same(err, "failed")
+        same(detail, "a reason")
+        same(code, 4711)
+        same(client:info().slots, 0, "slots in use")
+        same(client:info().bytes, 0, "bytes of replies in memory")
+    end
+    same(pcall(svc.call, svc, "x", {view = "yes"}), false)
+end
+
+-- A view that its request does not release is released with it.
+function checks.a_view_ends_with_its_request()
+    local kept
+    assert(ngx.timer.at(0, function() kept = svc:call(of_bytes(102400, 1), {view = true}) end))
+    until_true(function() return kept end, "the view")
+    local err
+    until_true(function()
+        err = select(2, pcall(kept.data, kept))
+        return type(err) == "string"
+    end, "the end of the timer")
+    same(err:match("has ended$"), "has ended")
+    nothing_is_left()
+end
+
 -- More than can be in flight: the others wait for space, and each gets its own reply.
 function checks.thousands_of_coroutines()
     local threads, wrong = {}, nil

@@ -128,6 +128,11 @@ impl Sender {
         self.parts.lane.may_be_ready()
     }
 
+    /// The receiver's last ring, for space.
+    pub fn last_ring(&self) -> Option<LastRing> {
+        Some(self.parts.lane.consumer_page().last_ring())
+    }
+
     /// Whether the receiver has closed on purpose.
     pub fn has_receiver_closed(&self) -> bool {
         self.parts.lane.has_consumer_closed()

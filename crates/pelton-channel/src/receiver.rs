@@ -19,7 +19,7 @@ use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::settings::Settings;
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
-use backoff::Backoff;
+use backoff::{Backoff, Lockstep};
 use crossbeam_queue::SegQueue;
 use message::Returned;
 use pelton_lane::{LaneError, LastRing, Record, Sleeper, Wake, failpoint};
@@ -65,6 +65,7 @@ pub struct Receiver {
     quanta: u32,
     returned: Arc<Returned>,
     backoff: Backoff,
+    lockstep: Lockstep,
     empties: u32,
 }
 
@@ -114,6 +115,7 @@ impl Receiver {
             many: false,
             returned,
             backoff: Backoff::new(),
+            lockstep: Lockstep::default(),
             empties: 0,
         })
     }
@@ -361,6 +363,12 @@ impl Receiver {
             return Ok(Some(item));
         }
         self.lanes.current.consumer.count_wait();
+        if self.must_yield() {
+            std::thread::yield_now();
+            if let Some(item) = self.peek()? {
+                return Ok(Some(item));
+            }
+        }
         while wait::wait(self, deadline)? {
             // A hostile sender may have cleared the header that ended the wait.
             if let Some(item) = self.peek()? {
@@ -368,6 +376,14 @@ impl Receiver {
             }
         }
         Ok(None)
+    }
+
+    /// Whether to let the sender run before this wait, because both sides share a processor.
+    fn must_yield(&mut self) -> bool {
+        let consumer = &self.lanes.current.consumer;
+        self.lanes.is_one()
+            && self.endpoint.spin.may_share_processor(consumer.producer_page().last_ring())
+            && self.lockstep.must_yield(consumer.head().seq)
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Item>> {
@@ -944,7 +960,10 @@ impl Side for Receiver {
         if !matches!(found, Ok(false)) {
             self.sleeper.disarm();
         } else {
-            self.lanes.current.consumer.count_sleep();
+            let consumer = &self.lanes.current.consumer;
+            consumer.count_sleep();
+            // A sender that runs far ahead may not have needed a ring for a long time.
+            consumer.note_processor(os::processor());
         }
         Ok(!found?)
     }

@@ -187,8 +187,8 @@ const WAKE_UP_MAX: Duration = Duration::from_micros(100);
 /// A large message takes longer, because each side copies it: the time is a nanosecond longer for this number of bytes.
 /// At 100 KiB the sides of a call copied for some 20 µs each.
 const BYTES_PER_NS: u64 = 4;
-/// But at most this number of times as long. Beyond it, a sleep costs little beside the copies.
-const BUSY_POLL_TIMES: u32 = 5;
+/// But not beyond this time: a sleep then costs little beside the copies.
+const BUSY_POLL_LARGE: Duration = Duration::from_micros(100);
 
 /// From this score on, each wait busy-polls. Below it, only some do, as probes.
 const SCORE_GOOD: u8 = 4;
@@ -217,6 +217,8 @@ pub struct Spin {
     one_processor: bool,
     /// At the last wait, the peer's last ring came from this processor: the peer cannot run while this side polls.
     shares_processor: bool,
+    /// The time of the ring that showed it. Each ring counts for one wait: an old one says nothing about now.
+    shared_at_ns: u64,
     /// How useful busy-polls were lately.
     score: u8,
     /// Waits without a busy-poll since the last probe, and from one probe to the next.
@@ -236,6 +238,7 @@ impl Spin {
             wait,
             one_processor: false,
             shares_processor: false,
+            shared_at_ns: 0,
             score: SCORE_FIRST,
             skipped: 0,
             interval: PROBE_FIRST,
@@ -256,8 +259,11 @@ impl Spin {
 
     /// The time of the next busy-poll: zero for none. `ring`: the peer's last one. Call this once per wait.
     fn next_time(&mut self, ring: Option<LastRing>) -> Duration {
-        let ringer = ring.and_then(|ring| ring.processor);
-        self.shares_processor = self.one_processor || ringer.is_some() && ringer == os::processor();
+        let ring = ring.filter(|ring| ring.processor.is_some() && ring.at_ns != self.shared_at_ns);
+        // A side that only polls is never rung, so what it reads is of an earlier peer.
+        let rung_from_here = ring.filter(|ring| self.wait == Wait::Block && ring.processor == os::processor());
+        self.shared_at_ns = rung_from_here.map_or(self.shared_at_ns, |ring| ring.at_ns);
+        self.shares_processor = self.one_processor || rung_from_here.is_some();
         if self.shares_processor {
             return Duration::ZERO;
         }
@@ -269,6 +275,12 @@ impl Spin {
             self.skipped = 0;
         }
         (self.wake_up * WAKE_UPS).clamp(BUSY_POLL_MIN, BUSY_POLL)
+    }
+
+    /// Whether this side may sleep, and its peer runs on this processor or has not noted where. `ring`: its last one.
+    pub fn may_share_processor(&self, ring: LastRing) -> bool {
+        self.wait == Wait::Block
+            && (self.one_processor || ring.processor.is_none() || ring.processor == os::processor())
     }
 
     fn has_paid(&mut self) {
@@ -287,12 +299,15 @@ impl Spin {
         }
     }
 
-    /// Notes the time from the peer's ring to now, the end of the sleep.
-    fn has_woken(&mut self, ring: Option<LastRing>) {
-        let Some(ring) = ring else { return };
+    /// Notes the time from the peer's ring to now, the end of a sleep that began at `slept_at_ns`. A ring from before
+    /// did not end it.
+    fn has_woken(&mut self, ring: Option<LastRing>, slept_at_ns: u64) {
+        let now_ns = os::monotonic_ns();
         // The peer may have written any time, and a time namespace has a clock of its own.
-        let took = Duration::from_nanos(os::monotonic_ns().saturating_sub(ring.at_ns)).min(WAKE_UP_MAX);
-        self.wake_up = (self.wake_up * 7 + took) / 8;
+        if let Some(ring) = ring.filter(|ring| (slept_at_ns..=now_ns).contains(&ring.at_ns)) {
+            let took = Duration::from_nanos(now_ns - ring.at_ns).min(WAKE_UP_MAX);
+            self.wake_up = (self.wake_up * 7 + took) / 8;
+        }
     }
 
     fn may_yield(&mut self) -> bool {
@@ -323,8 +338,8 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     let ring = side.last_ring();
     let time = side.spin().next_time(ring);
     let spins_only = side.spin().wait == Wait::Spin;
-    if spins_only || !time.is_zero() {
-        let one_processor = side.spin().one_processor;
+    let one_processor = side.spin().one_processor;
+    if spins_only || !side.spin().shares_processor {
         let mut until = None;
         loop {
             if poll_repeatedly(side)? {
@@ -332,23 +347,35 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             }
             // Reads the clock late: most waits end before.
             let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Ok(false);
-            }
+            let is_over = deadline.is_some_and(|deadline| now >= deadline);
             if spins_only {
+                if is_over {
+                    return Ok(false);
+                }
                 if side.is_peer_known_gone()? && (side.poll()? || side.end()?) {
                     return Ok(true);
                 }
                 if one_processor {
                     std::thread::yield_now();
                 }
-            } else if now >= *until.get_or_insert_with(|| now + time) {
+                continue;
+            }
+            let is_first = until.is_none();
+            if is_over || now >= *until.get_or_insert(now + time) {
+                // The first polls alone say nothing.
+                if !is_first {
+                    side.spin().has_failed();
+                }
+                if is_over {
+                    return Ok(false);
+                }
                 break;
             }
         }
-        side.spin().has_failed();
-    } else if side.spin().one_processor && yield_once(side)? {
+    } else if one_processor && yield_once(side)? {
         return Ok(true);
+    } else if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        return side.poll();
     }
     loop {
         if !side.arm()? {
@@ -360,13 +387,14 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             (Some(deadline), Some(limit)) => Some(deadline.min(limit)),
             (deadline, limit) => deadline.or(limit),
         };
+        let slept_at_ns = os::monotonic_ns();
         let ready = side.sleep(until);
         failpoint("wait: woken");
         side.disarm();
         let ready = ready?;
         if matches!(ready, Ready::Rung | Ready::RungAlone) {
             let ring = side.last_ring();
-            side.spin().has_woken(ring);
+            side.spin().has_woken(ring, slept_at_ns);
             if side.rung(ready == Ready::RungAlone)? {
                 return Ok(true);
             }
@@ -409,8 +437,9 @@ fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
 }
 
 /// Busy-polls for a message of about `bytes`, before the caller's event loop arms: for `most`, or longer if there are
-/// many bytes. Returns whether the condition holds. Polls for less if wake-ups are short, and only once if `most` is
-/// zero, if polling was useless lately, or if the peer shares this processor. Neither sleeps nor arms.
+/// many bytes. Returns whether the condition holds. Up to `BUSY_POLL`, `most` is a limit: it polls for less if wake-ups
+/// are short; a longer `most` is taken as it is. Polls only once if `most` is zero, if polling was useless lately, or if
+/// the peer shares this processor. Neither sleeps nor arms.
 pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<bool> {
     if side.poll()? {
         return Ok(true);
@@ -425,7 +454,7 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     }
     // A day at most, which the clock can represent.
     let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };
-    let time = (time + Duration::from_nanos(bytes / BYTES_PER_NS)).min(time * BUSY_POLL_TIMES);
+    let time = time.max((time + Duration::from_nanos(bytes / BYTES_PER_NS)).min(BUSY_POLL_LARGE));
     let mut until = None;
     loop {
         if poll_repeatedly(side)? {
@@ -443,9 +472,12 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
+    /// A ring at another time than the one before.
     fn ring(processor: Option<u32>) -> Option<LastRing> {
-        Some(LastRing { processor, at_ns: 0 })
+        static AT_NS: AtomicU64 = AtomicU64::new(1);
+        Some(LastRing { processor, at_ns: AT_NS.fetch_add(1, Ordering::Relaxed) })
     }
 
     #[test]
@@ -477,6 +509,10 @@ mod tests {
         assert!(is_zero);
         assert_eq!(spin.next_time(ring(Some(u32::MAX - 1))), BUSY_POLL);
         assert_eq!(spin.first_polls(), LOADS_PER_CLOCK);
+        // The same ring counts once, and a side that only polls is never rung.
+        assert_eq!(spin.next_time(Some(LastRing { processor: os::processor(), at_ns: spin.shared_at_ns })), BUSY_POLL);
+        let mut polls_only = Spin::new(Wait::Spin, None);
+        assert!((0..100).all(|_| !polls_only.next_time(ring(os::processor())).is_zero()));
         assert_eq!(spin.next_time(ring(None)), BUSY_POLL);
         spin.one_processor = true;
         assert!(spin.next_time(ring(None)).is_zero());
@@ -485,12 +521,43 @@ mod tests {
 
     #[test]
     fn the_time_follows_the_wake_ups_within_bounds_whatever_the_peer_writes() {
+        let at = |at_ns| Some(LastRing { processor: None, at_ns });
         let mut spin = Spin::new(Wait::Block, None);
-        for at_ns in [0, u64::MAX, 1] {
-            (0..100).for_each(|_| spin.has_woken(Some(LastRing { processor: None, at_ns })));
-            let expected = if at_ns == u64::MAX { BUSY_POLL_MIN } else { BUSY_POLL };
-            assert_eq!(spin.next_time(None), expected, "{at_ns}");
+        // Rings that did not end the sleep: of an earlier one, of a clock that is ahead, none.
+        let slept_at_ns = os::monotonic_ns();
+        for ring in [at(0), at(slept_at_ns - 1), at(u64::MAX), None] {
+            spin.has_woken(ring, slept_at_ns);
+            assert_eq!(spin.wake_up, WAKE_UP_FIRST, "{ring:?}");
         }
+        (0..100).for_each(|_| spin.has_woken(at(1), 1));
+        assert_eq!(spin.next_time(None), BUSY_POLL);
+        // The shortest possible, between two reads of the clock; a pause of this thread makes some longer.
+        let is_short = |spin: &mut Spin| {
+            (0..50).for_each(|_| spin.has_woken(at(os::monotonic_ns()), 1));
+            spin.next_time(None) == BUSY_POLL_MIN
+        };
+        assert!((0..1000).any(|_| is_short(&mut spin)));
+    }
+
+    #[test]
+    fn a_ring_is_noted_in_the_page_of_the_side_that_rings() {
+        let (mut sender, mut receiver) = crate::Options::new().capacity(65536).threads().unwrap();
+        let noted_since = |ring: Option<LastRing>, since| {
+            let ring = ring.unwrap();
+            ring.processor.is_some() && (since..=os::monotonic_ns()).contains(&ring.at_ns)
+        };
+        let since = os::monotonic_ns();
+        assert!(receiver.arm().unwrap().is_waiting());
+        assert!(!noted_since(Polled::last_ring(&receiver), since));
+        sender.send(&[1]).unwrap();
+        assert!(noted_since(Polled::last_ring(&receiver), since));
+        assert!(!noted_since(sender.last_ring(), since));
+        receiver.disarm();
+
+        while sender.try_send(&[1; 1000]).unwrap() == crate::Sent::Sent {}
+        assert!(sender.arm(1000).unwrap().is_waiting());
+        while receiver.try_receive().unwrap().is_some() {}
+        assert!(noted_since(sender.last_ring(), since));
     }
 
     /// A condition that holds from the poll of that number on, and counts the polls.

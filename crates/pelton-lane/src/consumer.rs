@@ -558,6 +558,11 @@ impl Consumer {
         self.page().last_ring.note(processor, at_ns);
     }
 
+    /// Notes the processor of this thread, if known, without a ring.
+    pub fn note_processor(&self, processor: Option<u32>) {
+        self.page().last_ring.note_processor(processor);
+    }
+
     /// Closes the consumer for good. The caller must ring the sender afterwards.
     pub fn close(&mut self) {
         self.store_counters();

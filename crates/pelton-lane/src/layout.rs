@@ -122,10 +122,17 @@ impl RingNote {
     pub(crate) fn note(&self, processor: Option<u32>, at_ns: u64) {
         use core::sync::atomic::Ordering::Relaxed;
         // Relaxed for both: a hint. The doorbell's system calls lie between these stores and the peer's loads anyway.
-        self.processor.store(processor.map_or(0, |number| number.wrapping_add(1)), Relaxed);
-        failpoint("ring: processor noted");
+        self.note_processor(processor);
         self.at_ns.store(at_ns, Relaxed);
         failpoint("ring: time noted");
+    }
+
+    /// Notes that the page's owner runs on `processor`, without a ring.
+    pub(crate) fn note_processor(&self, processor: Option<u32>) {
+        // Relaxed: a hint.
+        self.processor
+            .store(processor.map_or(0, |number| number.wrapping_add(1)), core::sync::atomic::Ordering::Relaxed);
+        failpoint("ring: processor noted");
     }
 
     fn load(&self) -> LastRing {

@@ -75,6 +75,8 @@ pub struct Producer {
     capacity: u64,
     bytes_max: u64,
     window: u64,
+    /// Reservations end before this offset: see [`Producer::set_bound`].
+    bound: u64,
     waker: Waker,
 
     /// The jump and the marks between the tail and the header of the current reservation.
@@ -156,6 +158,7 @@ impl Producer {
             capacity,
             bytes_max: page.message_bytes_max,
             window: WINDOW.min(capacity),
+            bound: capacity,
             // SAFETY: the caller guarantees that the pages are mapped.
             waker: unsafe { waker_of(&memory, can_barrier) },
             jump: None,
@@ -224,6 +227,12 @@ impl Producer {
     /// The window, in bytes: see [`Producer::set_window`].
     pub fn window(&self) -> u64 {
         self.window
+    }
+
+    /// Sets how many bytes of the data, from its start, the following reservations may use, as if that were the
+    /// capacity; initially all. Space that the fast path has already found stays usable.
+    pub fn set_bound(&mut self, bytes: u64) {
+        self.bound = bytes.min(self.capacity);
     }
 
     /// Bytes of the lane from the head, as last loaded, to the tail.
@@ -393,7 +402,7 @@ impl Producer {
         loop {
             let (tail, head) = (self.tail, self.head.offset);
             let past_window = tail + need > window;
-            let end = if tail >= head { self.capacity } else { head };
+            let end = if tail >= head { self.bound } else { head.min(self.bound) };
             let fits = tail + need <= end;
             // Wrapped records must end before the head, and the head must be on the tail's lap.
             let front = tail >= head && need <= head && head >= self.floor;
@@ -413,7 +422,7 @@ impl Producer {
                 }
                 // A jump's target is a multiple of 64. The word at the lap's end holds the jump to the front.
                 let after = (self.lap_end + 8).next_multiple_of(64);
-                if tail < head && after + need <= self.capacity {
+                if tail < head && after + need <= self.bound {
                     self.limit = 0;
                     return self.check_backed(after, need);
                 }

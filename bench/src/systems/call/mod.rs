@@ -1,7 +1,9 @@
 //! The systems that serve calls. A reply is the bytes of its request.
 
+pub mod c;
 pub mod nginx;
 mod pelton;
+pub mod queue;
 mod socket;
 
 use anyhow::Result;
@@ -15,7 +17,7 @@ use crate::call::Tally;
 /// A client.
 pub trait Asking {
     /// One call, while no other is in flight: sends the request, and passes a copy of the reply in memory of the
-    /// client's own to `inspect`.
+    /// client's own to `inspect`. Exceptions: the queue and a client in C pass it where the other side has written it.
     fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
     /// Sends a request if there is free space; false otherwise, and then a call is in flight. Never waits.

@@ -24,8 +24,9 @@ use crate::{
 const CONFIGURATION: &str = include_str!("../../../nginx/nginx.conf");
 const CALLS: &str = include_str!("../../../nginx/calls.lua");
 /// The binding's Lua, all of it.
-const BINDING: [(&str, &str); 3] = [
+const BINDING: [(&str, &str); 4] = [
     ("resty/pelton.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton.lua")),
+    ("resty/pelton/abi.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton/abi.lua")),
     ("resty/pelton/base.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton/base.lua")),
     ("resty/pelton/file.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton/file.lua")),
 ];

@@ -26,7 +26,9 @@ const (
 	settleSamples = 16
 	// A sample that took longer means that the stream is not saturated. After this many in a row, or one pause, the
 	// window shrinks.
-	saturatedMax   = time.Millisecond
+	saturatedMax = time.Millisecond
+	// The same, with the small window, if the receiver has emptied the lane, as in a serial call: a gigabyte a second.
+	waitingMax     = 250 * time.Microsecond
 	unsaturatedMax = 4
 	pauseMin       = 100 * time.Millisecond
 	// Samples before the first trial, and after a pause.
@@ -168,7 +170,11 @@ func (w *Window) sample(sent uint64, receiver backlog, now time.Duration) {
 		return
 	}
 	// The first sample too, as its interval begins when the process started.
-	if ns > saturatedMax || receiver == empty {
+	most := saturatedMax
+	if receiver == empty && w.Bytes == w.BytesMin {
+		most = waitingMax
+	}
+	if ns > most {
 		w.unsaturated++
 		if ns > pauseMin || w.unsaturated >= unsaturatedMax {
 			w.Shrink()

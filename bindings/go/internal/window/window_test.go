@@ -70,7 +70,7 @@ func TestASenderThatIsNotSaturatedKeepsToTheSmallWindow(t *testing.T) {
 		s.now += 1500 * time.Microsecond
 		s.sample(s.bytes, within, s.now)
 		s.bytes += sampleBytes
-		s.now += 50 * time.Microsecond
+		s.now += waitingMax + 1
 		s.sample(s.bytes, empty, s.now)
 		if s.Window.Bytes != lane.Window {
 			t.Fatal(s.Window.Bytes)
@@ -94,6 +94,33 @@ func TestASenderThatIsNotSaturatedKeepsToTheSmallWindow(t *testing.T) {
 		if s.Window.Bytes != lane.Window || s.Excess > ExcessAfterPause {
 			t.Fatal(s.Window.Bytes, s.Excess)
 		}
+	}
+}
+
+func TestSerialCallsUseTheWindowThatMakesThemFaster(t *testing.T) {
+	for _, larger := range []time.Duration{waitingMax / 3, waitingMax} {
+		s := newSimulated(4 << 20)
+		fresh, atLarger := 16, 0
+		for range 4_000 {
+			took := waitingMax / 2
+			if s.Window.Bytes == lane.Window {
+				fresh = 16
+			} else if took = larger; fresh > 0 {
+				// The pages of the larger window are new at first.
+				fresh--
+				took = 3 * waitingMax
+			}
+			s.bytes += sampleBytes
+			s.now += took
+			s.sample(s.bytes, empty, s.now)
+			if s.Window.Bytes > lane.Window {
+				atLarger++
+			}
+		}
+		if isFaster := larger < waitingMax/2; atLarger == 0 || (atLarger > 2_000) != isFaster {
+			t.Errorf("%v: %d of 4,000 samples with the larger window", larger, atLarger)
+		}
+		s.Close()
 	}
 }
 

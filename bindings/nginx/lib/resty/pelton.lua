@@ -23,6 +23,7 @@ local error, type, tonumber, tostring, setmetatable = error, type, tonumber, tos
 
 local OK, WAITS, SUBMIT_AGAIN = abi.OK, C.NGX_PELTON_WAITS, C.NGX_PELTON_SUBMIT_AGAIN
 local NOTIFY, STREAM, MAY_WAIT = C.NGX_PELTON_NOTIFY, C.NGX_PELTON_STREAM, C.NGX_PELTON_MAY_WAIT
+local VIEW = C.NGX_PELTON_VIEW
 local IDEMPOTENT = abi.IDEMPOTENT
 local REPLY, PART, END, FAILED, ABANDONED = abi.REPLY, abi.PART, abi.END, abi.FAILED, abi.ABANDONED
 local NO_SLOT = 0
@@ -104,16 +105,59 @@ local function await_first(self, timeout, req, size, flags)
     return await(self, ticket, timeout, req, size, flags)
 end
 
--- What a call returns for its last completion.
-local function result(view)
+-- A reply in memory that is not Lua's. `bytes` instead is a string that has it.
+local View = {}
+
+local function view_of(ticket, size, bytes)
+    return setmetatable({size = size, ticket = ticket, bytes = bytes}, View)
+end
+
+local function viewed(view)
+    local ticket = view.ticket
+    if not ticket then
+        error("resty.pelton: the view was released", 3)
+    elseif C.ngx_pelton_view(ticket, reply) ~= OK then
+        error("resty.pelton: " .. bytes(), 3)
+    end
+    return reply.data, reply.size
+end
+
+View.__index = {
+    --- Returns a pointer, and the size. The pointer is valid until the coroutine suspends, uses pelton, or releases the
+    -- view. Raises an error once the view was released, or its request has ended.
+    data = function(view)
+        if view.bytes then
+            return ffi.cast("const char *", view.bytes), view.size
+        end
+        return viewed(view)
+    end,
+
+    --- Returns a copy of the bytes, as a string.
+    string = function(view)
+        return view.bytes or ffi_string(viewed(view))
+    end,
+
+    --- Releases the bytes. The end of the request, or timer, does it too.
+    release = function(view)
+        if view.ticket then
+            C.ngx_pelton_release_slot(view.ticket)
+        end
+        view.ticket, view.bytes = nil, nil
+    end
+}
+
+-- What a call returns for its last completion. A view has the slot from then on.
+local function result(view, ticket)
     local outcome = reply.outcome
     if outcome == REPLY then
-        if view then
+        if view == true then
+            return view_of(ticket, reply.size)
+        elseif view then
             return view(reply.data, reply.size)
         end
         return bytes()
     elseif outcome == END then
-        return ""
+        return view == true and view_of(nil, 0, "") or ""
     end
     return no_reply()
 end
@@ -134,7 +178,9 @@ local function all_parts(ticket, view)
     end
     parts[#parts + 1] = last
     local res = concat(parts)
-    if view then
+    if view == true then
+        return view_of(nil, #res, res)
+    elseif view then
         return view(ffi.cast("const char *", res), #res)
     end
     return res
@@ -150,12 +196,28 @@ local function slow_call(self, timeout, req, size, flags, view)
     if reply.outcome == PART then
         res, word, detail, code = all_parts(ticket, view)
     else
-        res, word, detail, code = result(view)
+        res, word, detail, code = result(view, ticket)
+    end
+    if view == true and res and res.ticket then
+        return res
     end
     if in_place then
         C.ngx_pelton_release(self.service)
     end
     C.ngx_pelton_release_slot(ticket)
+    return res, word, detail, code
+end
+
+-- The same for a view of a reply that came at once.
+local function fast_view()
+    local ticket = reply.ticket
+    if not bind(ticket) then
+        return nil, "system", "no memory"
+    end
+    local res, word, detail, code = result(true, ticket)
+    if not (res and res.ticket) then
+        C.ngx_pelton_release_slot(ticket)
+    end
     return res, word, detail, code
 end
 
@@ -165,8 +227,9 @@ local methods = {}
 -- word, and a text about it. After "failed", the text is the service's own bytes, and its code follows.
 --
 -- opts.timeout: seconds. opts.idempotent: the call may be carried out twice. opts.size: of a request that is a cdata
--- pointer. opts.view: a function that gets the reply in place, as a pointer and a size, valid until it returns; the
--- call returns its result. It must neither suspend nor use pelton.
+-- pointer. opts.view: true for a view instead of a string (view.size, view:data(), view:string(), view:release()); or
+-- a function that gets the reply in place, as a pointer and a size, valid until it returns; the call returns its
+-- result. The function must neither suspend nor use pelton.
 function methods.call(self, req, opts)
     local size, timeout, view, flags = size_of(req, opts), self.timeout, nil, MAY_WAIT
     if opts then
@@ -174,12 +237,19 @@ function methods.call(self, req, opts)
         if opts.idempotent then
             flags = MAY_WAIT + IDEMPOTENT
         end
+        if view == true then
+            flags = flags + VIEW
+        elseif view and type(view) ~= "function" then
+            error("resty.pelton: view is true or a function; found " .. type(view), 2)
+        end
     end
     if not is_suspendable() then
         return nil, "phase", "this phase cannot suspend a coroutine, which a call does: notify, or use ngx.timer.at"
     end
     local code = C.ngx_pelton_submit(self.service, NO_SLOT, req, size, flags, reply)
-    if code == OK then
+    if code == OK and view == true then
+        return fast_view()
+    elseif code == OK then
         local res, word, detail, its = result(view)
         C.ngx_pelton_release(self.service)
         return res, word, detail, its

@@ -81,9 +81,13 @@ impl Polled for Waiting<'_> {
         }
     }
 
+    /// Of one connection, the last ring for a reply or for space.
     fn last_ring(&self) -> Option<LastRing> {
         match &self.client.balancer.connections[..] {
-            [connection] => connection.replies.last_ring(),
+            [connection] => {
+                let rings = [connection.replies.last_ring(), connection.outbox.sender.last_ring()];
+                rings.into_iter().flatten().max_by_key(|ring| ring.at_ns)
+            }
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 #[derive(Clone, Debug)]
 enum Step {
+    SendWithin { len: usize, bound: u64 },
     Send(usize),
     Reserve { reserved: usize, committed: usize },
     Abort(usize),
@@ -22,6 +23,7 @@ fn step(max: usize) -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (0..=max).prop_map(Step::Send),
         4 => (0..=64usize).prop_map(Step::Send),
+        3 => (0..=64usize, 64..4096u64).prop_map(|(len, bound)| Step::SendWithin { len, bound }),
         2 => (0..=max).prop_flat_map(|reserved| (Just(reserved), 0..=reserved))
             .prop_map(|(reserved, committed)| Step::Reserve { reserved, committed }),
         1 => (0..=max).prop_map(Step::Abort),
@@ -54,6 +56,22 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
                     committed += 1;
                 } else {
                     assert!(!waiting.is_empty() || !held.is_empty(), "an empty lane takes any message; {len} bytes");
+                }
+            }
+            Step::SendWithin { len, bound } => {
+                number += 1;
+                let message = payload(number, len);
+                let tail = producer.tail().offset;
+                producer.set_bound(bound);
+                let sent = send(&mut producer, &message);
+                producer.set_bound(u64::MAX);
+                if sent {
+                    waiting.push_back(message);
+                    committed += 1;
+                } else {
+                    let is_empty = waiting.is_empty() && held.is_empty();
+                    let fits = tail <= bound && record_bytes(len as u64) + 8 <= bound / 4;
+                    assert!(!is_empty || !fits, "an empty lane takes a small message at {tail}, bound {bound}");
                 }
             }
             Step::Reserve { reserved, committed: bytes } => {

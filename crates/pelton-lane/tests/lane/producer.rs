@@ -118,6 +118,34 @@ fn nothing_is_reserved_past_the_backed_bytes() {
 }
 
 #[test]
+fn a_bound_makes_a_lane_behave_like_a_smaller_one_until_it_is_lifted() {
+    let pages = Pages::new(1 << 20, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    producer.set_window(1024);
+    producer.set_bound(8192);
+    let mut sent = 0;
+    while send(&mut producer, &payload(sent, 100)) {
+        sent += 1;
+    }
+    assert!((8192 - 2 * 112..8192).contains(&producer.tail().offset), "{:?}", producer.tail());
+    // A sleep until there is space below the bound. Half of the messages provide it, at the front.
+    assert!(producer.arm(Some(100), || ()).unwrap());
+    (0..sent / 2).for_each(|_| release_one(&mut consumer));
+    assert!(!producer.arm(Some(100), || ()).unwrap());
+    while send(&mut producer, &payload(sent, 100)) {
+        sent += 1;
+    }
+    assert!(producer.tail().offset < consumer.head().offset);
+    // Lifted: the lane has its whole capacity, without another release.
+    producer.set_bound(u64::MAX);
+    let before = sent;
+    while send(&mut producer, &payload(sent, 100)) {
+        sent += 1;
+    }
+    assert!((sent - before) * 112 > (1 << 20) - 8192 - 1024, "{}", sent - before);
+}
+
+#[test]
 fn a_producer_past_its_window_polls_the_head_once_per_16_kib() {
     let pages = Pages::new(1 << 20, Position::START);
     let (mut producer, mut consumer) = pages.attach();

@@ -12,7 +12,8 @@ enum {
     NGX_PELTON_SUBMIT_AGAIN = 3,
     NGX_PELTON_NOTIFY = 0x10,
     NGX_PELTON_STREAM = 0x20,
-    NGX_PELTON_MAY_WAIT = 0x40
+    NGX_PELTON_MAY_WAIT = 0x40,
+    NGX_PELTON_VIEW = 0x80
 };
 typedef struct ngx_pelton_service_s ngx_pelton_service_t;
 typedef struct {
@@ -68,6 +69,7 @@ int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *
                       ngx_pelton_reply_t *out);
 void ngx_pelton_release(ngx_pelton_service_t *service);
 int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out);
+int ngx_pelton_view(double ticket, ngx_pelton_reply_t *out);
 void ngx_pelton_get_info(ngx_pelton_service_t *service, ngx_pelton_info_t *out);
 int ngx_pelton_file_start(const ngx_pelton_operation_t *wanted, ngx_pelton_file_result_t *out);
 int ngx_pelton_file_take(double ticket, int is_last, ngx_pelton_file_result_t *out);

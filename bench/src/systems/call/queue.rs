@@ -1,0 +1,126 @@
+//! What pelton's calls are compared with: a request queue to a handler thread of the caller's own process, in C, with
+//! the handler in C or in Go. queue/queue.h has its description. Each request is passed by its address, and each reply
+//! is read where the handler has written it.
+
+use std::{
+    ffi::{c_char, c_void},
+    io, mem,
+    path::PathBuf,
+    slice,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Asking;
+use crate::{
+    parameters::{Job, SystemName},
+    peers,
+    side::pin,
+    systems::{c, compiled},
+};
+
+/// All of the library with a handler in C; that in Go is built from the same directory.
+const SOURCES: [&str; 4] = [
+    include_str!("../../../queue/queue.h"),
+    include_str!("../../../queue/queue.c"),
+    include_str!("../../../queue/caller.c"),
+    include_str!("../../../queue/handler.c"),
+];
+/// Their directory.
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/queue");
+
+/// `struct queue_call` of queue.h, up to its last field that is read here.
+#[repr(C)]
+struct Call {
+    next: *mut Call,
+    request: *const c_char,
+    request_size: usize,
+    reply: *const u8,
+    reply_size: usize,
+}
+
+type CallerCall = unsafe extern "C" fn(*mut c_void, *const u8, usize) -> *mut Call;
+
+/// Builds the library with that handler, unless that is done.
+pub fn build(system: SystemName) -> Result<()> {
+    match system {
+        SystemName::QueueGo => peers::build_go_library("queue", DIRECTORY),
+        _ => library(system).map(|_| ()),
+    }
+}
+
+fn library(system: SystemName) -> Result<PathBuf> {
+    if system == SystemName::QueueGo {
+        return peers::go_library("queue");
+    }
+    let include = format!("-I{DIRECTORY}");
+    compiled::compile("queue", &SOURCES[1..].concat(), &["-O2", "-shared", "-fPIC", "-pthread", &include], &[])
+}
+
+/// The caller. Its process also has the handler.
+pub struct Queue {
+    caller: *mut c_void,
+    call: CallerCall,
+    end: unsafe extern "C" fn(*mut c_void),
+}
+
+impl Queue {
+    /// Starts the handler, on the first CPU if they are pinned, and stays on the second.
+    pub fn new(job: &Job) -> Result<Queue> {
+        ensure!(
+            job.calls.one_by_one() && job.idle == 0 && job.delay_us == 0,
+            "the queue has one caller and one call at a time: leave out --clients, --in-flight, --beside-flood and --delay"
+        );
+        let place = library(job.system)?;
+        // All threads of the library are the calling thread's, and inherit its CPU.
+        if let Some(cpu) = job.cpus.first() {
+            pin(*cpu)?;
+        }
+        let library = c::load(place.to_str().context("a path that is not UTF-8")?)?;
+        // SAFETY: queue.h has these functions with these types.
+        let (open, call, end) = unsafe {
+            (
+                mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(c::symbol(
+                    library,
+                    c"caller_open",
+                )?),
+                mem::transmute::<*mut c_void, CallerCall>(c::symbol(library, c"caller_call")?),
+                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(c::symbol(library, c"caller_end")?),
+            )
+        };
+        // SAFETY: it needs nothing.
+        let caller = unsafe { open() };
+        ensure!(!caller.is_null(), "opening the queue: {}", io::Error::last_os_error());
+        if let Some(cpu) = job.cpus.get(1) {
+            pin(*cpu)?;
+        }
+        Ok(Queue { caller, call, end })
+    }
+}
+
+impl Asking for Queue {
+    /// The handler does not write to the reply any more.
+    #[inline]
+    fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        // SAFETY: the caller is open, and the request lives until its reply.
+        let call = unsafe { (self.call)(self.caller, request.as_ptr(), request.len()) };
+        ensure!(!call.is_null(), "waiting for a reply: {}", io::Error::last_os_error());
+        // SAFETY: a call's reply is valid until the next call, and has this size.
+        Ok(inspect(unsafe { slice::from_raw_parts((*call).reply, (*call).reply_size) }))
+    }
+
+    fn try_ask(&mut self, _request: &[u8]) -> Result<bool> {
+        bail!("the queue's caller has one call at a time")
+    }
+
+    fn reply<R>(&mut self, _inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        bail!("the queue's caller has one call at a time")
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: the caller is open, and its memory stays.
+        unsafe { (self.end)(self.caller) };
+    }
+}
