@@ -47,6 +47,8 @@ type Spin struct {
 	isOneProcessor bool
 	// At the last wait, the peer's last ring came from this processor: the peer cannot run while this side polls.
 	isPollUseless bool
+	// The time of the ring that showed it. Each ring counts for one wait: an old one says nothing about now.
+	sharedAtNS uint64
 	// How useful busy-polls were lately.
 	score uint8
 	// Waits without a busy-poll since the last probe, and from one probe to the next.
@@ -85,7 +87,12 @@ func (s *Spin) setPeer(pid int) {
 func (s *Spin) nextTime(ring lane.LastRing, processor func() uint32) time.Duration {
 	// In one process, the peer's goroutine may run on another thread, or on this one after the poll's runtime.Gosched.
 	// Without this exception both goroutines parked for each call, which took 4.8 µs instead of 1.9.
-	isShared := !s.isOwnProcess && ring.Processor != 0 && ring.Processor == processor()
+	// A side that only polls is never rung, so what it reads is of an earlier peer.
+	isCounted := !s.isOwnProcess && !s.IsBusy && ring.Processor != 0 && ring.AtNS != s.sharedAtNS
+	isShared := isCounted && ring.Processor == processor()
+	if isShared {
+		s.sharedAtNS = ring.AtNS
+	}
 	s.isPollUseless = s.isOneProcessor || isShared
 	if s.isPollUseless {
 		return 0
@@ -116,15 +123,14 @@ func (s *Spin) hasFailed() {
 	}
 }
 
-// hasWoken notes the time from the peer's ring to now, the end of the sleep.
-func (s *Spin) hasWoken(ring lane.LastRing, nowNS uint64) {
-	// No ring is known, or of several peers.
-	if ring == (lane.LastRing{}) {
-		return
-	}
+// hasWoken notes the time from the peer's ring to now, the end of a sleep that began at sleptAtNS. A ring from before did
+// not end it.
+func (s *Spin) hasWoken(ring lane.LastRing, sleptAtNS, nowNS uint64) {
 	// The peer may have written any time, and a time namespace has a clock of its own.
-	took := time.Duration(min(nowNS-min(ring.AtNS, nowNS), uint64(wakeUpMax)))
-	s.wakeUp = (s.wakeUp*7 + took) / 8
+	if sleptAtNS <= ring.AtNS && ring.AtNS <= nowNS {
+		took := time.Duration(min(nowNS-ring.AtNS, uint64(wakeUpMax)))
+		s.wakeUp = (s.wakeUp*7 + took) / 8
+	}
 }
 
 func (s *Spin) mayYield() bool {

@@ -35,7 +35,7 @@ func TestTheConstantsAreThoseOfRust(t *testing.T) {
 		"YIELD_DOUBLINGS_MAX": yieldDoublingsMax,
 	}
 	// These are of a busy-poll before the caller's own event loop, which Go has not.
-	absent := []string{"BYTES_PER_NS", "BUSY_POLL_TIMES"}
+	absent := []string{"BYTES_PER_NS", "BUSY_POLL_LARGE"}
 	constant := regexp.MustCompile(`(?m)^(?:pub )?const (\w+): \w+ = (.*);$`)
 	for _, found := range constant.FindAllStringSubmatch(string(text), -1) {
 		name, value := found[1], found[2]
@@ -89,6 +89,7 @@ func TestForASlowPeerOnlyRareProbesRemainUntilOneSucceeds(t *testing.T) {
 
 func TestNobodyPollsForAPeerOnTheSameProcessor(t *testing.T) {
 	spin := New(false)
+	at := uint64(0)
 	on := func(number uint32) func() uint32 { return func() uint32 { return number } }
 	for _, c := range []struct {
 		rings, waits uint32
@@ -98,15 +99,25 @@ func TestNobodyPollsForAPeerOnTheSameProcessor(t *testing.T) {
 		// Unknown on either side, or both.
 		{0, 1, busyPollMax}, {1, 0, busyPollMax}, {0, 0, busyPollMax},
 	} {
-		limit := spin.nextTime(lane.LastRing{Processor: c.rings}, on(c.waits))
+		at++
+		limit := spin.nextTime(lane.LastRing{Processor: c.rings, AtNS: at}, on(c.waits))
 		if limit != c.wanted || spin.isPollUseless != (c.wanted == 0) {
 			t.Errorf("%+v: %v", c, limit)
 		}
 	}
+	// Each ring counts for one wait.
+	for _, wanted := range []time.Duration{0, busyPollMax} {
+		if limit := spin.nextTime(lane.LastRing{Processor: 1, AtNS: at + 1}, on(1)); limit != wanted {
+			t.Error(limit)
+		}
+	}
+	polls := New(true)
 	spin.setPeer(os.Getpid())
 	spin.isOneProcessor = false
-	if limit := spin.nextTime(lane.LastRing{Processor: 1}, on(1)); limit != busyPollMax {
-		t.Errorf("for a peer in this process: %v", limit)
+	for _, spin := range []*Spin{&spin, &polls} {
+		if limit := spin.nextTime(lane.LastRing{Processor: 1, AtNS: at + 2}, on(1)); limit != busyPollMax {
+			t.Errorf("for a peer in this process, or by a side that only polls: %v", limit)
+		}
 	}
 	spin.isOneProcessor = true
 	if limit := spin.nextTime(lane.LastRing{}, nowhere); limit != 0 || !spin.isPollUseless {
@@ -117,12 +128,16 @@ func TestNobodyPollsForAPeerOnTheSameProcessor(t *testing.T) {
 func TestTheTimeFollowsTheWakeUpsWithinBoundsWhateverThePeerWrites(t *testing.T) {
 	const now = 1 << 40
 	for at, wanted := range map[uint64]time.Duration{
-		1: busyPollMax, now: busyPollMin, now + 1: busyPollMin, math.MaxUint64: busyPollMin,
-		math.MaxUint64 / 2: busyPollMin, now - 8_000: 3 * 8_000,
+		1: busyPollMax, now: busyPollMin, now - 8_000: 3 * 8_000,
+		// Rings that did not end the sleep: none, or of a clock that is ahead.
+		0: busyPollMax, now + 1: busyPollMax, math.MaxUint64: busyPollMax, math.MaxUint64 / 2: busyPollMax,
 	} {
 		spin := New(false)
 		for range 100 {
-			spin.hasWoken(lane.LastRing{AtNS: at}, now)
+			spin.hasWoken(lane.LastRing{AtNS: at}, 1, now)
+		}
+		if at-1 >= now && spin.wakeUp != wakeUpFirst {
+			t.Errorf("%d: a wake-up of %v", at, spin.wakeUp)
 		}
 		// The average ends some nanoseconds away, because it is rounded down.
 		limit := spin.nextTime(lane.LastRing{}, nowhere)

@@ -49,7 +49,7 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 	}
 	spin.setPeer(side.PeerPID())
 	switch limit := spin.nextTime(side.LastRing(), kernel.Processor); {
-	case spin.IsBusy || limit > 0:
+	case spin.IsBusy || !spin.isPollUseless:
 		if ready, err := busyPoll(ctx, side, spin, guard, limit); ready || err != nil {
 			return err
 		}
@@ -77,10 +77,11 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 				side.Disarm()
 				return err
 			}
+			sleptAtNS := kernel.MonotonicNS()
 			isRung := ownDoorbell.Sleep(side.NeedsTimedWait())
 			side.Disarm()
 			if isRung {
-				spin.hasWoken(side.LastRing(), kernel.MonotonicNS())
+				spin.hasWoken(side.LastRing(), sleptAtNS, kernel.MonotonicNS())
 			}
 		}
 		if ready, err := side.Poll(); ready || err != nil {
@@ -105,7 +106,7 @@ func mayBeReadySoon(side Side) bool {
 // yieldProcessor lets another thread run, perhaps the peer's.
 func yieldProcessor() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// busyPoll polls for that time. A side that never sleeps polls until the condition holds.
+// busyPoll polls for that time, at least loadsPerClock times. A side that never sleeps polls until the condition holds.
 func busyPoll(ctx context.Context, side Side, spin *Spin, guard *Guard, limit time.Duration) (bool, error) {
 	for hasYielded, begun := false, (time.Time{}); ; {
 		mayBeReadySoon(side)
@@ -114,6 +115,9 @@ func busyPoll(ctx context.Context, side Side, spin *Spin, guard *Guard, limit ti
 			return ready, err
 		}
 		if err := Interrupted(ctx, guard); err != nil {
+			if !begun.IsZero() {
+				spin.hasFailed()
+			}
 			return false, err
 		}
 		if spin.IsBusy {
@@ -124,6 +128,10 @@ func busyPoll(ctx context.Context, side Side, spin *Spin, guard *Guard, limit ti
 		}
 		// Reads the clock late: most waits end before.
 		if begun.IsZero() {
+			// The first polls alone say nothing.
+			if limit == 0 {
+				return false, nil
+			}
 			begun = time.Now()
 			continue
 		}
