@@ -58,8 +58,6 @@ type Client struct {
 	unrouted []uint32
 	// The bytes of replies that no goroutine awaits yet, those of parts among them, and the number of last ones.
 	stashedBytes, stashedPartBytes, stashedFinals int
-	// Bytes of the last request.
-	requestBytes int
 	// The first link to try for the next request, and to poll.
 	nextOpen, currentLink int
 
@@ -205,7 +203,7 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 		return nil, err
 	}
 	c := &Client{
-		options: o, settings: settings, bytesMax: int(settings.CallBytes), name: parsed, page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: o.Wait == Spin},
+		options: o, settings: settings, bytesMax: int(settings.CallBytes), name: parsed, page: page, doorbell: ownDoorbell, spin: wait.New(o.Wait == Spin),
 		sleeper: lane.NewReceiverSleeper(page.Bytes, kernel.Membarrier()),
 	}
 	c.context, c.end = context.WithCancel(context.Background())

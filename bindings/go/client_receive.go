@@ -66,7 +66,7 @@ func (c *Client) receiveFrom(link *clientLink, w *waiter) (loss error, why error
 	link.isBackpressured = false
 	defer func() {
 		if taken && consumer.ReleaseTaken() == lane.Ring {
-			link.in.Link.Ring()
+			link.in.WakePeer()
 		}
 	}()
 	for range calls.RecordsPerPoll {

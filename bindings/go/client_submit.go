@@ -50,7 +50,6 @@ func (c *Client) isOverBudget() bool {
 // submit sends a call. It waits for space and a slot.
 func (c *Client) submit(ctx context.Context, call *Call, request []byte, options []CallOption) error {
 	call.client = c
-	c.requestBytes = len(request)
 	h := calls.Header{Kind: calls.KindRequest}
 	if deadline, ok := ctx.Deadline(); ok {
 		h.Deadline = calls.ToNS(deadline)

@@ -58,7 +58,6 @@ func (c *Client) wait(ctx context.Context, want waiter) error {
 		if c.leader == nil {
 			c.leader = w
 			c.watched = append(c.watched[:0], c.links...)
-			c.spin.RequestBytes = c.requestBytes
 			c.mutex.Unlock()
 			err := wait.For(ctx, (*clientWait)(c), c.doorbell, &c.spin, &c.guard)
 			c.mutex.Lock()
@@ -254,6 +253,20 @@ func (w *clientWait) MayBeReady() bool {
 		}
 	}
 	return false
+}
+
+func (w *clientWait) PeerPID() int {
+	if len(w.watched) == 0 {
+		return 0
+	}
+	return w.watched[len(w.watched)-1].in.Link.Peer.PID
+}
+
+func (w *clientWait) LastRing() lane.LastRing {
+	if len(w.watched) != 1 {
+		return lane.LastRing{}
+	}
+	return w.watched[0].in.Consumer.LastRing()
 }
 
 func (w *clientWait) Arm() (bool, error) {

@@ -241,7 +241,7 @@ func (f *flush) mayChange(in *inLane) bool {
 
 func (f *flush) release(in *inLane) {
 	if in.Consumer.ReleaseTaken() == lane.Ring {
-		in.Link.Ring()
+		in.WakePeer()
 	}
 }
 

@@ -15,8 +15,9 @@ import (
 type Wait int
 
 const (
-	// Block polls for some microseconds, for less if that was useless lately, and lets other goroutines run. Then the
-	// goroutine is parked until the other side rings. No thread waits in the kernel.
+	// Block busy-polls for 5 to 50 µs, and lets other goroutines run once meanwhile. It does not busy-poll if that was
+	// useless lately, or if the peer shares this goroutine's processor. Then the goroutine is parked until the other side
+	// rings. No thread waits in the kernel.
 	Block Wait = iota
 	// Spin polls without sleeping, and lets other goroutines run in between. It has the lowest latency, and occupies
 	// a processor.

@@ -76,7 +76,7 @@ const quantum = 64
 func newReceiver(canBarrier bool, page *memory.Segment, ownDoorbell *doorbell.Own, options Options) *Receiver {
 	return &Receiver{
 		sleeper: lane.NewReceiverSleeper(page.Bytes,
-			canBarrier), page: page, doorbell: ownDoorbell, spin: wait.Spin{IsBusy: options.Wait == Spin}, options: options,
+			canBarrier), page: page, doorbell: ownDoorbell, spin: wait.New(options.Wait == Spin), options: options,
 	}
 }
 
@@ -253,7 +253,7 @@ func (r *Receiver) releaseReturnedMemory() {
 func (r *Receiver) release(l *loan, lent *messageHandle) {
 	in := l.in
 	if !in.isClosed && in.Consumer.ReleaseHeld(l.ticket) == lane.Ring {
-		in.Link.Ring()
+		in.WakePeer()
 	}
 	in.Memory.Release()
 	if lent != nil {
@@ -357,7 +357,7 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 	in.Consumer.Take(r.found)
 	r.count(in)
 	if in.Consumer.ReleaseTaken() == lane.Ring {
-		in.Link.Ring()
+		in.WakePeer()
 	}
 	return bytes, nil
 }
@@ -580,6 +580,21 @@ func (w *receiveWait) Disarm() { w.sleeper.Disarm() }
 
 func (w *receiveWait) NeedsTimedWait() bool {
 	return w.sleeper.NeedsFencedWakers() && !(*Receiver)(w).areSendersFencing()
+}
+
+func (w *receiveWait) PeerPID() int {
+	if len(w.lanes) == 0 {
+		return 0
+	}
+	return w.lanes[len(w.lanes)-1].Link.Peer.PID
+}
+
+// With several senders, the ring of the one whose turn it is.
+func (w *receiveWait) LastRing() lane.LastRing {
+	if len(w.lanes) == 0 {
+		return lane.LastRing{}
+	}
+	return w.lanes[w.current].Consumer.LastRing()
 }
 
 func (w *receiveWait) Arm() (bool, error) {

@@ -43,7 +43,7 @@ type Sender struct {
 
 func newSender(out *link.Outgoing, options Options) *Sender {
 	out.Memory.Retain()
-	return &Sender{out: *out, spin: wait.Spin{IsBusy: options.Wait == Spin}, reserved: -1,
+	return &Sender{out: *out, spin: wait.New(options.Wait == Spin), reserved: -1,
 		window: window.New(out.Lane, options.ResidentMax)}
 }
 
@@ -144,7 +144,7 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		copy(space, message)
 	}
 	if s.out.Lane.CommitBatch() == lane.Ring {
-		s.out.Link.Ring()
+		s.out.WakePeer()
 	}
 	return nil
 }
@@ -261,7 +261,7 @@ func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
 
 func (s *Sender) commit(bytes int) {
 	if s.out.Lane.Commit(uint64(bytes)) == lane.Ring {
-		s.out.Link.Ring()
+		s.out.WakePeer()
 		s.window.FollowPause(s.out.Lane, s.out.Memory, s.role)
 	}
 }
@@ -413,6 +413,10 @@ func (w *sendWait) Arm() (bool, error) {
 func (w *sendWait) Disarm() { w.out.Lane.Disarm() }
 
 func (w *sendWait) NeedsTimedWait() bool { return w.out.Lane.NeedsTimedWait() }
+
+func (w *sendWait) PeerPID() int { return w.out.Link.Peer.PID }
+
+func (w *sendWait) LastRing() lane.LastRing { return w.out.Lane.LastRing() }
 
 // Resume waits, after [ErrPeerDied], for the receiver's successor, and offers it the lane with everything unreleased:
 // redelivery begins with the oldest such message. A sender that had connected connects again. One from a [Listener]

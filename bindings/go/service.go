@@ -82,7 +82,7 @@ func (s *Service) accept(shake *handshake.Handshake, to *handshake.ReceivingSide
 		return nil, shake.Report(err)
 	}
 	c := &session{service: s, peer: shake.Peer, doorbell: ownDoorbell, kept: limits.Client{Budget: s.memory},
-		spin: wait.Spin{IsBusy: s.receiver.options.Wait == Spin}}
+		spin: wait.New(s.receiver.options.Wait == Spin)}
 	wake := func() {
 		to.Doorbell.Wake()
 		ownDoorbell.Wake()
@@ -206,7 +206,6 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 		} else {
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
-		s.receiver.spin.RequestBytes = len(asked.bytes)
 		s.found = Request{body: asked, use: asked.use.Load(), caller: c, id: h.ID, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
@@ -216,7 +215,7 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	in.Consumer.Take(record)
 	s.receiver.count(in)
 	if in.Consumer.ReleaseTaken() == lane.Ring {
-		in.Link.Ring()
+		in.WakePeer()
 	}
 	return ""
 }
@@ -266,6 +265,10 @@ func (w *serviceWait) MayBeReady() bool { return w.isNotified.Load() || w.receiv
 func (w *serviceWait) Disarm() { w.receiver.sleeper.Disarm() }
 
 func (w *serviceWait) NeedsTimedWait() bool { return (*receiveWait)(w.receiver).NeedsTimedWait() }
+
+func (w *serviceWait) PeerPID() int { return (*receiveWait)(w.receiver).PeerPID() }
+
+func (w *serviceWait) LastRing() lane.LastRing { return (*receiveWait)(w.receiver).LastRing() }
 
 func (w *serviceWait) Arm() (bool, error) {
 	s, r := (*Service)(w), w.receiver

@@ -11,6 +11,7 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
@@ -249,6 +250,10 @@ func (c *session) Poll() (bool, error) {
 
 // Only the goroutine that flushes writes while anything waits, so this needs no lock.
 func (c *session) MayBeReady() bool { return c.out.Lane.MayBeReady() }
+
+func (c *session) PeerPID() int { return c.peer.PID }
+
+func (c *session) LastRing() lane.LastRing { return c.out.Lane.LastRing() }
 
 func (c *session) Disarm() {
 	c.mutex.Lock()

@@ -7,6 +7,7 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/window"
 )
@@ -67,6 +68,7 @@ func (o *Outbox) Put(h Header, payload []byte) (bool, error) {
 	h.Write(room)
 	copy(room[HeaderSize:], payload)
 	if o.Lane.Commit(uint64(len(room))) == lane.Ring {
+		o.Lane.NoteRing(link.RingNow())
 		o.Doorbell.Ring()
 	}
 	return true, nil

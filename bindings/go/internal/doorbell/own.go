@@ -268,15 +268,15 @@ func (b *Own) ClearWake() {
 }
 
 // Sleep waits for a ring and takes it, for a local wake, or, if isTimed, for a millisecond at most. Whatever ended
-// it, the caller polls.
-func (b *Own) Sleep(isTimed bool) {
+// it, the caller polls. isRung: it was a ring.
+func (b *Own) Sleep(isTimed bool) (isRung bool) {
 	p := b.Polled.Load()
 	if p == nil {
 		var err error
 		if p, err = b.Open(); err != nil {
 			// There is no free descriptor: the caller tries again.
 			time.Sleep(time.Millisecond)
-			return
+			return false
 		}
 		// An earlier wake found no deadline to set; the first event ends this sleep.
 	}
@@ -284,5 +284,5 @@ func (b *Own) Sleep(isTimed bool) {
 		b.isWoken.Store(true)
 		_ = p.File.SetReadDeadline(time.Now().Add(time.Millisecond))
 	}
-	_ = p.Raw.Read(b.drain)
+	return p.Raw.Read(b.drain) == nil
 }

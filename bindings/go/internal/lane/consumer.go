@@ -322,6 +322,12 @@ func (c *Consumer) showCounters() {
 	*word64(c.memory.Consumer, consumerBytes) = c.bytes
 }
 
+// NoteRing is to be called before a ring of the producer.
+func (c *Consumer) NoteRing(ring LastRing) { storeLastRing(c.memory.Consumer, consumerLastRing, ring) }
+
+// LastRing returns the producer's last ring, as it says.
+func (c *Consumer) LastRing() LastRing { return loadLastRing(c.memory.Producer, producerLastRing) }
+
 // CountWait counts a receive that found nothing and is going to wait.
 func (c *Consumer) CountWait() { count(c.memory.Consumer, consumerWaits) }
 

@@ -44,6 +44,17 @@ func TestTheLayoutIsTheSpecifications(t *testing.T) {
 			t.Errorf("%s is not at %d", name, offset)
 		}
 	}
+	// The hints are not part of that text: an older peer has none.
+	for _, row := range []string{
+		fmt.Sprintf("| %d | u32 | ring_processor | a hint", producerLastRing),
+		fmt.Sprintf("| %d | u64 | ring_ns | a hint", producerLastRing+8),
+		fmt.Sprintf("| %d | u32 | ring_processor | as in the producer", consumerLastRing),
+		fmt.Sprintf("| %d | u64 | ring_ns | likewise", consumerLastRing+8),
+	} {
+		if !bytes.Contains(text, []byte(row)) {
+			t.Errorf("the specification has no row %q", row)
+		}
+	}
 }
 
 // A lane of random size and start against a queue.

@@ -83,6 +83,7 @@ const (
 	producerState      = 384
 	producerPid        = 388
 	producerFenced     = 392
+	producerLastRing   = 400
 
 	consumerHead       = 128
 	consumerMessages   = 136
@@ -94,6 +95,7 @@ const (
 	consumerState      = 256
 	consumerPid        = 260
 	consumerFenced     = 264
+	consumerLastRing   = 272
 
 	receiverSleep = 128
 )

@@ -132,6 +132,12 @@ func (p *Producer) Consumer() (generation uint64, pid uint32) {
 	return load64(p.memory.Consumer, consumerGeneration), load32(p.memory.Consumer, consumerPid)
 }
 
+// NoteRing is to be called before a ring of the consumer.
+func (p *Producer) NoteRing(ring LastRing) { storeLastRing(p.memory.Producer, producerLastRing, ring) }
+
+// LastRing returns the consumer's last ring, as it says.
+func (p *Producer) LastRing() LastRing { return loadLastRing(p.memory.Consumer, consumerLastRing) }
+
 // Window returns how many bytes of the lane are used while the receiver keeps up. It is the producer's own choice.
 func (p *Producer) Window() uint64 { return p.window }
 

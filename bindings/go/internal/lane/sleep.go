@@ -17,6 +17,24 @@ type Wake bool
 // Ring: the other side sleeps, and nothing has rung for this sleep. Ring once, now.
 const Ring Wake = true
 
+// LastRing is the note that a side makes of its last ring of the other: hints for how long the other busy-polls. A peer
+// may have written anything.
+type LastRing struct {
+	// The number of the processor that it ran on, plus 1; 0: unknown.
+	Processor uint32
+	// The time on CLOCK_MONOTONIC.
+	AtNS uint64
+}
+
+func storeLastRing(page []byte, at uint64, ring LastRing) {
+	store32(page, at, ring.Processor)
+	store64(page, at+8, ring.AtNS)
+}
+
+func loadLastRing(page []byte, at uint64) LastRing {
+	return LastRing{load32(page, at), load64(page, at+8)}
+}
+
 // Sleeper is the side that may sleep, the only writer of a sleep word.
 type Sleeper struct {
 	word  *uint64

@@ -100,6 +100,23 @@ func (l *Link) watch(p *kernel.Descriptor, events int16) {
 // Ring wakes the peer if it sleeps.
 func (l *Link) Ring() { l.Doorbell.Ring() }
 
+// RingNow returns what a side notes before it rings.
+func RingNow() lane.LastRing {
+	return lane.LastRing{Processor: kernel.Processor(), AtNS: kernel.MonotonicNS()}
+}
+
+// WakePeer rings a receiver that sleeps.
+func (o *Outgoing) WakePeer() {
+	o.Lane.NoteRing(RingNow())
+	o.Link.Ring()
+}
+
+// WakePeer rings a sender that sleeps.
+func (i *Incoming) WakePeer() {
+	i.Consumer.NoteRing(RingNow())
+	i.Link.Ring()
+}
+
 // IsPeerGone reports whether the peer's end was detected.
 func (l *Link) IsPeerGone() bool {
 	if l.Path != nil {
