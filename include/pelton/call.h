@@ -62,7 +62,7 @@ typedef struct pelton_client_options {
     uint64_t memory_bytes_max;
     uint64_t call_bytes_max;     /* largest reply, or part of one, that this side accepts: 64 MiB */
     int64_t deadline_ns;         /* opening waits until then for a service. 0: it does not wait for one to listen */
-    int64_t poll_ns;             /* longest busy-poll of pelton_client_poll: 20 us. PELTON_NO_POLL: it does not
+    int64_t poll_ns;             /* longest busy-poll of pelton_client_poll: 50 us. PELTON_NO_POLL: it does not
                                     busy-poll */
     const uint32_t *uids;
     uint32_t uid_count;

@@ -265,7 +265,7 @@ impl<M> Options<M> {
     }
 
     /// How long `Client::busy_poll` may poll for replies, if recent replies arrived within that time; by default
-    /// 20 µs. For large requests it polls for up to five times as long. Zero: it polls once.
+    /// 50 µs. For large requests it polls for up to five times as long. Zero: it polls once.
     pub fn busy_poll(mut self, limit: Duration) -> Options<M>
     where
         M: Accepts<setting::BusyPoll>,
