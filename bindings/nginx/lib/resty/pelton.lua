@@ -410,7 +410,7 @@ end
 --
 -- opts.timeout: seconds that calls wait, 60. opts.capacity: bytes of a lane, 4 MiB. opts.call_bytes_max: of a reply, 64
 -- MiB. opts.parts_bytes_max: of one reply's parts that were not taken, 16 MiB. opts.uids: users, as numbers, that the
--- service may have besides this worker's. opts.poll: seconds to busy-poll at most, 20e-6; 0: not at all.
+-- service may have besides this worker's. opts.poll: seconds to busy-poll at most, 50e-6; 0: not at all.
 function _M.connect(address, opts)
     opts = opts or {}
     if type(address) ~= "string" or address == "" or address:find("%z") then
