@@ -87,8 +87,8 @@ enum Part {
     Loop,
     /// The same by libuv's loop: the median lateness of its timers, in microseconds, and of a loop without other work
     LoopTimers,
-    /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting; of
-    /// the single reads and writes the median, the 99th percentile and the longest
+    /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting;
+    /// of the single reads and writes the median, the 99th percentile and the longest
     Erlang,
     /// Erlang: 4 KiB from the page cache: nanoseconds a read
     ErlangCached,
