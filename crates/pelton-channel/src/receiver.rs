@@ -382,7 +382,7 @@ impl Receiver {
     fn must_yield(&mut self) -> bool {
         let consumer = &self.lanes.current.consumer;
         self.lanes.is_one()
-            && self.endpoint.spin.may_share_processor(consumer.producer_page().last_ring())
+            && self.endpoint.spin.shares_processor_with(consumer.producer_page().last_ring())
             && self.lockstep.must_yield(consumer.head().seq)
     }
 

@@ -301,7 +301,7 @@ impl Sender {
         }
     }
 
-    /// If both sides may share a processor, reserves by `reserve` within the first `LEAD` bytes of the lane, or within
+    /// If both sides share a processor, reserves by `reserve` within the first `LEAD` bytes of the lane, or within
     /// the window if that is larger. Once they are used up, sleeps until the receiver has released half of its messages,
     /// but no longer than `LEAD_PAUSE`: the receiver runs meanwhile. `None`: use the rest of the lane. So the sender
     /// sleeps once, and then not again before it has returned to the front.
@@ -320,7 +320,7 @@ impl Sender {
         if !is_small || lane.tail().offset > bound || self.parts.link.peer().is_none() {
             return Ok(None);
         }
-        if !self.endpoint.spin.may_share_processor(lane.consumer_page().last_ring()) {
+        if !self.endpoint.spin.shares_processor_with(lane.consumer_page().last_ring()) {
             return Ok(None);
         }
         lane.set_bound(bound);
@@ -1111,11 +1111,20 @@ mod tests {
         assert!(matches!(result, Err(Error::PeerDied { .. })), "{result:?}");
     }
 
+    /// Keeps this thread, and so both sides, on its present processor, and lets the sender know.
+    fn stay_here(receiver: &crate::Receiver) {
+        let processor = os::processor().unwrap();
+        let mut only = rustix::thread::CpuSet::new();
+        only.set(processor as usize);
+        rustix::thread::sched_setaffinity(None, &only).unwrap();
+        receiver.lanes.current.consumer.note_processor(Some(processor));
+    }
+
     #[test]
     fn a_stopped_receiver_makes_a_sender_pause_once_and_costs_no_capacity() {
-        let (mut sender, _receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
+        let (mut sender, receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
         let message = [0; 60_000];
-        // The receiver has not noted its processor yet.
+        stay_here(&receiver);
         let messages = 3 * LEAD / 60_008;
         (0..messages).for_each(|_| sender.send(&message).unwrap());
         assert_eq!((sender.counters().waits, sender.counters().sleeps), (1, 1));
@@ -1127,6 +1136,7 @@ mod tests {
         assert_eq!(sender.counters().waits, 1);
         // A message that does not fit into the lead at all.
         let (mut sender, mut receiver) = Options::new().capacity(8 * LEAD).threads().unwrap();
+        stay_here(&receiver);
         sender.send(&vec![1; LEAD as usize]).unwrap();
         assert_eq!(receiver.receive().unwrap().len(), LEAD as usize);
         assert_eq!(sender.counters().waits, 0);
@@ -1134,7 +1144,8 @@ mod tests {
 
     #[test]
     fn a_sender_that_must_not_wait_does_not_pause() {
-        let (mut sender, _receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
+        let (mut sender, receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
+        stay_here(&receiver);
         while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
         let counters = sender.counters();
         assert!(counters.bytes > 4 * LEAD - (16 << 10) - 8 * counters.messages, "{counters:?}");
@@ -1143,7 +1154,8 @@ mod tests {
 
     #[test]
     fn a_deadline_before_the_end_of_the_pause_leaves_the_rest_of_the_lane_usable() {
-        let (mut sender, _receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
+        let (mut sender, receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
+        stay_here(&receiver);
         for _ in 0..2 * LEAD / 60_008 {
             assert_eq!(sender.send_until(&[0; 60_000], Instant::now()).unwrap(), Sent::Sent);
         }

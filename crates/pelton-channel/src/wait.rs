@@ -277,10 +277,10 @@ impl Spin {
         (self.wake_up * WAKE_UPS).clamp(BUSY_POLL_MIN, BUSY_POLL)
     }
 
-    /// Whether this side may sleep, and its peer runs on this processor or has not noted where. `ring`: its last one.
-    pub fn may_share_processor(&self, ring: LastRing) -> bool {
-        self.wait == Wait::Block
-            && (self.one_processor || ring.processor.is_none() || ring.processor == os::processor())
+    /// Whether this side may sleep, and its peer was on this processor at its last ring or sleep. `ring`: its last one.
+    pub fn shares_processor_with(&self, ring: LastRing) -> bool {
+        let ringer = ring.processor;
+        self.wait == Wait::Block && (self.one_processor || ringer.is_some() && ringer == os::processor())
     }
 
     fn has_paid(&mut self) {
