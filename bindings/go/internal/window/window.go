@@ -18,7 +18,6 @@ import (
 
 const (
 	processMax = 64 << 20
-	serial     = 2 << 20
 	// A measurement is the median of this many samples, each of this many bytes sent.
 	samples     = 8
 	sampleBytes = lane.Window
@@ -39,8 +38,8 @@ const (
 	ExcessAfterPause = 8
 )
 
-// levels are the window sizes, far apart. A stream skips serial, which is for serial calls.
-var levels = [...]uint64{lane.Window, serial, 4 << 20, 16 << 20}
+// levels are the window sizes, far apart.
+var levels = [...]uint64{lane.Window, 4 << 20, 16 << 20}
 
 // rests are the samples between two trials, by the number of failed trials in a row.
 var rests = [...]int{128, 512, 2048, 8192, 32768}
@@ -86,8 +85,6 @@ type Window struct {
 	from, before uint64
 	triesLarger  bool
 	unsaturated  int
-	// The receiver had emptied the lane at the last sample.
-	isSerial bool
 	// Samples until the memory outside the window is released, plus one; 0: nothing to release.
 	Excess int
 	// Bytes sent and the time at the last sample.
@@ -173,9 +170,8 @@ func (w *Window) sample(sent uint64, receiver backlog, now time.Duration) {
 		return
 	}
 	// The first sample too, as its interval begins when the process started.
-	w.isSerial = receiver == empty
 	most := saturatedMax
-	if w.isSerial && w.Bytes == w.BytesMin {
+	if receiver == empty && w.Bytes == w.BytesMin {
 		most = waitingMax
 	}
 	if ns > most {
@@ -278,9 +274,6 @@ func (w *Window) useAnother() bool {
 		w.triesLarger = !w.triesLarger
 		other := w.Bytes
 		for _, level := range levels {
-			if level == serial && !w.isSerial {
-				continue
-			}
 			level = min(max(level, w.BytesMin), w.BytesMax)
 			if w.triesLarger && level > w.Bytes && other == w.Bytes || !w.triesLarger && level < w.Bytes {
 				other = level
