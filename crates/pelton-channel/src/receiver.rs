@@ -993,7 +993,7 @@ impl Side for Receiver {
     }
 
     fn rung(&mut self, alone: bool) -> Result<bool> {
-        self.endpoint.doorbells.drain()?;
+        self.endpoint.doorbells.drain_after_sleep(alone)?;
         failpoint("receiver rung: drained");
         // A sender that joins or leaves sets the registry's flag or has an event of its own. A ring without either
         // needs no check.

@@ -1054,8 +1054,8 @@ impl Side for FreeSpace<'_> {
         self.sender.endpoint.doorbells.sleep(deadline)
     }
 
-    fn rung(&mut self, _alone: bool) -> Result<bool> {
-        self.sender.endpoint.doorbells.drain()?;
+    fn rung(&mut self, alone: bool) -> Result<bool> {
+        self.sender.endpoint.doorbells.drain_after_sleep(alone)?;
         failpoint("sender rung: drained");
         // A receiver may have opened the channel and left since the last check. If the check fails, the next wait
         // repeats it.

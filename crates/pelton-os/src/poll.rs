@@ -19,7 +19,7 @@ pub enum Ready {
     Gone,
     /// A doorbell.
     Rung,
-    /// A doorbell, and nothing else.
+    /// A doorbell, and nothing else: all that rang is silent again.
     RungAlone,
 }
 
@@ -139,7 +139,12 @@ impl Pollable {
         let mut events = [NO_EVENT; 64];
         // If there are more, it stays readable for one iteration, like after a ring that came too late.
         let count = self.epoll_wait(&mut events, 0)?;
-        for data in events[..count].iter().map(|event| event.data.u64()) {
+        self.drain_peers(&events[..count]);
+        Ok(())
+    }
+
+    fn drain_peers(&self, events: &[epoll::Event]) {
+        for data in events.iter().map(|event| event.data.u64()) {
             if data & !0xffff_ffff == RING_OF_PEER {
                 let doorbell = locked(&self.doorbells).get(data as u32 as usize).and_then(Weak::upgrade);
                 if let Some(doorbell) = doorbell.filter(|doorbell| !doorbell.drain()) {
@@ -147,7 +152,6 @@ impl Pollable {
                 }
             }
         }
-        Ok(())
     }
 
     /// Also readable while this descriptor is.
@@ -196,7 +200,7 @@ impl Pollable {
         Ok(count == events.len() || events[..count].iter().any(|event| [RING, RING_OF_ONE].contains(&event.data.u64())))
     }
 
-    /// Waits until it is readable, and returns why.
+    /// Waits until it is readable, and returns why. Silences the doorbells that it reports, as [`Pollable::drain`] does.
     pub fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
         let mut events = [NO_EVENT; 8];
         let found = match deadline {
@@ -207,6 +211,7 @@ impl Pollable {
             }
             Some(_) => self.epoll_wait(&mut events, 0)?,
         };
+        self.drain_peers(&events[..found]);
         // The end first, as in `poll_until`.
         let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
         let is_alone = found < events.len()

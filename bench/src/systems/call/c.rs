@@ -72,7 +72,7 @@ impl CSide {
             Wait::Spin => 0,
             Wait::Block => 1,
             Wait::Epoll => 2,
-            Wait::Uv => bail!("its calls in C are not in libuv's loop: write spin, block or epoll"),
+            Wait::Uv | Wait::UvBulk => bail!("its calls in C are not in libuv's loop: write spin, block or epoll"),
         };
         let in_go = job.system == SystemName::PeltonCGo;
         // The name of the service in Go is that of bindings/go/bench.

@@ -180,8 +180,8 @@ impl Side for Waiting<'_> {
         ready
     }
 
-    fn rung(&mut self, _alone: bool) -> Result<bool> {
-        self.client.balancer.doorbells.drain()?;
+    fn rung(&mut self, alone: bool) -> Result<bool> {
+        self.client.balancer.doorbells.drain_after_sleep(alone)?;
         self.client.balancer.poll_handshakes();
         Ok(false)
     }
