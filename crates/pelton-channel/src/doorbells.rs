@@ -140,8 +140,8 @@ impl Doorbells {
         self.pollable.drain().map_err(Error::system("polling the peers"))
     }
 
-    /// As [`Doorbells::drain`], after a sleep that returned [`Ready::RungAlone`] if `alone`: that has reported all rings
-    /// before, which spares a system call.
+    /// As [`Doorbells::drain`], after a sleep that returned [`Ready::RungAlone`] if `alone`: that has reported all
+    /// rings before, which spares a system call.
     pub fn drain_after_sleep(&self, alone: bool) -> Result<()> {
         if !alone {
             return self.drain();

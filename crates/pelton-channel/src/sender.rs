@@ -46,10 +46,10 @@ pub enum Sent {
 
 /// The sending endpoint of a channel. `Send`, not `Sync`: one thread at a time.
 ///
-/// The method determines what happens when the lane is full: [`Sender::send`] waits, [`Sender::send_until`] waits with
-/// a deadline, [`Sender::try_send`] returns [`Sent::Full`]. Nothing is ever dropped. Where both sides share a processor,
-/// a method that waits also sleeps for up to 10 ms once 2 MiB are unreleased, so that the receiver can run; then it uses
-/// the rest of the capacity.
+/// The method determines what happens when the lane is full: [`Sender::send`] waits, [`Sender::send_until`] waits
+/// with a deadline, [`Sender::try_send`] returns [`Sent::Full`]. Nothing is ever dropped. Where both sides share a
+/// processor, a method that waits also sleeps for up to 10 ms once 2 MiB are unreleased, so that the receiver can
+/// run; then it uses the rest of the capacity.
 ///
 /// Dropping it closes the channel: the receiver receives all messages, and then returns [`Error::Closed`].
 #[derive(Debug)]
@@ -302,9 +302,9 @@ impl Sender {
     }
 
     /// If both sides share a processor, reserves by `reserve` within the first `LEAD` bytes of the lane, or within
-    /// the window if that is larger. Once they are used up, sleeps until the receiver has released half of its messages,
-    /// but no longer than `LEAD_PAUSE`: the receiver runs meanwhile. `None`: use the rest of the lane. So the sender
-    /// sleeps once, and then not again before it has returned to the front.
+    /// the window if that is larger. Once they are used up, sleeps until the receiver has released half of its
+    /// messages, but no longer than `LEAD_PAUSE`: the receiver runs meanwhile. `None`: use the rest of the lane. So
+    /// the sender sleeps once, and then not again before it has returned to the front.
     fn find_nearby<T>(
         &mut self,
         want: WaitCondition,

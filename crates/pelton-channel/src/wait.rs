@@ -437,9 +437,9 @@ fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
 }
 
 /// Busy-polls for a message of about `bytes`, before the caller's event loop arms: for `most`, or longer if there are
-/// many bytes. Returns whether the condition holds. Up to `BUSY_POLL`, `most` is a limit: it polls for less if wake-ups
-/// are short; a longer `most` is taken as it is. Polls only once if `most` is zero, if polling was useless lately, or if
-/// the peer shares this processor. Neither sleeps nor arms.
+/// many bytes. Returns whether the condition holds. Up to `BUSY_POLL`, `most` is a limit: it polls for less if
+/// wake-ups are short; a longer `most` is taken as it is. Polls only once if `most` is zero, if polling was useless
+/// lately, or if the peer shares this processor. Neither sleeps nor arms.
 pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<bool> {
     if side.poll()? {
         return Ok(true);

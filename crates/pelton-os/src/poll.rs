@@ -200,7 +200,8 @@ impl Pollable {
         Ok(count == events.len() || events[..count].iter().any(|event| [RING, RING_OF_ONE].contains(&event.data.u64())))
     }
 
-    /// Waits until it is readable, and returns why. Silences the doorbells that it reports, as [`Pollable::drain`] does.
+    /// Waits until it is readable, and returns why. Silences the doorbells that it reports, as [`Pollable::drain`]
+    /// does.
     pub fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
         let mut events = [NO_EVENT; 8];
         let found = match deadline {

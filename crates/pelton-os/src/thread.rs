@@ -16,7 +16,8 @@ pub fn relax() {
     std::hint::spin_loop();
 }
 
-/// The number of the processor that this thread runs on, if it is known. Takes some nanoseconds, usually without a system call.
+/// The number of the processor that this thread runs on, if it is known. Takes some nanoseconds, usually without a
+/// system call.
 pub fn processor() -> Option<u32> {
     // SAFETY: it takes no argument. Not rustix's, which makes a system call; the C library reads it from rseq.
     u32::try_from(unsafe { libc::sched_getcpu() }).ok()

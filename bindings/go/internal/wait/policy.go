@@ -123,8 +123,8 @@ func (s *Spin) hasFailed() {
 	}
 }
 
-// hasWoken notes the time from the peer's ring to now, the end of a sleep that began at sleptAtNS. A ring from before did
-// not end it.
+// hasWoken notes the time from the peer's ring to now, the end of a sleep that began at sleptAtNS. A ring from before
+// did not end it.
 func (s *Spin) hasWoken(ring lane.LastRing, sleptAtNS, nowNS uint64) {
 	// The peer may have written any time, and a time namespace has a clock of its own.
 	if sleptAtNS <= ring.AtNS && ring.AtNS <= nowNS {
