@@ -169,7 +169,7 @@ pub struct LastRing {
 /// | 384 | u32 | state | [`State`] |
 /// | 388 | u32 | pid | for diagnostics only |
 /// | 392 | u32 | fenced | 1: a full fence lies between each publication and the load of the peer's sleep word |
-/// | 400 | u32, u64 | last_ring | [`RingNote`]: a hint for the receiver's next wait |
+/// | 400 | u32, u64 | last_ring | [`LastRing`]: a hint for the receiver's next wait |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ProducerPage {
@@ -219,7 +219,7 @@ pub struct ProducerPage {
 /// | 256 | u32 | state | [`State`] |
 /// | 260 | u32 | pid | for diagnostics only |
 /// | 264 | u32 | fenced | 1: a full fence lies between each release and the load of the peer's sleep word |
-/// | 272 | u32, u64 | last_ring | [`RingNote`]: a hint for the producer's next wait |
+/// | 272 | u32, u64 | last_ring | [`LastRing`]: a hint for the producer's next wait |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ConsumerPage {
