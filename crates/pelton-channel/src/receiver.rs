@@ -363,10 +363,14 @@ impl Receiver {
             return Ok(Some(item));
         }
         self.lanes.current.consumer.count_wait();
-        if self.must_yield() {
+        // A yield may take a time slice, so none with a deadline.
+        if deadline.is_none() && self.must_yield() {
+            let begun = Instant::now();
             std::thread::yield_now();
-            if let Some(item) = self.peek()? {
-                return Ok(Some(item));
+            let found = self.peek()?;
+            self.lockstep.has_yielded(begun.elapsed(), found.is_some());
+            if found.is_some() {
+                return Ok(found);
             }
         }
         while wait::wait(self, deadline)? {

@@ -62,6 +62,8 @@ pub struct Sender {
     /// The number of entries, counted from the back, that the successor has not received yet.
     unsent: usize,
     window: Window,
+    /// The number of the next message at the last pause for a receiver on the same processor.
+    paused_at: Option<u32>,
 }
 
 /// How a sender reaches a successor of its receiver.
@@ -210,7 +212,7 @@ impl Sender {
         let most = most.clamp(CAPACITY_MIN, parts.lane.capacity());
         let window = Window::new(least.min(most), most, parts.lane.sent_bytes());
         parts.lane.set_window(least.min(most));
-        Ok(Sender { parts, endpoint, descriptors: VecDeque::new(), unsent: 0, window })
+        Ok(Sender { parts, endpoint, descriptors: VecDeque::new(), unsent: 0, window, paused_at: None })
     }
 
     /// Copies a message into the lane, if there is space now. Never waits.
@@ -317,7 +319,8 @@ impl Sender {
         let is_small = matches!(want, WaitCondition::Message(bytes, _) if bytes <= LEAD / 4);
         let lane = &mut self.parts.lane;
         let bound = LEAD.max(lane.window());
-        if !is_small || lane.tail().offset > bound || self.parts.link.peer().is_none() {
+        let is_done = bound >= lane.capacity() || lane.tail().offset > bound || self.paused_at == Some(lane.tail().seq);
+        if !is_small || is_done || self.parts.link.peer().is_none() {
             return Ok(None);
         }
         if !self.endpoint.spin.shares_processor_with(lane.consumer_page().last_ring()) {
@@ -329,6 +332,7 @@ impl Sender {
                 return Ok(space);
             }
             self.parts.lane.count_wait();
+            self.paused_at = Some(self.parts.lane.tail().seq);
             let end = Instant::now() + LEAD_PAUSE;
             let end = until.map_or(end, |until| until.min(end));
             match wait::wait(&mut FreeSpace { sender: self, want }, Some(end))? {

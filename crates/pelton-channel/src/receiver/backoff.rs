@@ -6,6 +6,7 @@
 //! receiver cannot compute whether it does, so it tries: it keeps a backoff only if that brings more messages.
 
 use pelton_os as os;
+use std::time::Duration;
 
 /// The levels of backoff: pauses (some 10 to 40 ns each) after an empty poll, and the empty polls of one measurement.
 const LEVELS: [(u32, u32); 5] = [(0, 128), (8, 64), (32, 32), (128, 16), (512, 16)];
@@ -169,9 +170,10 @@ impl Backoff {
 pub(super) struct Lockstep {
     /// The next message's number at the last wait.
     last: u32,
-    /// Whether the receiver yielded at the last wait, and whether its last yield brought `YIELD_RUN_MIN` messages.
-    has_yielded: bool,
-    has_paid: bool,
+    /// The duration of the yield at the last wait, if it brought a message.
+    yielded: Option<Duration>,
+    /// The yields in a row that brought many messages.
+    paid: u32,
     /// Waits left without a yield, and the failed yields in a row.
     rest: u32,
     failed: u32,
@@ -179,8 +181,12 @@ pub(super) struct Lockstep {
 
 /// After so few messages since the last wait, a yield may pay.
 const LOCKSTEP_RUN: u32 = 4;
-/// A yield pays if the receiver finds at least this many messages: beside load, it may cost a time slice. A guess.
+/// A yield pays if the receiver finds at least this many messages, and, because beside load it may cost a time slice, one
+/// more for each of this time. A paced stream does not send so many meanwhile. Guesses.
 const YIELD_RUN_MIN: u32 = 64;
+const YIELD_TIME_PER_MESSAGE: Duration = Duration::from_micros(2);
+/// After this many yields in a row the receiver sleeps once: the ring shows whether the sender is still here.
+const YIELDS_PER_SLEEP: u32 = 64;
 /// Waits without a yield after one that failed. Each further failure doubles them, at most this many times. A guess: in
 /// a round trip, where each yield fails, 11 of the first 16,000 waits yield.
 const YIELD_REST: u32 = 16;
@@ -191,21 +197,38 @@ impl Lockstep {
     pub(super) fn must_yield(&mut self, seq: u32) -> bool {
         let run = seq.wrapping_sub(self.last);
         self.last = seq;
-        if std::mem::take(&mut self.has_yielded) {
-            self.has_paid = run >= YIELD_RUN_MIN;
-            if self.has_paid {
-                self.failed = 0;
+        if let Some(took) = self.yielded.take() {
+            let least = took.as_nanos() / YIELD_TIME_PER_MESSAGE.as_nanos();
+            if run >= YIELD_RUN_MIN && u128::from(run) >= least {
+                (self.paid, self.failed) = (self.paid + 1, 0);
             } else {
-                self.rest = YIELD_REST << self.failed;
-                self.failed = (self.failed + 1).min(YIELD_DOUBLINGS_MAX);
+                self.has_failed();
             }
         }
         if self.rest > 0 {
             self.rest -= 1;
             return false;
         }
-        self.has_yielded = self.has_paid || run <= LOCKSTEP_RUN;
-        self.has_yielded
+        let must = self.paid > 0 || run <= LOCKSTEP_RUN;
+        if self.paid > YIELDS_PER_SLEEP {
+            self.paid = 1;
+            return false;
+        }
+        must
+    }
+
+    /// The yield has taken that long. `has_message`: there was one right after it.
+    pub(super) fn has_yielded(&mut self, took: Duration, has_message: bool) {
+        match has_message {
+            true => self.yielded = Some(took),
+            false => self.has_failed(),
+        }
+    }
+
+    fn has_failed(&mut self) {
+        self.paid = 0;
+        self.rest = YIELD_REST << self.failed;
+        self.failed = (self.failed + 1).min(YIELD_DOUBLINGS_MAX);
     }
 }
 
@@ -323,34 +346,50 @@ mod tests {
         assert_eq!(backoff.level, 0);
     }
 
+    const SHORT: Duration = Duration::from_micros(10);
+
     #[test]
     fn a_receiver_in_lockstep_yields_while_that_brings_many_messages() {
         for first in [0, u32::MAX - 1000] {
             let (mut lockstep, mut seq, mut yields) = (Lockstep::default(), first, 0);
             for _ in 0..1000 {
-                let yielded = lockstep.must_yield(seq);
-                yields += u32::from(yielded);
-                seq = seq.wrapping_add(if yielded { 5000 } else { 1 });
+                let must = lockstep.must_yield(seq);
+                if must {
+                    lockstep.has_yielded(SHORT, true);
+                }
+                yields += u32::from(must);
+                seq = seq.wrapping_add(if must { 5000 } else { 1 });
             }
-            assert!(yields > 990, "{yields}");
+            assert!((970..1000).contains(&yields), "{yields}: it sleeps now and then");
         }
     }
 
     #[test]
     fn a_receiver_whose_yields_bring_nothing_seldom_yields() {
-        let (mut lockstep, mut seq, mut yields) = (Lockstep::default(), 0u32, 0);
-        for _ in 0..100_000 {
-            yields += u32::from(lockstep.must_yield(seq));
-            seq = seq.wrapping_add(1);
+        // No message right after it; few; not many for a time slice. More come before the next wait in each case.
+        for (took, has_message, run) in [(SHORT, false, 5000), (SHORT, true, 1), (Duration::from_millis(3), true, 100)]
+        {
+            let (mut lockstep, mut seq, mut yields) = (Lockstep::default(), 0u32, 0);
+            for _ in 0..100_000 {
+                let must = lockstep.must_yield(seq);
+                if must {
+                    lockstep.has_yielded(took, has_message);
+                }
+                yields += u32::from(must);
+                seq = seq.wrapping_add(if must { run } else { 1 });
+            }
+            assert!((8..30).contains(&yields), "{yields}");
+            // A stream begins: after the rest, nearly each wait yields.
+            let mut yields = 0;
+            for wait in 0..(YIELD_REST << YIELD_DOUBLINGS_MAX) + 1000 {
+                let must = lockstep.must_yield(seq);
+                if must {
+                    lockstep.has_yielded(SHORT, true);
+                }
+                yields += u32::from(must && wait >= YIELD_REST << YIELD_DOUBLINGS_MAX);
+                seq = seq.wrapping_add(if must { 5000 } else { 1 });
+            }
+            assert!(yields > 970, "{yields}");
         }
-        assert!((8..30).contains(&yields), "{yields}");
-        // A stream begins: after the rest, each wait yields.
-        for _ in 0..YIELD_REST << YIELD_DOUBLINGS_MAX {
-            seq = seq.wrapping_add(if lockstep.must_yield(seq) { 5000 } else { 1 });
-        }
-        assert!((0..100).all(|_| {
-            seq = seq.wrapping_add(5000);
-            lockstep.must_yield(seq)
-        }));
     }
 }

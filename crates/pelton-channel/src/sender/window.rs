@@ -201,6 +201,13 @@ impl Window {
 
     /// Shrinks the window to its minimum and starts over. Returns it.
     pub(super) fn shrink(&mut self) -> u64 {
+        // A trial of a larger window that is cut short fails: otherwise short bursts would pay its page faults again and
+        // again, and never measure it.
+        if let Phase::Settling { from, .. } | Phase::Trying { from, .. } = self.phase
+            && from < self.bytes
+        {
+            self.failed_trials = (self.failed_trials + 1).min(RESTS.len() - 1);
+        }
         self.use_window(self.bytes_min);
         self.excess = self.excess.min(EXCESS_OF_A_PAUSE);
         self.rest(if self.failed_trials == 0 { FIRST_REST } else { RESTS[self.failed_trials] });

@@ -529,18 +529,32 @@ fn a_large_lane_whose_reader_keeps_up_takes_less_than_a_mebibyte() {
 fn a_reader_that_keeps_up() {
     let mut random = Random::new(8);
     let bytes = [7; 8192];
-    // The lane is empty again each time: not saturated. Then it always has some messages, in the window and up to the
-    // limit.
-    for (burst, limit, most_kb) in [(1, None, 1024), (8, Some(256 << 10), 1024), (8, None, 17 << 10)] {
+    // The lane is empty again each time: not saturated below a gigabyte a second. Then it always has some messages, in
+    // the window and up to the limit.
+    let slowly = |bytes: u64| Duration::from_nanos(2 * bytes);
+    let fast = |_| Duration::ZERO;
+    let cases: [(_, _, &dyn Fn(u64) -> Duration, _); 4] = [
+        (1, None, &slowly, 1024),
+        (1, None, &fast, 17 << 10),
+        (8, Some(256 << 10), &fast, 1024),
+        (8, None, &fast, 17 << 10),
+    ];
+    for (burst, limit, least_time, most_kb) in cases {
         let options = Options::new().capacity(64 << 20);
         let options = limit.map_or(options.clone(), |bytes| options.resident_max(bytes));
         let (mut sender, mut receiver) = options.threads().unwrap();
+        let (begun, mut sent) = (Instant::now(), 0);
         for _ in 0..160_000 / burst {
             for _ in 0..burst {
-                sender.send(&bytes[..random.below(8192) as usize]).unwrap();
+                let message = &bytes[..random.below(8192) as usize];
+                sender.send(message).unwrap();
+                sent += message.len() as u64;
             }
             for _ in 0..burst {
                 drop(receiver.receive().unwrap());
+            }
+            while begun.elapsed() < least_time(sent) {
+                std::hint::spin_loop();
             }
         }
         let resident = resident_kb();
