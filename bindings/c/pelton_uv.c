@@ -32,12 +32,12 @@ static int init_poll(uv_loop_t *loop, uv_poll_t *poll, void *handle, int fd) {
     return from_uv(uv_poll_init(loop, poll, fd));
 }
 
-/* Repeats a step while it returns PELTON_OK. It reads the clock after 1, 2, 4 and so on steps, so a tick takes at most
- * about twice TICK_NS if steps take similar times. */
+/* Repeats a step while it returns PELTON_OK. It reads the clock after 1, 2, 4 and so on up to 64 steps, so a tick takes
+ * at most about twice TICK_NS if steps take similar times. */
 static inline int repeat(int (*step)(void *), void *handle, int status) {
     uint64_t began = uv_hrtime();
     int code = from_uv(status);
-    for (uint64_t share = 1; code == PELTON_OK; share *= 2) {
+    for (uint64_t share = 1; code == PELTON_OK; share += share < 64 ? share : 0) {
         for (uint64_t i = 0; i < share && code == PELTON_OK; i++) code = step(handle);
         if (code == PELTON_OK && uv_hrtime() - began >= TICK_NS) return TICK_ENDS;
     }
@@ -216,15 +216,28 @@ static void rest_sender(pelton_uv_sender_t *handle) {
     pelton_sender_disarm(handle->sender);
 }
 
+/* The address of the next small message. */
+static const void *tail_of(pelton_uv_sender_t *handle) {
+    void *tail;
+    if (pelton_sender_reserve(handle->sender, 0, PELTON_NO_WAIT, &tail) != PELTON_OK) return NULL;
+    pelton_sender_abort(handle->sender);
+    return tail;
+}
+
 /* Calls space_cb once, if there is space. The reservation that tests for space, by no system call, is at the address
- * of the next message. So a callback that has sent nothing shows by the same address, and ends the tick. */
+ * of the next message of that size. If the address is the last one's, the callback may have sent nothing, which ends
+ * the tick; or smaller messages elsewhere, while the large one's place is the front of the lane. */
 static int offer_space(void *of) {
     pelton_uv_sender_t *handle = (pelton_uv_sender_t *)of;
     void *space;
     int code = pelton_sender_reserve(handle->sender, handle->size, PELTON_NO_WAIT, &space);
     if (code != PELTON_OK) return code;
     pelton_sender_abort(handle->sender);
-    if (space == handle->offered) return TICK_ENDS;
+    if (space == handle->offered) {
+        const void *tail = tail_of(handle);
+        if (tail == handle->tail) return TICK_ENDS;
+        handle->tail = tail;
+    }
     handle->offered = space;
     handle->space_cb(handle);
     if (uv_is_closing((uv_handle_t *)&handle->poll) || !handle->end_cb || !handle->space_cb) return TICK_ENDS;
@@ -252,6 +265,7 @@ static void on_sender_readable(uv_poll_t *poll, int status, int events) {
     if (code == PELTON_OK && handle->space_cb) {
         handle->in_tick = 1;
         handle->offered = NULL;
+        handle->tail = tail_of(handle);
         code = repeat(offer_space, handle, status);
         handle->in_tick = 0;
         if (uv_is_closing((uv_handle_t *)poll)) return;
@@ -272,13 +286,13 @@ static void on_sender_readable(uv_poll_t *poll, int status, int events) {
 int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_space_cb space_cb,
                            pelton_uv_sender_end_cb end_cb) {
     int code = space_cb ? pelton_sender_arm(handle->sender, size) : pelton_sender_arm_for_end(handle->sender);
+    handle->is_armed = handle->in_tick;
     if (code < 0) return code;
     /* In a tick libuv's handle is started. */
     if (!handle->end_cb && !handle->in_tick) {
         code = from_uv(uv_poll_start(&handle->poll, UV_READABLE, on_sender_readable));
         if (code != PELTON_OK) return code;
     }
-    handle->is_armed = handle->in_tick;
     handle->size = size;
     handle->space_cb = space_cb;
     handle->end_cb = end_cb;

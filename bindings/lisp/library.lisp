@@ -291,8 +291,9 @@ Nothing else is bound: WITHOUT-INTERRUPTS would bind four times."
            ;; An interrupt that unwinds from here finds nothing to undo yet.
            (setf *interrupts-enabled* nil)
            (unwind-protect ,body
-             ,cleanup
-             (serving-interrupts ,enabled)))))))
+             ;; CLEANUP may signal: nothing else restores the variable.
+             (unwind-protect ,cleanup
+               (serving-interrupts ,enabled))))))))
 
 (defun check (result)
   "Signals RESULT if it is a condition, else returns it."

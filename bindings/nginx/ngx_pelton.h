@@ -112,7 +112,8 @@ void ngx_pelton_release(ngx_pelton_service_t *service);
 /* Takes a slot's next completion. PELTON_OK: valid until the slot's next function. NGX_PELTON_WAITS: none yet; if
  * is_last, the caller releases the slot then. NGX_PELTON_SUBMIT_AGAIN. */
 int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out);
-/* The reply of a call with NGX_PELTON_VIEW, which has returned it. Its address changes when the client receives again.
+/* The reply of a call with NGX_PELTON_VIEW, which has returned it. Its address may change at each
+ * use of the client and in the loop's next iteration.
  * PELTON_CLOSED: its slot was released. */
 int ngx_pelton_view(double ticket, ngx_pelton_reply_t *out);
 void ngx_pelton_get_info(ngx_pelton_service_t *service, ngx_pelton_info_t *out);

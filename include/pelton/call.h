@@ -172,8 +172,8 @@ int pelton_client_cancel(pelton_client *client, uint64_t call);
 /* The descriptor to poll for reading. Constant; not to be closed, read or written. */
 int pelton_client_fd(const pelton_client *client);
 
-/* Busy-polls for a completion, for at most options.poll_ns ("Event loops" in pelton.h). Errors: PELTON_AGAIN: none yet.
- * As pelton_client_await. */
+/* Busy-polls for a completion, for at most options.poll_ns, or 100 us after large requests ("Event loops" in pelton.h).
+ * Errors: PELTON_AGAIN: none yet. As pelton_client_await. */
 PELTON_MUST_USE int pelton_client_poll(pelton_client *client);
 
 /* Makes the descriptor readable once there is a completion, space for a request that found none, or the service has

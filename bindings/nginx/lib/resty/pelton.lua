@@ -123,13 +123,15 @@ local function viewed(view)
 end
 
 View.__index = {
-    --- Returns a pointer, and the size. The pointer is valid until the coroutine suspends, uses pelton, or releases the
-    -- view. Raises an error once the view was released, or its request has ended.
+    --- Returns a pointer, and the size. The pointer is valid while the view is referenced, until the coroutine
+    -- suspends, uses pelton, or releases the view. Raises an error once the view was released, or its request has ended.
     data = function(view)
         if view.bytes then
             return ffi.cast("const char *", view.bytes), view.size
         end
-        return viewed(view)
+        -- No tail call: the level of its errors counts this function.
+        local data, size = viewed(view)
+        return data, size
     end,
 
     --- Returns a copy of the bytes, as a string.
@@ -162,6 +164,14 @@ local function result(view, ticket)
     return no_reply()
 end
 
+-- The string that a view function reads: a pointer into a string does not keep it.
+local viewed_parts
+
+local function end_view_of_parts(...)
+    viewed_parts = nil
+    return ...
+end
+
 -- All parts of a reply whose last part has arrived.
 local function all_parts(ticket, view)
     local parts = {}
@@ -181,7 +191,8 @@ local function all_parts(ticket, view)
     if view == true then
         return view_of(nil, #res, res)
     elseif view then
-        return view(ffi.cast("const char *", res), #res)
+        viewed_parts = res
+        return end_view_of_parts(view(ffi.cast("const char *", res), #res))
     end
     return res
 end

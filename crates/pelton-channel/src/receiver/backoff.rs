@@ -181,8 +181,8 @@ pub(super) struct Lockstep {
 
 /// After so few messages since the last wait, a yield may pay.
 const LOCKSTEP_RUN: u32 = 4;
-/// A yield pays if the receiver finds at least this many messages, and, because beside load it may cost a time slice, one
-/// more for each of this time. A paced stream does not send so many meanwhile. Guesses.
+/// A yield pays if the receiver finds at least this many messages, and, because beside load it may cost a time slice,
+/// one more for each of this time. A paced stream does not send so many meanwhile. Guesses.
 const YIELD_RUN_MIN: u32 = 64;
 const YIELD_TIME_PER_MESSAGE: Duration = Duration::from_micros(2);
 /// After this many yields in a row the receiver sleeps once: the ring shows whether the sender is still here.

@@ -201,8 +201,8 @@ impl Window {
 
     /// Shrinks the window to its minimum and starts over. Returns it.
     pub(super) fn shrink(&mut self) -> u64 {
-        // A trial of a larger window that is cut short fails: otherwise short bursts would pay its page faults again and
-        // again, and never measure it.
+        // A trial of a larger window that is cut short fails: otherwise short bursts would pay its page faults again
+        // and again, and never measure it.
         if let Phase::Settling { from, .. } | Phase::Trying { from, .. } = self.phase
             && from < self.bytes
         {
