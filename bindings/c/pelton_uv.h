@@ -144,10 +144,10 @@ int pelton_uv_sender_init(uv_loop_t *loop, pelton_uv_sender_t *handle, pelton_se
 /* Calls space_cb while there is space for a message of size bytes, until it is stopped; or changes size and callbacks.
  * A callback that sends is called again immediately, for 1 to 2 ms in each iteration of the loop: one message a
  * callback is enough. A callback that sends nothing ends that: stop the handle when there is nothing to send, or the
- * loop never sleeps. Send with PELTON_NO_WAIT alone in the callback: a wait would take the events that the loop waits for. After
- * the lane was full, there is space when the receiver has released half of what waits. Without space_cb (NULL) it only
- * waits for the receiver's end. Nothing may be reserved when the callback returns. A stop in the callback takes effect
- * when it returns. Errors: as pelton_sender_arm. */
+ * loop never sleeps. Send with PELTON_NO_WAIT alone in the callback: a wait would take the events that the loop waits
+ * for. After the lane was full, there is space when the receiver has released half of what waits. Without space_cb
+ * (NULL) it only waits for the receiver's end. Nothing may be reserved when the callback returns. A stop in the
+ * callback takes effect when it returns. Errors: as pelton_sender_arm. */
 PELTON_MUST_USE int pelton_uv_sender_start(pelton_uv_sender_t *handle, size_t size, pelton_uv_space_cb space_cb,
                                            pelton_uv_sender_end_cb end_cb);
 void pelton_uv_sender_stop(pelton_uv_sender_t *handle);

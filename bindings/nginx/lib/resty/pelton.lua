@@ -124,7 +124,8 @@ end
 
 View.__index = {
     --- Returns a pointer, and the size. The pointer is valid while the view is referenced, until the coroutine
-    -- suspends, uses pelton, or releases the view. Raises an error once the view was released, or its request has ended.
+    -- suspends, uses pelton, or releases the view. Raises an error once the view was released, or its request has
+    -- ended.
     data = function(view)
         if view.bytes then
             return ffi.cast("const char *", view.bytes), view.size
