@@ -31,7 +31,7 @@ clean_up() {
     rm -rf "$made"
 }
 trap clean_up EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT PIPE TERM
 
 # need COMMAND...: ends the script if one is missing.
 need() {

@@ -132,7 +132,7 @@ struct pelton_uv_sender_s {
     pelton_uv_sender_close_cb close_cb;
     size_t size;
     const void *offered; /* the space that the last callback of this tick was called for */
-    const void *tail;    /* the place of the next small message, when it was last looked at */
+    const void *tail;    /* the address of the next small message, as of the last check */
     unsigned ticks;      /* with space */
     int in_tick;
     int is_armed;        /* by start, in this tick */

@@ -31,7 +31,7 @@ clean_up() {
     rm -rf "$made"
 }
 trap clean_up EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT PIPE TERM
 sed "s|OUT|$out|; s|MADE|$made|" "$out/nginx.conf" >"$made/nginx.conf"
 nginx -p "$made" -c "$made/nginx.conf" 2>"$made/output" &
 nginx=$!

@@ -275,9 +275,9 @@ for name, expected, changes in (
     row(f"a fresh lane with {name}", PRODUCERS, "PRODUCER", expected, lie={"PRODUCER": fields(**changes)})
 # Words of a fresh producer page that the receiver does not check. Words that the peer stores again when it attaches are
 # lies only until then.
-for name, offset in (("tail", TAIL), ("floor", FLOOR), ("generation", GENERATION), ("messages", 152), ("synced", 200), ("room_seq", ROOM_SEQ), ("pid", 388), ("ring_processor", 400), ("ring_ns", 412)):
+for name, offset in (("tail", TAIL), ("floor", FLOOR), ("generation", GENERATION), ("messages", 152), ("synced", 200), ("room_seq", ROOM_SEQ), ("pid", 388), ("ring_processor", 400), ("ring_ns", 408), ("ring_ns", 412)):
     row(f"a fresh producer page with any {name}", PRODUCERS, "PRODUCER", HARMLESS, lie={"producer page": page_bytes(offset, "<I", 0xFFFFFFFE)})
-for name, offset in (("ring_processor", 272), ("ring_ns", 284)):
+for name, offset in (("ring_processor", 272), ("ring_ns", 280), ("ring_ns", 284)):
     row(f"a fresh consumer page with any {name}", CONSUMERS, "CONSUMER", HARMLESS, lie={"consumer page": page_bytes(offset, "<I", 0xFFFFFFFE)})
 HOLDS = {"HELLO": fields(holds=1)}
 row("a held lane with a head beyond the capacity", Sender, "PRODUCER", refused(""), lie=HOLDS | {"PRODUCER": fields(head=position(1 << 20, 1))})

@@ -129,8 +129,8 @@ impl Sender {
     }
 
     /// The receiver's last ring, for space.
-    pub fn last_ring(&self) -> Option<LastRing> {
-        Some(self.parts.lane.consumer_page().last_ring())
+    pub fn last_ring(&self) -> LastRing {
+        self.parts.lane.consumer_page().last_ring()
     }
 
     /// Whether the receiver has closed on purpose.

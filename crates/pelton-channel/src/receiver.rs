@@ -1,6 +1,7 @@
 //! The receiving endpoint of a channel. `receiver/message.rs` has the messages and events that it returns.
 
 mod backoff;
+mod lockstep;
 mod message;
 mod messages;
 
@@ -19,8 +20,9 @@ use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::settings::Settings;
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
-use backoff::{Backoff, Lockstep};
+use backoff::Backoff;
 use crossbeam_queue::SegQueue;
+use lockstep::Lockstep;
 use message::Returned;
 use pelton_lane::{LaneError, LastRing, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;

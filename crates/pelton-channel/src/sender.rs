@@ -1017,7 +1017,7 @@ impl Polled for FreeSpace<'_> {
     }
 
     fn last_ring(&self) -> Option<LastRing> {
-        self.sender.last_ring()
+        Some(self.sender.last_ring())
     }
 }
 
@@ -1115,53 +1115,62 @@ mod tests {
         assert!(matches!(result, Err(Error::PeerDied { .. })), "{result:?}");
     }
 
-    /// Keeps this thread, and so both sides, on its present processor, and lets the sender know.
-    fn stay_here(receiver: &crate::Receiver) {
-        let processor = os::processor().unwrap();
-        let mut only = rustix::thread::CpuSet::new();
-        only.set(processor as usize);
-        rustix::thread::sched_setaffinity(None, &only).unwrap();
-        receiver.lanes.current.consumer.note_processor(Some(processor));
+    /// A lane of that capacity, both of whose sides are on the one processor of this thread, as the sender knows.
+    fn on_one_processor(capacity: u64, body: impl FnOnce(Sender, crate::Receiver) + Send) {
+        // A thread of its own, because it stays there.
+        let run = || {
+            let processor = os::processor().unwrap();
+            let mut only = rustix::thread::CpuSet::new();
+            only.set(processor as usize);
+            rustix::thread::sched_setaffinity(None, &only).unwrap();
+            let (sender, receiver) = Options::new().capacity(capacity).threads().unwrap();
+            receiver.lanes.current.consumer.note_processor(Some(processor));
+            body(sender, receiver);
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
     }
 
     #[test]
     fn a_stopped_receiver_makes_a_sender_pause_once_and_costs_no_capacity() {
-        let (mut sender, receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
-        let message = [0; 60_000];
-        stay_here(&receiver);
-        let messages = 3 * LEAD / 60_008;
-        (0..messages).for_each(|_| sender.send(&message).unwrap());
-        assert_eq!((sender.counters().waits, sender.counters().sleeps), (1, 1));
-        let mut more = 0;
-        while sender.try_send(&message).unwrap() == Sent::Sent {
-            more += 1;
-        }
-        assert!(messages + more >= 4 * LEAD / 60_008 - 1, "{messages} and {more}");
-        assert_eq!(sender.counters().waits, 1);
-        // A message that does not fit into the lead at all.
-        let (mut sender, mut receiver) = Options::new().capacity(8 * LEAD).threads().unwrap();
-        stay_here(&receiver);
-        sender.send(&vec![1; LEAD as usize]).unwrap();
-        assert_eq!(receiver.receive().unwrap().len(), LEAD as usize);
-        assert_eq!(sender.counters().waits, 0);
+        on_one_processor(4 * LEAD, |mut sender, _receiver| {
+            let message = [0; 60_000];
+            let messages = 3 * LEAD / 60_008;
+            (0..messages).for_each(|_| sender.send(&message).unwrap());
+            assert_eq!((sender.counters().waits, sender.counters().sleeps), (1, 1));
+            let mut more = 0;
+            while sender.try_send(&message).unwrap() == Sent::Sent {
+                more += 1;
+            }
+            assert!(messages + more >= 4 * LEAD / 60_008 - 1, "{messages} and {more}");
+            assert_eq!(sender.counters().waits, 1);
+        });
+    }
+
+    #[test]
+    fn a_message_that_does_not_fit_into_the_lead_is_sent_without_a_pause() {
+        on_one_processor(8 * LEAD, |mut sender, mut receiver| {
+            sender.send(&vec![1; LEAD as usize]).unwrap();
+            assert_eq!(receiver.receive().unwrap().len(), LEAD as usize);
+            assert_eq!(sender.counters().waits, 0);
+        });
     }
 
     #[test]
     fn a_sender_that_must_not_wait_does_not_pause() {
-        let (mut sender, receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
-        stay_here(&receiver);
-        while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
-        let counters = sender.counters();
-        assert!(counters.bytes > 4 * LEAD - (16 << 10) - 8 * counters.messages, "{counters:?}");
-        assert_eq!((counters.waits, counters.sleeps), (0, 0));
+        on_one_processor(4 * LEAD, |mut sender, _receiver| {
+            while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
+            let counters = sender.counters();
+            assert!(counters.bytes > 4 * LEAD - (16 << 10) - 8 * counters.messages, "{counters:?}");
+            assert_eq!((counters.waits, counters.sleeps), (0, 0));
+        });
     }
 
     #[test]
     fn a_deadline_before_the_end_of_the_pause_leaves_the_rest_of_the_lane_usable() {
-        let (mut sender, receiver) = Options::new().capacity(4 * LEAD).threads().unwrap();
-        stay_here(&receiver);
-        for _ in 0..2 * LEAD / 60_008 {
-            assert_eq!(sender.send_until(&[0; 60_000], Instant::now()).unwrap(), Sent::Sent);
-        }
+        on_one_processor(4 * LEAD, |mut sender, _receiver| {
+            for _ in 0..2 * LEAD / 60_008 {
+                assert_eq!(sender.send_until(&[0; 60_000], Instant::now()).unwrap(), Sent::Sent);
+            }
+        });
     }
 }

@@ -259,9 +259,7 @@ impl Spin {
 
     /// The time of the next busy-poll: zero for none. `ring`: the peer's last one. Call this once per wait.
     fn next_time(&mut self, ring: Option<LastRing>) -> Duration {
-        let ring = ring.filter(|ring| ring.processor.is_some() && ring.at_ns != self.shared_at_ns);
-        // A side that only polls is never rung, so what it reads is of an earlier peer.
-        let rung_from_here = ring.filter(|ring| self.wait == Wait::Block && ring.processor == os::processor());
+        let rung_from_here = ring.filter(|ring| ring.at_ns != self.shared_at_ns && self.shares_processor_with(*ring));
         self.shared_at_ns = rung_from_here.map_or(self.shared_at_ns, |ring| ring.at_ns);
         self.shares_processor = self.one_processor || rung_from_here.is_some();
         if self.shares_processor {
@@ -279,8 +277,9 @@ impl Spin {
 
     /// Whether this side may sleep, and its peer was on this processor at its last ring or sleep. `ring`: its last one.
     pub fn shares_processor_with(&self, ring: LastRing) -> bool {
-        let ringer = ring.processor;
-        self.wait == Wait::Block && (self.one_processor || ringer.is_some() && ringer == os::processor())
+        let is_here = || ring.processor.is_some() && ring.processor == os::processor();
+        // A side that only polls is never rung, so what it reads is of an earlier peer.
+        self.wait == Wait::Block && (self.one_processor || is_here())
     }
 
     fn has_paid(&mut self) {
@@ -551,13 +550,13 @@ mod tests {
         assert!(!noted_since(Polled::last_ring(&receiver), since));
         sender.send(&[1]).unwrap();
         assert!(noted_since(Polled::last_ring(&receiver), since));
-        assert!(!noted_since(sender.last_ring(), since));
+        assert!(!noted_since(Some(sender.last_ring()), since));
         receiver.disarm();
 
         while sender.try_send(&[1; 1000]).unwrap() == crate::Sent::Sent {}
         assert!(sender.arm(1000).unwrap().is_waiting());
         while receiver.try_receive().unwrap().is_some() {}
-        assert!(noted_since(sender.last_ring(), since));
+        assert!(noted_since(Some(sender.last_ring()), since));
     }
 
     /// A condition that holds from the poll of that number on, and counts the polls.

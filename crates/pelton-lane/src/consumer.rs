@@ -561,6 +561,7 @@ impl Consumer {
     /// Notes the processor of this thread, if known, without a ring.
     pub fn note_processor(&self, processor: Option<u32>) {
         self.page().last_ring.note_processor(processor);
+        failpoint("receiver sleeps: processor noted");
     }
 
     /// Closes the consumer for good. The caller must ring the sender afterwards.

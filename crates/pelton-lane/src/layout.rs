@@ -123,6 +123,7 @@ impl RingNote {
         use core::sync::atomic::Ordering::Relaxed;
         // Relaxed for both: a hint. The doorbell's system calls lie between these stores and the peer's loads anyway.
         self.note_processor(processor);
+        failpoint("ring: processor noted");
         self.at_ns.store(at_ns, Relaxed);
         failpoint("ring: time noted");
     }
@@ -132,7 +133,6 @@ impl RingNote {
         // Relaxed: a hint.
         self.processor
             .store(processor.map_or(0, |number| number.wrapping_add(1)), core::sync::atomic::Ordering::Relaxed);
-        failpoint("ring: processor noted");
     }
 
     fn load(&self) -> LastRing {

@@ -85,8 +85,8 @@ impl Polled for Waiting<'_> {
     fn last_ring(&self) -> Option<LastRing> {
         match &self.client.balancer.connections[..] {
             [connection] => {
-                let rings = [connection.replies.last_ring(), connection.outbox.sender.last_ring()];
-                rings.into_iter().flatten().max_by_key(|ring| ring.at_ns)
+                let for_space = connection.outbox.sender.last_ring();
+                connection.replies.last_ring().into_iter().chain([for_space]).max_by_key(|ring| ring.at_ns)
             }
             _ => None,
         }
