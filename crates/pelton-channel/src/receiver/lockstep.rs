@@ -1,6 +1,6 @@
-//! When a receiver yields before it sleeps. If it shares a processor with its sender, its wake-up preempts the sender, and
-//! the receiver finds only the message that rang: two context switches per message, in lockstep. While the receiver
-//! yields instead, without announcing a sleep, the sender runs and rings nobody.
+//! When a receiver yields before it sleeps. If it shares a processor with its sender, its wake-up preempts the
+//! sender, and the receiver finds only the message that rang: two context switches per message, in lockstep. While
+//! the receiver yields instead, without announcing a sleep, the sender runs and rings nobody.
 
 use std::time::Duration;
 
