@@ -314,8 +314,11 @@ impl Receiver {
     #[inline(never)]
     #[doc(hidden)]
     pub fn comes_soon(&mut self) -> bool {
-        if self.endpoint.spin.first_polls() > 0 && !self.many {
-            for _ in 0..self.backoff.next_pauses(self.lanes.current.consumer.head().seq) {
+        if self.lanes.is_any_busy() {
+            return false;
+        }
+        if self.endpoint.spin.first_polls() > 0 {
+            for _ in 0..self.backoff.next_pauses(self.lanes.progress() as u32) {
                 os::relax();
             }
         }
