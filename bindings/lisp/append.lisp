@@ -250,6 +250,10 @@ NUMBER is the number of SINK; each may be NIL."
       (unless (eq thread sb-thread:*current-thread*)
         (sb-thread:join-thread thread :default nil)))))
 
+;; So that the compiler knows the type of a variable that has them: WITH-RESERVED is then inlined for appenders alone.
+(declaim (ftype (function (t &key (:flush-bytes t) (:flush-interval t) (:appenders-max t) (:message-bytes-max t))
+                          (values appenders &optional))
+                open-appenders))
 (defun open-appenders (sink &key (flush-bytes (ash 1 20)) (flush-interval nil flush-interval-p) appenders-max
                               message-bytes-max)
   "Opens APPENDERS: each thread that appends has a buffer of :FLUSH-BYTES bytes, and passes it to SINK itself when it is
