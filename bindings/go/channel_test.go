@@ -487,7 +487,7 @@ func TestNamesAreThoseOfRust(t *testing.T) {
 
 func TestAStaleSocketIsReplaced(t *testing.T) {
 	name := place(t)
-	fd := must(kernel.ListenAt(strings.TrimPrefix(name, "unix:")))
+	fd := must(kernel.ListenAt(strings.TrimPrefix(name, "unix:"), false))
 	unix.Close(fd)
 	if _, err := ConnectSender(soon(t), name, nil); !errors.Is(err, ErrNoListener) {
 		t.Fatal(err)

@@ -79,7 +79,7 @@ func listen(name string, o Options, settings limits.Settings, isShared bool) (*L
 	if err != nil {
 		return nil, err
 	}
-	bound, err := parsed.Listen(isShared)
+	bound, err := parsed.Listen(isShared, len(o.UIDs) > 0)
 	if err != nil {
 		return nil, err
 	}

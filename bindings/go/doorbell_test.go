@@ -180,7 +180,7 @@ func TestADescriptorThatIsNoDoorbellIsRefused(t *testing.T) {
 		return must(unix.Socket(domain, kind|unix.SOCK_CLOEXEC, 0))
 	}
 	path := strings.TrimPrefix(place(t), "unix:")
-	listens := must(kernel.ListenAt(path))
+	listens := must(kernel.ListenAt(path, false))
 	defer unix.Close(listens)
 	eventfd := func() int { return must(unix.Eventfd(0, unix.EFD_CLOEXEC)) }
 	type given struct {
@@ -231,7 +231,7 @@ func anotherUsers(t *testing.T, ctx context.Context, name string) (sender *Sende
 func gathersOfAnotherUser(t *testing.T) (string, *Receiver) {
 	t.Helper()
 	name := place(t)
-	opens(t, name)
+	opensDirectory(t, name)
 	receiver := must(Gather(name, &Options{UIDs: []int{12345}}))
 	t.Cleanup(func() { receiver.Close() })
 	return name, receiver
@@ -298,7 +298,7 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 
 func TestAClientOfAnotherUserIsServed(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	opens(t, name)
+	opensDirectory(t, name)
 	served(t, name, &Options{UIDs: []int{12345}}, echo)
 	var client *Client
 	asUser(t, 12345, func() {
@@ -482,7 +482,7 @@ func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
 		}
 	}
 	name = place(t)
-	opens(t, name)
+	opensDirectory(t, name)
 	receives := toolOfAnotherUser(t, "recv", name)
 	sender := must(ConnectSender(ctx, name, &Options{UIDs: []int{12345}, Await: true}))
 	defer sender.Close()

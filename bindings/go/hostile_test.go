@@ -287,8 +287,16 @@ func TestARefusedUserCannotDelayByADescriptor(t *testing.T) {
 	}
 }
 
-// opens lets every user connect, if there can be others.
+// opens lets every user connect, if there can be others, also to a listener that permits none of them.
 func opens(t *testing.T, name string) {
+	t.Helper()
+	opensDirectory(t, name)
+	old := syscall.Umask(0)
+	t.Cleanup(func() { syscall.Umask(old) })
+}
+
+// opensDirectory lets every user reach the socket. Who may connect to it is the listener's to say.
+func opensDirectory(t *testing.T, name string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		return
@@ -303,8 +311,6 @@ func opens(t *testing.T, name string) {
 			t.Fatal(err)
 		}
 	}
-	old := syscall.Umask(0)
-	t.Cleanup(func() { syscall.Umask(old) })
 }
 
 func TestADescriptorWithAMessageDelaysNoOther(t *testing.T) {

@@ -88,7 +88,7 @@ func TestASenderWithTooLargeMessagesGetsBothLimits(t *testing.T) {
 
 func TestAnotherUsersLaneIsSmallUnlessTheOptionsSayMore(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	opens(t, name)
+	opensDirectory(t, name)
 	receiver := must(Gather(name, &Options{UIDs: []int{12346}}))
 	defer receiver.Close()
 	large := &Options{Capacity: 128 << 20, UIDs: []int{0}}

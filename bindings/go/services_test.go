@@ -415,7 +415,7 @@ func TestListenersThatComeAndGoDoNotHinderEachOther(t *testing.T) {
 		all.Go(func() {
 			name := must(names.Parse(text))
 			for range 500 {
-				bound, err := name.Listen(true)
+				bound, err := name.Listen(true, false)
 				if err != nil {
 					t.Errorf("listening under %s: %v", text, err)
 					return

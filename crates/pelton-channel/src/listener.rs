@@ -81,7 +81,7 @@ impl Listener {
         let readable =
             Descriptor::opened(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map(|made| made.map_err(Into::into));
         let readable = readable.flatten().map_err(Error::system("making an epoll"))?;
-        let bound = Name::parse(name)?.listen(is_shared)?;
+        let bound = Name::parse(name)?.listen(is_shared, !options.uids.is_empty())?;
         let added = epoll::add(&readable, bound.as_fd(), epoll::EventData::new_u64(0), EventFlags::IN);
         added.map_err(|errno| Error::system("watching the listener")(errno.into()))?;
         let inner = Inner { bound, options: options.clone(), connected: Mutex::default(), readable };

@@ -96,7 +96,11 @@ impl Name {
         if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
             return self.wrong(format!("needs the directory of {}, which is not there: make it first", path.display()));
         }
-        Error::System { what: format!("{what} {}", path.display()), error }
+        let advice = match error.kind() {
+            ErrorKind::PermissionDenied => " (this user needs access to the socket and its directory)",
+            _ => "",
+        };
+        Error::System { what: format!("{what} {}{advice}", path.display()), error }
     }
 
     /// Paths at which a process may listen.
@@ -181,14 +185,15 @@ impl Name {
     }
 
     /// Listens under the name, and replaces sockets of dead listeners. If it `is_shared`, several processes may listen
-    /// under a short name.
-    pub(crate) fn listen(&self, is_shared: bool) -> Result<Bound> {
+    /// under a short name. With `permits_others`, the mode of a socket at a path lets other users connect; the
+    /// directory of a short name never does.
+    pub(crate) fn listen(&self, is_shared: bool, permits_others: bool) -> Result<Bound> {
         match &self.location {
             Location::Socket(path) => {
                 let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
                 let _lock = lock(parent).map_err(|e| self.failed("opening", parent, e))?;
                 self.clear(path)?;
-                let socket = listen_at(path).map_err(|e| self.failed("listening at", path, e))?;
+                let socket = listen_at(path, permits_others).map_err(|e| self.failed("listening at", path, e))?;
                 failpoint("name: listening");
                 Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
@@ -223,7 +228,7 @@ impl Name {
                 static LISTENERS: AtomicU32 = AtomicU32::new(0);
                 let number = LISTENERS.fetch_add(1, Ordering::Relaxed);
                 let path = directory.join(format!("{}.{number}", std::process::id()));
-                match listen_at(&path) {
+                match listen_at(&path, false) {
                     Err(error) if again(&error) => continue,
                     // A process of the same number, in another pid namespace, listens there: the next number is free.
                     Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
@@ -401,7 +406,7 @@ mod tests {
                 scope.spawn(move || {
                     let name = Name { text: text.to_owned(), location };
                     for _ in 0..500 {
-                        let bound = name.listen(true).unwrap();
+                        let bound = name.listen(true, false).unwrap();
                         assert!(Socket::connect(&bound.path).is_ok(), "no listener at {}", bound.path.display());
                     }
                 });

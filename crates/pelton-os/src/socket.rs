@@ -55,16 +55,32 @@ fn new() -> std::io::Result<OwnedFd> {
 /// Whether others may send descriptors to a socket. Before Linux 6.16 they always may.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// A listening socket at `path`, which must not exist.
-pub fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
+/// A listening socket at `path`, which must not exist. If it `permits_others`, every user whom the directory lets in
+/// can connect, whatever the umask; otherwise the umask decides.
+pub fn listen_at(path: &Path, permits_others: bool) -> std::io::Result<Descriptor> {
     let address = SocketAddrUnix::new(path)?;
     let fd = new()?;
     bind(&fd, &address)?;
     pelton_lane::failpoint("name: bound");
-    let listening = listen(&fd, 128).map_err(std::io::Error::from).and_then(|()| Descriptor::new(fd));
+    let permitted = if permits_others { permit_others(path) } else { Ok(()) };
+    let listening = permitted.and_then(|()| Ok(listen(&fd, 128)?)).and_then(|()| Descriptor::new(fd));
     listening.inspect_err(|_| {
         let _ = std::fs::remove_file(path);
     })
+}
+
+/// Lets every user connect to the socket at `path`. Whoever may write its directory can have replaced it: another kind
+/// of file, and one of another user, is an error and stays as it is.
+fn permit_others(path: &Path) -> std::io::Result<()> {
+    use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+    let fd = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let found = fstat(&fd)?;
+    if !FileType::from_raw_mode(found.st_mode).is_socket() || found.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(std::io::Error::other("another process has replaced the socket"));
+    }
+    // fchmod takes no such descriptor, and before Linux 6.6 no chmod spares what a symbolic link leads to.
+    rustix::fs::chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(0o666))?;
+    Ok(())
 }
 
 /// The next connection; `None` when there is none yet.
@@ -306,5 +322,41 @@ impl Drop for Socket {
         {
             close_elsewhere(fd, uid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_socket_permits_others_only_if_asked_and_never_what_has_replaced_it() {
+        let directory = std::env::temp_dir().join(format!("pelton-socket-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let at = |name: &str| directory.join(name);
+        let found = std::panic::catch_unwind(|| {
+            let _own = listen_at(&at("own"), false).unwrap();
+            std::fs::DirBuilder::new().create(at("made")).unwrap();
+            assert_eq!(mode(&at("own")), mode(&at("made")), "the umask decides");
+            let _public = listen_at(&at("public"), true).unwrap();
+            assert_eq!(mode(&at("public")), 0o666);
+
+            std::fs::write(at("secret"), "").unwrap();
+            std::fs::set_permissions(at("secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
+            std::os::unix::fs::symlink(at("secret"), at("link")).unwrap();
+            std::os::unix::fs::symlink(at("own"), at("link to a socket")).unwrap();
+            for name in ["secret", "link", "link to a socket"] {
+                let error = permit_others(&at(name)).unwrap_err();
+                assert!(error.to_string().contains("has replaced the socket"), "{name}: {error}");
+            }
+            assert_eq!((mode(&at("secret")), mode(&at("own"))), (0o600, mode(&at("made"))));
+        });
+        std::fs::remove_dir_all(&directory).unwrap();
+        found.unwrap();
     }
 }

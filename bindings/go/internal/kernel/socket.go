@@ -2,6 +2,8 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,8 +64,9 @@ func (p *Descriptor) RefuseOne(packet []byte) bool {
 	return true
 }
 
-// ListenAt creates a listening socket at a free path.
-func ListenAt(path string) (int, error) {
+// ListenAt creates a listening socket at a free path. If it permitsOthers, every user whom the directory lets in can
+// connect, whatever the umask; otherwise the umask decides.
+func ListenAt(path string, permitsOthers bool) (int, error) {
 	fd, address, err := newSocket(path)
 	if err != nil {
 		return -1, err
@@ -72,12 +75,37 @@ func ListenAt(path string) (int, error) {
 		unix.Close(fd)
 		return -1, err
 	}
-	if err := unix.Listen(fd, backlog); err != nil {
+	if permitsOthers {
+		err = permitOthers(path)
+	}
+	if err == nil {
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
 		unix.Close(fd)
 		_ = unix.Unlink(path)
 		return -1, err
 	}
 	return fd, nil
+}
+
+// permitOthers lets every user connect to the socket at path. Whoever may write its directory can have replaced it:
+// another kind of file, and one of another user, is an error and stays as it is.
+func permitOthers(path string) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var found unix.Stat_t
+	if err := unix.Fstat(fd, &found); err != nil {
+		return err
+	}
+	if found.Mode&unix.S_IFMT != unix.S_IFSOCK || int(found.Uid) != os.Geteuid() {
+		return errors.New("another process has replaced the socket")
+	}
+	// fchmod takes no such descriptor, and before Linux 6.6 no chmod spares what a symbolic link leads to.
+	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
 }
 
 // ConnectTo connects to the socket at a path, without waiting.

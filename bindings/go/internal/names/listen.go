@@ -50,8 +50,9 @@ func (n Name) clear(path string) error {
 var Listeners atomic.Uint32
 
 // Listen creates a socket under the name, and removes those of dead listeners. With isShared, other processes may
-// listen under a short name too.
-func (n Name) Listen(isShared bool) (*Listening, error) {
+// listen under a short name too. With permitsOthers, the mode of a socket at a path lets other users connect; the
+// directory of a short name never does.
+func (n Name) Listen(isShared, permitsOthers bool) (*Listening, error) {
 	if n.Path != "" {
 		lock, err := lockDirectory(filepath.Dir(n.Path))
 		if err != nil {
@@ -61,7 +62,7 @@ func (n Name) Listen(isShared bool) (*Listening, error) {
 		if err := n.clear(n.Path); err != nil {
 			return nil, err
 		}
-		return n.bind(n.Path)
+		return n.bind(n.Path, permitsOthers)
 	}
 	for {
 		if _, err := n.ownDirectory(n.base, true); err != nil {
@@ -104,7 +105,7 @@ func (n Name) listenInDirectory(isShared bool) (*Listening, error) {
 		}
 	}
 	path := filepath.Join(n.directory, fmt.Sprintf("%d.%d", os.Getpid(), Listeners.Add(1)-1))
-	bound, err := n.bind(path)
+	bound, err := n.bind(path, false)
 	// As above. While it contains a socket, no process removes it.
 	if bound != nil || errors.Is(err, fail.ErrName) {
 		if gone := n.check(lock); gone != nil {
@@ -134,8 +135,8 @@ func (n Name) check(fd int) error {
 	return nil
 }
 
-func (n Name) bind(path string) (*Listening, error) {
-	fd, err := kernel.ListenAt(path)
+func (n Name) bind(path string, permitsOthers bool) (*Listening, error) {
+	fd, err := kernel.ListenAt(path, permitsOthers)
 	if err != nil {
 		return nil, n.Failed("listening at", path, err)
 	}

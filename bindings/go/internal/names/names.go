@@ -70,6 +70,8 @@ func (n Name) Failed(what, path string, err error) error {
 		return fail.New(fail.ErrName, "%q is a socket path of %d bytes, a Unix socket's has at most 107: choose a shorter one", n.text, len(path))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return fail.New(fail.ErrName, "%q needs the directory of %s, which is not there: make it first", n.text, path)
+	case errors.Is(err, fs.ErrPermission):
+		path += " (this user needs access to the socket and its directory)"
 	}
 	return fail.System(what+" "+path, err)
 }

@@ -90,7 +90,7 @@ mod vectors {
     fn handshake_with_peer() -> (Handshake, Socket) {
         let thread = std::thread::current().id();
         let path = std::env::temp_dir().join(format!("pelton-vectors-{}-{thread:?}", std::process::id()));
-        let listener = listen_at(&path).unwrap();
+        let listener = listen_at(&path, false).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();
@@ -208,7 +208,7 @@ mod peers {
 
     fn pair(name: &str) -> (Socket, Socket) {
         let path = std::env::temp_dir().join(format!("pelton-handshakes-{}-{name}", std::process::id()));
-        let listener = listen_at(&path).unwrap();
+        let listener = listen_at(&path, false).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();

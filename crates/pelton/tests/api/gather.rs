@@ -496,7 +496,6 @@ fn a_sender_of_another_user_wakes_the_receiver_by_its_own_doorbell() {
     let dir = TestDir::new("another user's doorbell");
     open_to_all_users(dir.path());
     let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
-    open_to_all_users(&dir.socket());
     let (thread, has_thread) = std::sync::mpsc::channel();
     let receiving = std::thread::spawn(move || {
         thread.send(this_thread()).unwrap();
@@ -891,7 +890,6 @@ fn the_descriptor_stays_readable_until_another_users_messages_are_received() {
     let dir = TestDir::new("another user's messages");
     open_to_all_users(dir.path());
     let mut receiver = Options::new().membership_events(true).allow_uids(&[65_534]).gather_at(&dir.name()).unwrap();
-    open_to_all_users(&dir.socket());
     let mut stranger = Child::start(Role::new(child, "stranger").with("name", dir.name()).with("count", 5000));
     assert_eq!(
         Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("no connection arrived")),
