@@ -295,7 +295,7 @@ func opens(t *testing.T, name string) {
 	t.Cleanup(func() { syscall.Umask(old) })
 }
 
-// opensDirectory lets every user reach the socket. Who may connect to it is the listener's to say.
+// opensDirectory lets every user reach the socket. The listener decides which of them may connect.
 func opensDirectory(t *testing.T, name string) {
 	t.Helper()
 	if os.Geteuid() != 0 {

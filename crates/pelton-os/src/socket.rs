@@ -69,8 +69,8 @@ pub fn listen_at(path: &Path, permits_others: bool) -> std::io::Result<Descripto
     })
 }
 
-/// Lets every user connect to the socket at `path`. Whoever may write its directory can have replaced it: another kind
-/// of file, and one of another user, is an error and stays as it is.
+/// Lets every user connect to the socket at `path`. A process that may write its directory can have replaced it:
+/// another kind of file, and one of another user, is an error and stays as it is.
 fn permit_others(path: &Path) -> std::io::Result<()> {
     use rustix::fs::{FileType, Mode, OFlags, fstat, open};
     let fd = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;

@@ -89,8 +89,8 @@ func ListenAt(path string, permitsOthers bool) (int, error) {
 	return fd, nil
 }
 
-// permitOthers lets every user connect to the socket at path. Whoever may write its directory can have replaced it:
-// another kind of file, and one of another user, is an error and stays as it is.
+// permitOthers lets every user connect to the socket at path. A process that may write its directory can have replaced
+// it: another kind of file, and one of another user, is an error and stays as it is.
 func permitOthers(path string) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
