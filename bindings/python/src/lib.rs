@@ -6,12 +6,15 @@
 //!   the last view is gone: a message stays held, and a reservation keeps its sender from being used.
 
 mod bytes;
+mod client;
 mod descriptors;
 mod error;
 mod handle;
+mod loop_client;
 mod open;
 mod receiver;
 mod sender;
+mod service;
 
 use pyo3::pymodule;
 
@@ -34,9 +37,15 @@ mod _pelton {
     }
 
     #[pymodule_export]
+    use crate::client::{Call, Client};
+    #[pymodule_export]
+    use crate::loop_client::LoopClient;
+    #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
     #[pymodule_export]
     use crate::receiver::{Message, Receiver};
     #[pymodule_export]
     use crate::sender::{Reservation, Sender};
+    #[pymodule_export]
+    use crate::service::{Request, Service};
 }
