@@ -11,11 +11,10 @@ use crate::bytes::{Payload, to_bytes};
 use crate::error::{self, raise, timed_out};
 use crate::handle::{deadline, has_passed, is_readable, slice};
 use crate::open::{CLIENT, finish, options};
-use pelton::raw::{Inbox, StoredCompletion};
 use pelton::{Armed, CallId, Deadline, Error, Outcome, Sent};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -47,8 +46,9 @@ struct State {
     /// `None` once it is closed.
     client: Option<pelton::Client>,
     is_closing: bool,
-    /// Completions that no thread has taken yet.
-    inbox: Inbox,
+    /// Completions that no thread has taken yet, and the bytes of those that are parts.
+    stored: HashMap<CallId, VecDeque<Completion>>,
+    part_bytes: u64,
     is_led: bool,
     /// The leader waits for the client's descriptor, without the lock.
     is_asleep: bool,
@@ -56,6 +56,19 @@ struct State {
     awaiting: BTreeMap<CallId, Thread>,
     for_space: BTreeMap<u64, Thread>,
     number: u64,
+}
+
+/// A completion, copied.
+struct Completion {
+    outcome: Outcome,
+    bytes: Vec<u8>,
+}
+
+impl Completion {
+    /// What it counts for if it is a part: its memory, also when it has no bytes.
+    fn part_bytes(&self) -> u64 {
+        if self.outcome == Outcome::Part { (self.bytes.len() + size_of::<Completion>()) as u64 } else { 0 }
+    }
 }
 
 /// Why an operation failed.
@@ -90,28 +103,40 @@ impl State {
         }
     }
 
+    /// Whether more parts are stored than may be. Until some are taken, nothing is received.
+    fn is_full(&mut self) -> Result<bool> {
+        Ok(self.part_bytes > self.client()?.reply_bytes_max())
+    }
+
     /// Receives completions, and unparks the threads that wait for them. Returns whether one has come.
     fn receive(&mut self) -> Result<bool> {
         let mut has_received = false;
         for _ in 0..COMPLETIONS {
-            let bytes_max = self.client()?.reply_bytes_max();
-            if self.inbox.bytes() > bytes_max {
-                let text = format!(
-                    "more than {bytes_max} bytes of parts of other calls wait here: take them, cancel those calls, or \
-                     raise call_bytes_max"
-                );
-                return Err(Error::Refused(text).into());
+            if self.is_full()? {
+                break;
             }
             let Some(completion) = self.client()?.try_completion()? else { break };
             has_received = true;
             let (call, outcome) = (completion.call_id(), completion.outcome());
-            let bytes = completion.into_vec();
-            self.inbox.store(StoredCompletion { call, outcome, bytes });
+            let completion = Completion { outcome, bytes: completion.into_vec() };
+            self.part_bytes += completion.part_bytes();
+            self.stored.entry(call).or_default().push_back(completion);
             if let Some(thread) = self.awaiting.get(&call) {
                 thread.unpark();
             }
         }
         Ok(has_received)
+    }
+
+    /// Takes the oldest completion of a call.
+    fn take(&mut self, call: CallId) -> Option<Completion> {
+        let queue = self.stored.get_mut(&call)?;
+        let completion = queue.pop_front()?;
+        if queue.is_empty() {
+            self.stored.remove(&call);
+        }
+        self.part_bytes -= completion.part_bytes();
+        Some(completion)
     }
 
     /// There may be space, or a free slot.
@@ -161,7 +186,8 @@ impl State {
 
     /// Cancels a call. An error is that of the client's end, which the next function returns.
     fn cancel(&mut self, call: CallId) {
-        self.inbox.forget(call);
+        let dropped = self.stored.remove(&call).into_iter().flatten();
+        self.part_bytes -= dropped.map(|completion| completion.part_bytes()).sum::<u64>();
         if let Ok(client) = self.client() {
             let _ = client.cancel(call);
             let _ = self.arm_to_write();
@@ -189,7 +215,8 @@ impl Client {
         let state = State {
             client: Some(client),
             is_closing: false,
-            inbox: Inbox::default(),
+            stored: HashMap::new(),
+            part_bytes: 0,
             is_led: false,
             is_asleep: false,
             awaiting: BTreeMap::new(),
@@ -217,9 +244,11 @@ impl Client {
         mut attempt: impl FnMut(&mut State) -> Result<Option<R>>,
     ) -> Result<Option<R>> {
         let mut state = self.lock()?;
+        // Once at least, also when the deadline has passed: a completion may have come.
+        let mut has_polled = false;
         let done = loop {
             match attempt(&mut state) {
-                Ok(None) if Instant::now() < until => {}
+                Ok(None) if !has_polled || Instant::now() < until => has_polled = true,
                 done => break done,
             }
             // The leader of a forked process does not exist in its child.
@@ -228,7 +257,17 @@ impl Client {
                 Ok(_) => {}
                 Err(error) => break Err(error),
             }
-            match state.is_led {
+            // Threads that were unparked take parts; if there are none, nobody may.
+            let is_full = match state.is_full() {
+                Ok(true) if !state.awaiting.keys().any(|call| state.stored.contains_key(call)) => {
+                    let text = "the parts of other calls that wait here are more than call_bytes_max: take them, \
+                                cancel those calls, or raise call_bytes_max";
+                    break Err(Error::Refused(text.to_owned()).into());
+                }
+                Ok(is_full) => is_full,
+                Err(error) => break Err(error),
+            };
+            match state.is_led || is_full {
                 false => {
                     state.is_led = true;
                     let (returned, led) = self.lead(state, until);
@@ -257,6 +296,9 @@ impl Client {
         let armed = |state: &mut State| {
             if state.receive()? {
                 state.unpark_for_space();
+                return Ok(None);
+            }
+            if Instant::now() >= until {
                 return Ok(None);
             }
             // It holds the lock, so not while others want it.
@@ -352,9 +394,9 @@ impl Client {
     }
 
     /// The next completion of a call. A call that was lost is an error.
-    fn next(&self, call: CallId, until: Instant) -> Result<Option<StoredCompletion>> {
-        self.wait(Wanted::Completion(call), until, |state| match state.inbox.take_of(call) {
-            Some(StoredCompletion { outcome: Outcome::Lost(loss), .. }) => Err(state.client()?.loss_error(loss).into()),
+    fn next(&self, call: CallId, until: Instant) -> Result<Option<Completion>> {
+        self.wait(Wanted::Completion(call), until, |state| match state.take(call) {
+            Some(Completion { outcome: Outcome::Lost(loss), .. }) => Err(state.client()?.loss_error(loss).into()),
             found => Ok(found),
         })
     }
@@ -407,7 +449,7 @@ impl Call {
         if completion.outcome.is_final() {
             self.is_over.store(true, Ordering::Release);
         }
-        let StoredCompletion { outcome, bytes, .. } = completion;
+        let Completion { outcome, bytes } = completion;
         match outcome {
             Outcome::End => Ok(None),
             Outcome::Reply | Outcome::Part => Ok(Some(bytes)),

@@ -39,14 +39,14 @@ pub struct Service {
     state: Mutex<State>,
     /// A thread has left the service, requests were taken ahead, or it is closed.
     changed: Condvar,
-    stopper: Stopper,
     process: u32,
 }
 
 struct State {
     /// `None` while a thread is in it, and once it is closed.
     service: Option<Box<pelton::Service>>,
-    is_closed: bool,
+    /// `None` once it is closed.
+    stopper: Option<Stopper>,
     ahead: VecDeque<Taken>,
     ahead_bytes: usize,
 }
@@ -89,7 +89,7 @@ impl Service {
     /// Puts the service back after a thread was in it. Returns whether it is still open.
     fn put_back(&self, service: Box<pelton::Service>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open = !state.is_closed;
+        let is_open = state.stopper.is_some();
         // Dropped after the lock, if it is closed.
         let dropped = if is_open { state.service.replace(service) } else { Some(service) };
         drop(state);
@@ -106,7 +106,7 @@ impl Service {
                 state.ahead_bytes -= taken.bytes.len();
                 return Ok(Found::Request(taken));
             }
-            if state.is_closed {
+            if state.stopper.is_none() {
                 return Ok(Found::ClosedHandle);
             }
             if let Some(mut service) = state.service.take() {
@@ -151,6 +151,16 @@ impl Service {
         }
     }
 
+    fn with_stopper(&self, py: Python<'_>, use_it: fn(&Stopper)) {
+        py.detach(|| {
+            if let Ok(state) = self.lock()
+                && let Some(stopper) = &state.stopper
+            {
+                use_it(stopper);
+            }
+        });
+    }
+
     /// Without waiting: uses the service, which no thread is in.
     fn with<R: Send>(
         &self,
@@ -159,11 +169,12 @@ impl Service {
     ) -> PyResult<R> {
         let used = py.detach(|| {
             let mut state = self.lock()?;
-            if state.is_closed {
+            if state.stopper.is_none() {
                 return Ok(None);
             }
             match &mut state.service {
                 Some(service) => use_it(service).map(Some),
+                None if std::process::id() != self.process => Err(Error::Forked),
                 None => Err(Error::Refused(
                     "another thread receives from this service: an event loop uses it alone".to_owned(),
                 )),
@@ -220,22 +231,25 @@ impl Service {
     fn listen(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Service> {
         let listened = pelton::Service::listen_with(name, &options(given, SERVICE)?.cast());
         let service = listened.map_err(|error| raise(cls.py(), error))?;
-        let stopper = service.stopper();
-        let state =
-            State { service: Some(Box::new(service)), is_closed: false, ahead: VecDeque::new(), ahead_bytes: 0 };
-        Ok(Service { state: Mutex::new(state), changed: Condvar::new(), stopper, process: std::process::id() })
+        let state = State {
+            stopper: Some(service.stopper()),
+            service: Some(Box::new(service)),
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+        };
+        Ok(Service { state: Mutex::new(state), changed: Condvar::new(), process: std::process::id() })
     }
 
     /// Calls `handler(request)` for each request, on `threads` threads, this one among them. Waits until `stop` is
     /// called, or until `drain` has ended.
     ///
     /// What the handler returns is the reply: a bytes-like object, or an iterable of such, such as a generator, which
-    /// are the parts of a streaming reply. Before each part, a cancelled call ends the generator. What it raises fails
+    /// are the parts of a streaming reply; or None, if it has answered by `Request.reply` and the like. Before each part, a cancelled call ends the generator. What it raises fails
     /// the call: `Failed` with its own code and text, any other exception with code 1, its class and its text, and the
     /// logger `pelton` gets the traceback. After KeyboardInterrupt or SystemExit the call is abandoned, and `run` stops
     /// and raises it.
     #[pyo3(signature = (handler, threads=1))]
-    fn run(this: &Bound<'_, Self>, handler: &Bound<'_, PyAny>, threads: usize) -> PyResult<()> {
+    fn run(this: &Bound<'_, Self>, handler: &Bound<'_, PyAny>, threads: i64) -> PyResult<()> {
         let serve = PyModule::import(this.py(), "pelton._serve")?;
         serve.getattr("run")?.call1((this, handler, threads)).map(drop)
     }
@@ -280,16 +294,16 @@ impl Service {
     /// From now on `receive` raises `Closed`, and `run` returns once the handlers have. Does not wait.
     ///
     /// Calls that are not answered by the time of `close` fail at their clients. To replace a service: `drain`.
-    fn stop(&self) {
-        self.stopper.stop();
+    fn stop(&self, py: Python<'_>) {
+        self.with_stopper(py, Stopper::stop);
     }
 
     /// Answers the requests that it has taken, and takes no more. Does not wait.
     ///
     /// Requests that come from now on go to another service of the name: no call fails or is executed twice. `receive`
     /// raises `Closed`, and `run` returns, once every call has ended: close the service then.
-    fn drain(&self) {
-        self.stopper.drain();
+    fn drain(&self, py: Python<'_>) {
+        self.with_stopper(py, Stopper::drain);
     }
 
     /// Closes it, within 50 ms if another thread waits in it. Calls that are not answered fail at their clients with
@@ -297,11 +311,11 @@ impl Service {
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
             let Ok(mut state) = self.lock() else { return };
-            state.is_closed = true;
+            let Some(stopper) = state.stopper.take() else { return };
             let (service, ahead) = (state.service.take(), std::mem::take(&mut state.ahead));
             drop(state);
             // A thread in it leaves, and drops it.
-            self.stopper.stop();
+            stopper.stop();
             self.changed.notify_all();
             drop((ahead, service));
         });
@@ -310,7 +324,7 @@ impl Service {
     /// Whether this handle is closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.lock().is_ok_and(|state| state.is_closed))
+        py.detach(|| self.lock().is_ok_and(|state| state.stopper.is_none()))
     }
 
     /// Replies to clients that had left. Does not wait.
@@ -438,6 +452,12 @@ impl Request {
     #[getter]
     fn is_notification(&self) -> bool {
         self.is_notification
+    }
+
+    /// Whether it was answered, or is a notification.
+    #[getter]
+    fn is_answered(&self) -> bool {
+        self.responder().is_none()
     }
 
     /// When the client stops waiting, in seconds of `time.monotonic()`, or None. Nothing ends by it here.

@@ -587,15 +587,15 @@ class Service(_Driver):
                         break
                     self._begin_task(request)
                     taken += 1
+                self._is_full = is_full
+                if not taken and not is_full and service.busy_poll():
+                    continue
                 if service.cancels != self._cancels:
                     self._check_cancels()
                 if taken:
                     # The handlers run first.
                     self._start()
                     return
-                self._is_full = is_full
-                if not is_full and service.busy_poll():
-                    continue
                 if service.arm():
                     self._watch()
                     return
@@ -635,7 +635,7 @@ class Service(_Driver):
                 await self._send_parts(request, reply)
                 return
             reply = await reply
-            if request.is_notification:
+            if request.is_answered:
                 return
             if hasattr(reply, "__aiter__") or is_streaming(reply):
                 await self._send_parts(request, reply)
@@ -664,7 +664,7 @@ class Service(_Driver):
             async for part in parts:
                 if not await self._send_part(request, part):
                     return
-        if not request.is_notification:
+        if not request.is_answered:
             answered(request.end)
 
     async def _send_part(self, request: pelton.Request, part: Buffer) -> bool:

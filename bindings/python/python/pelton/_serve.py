@@ -37,15 +37,12 @@ def fail(request: pelton.Request, error: Exception) -> None:
     else:
         _log.error("the handler of a service failed", exc_info=error)
         code, text = _EXCEPTION, f"{type(error).__name__}: {error}"[:_TEXT_MAX].encode(errors="replace")
-    if request.is_notification:
+    if request.is_answered:
         return
     try:
         answered(request.fail, code, text)
     except pelton.TooLarge:
         answered(request.fail, code)
-    except pelton.Refused:
-        # The handler has answered by itself.
-        pass
 
 
 def is_streaming(reply: object) -> bool:
@@ -78,7 +75,7 @@ def _send_parts(request: pelton.Request, parts: Iterable[Buffer]) -> None:
 def _handle(request: pelton.Request, handler: Callable[[pelton.Request], Any]) -> None:
     try:
         reply = handler(request)
-        if request.is_notification:
+        if request.is_answered:
             return
         if is_streaming(reply):
             _send_parts(request, reply)
