@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -512,6 +513,43 @@ def test_a_part_that_finds_no_space_times_out(name: str) -> None:
         thread.join()
 
 
+def test_a_client_and_a_service_work_in_a_loop_of_ones_own(name: str) -> None:
+    with pelton.Service.listen(name) as service:
+        opening = pelton.LoopClient.start_connect(name, timeout=LIMIT)
+        client = None
+        replies: dict[int, bytes | Exception | None] = {}
+        submitted: dict[int, bytes] = {}
+        waiting = [b"%d" % number for number in range(3000)]
+        end = time.monotonic() + LIMIT
+        while len(replies) < 3000:
+            while (request := service.try_receive()) is not None:
+                request.reply(request.data)
+            readers: list[pelton.Service | pelton.LoopClient | pelton.Opening] = []
+            if client is None:
+                opened = opening.try_finish()
+                assert opened is None or isinstance(opened, pelton.LoopClient)
+                client = opened
+                if client is None:
+                    readers.append(opening)
+            if client is not None:
+                while waiting and (call := client.try_submit(waiting[-1])) is not None:
+                    submitted[call] = waiting.pop()
+                while completions := client.completions():
+                    replies |= {call: reply for call, _, reply in completions}
+                if client.in_flight and client.arm():
+                    readers.append(client)
+            if len(readers) == 1 and service.arm():
+                select.select([service, *readers], [], [], end - time.monotonic())
+                assert time.monotonic() < end, "every reply comes"
+        assert client is not None and replies == submitted
+        assert client.busy_poll() is False and client.services == 1 and not client.has_queued
+        opening.close()
+        client.close()
+        assert client.closed
+        with pytest.raises(pelton.ClosedHandle):
+            client.try_submit(b"")
+
+
 @pytest.mark.parametrize(
     ("handler", "threads", "error"),
     [(lambda request: b"", 0, ValueError), (5, 1, TypeError), (test_a_failure_with_an_impossible_code_is_refused, -1, ValueError)],
@@ -541,16 +579,18 @@ def test_an_option_of_something_else_is_refused(name: str) -> None:
 
 
 def serve(name: str, reply: bytes = b"") -> Callable[[], None]:
-    """What a forked service does: it answers `die` by its death."""
+    """What a forked service does: it answers `hold` too late, and `die` by its death."""
 
     def handler(request: pelton.Request) -> bytes:
         if request.data == b"die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if request.data == b"hold":
+            time.sleep(LIMIT)
         return reply or request.data
 
     def child() -> None:
         with pelton.Service.listen(name) as service:
-            service.run(handler, 2)
+            service.run(handler, 6)
 
     return child
 
@@ -559,7 +599,7 @@ def test_a_killed_service_fails_its_calls_at_once_a_hundred_times(name: str) -> 
     for number in range(100):
         with forked(serve(name)), pelton.Client.connect(name, timeout=LIMIT) as client:
             assert client.call(b"%d" % number, LIMIT) == b"%d" % number
-            calls = [client.submit(b"die") for _ in range(number % 5 + 1)]
+            calls = [client.submit(b"hold") for _ in range(number % 5)] + [client.submit(b"die")]
             for call in calls:
                 with pytest.raises(ConnectionResetError) as raised:
                     call.result(LIMIT)

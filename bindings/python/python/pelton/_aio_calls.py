@@ -514,8 +514,8 @@ class Service(_Driver):
         finally:
             self._over = None
             self._unwatch()
-            for task in list(self._running.values()):
-                task.cancel()
+            for request, task in list(self._running.items()):
+                self._cancel(request, task)
             if not self._is_closed:
                 self._service.disarm()
 
@@ -532,8 +532,8 @@ class Service(_Driver):
         self._is_closed = True
         self._unwatch()
         self._service.close()
-        for task in list(self._running.values()):
-            task.cancel()
+        for request, task in list(self._running.items()):
+            self._cancel(request, task)
         self._end(None)
 
     def __enter__(self) -> Self:
@@ -626,7 +626,18 @@ class Service(_Driver):
         self._cancels = self._service.cancels
         for request, task in list(self._running.items()):
             if request.is_cancelled():
-                task.cancel()
+                self._cancel(request, task)
+
+    def _cancel(self, request: pelton.Request, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        # Of a task that has not begun, nothing runs.
+        task.add_done_callback(lambda _: self._ended(request))
+
+    def _ended(self, request: pelton.Request) -> None:
+        request.abandon()
+        if self._running.pop(request, None) is not None and self._is_full:
+            self._is_full = False
+            self._start()
 
     async def _answer(self, request: pelton.Request, handler: Handler) -> None:
         try:
@@ -645,10 +656,7 @@ class Service(_Driver):
             fail(request, error)
         finally:
             # Also after CancelledError: of a cancelled call nobody waits for a reply.
-            request.abandon()
-            if self._running.pop(request, None) is not None and self._is_full:
-                self._is_full = False
-                self._start()
+            self._ended(request)
 
     async def _send_parts(self, request: pelton.Request, parts: Any) -> None:
         if not hasattr(parts, "__aiter__"):
