@@ -2,8 +2,8 @@
 //! users import, its `_pelton.pyi` the types; the documentation is here, for `help()`.
 //!
 //! - One thread at a time uses an endpoint: [`handle::Handle`]. Its waits run without the GIL, and end for a signal.
-//! - Threads share a client and a service of calls: `client.rs`, `service.rs`. No thread waits for the GIL while it holds
-//!   a lock of theirs.
+//! - Threads share a client and a service of calls: `client.rs`, `service.rs`. No thread waits for the GIL while it
+//!   holds a lock of theirs.
 //! - A message in place, and reserved space, are exported by the buffer protocol. What is exported stays valid until
 //!   the last view is gone: a message stays held, and a reservation keeps its sender from being used.
 

@@ -47,8 +47,35 @@ struct State {
     service: Option<Box<pelton::Service>>,
     /// `None` once it is closed.
     stopper: Option<Stopper>,
-    ahead: VecDeque<Taken>,
-    ahead_bytes: usize,
+    ahead: Ahead,
+}
+
+/// Requests that handlers have taken when they checked for a cancel.
+#[derive(Default)]
+struct Ahead {
+    requests: VecDeque<Taken>,
+    bytes: usize,
+}
+
+impl Ahead {
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.requests.len() >= AHEAD_MAX || self.bytes > AHEAD_BYTES_MAX
+    }
+
+    fn push(&mut self, taken: Taken) {
+        self.bytes += taken.bytes.len();
+        self.requests.push_back(taken);
+    }
+
+    fn pop(&mut self) -> Option<Taken> {
+        let taken = self.requests.pop_front()?;
+        self.bytes -= taken.bytes.len();
+        Some(taken)
+    }
 }
 
 /// A request, copied, and its responder; `None` of a notification.
@@ -102,8 +129,7 @@ impl Service {
     fn find(&self, until: Deadline) -> Result<Found> {
         let mut state = self.lock()?;
         loop {
-            if let Some(taken) = state.ahead.pop_front() {
-                state.ahead_bytes -= taken.bytes.len();
+            if let Some(taken) = state.ahead.pop() {
                 return Ok(Found::Request(taken));
             }
             if state.stopper.is_none() {
@@ -165,15 +191,16 @@ impl Service {
     fn with<R: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&mut pelton::Service) -> Result<R> + Send,
+        use_it: impl FnOnce(&mut pelton::Service, &mut Ahead) -> Result<R> + Send,
     ) -> PyResult<R> {
         let used = py.detach(|| {
             let mut state = self.lock()?;
             if state.stopper.is_none() {
                 return Ok(None);
             }
-            match &mut state.service {
-                Some(service) => use_it(service).map(Some),
+            let State { service, ahead, .. } = &mut *state;
+            match service {
+                Some(service) => use_it(service, ahead).map(Some),
                 None if std::process::id() != self.process => Err(Error::Forked),
                 None => Err(Error::Refused(
                     "another thread receives from this service: an event loop uses it alone".to_owned(),
@@ -186,18 +213,14 @@ impl Service {
     /// Takes requests ahead, and with them cancels, if no thread is in the service. Returns whether it did.
     fn poll_ahead(&self) -> bool {
         let Ok(mut state) = self.lock() else { return false };
-        let State { service: Some(service), ahead, ahead_bytes, .. } = &mut *state else { return false };
-        let before = ahead.len();
+        let State { service: Some(service), ahead, .. } = &mut *state else { return false };
         loop {
-            let is_full = ahead.len() >= AHEAD_MAX || *ahead_bytes > AHEAD_BYTES_MAX;
-            let found = if is_full { service.try_receive_none() } else { service.try_receive() };
+            let found = if ahead.is_full() { service.try_receive_none() } else { service.try_receive() };
             // The thread that waits for a request gets the error.
             let Ok(Some(request)) = found else { break };
-            let taken = Taken::new(request);
-            *ahead_bytes += taken.bytes.len();
-            ahead.push_back(taken);
+            ahead.push(Taken::new(request));
         }
-        if ahead.len() > before {
+        if !ahead.is_empty() {
             self.changed.notify_all();
         }
         true
@@ -231,23 +254,19 @@ impl Service {
     fn listen(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Service> {
         let listened = pelton::Service::listen_with(name, &options(given, SERVICE)?.cast());
         let service = listened.map_err(|error| raise(cls.py(), error))?;
-        let state = State {
-            stopper: Some(service.stopper()),
-            service: Some(Box::new(service)),
-            ahead: VecDeque::new(),
-            ahead_bytes: 0,
-        };
+        let state =
+            State { stopper: Some(service.stopper()), service: Some(Box::new(service)), ahead: Ahead::default() };
         Ok(Service { state: Mutex::new(state), changed: Condvar::new(), process: std::process::id() })
     }
 
     /// Calls `handler(request)` for each request, on `threads` threads, this one among them. Waits until `stop` is
     /// called, or until `drain` has ended.
     ///
-    /// What the handler returns is the reply: a bytes-like object, or an iterable of such, such as a generator, which
-    /// are the parts of a streaming reply; or None, if it has answered by `Request.reply` and the like. Before each part, a cancelled call ends the generator. What it raises fails
-    /// the call: `Failed` with its own code and text, any other exception with code 1, its class and its text, and the
-    /// logger `pelton` gets the traceback. After KeyboardInterrupt or SystemExit the call is abandoned, and `run` stops
-    /// and raises it.
+    /// What the handler returns is the reply: a bytes-like object; or an iterable of such, as a generator is, whose
+    /// items are the parts of a streaming reply; or None, if it has answered by `Request.reply` and the like. A
+    /// generator of a cancelled call is closed before its next part. What the handler raises fails the call: `Failed`
+    /// with its own code and text, any other exception with code 1, its class and its text, and the logger `pelton`
+    /// gets the traceback. After KeyboardInterrupt or SystemExit the call is abandoned, and `run` stops and raises it.
     #[pyo3(signature = (handler, threads=1))]
     fn run(this: &Bound<'_, Self>, handler: &Bound<'_, PyAny>, threads: i64) -> PyResult<()> {
         let serve = PyModule::import(this.py(), "pelton._serve")?;
@@ -272,8 +291,12 @@ impl Service {
     /// sent more requests until it is called without.
     #[pyo3(signature = (*, pause=false))]
     fn try_receive(this: &Bound<'_, Self>, pause: bool) -> PyResult<Option<Request>> {
-        let found = this.get().with(this.py(), |service| {
-            let found = if pause { service.try_receive_none() } else { service.try_receive() };
+        let found = this.get().with(this.py(), |service, ahead| {
+            let found = match pause {
+                true => service.try_receive_none(),
+                false if !ahead.is_empty() => return Ok(ahead.pop()),
+                false => service.try_receive(),
+            };
             found.map(|request| request.map(Taken::new))
         })?;
         found.map(|taken| request(this, taken)).transpose()
@@ -317,7 +340,9 @@ impl Service {
             // A thread in it leaves, and drops it.
             stopper.stop();
             self.changed.notify_all();
-            drop((ahead, service));
+            // In this order: a client then gets the end of the service, as for the requests that are not taken.
+            drop(service);
+            drop(ahead);
         });
     }
 
@@ -330,30 +355,30 @@ impl Service {
     /// Replies to clients that had left. Does not wait.
     #[getter]
     fn replies_dropped(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |service| Ok(service.replies_dropped()))
+        self.with(py, |service, _| Ok(service.replies_dropped()))
     }
 
     /// Clients that broke the rules, and were disconnected. Does not wait.
     #[getter]
     fn corrupt_clients(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |service| Ok(service.corrupt_clients()))
+        self.with(py, |service, _| Ok(service.corrupt_clients()))
     }
 
     /// For an event loop: how many cancels, and departures of clients, have come. When it changes, check
     /// `Request.is_cancelled` of the open requests. Does not wait.
     #[getter]
     fn cancels(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |service| Ok(service.cancels()))
+        self.with(py, |service, _| Ok(service.cancels()))
     }
 
     /// The descriptor for an event loop: see `arm`.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.with(py, |service| Ok(service.as_raw_fd()))
+        self.with(py, |service, _| Ok(service.as_raw_fd()))
     }
 
     /// For an event loop, before `arm`: polls for a request for some microseconds. Returns whether there is one.
     fn busy_poll(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, pelton::Service::busy_poll)
+        self.with(py, |service, ahead| Ok(!ahead.is_empty() || service.busy_poll()?))
     }
 
     /// For an event loop: makes the descriptor readable when a request or a cancel comes, or space for a part that
@@ -362,12 +387,12 @@ impl Service {
     /// Does not wait. Returns False if something has come already: take requests, and try the parts again, instead of
     /// watching the descriptor.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |service| Ok(service.arm()? == Armed::Waiting))
+        self.with(py, |service, ahead| Ok(ahead.is_empty() && service.arm()? == Armed::Waiting))
     }
 
     /// Undoes `arm`. Call it when the loop loses interest.
     fn disarm(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |service| {
+        self.with(py, |service, _| {
             service.disarm();
             Ok(())
         })
@@ -390,8 +415,8 @@ impl Service {
 
 /// A client's request: answer it once, by `reply` or `fail`, or by `part` and then `end` or `reply`, on any thread.
 ///
-/// Dropped without an answer, the call fails with `Abandoned`. Each method that answers raises `Closed` or `PeerDied` if
-/// the client has left, `Refused` if it is answered already, or a notification.
+/// Dropped without an answer, the call fails with `Abandoned`. Each method that answers raises `Closed` or `PeerDied`
+/// if the client has left, `Refused` if it is answered already, or a notification.
 ///
 /// Example:
 ///     for request in service:
@@ -418,14 +443,11 @@ impl Request {
         bytes: usize,
         answer: impl FnOnce(Responder) -> Result<()> + Send,
     ) -> PyResult<()> {
-        let responder = {
-            let mut responder = self.responder();
-            match &*responder {
-                Some(open) => open.check_answer(bytes).map_err(|error| raise(py, error))?,
-                None => return Err(self.answered(py)),
-            }
-            responder.take().expect("it is open")
-        };
+        // An exception is made without the lock: Python may run other threads then.
+        let checked = self.responder().as_ref().map(|open| open.check_answer(bytes));
+        checked.transpose().map_err(|error| raise(py, error))?;
+        let responder = self.responder().take();
+        let responder = responder.ok_or_else(|| self.answered(py))?;
         let answered = if bytes < WITHOUT_GIL { answer(responder) } else { py.detach(|| answer(responder)) };
         answered.map_err(|error| raise(py, error))
     }

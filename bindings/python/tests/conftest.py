@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -58,11 +59,13 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.fixture
-def short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A short name, which several services may share, and which no other test has."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return "service"
+    yield "service"
+    # Killed services have left their sockets there.
+    shutil.rmtree(tmp_path / "pelton", ignore_errors=True)
 
 
 @pytest.fixture

@@ -71,6 +71,11 @@ class Handler:
                 except asyncio.CancelledError:
                     self.cancelled.set()
                     raise
+            elif word == b"checks":
+                # It takes requests ahead, as in a thread.
+                for _ in range(50):
+                    assert not request.is_cancelled()
+                    await asyncio.sleep(0)
             elif word == b"pause":
                 await asyncio.sleep(float(rest[0]))
                 return word
@@ -293,6 +298,18 @@ def test_no_more_handlers_run_than_are_allowed(run: Run, name: str) -> None:
         async with served(name, in_flight_max=3) as (client, _, handler):
             replies = await asyncio.gather(*(client.call(b"pause 0.001") for _ in range(100)))
             assert replies == [b"pause"] * 100 and handler.running_most == 3
+
+    run(main())
+
+
+def test_a_handler_that_checks_for_a_cancel_loses_no_request(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with served(name) as (client, _, _):
+            for _ in range(5):
+                checks = [asyncio.create_task(client.call(b"checks", LIMIT)) for _ in range(10)]
+                for number in range(50):
+                    assert await client.call(b"%d" % number, LIMIT) == (b"%d" % number)[::-1]
+                await asyncio.gather(*checks)
 
     run(main())
 

@@ -196,7 +196,7 @@ class Failed(Error):
         if not 0 <= code < 1 << 32:
             raise ValueError(f"the code of a failure is {code}, wanted one from 0 to 4294967295")
         self.code = code
-        self.bytes = text.encode() if isinstance(text, str) else text
+        self.bytes = text.encode() if isinstance(text, str) else bytes(text)
         super().__init__(code, self.bytes)
 
     def __str__(self) -> str:
