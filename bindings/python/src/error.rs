@@ -75,13 +75,13 @@ fn with_fields(py: Python<'_>, error: Error) -> PyResult<Bound<'_, PyAny>> {
         Error::System { .. } | Error::File { .. } => "System",
         _ => "Internal",
     };
+    if let Error::CallFailed(failure) = error {
+        let bytes = pyo3::types::PyBytes::new(py, &failure.bytes);
+        return errors(py)?.getattr(name)?.call1((failure.code, bytes));
+    }
     let raised = instance(py, name, error.to_string())?;
     match error {
         Error::Closed { unreleased } | Error::PeerDied { unreleased } => raised.setattr("unreleased", unreleased)?,
-        Error::CallFailed(failure) => {
-            raised.setattr("code", failure.code)?;
-            raised.setattr("bytes", pyo3::types::PyBytes::new(py, &failure.bytes))?;
-        }
         Error::System { error, .. } | Error::NoSpace { error, .. } | Error::File { error, .. } => {
             raised.setattr("errno", error.raw_os_error())?;
         }
