@@ -104,6 +104,31 @@ class Driver:
                 sys.stdout.buffer.flush()
                 self.add(message)
 
+    def write_records(self) -> None:
+        with pelton.RecordFile(self.name) as file:
+            for i in range(self.count):
+                file.append(self.message(i))
+                self.add(self.message(i))
+
+    def read_records(self) -> str:
+        """Reads the file to its end. Returns the rest of the report."""
+        damaged = 0
+        try:
+            reader = pelton.RecordReader(self.name)
+        except pelton.NotARecordFile:
+            return f" damaged {damaged} refused"
+        while True:
+            try:
+                for message in reader:
+                    self.add(message)
+                return f" damaged {damaged} end"
+            except pelton.Damaged as error:
+                if error.next_offset is None:
+                    return f" damaged {damaged} torn"
+                damaged += 1
+            except pelton.NotARecordFile:
+                return f" damaged {damaged} later"
+
 
 def open_sender(name: str) -> pelton.Sender:
     if name.startswith("path:"):
@@ -119,16 +144,21 @@ def open_receiver(name: str) -> pelton.Receiver:
 
 
 # Each command's function, and its values of THEN.
-COMMANDS: dict[str, tuple[Callable[[Driver], None], list[str]]] = {
+COMMANDS: dict[str, tuple[Callable[[Driver], str | None], list[str]]] = {
     "send": (Driver.send, ["close", "die", "resume"]),
     "recv": (Driver.recv, ["close", "died", "die", "rest"]),
     "gather": (Driver.gather, []),
+    "write-records": (Driver.write_records, []),
+    "read-records": (Driver.read_records, []),
 }
 LACKS = {"vectors": "`cargo test` replays the vectors, with the crates that this binding uses"}
 
 
 def arguments(verb: str, given: list[str], thens: list[str]) -> Driver:
     """The run that the command line describes. Raises ValueError if it is wrong."""
+    if verb == "read-records":
+        (name,) = given
+        return Driver(verb, name, 0, [0], "close")
     name, count, sizes, then = given if len(given) == 4 else [*given, "close"]
     if then not in thens + ["close"] * (len(given) == 3) or not count.isdigit():
         raise ValueError(then)
@@ -141,7 +171,7 @@ def main() -> None:
         print(f"unsupported {verb}: {LACKS.get(verb, 'the binding does not offer it yet')}")
         sys.exit(3)
     run, thens = COMMANDS[verb]
-    if given and given[0].startswith("path:") and not thens:
+    if given and given[0].startswith("path:") and not thens and not verb.endswith("-records"):
         print(f"unsupported {verb} path: a directory has one sender and one receiver")
         sys.exit(3)
     try:
@@ -149,8 +179,7 @@ def main() -> None:
     except ValueError:
         print(f"usage: driver {verb} NAME COUNT SIZES {'|'.join(thens)}", file=sys.stderr)
         sys.exit(2)
-    run(driver)
-    driver.report()
+    driver.report(run(driver) or "")
 
 
 main()

@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 
 /// From this number of bytes on, a copy runs without the GIL. A copy of 64 KiB takes some microseconds, as long as
 /// taking the GIL back from another thread.
-const WITHOUT_GIL: usize = 64 << 10;
+pub const WITHOUT_GIL: usize = 64 << 10;
 
 /// A bytes-like object, kept while its bytes are read.
 pub enum Payload<'py> {

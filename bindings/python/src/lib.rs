@@ -8,9 +8,11 @@
 mod bytes;
 mod descriptors;
 mod error;
+mod files;
 mod handle;
 mod open;
 mod receiver;
+mod records;
 mod sender;
 
 use pyo3::pymodule;
@@ -34,9 +36,13 @@ mod _pelton {
     }
 
     #[pymodule_export]
+    use crate::files::{Engine, File};
+    #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
     #[pymodule_export]
     use crate::receiver::{Message, Receiver};
+    #[pymodule_export]
+    use crate::records::{RecordFile, RecordReader};
     #[pymodule_export]
     use crate::sender::{Reservation, Sender};
 }

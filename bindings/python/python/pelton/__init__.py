@@ -8,7 +8,7 @@
         sender.send(b"hello")                                # waits while the lane is full
 
 A `timeout` is in seconds; `None` is no limit, and 0 is not to wait. Every wait releases the GIL, and ends for Ctrl-C.
-`pelton.aio` has the same for asyncio.
+`pelton.aio` has the same for asyncio, `pelton.files` files for asyncio, `pelton.logging` log records of many processes.
 """
 
 from pelton._errors import (
@@ -19,6 +19,7 @@ from pelton._errors import (
     Closed,
     ClosedHandle,
     Corrupt,
+    Damaged,
     DescriptorsLost,
     Error,
     Failed,
@@ -30,6 +31,7 @@ from pelton._errors import (
     NoListener,
     NoSpace,
     NotAChannel,
+    NotARecordFile,
     NotReserved,
     PeerDied,
     Rebooted,
@@ -49,6 +51,8 @@ from pelton._pelton import (
     Message,
     Opening,
     Receiver,
+    RecordFile,
+    RecordReader,
     Reservation,
     Sender,
     gather,
@@ -64,6 +68,7 @@ __all__ = [
     "Closed",
     "ClosedHandle",
     "Corrupt",
+    "Damaged",
     "DescriptorsLost",
     "Error",
     "Failed",
@@ -78,11 +83,14 @@ __all__ = [
     "NoListener",
     "NoSpace",
     "NotAChannel",
+    "NotARecordFile",
     "NotReserved",
     "Opening",
     "PeerDied",
     "Rebooted",
     "Receiver",
+    "RecordFile",
+    "RecordReader",
     "Refused",
     "Released",
     "Reservation",
