@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -62,7 +63,7 @@ class Driver:
 
             for i in range(self.count):
                 message = self.message(i)
-                resumed(lambda message=message: sender.send(message, LIMIT))
+                resumed(functools.partial(sender.send, message, LIMIT))
                 self.add(message)
             if self.then == "die":
                 self.die()

@@ -131,9 +131,7 @@ fn result(py: Python<'_>, completion: Completion, target: Option<Py<PyBytes>>) -
         },
         Output::File(file) => Py::new(py, File(Mutex::new(Some(file))))?.into_any(),
         Output::Stat(stat) => stat.bytes.into_pyobject(py)?.into_any().unbind(),
-        Output::Entries(entries) => {
-            PyList::new(py, entries.into_iter().map(|entry| entry.name))?.into_any().unbind()
-        }
+        Output::Entries(entries) => PyList::new(py, entries.into_iter().map(|entry| entry.name))?.into_any().unbind(),
         other => return Err(internal(py, format!("found {other:?}, which no operation of this module returns"))),
     })
 }
@@ -179,14 +177,7 @@ impl Engine {
 
     /// Reads up to `bytes`, at the file's own position if `offset` is None.
     #[pyo3(signature = (token, file, bytes, offset))]
-    fn read(
-        &self,
-        py: Python<'_>,
-        token: u64,
-        file: &File,
-        bytes: usize,
-        offset: Option<u64>,
-    ) -> PyResult<Py<PyAny>> {
+    fn read(&self, py: Python<'_>, token: u64, file: &File, bytes: usize, offset: Option<u64>) -> PyResult<Py<PyAny>> {
         let (using, file, target) = (self.0.take(py)?, file.opened()?, space(py, bytes)?);
         let buffer = memory(py, &target);
         let operation = match offset {

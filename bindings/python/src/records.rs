@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Messages appended to a file, which `RecordReader` and `pelton cat` read. Any number of threads may share it.
@@ -117,17 +117,13 @@ impl RecordFile {
         let py = data.py();
         let payload = Payload::of(data)?;
         let payload = payload.as_slice();
-        if payload.len() < WITHOUT_GIL {
-            self.check(py)?;
-            match self.open.try_lock() {
-                Ok(mut open) => {
-                    let appender = &mut open.as_mut().ok_or_else(|| closed(py))?.appender;
-                    // Otherwise it waits for the file.
-                    if !appender.sender().is_past_window(payload.len()) {
-                        return appender.append(payload).map_err(|error| raise(py, error));
-                    }
-                }
-                Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {}
+        if payload.len() < WITHOUT_GIL
+            && let Ok(mut open) = self.open.try_lock()
+        {
+            let appender = &mut open.as_mut().ok_or_else(|| closed(py))?.appender;
+            // Otherwise it waits for the file.
+            if !appender.sender().is_past_window(payload.len()) {
+                return appender.append(payload).map_err(|error| raise(py, error));
             }
         }
         self.with(py, |open| open.appender.append(payload))
