@@ -145,8 +145,8 @@ fn memory(py: Python<'_>, object: &Py<PyBytes>) -> Buffer {
     }
     let bytes = object.as_bytes(py);
     let context = Box::into_raw(Box::new(object.clone_ref(py)));
-    // SAFETY: the reference keeps the memory until `release`. Nobody writes an object that Python code has; `space` made
-    // the one that an operation writes, and nobody has it until the operation has ended.
+    // SAFETY: the reference keeps the memory until `release`. No code writes an object that Python code has. An
+    // operation that writes has a new object of `space`, which Python code gets when the operation has ended.
     unsafe { Buffer::foreign(bytes.as_ptr().cast_mut(), bytes.len(), Some(release), context.cast()) }
 }
 

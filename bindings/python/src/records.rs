@@ -19,10 +19,10 @@ use std::time::Duration;
 /// machine only after `sync`, or after each `sync_bytes` bytes (0: after each write), or `sync_interval` seconds.
 /// `rotate_bytes` begins a new file before this one is larger: FILE becomes FILE.000001.
 ///
-/// Opening creates the file, or cuts off the torn end that a killed writer left (`cut_bytes`), and waits up to a second
-/// for another writer. Raises `RoleTaken` if another one still writes, `NotARecordFile`, `Damaged`, `System`. Any method
-/// may raise `NoSpace` or `System` of the disk: then the messages stay in the buffer, and the next call retries; `Forked`
-/// in a forked child; `ClosedHandle`.
+/// Opening creates the file, or cuts off the torn end that a killed writer left (`cut_bytes`), and waits up to a
+/// second while another writer has it. Raises `RoleTaken` if that one still writes, `NotARecordFile`, `Damaged`,
+/// `System`. Any method may raise `NoSpace` or `System` of the disk: then the messages stay in the buffer, and the next
+/// call retries; `Forked` in a forked child; `ClosedHandle`.
 ///
 /// Example:
 ///     with pelton.RecordFile("events.records") as file:
@@ -75,7 +75,9 @@ fn closed(py: Python<'_>) -> PyErr {
 #[pymethods]
 impl RecordFile {
     #[new]
-    #[pyo3(signature = (path, *, rotate_bytes=None, sync_bytes=None, sync_interval=None, flush_bytes=None, flush_interval=Some(0.1)))]
+    #[pyo3(signature = (
+        path, *, rotate_bytes=None, sync_bytes=None, sync_interval=None, flush_bytes=None, flush_interval=Some(0.1)
+    ))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
