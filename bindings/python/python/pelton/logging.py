@@ -36,6 +36,8 @@ __all__ = ["Handler", "Listener"]
 
 # The listener checks this often whether it is to stop, in seconds. A guess.
 _TURN = 0.1
+# As long as a handler waits for a listener that is there, in seconds. Far longer than any handshake takes; a guess.
+_HANDSHAKE = 1.0
 
 
 class Handler(logging.handlers.QueueHandler):
@@ -80,12 +82,15 @@ class Handler(logging.handlers.QueueHandler):
             # The parent's lane.
             self._disconnect()
             self._process = os.getpid()
-        if self._sender is None:
-            self._sender = pelton.Sender.connect(self.name_of_listener, timeout=self.timeout, capacity=self.capacity)
-        elif self._has_lost_listener:
-            # Its successor gets what it has not handled.
-            self._sender.resume(self.timeout)
-            self._has_lost_listener = False
+        if self._sender is None or self._has_lost_listener:
+            connected = pelton.Sender.connect(self.name_of_listener, timeout=self.timeout, capacity=self.capacity)
+            if self._sender is None:
+                self._sender = connected
+            else:
+                # There is a successor, which gets what the listener has not handled. The handshake takes a moment.
+                connected.close()
+                self._sender.resume(_HANDSHAKE)
+                self._has_lost_listener = False
         return self._sender
 
     def _disconnect(self) -> None:
