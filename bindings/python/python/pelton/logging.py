@@ -135,7 +135,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Handles the records that have arrived, and ends. Processes that still log lose what they send after that."""
+        """Handles the records that have arrived, and ends. Handlers drop later ones until another listener starts."""
         if self._thread is None or self._receiver is None:
             return
         self._is_stopping = True
