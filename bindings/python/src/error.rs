@@ -64,6 +64,8 @@ fn with_fields(py: Python<'_>, error: Error) -> PyResult<Bound<'_, PyAny>> {
         Error::NoChannel { .. } => "NoChannel",
         Error::NotAChannel { .. } => "NotAChannel",
         Error::RoleTaken { .. } => "RoleTaken",
+        Error::NotARecordFile { .. } => "NotARecordFile",
+        Error::Damaged { .. } => "Damaged",
         Error::NoSpace { .. } => "NoSpace",
         Error::Rebooted { .. } => "Rebooted",
         Error::Memory { .. } | Error::Refused(_) => "Refused",
@@ -72,19 +74,26 @@ fn with_fields(py: Python<'_>, error: Error) -> PyResult<Bound<'_, PyAny>> {
         Error::Option { .. } => "BadOption",
         Error::CallFailed(_) => "Failed",
         Error::CallAbandoned => "Abandoned",
-        Error::System { .. } | Error::File { .. } => "System",
         _ => "Internal",
     };
     if let Error::CallFailed(failure) = error {
         let bytes = pyo3::types::PyBytes::new(py, &failure.bytes);
         return errors(py)?.getattr(name)?.call1((failure.code, bytes));
     }
-    let raised = instance(py, name, error.to_string())?;
-    match error {
-        Error::Closed { unreleased } | Error::PeerDied { unreleased } => raised.setattr("unreleased", unreleased)?,
-        Error::System { error, .. } | Error::NoSpace { error, .. } | Error::File { error, .. } => {
-            raised.setattr("errno", error.raw_os_error())?;
+    let raised = match &error {
+        // Also of Python's class for this errno, such as FileNotFoundError.
+        Error::System { error: cause, .. } | Error::File { error: cause, .. } => {
+            errors(py)?.getattr("system")?.call1((cause.raw_os_error(), error.to_string()))?
         }
+        _ => instance(py, name, error.to_string())?,
+    };
+    match error {
+        Error::Damaged { offset, next, .. } => {
+            raised.setattr("offset", offset)?;
+            raised.setattr("next_offset", next)?;
+        }
+        Error::Closed { unreleased } | Error::PeerDied { unreleased } => raised.setattr("unreleased", unreleased)?,
+        Error::NoSpace { error, .. } => raised.setattr("errno", error.raw_os_error())?,
         _ => {}
     }
     Ok(raised)

@@ -11,10 +11,12 @@ mod bytes;
 mod client;
 mod descriptors;
 mod error;
+mod files;
 mod handle;
 mod loop_client;
 mod open;
 mod receiver;
+mod records;
 mod sender;
 mod service;
 
@@ -43,9 +45,13 @@ mod _pelton {
     #[pymodule_export]
     use crate::loop_client::LoopClient;
     #[pymodule_export]
+    use crate::files::{Engine, File};
+    #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
     #[pymodule_export]
     use crate::receiver::{Message, Receiver};
+    #[pymodule_export]
+    use crate::records::{RecordFile, RecordReader};
     #[pymodule_export]
     use crate::sender::{Reservation, Sender};
     #[pymodule_export]

@@ -21,7 +21,7 @@ def examples(name: str, section: str = "Send and receive") -> list[str]:
 
 
 def test_the_first_two_examples_exchange_messages(name: str, start: Callable[..., Popen[str]]) -> None:
-    listening, sending, _ = examples(name)
+    listening, sending, *_ = examples(name)
     receiver = start(listening)
     assert start(sending).wait(LIMIT) == 0
     output, _ = receiver.communicate(timeout=LIMIT)
@@ -29,7 +29,7 @@ def test_the_first_two_examples_exchange_messages(name: str, start: Callable[...
 
 
 def test_the_example_of_asyncio_receives(name: str, start: Callable[..., Popen[str]]) -> None:
-    _, _, receiving = examples(name)
+    _, _, receiving, *_ = examples(name)
     sending = f"""
 import pelton
 with pelton.listen({name!r}) as listener, listener.accept_sender({LIMIT}) as sender:

@@ -14,7 +14,7 @@
         print(client.call(b"tea", timeout=1))
 
 A `timeout` is in seconds; `None` is no limit, and 0 is not to wait. Every wait releases the GIL, and ends for Ctrl-C.
-`pelton.aio` has the same for asyncio.
+`pelton.aio` has the same for asyncio, `pelton.files` files for asyncio, `pelton.logging` log records of many processes.
 """
 
 from pelton._errors import (
@@ -25,6 +25,7 @@ from pelton._errors import (
     Closed,
     ClosedHandle,
     Corrupt,
+    Damaged,
     DescriptorsLost,
     Error,
     Failed,
@@ -36,6 +37,7 @@ from pelton._errors import (
     NoListener,
     NoSpace,
     NotAChannel,
+    NotARecordFile,
     NotReserved,
     PeerDied,
     Rebooted,
@@ -58,6 +60,8 @@ from pelton._pelton import (
     Message,
     Opening,
     Receiver,
+    RecordFile,
+    RecordReader,
     Request,
     Reservation,
     Sender,
@@ -77,6 +81,7 @@ __all__ = [
     "Closed",
     "ClosedHandle",
     "Corrupt",
+    "Damaged",
     "DescriptorsLost",
     "Error",
     "Failed",
@@ -92,11 +97,14 @@ __all__ = [
     "NoListener",
     "NoSpace",
     "NotAChannel",
+    "NotARecordFile",
     "NotReserved",
     "Opening",
     "PeerDied",
     "Rebooted",
     "Receiver",
+    "RecordFile",
+    "RecordReader",
     "Refused",
     "Released",
     "Request",

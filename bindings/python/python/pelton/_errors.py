@@ -140,6 +140,35 @@ class System(Error, OSError):
     code = "system"
 
 
+_of_errno: dict[int | None, type[System]] = {}
+
+
+def system(errno: int | None, text: str) -> System:
+    """A `System` that is also the exception of Python for that errno, such as FileNotFoundError."""
+    if errno not in _of_errno:
+        builtin = OSError if errno is None else type(OSError(errno, ""))
+        _of_errno[errno] = System if builtin is OSError else type("System", (System, builtin), {})
+    raised = _of_errno[errno](text)
+    raised.errno = errno
+    return raised
+
+
+class NotARecordFile(Error, ValueError):
+    """The file has another format than record files, or a later version of it."""
+
+    code = "not_a_record_file"
+
+
+class Damaged(Error, ValueError):
+    """Bytes of a record file violate its format."""
+
+    code = "damaged"
+    offset: int
+    """Where, in bytes."""
+    next_offset: int | None
+    """The next complete part of the file; None if there is none, as after a writer was killed."""
+
+
 class Forked(Error, RuntimeError):
     """The handle belongs to the process that forked this one: open another one in the child."""
 

@@ -1,0 +1,228 @@
+"""Files in asyncio and uvloop: reads and writes that do not block the loop, without threads of Python.
+
+    async with await pelton.files.open("notes", "w+") as file:
+        await file.write(b"hello, file")
+        print(await file.pread(5, 7))
+
+What the page cache has is read and written within the call. The rest goes to io_uring, or, where the system lacks that,
+to threads of the engine, which run no Python. Everything is `bytes`: a written `bytes` object is not copied.
+
+Each wait may be cancelled; the operation may still take effect. An error is an `OSError` of Python's class for it, such
+as FileNotFoundError. Each event loop has an engine of its own, which ends with the loop; a file belongs to the loop in
+which it was opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pelton import _pelton
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["File", "copy", "listdir", "open", "read_file", "write_file"]
+
+# The bytes of one read of a file of unknown size. A guess.
+_PIECE = 256 << 10
+
+_MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND}
+_MODES["x"] = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class _Engine:
+    """The engine of one loop: its operations, and the tasks that wait for them."""
+
+    def __init__(self) -> None:
+        self.begin = _pelton.Engine()
+        self._tokens = 0
+        self._waiters: dict[int, asyncio.Future[Any]] = {}
+        self._is_registered = False
+        self._end: AsyncGenerator[None, None] | None = None
+
+    async def close_with_loop(self) -> None:
+        """Has the end of the loop close the engine: `asyncio.run` closes the loop's asynchronous generators."""
+
+        async def end() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                self._close(asyncio.get_running_loop())
+
+        self._end = end()
+        await anext(self._end)
+
+    def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._is_registered:
+            loop.remove_reader(self.begin.fileno())
+            self._is_registered = False
+        self.begin.close()
+        _engines.pop(loop, None)
+
+    async def run(self, begin: Callable[..., Any], *arguments: Any) -> Any:
+        """Begins an operation by a method of `self.begin`, and returns its result."""
+        self._tokens += 1
+        token = self._tokens
+        result = begin(token, *arguments)
+        if self._waiters and self.begin.has_found:
+            self._take()
+        if result is not ...:
+            return result
+        loop = asyncio.get_running_loop()
+        if not self._is_registered:
+            loop.add_reader(self.begin.fileno(), self._rung)
+            self._is_registered = True
+        waiter = self._waiters[token] = loop.create_future()
+        try:
+            self._arm()
+            return await waiter
+        finally:
+            del self._waiters[token]
+            if waiter.cancelled():
+                self.begin.cancel(token)
+
+    def _rung(self) -> None:
+        self._take()
+        self._arm()
+
+    def _arm(self) -> None:
+        while not self.begin.arm():
+            self._take()
+
+    def _take(self) -> None:
+        for token, result in self.begin.completions():
+            waiter = self._waiters.get(token)
+            if waiter is None or waiter.done():
+                continue
+            if isinstance(result, BaseException):
+                waiter.set_exception(result)
+            else:
+                waiter.set_result(result)
+
+
+_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Engine] = weakref.WeakKeyDictionary()
+
+
+async def _engine() -> _Engine:
+    loop = asyncio.get_running_loop()
+    engine = _engines.get(loop)
+    if engine is None:
+        engine = _engines[loop] = _Engine()
+        await engine.close_with_loop()
+    return engine
+
+
+def _flags(mode: str) -> int:
+    kinds = [kind for kind in mode if kind in _MODES]
+    if len(kinds) != 1 or set(mode) - {*kinds, "b", "+"} or len(mode) != len(set(mode)):
+        raise ValueError(f"mode is {mode!r}, wanted one of r, w, a and x, perhaps with + or b: all data is bytes")
+    flags = _MODES[kinds[0]]
+    return flags & ~os.O_ACCMODE | os.O_RDWR if "+" in mode else flags
+
+
+async def open(path: str | os.PathLike[str], mode: str = "r", permissions: int = 0o666) -> File:
+    """Opens a file. `mode` is that of Python's own `open`, without text. A new file has `permissions`, less the umask."""
+    engine = await _engine()
+    return File(engine, await engine.run(engine.begin.open, path, _flags(mode), permissions))
+
+
+async def read_file(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a file."""
+    async with await open(path) as file:
+        size = await file.size()
+        # Files of /proc have no size.
+        return await file.pread(size, 0) if size > 0 else await file.read()
+
+
+async def write_file(path: str | os.PathLike[str], data: Buffer) -> None:
+    """Creates or replaces a file with these bytes. Not atomic, and not synced."""
+    async with await open(path, "w") as file:
+        await file.write(data)
+
+
+async def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
+    """Copies a file's bytes within the kernel, creates or replaces `target`, and returns how many bytes it has."""
+    async with await open(source) as reading, await open(target, "w") as writing:
+        engine = reading._engine
+        copied: int = await engine.run(engine.begin.copy, reading._file, writing._file)
+        return copied
+
+
+async def listdir(path: str | os.PathLike[str] = ".") -> list[str]:
+    """The names in a directory, in any order, without `.` and `..`."""
+    names: list[str] = []
+    async with await open(path) as directory:
+        engine = directory._engine
+        while found := await engine.run(engine.begin.list, directory._file):
+            names += found
+    return names
+
+
+class File:
+    """An open file: see `open`. Any number of tasks of its loop may use it; those at its own position take turns."""
+
+    def __init__(self, engine: _Engine, file: _pelton.File) -> None:
+        self._engine = engine
+        self._file = file
+
+    async def read(self, most: int | None = None) -> bytes:
+        """Reads `most` bytes at the file's position: fewer only at its end. None: everything to the end."""
+        if most is not None:
+            return await self._read(most, None)
+        pieces = [await self._read(_PIECE, None)]
+        while pieces[-1]:
+            pieces.append(await self._read(_PIECE, None))
+        return b"".join(pieces)
+
+    async def pread(self, most: int, offset: int) -> bytes:
+        """Reads `most` bytes from `offset` on: fewer only at the file's end."""
+        return await self._read(most, offset)
+
+    async def _read(self, most: int, offset: int | None) -> bytes:
+        data: bytes = await self._engine.run(self._engine.begin.read, self._file, most, offset)
+        return data
+
+    async def write(self, data: Buffer) -> int:
+        """Writes all of a bytes-like object at the file's position, or at its end in mode `a`. Returns its size."""
+        written: int = await self._engine.run(self._engine.begin.write, self._file, data, None)
+        return written
+
+    async def pwrite(self, data: Buffer, offset: int) -> int:
+        """Writes all of a bytes-like object at `offset`. Returns its size."""
+        written: int = await self._engine.run(self._engine.begin.write, self._file, data, offset)
+        return written
+
+    async def fsync(self, data_only: bool = False) -> None:
+        """Waits until everything that was written is on the disk; with `data_only` without its times (fdatasync)."""
+        await self._engine.run(self._engine.begin.sync, self._file, data_only)
+
+    async def size(self) -> int:
+        """The file's length in bytes."""
+        size: int = await self._engine.run(self._engine.begin.size, self._file)
+        return size
+
+    async def close(self) -> None:
+        """Closes the file. Raises the system's error; EBUSY while another task uses it: the last one closes it then."""
+        await self._engine.run(self._engine.begin.close_file, self._file)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._file.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this file is closed."""
+        return self._file.closed
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
