@@ -105,6 +105,50 @@ class Driver:
                 sys.stdout.buffer.flush()
                 self.add(message)
 
+    def call(self) -> None:
+        with pelton.Client.connect(self.name, timeout=LIMIT) as client:
+            for i in range(self.count):
+                self.add_expected(client.call(self.message(i), LIMIT))
+
+    def stream(self) -> None:
+        with pelton.Client.connect(self.name, timeout=LIMIT) as client:
+            for part in client.stream(self.message(0), LIMIT):
+                self.add_expected(part)
+        self.check_count()
+
+    def serve(self) -> None:
+        def reply(request: pelton.Request) -> None:
+            request.reply(request.data)
+            self.add(request.data)
+
+        self.serve_until_done(reply)
+
+    def serve_stream(self) -> None:
+        def reply(request: pelton.Request) -> None:
+            for i in range(self.count):
+                request.part(self.message(i), LIMIT)
+                self.add(self.message(i))
+            request.end()
+
+        self.serve_until_done(reply)
+
+    def serve_until_done(self, reply: Callable[[pelton.Request], None]) -> None:
+        with pelton.Service.listen(self.name) as service:
+            try:
+                while True:
+                    request = service.receive(LIMIT)
+                    if request.is_notification:
+                        continue
+                    try:
+                        reply(request)
+                    except pelton.Error as error:
+                        print(f"reply: {error}", file=sys.stderr)  # The client has gone.
+                    if self.messages == self.count:
+                        service.drain()
+            except pelton.Closed:  # Every client has its replies.
+                pass
+        self.check_count()
+
     def write_records(self) -> None:
         with pelton.RecordFile(self.name) as file:
             for i in range(self.count):
@@ -148,6 +192,10 @@ def open_receiver(name: str) -> pelton.Receiver:
 COMMANDS: dict[str, tuple[Callable[[Driver], str | None], list[str]]] = {
     "send": (Driver.send, ["close", "die", "resume"]),
     "recv": (Driver.recv, ["close", "died", "die", "rest"]),
+    "call": (Driver.call, []),
+    "serve": (Driver.serve, []),
+    "stream": (Driver.stream, []),
+    "serve-stream": (Driver.serve_stream, []),
     "gather": (Driver.gather, []),
     "write-records": (Driver.write_records, []),
     "read-records": (Driver.read_records, []),
@@ -169,7 +217,7 @@ def arguments(verb: str, given: list[str], thens: list[str]) -> Driver:
 def main() -> None:
     verb, given = (sys.argv + [""])[1], sys.argv[2:]
     if verb not in COMMANDS:
-        print(f"unsupported {verb}: {LACKS.get(verb, 'the binding does not offer it yet')}")
+        print(f"unsupported {verb}: {LACKS.get(verb, 'no such command')}")
         sys.exit(3)
     run, thens = COMMANDS[verb]
     if given and given[0].startswith("path:") and not thens and not verb.endswith("-records"):
