@@ -55,6 +55,23 @@ pub fn check() -> Result<(), Failure> {
     }
 }
 
+/// Writes a text to standard output.
+pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    check()?;
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
+        done => done.map_err(|error| Failure::system("standard output", error)),
+    }
+}
+
+/// `value` as one line of JSON.
+pub fn json(value: &impl Serialize) -> String {
+    let mut line = serde_json::to_string(value).expect("numbers and text");
+    line.push('\n');
+    line
+}
+
 /// Standard output, and bytes that wait for a write.
 pub struct Output {
     /// Bytes to write.
