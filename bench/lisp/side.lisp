@@ -1,6 +1,7 @@
 ;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, started and ordered like any other side.
 ;;;;
-;;;;   append SYSTEM THREADS SIZE WORK-NS CHECKED PASS...       SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-cas
+;;;;   append SYSTEM THREADS SIZE WORK-NS CHECKED PASS...       SYSTEM: pelton-sbcl, pelton-sbcl-reserved, sbcl-mutex,
+;;;;                                                            sbcl-cas, sbcl-compare-and-swap
 ;;;;   sender NAME WAIT CAPACITY SIZE PASS...
 ;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
 ;;;;
@@ -203,6 +204,78 @@
     (when (plusp bytes)
       (give (bump-sink bump) (if even (bump-buffer-0 bump) (bump-buffer-1 bump)) bytes (bump-size bump)))))
 
+;; Two buffers that alternate; each thread takes space by a compare-and-swap of the bytes used, writes its message, and
+;; publishes it by the header. The thread that finds a buffer full closes it, opens the other one, waits for the headers
+;; of all others, flushes the full one and clears it. A buffer that is not open stays closed, so no thread that read its
+;; state long ago can take space there. On x86-64 stores become visible in order, and the compare-and-swap is a barrier.
+(defconstant +closed+ (ash 1 40))
+
+(defstruct (region (:include pad))
+  (used +closed+ :type sb-ext:word) (p1 0 :type sb-ext:word) (p2 0 :type sb-ext:word) (p3 0 :type sb-ext:word)
+  (p4 0 :type sb-ext:word) (p5 0 :type sb-ext:word) (p6 0 :type sb-ext:word) (p7 0 :type sb-ext:word)
+  (buffer (make-array +buffer+ :element-type '(unsigned-byte 8) :initial-element 0) :type octets))
+
+(defstruct (swapped (:include pad))
+  (region (make-region :used 0) :type region)
+  (q1 0 :type sb-ext:word) (q2 0 :type sb-ext:word) (q3 0 :type sb-ext:word) (q4 0 :type sb-ext:word)
+  (q5 0 :type sb-ext:word) (q6 0 :type sb-ext:word) (q7 0 :type sb-ext:word)
+  ;; NIL while it is flushed.
+  (spare (make-region) :type (or null region))
+  (size 0 :type count*)
+  (sink #'identity :type function))
+
+(defmacro uninterrupted (&body body)
+  "As SB-SYS:WITHOUT-INTERRUPTS, for a BODY that nothing unwinds: so it needs no binding, which takes a few ns."
+  `(let ((enabled sb-sys:*interrupts-enabled*))
+     (setf sb-sys:*interrupts-enabled* nil)
+     ,@body
+     (when enabled
+       (setf sb-sys:*interrupts-enabled* enabled)
+       (when sb-sys:*interrupt-pending* (sb-unix::receive-pending-interrupt)))))
+
+(defun hand-over (swapped region bytes)
+  "Passes a closed buffer with BYTES of records to the sink, once all are written, and clears it."
+  (declare (type swapped swapped) (type region region) (type count* bytes))
+  (let ((buffer (region-buffer region)))
+    (loop with at of-type count* = 0
+          while (< at bytes)
+          do (waiting-while (progn (sb-thread:barrier (:read)) (zerop (sb-kernel:%vector-raw-bits buffer (ash at -3)))))
+             (incf at (record-bytes (ldb (byte 32 0) (sb-kernel:%vector-raw-bits buffer (ash at -3))))))
+    (give (swapped-sink swapped) buffer bytes (swapped-size swapped))
+    (dotimes (word (ash bytes -3)) (setf (sb-kernel:%vector-raw-bits buffer word) 0))))
+
+(defun leave-region (swapped region used)
+  "Flushes the full buffer and opens the other one, or waits until another thread has opened it."
+  (declare (type swapped swapped) (type region region) (type count* used))
+  (cond ((and (<= used +buffer+) (= used (sb-ext:compare-and-swap (region-used region) used +closed+)))
+         (waiting-while (null (swapped-spare swapped)))
+         (let ((next (shiftf (swapped-spare swapped) nil)))
+           (declare (type region next))
+           (setf (region-used next) 0)
+           (sb-thread:barrier (:write))
+           (setf (swapped-region swapped) next))
+         (hand-over swapped region used)
+         (sb-thread:barrier (:write))
+         (setf (swapped-spare swapped) region))
+        (t (waiting-while (and (eq region (swapped-region swapped)) (= (region-used region) +closed+))))))
+
+(declaim (inline append-swapped))
+(defun append-swapped (swapped number message)
+  (declare (type swapped swapped) (type octets message) (type (unsigned-byte 32) number))
+  (let ((need (record-bytes (length message))))
+    ;; Without interrupts: others would wait without end for a thread that unwinds here.
+    (uninterrupted
+      (loop
+        (let* ((region (swapped-region swapped)) (used (ldb (byte 48 0) (region-used region))))
+          (cond ((> (+ used need) +buffer+) (leave-region swapped region used))
+                ((= used (sb-ext:compare-and-swap (region-used region) used (+ used need)))
+                 (write-record (region-buffer region) used number message)
+                 (return))))))))
+
+(defun finish-swapped (swapped)
+  (let* ((region (swapped-region swapped)) (used (ldb (byte 48 0) (region-used region))))
+    (when (plusp used) (hand-over swapped region used))))
+
 ;;; ---- Appending
 
 (defmacro each-thread ((thread threads) &body body)
@@ -227,14 +300,20 @@
   "Returns the function that does it, with the buffers allocated."
   (declare (type (unsigned-byte 16) threads size) (type count* steps count) (type function sink))
   (ecase system
-    (:pelton-sbcl
+    ((:pelton-sbcl :pelton-sbcl-reserved)
      (let ((appenders (pelton:open-appenders (lambda (chunks)
                                                (pelton:do-chunks ((sap bytes :messages messages) chunks)
                                                                  (funcall sink sap bytes messages)))
                                              :flush-bytes +buffer+)))
        (lambda ()
-         (each-thread (thread threads)
-           (messages (n thread message count size steps numbered) (pelton:append-message appenders message)))
+         (if (eq system :pelton-sbcl)
+             (each-thread (thread threads)
+               (messages (n thread message count size steps numbered) (pelton:append-message appenders message)))
+             (each-thread (thread threads)
+               (messages (n thread message count size steps numbered)
+                         (pelton:with-reserved ((sap bytes) appenders (length (the octets message)))
+                           (loop for word of-type count* below (ash bytes -3)
+                                 do (setf (sap-ref-64 sap (* 8 word)) (sb-kernel:%vector-raw-bits message word)))))))
          (pelton:sync appenders)
          (pelton:close-handle appenders))))
     (:sbcl-mutex
@@ -244,6 +323,13 @@
            (messages (n thread message count size steps numbered)
                      (append-locked locked (ldb (byte 32 0) n) message)))
          (give sink (locked-buffer locked) (locked-used locked) size))))
+    (:sbcl-compare-and-swap
+     (let ((swapped (make-swapped :size size :sink sink)))
+       (lambda ()
+         (each-thread (thread threads)
+           (messages (n thread message count size steps numbered)
+                     (append-swapped swapped (ldb (byte 32 0) n) message)))
+         (finish-swapped swapped))))
     (:sbcl-cas
      (let ((bump (make-bump :size size :sink sink
                             :writing (make-array (* 16 (+ 2 threads)) :element-type '(unsigned-byte 64)

@@ -44,9 +44,11 @@ pub fn side(job: &Job) -> Result<()> {
         SystemName::MutexVec => part::<MutexVec>(job),
         SystemName::ArrayQueue => part::<Queue<ArrayQueue<_>>>(job),
         SystemName::SegQueue => part::<Queue<SegQueue<_>>>(job),
-        SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => {
-            lisp::side(job, job.passes[0].count.min(CHECKED_MESSAGES))
-        }
+        SystemName::PeltonSbcl
+        | SystemName::PeltonSbclReserved
+        | SystemName::SbclMutex
+        | SystemName::SbclCas
+        | SystemName::SbclCompareAndSwap => lisp::side(job, job.passes[0].count.min(CHECKED_MESSAGES)),
         system => bail!("{system:?} is nothing to append to"),
     }
 }

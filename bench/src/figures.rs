@@ -212,8 +212,9 @@ impl Figures<'_> {
             ),
             "io_uring" => self.pairs(),
             "headline" => self.headline(),
+            "front" => self.front(),
             _ => bail!(
-                "found a place named `{name}`, wanted machine, stream, roundtrip, roundtrip-in-the-kernel, asleep, threads, memory, idle, kill, io_uring or headline"
+                "found a place named `{name}`, wanted machine, stream, roundtrip, roundtrip-in-the-kernel, asleep, threads, memory, idle, kill, io_uring, headline or front"
             ),
         })
     }
@@ -349,6 +350,59 @@ impl Figures<'_> {
         missing.dedup();
         if !missing.is_empty() {
             _ = writeln!(text, "\nNot in these results: {}.", missing.join("; "));
+        }
+        text
+    }
+
+    /// README's table: what a user may have today beside pelton with its default wait, all of them blocking. Speed is
+    /// of one command, what survives a kill of another.
+    fn front(&self) -> String {
+        // The label of the speed, that of the kill, and what no figure has: which messages are lost.
+        const ROWS: [(&str, &str, &str, &str); 5] = [
+            ("pipe", "pipe:block", "pipe", "what is in the pipe is lost"),
+            ("Unix socket", "sock-stream:block", "sock-stream", "what is in the socket is lost"),
+            (
+                "Unix socket, 64 KiB batches",
+                "sock-stream-batched:block",
+                "sock-stream",
+                "the same, and the sender's last batch",
+            ),
+            ("ZeroMQ, `ipc://`", "zeromq-ipc", "zeromq-ipc", "what the killed side has queued is lost"),
+            ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: a successor gets it"),
+        ];
+        let mut text = format!(
+            "| 256-byte messages ([results](bench/results/{})) | messages/s | pelton's speedup: median (range) | `kill -9` of either side |\n|---|---|---|---|\n",
+            self.name
+        );
+        let ((speeds, _), (kills, _)) = (self.of(STREAM), self.of("kill"));
+        let find = |all: &[&Value], label: &str| {
+            all.iter().find(|line| line["label"] == label && line["skipped"].is_null()).map(|line| (*line).clone())
+        };
+        let rates = |line: &Value| -> Vec<Option<f64>> {
+            let runs = line["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
+            runs.iter().map(|run| number(run, "messages_per_second")).collect()
+        };
+        let own = find(&speeds, "pelton:block");
+        for (name, speed, kill, lost) in ROWS {
+            let (Some(line), Some(death)) = (find(&speeds, speed), find(&kills, kill)) else {
+                _ = writeln!(text, "| {name} | not in these results | | |");
+                continue;
+            };
+            let by = own.as_ref().filter(|_| speed != "pelton:block");
+            let by = by.and_then(|own| paired_ratio(&rates(own), &rates(&line)));
+            let by = by.map(|by| format!("{} ({} to {})", digits(by.median), digits(by.min), digits(by.max)));
+            let rate = number(&line, "messages_per_second").map(rate).unwrap_or_default();
+            let reported =
+                match [outcome(&death, "sender"), outcome(&death, "receiver")].map(|seen| seen == "detects it") {
+                    [true, true] => {
+                        let after = ["sender_death_detected_ns", "receiver_death_detected_ns"];
+                        let slowest = after.iter().filter_map(|name| number(&death, name)).fold(0.0, f64::max);
+                        format!("detected in {}", time(slowest))
+                    }
+                    [false, false] => "the other side is not notified".to_string(),
+                    _ => "only one side is notified".to_string(),
+                };
+            _ = writeln!(text, "| {name} | {rate} | {} | {reported}; {lost} |", by.unwrap_or_default());
         }
         text
     }
@@ -591,6 +645,40 @@ mod tests {
              1.05 (0.945 to 1.16) close, at 2.00 × its CPU time; 6.00 (5.40 to 6.60) far-4; 7.00 (6.30 to 7.70) far-3 |"
         );
         assert!(text.contains("| `reattach` | not in these results | |"), "{text}");
+    }
+
+    #[test]
+    fn the_front_table_has_speeds_by_turns_and_what_a_kill_does() {
+        let (stream, kill) = ("./run bench stream --size 256 --runs 3", "./run bench kill --runs 2");
+        let speed = |label: &str, rates: [f64; 3]| {
+            let runs = rates.map(|rate| json!({ "messages_per_second": rate }));
+            json!({ "label": label, "command": stream, "parameters": { "count": 9 },
+                "messages_per_second": rates[1], "runs": runs })
+        };
+        let death = |label: &str, sender: &str, receiver: &str| {
+            let of = |outcome: &str| json!({ "outcome": outcome });
+            json!({ "label": label, "command": kill, "parameters": { "count": 9 }, "sender_death_detected_ns": 2e6,
+                "receiver_death_detected_ns": 3e6,
+                "runs": [{ "deaths": { "sender": of(sender), "receiver": of(receiver) } }] })
+        };
+        let lines = [
+            json!({ "machine": {} }),
+            speed("pelton:block", [10e6, 20e6, 30e6]),
+            speed("pipe:block", [1e6, 1e6, 1e6]),
+            speed("sock-stream:block", [1e6, 1e6, 1e6]),
+            speed("zeromq-ipc", [1e6, 1e6, 1e6]),
+            death("pelton", "detected", "detected"),
+            death("pipe", "hangs", "detected"),
+            death("zeromq-ipc", "hangs", "hangs"),
+        ];
+        let text = Figures { lines: &lines, name: "r.jsonl" }.front();
+        assert!(text.contains("| **pelton** | 20.0 M |  | detected in 3.00 ms; **nothing is lost**"), "{text}");
+        assert!(text.contains("| pipe | 1.00 M | 20.0 (10.0 to 30.0) | only one side is notified; "), "{text}");
+        assert!(
+            text.contains("| ZeroMQ, `ipc://` | 1.00 M | 20.0 (10.0 to 30.0) | the other side is not notified; "),
+            "{text}"
+        );
+        assert!(text.contains("| Unix socket | not in these results | | |"), "{text}");
     }
 
     #[test]

@@ -127,10 +127,14 @@ pub enum SystemName {
     Write,
     /// pelton by a program in SBCL: appending, and streams
     PeltonSbcl,
+    /// Append, in SBCL: pelton's appenders, where each message is written in place
+    PeltonSbclReserved,
     /// Append, in SBCL: one buffer for all threads, behind a lock
     SbclMutex,
     /// Append, in SBCL: one buffer for all threads, in which each takes space by an atomic addition
     SbclCas,
+    /// Append, in SBCL: the same by a compare-and-swap, and without a list of the writers
+    SbclCompareAndSwap,
     /// Append: crossbeam's bounded queue, and a thread that moves the messages from it into a buffer
     ArrayQueue,
     /// Append: crossbeam's unbounded queue, and such a thread
@@ -230,8 +234,10 @@ impl SystemName {
             SystemName::PeltonSbcl => Err("its sides in Lisp append, or have a stream"),
             SystemName::Bump
             | SystemName::MutexVec
+            | SystemName::PeltonSbclReserved
             | SystemName::SbclMutex
             | SystemName::SbclCas
+            | SystemName::SbclCompareAndSwap
             | SystemName::ArrayQueue
             | SystemName::SegQueue => {
                 if appends {

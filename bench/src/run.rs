@@ -326,7 +326,11 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonNginx
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits | SystemName::LimitsWindow => limits::version(),
-        SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => lisp::version(),
+        SystemName::PeltonSbcl
+        | SystemName::PeltonSbclReserved
+        | SystemName::SbclMutex
+        | SystemName::SbclCas
+        | SystemName::SbclCompareAndSwap => lisp::version(),
         SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),
         SystemName::ArrayQueue | SystemName::SegQueue => "crossbeam-queue 0.3".to_string(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),

@@ -258,48 +258,44 @@ calls."
 
 ;;; ---- Reserving, for senders and for appenders
 
-(declaim (inline reserve commit abort-reservation))
-(defun reserve (writer size at)
-  "Reserves SIZE bytes without waiting, and writes their address to AT. As RESULT."
-  (declare (type handle writer) (type (unsigned-byte 62) size at))
-  (if (typep writer 'sender)
-      (result (%sender-reserve (handle-address writer) size +no-wait+ (int-sap at)))
-      (result (%appender-reserve (handle-address writer) size (int-sap at)))))
+(defun refuse-reserving ()
+  (error 'reserved-error
+         :code +reserved+
+         :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write"))
 
-(defun commit (writer size at)
-  "Commits the reservation at AT, which is then none. Without interrupts."
-  (declare (type handle writer) (type (unsigned-byte 62) size at))
-  (let ((result (if (typep writer 'sender)
-                    (result (%sender-commit (handle-address writer) size))
-                    (result (%appender-commit (handle-address writer) size)))))
-    (if (eql result +ok+)
-        (setf (sap-ref-64 (int-sap at) 0) 0)
-        (check result))))
-
-(defun abort-reservation (writer)
-  (declare (type handle writer))
-  (if (typep writer 'sender)
-      (%sender-abort (handle-address writer))
-      (%appender-abort (handle-address writer))))
-
-(defun reserve-slowly (writer size at timeout tried)
-  "As RESERVE, but waits and signals: true, or NIL by DROP-MESSAGE. TRIED is the first result, or NIL: there is a
-reservation."
-  (declare (type handle writer) (type (unsigned-byte 62) size at))
-  (unless tried
-    (error 'reserved-error
-           :code +reserved+
-           :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write"))
-  (let ((address (handle-address writer)) (sender (and (typep writer 'sender) writer)))
+(defun reserve-slowly (sender size at timeout tried)
+  "Reserves SIZE bytes, and writes their address to AT. Waits and signals: true, or NIL by DROP-MESSAGE. TRIED is the
+first result, or NIL: there is a reservation."
+  (declare (type sender sender) (type (unsigned-byte 62) size at))
+  (unless tried (refuse-reserving))
+  (let ((address (handle-address sender)))
     ;; It was noted.
     (when (typep tried 'peer-died-error) (setf tried nil))
-    (persisting (:handle sender :what (if sender "send" "append"))
-      (if sender
-          (attempt-waiting (sender address timeout deadline :spins (handle-spins writer) :size size :tried tried
-                                                            :handle sender)
-            (%sender-reserve address size deadline (int-sap at)))
-          (with-cause (if (typep tried 'condition) (shiftf tried nil) (without-interrupts (reserve writer size at)))
-            writer)))))
+    (persisting (:handle sender :what "send")
+      (attempt-waiting (sender address timeout deadline :spins (handle-spins sender) :size size :tried tried
+                                                        :handle sender)
+        (%sender-reserve address size deadline (int-sap at))))))
+
+(defmacro sending-reserved ((sender wanted timeout) write)
+  "As APPENDING-RESERVED, of SENDER."
+  (let ((at (gensym "AT")) (tried (gensym "TRIED")) (address (gensym "ADDRESS")))
+    `(let ((,tried nil) (,address (handle-address ,sender)))
+       (guarding (,at 2)
+           (progn
+             (unless (handle-reserved ,sender)
+               (setf (handle-reserved ,sender) t
+                     ,tried (result (%sender-reserve ,address ,wanted +no-wait+ (int-sap ,at))))
+               (unless (typep ,tried 'fixnum) (note ,sender ,tried)))
+             (when (or (eql ,tried +ok+)
+                       (interruptible (reserve-slowly ,sender ,wanted ,at ,timeout ,tried)))
+               (multiple-value-prog1 (interruptible (,write ,at))
+                 (check (result (%sender-commit ,address (ldb (byte 62 0) (sap-ref-64 (int-sap ,at) 8)))))
+                 ;; There is no reservation any more.
+                 (setf (sap-ref-64 (int-sap ,at) 0) 0))))
+         (when ,tried
+           (unless (zerop (sap-ref-64 (int-sap ,at) 0))
+             (%sender-abort ,address))
+           (setf (handle-reserved ,sender) nil))))))
 
 (defmacro with-reserved (((sap size) handle bytes &key timeout) &body body)
   "Reserves BYTES bytes of shared memory, runs BODY with SAP at them, aligned to 8, and sends or appends them as a
@@ -307,32 +303,26 @@ message when BODY ends normally: the first SIZE bytes, a variable that BODY may 
 otherwise, nothing is sent. HANDLE is a SENDER, or APPENDERS. Until BODY ends, another use of that sender, or of those
 appenders by this thread, is a RESERVED-ERROR. Waits for free space as SEND, up to TIMEOUT seconds, or as
 APPEND-MESSAGE. Returns the values of BODY. Conditions and restarts as those; after DROP-MESSAGE BODY does not run, and
-the value is NIL.
+the value is NIL. Declare the type of HANDLE where speed matters.
 
     (pelton:with-reserved ((sap size) sender 16)
       (setf (sb-sys:sap-ref-64 sap 0) 1
             (sb-sys:sap-ref-64 sap 8) 2))"
-  (let ((at (gensym "AT")) (writer (gensym "WRITER")) (wanted (gensym "BYTES")) (tried (gensym "TRIED")))
-    `(let ((,writer (writer-of ,handle)) (,wanted ,bytes) (,tried nil))
+  (let ((writer (gensym "HANDLE")) (wanted (gensym "BYTES")) (write (gensym "WRITE")) (at (gensym "AT")))
+    `(let ((,writer ,handle) (,wanted ,bytes))
        (declare (type (unsigned-byte 62) ,wanted))
-       (when ,writer
-         (guarding (,at 1)
-             (progn
-               (unless (handle-reserved (the handle ,writer))
-                 (setf (handle-reserved ,writer) t
-                       ,tried (reserve ,writer ,wanted ,at))
-                 (unless (typep ,tried 'fixnum) (note ,writer ,tried)))
-               (when (or (eql ,tried +ok+)
-                         (interruptible (reserve-slowly ,writer ,wanted ,at ,timeout ,tried)))
-                 (let ((,size ,wanted))
-                   (declare (type (unsigned-byte 62) ,size))
-                   (multiple-value-prog1
-                       (interruptible (let ((,sap (sap-ref-sap (int-sap ,at) 0))) (declare (ignorable ,sap)) ,@body))
-                     (commit ,writer ,size ,at)))))
-           (when ,tried
-             (unless (zerop (sap-ref-64 (int-sap ,at) 0))
-               (abort-reservation ,writer))
-             (setf (handle-reserved ,writer) nil)))))))
+       (flet ((,write (,at)
+                (declare (type (unsigned-byte 62) ,at))
+                (let ((,size ,wanted))
+                  (declare (type (unsigned-byte 62) ,size))
+                  (multiple-value-prog1
+                      (let ((,sap (sap-ref-sap (int-sap ,at) 0))) (declare (ignorable ,sap)) ,@body)
+                    (setf (sap-ref-64 (int-sap ,at) 8) ,size)))))
+         ;; Where the type of HANDLE is known, SBCL deletes one of the two calls, and inlines the function in the other.
+         (declare (dynamic-extent #',write) (sb-ext:muffle-conditions sb-ext:code-deletion-note))
+         (etypecase ,writer
+           (sender (sending-reserved (,writer ,wanted ,timeout) ,write))
+           (appenders (appending-reserved (,writer ,wanted) ,write)))))))
 
 ;;; ---- Receiving
 

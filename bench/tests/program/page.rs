@@ -129,9 +129,9 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
         "Messages a second, by message size",
         "by percentile",
         "99 %, by offered load",
-        "CPU seconds for a million messages",
-        "Resident memory, by messages that wait",
-        "What the survivor makes of it",
+        "CPU seconds per million messages",
+        "Resident memory, by backlog",
+        "The survivor's reaction",
         "Spread between runs",
         "Between two threads",
         "Messages of random sizes",
@@ -158,7 +158,7 @@ fn any_two_systems_differ_even_without_colours() {
     let (page, _) = results();
     // More systems than any plot has; one more name each time, as larger results would have.
     let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
-        return new Set(labels.map(l => look(l).dash + '|' + look(l).mark)).size; })()";
+        return new Set(labels.map(l => style(l).dash + '|' + style(l).mark)).size; })()";
     let dom = drawn(page, 1000, probe);
     assert_eq!(title(&dom).rsplit_once("| ").unwrap().1, "36", "{}", title(&dom));
 }

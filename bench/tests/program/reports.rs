@@ -425,6 +425,26 @@ fn every_system_flushes_the_appended_messages() {
     }
 }
 
+/// The side in Lisp compares every record of its first pass, and counts those of the others.
+#[test]
+fn every_system_in_lisp_flushes_each_message_once() {
+    if Command::new("sbcl").arg("--version").output().is_err() {
+        eprintln!("omitted: sbcl is missing");
+        return;
+    }
+    let systems = "pelton-sbcl,pelton-sbcl-reserved,sbcl-mutex,sbcl-cas,sbcl-compare-and-swap";
+    // Several buffers, and one that is never full.
+    for (threads, count) in [("3", "100000"), ("2", "1")] {
+        let arguments = ["append", "--threads", threads, "--count", count, "--runs", "1", "--systems", systems];
+        let (reports, _) = report(&arguments);
+        assert_eq!(reports.len(), 5);
+        for system in &reports {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
+        }
+    }
+}
+
 #[test]
 fn appended_messages_are_in_a_file_which_is_removed() {
     let temporary = tempfile::tempdir().unwrap();

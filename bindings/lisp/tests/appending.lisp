@@ -228,6 +228,45 @@
       (is (eql (length ids) 2))
       (is (every (lambda (id) (plusp (ash id -64))) ids)))))
 
+;;; However WITH-RESERVED is left, the abandoned message is never seen, and the next use, of any kind, works.
+(deftest a-body-that-is-left-appends-nothing-and-the-thread-appends-again
+  (with-collected (appenders collected)
+    (flet ((leave (exit)
+             (pelton:with-reserved ((sap size) appenders 16)
+               (setf (sap-ref-64 sap 0) 666)
+               (funcall exit)))
+           (taken ()
+             (pelton:flush appenders)
+             (mapcar (lambda (octets) (sb-kernel:%vector-raw-bits octets 0)) (first (funcall collected)))))
+      (catch 'out (leave (lambda () (throw 'out nil))))
+      (pelton:append-message appenders (number-octets 1))
+      (signals failed (leave (lambda () (error 'failed :form nil :found nil))))
+      (pelton:with-reserved ((sap size) appenders 8) (setf (sap-ref-64 sap 0) 2))
+      (block nil (leave (lambda () (return))))
+      (is (equal (taken) '(1 2)))
+      ;; Inside the body the same thread is refused, by either way to append.
+      (pelton:with-reserved ((sap size) appenders 8)
+        (setf (sap-ref-64 sap 0) 3)
+        (signals pelton:reserved-error (pelton:append-message appenders (number-octets 666))))
+      (signals pelton:too-large-error (pelton:with-reserved ((sap size) appenders 8) (setf size 9)))
+      (is (equal (taken) '(1 2 3))))))
+
+(deftest a-thread-that-is-terminated-in-a-body-appends-nothing
+  (with-collected (appenders collected)
+    (let* ((inside (sb-thread:make-semaphore))
+           (thread (sb-thread:make-thread
+                    (lambda ()
+                      (pelton:append-message appenders (bytes "whole"))
+                      (pelton:with-reserved ((sap size) appenders 8)
+                        (setf (sap-ref-64 sap 0) 666)
+                        (sb-thread:signal-semaphore inside)
+                        (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout *limit*))))))
+      (is (sb-thread:wait-on-semaphore inside :timeout *limit*))
+      (sb-thread:terminate-thread thread)
+      (is (eq :ended (sb-thread:join-thread thread :default :ended :timeout *limit*)))
+      (pelton:flush appenders)
+      (is (equal (mapcar #'text (first (funcall collected))) '("whole"))))))
+
 (deftest places-of-ended-threads-are-used-again
   (with-collected (appenders collected)
     (fill (pelton::appenders-places appenders) (pelton::make-own nil 0 nil))

@@ -668,11 +668,11 @@ impl Client {
     pub fn arm(&mut self) -> Result<Armed> {
         let mut side = Waiting { client: self, condition: Condition::Any, wanted: None };
         side.poll()?;
-        // Of both lanes of all connections.
-        side.client.balancer.doorbells.drain()?;
+        // Of both lanes of all connections. The same system call reports a service that is gone.
+        let is_any_gone = side.client.balancer.doorbells.drain()?;
         side.wanted = side.client.wanted;
         let mut armed = side.arm()?;
-        if armed && side.client.balancer.doorbells.is_any_gone()? {
+        if armed && is_any_gone {
             side.disarm();
             // The end is reported after the last reply.
             let _ = side.poll()? || side.end()?;

@@ -133,8 +133,9 @@ impl Doorbells {
         }
     }
 
-    /// Drains the doorbells. Call it before you announce a sleep.
-    pub fn drain(&self) -> Result<()> {
+    /// Drains the doorbells, and returns whether a peer is gone. Call it before you announce a sleep. The descriptor
+    /// stays readable while a peer is gone, so an event loop also learns of one that leaves after this.
+    pub fn drain(&self) -> Result<bool> {
         self.doorbell.drain();
         self.local_wake.drain();
         self.pollable.drain().map_err(Error::system("polling the peers"))
@@ -144,7 +145,7 @@ impl Doorbells {
     /// rings before, which spares a system call.
     pub fn drain_after_sleep(&self, alone: bool) -> Result<()> {
         if !alone {
-            return self.drain();
+            return self.drain().map(|_| ());
         }
         self.doorbell.drain();
         self.local_wake.drain();

@@ -340,6 +340,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn progress_counts_each_message_once_whatever_lane_is_current() {
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+        let mut kept: Vec<_> = (0..3).map(|_| senders.sender().unwrap()).collect();
+        let first = receiver.lanes.progress();
+        let mut received = 0;
+        for round in 0..200 {
+            // Runs of several lengths, so that lanes are left empty, at the end of a quantum, and when they leave.
+            for (n, sender) in kept.iter_mut().enumerate() {
+                (0..=round % (30 * n + 1)).for_each(|_| sender.send(&[0; 8]).unwrap());
+            }
+            if round == 150 {
+                kept.remove(0);
+            }
+            while receiver.try_receive().unwrap().is_some() {
+                received += 1;
+                assert_eq!(receiver.lanes.progress().wrapping_sub(first), received);
+            }
+            let other = receiver.lanes.iter().last().unwrap().number;
+            assert!(receiver.lanes.turn_to(other));
+            assert_eq!(receiver.lanes.progress().wrapping_sub(first), received);
+        }
+    }
+
+    #[test]
     fn lane_numbers_wrap_and_skip_those_in_use() {
         let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
         let mut kept = vec![senders.sender().unwrap()];

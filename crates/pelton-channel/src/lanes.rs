@@ -35,6 +35,8 @@ pub(crate) struct Lanes {
     /// The lane that never has a sender. It is stored here while another lane is current, and is current if there is no
     /// other.
     placeholder: Option<Box<Lane>>,
+    /// See [`Lanes::progress`]: without the messages of the current lane.
+    progress: u64,
 }
 
 /// Idle lanes to poll at the end of a quantum: few, so that a thousand idle lanes cost the busy ones almost nothing.
@@ -61,6 +63,7 @@ impl Lanes {
             next_idle: 0,
             leave: false,
             placeholder: None,
+            progress: 0,
         }
     }
 
@@ -72,6 +75,24 @@ impl Lanes {
     /// Whether the current lane is the only one.
     pub(crate) fn is_one(&self) -> bool {
         self.busy.is_empty() && self.idle.is_empty()
+    }
+
+    /// Whether there is another lane that had messages at the end of its last quantum.
+    pub(crate) fn is_any_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// A count of the messages taken from all lanes, modulo 2^64. Only its differences mean anything.
+    pub(crate) fn progress(&self) -> u64 {
+        self.progress.wrapping_add(self.current.consumer.taken())
+    }
+
+    /// Makes `next` the current lane, and returns the one before.
+    fn make_current(&mut self, next: Box<Lane>) -> Box<Lane> {
+        let progress = self.progress();
+        let before = std::mem::replace(&mut self.current, next);
+        self.progress = progress.wrapping_sub(self.current.consumer.taken());
+        before
     }
 
     /// The number of lanes with a sender.
@@ -100,7 +121,7 @@ impl Lanes {
     /// Adds a lane.
     pub(crate) fn add(&mut self, lane: Box<Lane>) {
         if self.is_empty() {
-            self.placeholder = Some(std::mem::replace(&mut self.current, lane));
+            self.placeholder = Some(self.make_current(lane));
         } else {
             self.busy.push_back(lane);
         }
@@ -128,13 +149,15 @@ impl Lanes {
     /// Switches from the empty current lane to another that may be ready. Returns false if there is none.
     fn switch(&mut self) -> bool {
         if let Some(next) = self.busy.pop_front() {
-            let empty = std::mem::replace(&mut self.current, next);
+            let empty = self.make_current(next);
             self.idle.push(empty);
             return true;
         }
         match self.idle.iter().position(|lane| lane.may_be_ready(self.leave)) {
             Some(index) => {
-                std::mem::swap(&mut self.current, &mut self.idle[index]);
+                let next = self.idle.swap_remove(index);
+                let empty = self.make_current(next);
+                self.idle.push(empty);
                 true
             }
             None => false,
@@ -146,9 +169,12 @@ impl Lanes {
         if self.current.number == number {
             return true;
         }
+        let progress = self.progress();
         let others = self.busy.iter_mut().chain(&mut self.idle);
         let found = others.into_iter().find(|lane| lane.number == number);
-        found.map(|lane| std::mem::swap(&mut self.current, lane)).is_some()
+        let turns = found.map(|lane| std::mem::swap(&mut self.current, lane)).is_some();
+        self.progress = progress.wrapping_sub(self.current.consumer.taken());
+        turns
     }
 
     /// Ends the current lane's quantum: polls some idle lanes, and switches to the next busy one.
@@ -163,7 +189,8 @@ impl Lanes {
             }
         }
         if let Some(next) = self.busy.pop_front() {
-            self.busy.push_back(std::mem::replace(&mut self.current, next));
+            let before = self.make_current(next);
+            self.busy.push_back(before);
         }
     }
 
@@ -173,7 +200,7 @@ impl Lanes {
             return None;
         }
         let next = self.busy.pop_front().or_else(|| self.idle.pop()).or_else(|| self.placeholder.take());
-        next.map(|next| std::mem::replace(&mut self.current, next))
+        next.map(|next| self.make_current(next))
     }
 }
 

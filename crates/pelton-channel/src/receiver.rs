@@ -66,7 +66,8 @@ pub struct Receiver {
     /// The number of quanta so far: the registry is checked at intervals of it.
     quanta: u32,
     returned: Arc<Returned>,
-    backoff: Backoff,
+    /// `None` in a receiver of requests: see decision 0021.
+    backoff: Option<Backoff>,
     lockstep: Lockstep,
     empties: u32,
 }
@@ -116,7 +117,7 @@ impl Receiver {
             is_quantum_over: false,
             many: false,
             returned,
-            backoff: Backoff::new(),
+            backoff: Some(Backoff::new()),
             lockstep: Lockstep::default(),
             empties: 0,
         })
@@ -135,6 +136,10 @@ impl Receiver {
     pub(crate) fn gathering(parts: ReceiverParts, options: &Settings, registry: Registry) -> Result<Receiver> {
         let mut receiver = Receiver::new(parts, options)?;
         receiver.many = true;
+        // A request's answer goes out before the next request comes: a pause would only delay it.
+        if registry.replies() {
+            receiver.backoff = None;
+        }
         receiver.registry = Some(Box::new(registry));
         receiver.reports_events = options.membership_events;
         receiver.lanes.let_leave();
@@ -314,8 +319,13 @@ impl Receiver {
     #[inline(never)]
     #[doc(hidden)]
     pub fn comes_soon(&mut self) -> bool {
-        if self.endpoint.spin.first_polls() > 0 && !self.many {
-            for _ in 0..self.backoff.next_pauses(self.lanes.current.consumer.head().seq) {
+        if self.lanes.is_any_busy() {
+            return false;
+        }
+        if self.endpoint.spin.first_polls() > 0
+            && let Some(backoff) = &mut self.backoff
+        {
+            for _ in 0..backoff.next_pauses(self.lanes.progress() as u32) {
                 os::relax();
             }
         }

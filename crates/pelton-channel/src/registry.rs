@@ -138,6 +138,11 @@ impl Registry {
         self.shared.receiver_side.budget.clone()
     }
 
+    /// Whether each sender gets a reply lane.
+    pub(crate) fn replies(&self) -> bool {
+        self.shared.receiver_side.replies.is_some()
+    }
+
     /// Whether no sender can join any more.
     pub(crate) fn is_shut(&self) -> bool {
         let state = self.shared.state();

@@ -134,13 +134,13 @@ impl Pollable {
         Ok(())
     }
 
-    /// Silences the doorbells until they ring again.
-    pub fn drain(&self) -> std::io::Result<()> {
+    /// Silences the doorbells until they ring again. Returns whether a peer is gone.
+    pub fn drain(&self) -> std::io::Result<bool> {
         let mut events = [NO_EVENT; 64];
         // If there are more, it stays readable for one iteration, like after a ring that came too late.
         let count = self.epoll_wait(&mut events, 0)?;
         self.drain_peers(&events[..count]);
-        Ok(())
+        Ok(has_gone(&events[..count]))
     }
 
     fn drain_peers(&self, events: &[epoll::Event]) {
@@ -214,7 +214,7 @@ impl Pollable {
         };
         self.drain_peers(&events[..found]);
         // The end first, as in `poll_until`.
-        let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
+        let gone = has_gone(&events[..found]);
         let is_alone = found < events.len()
             && events[..found]
                 .iter()
@@ -239,6 +239,10 @@ impl Pollable {
             }
         }
     }
+}
+
+fn has_gone(events: &[epoll::Event]) -> bool {
+    events.iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))))
 }
 
 impl AsFd for Pollable {

@@ -78,7 +78,7 @@ impl Backoff {
         Backoff { level: 0, phase: Phase::Rest, left: LEVELS[0].1, doublings: 0, last: 0, was_short: false, tried: 0 }
     }
 
-    /// Call this after an empty poll, with the number of the next message as `seq`; all earlier messages are released.
+    /// Call this after an empty poll. `seq` counts the messages so far, of all lanes; its start does not matter.
     /// Returns the number of pauses before the next poll.
     #[inline(always)]
     pub(super) fn next_pauses(&mut self, seq: u32) -> u32 {

@@ -1,14 +1,11 @@
 //! Users start with the Rust code of README.md, here and at the root: it compiles, without warnings except for unused
-//! items.
+//! items. `docs/try` runs what else README.md has, and the guide.
 
 use std::path::Path;
 use std::process::Command;
 
-/// A reader's additions: a function around it that may fail, the names of the text before it, and a receiver of any
-/// kind.
-const BEFORE: &str = "use pelton::file::{Engine, Open, Operation};\n\
-    fn main() -> Result<(), Box<dyn std::error::Error>> {\n\
-    let (_sender, receiver) = pelton::Options::new().threads()?;\n";
+/// A reader's addition: a function around it that may fail.
+const BEFORE: &str = "fn main() -> Result<(), Box<dyn std::error::Error>> {\n";
 
 #[test]
 fn the_rust_in_readme_compiles() {
@@ -16,7 +13,7 @@ fn the_rust_in_readme_compiles() {
     let root = crate_root.join("../..");
     let texts = [root.as_path(), crate_root].map(|folder| std::fs::read_to_string(folder.join("README.md")).unwrap());
     let [of_root, of_crate] = texts.each_ref().map(|text| rust_blocks(text));
-    assert!(of_root.len() >= 6 && !of_crate.is_empty(), "they have Rust: {}, {}", of_root.len(), of_crate.len());
+    assert!(!of_root.is_empty() && !of_crate.is_empty(), "they have Rust: {}, {}", of_root.len(), of_crate.len());
     // A separate package, like a user's. Nothing is fetched: its dependencies are this package's.
     let dir = tempfile::tempdir().unwrap();
     let binaries = dir.path().join("src/bin");
