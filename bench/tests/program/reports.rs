@@ -429,7 +429,7 @@ fn every_system_flushes_the_appended_messages() {
 #[test]
 fn every_system_in_lisp_flushes_each_message_once() {
     if Command::new("sbcl").arg("--version").output().is_err() {
-        eprintln!("omitted: sbcl is missing");
+        eprintln!("LEFT OUT: sides in Lisp, for sbcl is missing");
         return;
     }
     let systems = "pelton-sbcl,pelton-sbcl-reserved,sbcl-mutex,sbcl-cas,sbcl-compare-and-swap";
