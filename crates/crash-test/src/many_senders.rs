@@ -13,8 +13,8 @@ use super::{
     plan::{Job, ManySendersPlan, Plan, Role, Transport, WaitMode},
     resources::{Resources, growth},
 };
-use pelton_cli::failure::Failure;
 use pelton::{Error, RecordReader};
+use pelton_cli::failure::Failure;
 use std::{
     collections::HashMap,
     fs,

@@ -1,5 +1,5 @@
-//! The crash test as a program. The unit tests of `ledger.rs` show that its accounts find faults; the controls in `verify/` show
-//! it with real faults.
+//! The crash test as a program. The unit tests of `ledger.rs` show that its accounts find faults; the controls in
+//! `verify/` show it with real faults.
 
 use pelton_testkit::{NewEntry, ProgramDirs, json};
 use rustix::process::Signal;

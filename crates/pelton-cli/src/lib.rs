@@ -28,9 +28,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
     0  done
     1  the other side died or left with messages unreleased (standard error gives
-       the number); demo: the output differs from the input; torture: faults
-       found; cat: a file's end is torn, or --verify found gaps; conform: a check
-       failed
+       the number); cat: a file's end is torn, or --verify found gaps; conform: a
+       check failed
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
        path:DIR is no channel, has that side already, or predates the last reboot

@@ -8,7 +8,9 @@ use rustix::{
     io::Errno,
     net::SendFlags,
 };
+use serde::Serialize;
 use std::{
+    io::Write as _,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
 };

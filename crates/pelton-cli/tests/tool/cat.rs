@@ -1,8 +1,8 @@
 //! `pelton cat`: the messages of record files, and the report on incomplete or damaged ones.
 
 use crate::test_dirs;
-use pelton_testkit::{Process, json};
 use pelton::{Chunk, LaneId, Peer, RecordFile, RecordFileOptions, Sink as _};
+use pelton_testkit::{Process, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,14 @@
 //! `pelton send` and `pelton recv` over a path channel: either side first, alone, killed, refused, and several senders.
 
 use crate::test_dirs;
-use pelton_testkit::{NewEntry, Process, eventually, json};
+use pelton_testkit::{NewEntry, Process, ProgramDirs, eventually, json};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A path channel that does not exist yet.
 struct Channel {
-    dirs: TestDirs,
+    dirs: ProgramDirs,
     parent: PathBuf,
     name: String,
 }
@@ -20,7 +20,7 @@ impl Channel {
         Channel::in_directory(dirs, parent)
     }
 
-    fn in_directory(dirs: TestDirs, parent: PathBuf) -> Channel {
+    fn in_directory(dirs: ProgramDirs, parent: PathBuf) -> Channel {
         let name = format!("path:{}", parent.join("channel").display());
         Channel { dirs, parent, name }
     }

@@ -445,7 +445,7 @@ fn without_standard_output_a_command_receives_and_loses_no_message() {
         &["call", "nobody", "asked"],
         &["info", &channel],
     ] {
-        start_with(dirs.pelton(arguments), closed).wait().assert(5, &["standard output is closed"]);
+        start_with(dirs.command(arguments), closed).wait().assert(5, &["standard output is closed"]);
     }
     let mut unwritable = dirs.command(&["recv", &channel]);
     unwritable.stdout(std::fs::File::open("/dev/null").unwrap());

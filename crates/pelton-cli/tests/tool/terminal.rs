@@ -20,7 +20,7 @@ fn terminal() -> (File, File) {
 /// Starts the command on a terminal, waits until it has printed all of `wanted`, and interrupts it.
 fn assert_prints(dirs: &ProgramDirs, arguments: &[&str], wanted: &[&str]) {
     let (mut master, slave) = terminal();
-    let mut command = dirs.pelton(arguments);
+    let mut command = dirs.command(arguments);
     command.stderr(slave);
     let process = Process::start(command);
     let mut text = String::new();
