@@ -24,7 +24,7 @@ use pelton_cli::{
     signals::Signals,
 };
 use report::{Job, Outcome, Report};
-use run::Run;
+use run::{Run, Runs};
 use stage::{System, ZSTD_LEVEL};
 use std::{
     path::{Path, PathBuf},
@@ -89,9 +89,11 @@ fn run(args: &DemoArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
     let mut output_file = args.output.as_deref().map(|path| OutputFile::create(path, &input)).transpose()?;
 
+    let total = (ROUNDS_LINES + ROUNDS_ZSTD + 1) * args.systems.len();
+    let mut runs = Runs { input: &input, directory: &directory, signals: &signals, done: 0, total };
     let before = Load::now();
     let lines = rounds(&args.systems, ROUNDS_LINES, |system, _| {
-        let run = Run::of(system, &input, None, false, &directory, &signals)?;
+        let run = runs.run(system, None, false)?;
         check_digest(&input, system, &run)?;
         Ok(run)
     })?;
@@ -101,7 +103,7 @@ fn run(args: &DemoArgs) -> Result<(), Failure> {
             .map_err(|error| Failure::system("cannot create a temporary file", error))?;
         let kept = if system == args.systems[0] { output_file.take() } else { None };
         let output = kept.as_ref().map_or(scratch.path(), OutputFile::path);
-        let run = Run::of(system, &input, Some(output), false, &directory, &signals)?;
+        let run = runs.run(system, Some(output), false)?;
         if round == 0 {
             let size = output::verify(&input, output, system, &signals)?;
             if system == args.systems[0] {
@@ -114,12 +116,12 @@ fn run(args: &DemoArgs) -> Result<(), Failure> {
     let others_busy = before.zip(Load::now()).and_then(|(before, after)| after.of_others_since(&before));
 
     let mut results = Vec::new();
-    for (&system, runs) in args.systems.iter().zip(&lines) {
-        let counting = Run::of(system, &input, None, true, &directory, &signals)?;
-        results.push(Outcome::of(system, Job::Lines, runs, counting.system_calls, &input));
+    for (&system, timed) in args.systems.iter().zip(&lines) {
+        let system_calls = runs.run(system, None, true)?.system_calls;
+        results.push(Outcome::of(system, Job::Lines, timed, system_calls, &input));
     }
-    for (&system, runs) in args.systems.iter().zip(&zstd) {
-        results.push(Outcome::of(system, Job::Zstd, runs, None, &input));
+    for (&system, timed) in args.systems.iter().zip(&zstd) {
+        results.push(Outcome::of(system, Job::Zstd, timed, None, &input));
     }
     for of_job in results.chunks_mut(args.systems.len()) {
         let (first, others) = of_job.split_first_mut().expect("one transport at least");

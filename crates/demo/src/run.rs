@@ -2,6 +2,7 @@
 
 use crate::{
     input::Input,
+    report::Job,
     stage::{LISTENING, Measured, Plan, Role, System},
 };
 use pelton_cli::{
@@ -32,17 +33,22 @@ pub struct Run {
     pub digest: u64,
 }
 
-impl Run {
+/// All runs of a demo.
+pub struct Runs<'a> {
+    pub input: &'a Input,
+    pub directory: &'a TempDir,
+    pub signals: &'a Signals,
+    pub done: usize,
+    pub total: usize,
+}
+
+impl Runs<'_> {
     /// Runs the pipeline once, with compression into `output` if there is one. The figures are from the connection to
     /// the end of the receiver. Counting slows every system call, so the timed runs do not count.
-    pub fn of(
-        system: System,
-        input: &Input,
-        output: Option<&Path>,
-        count_calls: bool,
-        directory: &TempDir,
-        signals: &Signals,
-    ) -> Result<Run, Failure> {
+    pub fn run(&mut self, system: System, output: Option<&Path>, count_calls: bool) -> Result<Run, Failure> {
+        let Runs { input, directory, signals, total, .. } = *self;
+        self.done += 1;
+        let number = self.done;
         let run_directory = TempDir::with_prefix_in("run-", directory)
             .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
         let file = File::open(&input.path)
@@ -60,7 +66,7 @@ impl Run {
         receiver.wait_until_listening(signals)?;
         // The sender reads from the same open file, so this process can read its file position.
         let mut sender = Stage::start(plan(Role::Send), share()?.into())?;
-        let job = if output.is_some() { "to zstd" } else { "lines alone" };
+        let job = if output.is_some() { Job::Zstd } else { Job::Lines }.label();
         let mut progress = Progress::after(Duration::ZERO);
         let refresh_interval = std::io::stderr().is_terminal().then_some(Duration::from_millis(100));
         while receiver.status.is_none() || sender.status.is_none() {
@@ -77,7 +83,8 @@ impl Run {
             }
             let done = (&file).stream_position().unwrap_or_default();
             progress.update(|seconds| {
-                format!("{}, {job}: {}", system.label(), progress::amount(done, Some(input.bytes), seconds))
+                let amount = progress::amount(done, Some(input.bytes), seconds);
+                format!("run {number} of {total}, {job}, {}: {amount}", system.label())
             });
         }
         drop(progress);
