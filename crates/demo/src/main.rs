@@ -89,16 +89,18 @@ fn run(args: &DemoArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
     let mut output_file = args.output.as_deref().map(|path| OutputFile::create(path, &input)).transpose()?;
 
-    let total = (ROUNDS_LINES + ROUNDS_ZSTD + 1) * args.systems.len();
+    let too_small_to_time = input.lines() < TIMED_LINES_MIN && input.bytes < TIMED_BYTES_MIN;
+    let (rounds_lines, rounds_zstd) = if too_small_to_time { (1, 1) } else { (ROUNDS_LINES, ROUNDS_ZSTD) };
+    let total = (rounds_lines + rounds_zstd + 1) * args.systems.len();
     let mut runs = Runs { input: &input, directory: &directory, signals: &signals, done: 0, total };
     let before = Load::now();
-    let lines = rounds(&args.systems, ROUNDS_LINES, |system, _| {
+    let lines = rounds(&args.systems, rounds_lines, |system, _| {
         let run = runs.run(system, None, false)?;
         check_digest(&input, system, &run)?;
         Ok(run)
     })?;
     let mut output_bytes = 0;
-    let zstd = rounds(&args.systems, ROUNDS_ZSTD, |system, round| {
+    let zstd = rounds(&args.systems, rounds_zstd, |system, round| {
         let scratch = NamedTempFile::new_in(&directory)
             .map_err(|error| Failure::system("cannot create a temporary file", error))?;
         let kept = if system == args.systems[0] { output_file.take() } else { None };
@@ -138,7 +140,7 @@ fn run(args: &DemoArgs) -> Result<(), Failure> {
         output: args.output.as_deref().map(Path::to_string_lossy),
         output_bytes,
         verified: true,
-        too_small_to_time: input.lines() < TIMED_LINES_MIN && input.bytes < TIMED_BYTES_MIN,
+        too_small_to_time,
         others_busy,
         results,
     };
