@@ -54,11 +54,7 @@ pub struct Outcome {
 impl Outcome {
     /// `system_calls` are those of one run.
     pub fn of(system: System, job: Job, runs: &[Run], system_calls: Option<u64>, input: &Input) -> Outcome {
-        let median_of = |value: fn(&Run) -> f64| {
-            let mut sorted: Vec<f64> = runs.iter().map(value).collect();
-            sorted.sort_by(f64::total_cmp);
-            median(&sorted)
-        };
+        let median_of = |value: fn(&Run) -> f64| median(&runs.iter().map(value).collect::<Vec<f64>>());
         let (lines, seconds) = (input.digest.lines as f64, median_of(|run| run.seconds));
         Outcome {
             system,
@@ -77,8 +73,7 @@ impl Outcome {
 
     /// Compares it with the first transport, round by round.
     pub fn compare(&mut self, first: &Outcome) {
-        let ratios = self.runs.iter().zip(&first.runs).map(|(own, first)| own / first).collect();
-        self.speedup_of_first = Some(Speedup::of(ratios));
+        self.speedup_of_first = Some(Speedup::of(&first.runs, &self.runs));
     }
 }
 

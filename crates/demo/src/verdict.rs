@@ -14,32 +14,36 @@ const BUSY_PART: f64 = 0.1;
 /// The speed of one transport as a multiple of that of another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Speedup {
+    /// The ratio of the medians, which a table shows too.
     pub median: f64,
     pub low: f64,
     pub high: f64,
 }
 
 impl Speedup {
-    /// From the ratio of each round.
-    pub fn of(mut ratios: Vec<f64>) -> Speedup {
+    /// From the seconds of each round.
+    pub fn of(own: &[f64], other: &[f64]) -> Speedup {
+        let mut ratios: Vec<f64> = other.iter().zip(own).map(|(other, own)| other / own).collect();
         ratios.sort_by(f64::total_cmp);
         let (count, outside) = (ratios.len(), outside(ratios.len()));
-        Speedup { median: median(&ratios), low: ratios[outside], high: ratios[count - 1 - outside] }
+        let median = median(other) / median(own);
+        // Each round decides by itself, so the ratio of the medians may lie outside, which only widens the interval.
+        Speedup { median, low: ratios[outside].min(median), high: ratios[count - 1 - outside].max(median) }
     }
 
-    /// How `first` compares with `other`.
-    fn words(&self, first: &str, other: &str) -> String {
+    /// How the one compares with `other`, after the word `is`.
+    fn words(&self, other: &str) -> String {
         // As printed, so that the numbers and the words agree.
         let [low, high] = [self.low, self.high].map(rounded);
         let range = format!("({} to {})", times(self.low), times(self.high));
         if low > 1.0 {
-            format!("{first} is {} times as fast as {other} {range}", times(self.median))
+            format!("{} times as fast as {other} {range}", times(self.median))
         } else if high < 1.0 {
-            format!("{first} is slower than {other}: {} of its speed {range}", times(self.median))
+            format!("slower than {other}: {} of its speed {range}", times(self.median))
         } else if low >= 1.0 / LEVEL && high <= LEVEL {
-            format!("{first} is level with {other} {range}")
+            format!("level with {other} {range}")
         } else {
-            format!("{first} and {other} are undecided: the runs differ too much {range}")
+            format!("neither faster nor slower than {other} for certain {range}")
         }
     }
 }
@@ -63,8 +67,10 @@ fn outside(count: usize) -> usize {
     outside
 }
 
-/// The median of sorted numbers.
-pub fn median(sorted: &[f64]) -> f64 {
+/// The median.
+pub fn median(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }
@@ -72,9 +78,9 @@ pub fn median(sorted: &[f64]) -> f64 {
 /// The verdict of one job: `first` beside each other transport. `others_busy`: the processors of the machine, and how
 /// many of them other programs kept busy.
 pub fn verdict(first: &str, others: &[(&str, Speedup)], others_busy: Option<(usize, f64)>) -> String {
-    let parts: Vec<String> = others.iter().map(|(other, speedup)| speedup.words(first, other)).collect();
+    let parts: Vec<String> = others.iter().map(|(other, speedup)| speedup.words(other)).collect();
     let is_busy = others_busy.is_some_and(|(processors, busy)| busy >= BUSY_PART * processors as f64);
-    format!("{}{}.", parts.join("; "), if is_busy { ", on this busy machine" } else { "" })
+    format!("{first} is {}{}.", parts.join(", and "), if is_busy { ", on this busy machine" } else { "" })
 }
 
 /// A ratio with two or three digits.
@@ -95,7 +101,7 @@ mod tests {
     use super::*;
 
     fn of(ratios: &[f64]) -> String {
-        verdict("pelton", &[("a socket", Speedup::of(ratios.to_vec()))], Some((2, 0.1)))
+        verdict("pelton", &[("a socket", Speedup::of(&vec![1.0; ratios.len()], ratios))], Some((2, 0.1)))
     }
 
     #[test]
@@ -103,9 +109,22 @@ mod tests {
         // Tables of the sign test.
         let table = [(6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (20, 5), (100, 39)];
         assert_eq!(table.map(|(count, _)| (count, outside(count))), table);
-        let speedup = Speedup::of(vec![9.0, 2.0, 1.0, 4.0, 3.0, 8.0, 5.0, 7.0, 6.0]);
+        let speedup = Speedup::of(&[0.5; 9], &[4.5, 1.0, 0.5, 2.0, 1.5, 4.0, 2.5, 3.5, 3.0]);
         assert_eq!(speedup, Speedup { median: 5.0, low: 2.0, high: 8.0 });
-        assert_eq!(Speedup::of(vec![4.0, 1.0]), Speedup { median: 2.5, low: 1.0, high: 4.0 });
+        assert_eq!(Speedup::of(&[1.0, 1.0], &[4.0, 1.0]), Speedup { median: 2.5, low: 1.0, high: 4.0 });
+    }
+
+    #[test]
+    fn the_interval_pairs_the_runs_of_a_round_and_holds_the_ratio_of_the_medians() {
+        // A machine that is slower in some rounds slows both.
+        let own = [1.0, 9.0, 1.0, 9.0, 1.0, 9.0];
+        assert_eq!(Speedup::of(&own, &own.map(|time| 2.0 * time)), Speedup { median: 2.0, low: 2.0, high: 2.0 });
+        let speedup = Speedup::of(&[1.0, 2.0, 3.0], &[6.0, 4.0, 3.0]);
+        assert_eq!(speedup, Speedup { median: 2.0, low: 1.0, high: 6.0 });
+        // The ratios are 1 five times, 2 three times, and 8 once; that of the medians is 4.
+        let own = [1.0, 1.0, 1.0, 8.0, 4.0, 1.0, 4.0, 1.0, 2.0];
+        let other = [1.0, 8.0, 2.0, 8.0, 8.0, 1.0, 4.0, 1.0, 4.0];
+        assert_eq!(Speedup::of(&own, &other), Speedup { median: 4.0, low: 1.0, high: 4.0 });
     }
 
     #[test]
@@ -133,7 +152,7 @@ mod tests {
         assert_eq!(of(&[0.9, 1.1, 1.0, 1.0, 1.2, 0.85]), "pelton is level with a socket (0.85 to 1.20).");
         assert_eq!(
             of(&[0.6, 3.4, 1.0, 2.0, 1.2, 0.9]),
-            "pelton and a socket are undecided: the runs differ too much (0.60 to 3.4)."
+            "pelton is neither faster nor slower than a socket for certain (0.60 to 3.4)."
         );
         // One run of nine, however far off, decides nothing.
         assert_eq!(
@@ -146,7 +165,8 @@ mod tests {
     fn a_verdict_names_each_other_transport_and_a_busy_machine() {
         let speedup = |ratio: f64| Speedup { median: ratio, low: ratio, high: ratio };
         let others = [("a write per line", speedup(11.0)), ("64 KiB batches", speedup(1.0))];
-        let words = "pelton is 11 times as fast as a write per line (11 to 11); pelton is level with 64 KiB batches (1.00 to 1.00)";
+        let words =
+            "pelton is 11 times as fast as a write per line (11 to 11), and level with 64 KiB batches (1.00 to 1.00)";
         assert_eq!(verdict("pelton", &others, Some((2, 1.0))), format!("{words}, on this busy machine."));
         assert_eq!(verdict("pelton", &others, Some((2, 0.05))), format!("{words}."));
         assert_eq!(verdict("pelton", &others, None), format!("{words}."));
