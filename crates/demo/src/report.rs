@@ -123,7 +123,7 @@ impl Report<'_> {
         let output = self.output.as_ref().map(|output| format!(" in {output}")).unwrap_or_default();
         writeln!(
             text,
-            "Compressed to {} bytes{output}. Through each transport, they decompress to the input, byte for byte.",
+            "Compressed to {} bytes{output}, which decompress to the input byte for byte, by each transport.",
             grouped(*output_bytes)
         )?;
         if self.too_small_to_time {
