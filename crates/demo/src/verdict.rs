@@ -43,7 +43,7 @@ impl Speedup {
         } else if low >= 1.0 / LEVEL && high <= LEVEL {
             format!("level with {other} {range}")
         } else {
-            format!("neither faster nor slower than {other} for certain {range}")
+            format!("not clearly faster or slower than {other} {range}")
         }
     }
 }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(of(&[0.9, 1.1, 1.0, 1.0, 1.2, 0.85]), "pelton is level with a socket (0.85 to 1.20).");
         assert_eq!(
             of(&[0.6, 3.4, 1.0, 2.0, 1.2, 0.9]),
-            "pelton is neither faster nor slower than a socket for certain (0.60 to 3.4)."
+            "pelton is not clearly faster or slower than a socket (0.60 to 3.4)."
         );
         // One run of nine, however far off, decides nothing.
         assert_eq!(
