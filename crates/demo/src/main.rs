@@ -23,8 +23,8 @@ use pelton_cli::{
     failure::{self, Failure},
     signals::Signals,
 };
-use report::{Job, Outcome, Report};
-use run::{Run, Runs};
+use report::{Outcome, Report};
+use run::{Job, Run, Runs};
 use stage::{System, ZSTD_LEVEL};
 use std::{
     path::{Path, PathBuf},

@@ -2,32 +2,12 @@
 
 use crate::{
     input::Input,
-    run::Run,
+    run::{Job, Run},
     stage::{System, ZSTD_LEVEL},
     verdict::{Speedup, median, verdict},
 };
 use serde::Serialize;
 use std::{borrow::Cow, fmt::Write as _};
-
-/// The work of the receiving stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Job {
-    /// Read and counted.
-    Lines,
-    /// Compressed and written.
-    Zstd,
-}
-
-impl Job {
-    /// Its name in the table.
-    pub fn label(self) -> &'static str {
-        match self {
-            Job::Lines => "the lines alone",
-            Job::Zstd => "to zstd",
-        }
-    }
-}
 
 /// The figures of one transport at one job.
 #[derive(Serialize)]

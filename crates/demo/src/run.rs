@@ -2,7 +2,6 @@
 
 use crate::{
     input::Input,
-    report::Job,
     stage::{LISTENING, Measured, Plan, Role, System},
 };
 use pelton_cli::{
@@ -11,6 +10,7 @@ use pelton_cli::{
     signals::Signals,
 };
 use rustix::{event::PollFlags, process::PidfdFlags};
+use serde::Serialize;
 use std::{
     fs::File,
     io::{IsTerminal as _, Read as _, Seek as _},
@@ -23,6 +23,26 @@ use std::{
     time::Duration,
 };
 use tempfile::TempDir;
+
+/// The work of the receiving stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Job {
+    /// Read and counted.
+    Lines,
+    /// Compressed and written.
+    Zstd,
+}
+
+impl Job {
+    /// Its name in the table.
+    pub fn label(self) -> &'static str {
+        match self {
+            Job::Lines => "the lines alone",
+            Job::Zstd => "to zstd",
+        }
+    }
+}
 
 /// The measurements of one run of both processes.
 pub struct Run {

@@ -134,7 +134,7 @@ impl Output {
     }
 
     /// After an interrupt: writes the rest of the buffer while its reader reads. The receiver has released these
-    /// messages, so no other process delivers them. Ends after [`READER_TIMEOUT`] without progress, and at the next
+    /// messages, so no other process delivers them. Ends after half a second without progress, and at the next
     /// signal. Returns how many bytes are lost.
     pub fn write_remaining(&mut self) -> usize {
         let mut written = 0;
