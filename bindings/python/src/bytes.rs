@@ -1,0 +1,145 @@
+//! Bytes that come from Python, and bytes that go there.
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::os::raw::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+/// From this number of bytes on, a copy runs without the GIL. A copy of 64 KiB takes some microseconds, as long as
+/// taking the GIL back from another thread.
+const WITHOUT_GIL: usize = 64 << 10;
+
+/// A bytes-like object, kept while its bytes are read.
+pub enum Payload<'py> {
+    Bytes(Bound<'py, PyBytes>),
+    Buffer(PyUntypedBuffer),
+}
+
+impl<'py> Payload<'py> {
+    #[inline]
+    pub fn of(object: &Bound<'py, PyAny>) -> PyResult<Payload<'py>> {
+        match object.cast_exact::<PyBytes>() {
+            Ok(bytes) => Ok(Payload::Bytes(bytes.clone())),
+            Err(_) => Payload::of_buffer(object),
+        }
+    }
+
+    #[cold]
+    fn of_buffer(object: &Bound<'py, PyAny>) -> PyResult<Payload<'py>> {
+        Ok(Payload::Buffer(contiguous(object, "a message is")?))
+    }
+
+    #[inline]
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Payload::Bytes(bytes) => bytes.as_bytes(),
+            Payload::Buffer(buffer) if buffer.len_bytes() == 0 => &[],
+            // SAFETY: the exporter keeps this many bytes readable until the buffer is dropped, which outlives the
+            // borrow. Another thread of Python may write there meanwhile; any value of a byte is valid.
+            Payload::Buffer(buffer) => unsafe {
+                std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes())
+            },
+        }
+    }
+}
+
+fn contiguous(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyUntypedBuffer> {
+    let buffer = PyUntypedBuffer::get(object).map_err(|error| {
+        if !error.is_instance_of::<PyTypeError>(object.py()) {
+            return error;
+        }
+        let found = object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
+        PyTypeError::new_err(format!("{what} {found}, wanted a bytes-like object: encode a str, pickle other objects"))
+    })?;
+    match buffer.is_c_contiguous() {
+        true => Ok(buffer),
+        false => {
+            Err(PyBufferError::new_err(format!("{what} not contiguous, wanted a contiguous buffer: copy it first")))
+        }
+    }
+}
+
+/// A writable buffer of Python, for a message that is copied into it.
+pub struct Target(PyUntypedBuffer);
+
+impl Target {
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Target> {
+        let buffer = contiguous(object, "the target is")?;
+        match buffer.readonly() {
+            true => Err(PyTypeError::new_err("the target is read-only, wanted a writable buffer, such as a bytearray")),
+            false => Ok(Target(buffer)),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len_bytes()
+    }
+
+    /// Copies the payload to the beginning; it fits.
+    pub fn fill(&self, py: Python<'_>, payload: &[u8]) {
+        assert!(payload.len() <= self.len(), "the caller has compared the sizes");
+        // SAFETY: the exporter keeps so many bytes writable while `self` lives, and they are in no lane of this
+        // receiver that another handle could release.
+        unsafe { copy(py, payload, self.0.buf_ptr().cast()) };
+    }
+}
+
+/// Copies a payload to `target`, a large one without the GIL.
+///
+/// # Safety
+/// `payload.len()` bytes can be written at `target`.
+pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
+    let address = target as usize;
+    let write = || {
+        // SAFETY: the caller guarantees the space. `copy` and not `copy_nonoverlapping`: a view of the same lane may be
+        // the source.
+        unsafe { ptr::copy(payload.as_ptr(), address as *mut u8, payload.len()) }
+    };
+    match payload.len() < WITHOUT_GIL {
+        true => write(),
+        false => py.detach(write),
+    }
+}
+
+/// A copy of the payload as `bytes`.
+#[inline]
+pub fn to_bytes<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    match payload.len() < WITHOUT_GIL {
+        true => Ok(PyBytes::new(py, payload)),
+        false => large(py, payload),
+    }
+}
+
+#[cold]
+fn large<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    // SAFETY: a NULL source makes bytes of that size, which nobody else knows until they are returned: they may be
+    // written. An error of Python is returned as one.
+    unsafe {
+        let made = ffi::PyBytes_FromStringAndSize(ptr::null(), payload.len() as isize);
+        let made = Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyBytes>();
+        copy(py, payload, ffi::PyBytes_AsString(made.as_ptr()).cast());
+        Ok(made)
+    }
+}
+
+/// Fills a view for the buffer protocol.
+///
+/// # Safety
+/// `view` is a view that Python wants filled. So many bytes stay valid at `start` until `owner` is asked to release it.
+pub unsafe fn fill_view(
+    view: *mut ffi::Py_buffer,
+    owner: &Bound<'_, PyAny>,
+    (start, bytes): (NonNull<u8>, usize),
+    is_read_only: bool,
+    flags: c_int,
+) -> PyResult<()> {
+    let start: *mut c_void = start.as_ptr().cast();
+    // SAFETY: the caller guarantees it.
+    match unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, bytes as isize, is_read_only.into(), flags) } {
+        0 => Ok(()),
+        _ => Err(PyErr::fetch(owner.py())),
+    }
+}

@@ -1,0 +1,42 @@
+//! The extension module `pelton._pelton`: channels and calls, over the crate `pelton`. `python/pelton/` has what
+//! users import, its `_pelton.pyi` the types; the documentation is here, for `help()`.
+//!
+//! - One thread at a time uses an endpoint: [`handle::Handle`]. Its waits run without the GIL, and end for a signal.
+//! - A message in place, and reserved space, are exported by the buffer protocol. What is exported stays valid until
+//!   the last view is gone: a message stays held, and a reservation keeps its sender from being used.
+
+mod bytes;
+mod descriptors;
+mod error;
+mod handle;
+mod open;
+mod receiver;
+mod sender;
+
+use pyo3::pymodule;
+
+#[pymodule(gil_used = true)]
+mod _pelton {
+    use pyo3::exceptions::PyImportError;
+    use pyo3::ffi;
+    use pyo3::prelude::*;
+
+    /// Classes and exceptions are one for all interpreters of a process, which those of Python must not be.
+    #[pymodule_init]
+    fn refuse_subinterpreters(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // SAFETY: this thread is attached to an interpreter, whose state Python returns.
+        match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
+            0 => Ok(()),
+            _ => Err(PyImportError::new_err(
+                "pelton does not support subinterpreters: import it in the main interpreter, or start another process",
+            )),
+        }
+    }
+
+    #[pymodule_export]
+    use crate::open::{Info, Listener, Opening, gather, listen, threads};
+    #[pymodule_export]
+    use crate::receiver::{Message, Receiver};
+    #[pymodule_export]
+    use crate::sender::{Reservation, Sender};
+}

@@ -1,0 +1,273 @@
+//! How endpoints come into being: options, `Listener`, `Opening`, and the functions of the module.
+
+use crate::error::{raise, timed_out};
+use crate::handle::{Handle, Using, deadline};
+use crate::receiver::Receiver;
+use crate::sender::Sender;
+use pelton::{Deadline, Options, Wait};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+/// The options of what connects, listens, gathers, opens or creates a path, and of threads.
+pub const CONNECT: &[&str] = &["timeout", "capacity", "message_bytes_max", "allow_uids", "spin"];
+const LISTEN: &[&str] = &["capacity", "message_bytes_max", "allow_uids", "spin"];
+const GATHER: &[&str] = &["capacity", "message_bytes_max", "allow_uids", "spin", "lanes"];
+const THREADS: &[&str] = &["capacity", "message_bytes_max", "spin"];
+pub const OPEN: &[&str] = &["timeout", "allow_uids", "mode", "spin"];
+pub const CREATE: &[&str] = &["timeout", "allow_uids", "mode", "spin", "capacity", "message_bytes_max", "lanes"];
+
+/// The options of the keyword arguments, of which `taken` can be given.
+pub fn options(given: Option<&Bound<'_, PyDict>>, taken: &[&str]) -> PyResult<Options> {
+    let mut options = Options::new();
+    for (name, value) in given.into_iter().flatten() {
+        let name: String = name.extract()?;
+        if !taken.contains(&name.as_str()) {
+            let wanted = taken.join(", ");
+            return Err(PyTypeError::new_err(format!("{name} is no option of this function, wanted one of {wanted}")));
+        }
+        // None is the default, except of a timeout, where it is no limit.
+        if value.is_none() && name != "timeout" {
+            continue;
+        }
+        options = match name.as_str() {
+            "timeout" => options.connect_deadline(deadline(value.extract()?)?),
+            "capacity" => options.capacity(value.extract()?),
+            "message_bytes_max" => options.message_bytes_max(value.extract()?),
+            "allow_uids" => options.allow_uids(&value.extract::<Vec<u32>>()?),
+            "spin" => options.wait(if value.extract()? { Wait::Spin } else { Wait::Block }),
+            "lanes" => options.lanes(value.extract()?),
+            "mode" => options.mode(value.extract()?),
+            "call_bytes_max" => options.call_bytes_max(value.extract()?),
+            "memory_bytes_max" => options.memory(value.extract()?),
+            other => unreachable!("{other} is in a list of options"),
+        };
+    }
+    Ok(options)
+}
+
+/// Continues an opening until it has ended.
+pub fn finish<T: Send>(py: Python<'_>, started: pelton::Result<pelton::Opening<T>>) -> PyResult<T> {
+    let opening = Handle::new("opening", started.map_err(|error| raise(py, error))?);
+    let mut using = opening.take(py)?;
+    loop {
+        // A step may wait a little, for a lock of a directory.
+        if let Some(opened) = using.step(py, pelton::Opening::try_finish)? {
+            return Ok(opened);
+        }
+        using.wait_readable(py, Deadline::Never, AsFd::as_fd)?;
+        // Retries may make it readable in each slice.
+        py.check_signals()?;
+    }
+}
+
+/// An endpoint that is being opened, for an event loop.
+///
+/// Whenever `fileno()` is readable, call `try_finish()`. Closing it cancels.
+#[pyclass(frozen, module = "pelton", weakref)]
+pub struct Opening(Handle<Started>);
+
+/// An opening of either endpoint.
+pub enum Started {
+    Sender(pelton::Opening<pelton::Sender>),
+    Receiver(pelton::Opening<pelton::Receiver>),
+}
+
+impl Opening {
+    pub fn new(started: Started) -> Opening {
+        Opening(Handle::new("opening", started))
+    }
+}
+
+#[pymethods]
+impl Opening {
+    /// Continues, and returns the endpoint once it is open; None before. Does not wait.
+    fn try_finish(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let mut using = self.0.take(py)?;
+        let failed = |error| raise(py, error);
+        Ok(match &mut *using {
+            Started::Sender(opening) => match opening.try_finish().map_err(failed)? {
+                Some(sender) => Some(Py::new(py, Sender::new(sender, None))?.into_any()),
+                None => None,
+            },
+            Started::Receiver(opening) => match opening.try_finish().map_err(failed)? {
+                Some(receiver) => Some(Py::new(py, Receiver::new(receiver, None))?.into_any()),
+                None => None,
+            },
+        })
+    }
+
+    /// The descriptor to watch for readability.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(match &*self.0.take(py)? {
+            Started::Sender(opening) => opening.as_raw_fd(),
+            Started::Receiver(opening) => opening.as_raw_fd(),
+        })
+    }
+
+    /// Closes it. Does not wait.
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// Accepts peers under a name, one after another: see `listen`.
+#[pyclass(frozen, module = "pelton", weakref)]
+pub struct Listener(Handle<pelton::Listener>);
+
+/// How long an attempt to accept may take once a peer has connected: its handshake, and its first packet. Signals wait
+/// for it.
+const ATTEMPT: Duration = Duration::from_secs(1);
+
+/// Waits until the listener has a peer, and accepts it by `accept`. `None` once the deadline has passed.
+pub fn accept<T: Send, R: Send>(
+    py: Python<'_>,
+    using: &mut Using<'_, T>,
+    deadline: Deadline,
+    listener: impl Fn(&T) -> &pelton::Listener + Send + Sync + Copy,
+    mut accept: impl FnMut(&mut T, Deadline) -> pelton::Result<Option<R>> + Send,
+) -> PyResult<Option<R>> {
+    loop {
+        // Not in slices: a slice would end a handshake that has begun.
+        if !using.wait_readable(py, deadline, move |value| listener(value).as_fd())? {
+            return Ok(None);
+        }
+        let attempt = match deadline {
+            Deadline::At(end) => end.min(std::time::Instant::now() + ATTEMPT),
+            _ => std::time::Instant::now() + ATTEMPT,
+        };
+        if let Some(accepted) = using.step(py, |value| accept(value, Deadline::At(attempt)))? {
+            return Ok(Some(accepted));
+        }
+        py.check_signals()?;
+    }
+}
+
+#[pymethods]
+impl Listener {
+    /// Waits up to `timeout` seconds for a receiver to connect, and returns the sender for it.
+    ///
+    /// Signals wait up to a second while a peer is connected and silent.
+    #[pyo3(signature = (timeout=None))]
+    fn accept_sender(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Sender> {
+        let mut using = self.0.take(py)?;
+        let accepted = accept(py, &mut using, deadline(timeout)?, |it| it, |it, until| it.accept_sender_until(until))?;
+        let sender = accepted.ok_or_else(|| timed_out(py, "waiting for a receiver to connect"))?;
+        Ok(Sender::new(sender, Some(using.clone())))
+    }
+
+    /// Waits up to `timeout` seconds for a sender to connect, and returns the receiver for it.
+    ///
+    /// Signals wait up to a second while a peer is connected and silent.
+    #[pyo3(signature = (timeout=None))]
+    fn accept_receiver(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Receiver> {
+        let mut using = self.0.take(py)?;
+        let accepted =
+            accept(py, &mut using, deadline(timeout)?, |it| it, |it, until| it.accept_receiver_until(until))?;
+        let receiver = accepted.ok_or_else(|| timed_out(py, "waiting for a sender to connect"))?;
+        Ok(Receiver::new(receiver, Some(using.clone())))
+    }
+
+    /// The descriptor to watch for readability: a peer has connected.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.0.take(py)?.as_fd().as_raw_fd())
+    }
+
+    /// Stops listening, once the accepted endpoints are closed too. Does not wait.
+    fn close(&self) {
+        self.0.close();
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(&self, _type: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) {
+        self.0.close();
+    }
+}
+
+/// Listens under `name`, a short name or `unix:PATH`, for peers to accept. Does not wait.
+///
+/// Options as of `Sender.connect`. Raises `InUse`, `BadName`, `BadOption`.
+#[pyfunction]
+#[pyo3(signature = (name, **given))]
+pub fn listen(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Listener> {
+    let listener = options(given, LISTEN)?.cast().listen(name).map_err(|error| raise(py, error))?;
+    Ok(Listener(Handle::new("listener", listener)))
+}
+
+/// A receiver of up to `lanes` senders (1,024), which connect under `name`. Does not wait.
+///
+/// Each sender has a lane of its own, so none waits for another; `capacity` is of each. `Message.lane` is the
+/// number of a message's.
+#[pyfunction]
+#[pyo3(signature = (name, **given))]
+pub fn gather(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Receiver> {
+    let receiver = options(given, GATHER)?.cast().gather_at(name).map_err(|error| raise(py, error))?;
+    Ok(Receiver::new(receiver, None))
+}
+
+/// A sender and a receiver for two threads of this process.
+#[pyfunction]
+#[pyo3(signature = (**given))]
+pub fn threads(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<(Sender, Receiver)> {
+    let (sender, receiver) = options(given, THREADS)?.cast().threads().map_err(|error| raise(py, error))?;
+    Ok((Sender::new(sender, None), Receiver::new(receiver, None)))
+}
+
+/// What is known about an endpoint: see `Sender.info`.
+///
+/// `messages` and `bytes` were sent or released; `waits` found no space or no message; `sleeps` and `wakes_sent` are
+/// wake-ups.
+#[pyclass(frozen, get_all, module = "pelton")]
+pub struct Info {
+    pub capacity: u64,
+    pub message_bytes_max: u64,
+    pub unreleased: Option<u64>,
+    pub peer_pid: Option<u32>,
+    pub peer_uid: Option<u32>,
+    pub messages: u64,
+    pub bytes: u64,
+    pub waits: u64,
+    pub sleeps: u64,
+    pub wakes_sent: u64,
+}
+
+impl Info {
+    pub fn new(capacity: u64, message_bytes_max: u64, peer: Option<pelton::Peer>, counters: pelton::Counters) -> Info {
+        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, .. } = counters;
+        let (peer_pid, peer_uid) = (peer.map(|peer| peer.pid), peer.map(|peer| peer.uid));
+        Info {
+            capacity,
+            message_bytes_max,
+            unreleased: None,
+            peer_pid,
+            peer_uid,
+            messages,
+            bytes,
+            waits,
+            sleeps,
+            wakes_sent,
+        }
+    }
+}
+
+#[pymethods]
+impl Info {
+    fn __repr__(&self) -> String {
+        let Info { capacity, message_bytes_max, messages, bytes, waits, sleeps, wakes_sent, .. } = self;
+        let (unreleased, pid, uid) = (or_none(self.unreleased), or_none(self.peer_pid), or_none(self.peer_uid));
+        format!(
+            "Info(capacity={capacity}, message_bytes_max={message_bytes_max}, unreleased={unreleased}, peer_pid={pid}, \
+             peer_uid={uid}, messages={messages}, bytes={bytes}, waits={waits}, sleeps={sleeps}, \
+             wakes_sent={wakes_sent})"
+        )
+    }
+}
+
+fn or_none(number: Option<impl ToString>) -> String {
+    number.map_or_else(|| "None".to_owned(), |number| number.to_string())
+}
