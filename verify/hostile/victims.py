@@ -195,7 +195,7 @@ class Place:
         if left:
             raise Failure(f"left in {self.path}: {left}")
         # Benchmarks and crash tests of others may run beside this; nothing here uses names like theirs.
-        others = ("pelton-bench", "pelton-torture")
+        others = ("pelton-bench", "pelton-crash-test")
         left = {name for name in os.listdir("/dev/shm") if not name.startswith(others)} - set(self.shared_memory)
         if left:
             raise Failure(f"left in /dev/shm: {sorted(left)}")

@@ -1,7 +1,7 @@
-// Crashtest is Go's sides in the crash test, `pelton torture --against`: senders and receivers of a path channel that
+// Crashtest is Go's sides in the crash test, crates/crash-test: senders and receivers of a path channel that
 // are killed at random moments. verify/controls/README.md, at the repository's root, has the protocol.
 //
-//	go build -o crashtest.out ./crashtest && pelton torture --kills 1000 --against ./crashtest.out
+//	go build -o crashtest.out ./crashtest && cargo run --release -p pelton-crash-test -- --kills 1000 --against ./crashtest.out
 package main
 
 import (

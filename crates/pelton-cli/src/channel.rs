@@ -12,7 +12,7 @@ use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
     os::fd::AsFd as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -421,6 +421,11 @@ fn octal(text: &str) -> Result<u32, String> {
         Ok(bits @ ..=0o777) => Ok(bits),
         _ => Err("want permission bits in octal, such as 700 or 770".to_string()),
     }
+}
+
+/// The directory in an argument DIR or path:DIR.
+pub fn directory(text: &str) -> &Path {
+    Path::new(text.strip_prefix("path:").unwrap_or(text))
 }
 
 #[cfg(test)]

@@ -3,11 +3,13 @@
 use std::{
     fmt::{Display, Write as _},
     io::{self, Write as _},
+    process::ExitCode,
 };
 
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The other side died or left messages unreleased; a demo's output differs from its input.
+    /// The other side died or left messages unreleased, or a check failed.
     Peer(String),
     /// Bad input, or options that do not fit it.
     Input(String),
@@ -81,6 +83,16 @@ impl From<pelton::Error> for Failure {
             _ => Failure::System(text),
         }
     }
+}
+
+/// The exit code of a program, after its text for standard error.
+pub fn exit(program: &str, done: Result<(), Failure>) -> ExitCode {
+    let Err(failure) = done else { return ExitCode::SUCCESS };
+    // `text` has already escaped control characters.
+    if let Some(text) = failure.text() {
+        let _ = writeln!(io::stderr(), "{program}: {text}");
+    }
+    ExitCode::from(failure.code())
 }
 
 /// Prints a line on standard error.

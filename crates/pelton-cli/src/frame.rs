@@ -35,6 +35,7 @@ impl Framing {
 }
 
 /// An invalid input.
+#[allow(missing_docs, reason = "the texts below explain each field")]
 #[derive(Debug, PartialEq, Eq)]
 pub enum FrameError {
     /// A frame above the limit of a message. For a line, `bytes` of it were read so far.

@@ -1,38 +1,35 @@
-//! `pelton`, the command-line tool: its commands, and the exit codes that they share. It is a library so that
-//! `examples/manual.rs` has the command line's definition, too; it is no interface for other programs.
+//! `pelton`, the command-line tool: the definition of its command line, and the exit codes that its commands share.
+//!
+//! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
+//! `flush`; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
+//! `process`, a command that runs beside an event loop; `failure`, why a command failed; `signals`, `progress`,
+//! `descriptors`.
+//!
+//! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
+//! test share the public modules. It is no interface for other programs.
 
-mod call;
-mod cat;
 mod channel;
-mod conform;
-mod cp;
-mod demo;
+mod commands;
 mod descriptors;
-mod failure;
-mod flush;
-mod frame;
-mod inspect;
-mod output;
+pub mod failure;
+pub mod frame;
+pub mod output;
 mod process;
-mod progress;
-mod recv;
+pub mod progress;
 mod report;
-mod send;
-mod serve;
-mod signals;
-mod torture;
+pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use std::{io::Write as _, process::ExitCode, time::Duration};
+use commands::{call, cat, conform, cp, flush, info, recover, recv, rm, send, serve};
+use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
 const EXIT_CODES: &str = "\
 Exit codes:
     0  done
     1  the other side died or left with messages unreleased (standard error gives
-       the number); demo: the output differs from the input; torture: faults
-       found; cat: a file's end is torn, or --verify found gaps; conform: a check
-       failed
+       the number); cat: a file's end is torn, or --verify found gaps; conform: a
+       check failed
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
        path:DIR is no channel, has that side already, or predates the last reboot
@@ -80,37 +77,19 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
-    Info(inspect::InfoArgs),
+    Info(info::InfoArgs),
     /// Check a channel in a directory that no process uses; with --repair, repair it
     #[command(after_help = EXIT_CODES)]
-    Recover(inspect::RecoverArgs),
+    Recover(recover::RecoverArgs),
     /// Remove a channel in a directory that no process uses, with the messages in it
     #[command(after_help = EXIT_CODES)]
-    Rm(inspect::RemoveArgs),
-    /// Stream a file through a channel and zstd, check the result, and measure it against a Unix socket
-    #[command(after_help = EXIT_CODES)]
-    Demo(demo::DemoArgs),
-    /// Kill senders and receivers at random moments; check that nothing is lost, torn, duplicated or left behind
-    #[command(after_help = EXIT_CODES)]
-    Torture(torture::TortureArgs),
+    Rm(rm::RmArgs),
     /// Check that programs in other languages exchange messages, calls and files with each other and with this one
     #[command(after_help = EXIT_CODES)]
     Conform(conform::ConformArgs),
     /// The conformance driver of Rust
     #[command(hide = true)]
     Driver(conform::driver::DriverArgs),
-    /// The sending process of a demo
-    #[command(hide = true)]
-    DemoSend(demo::pipeline::StageArgs),
-    /// The receiving process of a demo
-    #[command(hide = true)]
-    DemoReceive(demo::pipeline::StageArgs),
-    /// The process that starts the sides of a crash test
-    #[command(hide = true)]
-    TortureHost,
-    /// A side of a crash test
-    #[command(hide = true)]
-    TortureSide(torture::SideArgs),
 }
 
 /// A time in seconds, with or without a fraction.
@@ -150,28 +129,13 @@ pub fn run() -> ExitCode {
         Command::Cp(args) => cp::run(&args),
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
-        Command::Info(args) => inspect::info(&args),
-        Command::Recover(args) => inspect::recover(&args),
-        Command::Rm(args) => inspect::remove(&args),
-        Command::Demo(args) => demo::run(&args),
-        Command::Torture(args) => torture::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Recover(args) => recover::run(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Conform(args) => conform::run(&args),
         Command::Driver(args) => return conform::driver::run(&args),
-        Command::TortureHost => torture::run_host(),
-        Command::TortureSide(args) => torture::run_side(&args),
-        Command::DemoSend(args) => demo::pipeline::send_stage(&args),
-        Command::DemoReceive(args) => demo::pipeline::receive_stage(&args),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // `text` has already escaped control characters.
-            if let Some(text) = failure.text() {
-                let _ = writeln!(std::io::stderr(), "pelton: {text}");
-            }
-            ExitCode::from(failure.code())
-        }
-    }
+    failure::exit("pelton", done)
 }
 
 #[cfg(test)]

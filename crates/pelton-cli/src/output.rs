@@ -8,7 +8,9 @@ use rustix::{
     io::Errno,
     net::SendFlags,
 };
+use serde::Serialize;
 use std::{
+    io::Write as _,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -53,6 +55,23 @@ pub fn check() -> Result<(), Failure> {
                 .to_owned(),
         )),
     }
+}
+
+/// Writes a text to standard output.
+pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    check()?;
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
+        done => done.map_err(|error| Failure::system("standard output", error)),
+    }
+}
+
+/// `value` as one line of JSON.
+pub fn json(value: &impl Serialize) -> String {
+    let mut line = serde_json::to_string(value).expect("numbers and text");
+    line.push('\n');
+    line
 }
 
 /// Standard output, and bytes that wait for a write.
@@ -115,7 +134,7 @@ impl Output {
     }
 
     /// After an interrupt: writes the rest of the buffer while its reader reads. The receiver has released these
-    /// messages, so no other process delivers them. Ends after [`READER_TIMEOUT`] without progress, and at the next
+    /// messages, so no other process delivers them. Ends after half a second without progress, and at the next
     /// signal. Returns how many bytes are lost.
     pub fn write_remaining(&mut self) -> usize {
         let mut written = 0;

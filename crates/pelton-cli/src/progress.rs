@@ -1,62 +1,96 @@
-//! Progress on standard error: only on a terminal, and only for work of more than a second. It costs one read of the
-//! clock per buffer, not per message.
+//! A line of progress on standard error: only on a terminal, at most ten times a second, and erased at the end. An
+//! update costs one read of the clock, so callers make one per buffer, not per message.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use crate::failure::printable;
+use rustix::termios::tcgetwinsize;
 use std::{
-    io::IsTerminal as _,
+    io::{IsTerminal as _, Write as _},
     time::{Duration, Instant},
 };
 
-/// Messages and bytes so far.
+/// Work that takes less time needs no line.
+pub const DELAY: Duration = Duration::from_secs(1);
+/// Between two drawings.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The line.
 pub struct Progress {
+    began: Instant,
     /// When it is drawn next; `None`: never.
     due: Option<Instant>,
-    bytes_total: Option<u64>,
-    bar: Option<ProgressBar>,
+    is_drawn: bool,
 }
 
 impl Progress {
-    /// Shown from the next second on. `data_on_terminal`: messages are typed or printed there, so a bar would overwrite
-    /// them.
-    pub fn new(bytes_total: Option<u64>, data_on_terminal: bool) -> Progress {
-        let visible = !data_on_terminal && std::io::stderr().is_terminal();
-        Progress { due: visible.then(|| Instant::now() + Duration::from_secs(1)), bytes_total, bar: None }
+    /// A line that appears after a time.
+    pub fn after(delay: Duration) -> Progress {
+        let began = Instant::now();
+        Progress { began, due: std::io::stderr().is_terminal().then_some(began + delay), is_drawn: false }
     }
 
-    /// Updates the numbers.
-    pub fn update(&mut self, messages: u64, bytes: u64) {
+    /// A line that never appears, because it would overwrite messages that are typed or printed on the terminal.
+    pub fn never() -> Progress {
+        Progress { began: Instant::now(), due: None, is_drawn: false }
+    }
+
+    /// Draws the line if it is due: `text` gets the seconds since the start.
+    pub fn update(&mut self, text: impl FnOnce(f64) -> String) {
         let Some(due) = self.due else { return };
         let now = Instant::now();
         if now < due {
             return;
         }
-        self.due = Some(now + Duration::from_millis(100));
-        let bar = self.bar.get_or_insert_with(|| match self.bytes_total {
-            // From this position on: the rate would count the first second as an instant.
-            Some(total) => bar(total).with_position(bytes),
-            None => styled(ProgressBar::no_length(), "{spinner} {bytes} {bytes_per_sec} {msg}").with_position(bytes),
-        });
-        bar.set_message(format!("{messages} messages"));
-        bar.set_position(bytes);
-        bar.tick();
+        self.due = Some(now + INTERVAL);
+        self.is_drawn = true;
+        // A line that wraps could not be erased.
+        let columns = tcgetwinsize(std::io::stderr()).map_or(80, |size| usize::from(size.ws_col).max(2));
+        let text = printable(&text((now - self.began).as_secs_f64()));
+        let line: String = text.chars().take(columns - 1).collect();
+        let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+    }
+
+    /// Erases the line. The next update draws it again.
+    pub fn erase(&mut self) {
+        if std::mem::take(&mut self.is_drawn) {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        if let Some(due) = &mut self.due {
+            *due = self.began.max(*due - INTERVAL);
+        }
     }
 }
 
-/// A bar over a known number of bytes, shown immediately; hidden if standard error is no terminal.
-pub fn bar(bytes_total: u64) -> ProgressBar {
-    styled(ProgressBar::new(bytes_total), "{msg:<34} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}")
-}
-
-/// A bar over a number of `what`, if it is known, shown immediately; hidden if standard error is no terminal.
-pub fn count(total: Option<u64>, what: &str) -> ProgressBar {
-    match total {
-        Some(total) => styled(ProgressBar::new(total), &format!("{{wide_bar}} {{pos}}/{{len}} {what}, {{eta}} left")),
-        None => styled(ProgressBar::no_length(), &format!("{{spinner}} {{pos}} {what}, {{elapsed}}")),
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.erase();
     }
 }
 
-fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
-    bar.set_draw_target(ProgressDrawTarget::stderr());
-    // Cleared however the work ends.
-    bar.with_finish(ProgressFinish::AndClear).with_style(ProgressStyle::with_template(template).expect("a constant"))
+/// Bytes after so many seconds, of a total if that is known, and their rate.
+pub fn amount(bytes: u64, total: Option<u64>, seconds: f64) -> String {
+    let of = total.map(|total| format!(" of {}", bytes_text(total as f64))).unwrap_or_default();
+    format!("{}{of}, {}/s", bytes_text(bytes as f64), bytes_text(bytes as f64 / seconds.max(1e-3)))
+}
+
+/// `bytes` with a binary unit.
+fn bytes_text(bytes: f64) -> String {
+    let (mut value, mut unit) = (bytes, "B");
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, larger);
+    }
+    if unit == "B" { format!("{value:.0} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_a_binary_unit() {
+        let texts = [0.0, 1023.0, 1024.0, 1_572_864.0, 5e12].map(bytes_text);
+        assert_eq!(texts, ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "4.5 TiB"]);
+    }
 }

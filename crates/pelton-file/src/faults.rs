@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 /// The fault of a call.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "failpoints"), expect(dead_code, reason = "injected by tests"))]
+#[cfg_attr(not(feature = "_failpoints"), expect(dead_code, reason = "injected by tests"))]
 pub enum Fault {
     /// The call fails.
     Error(Errno),
@@ -15,14 +15,14 @@ pub enum Fault {
 }
 
 /// Called at each step.
-#[cfg(feature = "failpoints")]
+#[cfg(feature = "_failpoints")]
 pub type Hook = fn() -> Option<Fault>;
 
-#[cfg(feature = "failpoints")]
+#[cfg(feature = "_failpoints")]
 static HOOK: std::sync::RwLock<Option<Hook>> = std::sync::RwLock::new(None);
 
 /// Installs `hook` for all threads.
-#[cfg(feature = "failpoints")]
+#[cfg(feature = "_failpoints")]
 pub fn set(hook: Hook) {
     *HOOK.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hook);
 }
@@ -37,12 +37,12 @@ impl Fault {
         }
     }
 
-    #[cfg(feature = "failpoints")]
+    #[cfg(feature = "_failpoints")]
     pub(crate) fn next() -> Option<Fault> {
         HOOK.read().unwrap_or_else(std::sync::PoisonError::into_inner).and_then(|hook| hook())
     }
 
-    #[cfg(not(feature = "failpoints"))]
+    #[cfg(not(feature = "_failpoints"))]
     #[inline(always)]
     pub(crate) fn next() -> Option<Fault> {
         None

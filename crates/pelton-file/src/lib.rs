@@ -72,10 +72,10 @@
 mod cancel;
 mod completion;
 mod engine;
-#[cfg(feature = "failpoints")]
+#[cfg(feature = "_failpoints")]
 #[doc(hidden)]
 pub mod faults;
-#[cfg(not(feature = "failpoints"))]
+#[cfg(not(feature = "_failpoints"))]
 mod faults;
 mod file;
 mod operation;

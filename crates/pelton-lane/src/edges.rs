@@ -126,10 +126,10 @@ pub(crate) fn full_fence(name: &'static str) {
 }
 
 /// A failpoint: a point between two changes of shared memory. Another process can see the state between them, and a
-/// test may end this process there. Without the feature `failpoints`, and under loom, this function is empty.
-#[cfg(any(not(feature = "failpoints"), loom))]
+/// test may end this process there. Without the feature `_failpoints`, and under loom, this function is empty.
+#[cfg(any(not(feature = "_failpoints"), loom))]
 #[doc(hidden)]
 #[inline(always)]
 pub fn failpoint(_name: &'static str) {}
-#[cfg(all(feature = "failpoints", not(loom)))]
+#[cfg(all(feature = "_failpoints", not(loom)))]
 pub use crate::failpoints::failpoint;

@@ -21,7 +21,7 @@ extern crate alloc;
 mod consumer;
 mod edges;
 mod error;
-#[cfg(all(feature = "failpoints", not(loom)))]
+#[cfg(all(feature = "_failpoints", not(loom)))]
 #[doc(hidden)]
 pub mod failpoints;
 mod layout;

@@ -203,7 +203,7 @@ pub use pelton_flush::{
     Appender, Appenders, Chunk, FileChange, FileChunk, Flush, Forward, Record, RecordFile, RecordFileOptions,
     RecordReader, Records, Sink,
 };
-#[cfg(feature = "failpoints")]
+#[cfg(feature = "_failpoints")]
 #[doc(hidden)]
 pub use pelton_lane::failpoints;
 

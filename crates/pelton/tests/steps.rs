@@ -1,4 +1,4 @@
-//! A process is killed at every step (the feature `failpoints`: before and after each store to shared memory, after
+//! A process is killed at every step (the feature `_failpoints`: before and after each store to shared memory, after
 //! each change to a directory, between the packets of a handshake). Nothing committed is lost, nothing is torn,
 //! nothing hangs, nothing is left over. Then the process is stopped instead, at a sample of the steps, and no peer
 //! detects a death.

@@ -2,6 +2,7 @@
 //!
 //! - [`child`]: the test binary again, as a child process with a role;
 //! - [`process`]: any program as a child process, and its output;
+//! - [`program_dirs`]: a built program, with directories of the test;
 //! - [`mod@deadline`]: waits that end in a failure instead of a hang;
 //! - [`test_dir`]: temporary directories, mounts, and new entries of a directory;
 //! - [`kernel`]: the kernel's view of a process or a thread, and its processors;
@@ -12,6 +13,7 @@ pub mod child;
 pub mod deadline;
 pub mod kernel;
 pub mod process;
+pub mod program_dirs;
 pub mod random;
 pub mod seccomp;
 pub mod test_dir;
@@ -22,5 +24,6 @@ pub use deadline::{
 };
 pub use kernel::{descriptors, is_root, mappings, this_thread, wait_until_thread_polls};
 pub use process::{Ended, Process};
+pub use program_dirs::{ProgramDirs, json};
 pub use random::Random;
 pub use test_dir::{Mounted, NewEntry, TestDir};

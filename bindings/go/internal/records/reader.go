@@ -1,6 +1,7 @@
 package records
 
 import (
+	"errors"
 	"hash/crc32"
 	"io"
 	"os"
@@ -8,6 +9,14 @@ import (
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"golang.org/x/sys/unix"
+)
+
+const (
+	// sparseBytesMax is the size of a chunk's records up to which they are read in any case: some seconds of flushing.
+	sparseBytesMax = 64 << 20
+	// Of a larger chunk, the file must have at least one byte of bytesPerData: a copy may have made long runs of zeros
+	// into holes. Otherwise a file of a few blocks would make its reader allocate 16 GiB.
+	bytesPerData = 64
 )
 
 // Reader reads a file chunk by chunk. It checks each chunk before it returns any of its records.
@@ -106,6 +115,9 @@ func (r *Reader) NextChunk() (*FileChunk, error) {
 
 // readRecords reads the records of the next chunk, and compares their checksum.
 func (r *Reader) readRecords(header *chunkHeader) (*broken, error) {
+	if wrong := r.mostlyHole(header); wrong != nil {
+		return wrong, nil
+	}
 	if uint64(cap(r.records)) < header.bytes {
 		r.records = make([]byte, header.bytes)
 	}
@@ -116,6 +128,45 @@ func (r *Reader) readRecords(header *chunkHeader) (*broken, error) {
 	}
 	// If the file was truncated meanwhile, the missing bytes do not count.
 	return header.checkChecksum(crc32.ChecksumIEEE(r.records[:read])), nil
+}
+
+// mostlyHole returns what is wrong with a large chunk of which the file has almost nothing.
+func (r *Reader) mostlyHole(header *chunkHeader) *broken {
+	file, isFile := r.scanner.file.(*os.File)
+	if !isFile || header.bytes <= sparseBytesMax {
+		return nil
+	}
+	begin, wanted := r.at+headerBytes, int64(header.bytes)/bytesPerData
+	found := dataBetween(file, begin, begin+int64(header.bytes), wanted)
+	if found >= wanted {
+		return nil
+	}
+	return brokenAt("%d bytes of data in a chunk of %d bytes, the rest is a hole", found, header.bytes).
+		want("at least %d", wanted)
+}
+
+// dataBetween returns how many bytes between two places are data, and no holes; it stops counting at enough. A file
+// system that knows no holes has only data.
+func dataBetween(file *os.File, at, end, enough int64) (found int64) {
+	for at < end && found < enough {
+		data, err := file.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // no data follows
+			break
+		}
+		if err != nil {
+			return enough
+		}
+		data = min(data, end)
+		hole, err := file.Seek(data, unix.SEEK_HOLE)
+		if err != nil {
+			hole = end
+		}
+		hole = min(hole, end)
+		found += max(hole-data, 0)
+		// Forward in any case, also if another program changes the file meanwhile.
+		at = max(hole, at+1)
+	}
+	return found
 }
 
 // Close closes the file.

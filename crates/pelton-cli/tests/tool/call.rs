@@ -1,7 +1,7 @@
 //! `pelton call` and `pelton serve`: used, misused, interrupted and killed.
 
-use crate::test_dirs::{TestDirs, json};
-use pelton_testkit::{DEADLINE, Ended, NewEntry, Process, eventually, wait_for_readable};
+use crate::test_dirs;
+use pelton_testkit::{DEADLINE, Ended, NewEntry, Process, ProgramDirs, eventually, json, wait_for_readable};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::{
     fs,
@@ -14,13 +14,13 @@ use std::{
     time::Instant,
 };
 
-fn serve(dirs: &TestDirs, command: &str, options: &[&str]) -> Process {
+fn serve(dirs: &ProgramDirs, command: &str, options: &[&str]) -> Process {
     dirs.start(&[&["serve", "it", "--exec", command], options].concat())
 }
 
 /// Starts a service with another limit of descriptors.
-fn serve_limited(dirs: &TestDirs, limit: &str, command: &str) -> Process {
-    let plain = dirs.pelton(&["serve", "it", "--exec", command]);
+fn serve_limited(dirs: &ProgramDirs, limit: &str, command: &str) -> Process {
+    let plain = dirs.command(&["serve", "it", "--exec", command]);
     let mut limited = Command::new("sh");
     limited
         .args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")])
@@ -42,7 +42,7 @@ fn end(service: Process) -> Ended {
 }
 
 /// The line that a process writes to the file `name` in the working directory; waits until it is complete.
-fn line_of(dirs: &TestDirs, name: &str) -> String {
+fn line_of(dirs: &ProgramDirs, name: &str) -> String {
     let path = dirs.path("work").join(name);
     let mut text = String::new();
     eventually(&format!("a line is in {}", path.display()), || {
@@ -53,12 +53,12 @@ fn line_of(dirs: &TestDirs, name: &str) -> String {
 }
 
 /// A pidfd of the process whose number is in the file `name`: readable once it has ended.
-fn process_of(dirs: &TestDirs, name: &str) -> OwnedFd {
+fn process_of(dirs: &ProgramDirs, name: &str) -> OwnedFd {
     let number = line_of(dirs, name).parse().unwrap();
     pidfd_open(Pid::from_raw(number).unwrap(), PidfdFlags::empty()).unwrap()
 }
 
-fn fifo(dirs: &TestDirs, name: &str) -> std::path::PathBuf {
+fn fifo(dirs: &ProgramDirs, name: &str) -> std::path::PathBuf {
     let path = dirs.path("work").join(name);
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -71,7 +71,7 @@ fn len32(messages: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn a_process_answers_a_call() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "tr a-z A-Z", &[]);
     let reply = dirs.run(&["call", "it", "hello\n"]);
     reply.assert(0, &[]);
@@ -91,7 +91,7 @@ fn a_process_answers_a_call() {
 
 #[test]
 fn calls_of_many_clients_run_in_parallel_up_to_the_limit() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     // Each process counts the running ones.
     let service = serve(&dirs, "mkdir at.$$; ls -d at.* | wc -l; cat; rmdir at.$$", &["--parallel", "3"]);
     let calls: Vec<_> = (0..10).map(|n| (n, dirs.start(&["call", "it", &format!("number {n}")]))).collect();
@@ -108,7 +108,7 @@ fn calls_of_many_clients_run_in_parallel_up_to_the_limit() {
 
 #[test]
 fn a_failed_call_reports_its_code_and_its_standard_error() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "read what; echo lost; echo \"no $what\" >&2; eval \"$what\"", &[]);
     for (command, code) in [("exit 3", "code 3: no exit 3"), ("kill -9 $$", "code 137: no kill -9 $$")] {
         let failed = dirs.run(&["call", "it", &format!("{command}\n")]);
@@ -128,7 +128,7 @@ fn a_failed_call_reports_its_code_and_its_standard_error() {
 
 #[test]
 fn a_service_raises_its_descriptor_limit_and_its_processes_keep_the_old_one() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve_limited(&dirs, "-S -n 200", "ulimit -S -n");
     let reply = dirs.run(&["call", "it", ""]);
     assert_eq!((reply.stdout.as_slice(), reply.stderr.as_str()), (&b"200\n"[..], ""));
@@ -141,7 +141,7 @@ fn a_service_raises_its_descriptor_limit_and_its_processes_keep_the_old_one() {
 
 #[test]
 fn clients_above_the_descriptor_limit_are_refused_and_others_are_served() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve_limited(&dirs, "-n 100", "rev");
     let reply_to = |client: &mut Process| {
         client.write(b"abc\n");
@@ -178,7 +178,7 @@ fn clients_above_the_descriptor_limit_are_refused_and_others_are_served() {
 
 #[test]
 fn replies_to_frames_keep_the_order_of_the_input() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     fifo(&dirs, "gate");
     // The first call has no reply before the second is submitted.
     let command = "read n; case $n in 1) cat gate >/dev/null;; 2) echo > gate;; 4) exit 9;; esac; printf \"$n$n\"";
@@ -196,7 +196,7 @@ fn replies_to_frames_keep_the_order_of_the_input() {
 
 #[test]
 fn an_open_input_of_lines_gets_a_reply_per_line() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "rev", &[]);
     let mut calls = dirs.start(&["call", "it", "--frame", "lines"]);
     for (line, reply) in [("abc", "cba"), ("", ""), ("x y", "y x")] {
@@ -209,7 +209,7 @@ fn an_open_input_of_lines_gets_a_reply_per_line() {
 
 #[test]
 fn a_cancelled_call_kills_its_process_and_the_children() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "read n; sleep 1000 & echo $! > sleep.$n; echo $$ > shell.$n; wait", &[]);
     // Interrupted, killed, and timed out.
     for (n, signal) in [(1, Some(Signal::INT)), (2, Some(Signal::KILL)), (3, None)] {
@@ -236,7 +236,7 @@ fn a_cancelled_call_kills_its_process_and_the_children() {
 
 #[test]
 fn an_interrupted_service_completes_running_calls() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let gate = fifo(&dirs, "gate");
     let service = serve(&dirs, "echo $$ > runs; cat gate", &["--parallel", "1", "--json"]);
     let call = dirs.start(&["call", "it"]);
@@ -255,7 +255,7 @@ fn an_interrupted_service_completes_running_calls() {
 
 #[test]
 fn clients_of_an_interrupted_service_call_another_of_its_name() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let [first, second] =
         ["first", "second"].map(|name| serve(&dirs, &format!("tee -a all >> {name}; printf ok"), &[]));
     // Each service has a socket in the directory of the name.
@@ -286,7 +286,7 @@ fn clients_of_an_interrupted_service_call_another_of_its_name() {
 
 #[test]
 fn a_second_interrupt_kills_running_processes() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     // The trap makes the shell ignore other signals than SIGKILL.
     let service = serve(&dirs, "trap '' INT TERM; echo $$ > runs; while :; do sleep 1000; done", &[]);
     let call = dirs.start(&["call", "it"]);
@@ -312,7 +312,7 @@ fn a_second_interrupt_kills_running_processes() {
 
 #[test]
 fn a_client_detects_a_killed_service_immediately() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "echo $$ > runs; exec cat gate", &[]);
     let gate = fifo(&dirs, "gate");
     let call = dirs.start(&["call", "it"]);
@@ -326,7 +326,7 @@ fn a_client_detects_a_killed_service_immediately() {
 
 #[test]
 fn a_service_that_closes_after_its_last_reply_is_no_failure() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let name = format!("unix:{}", dirs.path("run/socket").display());
     // The close races with the end of the input, which the command reads last; 20 rounds cover both orders.
     for _ in 0..20 {
@@ -347,7 +347,7 @@ fn a_service_that_closes_after_its_last_reply_is_no_failure() {
 
 #[test]
 fn a_call_waits_for_its_service_up_to_the_timeout() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.run(&["call", "nobody", "--timeout", "0.1"]).assert(4, &["no service appeared on `nobody` within 0.1 s"]);
     let waits = dirs.start(&["call", "it", "early"]);
     let service = serve(&dirs, "cat", &[]);
@@ -368,7 +368,7 @@ fn a_call_waits_for_its_service_up_to_the_timeout() {
 
 #[test]
 fn a_notification_has_no_reply() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "cat > got.tmp && mv got.tmp got", &["--json"]);
     let ended = dirs.run(&["call", "it", "--notify", "news\n"]);
     ended.assert(0, &[]);
@@ -380,7 +380,7 @@ fn a_notification_has_no_reply() {
 
 #[test]
 fn a_co_process_answers_calls_in_order() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "echo $$ >> starts; exec cat", &["--co-process", "--json"]);
     let messages: Vec<Vec<u8>> = (0..3000).map(|n: usize| vec![n as u8; n * 37 % 5000]).collect();
     let input = len32(&messages.iter().map(Vec::as_slice).collect::<Vec<_>>());
@@ -399,7 +399,7 @@ fn a_co_process_answers_calls_in_order() {
 
 #[test]
 fn a_co_process_that_ends_fails_its_calls_and_is_restarted() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     // The first co-process reads one request of one byte and ends; the next one continues.
     let command = "if [ -e was ]; then exec cat; fi; head -c 5 >/dev/null; : > was; exit 7";
     let service = serve(&dirs, command, &["--co-process", "--json"]);
@@ -412,7 +412,7 @@ fn a_co_process_that_ends_fails_its_calls_and_is_restarted() {
 
 #[test]
 fn a_co_process_that_writes_invalid_frames_is_killed() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     // A reply without a request, and an invalid length.
     for (command, says) in [("yes", "reply"), ("printf '\\377\\377\\377\\377'; exec cat >/dev/null", "bytes")] {
         let service = serve(&dirs, command, &["--co-process"]);
@@ -424,9 +424,9 @@ fn a_co_process_that_writes_invalid_frames_is_killed() {
 
 #[test]
 fn a_closed_standard_output_ends_call_without_an_error_text() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let service = serve(&dirs, "cat", &["--co-process"]);
-    let mut calls = Process::start_unread(dirs.pelton(&["call", "it", "--frame", "lines"]));
+    let mut calls = Process::start_unread(dirs.command(&["call", "it", "--frame", "lines"]));
     calls.write(b"first\n");
     let mut stdout = calls.take_stdout();
     let mut first = [0; 6];
@@ -440,7 +440,7 @@ fn a_closed_standard_output_ends_call_without_an_error_text() {
 
 #[test]
 fn conflicting_options_are_refused() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.run(&["call", "it", "x", "--frame", "lines"]).assert(2, &["cannot be used with"]);
     dirs.run(&["serve", "it"]).assert(2, &["--exec"]);
     dirs.run(&["serve", "it", "--exec", "cat", "--parallel", "0"]).assert(2, &["--parallel"]);
@@ -455,7 +455,7 @@ fn conflicting_options_are_refused() {
 
 #[test]
 fn the_text_of_a_failed_call_is_printed_without_control_characters() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let says = r"printf '\033[2J\033]0;title\007red\000\233\nand more\r\n' >&2; exit 3";
     let service = serve(&dirs, says, &[]);
     for arguments in [&["call", "it", "asked", "--json"][..], &["call", "it", "--frame", "lines"]] {

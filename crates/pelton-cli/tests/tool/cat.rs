@@ -1,8 +1,8 @@
 //! `pelton cat`: the messages of record files, and the report on incomplete or damaged ones.
 
-use crate::test_dirs::{TestDirs, json};
+use crate::test_dirs;
 use pelton::{Chunk, LaneId, Peer, RecordFile, RecordFileOptions, Sink as _};
-use pelton_testkit::Process;
+use pelton_testkit::{Process, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn invert_byte(path: &Path, at: usize) {
 
 #[test]
 fn cat_prints_messages_as_lines_len32_or_json() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let mut file = RecordFile::open(dirs.path("work/log")).unwrap();
     write(&mut file, 1, 1, &[b"one", b"", b"with \"quotes\""]);
     write(&mut file, 2, 7, &[b"\xff\x00"]);
@@ -68,7 +68,7 @@ fn cat_prints_messages_as_lines_len32_or_json() {
 
 #[test]
 fn output_of_several_writes_is_complete_and_its_reader_may_stop() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let mut file = RecordFile::open(dirs.path("work/log")).unwrap();
     let message = vec![b'x'; 1000];
     let messages = vec![&message[..]; 2000];
@@ -77,14 +77,14 @@ fn output_of_several_writes_is_complete_and_its_reader_may_stop() {
     let all = dirs.run(&["cat", "log"]);
     all.assert(0, &[]);
     assert_eq!(all.stdout.len(), 4000 * 1001);
-    let mut stops = Process::start_unread(dirs.pelton(&["cat", "log"]));
+    let mut stops = Process::start_unread(dirs.command(&["cat", "log"]));
     drop(stops.take_stdout());
     stops.finish().assert(141, &[]);
 }
 
 #[test]
 fn verify_reports_lanes_and_gaps_over_all_files() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let mut file = RecordFileOptions::new().rotate_bytes(319).open(dirs.path("work/log")).unwrap();
     write(&mut file, 1, u32::MAX - 1, &[b"a", b"b"]);
     write(&mut file, 1, 1, &[b"c"]);
@@ -114,7 +114,7 @@ fn verify_reports_lanes_and_gaps_over_all_files() {
 
 #[test]
 fn verify_reports_the_known_senders() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (channel, log) = (dirs.path("work/channel"), dirs.path("work/log"));
     let options = pelton::Options::new();
     let verified = || {
@@ -148,7 +148,7 @@ fn verify_reports_the_known_senders() {
 
 #[test]
 fn a_torn_end_damage_and_another_kind_of_file_are_distinguished() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let path = dirs.path("work/log");
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, 1, 1, &[b"first"]);

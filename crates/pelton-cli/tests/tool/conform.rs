@@ -1,13 +1,13 @@
 //! `pelton conform`: a driver that lies, hangs or lacks a command is reported as such.
 
-use crate::test_dirs::TestDirs;
-use pelton_testkit::{Ended, NewEntry, Process, eventually};
+use crate::test_dirs;
+use pelton_testkit::{Ended, NewEntry, Process, ProgramDirs, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt as _;
 
 /// Creates a driver: `script` runs before Rust's own driver.
-fn driver(dirs: &TestDirs, script: &str) -> String {
+fn driver(dirs: &ProgramDirs, script: &str) -> String {
     let text = format!("#!/bin/sh\n{script}\nexec {} driver \"$@\"\n", env!("CARGO_BIN_EXE_pelton"));
     let path = dirs.file("driver.sh", text.as_bytes());
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -15,8 +15,8 @@ fn driver(dirs: &TestDirs, script: &str) -> String {
 }
 
 /// Runs it with Rust, and returns its checks too. Each driver waits that many seconds.
-fn conform(dirs: &TestDirs, seconds: &str, arguments: &[&str]) -> (Ended, Vec<Value>) {
-    let mut command = dirs.pelton(&["conform", "--json", "report"]);
+fn conform(dirs: &ProgramDirs, seconds: &str, arguments: &[&str]) -> (Ended, Vec<Value>) {
+    let mut command = dirs.command(&["conform", "--json", "report"]);
     command.args(arguments).env("PELTON_SECONDS", seconds);
     let ended = Process::start(command).finish();
     let report = std::fs::read(dirs.path("work").join("report")).unwrap_or_else(|error| panic!("{error}: {ended:?}"));
@@ -34,7 +34,7 @@ fn with_result(checks: &[Value], result: &str) -> Vec<String> {
 
 #[test]
 fn rust_with_itself_passes_everything() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (ended, checks) = conform(&dirs, "20", &["--table", "table"]);
     ended.assert(0, &["rust to rust: 17 passed, 0 failed, 0 unsupported"]);
     assert_eq!(with_result(&checks, "failed"), [""; 0]);
@@ -53,7 +53,7 @@ fn rust_with_itself_passes_everything() {
 
 #[test]
 fn a_wrong_checksum_is_found() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let script = format!(
         "[ \"$1-$#\" = recv-4 ] && {{ {} driver \"$@\" | sed 's/[0-9a-f]*$/00000000/'; exit; }}",
         env!("CARGO_BIN_EXE_pelton")
@@ -66,7 +66,7 @@ fn a_wrong_checksum_is_found() {
 
 #[test]
 fn a_driver_that_hangs_is_killed_and_reported() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     // Its child hangs too, with the driver's standard output.
     let other = driver(&dirs, "[ \"$1-$#\" = serve-4 ] && { sleep 81264 & sleep 81264; }");
     let (ended, checks) = conform(&dirs, "1", &["--short", &other]);
@@ -89,7 +89,7 @@ fn assert_none_sleeps(argument: &str) {
 
 #[test]
 fn what_a_driver_lacks_is_counted_with_its_reason() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let script = "
         [ \"$1\" = serve ] && { echo 'unsupported serve: it has no services'; exit 3; }
         [ \"$1-$5\" = recv-rest ] && { echo 'unsupported recv rest: it keeps no count'; exit 3; }
@@ -112,7 +112,7 @@ fn what_a_driver_lacks_is_counted_with_its_reason() {
 
 #[test]
 fn a_wrong_answer_ends_the_run_before_the_first_exchange() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     // Its last line of errors has the reason.
     let script = "[ \"$1\" = recv ] && { seq 1 99 >&2; exit 3; }";
     let (ended, checks) = conform(&dirs, "20", &["--short", &driver(&dirs, script)]);
@@ -125,7 +125,7 @@ fn a_wrong_answer_ends_the_run_before_the_first_exchange() {
 
 #[test]
 fn a_driver_without_any_command_fails() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let other = driver(&dirs, "echo \"unsupported $1: no library\"; exit 3");
     let wanted =
         "other has none of the commands call, recv, send, serve, so nothing is checked. It says of `call`: no library";
@@ -135,7 +135,7 @@ fn a_driver_without_any_command_fails() {
 
 #[test]
 fn a_driver_that_has_a_command_cannot_call_it_unsupported_later() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let script = "[ \"$1-$#\" = serve-4 ] && { echo 'unsupported serve: an error'; exit 3; }";
     let (ended, checks) = conform(&dirs, "20", &["--short", &driver(&dirs, script)]);
     ended.assert(1, &["exit status: 3, and reported `unsupported serve: an error`; wanted `ok serve 5 messages"]);
@@ -144,7 +144,7 @@ fn a_driver_that_has_a_command_cannot_call_it_unsupported_later() {
 
 #[test]
 fn a_receiver_that_takes_a_killed_sender_for_a_closed_one_is_found() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let script = format!(
         "[ \"$1-$5\" = recv-close ] && exec {} driver recv \"$2\" \"$3\" \"$4\" died",
         env!("CARGO_BIN_EXE_pelton")
@@ -160,7 +160,7 @@ fn a_receiver_that_takes_a_killed_sender_for_a_closed_one_is_found() {
 
 #[test]
 fn a_process_that_leaves_its_group_is_killed_at_the_end() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let script = "[ $# = 1 ] || setsid sleep 81266 >/dev/null 2>&1 &";
     let (ended, _) = conform(&dirs, "20", &["--short", &driver(&dirs, script)]);
     ended.assert(0, &["killed `sleep`, pid "]);
@@ -169,7 +169,7 @@ fn a_process_that_leaves_its_group_is_killed_at_the_end() {
 
 #[test]
 fn endless_output_is_reported_in_short() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let script = "[ \"$1\" = recv ] && exec tr '\\0' x </dev/zero";
     let (ended, _) = conform(&dirs, "20", &["--short", &driver(&dirs, script)]);
     ended.assert(1, &["wrote more than 65536 bytes to standard output, and reported `xxx"]);
@@ -178,7 +178,7 @@ fn endless_output_is_reported_in_short() {
 
 #[test]
 fn an_interrupted_run_leaves_no_file_and_no_process() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let entry = NewEntry::watch(&dirs.path("tmp"));
     let run = dirs.start(&["conform", "--short", &driver(&dirs, "exec sleep 81265")]);
     entry.wait();
@@ -190,7 +190,7 @@ fn an_interrupted_run_leaves_no_file_and_no_process() {
 
 #[test]
 fn wrong_drivers_are_refused() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let other = driver(&dirs, "");
     dirs.run(&["conform", &other, &other]).assert(2, &["two drivers have the name `other`"]);
     dirs.run(&["conform", "c=/nowhere/driver"]).assert(2, &["want an executable file"]);
@@ -198,7 +198,7 @@ fn wrong_drivers_are_refused() {
 
 #[test]
 fn the_driver_gathers_any_senders_and_has_the_exit_codes_of_the_contract() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let gathering = dirs.start(&["driver", "gather", "many", "5", "4"]);
     dirs.run(&["driver", "send", "many", "3", "9,2"]).assert(0, &[]);
     dirs.run(&["driver", "send", "many", "2", "5"]).assert(0, &[]);

@@ -1,6 +1,6 @@
 //! `pelton cp`: the destination is the complete copy, or unchanged.
 
-use crate::test_dirs::TestDirs;
+use crate::test_dirs;
 use pelton_testkit::deadline;
 use rustix::process::Signal;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt};
@@ -14,7 +14,7 @@ fn content(bytes: usize) -> Vec<u8> {
 
 #[test]
 fn a_complete_copy_replaces_the_old_file() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for bytes in [0, 1, 20_000_001] {
         dirs.file("source", &content(bytes));
         dirs.file("copy", b"old content");
@@ -34,7 +34,7 @@ fn a_complete_copy_replaces_the_old_file() {
 
 #[test]
 fn a_failed_copy_is_reported_and_keeps_the_old_file() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.file("copy", b"old content");
     dirs.run(&["cp", "missing", "copy"]).assert(5, &["missing", "ENOENT"]);
     dirs.run(&["cp", ".", "copy"]).assert(2, &["Directory", "wanted a regular file"]);
@@ -45,7 +45,7 @@ fn a_failed_copy_is_reported_and_keeps_the_old_file() {
 
 #[test]
 fn a_signal_ends_cp_and_no_temporary_file_is_left() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.file("copy", b"old content");
     // Enough pieces of data, with holes between them, that the copy takes longer than the signal.
     let source = std::fs::File::create(dirs.path("work/source")).unwrap();
@@ -71,7 +71,7 @@ fn mode(path: &Path) -> u32 {
 
 #[test]
 fn a_fifo_or_a_device_is_written_to_and_a_socket_is_refused() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let all = content(3_000_001);
     dirs.file("source", &all);
     let fifo = dirs.path("work/fifo");
@@ -104,7 +104,7 @@ fn a_fifo_or_a_device_is_written_to_and_a_socket_is_refused() {
 
 #[test]
 fn a_replaced_file_keeps_mode_and_owner_and_a_new_one_gets_the_sources_mode() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let source = dirs.file("source", b"text");
     std::fs::set_permissions(&source, PermissionsExt::from_mode(0o644)).unwrap();
     let copy = dirs.file("copy", b"old content");
@@ -121,7 +121,7 @@ fn a_replaced_file_keeps_mode_and_owner_and_a_new_one_gets_the_sources_mode() {
 
 #[test]
 fn holes_stay_holes() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let source = std::fs::File::create(dirs.path("work/source")).unwrap();
     for at in [0, 40 << 20, (40 << 20) + 4096, 70 << 20] {
         source.write_all_at(&content(5000), at).unwrap();
@@ -138,7 +138,7 @@ fn holes_stay_holes() {
 
 #[test]
 fn the_copy_may_have_the_longest_file_name() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.file("source", b"text");
     let name = "n".repeat(255);
     for _ in 0..2 {
@@ -149,7 +149,7 @@ fn the_copy_may_have_the_longest_file_name() {
 
 #[test]
 fn the_target_of_a_symbolic_link_is_replaced_and_the_link_stays() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.file("source", b"text");
     dirs.file("target", b"old content");
     let link = dirs.path("work/link");

@@ -1,6 +1,6 @@
 //! `pelton flush` writes a channel to a record file, and `pelton cat` prints it.
 
-use crate::test_dirs::TestDirs;
+use crate::test_dirs;
 use pelton_testkit::{Process, eventually};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ fn lines(count: usize) -> String {
 
 #[test]
 fn cat_prints_each_flushed_message() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let input = lines(50_000);
     let channel = format!("path:{}", dirs.path("work/channel").display());
     let mut send = dirs.start(&["send", &channel]);
@@ -41,7 +41,7 @@ fn cat_prints_each_flushed_message() {
 
 #[test]
 fn a_killed_and_restarted_flush_writes_each_line_once() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let channel = format!("path:{}", dirs.path("work/channel").display());
     let input = lines(400_000);
     let mut send = dirs.start(&["send", &channel, "--capacity", "256K"]);
@@ -65,7 +65,7 @@ fn a_killed_and_restarted_flush_writes_each_line_once() {
 
 #[test]
 fn an_interrupted_flush_has_written_the_lines_of_every_sender() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let flush = dirs.start(&["flush", "--follow", "many", "file", "--json"]);
     eventually("a receiver listens", || !matches!(dirs.run(&["send", "many"]).code(), Some(4)));
     let all: String = (0..3)
@@ -87,7 +87,7 @@ fn an_interrupted_flush_has_written_the_lines_of_every_sender() {
 
 #[test]
 fn an_unwritable_file_is_refused_before_a_sender_connects() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     dirs.file("other", b"another kind of file, with content to keep");
     dirs.run(&["flush", "name", "other"]).assert(5, &["other"]);
     assert_eq!(std::fs::read(dirs.path("work/other")).unwrap(), b"another kind of file, with content to keep");
@@ -103,7 +103,7 @@ fn an_unwritable_file_is_refused_before_a_sender_connects() {
 
 #[test]
 fn flush_to_standard_output_writes_the_same_as_recv() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let input = lines(20_000);
     let channel = format!("path:{}", dirs.path("work/channel").display());
     let mut send = dirs.start(&["send", &channel]);
@@ -118,7 +118,7 @@ fn flush_to_standard_output_writes_the_same_as_recv() {
     let mut send = dirs.start(&["send", &channel]);
     send.write_all_and_close(input.clone().into_bytes());
     send.wait().assert(0, &[]);
-    let mut flush = Process::start_unread(dirs.pelton(&["flush", &channel, "-"]));
+    let mut flush = Process::start_unread(dirs.command(&["flush", &channel, "-"]));
     drop(flush.take_stdout());
     assert_eq!(flush.wait().code(), Some(141));
     let ended = dirs.run(&["flush", &channel, "-"]);
@@ -128,7 +128,7 @@ fn flush_to_standard_output_writes_the_same_as_recv() {
 
 #[test]
 fn a_repeatedly_renamed_log_has_each_line_once() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let channel = format!("path:{}", dirs.path("work/channel").display());
     let input = lines(400_000);
     let mut send = dirs.start(&["send", &channel, "--capacity", "256K"]);
@@ -162,7 +162,7 @@ fn logrotate_rotates_an_open_log_without_loss() {
         return eprintln!("SKIPPED: logrotate is not installed");
     }
     for how in ["nocreate", "create 0640", "copytruncate"] {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         let channel = format!("path:{}", dirs.path("work/channel").display());
         let log = dirs.path("work/log");
         let configuration = format!("{} {{\n rotate 5\n {how}\n nocompress\n}}\n", log.display());

@@ -5,12 +5,14 @@ mod call;
 mod cat;
 mod conform;
 mod cp;
-mod demo;
 mod flush;
 mod path;
 mod refused;
 mod roles;
 mod send_recv;
 mod terminal;
-mod test_dirs;
-mod torture;
+
+/// The tool in directories of one test.
+fn test_dirs() -> pelton_testkit::ProgramDirs {
+    pelton_testkit::ProgramDirs::new(env!("CARGO_BIN_EXE_pelton"))
+}

@@ -1,26 +1,26 @@
 //! `pelton send` and `pelton recv` over a path channel: either side first, alone, killed, refused, and several senders.
 
-use crate::test_dirs::{TestDirs, json};
-use pelton_testkit::{NewEntry, Process, eventually};
+use crate::test_dirs;
+use pelton_testkit::{NewEntry, Process, ProgramDirs, eventually, json};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A path channel that does not exist yet.
 struct Channel {
-    dirs: TestDirs,
+    dirs: ProgramDirs,
     parent: PathBuf,
     name: String,
 }
 
 impl Channel {
     fn new() -> Channel {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         let parent = dirs.path("run");
         Channel::in_directory(dirs, parent)
     }
 
-    fn in_directory(dirs: TestDirs, parent: PathBuf) -> Channel {
+    fn in_directory(dirs: ProgramDirs, parent: PathBuf) -> Channel {
         let name = format!("path:{}", parent.join("channel").display());
         Channel { dirs, parent, name }
     }
@@ -110,7 +110,7 @@ fn a_receiver_gets_the_messages_of_a_sender_that_has_ended() {
 #[test]
 fn a_channel_in_dev_shm_creates_no_other_files() {
     let Ok(parent) = TempDir::new_in("/dev/shm") else { return eprintln!("skipped: /dev/shm cannot be written") };
-    let channel = Channel::in_directory(TestDirs::new(), parent.path().to_path_buf());
+    let channel = Channel::in_directory(test_dirs(), parent.path().to_path_buf());
     channel.leave(b"one\ntwo\n".to_vec());
     let received = channel.start("recv", &["--json"]).finish();
     assert_eq!((received.code(), &received.stdout[..]), (Some(0), &b"one\ntwo\n"[..]));
@@ -168,7 +168,7 @@ fn lines_that_a_receiver_did_not_write_go_to_the_next_one() {
     for interrupted in [false, true] {
         let channel = Channel::new();
         channel.leave(numbered(count));
-        let mut receiver = Process::start_unread(channel.dirs.pelton(&["recv", &channel.name]));
+        let mut receiver = Process::start_unread(channel.dirs.command(&["recv", &channel.name]));
         let mut stdout = receiver.take_stdout();
         let mut first = vec![0; 2];
         std::io::Read::read_exact(&mut stdout, &mut first).unwrap();
@@ -255,7 +255,7 @@ fn a_timeout_without_the_other_side_is_4() {
 
 #[test]
 fn a_path_without_a_channel_is_refused_with_3_and_unchanged() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let file = dirs.file("notes", b"mine");
     std::fs::create_dir(dirs.path("work/directory")).unwrap();
     for command in ["recv", "send"] {

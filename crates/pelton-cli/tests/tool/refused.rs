@@ -1,15 +1,15 @@
 //! The tool in a sandbox: each command with one system call refused. The command works, or fails with the reason; it
 //! never hangs.
 
-use crate::test_dirs::TestDirs;
-use pelton_testkit::{Process, seccomp};
+use crate::test_dirs;
+use pelton_testkit::{Process, ProgramDirs, seccomp};
 
 /// A system call, or a call with one value of one argument.
 type Call = (&'static str, libc::c_long, Option<(u32, u32)>);
 
 /// Starts the program with `call` refused by the kernel. The filter belongs to a thread, and its child processes
 /// inherit it.
-fn start_without(dirs: &TestDirs, call: Call, errno: i32, arguments: &[&str]) -> Process {
+fn start_without(dirs: &ProgramDirs, call: Call, errno: i32, arguments: &[&str]) -> Process {
     std::thread::scope(|scope| {
         let start = || {
             match call {
@@ -51,7 +51,7 @@ fn a_command_without_a_system_call_works_or_reports_the_reason() {
     for call in CALLS {
         // EACCES: the error of AppArmor and SELinux.
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let dirs = TestDirs::new();
+            let dirs = test_dirs();
             dirs.file("from", &[b'x'; 100_000]);
             for arguments in [
                 &["send", "path:new"][..],
@@ -87,7 +87,7 @@ fn a_command_without_a_system_call_works_or_reports_the_reason() {
 #[test]
 fn a_listener_that_may_not_stat_its_directory_fails() {
     for command in [&["recv", "it"][..], &["serve", "it", "--exec", "cat"]] {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         let ended = start_without(&dirs, ("fstat", libc::SYS_fstat, None), libc::EPERM, command).wait();
         ended.assert(5, &["looking at", "Operation not permitted"]);
         dirs.assert_nothing_left();
@@ -96,7 +96,7 @@ fn a_listener_that_may_not_stat_its_directory_fails() {
 
 #[test]
 fn a_receiver_that_may_not_read_peer_credentials_fails_and_refuses_the_peer() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let call = ("getsockopt(SO_PEERCRED)", libc::SYS_getsockopt, Some((2, libc::SO_PEERCRED as u32)));
     let receiver = start_without(&dirs, call, libc::EPERM, &["recv", "it"]);
     dirs.run(&["send", "it"]).assert(3, &["asking who the peer is"]);

@@ -1,12 +1,12 @@
 //! A role of a path channel that another process has: `--timeout` waits for it.
 
-use crate::test_dirs::TestDirs;
+use crate::test_dirs;
 use rustix::process::Signal;
 
 #[test]
 fn a_timeout_waits_for_a_role_until_its_holder_ends() {
     for how in [Signal::KILL, Signal::INT] {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         let name = format!("path:{}", dirs.path("run").join("channel").display());
         let mut sender = dirs.start(&["send", &name]);
         let holder = dirs.start(&["recv", &name]);
@@ -29,7 +29,7 @@ fn a_timeout_waits_for_a_role_until_its_holder_ends() {
 
 #[test]
 fn a_timeout_that_passes_while_a_role_is_taken_reports_the_holder_and_a_signal_ends_it() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let name = format!("path:{}", dirs.path("run").join("channel").display());
     let receiver = dirs.start(&["recv", &name]);
     let mut sender = dirs.start(&["send", &name]);

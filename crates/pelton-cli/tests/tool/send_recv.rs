@@ -1,7 +1,7 @@
 //! `pelton send` and `pelton recv` by connect: used, misused, interrupted and killed.
 
-use crate::test_dirs::{TestDirs, json};
-use pelton_testkit::{NewEntry, Process, eventually, wait_for_readable};
+use crate::test_dirs;
+use pelton_testkit::{NewEntry, Process, ProgramDirs, eventually, json, wait_for_readable};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::{
@@ -11,16 +11,16 @@ use std::{
 };
 
 /// A name of each kind.
-fn names(dirs: &TestDirs) -> [String; 2] {
+fn names(dirs: &ProgramDirs) -> [String; 2] {
     ["short".to_string(), socket(dirs)]
 }
 
-fn socket(dirs: &TestDirs) -> String {
+fn socket(dirs: &ProgramDirs) -> String {
     format!("unix:{}", dirs.path("run/socket").display())
 }
 
 /// A receiver and a sender that have passed a first line.
-fn connected_pair(dirs: &TestDirs, name: &str, recv: &[&str], send: &[&str]) -> (Process, Process) {
+fn connected_pair(dirs: &ProgramDirs, name: &str, recv: &[&str], send: &[&str]) -> (Process, Process) {
     let receiver = dirs.start(&[&["recv", name], recv].concat());
     let mut sender = dirs.start(&[&["send", name], send].concat());
     sender.write(b"hello\n");
@@ -35,7 +35,7 @@ fn lines(count: usize) -> Vec<u8> {
 
 #[test]
 fn lines_arrive_unchanged() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for name in names(&dirs) {
         for input in [lines(20_000), b"".to_vec(), b"\n\n".to_vec(), b"a\r\n\xff\xfe\0\n".to_vec()] {
             let receiver = dirs.start(&["recv", &name]);
@@ -53,7 +53,7 @@ fn lines_arrive_unchanged() {
 
 #[test]
 fn one_receiver_accepts_every_sender_with_follow() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for name in names(&dirs) {
         let receiver = dirs.start(&["recv", &name, "--follow"]);
         let mut dies = dirs.start(&["send", &name]);
@@ -86,7 +86,7 @@ fn one_receiver_accepts_every_sender_with_follow() {
 
 #[test]
 fn len32_carries_binary_and_empty_messages() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let mut input = Vec::new();
     for message in [&b""[..], b"\n", &[0; 5], b"", &[255; 70_000], b"end"] {
         input.extend((message.len() as u32).to_le_bytes());
@@ -103,7 +103,7 @@ fn len32_carries_binary_and_empty_messages() {
 
 #[test]
 fn a_line_is_printed_immediately_while_the_input_stays_open() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, mut sender) = connected_pair(&dirs, "chat", &[], &[]);
     for line in ["one", "two", ""] {
         sender.write(format!("{line}\n").as_bytes());
@@ -116,7 +116,7 @@ fn a_line_is_printed_immediately_while_the_input_stays_open() {
 #[test]
 fn a_receiver_releases_the_memory_of_a_large_message() {
     const LARGE: usize = 20 << 20;
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for name in [socket(&dirs), format!("path:{}", dirs.path("channel").display())] {
         let (receiver, mut sender) = connected_pair(&dirs, &name, &[], &[]);
         let before = own_memory(receiver.pid());
@@ -141,7 +141,7 @@ fn own_memory(pid: u32) -> u64 {
 
 #[test]
 fn more_lines_than_the_lane_holds_arrive_with_either_wait() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let input = lines(20_000);
     for wait in ["spin", "block"] {
         let receiver = dirs.start(&["recv", "small", "--wait", wait]);
@@ -156,7 +156,7 @@ fn more_lines_than_the_lane_holds_arrive_with_either_wait() {
 
 #[test]
 fn either_side_may_listen() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for name in names(&dirs) {
         let mut sender = dirs.start(&["send", &name, "--listen"]);
         let receiver = dirs.start(&["recv", &name, "--connect"]);
@@ -171,7 +171,7 @@ fn either_side_may_listen() {
 
 #[test]
 fn json_reports_the_messages_and_the_reason_for_the_end() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, mut sender) = connected_pair(&dirs, "report", &["--json"], &["--json"]);
     sender.write(b"more");
     let sent = sender.finish();
@@ -194,7 +194,7 @@ fn json_reports_the_messages_and_the_reason_for_the_end() {
 
 #[test]
 fn count_ends_the_receiver_and_the_sender_detects_it() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let receiver = dirs.start(&["recv", "counted", "--count", "2"]);
     let mut sender = dirs.start(&["send", "counted"]);
     sender.write(b"1\n2\n3\n");
@@ -208,7 +208,7 @@ fn count_ends_the_receiver_and_the_sender_detects_it() {
 
 #[test]
 fn a_sender_reports_its_receivers_death_and_exits_with_1() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, sender) = connected_pair(&dirs, "killed", &[], &["--json"]);
     receiver.signal(Signal::KILL);
     assert_eq!(receiver.finish().code(), None);
@@ -219,7 +219,7 @@ fn a_sender_reports_its_receivers_death_and_exits_with_1() {
 
 #[test]
 fn a_sender_with_a_full_lane_counts_the_unreleased_messages_of_a_dead_receiver() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, _stdout, sender) = stalled_pair(&dirs);
     receiver.signal(Signal::KILL);
     sender.wait().assert(1, &["died", "messages were not released"]);
@@ -227,7 +227,7 @@ fn a_sender_with_a_full_lane_counts_the_unreleased_messages_of_a_dead_receiver()
 
 #[test]
 fn a_receiver_reports_its_senders_death_and_exits_with_1() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, sender) = connected_pair(&dirs, "killed", &[], &[]);
     sender.signal(Signal::KILL);
     receiver.wait().assert(1, &["died after 1 messages"]);
@@ -237,7 +237,7 @@ fn a_receiver_reports_its_senders_death_and_exits_with_1() {
 #[test]
 fn an_interrupted_receiver_closes_and_the_sender_detects_it() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         let (receiver, sender) = connected_pair(&dirs, "interrupted", &[], &[]);
         receiver.signal(signal);
         let received = receiver.wait();
@@ -251,7 +251,7 @@ fn an_interrupted_receiver_closes_and_the_sender_detects_it() {
 #[test]
 fn an_interrupted_sender_closes_and_the_receiver_has_everything() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         let (receiver, sender) = connected_pair(&dirs, "interrupted", &[], &[]);
         sender.signal(signal);
         sender.wait().assert(code, &[]);
@@ -262,7 +262,7 @@ fn an_interrupted_sender_closes_and_the_receiver_has_everything() {
 
 #[test]
 fn an_interrupt_ends_a_wait_for_free_space() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, stdout, sender) = stalled_pair(&dirs);
     sender.signal(Signal::INT);
     sender.wait().assert(130, &[]);
@@ -273,7 +273,7 @@ fn an_interrupt_ends_a_wait_for_free_space() {
 
 #[test]
 fn an_interrupt_ends_a_wait_for_a_reader_that_does_not_read() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let (receiver, _stdout, sender) = stalled_pair(&dirs);
     receiver.signal(Signal::INT);
     receiver.wait().assert(130, &[]);
@@ -282,13 +282,13 @@ fn an_interrupt_ends_a_wait_for_a_reader_that_does_not_read() {
 }
 
 /// A receiver with a full pipe as its output, and a sender with more input than the lane holds.
-fn stalled_pair(dirs: &TestDirs) -> (Process, ChildStdout, Process) {
-    let mut receiver = Process::start_unread(dirs.pelton(&["recv", "stalled"]));
+fn stalled_pair(dirs: &ProgramDirs) -> (Process, ChildStdout, Process) {
+    let mut receiver = Process::start_unread(dirs.command(&["recv", "stalled"]));
     // From a file, so that the sender waits only for free space.
     let mut input = tempfile::tempfile().unwrap();
     input.write_all(&lines(20_000)).unwrap();
     input.rewind().unwrap();
-    let mut sending = dirs.pelton(&["send", "stalled", "--capacity", "64K"]);
+    let mut sending = dirs.command(&["send", "stalled", "--capacity", "64K"]);
     sending.stdin(input);
     let sender = Process::start(sending);
     let stdout = receiver.take_stdout();
@@ -302,7 +302,7 @@ fn stalled_pair(dirs: &TestDirs) -> (Process, ChildStdout, Process) {
 #[test]
 fn an_interrupt_ends_the_wait_for_the_other_side() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-        let dirs = TestDirs::new();
+        let dirs = test_dirs();
         for arguments in [&["recv"][..], &["send", "--listen"]] {
             let entry = NewEntry::watch(&dirs.path("run"));
             let process = dirs.start(&[arguments, &[&socket(&dirs)]].concat());
@@ -316,9 +316,9 @@ fn an_interrupt_ends_the_wait_for_the_other_side() {
 
 #[test]
 fn a_closed_standard_output_ends_recv_without_an_error_text() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for busy in [false, true] {
-        let mut receiver = Process::start_unread(dirs.pelton(&["recv", "head"]));
+        let mut receiver = Process::start_unread(dirs.command(&["recv", "head"]));
         let mut sender = dirs.start(&["send", "head"]);
         let mut stdout = receiver.take_stdout();
         sender.write(b"first\n");
@@ -338,7 +338,7 @@ fn a_closed_standard_output_ends_recv_without_an_error_text() {
 
 #[test]
 fn one_of_two_receivers_on_a_path_is_refused() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let mut both = [dirs.start(&["recv", &socket(&dirs)]), dirs.start(&["recv", &socket(&dirs)])];
     let ended = wait_for_readable(&[both[0].end(), both[1].end()], "a receiver is refused");
     if ended[1] {
@@ -353,7 +353,7 @@ fn one_of_two_receivers_on_a_path_is_refused() {
 
 #[test]
 fn an_invalid_name_is_refused_with_3() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for name in ["", "a/b", "..", "unix:", "unix:/no/such/place/socket"] {
         dirs.run(&["recv", name]).assert(3, &[]);
         dirs.run(&["send", name, "--listen"]).assert(3, &[]);
@@ -362,7 +362,7 @@ fn an_invalid_name_is_refused_with_3() {
 
 #[test]
 fn a_timeout_without_the_other_side_is_4() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for name in names(&dirs) {
         for arguments in [&["recv"][..], &["recv", "--connect"], &["send"], &["send", "--listen"]] {
             let ended = dirs.run(&[arguments, &[&name, "--timeout", "0.05"]].concat());
@@ -374,7 +374,7 @@ fn a_timeout_without_the_other_side_is_4() {
 
 #[test]
 fn a_truncated_frame_is_2_and_complete_frames_arrive() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let receiver = dirs.start(&["recv", "cut", "--frame", "len32"]);
     let mut sender = dirs.start(&["send", "cut", "--frame", "len32"]);
     sender.write(b"\x02\0\0\0ok\x05\0\0\0cut");
@@ -386,7 +386,7 @@ fn a_truncated_frame_is_2_and_complete_frames_arrive() {
 
 #[test]
 fn a_line_above_the_limit_is_2_with_advice() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let receiver = dirs.start(&["recv", "long"]);
     let mut sender = dirs.start(&["send", "long", "--capacity", "64K"]);
     sender.write_all_and_close([&b"fits\n"[..], &[b'x'; 40_000], b"\n"].concat());
@@ -408,10 +408,10 @@ fn start_with(mut command: Command, change: fn()) -> Process {
 
 #[test]
 fn an_ignored_sighup_ends_no_command() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let entry = NewEntry::watch(&dirs.path("run"));
     // As `nohup` does.
-    let receiver = start_with(dirs.pelton(&["recv", &socket(&dirs)]), || {
+    let receiver = start_with(dirs.command(&["recv", &socket(&dirs)]), || {
         // SAFETY: SIG_IGN installs no handler function.
         unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
     });
@@ -428,7 +428,7 @@ fn an_ignored_sighup_ends_no_command() {
 
 #[test]
 fn without_standard_output_a_command_receives_and_loses_no_message() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let channel = format!("path:{}", dirs.path("work/channel").display());
     let mut sender = dirs.start(&["send", &channel]);
     sender.write_all_and_close(lines(10));
@@ -445,16 +445,16 @@ fn without_standard_output_a_command_receives_and_loses_no_message() {
         &["call", "nobody", "asked"],
         &["info", &channel],
     ] {
-        start_with(dirs.pelton(arguments), closed).wait().assert(5, &["standard output is closed"]);
+        start_with(dirs.command(arguments), closed).wait().assert(5, &["standard output is closed"]);
     }
-    let mut unwritable = dirs.pelton(&["recv", &channel]);
+    let mut unwritable = dirs.command(&["recv", &channel]);
     unwritable.stdout(std::fs::File::open("/dev/null").unwrap());
     Process::start(unwritable).wait().assert(5, &["open for reading only"]);
     let ended = dirs.run(&["recv", &channel]);
     ended.assert(0, &[]);
     assert_eq!(ended.stdout, lines(10));
     // /dev/null as standard output is valid.
-    let mut null = dirs.pelton(&["info", &channel]);
+    let mut null = dirs.command(&["info", &channel]);
     null.stdout(std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap());
     Process::start(null).wait().assert(0, &[]);
     dirs.assert_nothing_left();
@@ -464,7 +464,7 @@ fn without_standard_output_a_command_receives_and_loses_no_message() {
 #[test]
 fn a_signal_check_does_not_interrupt_a_slow_handshake() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let path = dirs.path("run/slow");
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
@@ -489,7 +489,7 @@ fn a_signal_check_does_not_interrupt_a_slow_handshake() {
 #[test]
 fn a_listener_that_never_accepts_delays_neither_timeout_nor_signal() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     for (number, arguments) in [&["send"][..], &["recv", "--connect"]].into_iter().enumerate() {
         let path = dirs.path(&format!("run/silent{number}"));
         let name = format!("unix:{}", path.display());

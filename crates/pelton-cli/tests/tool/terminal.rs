@@ -1,7 +1,7 @@
 //! The output of the tool if standard error is a terminal.
 
-use crate::test_dirs::TestDirs;
-use pelton_testkit::{Process, wait_for_readable};
+use crate::test_dirs;
+use pelton_testkit::{Process, ProgramDirs, wait_for_readable};
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::Read as _;
@@ -18,9 +18,9 @@ fn terminal() -> (File, File) {
 }
 
 /// Starts the command on a terminal, waits until it has printed all of `wanted`, and interrupts it.
-fn assert_prints(dirs: &TestDirs, arguments: &[&str], wanted: &[&str]) {
+fn assert_prints(dirs: &ProgramDirs, arguments: &[&str], wanted: &[&str]) {
     let (mut master, slave) = terminal();
-    let mut command = dirs.pelton(arguments);
+    let mut command = dirs.command(arguments);
     command.stderr(slave);
     let process = Process::start(command);
     let mut text = String::new();
@@ -37,7 +37,7 @@ fn assert_prints(dirs: &TestDirs, arguments: &[&str], wanted: &[&str]) {
 
 #[test]
 fn a_waiting_command_prints_what_it_waits_for() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let directory = format!("path:{}", dirs.path("work/channel").display());
     assert_prints(&dirs, &["recv", "nobody"], &["waiting for a sender on `nobody`"]);
     assert_prints(&dirs, &["send", "nobody"], &["waiting for a receiver that listens", "on `nobody`"]);
@@ -48,7 +48,7 @@ fn a_waiting_command_prints_what_it_waits_for() {
 
 #[test]
 fn a_second_sender_reports_that_the_receiver_has_a_sender() {
-    let dirs = TestDirs::new();
+    let dirs = test_dirs();
     let receiver = dirs.start(&["recv", "taken"]);
     let mut first = dirs.start(&["send", "taken"]);
     first.write(b"hello\n");

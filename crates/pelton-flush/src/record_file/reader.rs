@@ -3,11 +3,19 @@
 use super::format::{Broken, ChunkHeader, HEADER, KIND_RECORDS, Scanner, check_checksum, check_records, read_at};
 use crate::flush::Chunk;
 use pelton_channel::{Error, Result};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use std::fs::File;
 use std::ops::Deref;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+
+/// The records of a chunk up to this size are read in any case: some seconds of flushing.
+const SPARSE_BYTES_MAX: u64 = 64 << 20;
+/// Of a larger chunk, the file must have at least one byte of this number: a copy may have made long runs of zeros into
+/// holes. Otherwise a file of a few blocks would make its reader allocate 16 GiB.
+const BYTES_PER_DATA: u64 = 64;
 
 /// Reads the records of a file that a [`RecordFile`](crate::RecordFile) wrote, or is writing.
 ///
@@ -101,6 +109,9 @@ impl RecordReader {
 
     /// Reads the records of the next chunk, and compares their checksum.
     fn read_records(&mut self, header: ChunkHeader) -> Result<std::result::Result<ChunkHeader, Broken>> {
+        if let Some(broken) = self.mostly_hole(&header) {
+            return Ok(Err(broken));
+        }
         let what = || format!("reading {} bytes of {}", header.bytes, self.scanner.path);
         let bytes = header.bytes as usize;
         let reserved = self.records.try_reserve(bytes.saturating_sub(self.records.len()));
@@ -109,6 +120,20 @@ impl RecordReader {
         let read = read_at(&self.scanner.file, &mut self.records, self.at + HEADER).map_err(Error::system(what()))?;
         // If the file was truncated meanwhile, the missing bytes do not count.
         Ok(check_checksum(&header, crc32fast::hash(&self.records[..read])).map(|()| header))
+    }
+
+    /// What is wrong with a large chunk of which the file has almost nothing.
+    fn mostly_hole(&self, header: &ChunkHeader) -> Option<Broken> {
+        let wanted = header.bytes / BYTES_PER_DATA;
+        let begin = self.at + HEADER;
+        if header.bytes <= SPARSE_BYTES_MAX {
+            return None;
+        }
+        let found = data_between(&self.scanner.file, begin, begin + header.bytes, wanted);
+        (found < wanted).then(|| Broken {
+            found: format!("{found} bytes of data in a chunk of {} bytes, the rest is a hole", header.bytes),
+            wanted: format!("at least {wanted}"),
+        })
     }
 
     /// The file's position in its rotation: 1 for the first.
@@ -120,6 +145,25 @@ impl RecordReader {
     pub fn created_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_nanos(self.scanner.header.created)
     }
+}
+
+/// How many bytes from `begin` to `end` are data, and no holes; stops counting at `enough`. A file system that knows no
+/// holes has only data.
+fn data_between(file: &File, begin: u64, end: u64, enough: u64) -> u64 {
+    let (mut at, mut found) = (begin, 0);
+    while at < end && found < enough {
+        let data = match seek(file, SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            // No data follows.
+            Err(Errno::NXIO) => break,
+            Err(_) => return enough,
+        };
+        let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(end).min(end);
+        found += hole - data.min(hole);
+        // Forward in any case, also if another program changes the file meanwhile.
+        at = hole.max(at + 1);
+    }
+    found
 }
 
 /// A chunk as it stands in a file: a [`Chunk`] whose records were checked, with when and where it was written.

@@ -169,3 +169,51 @@ fn a_search_for_a_chunk_reads_each_byte_once() {
     let read = bytes_read() - before;
     assert!(read < 2 * bytes.len() as u64, "read {read} bytes of a file of {}", bytes.len());
 }
+
+/// Writes a file of one chunk, whose records are one message: the beginning of `data`, zeros up to `bytes` as a hole.
+fn sparse_file(path: &Path, data: &[u8], bytes: u64, checksum: u32) {
+    use std::os::unix::fs::FileExt as _;
+    let file_header = FileHeader { created: 0, number: 1, id: 7 };
+    let header = ChunkHeader {
+        kind: KIND_RECORDS,
+        bytes,
+        lane: LaneId([1, 2]),
+        first_seq: 1,
+        messages: 1,
+        peer: None,
+        written: 0,
+        checksum,
+    };
+    let file = std::fs::File::create(path).unwrap();
+    file.write_all_at(&[&file_header.bytes()[..], &header.bytes(&file_header), data].concat(), 0).unwrap();
+    file.set_len(2 * HEADER + bytes).unwrap();
+}
+
+#[test]
+fn a_large_chunk_that_is_a_hole_is_damage_and_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    sparse_file(&path, &(1u64 << 32 | 100).to_le_bytes(), CHUNK_BYTES_MAX, 0);
+    let mut reader = RecordReader::open(&path).unwrap();
+    let error = reader.next_chunk().unwrap_err();
+    assert!(matches!(error, Error::Damaged { offset: HEADER, next: None, .. }), "{error}");
+    assert!(error.to_string().contains("in a chunk of 17179869184 bytes, the rest is a hole"), "{error}");
+}
+
+#[test]
+fn a_large_chunk_whose_zeros_became_a_hole_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    let bytes = 65 << 20;
+    let mut data = (1 << 32 | (bytes - 8u64)).to_le_bytes().to_vec();
+    data.resize(2 << 20, b'x');
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&data);
+    checksum.update(&vec![0; bytes as usize - data.len()]);
+    sparse_file(&path, &data, bytes, checksum.finalize());
+    let mut reader = RecordReader::open(&path).unwrap();
+    let chunk = reader.next_chunk().unwrap().unwrap();
+    let record = chunk.records().next().unwrap();
+    assert_eq!((record.seq(), record.payload().len() as u64), (1, bytes - 8));
+    assert_eq!(record.payload().iter().filter(|byte| **byte == b'x').count(), data.len() - 8);
+}

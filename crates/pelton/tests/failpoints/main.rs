@@ -1,4 +1,4 @@
-//! Tests that need the feature `failpoints`, and no program of their own: files on a failing system, and a writer of
+//! Tests that need the feature `_failpoints`, and no program of their own: files on a failing system, and a writer of
 //! record files that is killed at every step.
 
 mod file_faults;

@@ -5,11 +5,11 @@
 
 #![allow(dead_code, reason = "the journal has words that are pelton's own")]
 
-#[path = "../../../../crates/pelton-cli/src/torture/host.rs"]
+#[path = "../../../../crates/crash-test/src/host.rs"]
 mod host;
-#[path = "../../../../crates/pelton-cli/src/torture/journal.rs"]
+#[path = "../../../../crates/crash-test/src/journal.rs"]
 mod journal;
-#[path = "../../../../crates/pelton-cli/src/torture/message.rs"]
+#[path = "../../../../crates/crash-test/src/message.rs"]
 mod message;
 
 use ipc_ring::{RingReader, RingWriter};

@@ -7,7 +7,7 @@ use super::{
     plan::{Plan, Transport},
     resources::Resources,
 };
-use crate::failure::Failure;
+use pelton_cli::failure::Failure;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal},

@@ -9,7 +9,7 @@ use crate::{
     failure::{Failure, print_stderr},
     frame::Framing,
     output,
-    progress::Progress,
+    progress::{self, Progress},
     report::Ended,
     signals::{SLICE, Signals},
 };
@@ -184,7 +184,7 @@ fn flush_all(
     mut peer_deadline: Option<Instant>,
     signals: &Signals,
 ) -> Result<Ended, StreamError> {
-    let mut progress = Progress::new(None, false);
+    let mut progress = Progress::after(progress::DELAY);
     let mut notice = args.receive.channel.notice("messages");
     // Longer than the library spins, and too short to delay a signal noticeably.
     let library_wait = match args.receive.channel.wait {
@@ -205,7 +205,9 @@ fn flush_all(
             Err(error) => return Err(error.into()),
         };
         let traffic = flush.counters();
-        progress.update(traffic.messages, traffic.bytes);
+        progress.update(|seconds| {
+            format!("{}, {} messages", progress::amount(traffic.bytes, None, seconds), traffic.messages)
+        });
         peer_deadline = peer_deadline.filter(|_| traffic.messages == 0);
         if traffic.messages > 0 {
             notice.cancel();

@@ -8,7 +8,7 @@ use crate::{
     channel::{ChannelArgs, Ending, StreamError, Traffic, Transport, WaitArg},
     failure::{Failure, print_stderr},
     frame::{Framing, Splitter},
-    progress::Progress,
+    progress::{self, Progress},
     report::Ended,
     signals::{SLICE, Signals},
 };
@@ -151,7 +151,8 @@ impl SendLoop<'_> {
         let stdin = std::io::stdin();
         let metadata = rustix::fs::fstat(&stdin).map_err(|error| Failure::system("standard input", error))?;
         let is_file = rustix::fs::FileType::from_raw_mode(metadata.st_mode).is_file();
-        let mut progress = Progress::new(is_file.then_some(metadata.st_size as u64), stdin.is_terminal());
+        let bytes_total = is_file.then_some(metadata.st_size as u64);
+        let mut progress = if stdin.is_terminal() { Progress::never() } else { Progress::after(progress::DELAY) };
         // The largest length of a len32 frame.
         let bytes_max = self.sender.message_bytes_max().min(u32::MAX.into());
         let mut splitter = Splitter::new(self.args.frame, bytes_max, READ_BYTES);
@@ -164,7 +165,10 @@ impl SendLoop<'_> {
             if splitter.ended() {
                 break;
             }
-            progress.update(self.traffic.messages, splitter.offset());
+            progress.update(|seconds| {
+                let amount = progress::amount(splitter.offset(), bytes_total, seconds);
+                format!("{amount}, {} messages", self.traffic.messages)
+            });
             if !is_file {
                 self.wait_for_input()?;
             }

@@ -4,7 +4,11 @@
 //! never has a part of it. It gets the mode of the file that it replaces, and the holes of the source. The command
 //! writes to an existing device or FIFO, as `cp` does.
 
-use crate::{failure::Failure, progress, signals::Signals};
+use crate::{
+    failure::Failure,
+    progress::{self, Progress},
+    signals::Signals,
+};
 use clap::Args;
 use pelton::file::{Completion, Engine, File, Kind, Open, Operation, Output, Stat};
 use rustix::{
@@ -186,7 +190,7 @@ impl CopyLoop {
 
     /// Copies up to the end of the source, which may grow meanwhile. Leaves out its holes.
     fn copy(&mut self, from: &File, to: &File, bytes: u64) -> Result<(), Failure> {
-        let bar = progress::bar(bytes).with_message(from.path().display().to_string());
+        let mut progress = Progress::after(progress::DELAY);
         let mut done = 0;
         loop {
             let (data, end) = next_data(from, done);
@@ -200,8 +204,7 @@ impl CopyLoop {
                     0 => return Ok(()),
                     count => done += count,
                 }
-                bar.set_length(bytes.max(done));
-                bar.set_position(done);
+                update(&mut progress, from, done, bytes);
             }
         }
     }
@@ -209,7 +212,7 @@ impl CopyLoop {
     /// Writes to an existing device or FIFO.
     fn write_to(&mut self, args: &CpArgs, from: &File, bytes: u64, destination: &Path) -> Result<(), Failure> {
         let to = self.run(Operation::open(destination, Open::for_writing()))?.into_file()?;
-        let bar = progress::bar(bytes).with_message(from.path().display().to_string());
+        let mut progress = Progress::after(progress::DELAY);
         let mut done = 0;
         loop {
             let read = self.run(Operation::read_at(from, vec![0; WRITE_BYTES], done))?;
@@ -223,8 +226,7 @@ impl CopyLoop {
                 let count = self.run(Operation::write(&to, left.clone()))?.count();
                 left.drain(..count);
             }
-            bar.set_length(bytes.max(done));
-            bar.set_position(done);
+            update(&mut progress, from, done, bytes);
         }
         if args.sync {
             // Devices and FIFOs may not support a sync.
@@ -263,6 +265,14 @@ fn copy_ownership(file: &File, old: &Stat, path: &Path) -> Result<(), Failure> {
     }
     let done = rustix::fs::fchmod(file, Mode::from_raw_mode(mode));
     done.map_err(|errno| Failure::system(format!("setting the mode of {}", path.display()), errno))
+}
+
+/// Shows how much of a file is copied.
+fn update(progress: &mut Progress, from: &File, done: u64, bytes: u64) {
+    progress.update(|seconds| {
+        let amount = progress::amount(done, Some(bytes.max(done)), seconds);
+        format!("{}: {amount}", from.path().display())
+    });
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::{
     failure::{Failure, print_stderr},
     frame::Framing,
-    inspect::{json, print},
+    output::{json, print},
 };
 use clap::Args;
 use pelton::{Error, FileChunk, RecordReader};

@@ -5,9 +5,9 @@ use super::{
     ledger::{FAULT_KINDS, FaultKind},
     plan::Transport,
 };
-use crate::failure::Failure;
+use pelton_cli::failure::Failure;
 use serde::Serialize;
-use std::{fmt::Write as _, io::Write as _};
+use std::fmt::Write as _;
 
 /// Detection times of waiting survivors.
 #[derive(Serialize)]
@@ -83,10 +83,7 @@ impl Report {
             true => serde_json::to_string(self).expect("numbers and text") + "\n",
             false => self.table().expect("a String takes everything"),
         };
-        match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
-            done => done.map_err(|error| Failure::system("standard output", error)),
-        }
+        pelton_cli::output::print(text)
     }
 
     pub fn table(&self) -> Result<String, std::fmt::Error> {

@@ -12,7 +12,7 @@ mod vectors;
 
 use crate::{
     failure::{Failure, print_stderr},
-    inspect::print,
+    output::print,
     process::Orphans,
     signals::Signals,
 };

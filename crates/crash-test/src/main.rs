@@ -1,4 +1,4 @@
-//! `pelton torture`: the randomized crash test. It kills sides at random moments, thousands of times, and checks every
+//! The randomized crash test of pelton. It kills sides at random moments, thousands of times, and checks every
 //! promise about crashes.
 //!
 //! A test is a sequence of scenarios. Each has a channel with a sender and a receiver, each a process (`side`)
@@ -20,14 +20,17 @@ mod processes;
 mod report;
 mod resources;
 mod scenario;
-pub mod side;
+mod side;
 
-use crate::{failure::Failure, inspect, progress, signals::Signals};
-use clap::Args;
-use indicatif::ProgressBar;
+use clap::{Parser, Subcommand};
 use journal::{DONE, FAILED, Journal, Word};
 use ledger::{Fault, FaultKind, JournalEntries, Ledger};
 use message::{Random, Sizes, mix};
+use pelton_cli::{
+    failure::{self, Failure},
+    progress::Progress,
+    signals::Signals,
+};
 use plan::{Plan, Role, Transport};
 use processes::{Host, Pair, Side};
 use report::{DetectionTimes, Failed, Report};
@@ -38,6 +41,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    process::ExitCode,
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -56,9 +60,10 @@ const FAULTS_PRINTED: usize = 3;
 /// Limit of the median detection time of waiting survivors.
 const DETECTION_LIMIT: Duration = Duration::from_millis(10);
 
-/// Options of `pelton torture`.
-#[derive(Args)]
-pub struct TortureArgs {
+/// Kill senders and receivers at random moments; check that nothing is lost, torn, duplicated or left behind
+#[derive(Parser)]
+#[command(name = "pelton-crash-test", version, args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
+struct CrashTestArgs {
     /// The number of kills [default: 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "minutes")]
     kills: Option<u64>,
@@ -77,13 +82,46 @@ pub struct TortureArgs {
     /// Report one JSON object
     #[arg(long)]
     json: bool,
+    #[command(subcommand)]
+    process: Option<Process>,
 }
 
-/// Runs `pelton torture`.
-pub fn run(args: &TortureArgs) -> Result<(), Failure> {
+/// The processes that the test starts.
+#[derive(Subcommand)]
+enum Process {
+    /// The process that starts the sides
+    #[command(hide = true)]
+    Host,
+    /// A side of a channel
+    #[command(hide = true)]
+    Side {
+        /// The plan, as JSON
+        plan: String,
+    },
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  no fault
+    1  faults found
+    2  usage, or the program of --against cannot be run
+    5  the system failed
+  130  interrupted (SIGINT); 143: terminated (SIGTERM)";
+
+fn main() -> ExitCode {
+    let args = CrashTestArgs::parse();
+    let done = match &args.process {
+        None => run(&args),
+        Some(Process::Host) => host::host("side").map_err(|error| Failure::system("starting a side", error)),
+        Some(Process::Side { plan }) => run_side(plan),
+    };
+    failure::exit("pelton-crash-test", done)
+}
+
+fn run(args: &CrashTestArgs) -> Result<(), Failure> {
     // First: a signal during the set-up leaves no files.
     let signals = Signals::install()?;
-    let root = TempDir::with_prefix("pelton-torture-")
+    let root = TempDir::with_prefix("pelton-crash-test-")
         .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
     let kills = args.kills.or(if args.minutes.is_some() { None } else { Some(1000) });
     let seed = args.seed.unwrap_or_else(|| mix(std::process::id().into()) ^ monotonic_ns());
@@ -92,11 +130,12 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
         host: host_command(args)?,
         is_own: args.against.is_none(),
         signals,
-        bar: progress::count(kills, "kills"),
+        progress: Progress::after(Duration::ZERO),
+        kills_wanted: kills,
         side_files: BTreeSet::new(),
         entries_before: BTreeSet::new(),
         report: Report {
-            command: "torture",
+            command: "crash-test",
             against: args.against.clone(),
             seed,
             scenarios: 0,
@@ -155,7 +194,7 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
             break;
         }
     }
-    test.bar.finish_and_clear();
+    test.progress.erase();
     let CrashTest { root, mut report, detection_ns, .. } = test;
     report.seconds = began.elapsed().as_secs_f64();
     report.detection = [(Transport::Connect, &detection_ns[0]), (Transport::Path, &detection_ns[1])]
@@ -175,17 +214,12 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
     }
 }
 
-/// Runs the process that starts the sides of pelton.
-pub fn run_host() -> Result<(), Failure> {
-    host::host("torture-side").map_err(|error| Failure::system("starting a side", error))
-}
-
 /// The command that starts sides: this program or another.
-fn host_command(args: &TortureArgs) -> Result<Vec<String>, Failure> {
+fn host_command(args: &CrashTestArgs) -> Result<Vec<String>, Failure> {
     let own = || {
         let program = std::env::current_exe().map_err(|error| Failure::system("finding this program", error))?;
         let program = program.to_str().ok_or_else(|| Failure::System(format!("{program:?} is not UTF-8")))?;
-        Ok(vec![program.to_owned(), "torture-host".to_owned()])
+        Ok(vec![program.to_owned(), "host".to_owned()])
     };
     let Some(command) = &args.against else { return own() };
     let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
@@ -219,7 +253,8 @@ struct CrashTest {
     host: Vec<String>,
     is_own: bool,
     signals: Signals,
-    bar: ProgressBar,
+    progress: Progress,
+    kills_wanted: Option<u64>,
     /// Files that sides had open outside the directory of the test.
     side_files: BTreeSet<PathBuf>,
     entries_before: BTreeSet<PathBuf>,
@@ -248,8 +283,9 @@ impl CrashTest {
         let printed = self.report.failures.iter().filter(|failed| failed.kind == kind).count();
         if printed < if self.is_own { FAULTS_PRINTED } else { 1 } {
             let kills = kills.map(|kills| format!(" --kills {kills}")).unwrap_or_default();
-            let again = format!("pelton torture --seed {seed}{kills} --scenario {index}");
-            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {details}", kind.label()));
+            let again = format!("pelton-crash-test --seed {seed}{kills} --scenario {index}");
+            self.progress.erase();
+            eprintln!("pelton-crash-test: {}: {text}\n  `{again}`: {details}", kind.label());
         }
         self.report.failures.push(Failed { kind, scenario: index, text });
     }
@@ -414,7 +450,7 @@ impl CrashTest {
         }
         if self.is_own && transport == Transport::Path {
             match pelton::inspect::info(self.directory().join("c")) {
-                Ok(info) => text += &inspect::text_of(&info),
+                Ok(info) => text += &format!("{info:#?}\n"),
                 Err(error) => text += &error.to_string(),
             }
         }
@@ -433,7 +469,11 @@ impl CrashTest {
             Transport::Path => report.kills_by_path += 1,
         }
         report.kills_while_starting += u64::from(!victim.is_ready());
-        self.bar.set_position(report.kills);
+        let (kills, wanted) = (report.kills, self.kills_wanted);
+        self.progress.update(|seconds| match wanted {
+            Some(wanted) => format!("{kills} of {wanted} kills, {seconds:.0} s"),
+            None => format!("{kills} kills, {seconds:.0} s"),
+        });
         self.tally(victim);
     }
 
@@ -688,16 +728,9 @@ impl Run<'_> {
         Ok(())
     }
 }
-/// Options of the hidden commands.
-#[derive(Args)]
-pub struct SideArgs {
-    /// The plan, as JSON
-    plan: String,
-}
-
 /// Runs a side to its end; an error goes to the journal.
-pub fn run_side(args: &SideArgs) -> Result<(), Failure> {
-    let plan: Plan = serde_json::from_str(&args.plan).map_err(|error| Failure::Input(error.to_string()))?;
+fn run_side(plan: &str) -> Result<(), Failure> {
+    let plan: Plan = serde_json::from_str(plan).map_err(|error| Failure::Input(error.to_string()))?;
     // The kernel kills a side when its host dies.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::system("prctl", error))?;

@@ -10,7 +10,7 @@ use crate::{
     failure::{Failure, print_stderr},
     frame::Framing,
     output::{Output, WRITE_BYTES},
-    progress::Progress,
+    progress::{self, Progress},
     report::Ended,
     signals::{SLICE, Signals},
 };
@@ -102,7 +102,8 @@ impl RecvLoop<'_> {
     }
 
     fn receive_all(&mut self) -> Result<Ended, StreamError> {
-        let mut progress = Progress::new(None, std::io::stdout().is_terminal());
+        let is_shown = std::io::stdout().is_terminal();
+        let mut progress = if is_shown { Progress::never() } else { Progress::after(progress::DELAY) };
         let mut stage = WaitStage::Flowing;
         loop {
             match self.step(&mut stage, &mut progress) {
@@ -129,7 +130,10 @@ impl RecvLoop<'_> {
             *stage = WaitStage::Flowing;
             if self.keeps_messages || self.output.buffer.len() >= WRITE_BYTES {
                 self.output.write(self.signals)?;
-                progress.update(self.traffic.messages, self.traffic.bytes);
+                progress.update(|seconds| {
+                    let Traffic { messages, bytes } = self.traffic;
+                    format!("{}, {messages} messages", progress::amount(bytes, None, seconds))
+                });
             }
             return Ok((self.args.count == Some(self.traffic.messages)).then_some(Ended::Counted));
         }

@@ -7,20 +7,20 @@
 //!
 //! Each transport carries the same bytes; `Outgoing` and `Incoming` have all that differs.
 
-use crate::{
+use crate::calls;
+use clap::ValueEnum;
+use pelton::{Options, Receiver, Sender, Wait};
+use pelton_cli::{
     failure::Failure,
     frame::{FrameError, Framing, Splitter},
 };
-use clap::{Args, ValueEnum};
-use pelton::{Options, Receiver, Sender, Wait};
-use perf_event::{Builder, Counter, events::Tracepoint};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     io::{BufWriter, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -40,7 +40,7 @@ pub const ZSTD_LEVEL: i32 = 3;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The transport of the lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum System {
     /// A pelton channel, each line sent on its own, both sides blocking
@@ -52,11 +52,6 @@ pub enum System {
 }
 
 impl System {
-    /// Its name on the command line.
-    pub fn name(self) -> String {
-        self.to_possible_value().expect("none is hidden").get_name().to_string()
-    }
-
     /// Its name in the table.
     pub fn label(self) -> &'static str {
         match self {
@@ -65,26 +60,53 @@ impl System {
             System::SockStreamBatched => "socket, 64 KiB batches",
         }
     }
+
+    /// Its name in a sentence.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            System::Pelton => "pelton",
+            System::SockStream => "a socket with a write per line",
+            System::SockStreamBatched => "a socket with 64 KiB batches",
+        }
+    }
+}
+
+/// The task of a stage.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Reads the file and sends its lines
+    Send,
+    /// Receives the lines
+    Receive,
+}
+
+impl Role {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Send => "sending",
+            Role::Receive => "receiving",
+        }
+    }
 }
 
 /// The orders of the parent to a stage; the standard input of the sender is the file.
-#[derive(Args)]
-pub struct StageArgs {
+#[derive(Serialize, Deserialize)]
+pub struct Plan {
+    /// Its task
+    pub role: Role,
     /// The transport of the lines
-    #[arg(long)]
     pub system: System,
     /// The directory of the run's socket
-    #[arg(long)]
     pub directory: PathBuf,
     /// Compress into this existing file
-    #[arg(long)]
     pub output: Option<PathBuf>,
     /// Count system calls, which slows each of them
-    #[arg(long)]
     pub count_calls: bool,
 }
 
-impl StageArgs {
+impl Plan {
     fn channel(&self) -> String {
         format!("unix:{}", self.socket().display())
     }
@@ -113,26 +135,32 @@ pub struct Measured {
     pub digest: u64,
 }
 
+/// Runs a stage; `plan` is JSON.
+pub fn run(plan: &str) -> Result<(), Failure> {
+    let plan: Plan = serde_json::from_str(plan).map_err(|error| Failure::Input(format!("--stage: {error}")))?;
+    die_with_parent()?;
+    match plan.role {
+        Role::Send => send(&plan),
+        Role::Receive => receive(&plan),
+    }
+}
+
 /// The output of the receiving stage once it listens.
 pub const LISTENING: &[u8] = b"listening\n";
 
-/// Runs the sending process.
-pub fn send_stage(args: &StageArgs) -> Result<(), Failure> {
-    die_with_parent()?;
-    let mut out = Outgoing::connect(args)?;
-    let meter = Meter::start(args.count_calls)?;
+fn send(plan: &Plan) -> Result<(), Failure> {
+    let mut out = Outgoing::connect(plan)?;
+    let meter = Meter::start(plan.count_calls);
     each_line(std::io::stdin().lock(), |line| out.send(line))?;
     out.finish()?;
-    report(&meter.stop(&Digest::default())?)
+    report(&meter.stop(&Digest::default()))
 }
 
-/// Runs the receiving process.
-pub fn receive_stage(args: &StageArgs) -> Result<(), Failure> {
-    die_with_parent()?;
-    let mut incoming = Incoming::accept(args)?;
-    let meter = Meter::start(args.count_calls)?;
+fn receive(plan: &Plan) -> Result<(), Failure> {
+    let mut incoming = Incoming::accept(plan)?;
+    let meter = Meter::start(plan.count_calls);
     let mut digest = Digest::default();
-    match &args.output {
+    match &plan.output {
         None => incoming.each(|line| {
             digest.add(line);
             Ok(())
@@ -154,7 +182,7 @@ pub fn receive_stage(args: &StageArgs) -> Result<(), Failure> {
             encoder.finish().map_err(failed)?;
         }
     }
-    report(&meter.stop(&digest)?)
+    report(&meter.stop(&digest))
 }
 
 /// The kernel kills a stage when its parent dies.
@@ -199,15 +227,15 @@ enum Outgoing {
 }
 
 impl Outgoing {
-    fn connect(args: &StageArgs) -> Result<Outgoing, Failure> {
-        if args.system == System::Pelton {
+    fn connect(plan: &Plan) -> Result<Outgoing, Failure> {
+        if plan.system == System::Pelton {
             let options =
                 Options::new().capacity(CAPACITY).wait(Wait::Block).connect_deadline(Instant::now() + CONNECT_TIMEOUT);
-            return Ok(Outgoing::Pelton(Box::new(options.connect_sender(&args.channel())?)));
+            return Ok(Outgoing::Pelton(Box::new(options.connect_sender(&plan.channel())?)));
         }
         let stream =
-            UnixStream::connect(args.socket()).map_err(|error| Failure::system("connecting the socket", error))?;
-        Ok(match args.system {
+            UnixStream::connect(plan.socket()).map_err(|error| Failure::system("connecting the socket", error))?;
+        Ok(match plan.system {
             System::SockStreamBatched => Outgoing::SockStreamBatched(BufWriter::with_capacity(SOCKET_BYTES, stream)),
             _ => Outgoing::SockStream { stream, frame: Vec::new() },
         })
@@ -246,11 +274,11 @@ enum Incoming {
 
 impl Incoming {
     /// Listens, reports that on standard output, and waits for the sender.
-    fn accept(args: &StageArgs) -> Result<Incoming, Failure> {
+    fn accept(plan: &Plan) -> Result<Incoming, Failure> {
         let report_listening =
             || std::io::stdout().write_all(LISTENING).map_err(|error| Failure::system("standard output", error));
-        if args.system == System::Pelton {
-            let listener = Options::new().wait(Wait::Block).listen(&args.channel())?;
+        if plan.system == System::Pelton {
+            let listener = Options::new().wait(Wait::Block).listen(&plan.channel())?;
             report_listening()?;
             let receiver = listener.accept_receiver_until(Instant::now() + CONNECT_TIMEOUT)?;
             return receiver
@@ -258,7 +286,7 @@ impl Incoming {
                 .ok_or_else(|| Failure::TimedOut("the sending process did not connect".to_string()));
         }
         let listener =
-            UnixListener::bind(args.socket()).map_err(|error| Failure::system("listening on the socket", error))?;
+            UnixListener::bind(plan.socket()).map_err(|error| Failure::system("listening on the socket", error))?;
         report_listening()?;
         let (stream, _) = listener.accept().map_err(|error| Failure::system("accepting the socket", error))?;
         Ok(Incoming::Socket(stream))
@@ -356,51 +384,32 @@ impl Digest {
 struct Meter {
     began_ns: u64,
     cpu_ns: u64,
-    counter: Option<Counter>,
+    counts_calls: bool,
 }
 
 impl Meter {
-    fn start(count_calls: bool) -> Result<Meter, Failure> {
-        let counter = if count_calls { Some(count_system_calls().map_err(Failure::System)?) } else { None };
-        Ok(Meter { began_ns: clock_ns(ClockId::Monotonic), cpu_ns: clock_ns(ClockId::ProcessCPUTime), counter })
+    fn start(count_calls: bool) -> Meter {
+        // First: its own system calls are not of the work.
+        let counts_calls = count_calls && calls::count();
+        Meter { began_ns: clock_ns(ClockId::Monotonic), cpu_ns: clock_ns(ClockId::ProcessCPUTime), counts_calls }
     }
 
-    fn stop(self, digest: &Digest) -> Result<Measured, Failure> {
-        let read = |mut counter: Counter| counter.read().map_err(|error| Failure::system("reading the counter", error));
-        let system_calls = self.counter.map(read).transpose()?;
-        Ok(Measured {
+    fn stop(self, digest: &Digest) -> Measured {
+        Measured {
+            system_calls: self.counts_calls.then(calls::counted),
             began_ns: self.began_ns,
             ended_ns: clock_ns(ClockId::Monotonic),
             cpu_ns: clock_ns(ClockId::ProcessCPUTime) - self.cpu_ns,
-            // Reading the counter is a system call itself.
-            system_calls: system_calls.map(|calls| calls.saturating_sub(1)),
             lines: digest.lines,
             bytes: digest.bytes,
             digest: digest.value(),
-        })
+        }
     }
 }
 
 fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// Counts system calls of all threads of this process, by a tracepoint that usually only root may use.
-pub fn count_system_calls() -> Result<Counter, String> {
-    let read = |root: &str| std::fs::read_to_string(Path::new(root).join("events/raw_syscalls/sys_enter/id"));
-    // debugfs is the older place; of two errors, the first has more detail.
-    let id = read("/sys/kernel/tracing")
-        .or_else(|error| read("/sys/kernel/debug/tracing").map_err(|_| error))
-        .map_err(|error| format!("no access to tracepoints: {error}"))?;
-    let id = id.trim().parse().map_err(|_| format!("the tracepoint's id is `{}`", id.trim()))?;
-    let mut counter = Builder::new(Tracepoint::with_id(id))
-        .include_kernel()
-        .inherit(true)
-        .build()
-        .map_err(|error| format!("perf_event_open: {error}"))?;
-    counter.enable().map_err(|error| format!("enabling the counter: {error}"))?;
-    Ok(counter)
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use super::{
     plan::{Job, ManySendersPlan, Plan, Role, Transport, WaitMode},
     resources::{Resources, growth},
 };
-use crate::failure::Failure;
 use pelton::{Error, RecordReader};
+use pelton_cli::failure::Failure;
 use std::{
     collections::HashMap,
     fs,
@@ -619,7 +619,7 @@ fn split_number(number: u64) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::torture::message::Pattern;
+    use crate::message::Pattern;
     use pelton::{RecordFileOptions, Sink as _};
 
     #[test]

@@ -3,7 +3,7 @@
 //! The same seed gives the same bytes on every machine: integer arithmetic only, no clock, no hash map. The file is
 //! created under a temporary name and renamed. The demo checks it before each use, and generates a damaged one again.
 
-use crate::failure::Failure;
+use pelton_cli::failure::Failure;
 use std::{
     fs,
     io::{self, Write},
@@ -391,7 +391,7 @@ fn write_agent(random: &mut Random, out: &mut Vec<u8>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::pipeline::Digest;
+    use crate::stage::Digest;
     use std::collections::HashSet;
 
     fn first(seed: u64, bytes: u64) -> Vec<u8> {

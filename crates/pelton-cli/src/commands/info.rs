@@ -1,13 +1,15 @@
-//! `pelton info`, `recover` and `rm`: inspects, repairs and removes a channel, without a role in it.
+//! `pelton info`: the processes and the messages of a channel, read without a role in it.
 
-use crate::{failure::Failure, output, report::Counters};
-use clap::Args;
-use pelton::inspect::{self, ChannelInfo, ListenerInfo, RecoveredLane, RoleInfo};
-use serde::Serialize;
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
+use crate::{
+    channel::directory,
+    failure::Failure,
+    output::{json, print},
+    report::Counters,
 };
+use clap::Args;
+use pelton::inspect::{self, ChannelInfo, ListenerInfo, RoleInfo};
+use serde::Serialize;
+use std::path::PathBuf;
 
 /// Options of `pelton info`.
 #[derive(Args)]
@@ -19,53 +21,8 @@ pub struct InfoArgs {
     json: bool,
 }
 
-/// Options of `pelton recover`.
-#[derive(Args)]
-pub struct RecoverArgs {
-    /// The channel's directory, DIR or path:DIR
-    directory: String,
-    /// Repair it; without this option, check it and change nothing
-    #[arg(long)]
-    repair: bool,
-    /// After a reboot: keep also intact messages that were never synced to disk
-    #[arg(long)]
-    keep_unsynced: bool,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    json: bool,
-}
-
-/// Options of `pelton rm`.
-#[derive(Args)]
-pub struct RemoveArgs {
-    /// The channel's directory, DIR or path:DIR
-    directory: String,
-}
-
-/// The directory in an argument.
-fn directory(text: &str) -> &Path {
-    Path::new(text.strip_prefix("path:").unwrap_or(text))
-}
-
-/// Writes `text` to standard output.
-pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
-    output::check()?;
-    let mut stdout = std::io::stdout();
-    match stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
-        done => done.map_err(|error| Failure::system("standard output", error)),
-    }
-}
-
-/// `value` as one line of JSON.
-pub fn json(value: &impl Serialize) -> String {
-    let mut line = serde_json::to_string(value).expect("numbers and text");
-    line.push('\n');
-    line
-}
-
 /// Runs `pelton info`.
-pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+pub fn run(args: &InfoArgs) -> Result<(), Failure> {
     // A short name has no slash. A directory without one can be written as ./DIR.
     let is_directory = args.name.starts_with("path:") || (args.name.contains('/') && !args.name.starts_with("unix:"));
     if is_directory {
@@ -84,41 +41,6 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     print(if args.json { json(&listeners(&args.name, &found)) } else { found.iter().map(line).collect() })
 }
 
-/// Runs `pelton recover`.
-pub fn recover(args: &RecoverArgs) -> Result<(), Failure> {
-    let path = directory(&args.directory);
-    let lanes = match args.repair {
-        true => inspect::recover(path, args.keep_unsynced)?,
-        false => inspect::check(path, args.keep_unsynced)?,
-    };
-    let is_whole = lanes.iter().all(RecoveredLane::is_whole);
-    if args.json {
-        print(json(&recovery(args.repair, &lanes)))?;
-    } else {
-        let (kept, dropped) = if args.repair { ("kept", "dropped") } else { ("whole", "cannot be kept") };
-        for lane in &lanes {
-            let problem = lane.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
-            print(format!(
-                "lane {}: {} messages {kept}, {} {dropped}{problem}\n",
-                lane.number, lane.kept, lane.dropped
-            ))?;
-        }
-    }
-    if is_whole || args.repair {
-        return Ok(());
-    }
-    Err(Failure::System(format!(
-        "{} is damaged: `pelton recover --repair {}` repairs it",
-        path.display(),
-        args.directory
-    )))
-}
-
-/// Runs `pelton rm`.
-pub fn remove(args: &RemoveArgs) -> Result<(), Failure> {
-    Ok(inspect::remove(directory(&args.directory))?)
-}
-
 fn role(name: &str, role: &RoleInfo) -> String {
     let state = match (role.generation, role.is_alive, role.is_closed) {
         (0, false, _) => return format!("{name}: none so far"),
@@ -129,7 +51,7 @@ fn role(name: &str, role: &RoleInfo) -> String {
     format!("{name}: process {}, {state}, generation {}", role.pid, role.generation)
 }
 
-pub fn text_of(info: &ChannelInfo) -> String {
+fn text_of(info: &ChannelInfo) -> String {
     let boot = if info.is_from_this_boot { "" } else { ", created before the last reboot: see `pelton recover`" };
     let mut text = format!(
         "{}: lanes of {} bytes, messages up to {}, window {}, {} of {} lanes, mode {:o}{boot}\nwire version {}, layout {:#018x}\n{}\n",
@@ -233,12 +155,4 @@ fn channel(info: &ChannelInfo) -> Channel<'_> {
 fn listeners(name: &str, found: &[ListenerInfo]) -> serde_json::Value {
     let each = found.iter().map(|listener| serde_json::json!({ "path": listener.path, "pid": listener.pid }));
     serde_json::json!({ "name": name, "listeners": each.collect::<Vec<_>>() })
-}
-
-fn recovery(repaired: bool, lanes: &[RecoveredLane]) -> serde_json::Value {
-    let each = lanes.iter().map(|lane| {
-        let (number, kept, dropped, problem) = (lane.number, lane.kept, lane.dropped, &lane.problem);
-        serde_json::json!({ "number": number, "kept": kept, "dropped": dropped, "problem": problem })
-    });
-    serde_json::json!({ "repaired": repaired, "lanes": each.collect::<Vec<_>>() })
 }

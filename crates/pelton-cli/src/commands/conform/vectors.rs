@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::{fs::Permissions, io::Write as _, os::unix::fs::PermissionsExt as _, path::Path};
 
 macro_rules! vectors {
-    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../vectors/", $name)))),*] };
+    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../../vectors/", $name)))),*] };
 }
 const FILES: &[(&str, &str)] =
     vectors!("images.json" "steps.json" "packets.json" "record-file.json" "calls.json" "paths.json");

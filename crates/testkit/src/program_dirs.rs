@@ -1,30 +1,32 @@
-//! The built program as a child process, with directories of the test.
+//! A built program as a child process, with directories of the test in place of those of the user.
 
-use pelton_testkit::{Ended, Process};
+use crate::{Ended, Process};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Directories of one test, in place of the directories of the user.
-pub struct TestDirs {
+/// A program, and the directories of one test.
+pub struct ProgramDirs {
+    program: &'static str,
     root: TempDir,
 }
 
-impl TestDirs {
-    pub fn new() -> TestDirs {
+impl ProgramDirs {
+    /// Creates the directories. `program` is `env!("CARGO_BIN_EXE_…")`.
+    pub fn new(program: &'static str) -> ProgramDirs {
         let root = TempDir::new().unwrap();
         for name in ["run", "tmp", "cache", "work"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
         }
         // As required of a runtime directory.
         std::fs::set_permissions(root.path().join("run"), std::fs::Permissions::from_mode(0o700)).unwrap();
-        TestDirs { root }
+        ProgramDirs { program, root }
     }
 
     /// The program with `arguments`, in these directories.
-    pub fn pelton(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pelton"));
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.program);
         command.args(arguments).current_dir(self.path("work"));
         command.env("XDG_RUNTIME_DIR", self.path("run")).env("TMPDIR", self.path("tmp"));
         command.env("XDG_CACHE_HOME", self.path("cache"));
@@ -32,8 +34,9 @@ impl TestDirs {
         command
     }
 
+    /// Starts the program with `arguments`.
     pub fn start(&self, arguments: &[&str]) -> Process {
-        Process::start(self.pelton(arguments))
+        Process::start(self.command(arguments))
     }
 
     /// Runs the program to its end without input.
@@ -41,6 +44,7 @@ impl TestDirs {
         self.start(arguments).finish()
     }
 
+    /// The path of a file in these directories: `work/…`, `tmp/…`, `run/…`, `cache/…`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }

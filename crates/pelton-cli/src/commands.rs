@@ -1,0 +1,13 @@
+//! The commands of `pelton`, a file for each: its options, and its `run`.
+
+pub mod call;
+pub mod cat;
+pub mod conform;
+pub mod cp;
+pub mod flush;
+pub mod info;
+pub mod recover;
+pub mod recv;
+pub mod rm;
+pub mod send;
+pub mod serve;
