@@ -149,3 +149,29 @@ fn waiting_parts_refuse_no_cancel_and_a_refused_call_is_not_in_flight() {
         assert!(client.try_completion().unwrap().is_none());
     }
 }
+
+#[test]
+fn a_service_counts_cancels_and_departures() {
+    let dir = TestDir::new("count cancels");
+    let mut service = pelton::Service::listen_with(&dir.name(), &tiny()).unwrap();
+    let (name, (sender, receiver)) = (dir.name(), mpsc::channel());
+    let asking = std::thread::spawn(move || {
+        let mut client = pelton::Client::connect_with(&name, &tiny()).unwrap();
+        let call = client.submit(b"request").unwrap();
+        assert!(client.cancel(call).unwrap());
+        receiver.recv_timeout(DEADLINE).expect("the service has counted");
+    });
+    let responder = service.receive_until(deadline()).unwrap().expect("the request comes").into_responder();
+    assert_eq!(service.cancels(), 0, "the cancel comes after the request");
+    let until = deadline();
+    for count in 1..=2 {
+        while service.cancels() < count && Instant::now() < until {
+            let next = service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+            assert!(next.is_none(), "there is one request");
+        }
+        assert_eq!(service.cancels(), count);
+        assert!(responder.is_cancelled());
+        let _ = sender.send(());
+    }
+    asking.join().unwrap();
+}
