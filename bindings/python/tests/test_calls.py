@@ -795,3 +795,16 @@ def test_no_call_leaks_objects_or_memory_of_calls(served: Served) -> None:
         use()
     gc.collect()
     assert sys.getallocatedblocks() - before < 1000 + 2 * len(served[1].deadlines)
+
+
+def test_a_reply_before_the_end_of_its_service_arrives(name: str) -> None:
+    for _ in range(20):
+        service = pelton.Service.listen(name)
+        with pelton.Client.connect(name, timeout=LIMIT) as client:
+            call = client.submit(b"tea")
+            service.receive(LIMIT).reply(b"cup")
+            service.close()
+            # The reply and the end are both there before the client receives.
+            assert call.result(LIMIT) == b"cup"
+            with pytest.raises((pelton.Closed, pelton.PeerDied)):
+                client.call(b"tea", LIMIT)
