@@ -798,12 +798,19 @@ def test_no_call_leaks_objects_or_memory_of_calls(served: Served) -> None:
 
 
 def test_a_reply_before_the_end_of_its_service_arrives(name: str) -> None:
+    def serve_one() -> None:
+        with pelton.Service.listen(name) as service:
+            listening.set()
+            service.receive(LIMIT).reply(b"cup")
+
     for _ in range(20):
-        service = pelton.Service.listen(name)
+        listening = threading.Event()
+        server = threading.Thread(target=serve_one)
+        server.start()
+        listening.wait(LIMIT)
         with pelton.Client.connect(name, timeout=LIMIT) as client:
             call = client.submit(b"tea")
-            service.receive(LIMIT).reply(b"cup")
-            service.close()
+            server.join(LIMIT)
             # The reply and the end are both there before the client receives.
             assert call.result(LIMIT) == b"cup"
             with pytest.raises((pelton.Closed, pelton.PeerDied)):
