@@ -552,7 +552,7 @@ def test_a_client_and_a_service_work_in_a_loop_of_ones_own(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "threads", "error"),
-    [(lambda request: b"", 0, ValueError), (5, 1, TypeError), (test_a_failure_with_an_impossible_code_is_refused, -1, ValueError)],
+    [(lambda request: b"", 0, ValueError), (lambda request: b"", -1, ValueError), (5, 1, TypeError)],
 )
 def test_what_cannot_serve_is_refused(name: str, handler: object, threads: int, error: type[Exception]) -> None:
     with pelton.Service.listen(name) as service, pytest.raises(error):
@@ -755,7 +755,8 @@ def test_the_tool_calls_a_service_in_python(served: Served, name: str, tool: str
 
 
 def test_a_client_in_python_calls_the_tool(name: str, tool: str) -> None:
-    command = "read -r line; case $line in fail) echo no >&2; exit 9 ;; sleep) exec sleep 100 ;; *) echo got $line ;; esac"
+    cases = "fail) echo no >&2; exit 9 ;; sleep) exec sleep 100 ;; *) echo got $line ;;"
+    command = f"read -r line; case $line in {cases} esac"
     process = subprocess.Popen([tool, "serve", name, "--exec", command, "--parallel", "4"])
     try:
         with pelton.Client.connect(name, timeout=LIMIT) as client:

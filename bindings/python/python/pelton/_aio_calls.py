@@ -483,8 +483,8 @@ class Service(_Driver):
         Returns after `stop`, or once `drain` has ended, and the handlers too. `handler` is an `async def`, whose result
         is the reply, or an async generator, which yields the parts of a streaming reply, and waits while the client has
         no space. A cancelled call cancels its task: `asyncio.CancelledError`. Exceptions fail the call as in
-        `pelton.Service.run`. While `in_flight_max` handlers run, further requests, and cancels after them, wait at their
-        clients. Cancelling `run` cancels the handlers and abandons their calls.
+        `pelton.Service.run`. While `in_flight_max` handlers run, further requests, and the cancels behind them, wait at
+        their clients. Cancelling `run` cancels the handlers and abandons their calls.
         """
         if in_flight_max < 1:
             raise ValueError(f"in_flight_max is {in_flight_max}, wanted 1 or more")
