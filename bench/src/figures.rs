@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde_json::Value;
 
-use crate::{report::paired_ratio, results};
+use crate::{results, statistics::paired_ratio};
 
 /// Writes the figures of README.md and COMPARE.md from a results file
 #[derive(Parser, Debug)]

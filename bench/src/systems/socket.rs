@@ -12,12 +12,14 @@ use rustix::{
 };
 
 use super::{
-    Receiving, Sending, System,
     framed::{FramedReceiving, FramedSending},
     many::{Many, OneOfMany},
     wire::Wire,
 };
-use crate::parameters::{Job, Wait};
+use crate::{
+    endpoints::{Receiving, Sending, Transport},
+    parameters::{Job, Wait},
+};
 
 /// One write per message.
 pub type SockStream = Stream<false>;
@@ -27,7 +29,7 @@ pub type SockStreamBatched = Stream<true>;
 /// A stream socket, one for both directions.
 pub struct Stream<const BATCHED: bool>;
 
-impl<const BATCHED: bool> System for Stream<BATCHED> {
+impl<const BATCHED: bool> Transport for Stream<BATCHED> {
     type Sending = FramedSending;
     type Receiving = FramedReceiving;
 
@@ -67,7 +69,7 @@ impl SockSeqpacket {
     }
 }
 
-impl System for SockSeqpacket {
+impl Transport for SockSeqpacket {
     type Sending = PacketSending;
     type Receiving = PacketReceiving;
 
