@@ -5,6 +5,7 @@
 mod append;
 pub mod c;
 mod call;
+mod dgram;
 pub mod erlang;
 mod framed;
 mod limits;
@@ -24,6 +25,7 @@ use clap::ValueEnum;
 use self::{
     append::{Bump, MutexVec, PeltonFile, Queue, Write},
     call::{c as call_in_c, nginx, queue},
+    dgram::Dgram,
     packets::SockSeqpacketBatched,
     peers::{CARGO, FOREIGN, GO, PYTHON, THREADS, built, go, locked, python},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
@@ -201,6 +203,12 @@ static SYSTEMS: &[System] = &[
         name: "sock-seqpacket-batched",
         about: "the same, up to 64 messages a system call",
         sides: &[(Kind::Processes, part::<SockSeqpacketBatched>)],
+        ..SYSTEM
+    },
+    System {
+        name: "sock-dgram",
+        about: "a Unix datagram socket",
+        sides: &[(Kind::Processes, part::<Dgram>)],
         ..SYSTEM
     },
     System {
