@@ -4,6 +4,7 @@
 
 pub mod append;
 pub mod batches;
+pub mod burst;
 pub mod call;
 pub mod fan_in;
 pub mod idle;
@@ -20,9 +21,10 @@ use anyhow::Result;
 use crate::{endpoints::Transport, parameters::Job, plan::Workload};
 
 /// All of them, in the order of the help.
-pub static WORKLOADS: [Workload; 11] = [
+pub static WORKLOADS: [Workload; 12] = [
     stream::WORKLOAD,
     roundtrip::WORKLOAD,
+    burst::WORKLOAD,
     lopsided::WORKLOAD,
     threads::WORKLOAD,
     fan_in::WORKLOAD,
@@ -38,6 +40,7 @@ pub static WORKLOADS: [Workload; 11] = [
 pub fn part<T: Transport>(job: &Job) -> Result<()> {
     match job.workload.as_str() {
         roundtrip::NAME => roundtrip::part::<T>(job),
+        burst::NAME => burst::part::<T>(job),
         memory::NAME => memory::part::<T>(job),
         kill::NAME => kill::part::<T>(job),
         _ => stream::part::<T>(job),
