@@ -419,7 +419,8 @@ impl Figures<'_> {
     /// README's table: what a user may have today beside pelton with its default wait, all of them blocking. Speed is
     /// of one command, what survives a kill of another.
     fn front(&self) -> String {
-        // The label of the speed, that of the kill, and what no figure has: which messages are lost.
+        // The label of the speed, that of the kill, and what no figure has: which messages are lost. The kernel, and
+        // ZeroMQ, free a dead process's buffers; of pelton the page that is named has the tests.
         const ROWS: [(&str, &str, &str, &str); 5] = [
             ("pipe", "pipe:block", "pipe", "what is in the pipe is lost"),
             ("Unix socket", "sock-stream:block", "sock-stream", "what is in the socket is lost"),
@@ -430,7 +431,7 @@ impl Figures<'_> {
                 "the same, and the sender's last batch",
             ),
             ("ZeroMQ, `ipc://`", "zeromq-ipc", "zeromq-ipc", "what the killed side has queued is lost"),
-            ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: a successor gets it"),
+            ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: [a successor gets it](docs/guarantees.md)"),
         ];
         let mut text = format!(
             "| 256-byte messages ([results](bench/results/{})) | messages/s | pelton's speedup: median (range) | `kill -9` of either side |\n|---|---|---|---|\n",
@@ -741,6 +742,20 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("| Unix socket | not in these results | | |"), "{text}");
+    }
+
+    /// The page that the front table names, and that the tests which it names are there.
+    #[test]
+    fn what_survives_a_kill_is_shown_by_tests() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let guarantees = fs::read_to_string(root.join("docs/guarantees.md")).unwrap();
+        let row = guarantees.lines().find(|line| line.contains("a successor gets everything unreleased")).unwrap();
+        let tests: Vec<&str> = row.split('`').filter_map(|name| name.strip_prefix("two_processes::")).collect();
+        assert!(tests.len() >= 2, "{row}");
+        let code = fs::read_to_string(root.join("crates/pelton/tests/api/two_processes.rs")).unwrap();
+        for test in tests {
+            assert!(code.contains(&format!("fn {test}()")), "{test}");
+        }
     }
 
     #[test]
