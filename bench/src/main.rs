@@ -4,6 +4,7 @@
 //! This file begins the program; the library beside it does the rest.
 
 mod call_table;
+mod regress;
 mod suite;
 
 use std::{io::Write, process::ExitCode};
@@ -21,10 +22,11 @@ use pelton_bench::{
 };
 
 /// The commands that measure no workload, or several; all but the last have command lines of their own.
-const OTHERS: [(&str, &str); 5] = [
+const OTHERS: [(&str, &str); 6] = [
     ("file", "Files, beside the system's own calls and the io-uring crate"),
     ("all", "All workloads: the results of README and COMPARE.md, and their page"),
     ("figures", "Writes the figures of README and COMPARE.md from a results file"),
+    ("regress", "Compares the hot paths of two commits, by runs that take turns"),
     ("call-table", "The speedup of calls over a stream socket, by size and by number of calls in flight"),
     ("systems", "Lists the systems, and the workloads in which each has a part"),
 ];
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("file") => return file::main(rest),
         Some("call-table") => return call_table::main(rest),
+        Some("regress") => return regress::main(rest),
         Some("all") => return suite::main(rest),
         Some("figures") => return figures::main(rest),
         _ => {}
