@@ -1,8 +1,8 @@
 /* The sides in C have this in common: the structs of src/systems/c.rs, and the messages with their numbers and checks.
  *
  * The benchmark compiles each side with `cc -O3 -fPIC -shared` and loads it. A side does the same as Rust's sides in
- * src/workload.rs, message by message. The benchmark itself measures clock, CPU time, system calls and percentiles. It
- * also checks all bytes of a few messages, which is not part of the measurement. */
+ * src/workloads/stream.rs and roundtrip.rs, message by message. The benchmark itself measures clock, CPU time, system
+ * calls and percentiles. It also checks all bytes of a few messages, which is not part of the measurement. */
 #ifndef SIDE_H
 #define SIDE_H
 
@@ -54,7 +54,7 @@ struct pass {
     uint64_t bytes; /* sent by a sender or asker, received by the others */
 };
 
-/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/workload.rs have them ----------------------- */
+/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/payload.rs have them ----------------------- */
 
 static size_t next_size(struct side *side) {
     if (side->size_min == side->size_max) return side->size_max;
@@ -75,7 +75,7 @@ static void begin(struct side *side) {
     for (uint32_t n = 0; n < side->buffer_count; n++) prepare(side, n);
 }
 
-/* Message n is sent: its payload is free for another, see `Payloads` in bench/src/workload.rs. */
+/* Message n is sent: its payload is free for another, see `Payloads` in bench/src/payload.rs. */
 static void sent(struct side *side, uint64_t n) { prepare(side, n + side->buffer_count); }
 
 static uint64_t number(const uint8_t *message, size_t size) {

@@ -390,7 +390,7 @@
 
 (declaim (inline pattern))
 (defun pattern (at)
-  "The byte there of every message, after its number: as in bench/src/workload.rs."
+  "The byte there of every message, after its number: as in bench/src/payload.rs."
   (declare (type (unsigned-byte 32) at))
   (ldb (byte 8 0) (+ (* at 31) (ash at -8) 7)))
 

@@ -7,17 +7,16 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use pelton_bench::{
+    commands::Measurement,
     parameters::{Placement, Wait, word},
-    report::paired_ratio,
     run::{self, Progress},
     sides::Interrupts,
+    statistics::paired_ratio,
 };
-
-use crate::Arguments;
 
 /// Prints the speedup of calls over those by a stream socket: median, minimum and maximum of interleaved runs
 #[derive(Parser, Debug)]
@@ -86,14 +85,13 @@ fn cell(table: &Table, size: u64, in_flight: u64, interrupts: &Interrupts) -> Re
         "call --size {size} --in-flight {in_flight} --count {count} --runs {runs} --wait {wait} --systems pelton,sock-stream --placement {}",
         word(table.placement)
     );
-    let parsed = Arguments::try_parse_from(std::iter::once("pelton-bench").chain(command.split(' ')))?;
-    let plan = parsed.plan().map_err(|error| anyhow!("{command}: {error}"))?;
-    let progress = Progress::of(&plan)?;
-    let (report, interrupted) = run::measure(&plan, interrupts, &progress)?;
+    let Measurement { plan, systems, .. } = Measurement::parse(&command)?;
+    let progress = Progress::of(plan.runs * systems.len())?;
+    let (report, interrupted) = run::measure(&plan, &systems, interrupts, &progress)?;
     progress.bar.finish_and_clear();
     anyhow::ensure!(!interrupted, "interrupted");
-    let [pelton, socket] =
-        [0, 1].map(|at| report.systems[at].runs.iter().map(|run| run.figures.calls_per_second).collect::<Vec<_>>());
+    let [pelton, socket] = [0, 1]
+        .map(|at| report.systems[at].runs.iter().map(|run| run.figures.get("calls_per_second")).collect::<Vec<_>>());
     let ratio = paired_ratio(&pelton, &socket).with_context(|| format!("{command}: nothing was measured"))?;
     Ok(format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.min, ratio.max))
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde_json::Value;
 
-use crate::{report::paired_ratio, results};
+use crate::{results, statistics::paired_ratio};
 
 /// Writes the figures of README.md and COMPARE.md from a results file
 #[derive(Parser, Debug)]
@@ -99,7 +99,7 @@ const ROUND: &str = "roundtrip --size 64";
 const ROUND_IN_THE_KERNEL: &str = "roundtrip --size 64 --wait block";
 const ASLEEP: &str = "roundtrip --size 64 --delay 20";
 /// The commands of all tables, the pairs and the headline.
-pub const WANTED: [&str; 16] = [
+pub const WANTED: [&str; 25] = [
     STREAM,
     ROUND,
     ROUND_IN_THE_KERNEL,
@@ -116,6 +116,42 @@ pub const WANTED: [&str; 16] = [
     "call --size 64",
     "call --size 64 --in-flight 1000 --wait block",
     "reattach",
+    PLACED[0].1[0],
+    PLACED[0].1[1],
+    PLACED[0].1[2],
+    PLACED[1].1[0],
+    PLACED[1].1[1],
+    PLACED[1].1[2],
+    PLACED[2].1[0],
+    PLACED[2].1[1],
+    PLACED[2].1[2],
+];
+/// Of each placement: the figure, and the commands with both sides pinned apart, pinned together, and not pinned.
+const PLACED: [(&str, [&str; 3]); 3] = [
+    (
+        "messages_per_second",
+        [
+            "stream --size 256 --wait block --placement apart",
+            "stream --size 256 --wait block --placement together",
+            "stream --size 256 --wait block --placement free",
+        ],
+    ),
+    (
+        "round_trip_ns",
+        [
+            "roundtrip --size 64 --wait block --placement apart",
+            "roundtrip --size 64 --wait block --placement together",
+            "roundtrip --size 64 --wait block --placement free",
+        ],
+    ),
+    (
+        "round_trip_ns",
+        [
+            "call --size 64 --wait block --placement apart",
+            "call --size 64 --wait block --placement together",
+            "call --size 64 --wait block --placement free",
+        ],
+    ),
 ];
 /// Options that do not change the subject of a measurement. Older results have `--record` for `--results`.
 const HOW_MANY: [&str; 7] = ["--count", "--seconds", "--runs", "--systems", "--report", "--results", "--record"];
@@ -210,11 +246,12 @@ impl Figures<'_> {
                     ("after", |l| number(l, "sender_death_detected_ns").map(time)),
                 ],
             ),
+            "placement" => self.placement(),
             "io_uring" => self.pairs(),
             "headline" => self.headline(),
             "front" => self.front(),
             _ => bail!(
-                "found a place named `{name}`, wanted machine, stream, roundtrip, roundtrip-in-the-kernel, asleep, threads, memory, idle, kill, io_uring, headline or front"
+                "found a place named `{name}`, wanted machine, stream, roundtrip, roundtrip-in-the-kernel, asleep, threads, memory, idle, kill, placement, io_uring, headline or front"
             ),
         })
     }
@@ -291,6 +328,31 @@ impl Figures<'_> {
         text
     }
 
+    /// Each system with both sides pinned to processors of their own, pinned to one, and where the scheduler puts them.
+    fn placement(&self) -> String {
+        let mut text = "| | pinned apart | pinned together | not pinned |\n|---|---|---|---|\n".to_string();
+        for (figure, commands) in PLACED {
+            let all = commands.map(|command| self.of(command));
+            let what = commands[0].split(" --placement").next().unwrap_or_default();
+            if all[0].0.is_empty() {
+                _ = writeln!(text, "| `{what}` | not in these results | | |");
+            }
+            for label in all[0].0.iter().filter_map(|line| line["label"].as_str()) {
+                let cells = all.iter().map(|(systems, ratios)| {
+                    let line = systems.iter().find(|line| line["label"] == label)?;
+                    let value = number(line, figure)?;
+                    let shown = if figure.ends_with("_ns") { time(value) } else { rate(value) };
+                    // pelton's speedup in the same runs.
+                    let by = ratios.and_then(|ratios| Speed::of(ratios, label));
+                    Some(by.map_or(shown.clone(), |by| format!("{shown}; {}", by.text())))
+                });
+                let cells: Vec<String> = cells.map(Option::unwrap_or_default).collect();
+                _ = writeln!(text, "| {label}, `{what}` | {} |", cells.join(" | "));
+            }
+        }
+        text
+    }
+
     /// Each socket by io_uring, beside the same by plain system calls, if both wait in the same way.
     fn pairs(&self) -> String {
         const STREAMS: [Pair; 3] = [
@@ -357,7 +419,8 @@ impl Figures<'_> {
     /// README's table: what a user may have today beside pelton with its default wait, all of them blocking. Speed is
     /// of one command, what survives a kill of another.
     fn front(&self) -> String {
-        // The label of the speed, that of the kill, and what no figure has: which messages are lost.
+        // The label of the speed, that of the kill, and what no figure has: which messages are lost. The kernel, and
+        // ZeroMQ, free a dead process's buffers; of pelton the page that is named has the tests.
         const ROWS: [(&str, &str, &str, &str); 5] = [
             ("pipe", "pipe:block", "pipe", "what is in the pipe is lost"),
             ("Unix socket", "sock-stream:block", "sock-stream", "what is in the socket is lost"),
@@ -368,7 +431,7 @@ impl Figures<'_> {
                 "the same, and the sender's last batch",
             ),
             ("ZeroMQ, `ipc://`", "zeromq-ipc", "zeromq-ipc", "what the killed side has queued is lost"),
-            ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: a successor gets it"),
+            ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: [a successor gets it](docs/guarantees.md)"),
         ];
         let mut text = format!(
             "| 256-byte messages ([results](bench/results/{})) | messages/s | pelton's speedup: median (range) | `kill -9` of either side |\n|---|---|---|---|\n",
@@ -681,6 +744,20 @@ mod tests {
         assert!(text.contains("| Unix socket | not in these results | | |"), "{text}");
     }
 
+    /// The page that the front table names, and that the tests which it names are there.
+    #[test]
+    fn what_survives_a_kill_is_shown_by_tests() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let guarantees = fs::read_to_string(root.join("docs/guarantees.md")).unwrap();
+        let row = guarantees.lines().find(|line| line.contains("a successor gets everything unreleased")).unwrap();
+        let tests: Vec<&str> = row.split('`').filter_map(|name| name.strip_prefix("two_processes::")).collect();
+        assert!(tests.len() >= 2, "{row}");
+        let code = fs::read_to_string(root.join("crates/pelton/tests/api/two_processes.rs")).unwrap();
+        for test in tests {
+            assert!(code.contains(&format!("fn {test}()")), "{test}");
+        }
+    }
+
     #[test]
     fn of_two_times_the_shorter_one_is_faster() {
         let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.4, "high": 0.5 } } });
@@ -756,6 +833,28 @@ mod tests {
             checked += 1;
         }
         assert!(checked > 0, "none of the pages names its results");
+    }
+
+    #[test]
+    fn every_placement_is_a_column_and_pelton_s_speedup_is_of_the_same_runs() {
+        let mut lines = vec![json!({ "machine": {} })];
+        for (place, ns) in [("apart", 4000.0), ("together", 9000.0), ("free", 5000.0)] {
+            let command = format!("./run bench roundtrip --size 64 --wait block --placement {place} --runs 3");
+            lines.extend([("pelton", ns), ("pipe", 2.0 * ns)].map(|(label, ns)| {
+                json!({ "label": label, "command": command, "parameters": { "count": 9 }, "round_trip_ns": ns })
+            }));
+            let half = json!({ "median": 0.5, "min": 0.5, "max": 0.5 });
+            lines.push(
+                json!({ "command": command, "first": "pelton", "figure": "round_trip_ns", "ratios": { "pipe": half } }),
+            );
+        }
+        let text = Figures { lines: &lines, name: "r.jsonl" }.placement();
+        let what = "`roundtrip --size 64 --wait block`";
+        assert!(text.contains(&format!("| pelton, {what} | 4.00 µs | 9.00 µs | 5.00 µs |")), "{text}");
+        let double = "2.00 (2.00 to 2.00)";
+        let row = format!("| pipe, {what} | 8.00 µs; {double} | 18.0 µs; {double} | 10.0 µs; {double} |");
+        assert!(text.contains(&row), "{text}");
+        assert!(text.contains("| `stream --size 256 --wait block` | not in these results | | |"), "{text}");
     }
 
     #[test]

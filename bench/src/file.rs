@@ -24,11 +24,13 @@ use clap::{Parser, ValueEnum};
 use io_uring::{IoUring, opcode, types};
 use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
-use crate::mailbox;
-use crate::measure::CallCounter;
-use crate::report::{Ratio, median, paired_ratio};
-use crate::run::Load;
-use crate::systems::{c, compiled, erlang::Erlang};
+use crate::{
+    compiled, mailbox,
+    measure::CallCounter,
+    run::Load,
+    statistics::{Ratio, median, paired_ratio},
+    systems::{c, erlang::Erlang},
+};
 
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
 ///

@@ -1,6 +1,6 @@
 //! Results files: JSON lines, the machine first, and the page that shows them.
 
-use std::{fs, path::Path, process::Command, time::SystemTime};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -57,21 +57,7 @@ fn output_of(command: &mut Command) -> Option<String> {
 
 /// Now, in UTC: `2026-11-22 14:03`.
 pub fn date() -> String {
-    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    date_of(seconds)
-}
-
-fn date_of(seconds: u64) -> String {
-    // From the first of March of the year 0, in eras of 400 years: then leap days are last.
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02} {:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60)
+    jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M").to_string()
 }
 
 /// The lines of a report as JSON, each with its command.
@@ -137,15 +123,6 @@ pub fn put(place: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_date_is_that_of_the_calendar() {
-        assert_eq!(date_of(0), "1970-01-01 00:00");
-        assert_eq!(date_of(951_782_399), "2000-02-28 23:59");
-        assert_eq!(date_of(951_782_400), "2000-02-29 00:00");
-        assert_eq!(date_of(1_795_348_980), "2026-11-22 12:03");
-        assert_eq!(date_of(4_107_542_400), "2100-03-01 00:00");
-    }
 
     #[test]
     fn results_are_read_as_written_and_other_files_are_refused() {

@@ -21,9 +21,8 @@ use rustix::{
 
 use crate::{
     measure::Usage,
-    parameters::{Job, Role},
-    peers::Peer,
-    workload::PassReport,
+    parameters::{Job, Role, Wait},
+    side::{PassReport, SIDE},
 };
 
 /// The user interrupted the program.
@@ -75,7 +74,7 @@ pub struct Side {
 
 impl Side {
     pub(crate) fn start(job: &Job) -> Result<Side> {
-        let program = match &job.program[..] {
+        let program = match &job.launch.program[..] {
             [] => vec![env::current_exe().context("finding this program")?.into_os_string()],
             program => program.to_vec(),
         };
@@ -83,7 +82,7 @@ impl Side {
         let mut command = Command::new(&program[0]);
         command
             .args(&program[1..])
-            .arg(crate::side::SIDE)
+            .arg(SIDE)
             .arg(serde_json::to_string(job)?)
             // A group of its own: a terminal interrupt reaches this program only, and one signal ends all of a side's
             // processes.
@@ -91,7 +90,7 @@ impl Side {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors.try_clone().context("sharing that file")?);
-        if let Some(cgroup) = &job.cgroup {
+        if let Some(cgroup) = &job.launch.cgroup {
             let place = cgroup.join("cgroup.procs");
             let group =
                 File::options().write(true).open(&place).with_context(|| format!("opening {}", place.display()))?;
@@ -99,7 +98,7 @@ impl Side {
             unsafe { command.pre_exec(move || (&group).write_all(b"0")) };
         }
         // The guard of limits.c must outlive us for a moment, to end its children; it detects our end by its input.
-        if !job.system.is_limits() {
+        if !job.launch.process.is_guard {
             let parent = rustix::process::getpid();
             // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
             unsafe { command.pre_exec(move || die_with(parent)) };
@@ -228,9 +227,14 @@ impl<'a> Sides<'a> {
     /// Starts one more side: `index` numbers the sides of one role.
     pub(crate) fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
         // A program with threads of its own may use both CPUs.
-        let pinned = Peer::of(job.system).is_none_or(Peer::is_pinned);
+        let pinned = !job.launch.process.is_unpinned;
         let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
-        self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
+        let mut job = Job { role, index, cpu, ..job.clone() };
+        if job.launch.process.is_service_only {
+            // The service's waits are its own.
+            if role == Role::Service { job.wait = Wait::Block } else { job.launch.program.clear() }
+        }
+        self.sides.push(Side::start(&job)?);
         Ok(())
     }
 
@@ -243,6 +247,11 @@ impl<'a> Sides<'a> {
         if role.listens() {
             self.expect_word(index, "started")?;
         }
+        self.report(index)
+    }
+
+    /// A side's report of a pass, or of a run.
+    pub(crate) fn report<R: serde::de::DeserializeOwned>(&mut self, index: usize) -> Result<R> {
         let line = self.line(index)?;
         serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
     }
@@ -346,11 +355,12 @@ impl<'a> Sides<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{parameters::Workload, run::tests::job_of};
+    use crate::{parameters::Launch, plan::tests::job_of};
 
     /// A side that is this script.
     fn script(text: &str) -> Job {
-        Job { program: ["sh", "-c", text].map(Into::into).to_vec(), ..job_of(Workload::Stream, Vec::new()) }
+        let program = ["sh", "-c", text].map(Into::into).to_vec();
+        Job { launch: Launch { program, ..Launch::default() }, ..job_of(&[Role::Receiver], Vec::new()) }
     }
 
     fn minute() -> Instant {

@@ -7,7 +7,7 @@ writes them to a pipe. A Pipe's connections have `send_bytes` and `recv_bytes`, 
 default. They wait in their own way: they sleep.
 
 One process starts the other, since a Queue can only be inherited. It receives, or asks, on the first CPU; its child sends, or answers, on
-the second. The contract with pelton-bench is that of every side: see ../../src/side.rs and ../../src/workload.rs. The side compares every
+the second. The contract with pelton-bench is that of every side: see ../../src/side.rs and ../../src/payload.rs. The side compares every
 message's number and size, and every byte of the warm-up's and of a stream's last.
 """
 

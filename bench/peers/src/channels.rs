@@ -5,9 +5,9 @@ use std::{marker::PhantomData, process::ExitCode};
 
 use anyhow::Result;
 use pelton_bench::{
+    endpoints::{Receiving, Sending},
     parameters::Job,
-    systems::{Receiving, Sending},
-    threads::{InProcess, one_by_one},
+    workloads::threads::{InProcess, one_by_one},
 };
 
 use crate::{program, ring_bytes, spins, with_size};

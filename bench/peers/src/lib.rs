@@ -12,15 +12,14 @@ use std::{
 
 use anyhow::{Result, anyhow, bail};
 use pelton_bench::{
-    parameters::{Job, Wait, Workload},
-    side,
-    systems::System,
-    workload,
+    endpoints::Transport,
+    parameters::{Job, Wait},
+    side, workloads,
 };
 
 /// The program of a system of two processes.
-pub fn processes<S: System>() -> ExitCode {
-    program(workload::part::<S>)
+pub fn processes<T: Transport>() -> ExitCode {
+    program(workloads::part::<T>)
 }
 
 /// The program of a system with this part.
@@ -38,7 +37,7 @@ const CAPACITY: u64 = 64 << 20;
 /// of `--capacity`. 64 MiB fit in no cache, and a short stream would touch each page for the first time. A ring that
 /// must hold a backlog is as large as pelton's lane.
 pub fn ring_bytes(job: &Job, best: u64) -> u64 {
-    let flows = matches!(job.workload, Workload::Stream | Workload::Roundtrip | Workload::Threads);
+    let flows = matches!(job.workload.as_str(), "stream" | "roundtrip" | "threads");
     if flows && job.capacity == CAPACITY {
         // In any case several of the largest messages.
         best.max((16 * u64::from(job.sizes.max)).next_power_of_two())

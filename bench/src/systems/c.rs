@@ -13,10 +13,13 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use super::compiled;
 use crate::{
-    parameters::{Job, Pass, Role, SystemName, Wait},
-    workload,
+    compiled,
+    endpoints::CONNECT,
+    measure,
+    parameters::{Job, Pass, Role, Wait},
+    payload::{self, WARM_UP},
+    side::{self, Percentiles, Section, check_bytes, histogram, passes},
 };
 
 const SOURCE: &str = include_str!("../../c/side.c");
@@ -90,10 +93,10 @@ pub struct CSide {
 
 /// Compiles the shared object of a system with sides in C, unless it exists already. Before the sides start, so that
 /// they need not wait for the compiler.
-pub fn compile(system: SystemName, wait: Wait) -> Result<std::path::PathBuf> {
+pub fn compile(system: &str, wait: Wait) -> Result<std::path::PathBuf> {
     let in_libuv = matches!(wait, Wait::Uv | Wait::UvBulk);
     let made = match system {
-        SystemName::EventfdRing => compiled::compile("ring.c", &with_headers(RING), &SHARED, &["-luv"]),
+        "eventfd-ring" => compiled::compile("ring.c", &with_headers(RING), &SHARED, &["-luv"]),
         _ if in_libuv => compiled::compile(
             "side.c",
             &with_headers(SOURCE),
@@ -106,7 +109,7 @@ pub fn compile(system: SystemName, wait: Wait) -> Result<std::path::PathBuf> {
 }
 
 /// A shared object of sides in C, compiled unless it exists already.
-pub(super) fn compile_source(name: &str, source: &str) -> Result<std::path::PathBuf> {
+pub fn compile_source(name: &str, source: &str) -> Result<std::path::PathBuf> {
     // Of the library the compiler takes over only the soname.
     compiled::compile(name, &with_headers(source), &SHARED, &[&library()?])
 }
@@ -149,6 +152,27 @@ fn library() -> Result<String> {
     path.to_str().map(str::to_string).with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
+/// One side's part, with the loops in C.
+pub fn part(job: &Job) -> Result<()> {
+    let mut side = CSide::open(job)?;
+    side.warm_up(WARM_UP)?;
+    let mut histogram = histogram()?;
+    passes(job, |pass| {
+        histogram.reset();
+        let section = Section::start(pass)?;
+        let bytes = side.pass(pass, |ns| histogram.saturating_record(ns))?;
+        let mut report = section.end(bytes)?;
+        report.percentiles = (job.role == Role::Asker && pass.time_each).then(|| Percentiles::of(&histogram));
+        if job.role == Role::Receiver {
+            check_bytes(job, pass, bytes)?;
+            if job.system == "pelton-c" {
+                report.resident_bytes = Some(measure::resident_bytes(&job.directory)?);
+            }
+        }
+        Ok(report)
+    })
+}
+
 impl CSide {
     /// Connects. Waits for the other side.
     pub fn open(job: &Job) -> Result<CSide> {
@@ -160,7 +184,7 @@ impl CSide {
             _ => bail!("a side in C has no such part"),
         };
         ensure!(job.calls.rate.is_none(), "its loops in C know no rate: measure pelton, it is the same library");
-        let is_ring = job.system == SystemName::EventfdRing;
+        let is_ring = job.system == "eventfd-ring";
         ensure!(
             !is_ring || matches!(job.wait, Wait::Uv | Wait::UvBulk),
             "its sides are in libuv's loop: write --wait uv or uv-bulk"
@@ -175,13 +199,13 @@ impl CSide {
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
         let (forward_name, backward_name) = (name("forward_name")?, name("backward_name")?);
         let size = job.sizes.max as usize;
-        let buffer_count = workload::buffer_count(size);
-        let mut buffers = [workload::buffer(size).repeat(buffer_count), vec![0; size]];
+        let buffer_count = payload::buffer_count(size);
+        let mut buffers = [payload::buffer(size).repeat(buffer_count), vec![0; size]];
         let shared = Box::new(Shared {
             forward_name: forward_name.as_ptr(),
             backward_name: backward_name.as_ptr(),
             capacity: if is_ring { ring_bytes(job) } else { job.capacity },
-            connect_ns: super::CONNECT.as_nanos() as i64,
+            connect_ns: CONNECT.as_nanos() as i64,
             role,
             how,
             size_min: job.sizes.min,
@@ -201,7 +225,7 @@ impl CSide {
             seed: 0,
             error: [0; 512],
         });
-        let library = load_with_pelton(&compile(job.system, job.wait)?)?;
+        let library = load_with_pelton(&compile(&job.system, job.wait)?)?;
         // SAFETY: both sources have these three functions with these types.
         let (open, pass, close) = unsafe {
             (
@@ -269,11 +293,11 @@ fn pass_of(count: u64) -> SharedPass {
 
 extern "C" fn is_whole(message: *const u8, size: usize) -> c_int {
     // SAFETY: side.c passes a message that it holds.
-    workload::whole(unsafe { std::slice::from_raw_parts(message, size) }) as c_int
+    payload::whole(unsafe { std::slice::from_raw_parts(message, size) }) as c_int
 }
 
 extern "C" fn work(steps: u64) {
-    workload::work(steps);
+    side::work(steps);
 }
 
 /// Loads a shared object that calls libpelton.so. The loader finds a needed library among those loaded before.

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::compiled;
+use crate::compiled;
 
 /// The systems in the program's output.
 const KNOWN: [&str; 6] =

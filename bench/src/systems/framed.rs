@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Receiving, Sending, many::OneOfMany, wire::Wire};
+use super::{many::OneOfMany, wire::Wire};
+use crate::endpoints::{Receiving, Sending};
 
 /// The buffer of each side when batching.
 pub const BATCH_BYTES: usize = 64 * 1024;

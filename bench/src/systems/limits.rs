@@ -9,18 +9,22 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Signal, kill_current_process_group},
 };
 use serde::Deserialize;
 
-use super::compiled;
 use crate::{
+    compiled,
     measure::{CallCounter, Usage},
-    parameters::{Job, SystemName, Workload},
-    report::Run,
+    parameters::{Job, Kind, Role},
+    plan::Setting,
+    record::{Figures, Run},
+    run::{available_cpus, deadline},
+    side::say,
+    sides::Sides,
 };
 
 const SOURCE: &str = include_str!("../../limits/limits.c");
@@ -41,85 +45,88 @@ pub fn version() -> String {
 }
 
 /// The arguments of limits.c for `count` messages or rounds, or why it does not fit this job.
-pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
+fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     if i32::try_from(count).is_err() {
         bail!("limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
     }
-    Ok(match job.workload {
-        Workload::Threads | Workload::Memory | Workload::Kill => bail!("limits.c has no part in this"),
-        Workload::Roundtrip if job.calls.rate.is_some() => bail!("limits.c has round trips that never rest"),
-        Workload::Idle => bail!("limits.c has no idle channel"),
-        Workload::Reattach => bail!("limits.c has no successors"),
-        Workload::Lopsided => bail!("limits.c has no side that works"),
-        Workload::Call if !job.calls.one_by_one() => bail!("limits.c has one message there and back at a time"),
-        Workload::Call if job.calls.rate.is_some() || job.calls.one_cpu => {
-            bail!("limits.c has two processes that never rest, each on a CPU of its own")
-        }
-        Workload::Append if job.work_steps() > 0 => bail!("limits.c has no thread that works"),
-        Workload::Append if !job.sizes.is_fixed() || job.sizes.max > 4096 => {
+    let fixed = job.sizes.is_fixed();
+    let words: Vec<String> = match (job.kind, job.workload.as_str()) {
+        (Kind::Append, _) if job.work_steps() > 0 => bail!("limits.c has no thread that works"),
+        (Kind::Append, _) if !fixed || job.sizes.max > 4096 => {
             bail!("limits.c appends messages of one size of up to 4096 bytes, wanted {}", job.sizes)
         }
-        Workload::Append => {
+        (Kind::Append, _) => {
             vec!["append".to_string(), job.threads.to_string(), count.to_string(), job.sizes.max.to_string()]
         }
-        Workload::Stream | Workload::FanIn if job.sizes.is_fixed() => {
-            vec![
-                "stream".to_string(),
-                job.sizes.max.to_string(),
-                count.to_string(),
-                job.capacity.to_string(),
-                window(job).to_string(),
-            ]
-        }
-        Workload::Stream | Workload::FanIn if job.sizes.min != 1 => {
-            bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes)
-        }
-        Workload::Stream | Workload::FanIn => {
+        (Kind::FanIn, _) | (Kind::Processes, "stream") => {
+            if !fixed && job.sizes.min != 1 {
+                bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes);
+            }
+            let size = if fixed { job.sizes.max.to_string() } else { format!("-{}", job.sizes.max) };
             // A window must hold several of the largest messages: 128 KiB would hardly hold those of up to 512 KiB.
-            let window = if job.sizes.max > 131_072 { 1_048_576 } else { window(job) };
-            vec![
-                "stream".to_string(),
-                format!("-{}", job.sizes.max),
-                count.to_string(),
-                job.capacity.to_string(),
-                window.to_string(),
-            ]
+            let window = if !fixed && job.sizes.max > 131_072 { 1_048_576 } else { window(job) };
+            vec!["stream".to_string(), size, count.to_string(), job.capacity.to_string(), window.to_string()]
         }
-        Workload::Roundtrip | Workload::Call if job.delay_us > 0 => {
-            vec!["eventfd".to_string(), count.to_string(), job.delay_us.to_string()]
+        (Kind::Call, _) if !job.calls.one_by_one() => bail!("limits.c has one message there and back at a time"),
+        (Kind::Call, _) if job.calls.rate.is_some() || job.calls.one_cpu => {
+            bail!("limits.c has two processes that never rest, each on a CPU of its own")
         }
-        Workload::Roundtrip | Workload::Call if !job.sizes.is_fixed() => {
-            bail!("limits.c has round trips of one size only, wanted {}", job.sizes)
-        }
-        // Its rings are of 1 MiB; a message above half of that would wait without end.
-        Workload::Roundtrip | Workload::Call if job.sizes.max > 500_000 => {
-            bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max)
-        }
-        Workload::Roundtrip | Workload::Call => {
+        (Kind::Call, _) | (Kind::Processes, "roundtrip") => {
+            if job.calls.rate.is_some() {
+                bail!("limits.c has round trips that never rest");
+            }
+            if job.delay_us > 0 {
+                return Ok(vec!["eventfd".to_string(), count.to_string(), job.delay_us.to_string()]);
+            }
+            if !fixed {
+                bail!("limits.c has round trips of one size only, wanted {}", job.sizes);
+            }
+            // Its rings are of 1 MiB; a message above half of that would wait without end.
+            if job.sizes.max > 500_000 {
+                bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max);
+            }
             vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()]
         }
-    })
+        _ => bail!("limits.c has no {}", job.workload),
+    };
+    Ok(words)
 }
 
 /// How far its sender writes before it returns to the front, in bytes. The performance target is defined with 128 KiB.
 /// `limits-window` has pelton's own (`WINDOW` of pelton-lane), because whether a window fits the second-level cache
 /// decides more than the code of either.
 fn window(job: &Job) -> u64 {
-    if job.system == SystemName::LimitsWindow { PELTON_WINDOW } else { 131_072 }
+    if job.system == "limits-window" { PELTON_WINDOW } else { 131_072 }
 }
 
 const PELTON_WINDOW: u64 = 256 << 10;
 
 /// Compiles limits.c, unless that is done.
-pub fn compile() -> Result<std::path::PathBuf> {
+fn compile() -> Result<std::path::PathBuf> {
     compiled::compile("limits.c", SOURCE, &["-O3", "-march=native", "-pthread"], &[])
+}
+
+/// Starts the guard; limits.c pins its own processes.
+pub fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+    arguments(job, 1)?;
+    let available = available_cpus()?;
+    ensure!(
+        setting.cpus == [0, 1] || available.starts_with(&[0, 1]),
+        "limits.c pins its processes to the CPUs 0 and 1, found {available:?}: allow it those"
+    );
+    compile()?;
+    let mut sides = Sides::new(setting.interrupts, deadline(job));
+    sides.start(job, Role::Threads, 0, &[])?;
+    let run = sides.report(0)?;
+    sides.end()?;
+    Ok(run)
 }
 
 /// The guard: runs limits.c, once for the clock and once for the system calls, and reports both.
 ///
 /// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some
 /// hundred calls.
-pub fn guard(job: &Job) -> Result<Run> {
+pub fn part(job: &Job) -> Result<()> {
     let program = compile()?;
     let mut result = Run::default();
     for pass in &job.passes {
@@ -130,26 +137,31 @@ pub fn guard(job: &Job) -> Result<Run> {
         }
         if pass.count_calls {
             let counter = CallCounter::start()?;
-            run(&program, &arguments)?;
-            result.figures.syscalls_per_message = Some(counter.stop()? as f64 / job.messages(pass.count) as f64);
+            print(&program, &arguments)?;
+            let calls = counter.stop()? as f64 / job.messages(pass.count) as f64;
+            result.figures.set("syscalls_per_message", Some(calls));
             continue;
         }
         let before = Usage::of_children();
-        let text = run(&program, &arguments)?;
+        let text = print(&program, &arguments)?;
         let usage = Usage::of_children().since(before);
         let printed: Printed =
             serde_json::from_str(&text).with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
-        result.figures.seconds = printed.seconds;
-        result.figures.messages_per_second = printed.messages_per_second;
-        result.figures.bytes_per_second = printed.bytes_per_second;
-        result.figures.round_trip_ns = printed.round_trip_ns;
-        result.figures.sleeps_per_wait = printed.sleeps_per_round;
-        result.figures.cpu_seconds = Some(usage.cpu_seconds);
+        let syscalls = result.figures.get("syscalls_per_message");
+        result.figures = Figures::from([
+            ("seconds", printed.seconds),
+            ("messages_per_second", printed.messages_per_second),
+            ("bytes_per_second", printed.bytes_per_second),
+            ("round_trip_ns", printed.round_trip_ns),
+            ("sleeps_per_wait", printed.sleeps_per_round),
+            ("cpu_seconds", Some(usage.cpu_seconds)),
+            ("syscalls_per_message", syscalls),
+        ]);
     }
-    Ok(result)
+    say(&result)
 }
 
-fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
+fn print(program: &std::path::Path, arguments: &[String]) -> Result<String> {
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -187,12 +199,14 @@ fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{parameters::SizeRange, run::tests::job_of};
+    use crate::{parameters::SizeRange, plan::tests::job_of};
 
     #[test]
     fn a_stream_has_the_window_of_the_target_or_pelton_s() {
-        for (system, window) in [(SystemName::Limits, "131072"), (SystemName::LimitsWindow, "262144")] {
-            let job = Job { system, sizes: SizeRange::fixed(256), ..job_of(Workload::Stream, Vec::new()) };
+        for (system, window) in [("limits", "131072"), ("limits-window", "262144")] {
+            let (system, workload) = (system.to_string(), "stream".to_string());
+            let roles = &[Role::Receiver, Role::Sender];
+            let job = Job { system, workload, sizes: SizeRange::fixed(256), ..job_of(roles, Vec::new()) };
             let job = Job { capacity: 64 << 20, ..job };
             assert_eq!(arguments(&job, 5_000_000).unwrap(), ["stream", "256", "5000000", "67108864", window]);
         }

@@ -9,10 +9,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::compiled;
 use crate::{
-    parameters::{Job, Role, SystemName, Wait, Workload, word},
-    workload::work,
+    compiled,
+    parameters::{Job, Kind, Role, Wait, word},
+    side::work,
+    workloads::append::checked,
 };
 
 const SIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lisp/side.lisp");
@@ -24,7 +25,7 @@ pub fn version() -> String {
 }
 
 /// This side's part, all of it: returns only if SBCL cannot start.
-pub fn side(job: &Job, checked: u64) -> Result<()> {
+pub fn part(job: &Job) -> Result<()> {
     ensure!(job.sizes.is_fixed() && job.sizes.max >= 8, "a side in Lisp has messages of one size, of 8 bytes or more");
     ensure!(
         job.sizes.max.is_multiple_of(8),
@@ -37,16 +38,16 @@ pub fn side(job: &Job, checked: u64) -> Result<()> {
         Wait::Block => "block",
         other => bail!("a side in Lisp does not wait by {}", word(other)),
     };
-    let mut arguments = match (job.workload, job.role) {
-        (Workload::Append, _) => vec![
+    let mut arguments = match (job.kind, job.role) {
+        (Kind::Append, _) => vec![
             "append".to_string(),
-            word(job.system),
+            job.system.clone(),
             job.threads.to_string(),
             size,
             work_ns(job.work_steps()).to_string(),
-            checked.to_string(),
+            checked(job).to_string(),
         ],
-        (Workload::Stream, Role::Sender | Role::Receiver) if job.system == SystemName::PeltonSbcl => {
+        (Kind::Processes, Role::Sender | Role::Receiver) => {
             let role = if job.role == Role::Sender { "sender" } else { "receiver" };
             let name = format!("unix:{}", job.directory.join("there").display());
             vec![role.to_string(), name, wait.to_string(), job.capacity.to_string(), size]

@@ -9,8 +9,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::Receiving;
-use crate::parameters::Wait;
+use crate::{endpoints::Receiving, parameters::Wait};
 
 /// One connection, which never waits.
 pub trait OneOfMany: AsFd {

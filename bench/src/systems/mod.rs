@@ -1,82 +1,537 @@
-//! The systems under measurement. Each is a file that implements [`System`]; the workloads use nothing else of it.
-//! Exceptions: limits.c has all of its own, a side in C its loops, one in Lisp all but the measuring, and Erlang its
-//! files. Systems for appending are in [`append`].
+//! The systems under measurement, as a table: what each is, what it can do by which code, how it waits, and how it is
+//! built and started. Their code is in the files beside this one, or, if it needs another library or language, a
+//! program of its own (`peers.rs`).
 
-pub mod append;
+mod append;
 pub mod c;
-pub mod call;
-pub mod compiled;
+mod call;
+mod dgram;
 pub mod erlang;
 mod framed;
-pub mod limits;
-pub mod lisp;
+mod limits;
+mod lisp;
 mod many;
 mod packets;
+pub mod peers;
 mod pelton;
 mod pipe;
 mod socket;
-pub mod threads;
+mod threads;
 mod wire;
 
-use std::time::Duration;
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 
-use anyhow::Result;
-
-pub use self::{
+use self::{
+    append::{Bump, MutexVec, PeltonFile, Queue, Write},
+    call::{c as call_in_c, nginx, queue},
+    dgram::Dgram,
     packets::SockSeqpacketBatched,
+    peers::{CARGO, FOREIGN, GO, PYTHON, THREADS, built, go, locked, python},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockSeqpacket, SockStream, SockStreamBatched},
+    threads::{Batches, PeltonThreads},
 };
-use crate::parameters::Job;
+use crate::{
+    parameters::{Job, Kind, Process, Wait, word, words},
+    plan::{Choice, SYSTEM, System, Waits},
+    workloads::{
+        append::part as appending, batches, call::part as calling, fan_in, part, reattach, threads as between,
+    },
+};
 
-/// How long the sides of a pelton channel wait for each other to connect.
-const CONNECT: Duration = Duration::from_secs(20);
+const OWN: System = System { version: || env!("CARGO_PKG_VERSION").to_string(), ..SYSTEM };
+const IN_PROCESS: System = System { version: || "Rust's std".to_string(), ..SYSTEM };
+const CROSSBEAM: System = System { version: || "crossbeam-queue 0.3".to_string(), ..SYSTEM };
+const LISP: System = System { version: lisp::version, ..SYSTEM };
+const LIMITS: System = System {
+    version: limits::version,
+    // Fixed waits: its eventfds block, its rings spin.
+    waits: Waits::Own(|plan| if plan.job.delay_us > 0 { Wait::Block } else { Wait::Spin }),
+    run: Some(limits::run),
+    process: Process { is_guard: true, ..SYSTEM.process },
+    ..SYSTEM
+};
+/// Caller and handler in one process. The caller sleeps in epoll, whatever `--wait` says.
+const QUEUE: System =
+    System { waits: Waits::Own(|_| Wait::Epoll), process: Process { is_both: true, ..SYSTEM.process }, ..SYSTEM };
 
-/// A transport between two processes that know the same directory.
-pub trait System {
-    /// The sending endpoint.
-    type Sending: Sending;
-    /// The receiving endpoint.
-    type Receiving: Receiving;
+static SYSTEMS: &[System] = &[
+    System {
+        name: "pelton",
+        about: "pelton, connected by the name of a Unix socket; between threads, for calls and for appending its own",
+        sides: &[
+            (Kind::Processes, part::<Pelton<BySocket>>),
+            (Kind::Threads, between::one_by_one::<PeltonThreads>),
+            (Kind::FanIn, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering)),
+            (Kind::Call, |job| calling(job, call::Pelton::new, call::PeltonServing::new)),
+            (Kind::Append, appending::<append::Pelton>),
+            (Kind::AppendFile, appending::<PeltonFile>),
+        ],
+        ..OWN
+    },
+    System {
+        name: "pelton-path",
+        about: "pelton, in a directory that keeps the channel: a tmpfs where there is one",
+        sides: &[
+            (Kind::Processes, part::<Pelton<ByDirectory>>),
+            (Kind::Successors, |job| reattach::part(job, lasting(job))),
+        ],
+        process: Process { in_shared_memory: true, ..SYSTEM.process },
+        ..OWN
+    },
+    System {
+        name: "pelton-batches",
+        about: "pelton, 64 messages to a reservation, and several to a release",
+        sides: &[(Kind::Processes, batches::part::<Batches>), (Kind::Threads, between::batches::<Batches>)],
+        only: &["stream"],
+        ..OWN
+    },
+    System {
+        name: "pelton-c",
+        about: "pelton by a C program",
+        sides: &[
+            (Kind::Processes, c::part),
+            (Kind::Call, |job| calling(job, call_in_c::CSide::client, call_in_c::CSide::service)),
+        ],
+        only: &["stream", "roundtrip", "lopsided", "idle"],
+        in_libuv: true,
+        build: |plan, wait| match plan.job.kind {
+            Kind::Call => call_in_c::compile().map(|_| Vec::new()),
+            _ => c::compile("pelton-c", wait).map(|_| Vec::new()),
+        },
+        ..OWN
+    },
+    System {
+        name: "pelton-c-go",
+        about: "pelton by a C program, to a service in Go",
+        sides: &[(Kind::Call, |job| calling(job, call_in_c::CSide::client, call_in_c::CSide::service))],
+        process: Process { is_service_only: true, ..SYSTEM.process },
+        build: |_, _| call_in_c::compile().and_then(|_| go("pelton-go")),
+        ..OWN
+    },
+    System {
+        name: "pelton-stream",
+        about: "pelton with one sender, by a channel of two, whatever --senders says",
+        sides: &[(Kind::FanIn, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::<BySocket>::one_sender))],
+        vary: |plan| (plan.job.senders, plan.job.idle) = (1, 0),
+        ..OWN
+    },
+    System {
+        name: "pelton-alone",
+        about: "pelton without the idle senders, or without the flooding client",
+        sides: &[
+            (Kind::FanIn, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering)),
+            (Kind::Call, |job| calling(job, call::Pelton::new, call::PeltonServing::new)),
+        ],
+        vary: |plan| plan.job.idle = 0,
+        ..OWN
+    },
+    System {
+        name: "pelton-fan-in",
+        about: "as many messages one way as the calls have, by a fan-in of as many senders",
+        sides: &[(Kind::Call, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering))],
+        vary: fan_in::instead_of_calls,
+        ..OWN
+    },
+    System { name: "pelton-nginx", about: "pelton from nginx, in Lua", sides: &[(Kind::Call, nginx::pelton)], ..OWN },
+    System {
+        name: "cosocket-nginx",
+        about: "a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length",
+        sides: &[(Kind::Call, nginx::cosocket)],
+        ..SYSTEM
+    },
+    System {
+        name: "limits",
+        about: "bench/limits/limits.c, the least code that could do the job",
+        sides: &[
+            (Kind::Processes, limits::part),
+            (Kind::FanIn, limits::part),
+            (Kind::Call, limits::part),
+            (Kind::Append, limits::part),
+        ],
+        only: &["stream", "roundtrip"],
+        ..LIMITS
+    },
+    System {
+        name: "limits-window",
+        about: "the same with pelton's window of 256 KiB instead of 128: how far a sender writes before it returns",
+        sides: &[(Kind::Processes, limits::part), (Kind::FanIn, limits::part)],
+        only: &["stream"],
+        ..LIMITS
+    },
+    System {
+        name: "pipe",
+        about: "a pipe: length and payload in one write",
+        sides: &[(Kind::Processes, part::<Pipe>)],
+        ..SYSTEM
+    },
+    System {
+        name: "sock-stream",
+        about: "a Unix stream socket: length and payload in one write",
+        sides: &[
+            (Kind::Processes, part::<SockStream>),
+            (Kind::FanIn, |job| fan_in::part::<SockStream, _>(job, SockStream::gathering)),
+            (Kind::Call, call::by_socket),
+        ],
+        ..SYSTEM
+    },
+    System {
+        name: "sock-stream-batched",
+        about: "the same with 64 KiB of buffer on both sides",
+        sides: &[(Kind::Processes, part::<SockStreamBatched>), (Kind::Call, call::by_socket)],
+        ..SYSTEM
+    },
+    System {
+        name: "sock-stream-alone",
+        about: "sock-stream without the flooding client",
+        sides: &[(Kind::Call, call::by_socket)],
+        vary: |plan| plan.job.idle = 0,
+        ..SYSTEM
+    },
+    System {
+        name: "sock-seqpacket",
+        about: "a Unix seqpacket socket",
+        sides: &[
+            (Kind::Processes, part::<SockSeqpacket>),
+            (Kind::FanIn, |job| fan_in::part::<SockSeqpacket, _>(job, SockSeqpacket::gathering)),
+        ],
+        ..SYSTEM
+    },
+    System {
+        name: "sock-seqpacket-batched",
+        about: "the same, up to 64 messages a system call",
+        sides: &[(Kind::Processes, part::<SockSeqpacketBatched>)],
+        ..SYSTEM
+    },
+    System {
+        name: "sock-dgram",
+        about: "a Unix datagram socket",
+        sides: &[(Kind::Processes, part::<Dgram>)],
+        ..SYSTEM
+    },
+    System {
+        name: "eventfd-ring",
+        about: "a least ring in C with eventfds, in libuv's loop",
+        sides: &[(Kind::Processes, c::part)],
+        only: &["stream"],
+        in_libuv: true,
+        build: |_, wait| c::compile("eventfd-ring", wait).map(|_| Vec::new()),
+        ..SYSTEM
+    },
+    System {
+        name: "queue",
+        about: "inside one C program: a queue to a handler thread, and an eventfd for the replies",
+        sides: &[(Kind::Call, queue::part)],
+        build: |_, _| queue::library("queue").map(|_| Vec::new()),
+        ..QUEUE
+    },
+    System {
+        name: "queue-go",
+        about: "the same with the handler in Go",
+        sides: &[(Kind::Call, queue::part)],
+        build: |_, _| queue::build_go().map(|()| Vec::new()),
+        ..QUEUE
+    },
+    System {
+        name: "bump",
+        about: "one buffer for all threads, in which each takes space by fetch_add",
+        sides: &[(Kind::Append, appending::<Bump>)],
+        ..IN_PROCESS
+    },
+    System {
+        name: "mutex-vec",
+        about: "one buffer for all threads, behind a lock",
+        sides: &[(Kind::Append, appending::<MutexVec>)],
+        ..IN_PROCESS
+    },
+    System {
+        name: "write",
+        about: "the same, and a plain write of the buffer when it is full",
+        sides: &[(Kind::AppendFile, appending::<Write>)],
+        ..IN_PROCESS
+    },
+    System {
+        name: "array-queue",
+        about: "crossbeam's bounded queue, and a thread that moves the messages from it into a buffer",
+        sides: &[(Kind::Append, appending::<Queue<crossbeam_queue::ArrayQueue<_>>>)],
+        ..CROSSBEAM
+    },
+    System {
+        name: "seg-queue",
+        about: "crossbeam's unbounded queue, and such a thread",
+        sides: &[(Kind::Append, appending::<Queue<crossbeam_queue::SegQueue<_>>>)],
+        ..CROSSBEAM
+    },
+    System {
+        name: "pelton-sbcl",
+        about: "pelton by a program in SBCL",
+        sides: &[(Kind::Append, lisp::part), (Kind::Processes, lisp::part)],
+        only: &["stream"],
+        ..LISP
+    },
+    System {
+        name: "pelton-sbcl-reserved",
+        about: "in SBCL: pelton's appenders, where each message is written in place",
+        sides: &[(Kind::Append, lisp::part)],
+        ..LISP
+    },
+    System {
+        name: "sbcl-mutex",
+        about: "in SBCL: one buffer for all threads, behind a lock",
+        sides: &[(Kind::Append, lisp::part)],
+        ..LISP
+    },
+    System {
+        name: "sbcl-cas",
+        about: "in SBCL: one buffer for all threads, in which each takes space by an atomic addition",
+        sides: &[(Kind::Append, lisp::part)],
+        ..LISP
+    },
+    System {
+        name: "sbcl-compare-and-swap",
+        about: "the same by a compare-and-swap, and without a list of the writers",
+        sides: &[(Kind::Append, lisp::part)],
+        ..LISP
+    },
+    // Programs of bench/peers, each named as its program: `bench/README.md` has the reasons for each best wait.
+    System {
+        name: "ipc_ring",
+        about: "the crate ipc_ring: a ring in a file",
+        build: |_, _| built("ipc_ring"),
+        version: || locked("ipc_ring"),
+        ..CARGO
+    },
+    System {
+        name: "ipmpsc",
+        about: "the crate ipmpsc: a ring in a file",
+        build: |_, _| built("ipmpsc"),
+        version: || locked("ipmpsc"),
+        ..CARGO
+    },
+    System {
+        name: "iceoryx2",
+        about: "the crate iceoryx2: publish-subscribe by loaned samples",
+        waits: Waits::Best(Wait::Spin, Wait::Spin),
+        build: |_, _| built("iceoryx2"),
+        version: || locked("iceoryx2"),
+        ..CARGO
+    },
+    System {
+        name: "shmem-ipc",
+        about: "the crate shmem-ipc, up to 64 messages a call",
+        build: |_, _| built("shmem-ipc"),
+        version: || locked("shmem-ipc"),
+        ..CARGO
+    },
+    System {
+        name: "io-uring-stream",
+        about: "a Unix stream socket by io_uring, 64 KiB of buffer on both sides",
+        waits: Waits::Best(Wait::Block, Wait::Block),
+        build: |_, _| built("io-uring-stream"),
+        version: peers::io_uring,
+        ..CARGO
+    },
+    System {
+        name: "io-uring-seqpacket",
+        about: "a Unix seqpacket socket by io_uring, up to 64 messages a system call",
+        waits: Waits::Best(Wait::Block, Wait::Block),
+        build: |_, _| built("io-uring-seqpacket"),
+        version: peers::io_uring,
+        ..CARGO
+    },
+    System {
+        name: "zeromq-ipc",
+        about: "ZeroMQ's ipc transport, by the libzmq that is installed",
+        process: Process { is_unpinned: true, ..CARGO.process },
+        build: |_, _| built("zeromq-ipc"),
+        version: || "libzmq as installed".to_string(),
+        ..CARGO
+    },
+    System {
+        name: "rtrb",
+        about: "the crate rtrb, one message a call",
+        waits: Waits::Best(Wait::Spin, Wait::Spin),
+        build: |_, _| built("rtrb"),
+        version: || locked("rtrb"),
+        ..THREADS
+    },
+    System {
+        name: "rtrb-chunks",
+        about: "the crate rtrb, 64 messages to a chunk",
+        waits: Waits::Best(Wait::Spin, Wait::Spin),
+        build: |_, _| built("rtrb"),
+        version: || locked("rtrb"),
+        ..THREADS
+    },
+    System {
+        name: "crossbeam-channel",
+        about: "the crate crossbeam-channel",
+        build: |_, _| built("crossbeam-channel"),
+        version: || locked("crossbeam-channel"),
+        ..THREADS
+    },
+    System {
+        name: "flume",
+        about: "the crate flume",
+        build: |_, _| built("flume"),
+        version: || locked("flume"),
+        ..THREADS
+    },
+    System {
+        name: "kanal",
+        about: "the crate kanal",
+        build: |_, _| built("kanal"),
+        version: || locked("kanal"),
+        ..THREADS
+    },
+    System {
+        name: "multiprocessing-queue",
+        about: "Python's multiprocessing.Queue",
+        build: |_, _| python("multiprocessing.Queue"),
+        ..PYTHON
+    },
+    System {
+        name: "multiprocessing-pipe",
+        about: "Python's multiprocessing.Pipe",
+        build: |_, _| python("multiprocessing.Pipe"),
+        ..PYTHON
+    },
+    System {
+        name: "aeron",
+        about: "Aeron's IPC, between two Java processes",
+        only: &["stream", "roundtrip"],
+        waits: Waits::Best(Wait::Spin, Wait::Spin),
+        process: Process { is_unpinned: true, ..FOREIGN.process },
+        build: |_, _| peers::aeron(),
+        version: || format!("Aeron {}", peers::aeron_version()),
+        ..FOREIGN
+    },
+    System {
+        name: "pelton-go",
+        about: "pelton by a Go program, by bindings/go",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Call, peers::elsewhere)],
+        build: |_, _| go("pelton-go"),
+        ..GO
+    },
+    System {
+        name: "go-sock-stream",
+        about: "between two Go processes: a Unix stream socket, one write a message",
+        build: |_, _| go("go-sock-stream"),
+        ..GO
+    },
+    System {
+        name: "net-rpc",
+        about: "between two Go processes: net/rpc over a Unix socket",
+        sides: &[(Kind::Call, peers::elsewhere)],
+        build: |_, _| go("net-rpc"),
+        ..GO
+    },
+];
 
-    /// One way, the endpoint of [`Role::Sender`](crate::parameters::Role::Sender). Waits for the other side.
-    fn sending(job: &Job) -> Result<Self::Sending>;
-
-    /// One way, the endpoint of [`Role::Receiver`](crate::parameters::Role::Receiver). Waits for the other side.
-    fn receiving(job: &Job) -> Result<Self::Receiving>;
-
-    /// There and back, both endpoints of `job.role`, asker or answerer. Waits for the other side.
-    fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
+/// All of them.
+pub fn all() -> &'static [System] {
+    SYSTEMS
 }
 
-/// The sending endpoint.
-pub trait Sending {
-    /// Copies the message in; waits for free space as the job says.
-    fn send(&mut self, payload: &[u8]) -> Result<()>;
-
-    /// Sends the messages that are still held back. A side that also receives may leave that to its next receive, as
-    /// one system call can do both.
-    fn flush(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// After a last flush, with no receive after it: sends the messages that the flush left.
-    fn settle(&mut self) -> Result<()> {
-        self.flush()
-    }
+/// The system of that name.
+pub fn find(name: &str) -> Option<&'static System> {
+    SYSTEMS.iter().find(|system| system.name == name)
 }
 
-/// The receiving endpoint.
-pub trait Receiving {
-    /// Takes the next message, waiting for it as the job says, and passes it to `inspect`.
-    ///
-    /// The bytes are a copy in memory of the caller's own, which no sender can change. Exception: with messages of
-    /// random sizes a system that can pass a message in place does so, as limits.c does.
-    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
+/// One side's part, in its process: the whole of this program.
+pub fn side(job: &Job) -> Result<()> {
+    let system = find(&job.system).with_context(|| format!("no system is named {}", job.system))?;
+    ensure!(
+        system.in_libuv || !matches!(job.wait, Wait::Uv | Wait::UvBulk),
+        "only a side in C is in libuv's loop: write pelton-c"
+    );
+    system.part(job.kind, &job.workload)?(job)
+}
 
-    /// Resident memory of the channel, where this can be known.
-    fn resident_bytes(&self) -> Result<Option<u64>> {
-        Ok(None)
+/// Reads a list of systems, each once, which may have waits of their own.
+pub fn choices(text: &str) -> Result<Vec<Choice>, String> {
+    let mut choices: Vec<Choice> = Vec::new();
+    for part in text.split(',') {
+        let choice = choice(part)?;
+        if choices.iter().any(|other| other.to_string() == choice.to_string()) {
+            return Err(format!("found `{part}` twice, wanted each system once: use --runs to measure it more often"));
+        }
+        choices.push(choice);
+    }
+    Ok(choices)
+}
+
+fn choice(text: &str) -> Result<Choice, String> {
+    let (name, wait) = match text.split_once(':') {
+        Some((name, wait)) => (name, Some(wait)),
+        None => (text, None),
+    };
+    let names = || SYSTEMS.iter().map(|system| system.name).collect::<Vec<_>>().join(", ");
+    let system = find(name).ok_or_else(|| format!("found the system `{name}`, wanted one of {}", names()))?;
+    let wait = wait
+        .map(|wait| {
+            Wait::from_str(wait, false)
+                .map_err(|_| format!("found the wait `{wait}` in `{text}`, wanted one of {}", words::<Wait>()))
+        })
+        .transpose()?;
+    if let (Waits::Own(_), Some(wait)) = (system.waits, wait) {
+        return Err(format!("found `{text}`, but {name} waits in one way only, not by {}: write `{name}`", word(wait)));
+    }
+    Ok(Choice { system, wait })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::plan;
+
+    #[test]
+    fn a_system_may_have_a_wait_of_its_own() {
+        let waits = |text| choices(text).unwrap().iter().map(|choice| choice.wait).collect::<Vec<_>>();
+        assert_eq!(waits("pelton:block,sock-stream-batched,pelton"), [Some(Wait::Block), None, None]);
+        assert_eq!(choice("pelton:block").unwrap().to_string(), "pelton:block");
+        for (bad, words) in [
+            ("carrier-pigeon", "`carrier-pigeon`, wanted one of pelton,"),
+            ("pipe:doze", "`doze`"),
+            ("limits:spin", "one way only"),
+            ("pipe,pipe", "twice"),
+        ] {
+            let error = choices(bad).err().unwrap();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_system_has_a_name_of_its_own_and_a_part() {
+        for (at, system) in SYSTEMS.iter().enumerate() {
+            assert!(!system.about.is_empty() && !system.sides.is_empty(), "{}", system.name);
+            assert!(!(system.version)().is_empty(), "{}", system.name);
+            assert!(SYSTEMS[..at].iter().all(|other| other.name != system.name), "{} twice", system.name);
+        }
+    }
+
+    #[test]
+    fn a_system_without_a_part_says_where_it_has_one() {
+        let reason = |name: &str, kind, workload| find(name).unwrap().part(kind, workload).err().unwrap().to_string();
+        assert!(reason("bump", Kind::Processes, "stream").ends_with("measure it with append"));
+        assert!(reason("limits", Kind::Processes, "lopsided").contains("stream or roundtrip"));
+        assert!(reason("write", Kind::Append, "append").ends_with("measure it with append --file DIR"));
+        assert!(reason("pelton-c", Kind::Processes, "kill").contains("stream or roundtrip"));
+        assert!(find("pipe").unwrap().part(Kind::Processes, "kill").is_ok());
+    }
+
+    #[test]
+    fn round_trips_spin_where_they_can_and_streams_use_the_best_wait() {
+        let there_and_back = crate::plan::Plan { wait: Wait::Spin, ..plan() };
+        let mut one_way = there_and_back.clone();
+        one_way.job.launch.roles = &[crate::parameters::Role::Receiver, crate::parameters::Role::Sender];
+        let wait = |name: &str, plan| find(name).unwrap().wait(plan, None);
+        assert_eq!((wait("ipmpsc", &there_and_back), wait("ipmpsc", &one_way)), (Wait::Spin, Wait::Block));
+        // Its ring is in the kernel, which cannot spin.
+        assert_eq!(wait("io-uring-stream", &there_and_back), Wait::Block);
+        assert_eq!(find("ipmpsc").unwrap().wait(&one_way, Some(Wait::Spin)), Wait::Spin);
+        assert_eq!(wait("queue", &one_way), Wait::Epoll);
     }
 }

@@ -6,8 +6,11 @@ use std::{io, mem, os::fd::AsRawFd, ptr};
 use anyhow::{Context, Result, ensure};
 use rustix::io::Errno;
 
-use super::{Receiving, Sending, System, socket::packet_socket, wire::Wire};
-use crate::parameters::Job;
+use super::{socket::packet_socket, wire::Wire};
+use crate::{
+    endpoints::{Receiving, Sending, Transport},
+    parameters::Job,
+};
 
 /// As many as `io-uring-seqpacket` sends together.
 const BATCH: usize = 64;
@@ -17,7 +20,7 @@ const RECEIVED_BYTES: usize = 16 << 20;
 /// The system.
 pub struct SockSeqpacketBatched;
 
-impl System for SockSeqpacketBatched {
+impl Transport for SockSeqpacketBatched {
     type Sending = PacketsSending;
     type Receiving = PacketsReceiving;
 

@@ -10,8 +10,9 @@ use anyhow::{Context, Result, bail};
 use pelton::{Options, Receiver, Sender, Sent};
 use rustix::event::epoll::EventFlags;
 
-use super::{CONNECT, Receiving, Sending, System, wire::Watch};
+use super::wire::Watch;
 use crate::{
+    endpoints::{CONNECT, Receiving, Sending, Transport},
     measure,
     parameters::{Job, Role, Wait},
 };
@@ -68,7 +69,7 @@ impl Rendezvous for ByDirectory {
     }
 }
 
-impl<M: Rendezvous> System for Pelton<M> {
+impl<M: Rendezvous> Transport for Pelton<M> {
     type Sending = PeltonSending;
     type Receiving = PeltonReceiving;
 
@@ -94,6 +95,11 @@ impl<M: Rendezvous> System for Pelton<M> {
 }
 
 impl Pelton<BySocket> {
+    /// The receiver of one sender.
+    pub fn one_sender(job: &Job) -> Result<PeltonReceiving> {
+        <Self as Transport>::receiving(job)
+    }
+
     /// The receiver of many senders, which connect while it receives.
     pub fn gathering(job: &Job) -> Result<PeltonReceiving> {
         let name = format!("unix:{}", job.directory.join("there").display());

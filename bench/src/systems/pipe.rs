@@ -6,16 +6,18 @@ use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use super::{
-    System,
     framed::{FramedReceiving, FramedSending},
     wire::Wire,
 };
-use crate::parameters::{Job, Role};
+use crate::{
+    endpoints::Transport,
+    parameters::{Job, Role},
+};
 
 /// One pipe for each direction, one write per message.
 pub struct Pipe;
 
-impl System for Pipe {
+impl Transport for Pipe {
     type Sending = FramedSending;
     type Receiving = FramedReceiving;
 

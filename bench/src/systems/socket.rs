@@ -12,12 +12,14 @@ use rustix::{
 };
 
 use super::{
-    Receiving, Sending, System,
     framed::{FramedReceiving, FramedSending},
     many::{Many, OneOfMany},
     wire::Wire,
 };
-use crate::parameters::{Job, Wait};
+use crate::{
+    endpoints::{Receiving, Sending, Transport},
+    parameters::{Job, Wait},
+};
 
 /// One write per message.
 pub type SockStream = Stream<false>;
@@ -27,7 +29,7 @@ pub type SockStreamBatched = Stream<true>;
 /// A stream socket, one for both directions.
 pub struct Stream<const BATCHED: bool>;
 
-impl<const BATCHED: bool> System for Stream<BATCHED> {
+impl<const BATCHED: bool> Transport for Stream<BATCHED> {
     type Sending = FramedSending;
     type Receiving = FramedReceiving;
 
@@ -67,7 +69,7 @@ impl SockSeqpacket {
     }
 }
 
-impl System for SockSeqpacket {
+impl Transport for SockSeqpacket {
     type Sending = PacketSending;
     type Receiving = PacketReceiving;
 
@@ -160,26 +162,31 @@ impl Receiving for PacketReceiving {
 }
 
 pub(super) fn packet_socket(job: &Job) -> Result<OwnedFd> {
-    let size_max = job.sizes.max as usize;
     if job.sizes.min == 0 {
         bail!("an empty packet is indistinguishable from the end of the connection: measure sizes from 1");
     }
     let socket = connected(job, SocketType::SEQPACKET)?;
-    // A packet must fit the send buffer as a whole, with some space for the kernel's own data: request four of the
-    // largest if the default could not hold two. The kernel doubles the requested size.
-    if sockopt::socket_send_buffer_size(&socket)? < 2 * size_max {
+    fit_packets(&socket, job)?;
+    Ok(socket)
+}
+
+/// A packet must fit the send buffer as a whole, with some space for the kernel's own data: requests four of the
+/// largest if the default could not hold two. The kernel doubles the requested size.
+pub(super) fn fit_packets(socket: &OwnedFd, job: &Job) -> Result<()> {
+    let size_max = job.sizes.max as usize;
+    if sockopt::socket_send_buffer_size(socket)? < 2 * size_max {
         let wanted = 2 * size_max + 4096;
-        if sockopt::set_socket_send_buffer_size_force(&socket, wanted).is_err() {
-            sockopt::set_socket_send_buffer_size(&socket, wanted)?;
+        if sockopt::set_socket_send_buffer_size_force(socket, wanted).is_err() {
+            sockopt::set_socket_send_buffer_size(socket, wanted)?;
         }
-        let found = sockopt::socket_send_buffer_size(&socket)?;
+        let found = sockopt::socket_send_buffer_size(socket)?;
         if found < size_max + 4096 {
             bail!(
                 "found a send buffer of at most {found} bytes, wanted {wanted} for packets of {size_max}: raise net.core.wmem_max or run as root"
             );
         }
     }
-    Ok(socket)
+    Ok(())
 }
 
 /// One endpoint of a connection; the other side has the other.

@@ -2,14 +2,14 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::{
-    Receiving, Sending,
-    pelton::{BySocket, Rendezvous, lasting, options},
-};
+use super::pelton::{BySocket, Rendezvous, lasting, options};
 use crate::{
-    batches::{Batched, ReceivingBatches, SendingBatches},
+    endpoints::{Receiving, Sending},
     parameters::{Job, Wait},
-    threads::InProcess,
+    workloads::{
+        batches::{Batched, ReceivingBatches, SendingBatches},
+        threads::InProcess,
+    },
 };
 
 /// One message a call, copied in and out.

@@ -79,6 +79,8 @@ fn results() -> &'static (PathBuf, Vec<Value>) {
             "memory --count 2000 --runs 1 --systems pelton,pipe",
             "kill --runs 1 --systems pelton,pipe",
             "threads --count 2000 --runs 1 --wait block --systems pelton,pelton-batches",
+            "stream --count 2000 --runs 1 --wait block --placement together --systems pelton,pipe",
+            "stream --count 2000 --runs 1 --wait block --placement free --systems pelton,pipe",
         ] {
             let place = directory.join("part.jsonl");
             let arguments: Vec<&str> = command.split(' ').chain(["--results", place.to_str().unwrap()]).collect();
@@ -134,6 +136,7 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
         "The survivor's reaction",
         "Spread between runs",
         "Between two threads",
+        "Medians by placement",
         "Messages of random sizes",
         "Download the raw data",
     ] {

@@ -1,8 +1,10 @@
 //! Every system of bench/peers in every workload of its own, by a few messages. Building them takes minutes, so this
-//! is a suite of its own: `./run test-bench`.
+//! is a suite of its own: `./run test-bench`. The table of systems says which part each belongs to.
+
+use pelton_bench::{commands::Measurement, plan::System, systems};
+use serde_json::Value;
 
 use crate::command::report;
-use serde_json::Value;
 
 /// Programs that no crate registry has may be missing.
 fn may_be_missing(system: &Value) -> bool {
@@ -14,70 +16,79 @@ fn may_be_missing(system: &Value) -> bool {
     missing
 }
 
-/// Runs each command with these systems: all of them are measured.
-fn all_are_measured(commands: &[(&str, &str)]) {
-    for (command, systems) in commands {
-        let words: Vec<&str> = command.split(' ').chain(["--runs", "1", "--systems", systems]).collect();
-        for system in report(&words).0 {
-            assert!(system["skipped"].is_null() || may_be_missing(&system), "{command}: {system}");
-            assert!(!system["runs"].as_array().unwrap().is_empty() || !system["skipped"].is_null(), "{system}");
-            assert!(system["version"].as_str().unwrap().contains(['.', 'i']), "{system}");
-        }
+/// Runs the command with these systems: all of them are measured.
+fn all_are_measured(command: &str, systems: &str) {
+    let words: Vec<&str> = command.split(' ').chain(["--runs", "1", "--systems", systems]).collect();
+    for system in report(&words).0 {
+        assert!(system["skipped"].is_null() || may_be_missing(&system), "{command}: {system}");
+        assert!(!system["runs"].as_array().unwrap().is_empty() || !system["skipped"].is_null(), "{system}");
+        assert!(system["version"].as_str().unwrap().contains(['.', 'i']), "{system}");
     }
     let left = std::fs::read_dir("/dev/shm").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let left: Vec<String> = left.filter(|name| name.contains("pelton-bench-")).collect();
     assert!(left.is_empty(), "left in /dev/shm: {left:?}");
 }
 
+/// The same with pelton and all systems of that suite that have a part in it, but those.
+fn suite_is_measured(suite: &str, commands: &[(&str, &[&str])]) {
+    for (command, but) in commands {
+        let job = Measurement::parse(command).unwrap().plan.job;
+        let has_part = |system: &&System| system.part(job.kind, &job.workload).is_ok();
+        let of_suite = systems::all().iter().filter(|system| system.suite == Some(suite) && has_part(system));
+        let names: Vec<&str> = of_suite.map(|system| system.name).filter(|name| !but.contains(name)).collect();
+        assert!(!names.is_empty(), "no system of {suite} has a part in {command}");
+        all_are_measured(command, &format!("pelton,{}", names.join(",")));
+    }
+}
+
 #[test]
 #[ignore = "builds other libraries: ./run test-bench processes"]
 fn peers_between_processes_are_measured_in_every_workload_of_their_own() {
-    let all = "pelton,pelton-batches,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,io-uring-stream,io-uring-seqpacket,zeromq-ipc";
-    let most = &all.replace("pelton-batches,", "");
-    let random = &most.replace("shmem-ipc,", "");
+    suite_is_measured(
+        "processes",
+        &[
+            ("stream --size 256 --count 5000", &[]),
+            // More than any of their buffers hold at once, and in pieces.
+            ("stream --size 8..40000 --count 3000", &["shmem-ipc"]),
+            ("stream --size 65536 --count 500", &[]),
+            ("roundtrip --size 64 --count 500", &[]),
+            ("roundtrip --size 8..40000 --count 200", &["shmem-ipc"]),
+            ("roundtrip --size 64 --rate 1000 --count 50", &[]),
+            ("lopsided --count 100", &[]),
+            ("idle", &[]),
+            ("memory --count 5000", &[]),
+            ("kill", &[]),
+        ],
+    );
     let spinning = "pelton,ipc_ring:spin,ipmpsc:spin,iceoryx2:spin,shmem-ipc:spin,zeromq-ipc:spin,iceoryx2:block";
-    all_are_measured(&[
-        ("stream --size 256 --count 5000", all),
-        // More than any of their buffers hold at once, and in pieces.
-        ("stream --size 8..40000 --count 3000", random),
-        ("stream --size 65536 --count 500", all),
-        ("stream --size 64 --count 5000", spinning),
-        ("roundtrip --size 64 --count 500", most),
-        ("roundtrip --size 8..40000 --count 200", random),
-        ("roundtrip --size 64 --count 300", spinning),
-        ("roundtrip --size 64 --rate 1000 --count 50", most),
-        ("lopsided --count 100", most),
-        ("idle", most),
-        ("memory --count 5000", most),
-        ("kill", most),
-    ]);
+    all_are_measured("stream --size 64 --count 5000", spinning);
+    all_are_measured("roundtrip --size 64 --count 300", spinning);
 }
 
 #[test]
 #[ignore = "fetches Aeron: ./run test-bench languages"]
 fn peers_in_other_languages_are_measured() {
-    let python_and_java = "pelton,multiprocessing-queue,multiprocessing-pipe,aeron";
-    all_are_measured(&[
-        ("stream --size 256 --count 5000", python_and_java),
-        ("stream --size 8..40000 --count 3000", python_and_java),
-        ("roundtrip --size 64 --count 500", python_and_java),
-        ("roundtrip --size 8..40000 --count 200", python_and_java),
-        // Larger than a fragment of Aeron's.
-        ("stream --size 65536 --count 500", "pelton,aeron"),
-        ("roundtrip --size 65536 --count 100", "pelton,aeron"),
-        ("stream --size 256 --count 5000", "pelton,pelton-go,go-sock-stream"),
-        ("call --size 64 --count 2000", "pelton,pelton-go,net-rpc"),
-        ("call --size 64 --in-flight 10 --count 2000", "pelton,pelton-go,net-rpc"),
-    ]);
+    let go = &["pelton-go", "go-sock-stream"];
+    let python_and_go = &["multiprocessing-queue", "multiprocessing-pipe", "pelton-go", "go-sock-stream"];
+    suite_is_measured(
+        "languages",
+        &[
+            ("stream --size 256 --count 5000", &[]),
+            ("stream --size 8..40000 --count 3000", go),
+            ("roundtrip --size 64 --count 500", &[]),
+            ("roundtrip --size 8..40000 --count 200", &[]),
+            // Larger than a fragment of Aeron's.
+            ("stream --size 65536 --count 500", python_and_go),
+            ("roundtrip --size 65536 --count 100", python_and_go),
+            ("call --size 64 --count 2000", &[]),
+            ("call --size 64 --in-flight 10 --count 2000", &[]),
+        ],
+    );
 }
 
 #[test]
 #[ignore = "builds other libraries: ./run test-bench threads"]
 fn peers_between_threads_are_measured() {
-    let all = "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal";
-    all_are_measured(&[
-        ("threads --count 20000", all),
-        ("threads --count 20000 --size 1024", all),
-        ("threads --count 5000", "pelton,crossbeam-channel:spin,flume:spin,kanal:spin"),
-    ]);
+    suite_is_measured("threads", &[("threads --count 20000", &[]), ("threads --count 20000 --size 1024", &[])]);
+    all_are_measured("threads --count 5000", "pelton,pelton-batches,crossbeam-channel:spin,flume:spin,kanal:spin");
 }

@@ -37,6 +37,20 @@ fn a_round_that_falls_due_behind_a_late_one_is_late_itself() {
 }
 
 #[test]
+fn every_burst_is_answered_once() {
+    for (size, burst) in [("64", "1"), ("64", "500"), ("8..3000", "40")] {
+        let arguments = ["burst", "--size", size, "--burst", burst, "--count", "60", "--runs", "2", "--wait", "block"];
+        let systems = "pelton,pelton-path,pipe,sock-stream-batched,sock-seqpacket-batched,sock-dgram";
+        for system in report(&[&arguments[..], &["--systems", systems]].concat()).0 {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!(system["parameters"]["burst"], burst.parse::<u64>().unwrap());
+            assert!(system["round_trip_ns"].as_f64().unwrap() > 0.0, "{system}");
+            assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
+        }
+    }
+}
+
+#[test]
 fn threads_are_measured_with_single_messages_and_batches() {
     let arguments =
         ["threads", "--count", "5000", "--runs", "2", "--systems", "pelton,pelton-batches,pelton-path,limits"];

@@ -24,7 +24,7 @@ import (
 )
 
 // A side of `./run bench`: stream and call, by pelton, by a Unix stream socket, by net/rpc. The contract is that of
-// bench/src/side.rs and bench/src/workload.rs: each message has its number, and number and size of every one are
+// bench/src/side.rs and bench/src/payload.rs: each message has its number, and number and size of every one are
 // compared, every byte of the first ones and of a stream's last.
 type job struct {
 	Workload string `json:"workload"`

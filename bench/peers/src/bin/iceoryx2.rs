@@ -21,8 +21,8 @@ use iceoryx2::{
     service::port_factory,
 };
 use pelton_bench::{
+    endpoints::{Receiving, Sending, Transport},
     parameters::{Job, Wait},
-    systems::{Receiving, Sending, System},
 };
 use pelton_bench_peers::{open_when_there, processes, spins};
 
@@ -118,7 +118,7 @@ fn receiver(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<
     Ok(Receiver { subscriber, listener, buffer, _node: node })
 }
 
-impl System for Iceoryx {
+impl Transport for Iceoryx {
     type Sending = Sender;
     type Receiving = Receiver;
 

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use pelton_bench::{
+    endpoints::{Receiving, Sending, Transport},
     parameters::Job,
-    systems::{Receiving, Sending, System},
 };
 use pelton_bench_peers::{
     processes,
@@ -34,7 +34,7 @@ fn socket(job: &Job) -> Result<Shared> {
     open(job, SocketType::SEQPACKET, buffers, size)
 }
 
-impl System for Packets {
+impl Transport for Packets {
     type Sending = Writer;
     type Receiving = Reader;
 

@@ -7,8 +7,8 @@ use std::{iter::once, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use pelton_bench::{
+    endpoints::{Receiving, Sending, Transport},
     parameters::Job,
-    systems::{Receiving, Sending, System},
 };
 use pelton_bench_peers::{
     processes,
@@ -26,7 +26,7 @@ const BATCH_BYTES: usize = 64 << 10;
 const PREFIX_BYTES: usize = 4;
 const BUFFERS: u16 = 8;
 
-impl System for Stream {
+impl Transport for Stream {
     type Sending = Writer;
     type Receiving = Reader;
 

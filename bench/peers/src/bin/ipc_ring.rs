@@ -17,8 +17,8 @@ use std::process::ExitCode;
 use anyhow::{Result, anyhow, bail, ensure};
 use ipc_ring::{IpcError, RingReader, RingWriter};
 use pelton_bench::{
+    endpoints::{Receiving, Sending, Transport},
     parameters::Job,
-    systems::{Receiving, Sending, System},
 };
 use pelton_bench_peers::{open_when_there, processes, ring_bytes, spins};
 
@@ -48,7 +48,7 @@ fn receiver(job: &Job, direction: &str) -> Result<Reader> {
     Ok(Reader { reader, spins: spins(job)?, buffer: Vec::with_capacity(job.sizes.max as usize) })
 }
 
-impl System for Ring {
+impl Transport for Ring {
     type Sending = Writer;
     type Receiving = Reader;
 

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use ipmpsc::{Receiver, Sender, SharedRingBuffer};
 use pelton_bench::{
+    endpoints::{Receiving, Sending, Transport},
     parameters::Job,
-    systems::{Receiving, Sending, System},
 };
 use pelton_bench_peers::{open_when_there, processes, ring_bytes, spins};
 use serde_bytes::Bytes;
@@ -52,7 +52,7 @@ fn sender(job: &Job, direction: &str) -> Result<Writer> {
     Ok(Writer(Sender::new(ring)))
 }
 
-impl System for Ring {
+impl Transport for Ring {
     type Sending = Writer;
     type Receiving = Reader;
 

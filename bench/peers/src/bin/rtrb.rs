@@ -9,10 +9,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use pelton_bench::{
-    batches::{ReceivingBatches, SendingBatches},
-    parameters::{Job, SystemName},
-    systems::{Receiving, Sending},
-    threads::{InProcess, batches, one_by_one},
+    endpoints::{Receiving, Sending},
+    parameters::Job,
+    workloads::{
+        batches::{ReceivingBatches, SendingBatches},
+        threads::{InProcess, batches, one_by_one},
+    },
 };
 use pelton_bench_peers::{channels::HELD, program, ring_bytes, with_size};
 
@@ -21,8 +23,8 @@ fn main() -> ExitCode {
 }
 
 fn run<const SIZE: usize>(job: &Job) -> Result<()> {
-    match job.system {
-        SystemName::RtrbChunks => batches::<Rtrb<SIZE>>(job),
+    match job.system.as_str() {
+        "rtrb-chunks" => batches::<Rtrb<SIZE>>(job),
         _ => one_by_one::<Rtrb<SIZE>>(job),
     }
 }

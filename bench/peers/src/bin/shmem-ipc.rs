@@ -22,10 +22,12 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use pelton_bench::{
-    batches::{self, ReceivingBatches, SendingBatches},
-    parameters::{Job, Role, Workload},
-    systems::{Receiving, Sending, System},
-    workload,
+    endpoints::{Receiving, Sending, Transport},
+    parameters::{Job, Role},
+    workloads::{
+        self,
+        batches::{self, ReceivingBatches, SendingBatches},
+    },
 };
 use pelton_bench_peers::{open_when_there, program, ring_bytes, spins, with_size};
 use rustix::net::{
@@ -39,9 +41,9 @@ fn main() -> ExitCode {
 }
 
 fn part<const SIZE: usize>(job: &Job) -> Result<()> {
-    match job.workload {
-        Workload::Stream => batches::part::<Shmem<SIZE>>(job),
-        _ => workload::part::<Shmem<SIZE>>(job),
+    match job.workload.as_str() {
+        "stream" => batches::part::<Shmem<SIZE>>(job),
+        _ => workloads::part::<Shmem<SIZE>>(job),
     }
 }
 
@@ -91,7 +93,7 @@ fn sender<const SIZE: usize>(job: &Job, direction: &str) -> Result<Writer<SIZE>>
     Ok(Writer { ring, spins: spins(job)? })
 }
 
-impl<const SIZE: usize> System for Shmem<SIZE> {
+impl<const SIZE: usize> Transport for Shmem<SIZE> {
     type Sending = Writer<SIZE>;
     type Receiving = Reader<SIZE>;
 

@@ -16,8 +16,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use libloading::Library;
 use pelton_bench::{
+    endpoints::{Receiving, Sending, Transport},
     parameters::{Job, Role, Wait},
-    systems::{Receiving, Sending, System},
 };
 use pelton_bench_peers::processes;
 
@@ -133,7 +133,7 @@ fn open(job: &Job, kind: c_int) -> Result<Socket> {
     }
 }
 
-impl System for Zeromq {
+impl Transport for Zeromq {
     type Sending = Outgoing;
     type Receiving = Incoming;
 

@@ -22,8 +22,11 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-use super::{Apart, AppendSystem, Appender, BUFFER, Backoff, HEADER, Opened, Sink, header, record_bytes};
-use crate::parameters::Job;
+use super::{Apart, Backoff};
+use crate::{
+    parameters::Job,
+    workloads::append::{AppendSystem, Appender, BUFFER, HEADER, Opened, Sink, header, record_bytes},
+};
 
 /// How many buffers alternate. Measured: with one, two and eight threads are a twentieth slower, and one thread a
 /// tenth faster.

@@ -12,8 +12,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use pelton::{Chunk, LaneId, RecordFile, RecordReader};
 
-use super::{AppendSystem, BUFFER, MutexVec, Opened, Sink, pelton::open, record_bytes};
-use crate::parameters::Job;
+use super::{MutexVec, pelton::open};
+use crate::{
+    parameters::Job,
+    workloads::append::{AppendSystem, BUFFER, Opened, Sink, record_bytes},
+};
 
 /// In the run's directory, which is in that of `--file`.
 fn path(job: &Job) -> PathBuf {

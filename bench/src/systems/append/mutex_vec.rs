@@ -4,8 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 
-use super::{AppendSystem, Appender, BUFFER, Opened, Sink, header, record_bytes};
-use crate::parameters::Job;
+use crate::{
+    parameters::Job,
+    workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink, header, record_bytes},
+};
 
 /// The state that all threads share.
 pub struct MutexVec {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use pelton::{Chunk, Options};
 
-use super::{AppendSystem, Appender, BUFFER, Opened, Sink};
-use crate::parameters::Job;
+use crate::{
+    parameters::Job,
+    workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink},
+};
 
 /// By `Appenders::new`.
 pub struct Pelton;

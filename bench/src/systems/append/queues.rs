@@ -6,8 +6,11 @@ use std::{marker::PhantomData, sync::Arc};
 use anyhow::{Context, Result, ensure};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
-use super::{AppendSystem, Appender, BUFFER, Backoff, Opened, Sink, mutex_vec::write_record, record_bytes};
-use crate::parameters::Job;
+use super::{Backoff, mutex_vec::write_record};
+use crate::{
+    parameters::Job,
+    workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink, record_bytes},
+};
 
 /// Bytes of a message here.
 const SIZE: usize = 16;

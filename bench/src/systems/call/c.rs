@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::{Result, anyhow, bail, ensure};
 
-use super::{Asking, Serving};
 use crate::{
-    call::Tally,
-    parameters::{Job, SystemName, Wait},
-    systems::{CONNECT, c},
+    endpoints::CONNECT,
+    parameters::{Job, Wait},
+    systems::c,
+    workloads::call::{Asking, Serving, Tally},
 };
 
 const SOURCE: &str = include_str!("../../../c/call.c");
@@ -74,7 +74,7 @@ impl CSide {
             Wait::Epoll => 2,
             Wait::Uv | Wait::UvBulk => bail!("its calls in C are not in libuv's loop: write spin, block or epoll"),
         };
-        let in_go = job.system == SystemName::PeltonCGo;
+        let in_go = job.system == "pelton-c-go";
         // The name of the service in Go is that of bindings/go/bench.
         let place = job.directory.join(if in_go { "there" } else { "service" });
         let name = CString::new(format!("unix:{}", place.display()))?;

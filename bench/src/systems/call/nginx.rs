@@ -14,11 +14,15 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::{PeltonServing, SockServing, SockStreamService};
 use crate::{
+    compiled,
+    endpoints::CONNECT,
     measure::{CallCounter, Usage, now_ns},
-    parameters::{Job, Pass, SystemName},
-    systems::CONNECT,
-    workload::{PassReport, WARM_UP, passes},
+    parameters::{Job, Pass, Role},
+    payload::WARM_UP,
+    side::{PassReport, passes},
+    workloads::call::{is_simple, serve_warmed_up},
 };
 
 const CONFIGURATION: &str = include_str!("../../../nginx/nginx.conf");
@@ -31,8 +35,28 @@ const BINDING: [(&str, &str); 4] = [
     ("resty/pelton/file.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton/file.lua")),
 ];
 
+/// One side's part, by pelton.
+pub fn pelton(job: &Job) -> Result<()> {
+    match job.role {
+        Role::Service => serve_warmed_up(job, PeltonServing::new(job)?, warm_up(job)),
+        _ => measured(job),
+    }
+}
+
+/// One side's part, by cosockets. Each coroutine has a connection of its own.
+pub fn cosocket(job: &Job) -> Result<()> {
+    match job.role {
+        Role::Service if is_simple(job) => serve_warmed_up(job, SockServing::new(job)?, warm_up(job)),
+        Role::Service => {
+            let connections = Job { senders: job.calls.in_flight, ..job.clone() };
+            serve_warmed_up(job, SockStreamService::new(&connections)?, warm_up(job))
+        }
+        _ => measured(job),
+    }
+}
+
 /// Makes this client's passes.
-pub fn measured(job: &Job) -> Result<()> {
+fn measured(job: &Job) -> Result<()> {
     ensure!(job.senders == 1 && job.idle == 0, "nginx is one client: leave out --clients and --beside-flood");
     ensure!(
         job.sizes.is_fixed() && job.sizes.max > 0 && job.delay_us == 0 && job.calls.rate.is_none(),
@@ -44,7 +68,7 @@ pub fn measured(job: &Job) -> Result<()> {
 }
 
 /// Calls before the first pass.
-pub fn warm_up(job: &Job) -> u64 {
+fn warm_up(job: &Job) -> u64 {
     WARM_UP * job.calls.in_flight as u64
 }
 
@@ -67,7 +91,7 @@ impl Nginx<'_> {
             fs::write(job.directory.join(name), text).with_context(|| format!("writing {name}"))?;
         }
         // The service may not listen yet.
-        let service = job.directory.join(if job.system == SystemName::PeltonNginx { "service" } else { "socket" });
+        let service = job.directory.join(if job.system == "pelton-nginx" { "service" } else { "socket" });
         let deadline = Instant::now() + CONNECT;
         while !service.exists() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
@@ -88,7 +112,7 @@ impl Nginx<'_> {
     /// One HTTP request, which makes so many calls.
     fn make(&self, count: u64) -> Result<()> {
         let Job { calls, sizes, system, .. } = self.job;
-        let system = if *system == SystemName::PeltonNginx { "pelton" } else { "cosocket" };
+        let system = if system == "pelton-nginx" { "pelton" } else { "cosocket" };
         let mut socket = self.connect()?;
         write!(
             socket,
@@ -142,7 +166,7 @@ impl Drop for Nginx<'_> {
 
 /// `./run bench` builds it beside this program.
 fn module() -> Result<PathBuf> {
-    let module = crate::systems::compiled::directory()?.join("ngx_pelton_module.so");
+    let module = compiled::directory()?.join("ngx_pelton_module.so");
     ensure!(
         module.exists(),
         "{} is not there: `./run bench` makes it where systems of nginx are named",

@@ -7,12 +7,12 @@ use anyhow::{Context, Result, ensure};
 use pelton::{Client, Completion, Outcome, Request, Service};
 use rustix::event::epoll::EventFlags;
 
-use super::{Asking, Serving};
 use crate::{
-    call::Tally,
+    endpoints::CONNECT,
     measure::{self, delay},
     parameters::{Job, Wait},
-    systems::{CONNECT, lasting, wire::Watch},
+    systems::{pelton::lasting, wire::Watch},
+    workloads::call::{Asking, Serving, Tally},
 };
 
 fn name(job: &Job) -> String {

@@ -11,12 +11,12 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Asking;
 use crate::{
-    parameters::{Job, SystemName},
-    peers,
+    compiled,
+    parameters::Job,
     side::pin,
-    systems::{c, compiled},
+    systems::{c, peers},
+    workloads::call::{Asking, ask},
 };
 
 /// All of the library with a handler in C; that in Go is built from the same directory.
@@ -41,16 +41,19 @@ struct Call {
 
 type CallerCall = unsafe extern "C" fn(*mut c_void, *const u8, usize) -> *mut Call;
 
-/// Builds the library with that handler, unless that is done.
-pub fn build(system: SystemName) -> Result<()> {
-    match system {
-        SystemName::QueueGo => peers::build_go_library("queue", DIRECTORY),
-        _ => library(system).map(|_| ()),
-    }
+/// The part of caller and handler.
+pub fn part(job: &Job) -> Result<()> {
+    ask(job, Queue::new(job)?)
 }
 
-fn library(system: SystemName) -> Result<PathBuf> {
-    if system == SystemName::QueueGo {
+/// Builds the library with the handler in Go, unless that is done.
+pub fn build_go() -> Result<()> {
+    peers::build_go_library("queue", DIRECTORY)
+}
+
+/// The library of that system; that in C is built unless it exists already.
+pub fn library(system: &str) -> Result<PathBuf> {
+    if system == "queue-go" {
         return peers::go_library("queue");
     }
     let include = format!("-I{DIRECTORY}");
@@ -71,7 +74,7 @@ impl Queue {
             job.calls.one_by_one() && job.idle == 0 && job.delay_us == 0,
             "the queue has one caller and one call at a time: leave out --clients, --in-flight, --beside-flood and --delay"
         );
-        let place = library(job.system)?;
+        let place = library(&job.system)?;
         // All threads of the library are the calling thread's, and inherit its CPU.
         if let Some(cpu) = job.cpus.first() {
             pin(*cpu)?;

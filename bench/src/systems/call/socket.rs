@@ -16,18 +16,26 @@ use rustix::{
     net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, send, sendmsg},
 };
 
-use super::{Asking, Serving};
 use crate::{
-    call::{Tally, is_simple},
+    endpoints::{Receiving, Sending, Transport},
     measure::delay,
-    parameters::{Job, SystemName, Wait},
+    parameters::{Job, Role, Wait},
     systems::{
-        Receiving, Sending, SockStream, System,
         framed::{BATCH_BYTES, FramedReceiving, FramedSending, Frames, PREFIX_BYTES},
-        socket::{accepted, connected},
+        socket::{SockStream, accepted, connected},
         wire::Watch,
     },
+    workloads::call::{Asking, Serving, Tally, ask, is_simple, serve},
 };
+
+/// One side's part.
+pub fn by_socket(job: &Job) -> Result<()> {
+    match job.role {
+        Role::Service if is_simple(job) => serve(job, SockServing::new(job)?),
+        Role::Service => serve(job, SockStreamService::new(job)?),
+        _ => ask(job, Sock::new(job)?),
+    }
+}
 
 /// Connections that one call of epoll reports.
 const EVENTS: usize = 64;
@@ -53,7 +61,7 @@ struct Outgoing {
 impl Connection {
     /// `blocks`: sending waits for free space.
     fn new(socket: OwnedFd, job: &Job, blocks: bool) -> Connection {
-        let batched = job.system == SystemName::SockStreamBatched;
+        let batched = job.system == "sock-stream-batched";
         let flags = SendFlags::NOSIGNAL | if blocks { SendFlags::empty() } else { SendFlags::DONTWAIT };
         Connection {
             incoming: Frames::new(job.sizes.max as usize, BATCH_BYTES),

@@ -12,15 +12,64 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 
 use crate::{
-    parameters::{Job, Role},
-    report::{Figures, Run, SideFigures},
-    run_figures::by_role,
+    endpoints::{Receiving, Sending, Transport},
+    parameters::{Job, Kind, Role},
+    payload::{Payloads, WARM_UP, expected, number, whole},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    record::{Column, Run},
+    run::deadline,
+    side::{PassReport, Section, check_bytes, passes, say},
     sides::Sides,
-    systems::{Receiving, Sending, System},
-    workload::{PassReport, Payloads, Section, WARM_UP, check_bytes, expected, number, passes, say, whole},
 };
+
+/// Its name.
+pub const NAME: &str = "memory";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Memory>(NAME);
+
+/// The resident memory of a channel whose receiver reads nothing while the sender sends
+///
+/// Defaults: 256 bytes, lanes of 64 MiB, 100,000 messages.
+#[derive(Args)]
+pub struct Memory {}
+
+const COLUMNS: &[Column] = &[
+    ("backlog_messages", "backlog", 1.0),
+    ("backlog_resident_bytes", "its KiB", 1.0 / 1024.0),
+    ("drained_resident_bytes", "KiB after", 1.0 / 1024.0),
+];
+
+impl Options for Memory {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        common.no_seconds(NAME)?;
+        common.one_size(NAME)?;
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::Processes,
+            roles: &[Role::Receiver, Role::Sender],
+            size: 256,
+            capacity: 64 << 20,
+            sleeps: true,
+            systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
+        };
+        let plan = common.plan(&defaults, |_| 100_000)?;
+        Ok(Plan {
+            passes: Passes::One,
+            title: format!(
+                "{} bytes, received only after all are sent, lanes of {} bytes",
+                plan.messages(),
+                plan.job.capacity
+            ),
+            figure: Some("backlog_resident_bytes"),
+            columns: vec![COLUMNS],
+            run,
+            ..plan
+        })
+    }
+}
 
 /// A sender without progress for so long, though it had its processor, waits for free space.
 const NO_PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
@@ -29,11 +78,11 @@ const FUTILE_CPU_NS: u64 = 100_000_000;
 
 /// One side's part: the sender reports how many messages it sent before it had to wait, and then its pass, as in every
 /// workload.
-pub fn part<S: System>(job: &Job) -> Result<()> {
+pub fn part<T: Transport>(job: &Job) -> Result<()> {
     let size = job.sizes.max as usize;
     match job.role {
         Role::Sender => {
-            let mut sending = S::sending(job)?;
+            let mut sending = T::sending(job)?;
             let mut payloads = Payloads::new(size);
             let mut send = |n: u64| -> Result<()> {
                 let sent = sending.send(payloads.prepared(n, size));
@@ -61,7 +110,7 @@ pub fn part<S: System>(job: &Job) -> Result<()> {
             })
         }
         Role::Receiver => {
-            let mut receiving = S::receiving(job)?;
+            let mut receiving = T::receiving(job)?;
             let mut receive = |n: u64| -> Result<()> {
                 let right = receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))?;
                 ensure!(right, "message {n} has wrong bytes");
@@ -136,9 +185,10 @@ pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
 }
 
 /// Memory without messages, with the backlog, and after all were received.
-pub fn run(job: &Job, cpus: &[usize], mut sides: Sides<'_>) -> Result<Run> {
-    sides.start(job, Role::Receiver, 0, cpus)?;
-    sides.start(job, Role::Sender, 0, cpus)?;
+fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+    let mut sides = Sides::new(setting.interrupts, deadline(job));
+    sides.start(job, Role::Receiver, 0, setting.cpus)?;
+    sides.start(job, Role::Sender, 0, setting.cpus)?;
     let (receiver, sender) = (0, 1);
     sides.expect_word(receiver, "ready")?;
     sides.expect_word(sender, "ready")?;
@@ -149,20 +199,15 @@ pub fn run(job: &Job, cpus: &[usize], mut sides: Sides<'_>) -> Result<Run> {
     let filled = resident(&sides)?;
     sides.order_go(receiver)?;
     sides.expect_word(receiver, "started")?;
-    let mut reports = Vec::new();
-    for side in [receiver, sender] {
-        reports.push(serde_json::from_str::<PassReport>(&sides.line(side)?).context("reading a report")?);
-    }
+    let reports: [PassReport; 2] = [sides.report(receiver)?, sides.report(sender)?];
     let drained = resident(&sides)?;
     sides.end()?;
-    let figures = Figures {
-        backlog_messages: Some(held as f64),
-        backlog_resident_bytes: Some(filled.saturating_sub(before) as f64),
-        drained_resident_bytes: Some(drained.saturating_sub(before) as f64),
-        ..Figures::default()
-    };
-    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
-    Ok(Run { figures, sides: by_role(job.workload, reports.into_iter().map(side)), ..Run::default() })
+    let figures = [
+        ("backlog_messages", Some(held as f64)),
+        ("backlog_resident_bytes", Some(filled.saturating_sub(before) as f64)),
+        ("drained_resident_bytes", Some(drained.saturating_sub(before) as f64)),
+    ];
+    Ok(Run::of(job, figures, reports.map(|report| report.usage)))
 }
 
 #[cfg(test)]

@@ -5,43 +5,114 @@
 //! message.
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 
+use super::stream;
 use crate::{
-    parameters::{Job, Role, SystemName},
-    systems::{BySocket, Pelton, Receiving, SockSeqpacket, SockStream, System},
-    workload::{self, Section, WARM_UP, check_bytes, glance, passes, say, whole},
+    endpoints::{Receiving, Transport},
+    parameters::{Job, Kind, Launch, Role},
+    payload::{NUMBER_BITS, WARM_UP, first_number, glance, number, whole},
+    plan::{Common, Defaults, Options, Passes, Plan, Workload, workload},
+    record::RATES,
+    run::exchange,
+    side::{Section, check_bytes, passes, say},
 };
 
-/// The bits of a number above these are its sender's; 2^40 messages of 1,024 senders fit.
-pub const NUMBER_BITS: u32 = 48;
+/// Its name.
+pub const NAME: &str = "fan-in";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<FanIn>(NAME);
 
-/// The first number of that sender.
-pub fn first_number(index: u32) -> u64 {
-    (index as u64) << NUMBER_BITS
+/// A stream that many processes send to one receiver
+///
+/// Defaults: as a stream's; the messages are those of all senders together. `pelton-stream` is one sender, whatever
+/// --senders says, and `pelton-alone` has no idle senders beside it.
+#[derive(Args)]
+pub struct FanIn {
+    /// Processes that send
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    senders: u32,
+
+    /// Additional connected senders that send nothing, in one process
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    idle: u32,
 }
 
-/// Does one side's part.
-pub fn side(job: &Job) -> Result<()> {
-    match job.system {
-        SystemName::Pelton | SystemName::PeltonAlone => part::<Pelton<BySocket>, _>(job, Pelton::gathering),
-        SystemName::PeltonStream => part::<Pelton<BySocket>, _>(job, Pelton::<BySocket>::receiving),
-        SystemName::SockStream => part::<SockStream, _>(job, SockStream::gathering),
-        SystemName::SockSeqpacket => part::<SockSeqpacket, _>(job, SockSeqpacket::gathering),
-        system => bail!("{system:?} has no receiver of many senders"),
+impl Options for FanIn {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        let FanIn { senders, idle, .. } = *self;
+        if senders == 0 || u64::from(senders) + u64::from(idle) > 1024 {
+            return Err(format!("found --senders {senders} --idle {idle}, wanted 1 to 1024 together, one that sends"));
+        }
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::FanIn,
+            roles: ROLES,
+            size: 256,
+            capacity: 64 << 20,
+            sleeps: false,
+            systems: if idle > 0 {
+                "pelton,pelton-alone,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
+            } else {
+                "pelton,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
+            },
+        };
+        let mut plan = common.plan(&defaults, stream::count)?;
+        if plan.job.sizes.min < 8 {
+            return Err(format!(
+                "found --size {} with fan-in, wanted 8 or more: a message begins with its sender's number",
+                plan.job.sizes
+            ));
+        }
+        if plan.count < u64::from(senders) {
+            return Err(format!("found --count {}, wanted at least one for each of {senders} senders", plan.count));
+        }
+        (plan.job.senders, plan.job.idle, plan.job.launch.numbered) = (senders, idle, true);
+        Ok(Plan {
+            own: vec![("senders", senders.into()), ("idle", idle.into())],
+            title: format!(
+                "{} bytes in total, lanes of {} bytes, senders: {senders} that send and {idle} that do not",
+                plan.messages(),
+                plan.job.capacity,
+            ),
+            figure: Some("messages_per_second"),
+            columns: vec![RATES],
+            run: exchange,
+            ..plan
+        })
     }
 }
 
-fn part<S: System, R: Receiving>(job: &Job, gather: impl FnOnce(&Job) -> Result<R>) -> Result<()> {
+/// As many messages as the calls of that plan have, but one way, of as many senders.
+pub fn instead_of_calls(plan: &mut Plan) {
+    plan.count *= 2;
+    plan.run = exchange;
+    plan.passes = Passes::Warmed;
+    plan.job = Job {
+        system: "pelton".to_string(),
+        workload: NAME.to_string(),
+        kind: Kind::FanIn,
+        messages_each: 1,
+        idle: 0,
+        launch: Launch { roles: ROLES, ..plan.job.launch.clone() },
+        ..plan.job.clone()
+    };
+}
+
+const ROLES: &[Role] = &[Role::Receiver, Role::Sender];
+
+/// One side's part; `gather` makes the receiver.
+pub fn part<T: Transport, R: Receiving>(job: &Job, gather: impl FnOnce(&Job) -> Result<R>) -> Result<()> {
     match job.role {
         Role::Receiver => receive_all(job, gather(job)?),
-        Role::Idler => idle::<S>(job),
-        _ => workload::serve::<S>(job),
+        Role::Idler => idle::<T>(job),
+        _ => stream::part::<T>(job),
     }
 }
 
 /// Connects, and sends nothing.
-fn idle<S: System>(job: &Job) -> Result<()> {
-    let connect = |n| S::sending(job).with_context(|| format!("connecting idle sender {n}"));
+fn idle<T: Transport>(job: &Job) -> Result<()> {
+    let connect = |n| T::sending(job).with_context(|| format!("connecting idle sender {n}"));
     let connected = (1..=job.idle).map(connect).collect::<Result<Vec<_>>>()?;
     say(&"ready")?;
     passes(&Job { passes: Vec::new(), ..job.clone() }, |_| bail!("there is no pass"))?;
@@ -83,7 +154,7 @@ fn receive_all(job: &Job, mut receiving: impl Receiving) -> Result<()> {
 #[inline(always)]
 fn receive(receiving: &mut impl Receiving, due: &mut [Due], check: impl FnOnce(&[u8]) -> bool) -> Result<usize> {
     let taken = receiving.receive(|message| {
-        let found = workload::number(message);
+        let found = number(message);
         let Some(due) = due.get_mut((found >> NUMBER_BITS) as usize).filter(|due| due.next == found) else {
             return Err(found);
         };
@@ -105,6 +176,7 @@ fn wrong(found: u64) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::payload::buffer;
 
     /// Receives these messages, in this order.
     struct Given(std::vec::IntoIter<Vec<u8>>);
@@ -118,7 +190,7 @@ mod tests {
     /// Of two senders with two messages each, in this order.
     fn check(order: &[u64], spoil: impl Fn(usize, &mut [u8])) -> Result<()> {
         let message = |(at, number): (usize, &u64)| {
-            let mut message = workload::buffer(32);
+            let mut message = buffer(32);
             message[..8].copy_from_slice(&number.to_le_bytes());
             spoil(at, &mut message);
             message

@@ -8,18 +8,154 @@
 use std::collections::VecDeque;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 use hdrhistogram::Histogram;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::roundtrip::Pace;
 use crate::{
-    fan_in::{NUMBER_BITS, first_number},
     measure::{delay, now_ns},
-    parameters::{Job, Pass, Role, SystemName},
-    systems::call::{
-        Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService, c::CSide, nginx, queue::Queue,
-    },
-    workload::{self, Payloads, Percentiles, Schedule, Section, WARM_UP, check_bytes, histogram, passes, say},
+    parameters::{Calls, Job, Kind, Pass, Placement, Role},
+    payload::{NUMBER_BITS, Payloads, WARM_UP, first_number, number},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    record::{Column, LATENCY, RATES, Run, run_of_messages, set_percentiles},
+    run::reports,
+    side::{PassReport, Percentiles, Schedule, Section, check_bytes, histogram, passes, say},
 };
+
+/// Its name.
+const NAME: &str = "call";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Call>(NAME);
+
+/// Clients call a service, which replies to each request with its own bytes
+///
+/// Defaults: 64 bytes, lanes of 4 MiB, which is pelton's own; 200,000 calls, 10,000 of more than 32 KiB; 20,000 with a
+/// delay; with many calls in flight five times as many; with --rate as many as are due in five seconds.
+/// `pelton-fan-in` is as many messages one way; `pelton-alone` and `sock-stream-alone` are without the flooding client.
+#[derive(Args)]
+pub struct Call {
+    #[command(flatten)]
+    pace: Pace,
+
+    /// Processes that call the one service
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    clients: u32,
+
+    /// Calls that each client has in flight at a time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    in_flight: u32,
+
+    /// One more client, which is not measured, keeps 1,000 calls in flight meanwhile
+    #[arg(long)]
+    beside_flood: bool,
+}
+
+const COLUMNS: &[Column] = &[("calls_per_second", "M calls/s", 1e-6)];
+
+impl Options for Call {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        self.pace.check(common)?;
+        let Call { clients, in_flight, beside_flood, .. } = *self;
+        let one_cpu = common.placement == Placement::Together;
+        let calls = Calls { clients, in_flight, rate: self.pace.rate, beside_flood, one_cpu };
+        if !calls.one_by_one() && (self.pace.rests() || beside_flood) {
+            return Err(
+                "found --rate, --delay or --beside-flood with several calls at a time: leave out --clients and --in-flight"
+                    .to_string(),
+            );
+        }
+        if self.pace.rate.is_some() && beside_flood {
+            return Err("found --rate with --beside-flood: use one of them".to_string());
+        }
+        if beside_flood {
+            common.no_seconds("calls beside a flood")?;
+        }
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::Call,
+            roles: &[Role::Service, Role::Client],
+            size: 64,
+            capacity: 4 << 20,
+            sleeps: self.pace.rests() || beside_flood || clients > 1,
+            systems: match calls {
+                _ if beside_flood => "pelton,pelton-alone,sock-stream,sock-stream-alone",
+                _ if clients > 1 => "pelton,pelton-fan-in,sock-stream,sock-stream-batched",
+                _ if in_flight > 1 => "pelton,sock-stream,sock-stream-batched",
+                _ if one_cpu || calls.rate.is_some() => "pelton,sock-stream",
+                _ => "pelton,limits,sock-stream",
+            },
+        };
+        let mut plan = common.plan(&defaults, |sizes| match (sizes.max, calls.one_by_one()) {
+            (32_769.., true) => self.pace.count(10_000).min(10_000),
+            (32_769.., false) => 50_000,
+            (_, true) => self.pace.count(200_000),
+            (_, false) => 1_000_000,
+        })?;
+        if plan.job.sizes.min < 8 && (clients > 1 || beside_flood) {
+            return Err(format!(
+                "found --size {} with several clients, wanted 8 or more: a request begins with its client's number",
+                plan.job.sizes
+            ));
+        }
+        if plan.count < u64::from(clients) {
+            return Err(format!("found --count {}, wanted at least one for each of {clients} clients", plan.count));
+        }
+        (plan.job.calls, plan.job.delay_us) = (calls, self.pace.delay);
+        (plan.job.senders, plan.job.idle) = (clients, beside_flood.into());
+        (plan.job.messages_each, plan.job.launch.numbered) = (2, true);
+        let pace = if self.pace.rests() { format!(", {}", self.pace.text()) } else { String::new() };
+        Ok(Plan {
+            passes: Passes::Timed,
+            own: vec![("calls", serde_json::to_value(calls).expect("it has only numbers"))],
+            title: format!(
+                "{} calls with requests and replies of {} bytes, lanes of {} bytes, {in_flight} in flight for each of {clients} clients{pace}{}",
+                plan.amount(),
+                plan.job.sizes,
+                plan.job.capacity,
+                if beside_flood { ", beside one more flooding client" } else { "" }
+            ),
+            figure: Some(match calls.one_by_one() {
+                _ if beside_flood => "p99_ns",
+                true => "round_trip_ns",
+                false => "messages_per_second",
+            }),
+            columns: vec![COLUMNS, RATES, LATENCY],
+            run,
+            ..plan
+        })
+    }
+}
+
+/// A client.
+pub trait Asking {
+    /// One call, while no other is in flight: sends the request, and passes a copy of the reply in memory of the
+    /// client's own to `inspect`. Exceptions: the queue and a client in C pass it where the other side has written it.
+    fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
+
+    /// Sends a request if there is free space; false otherwise, and then a call is in flight. Never waits.
+    fn try_ask(&mut self, request: &[u8]) -> Result<bool>;
+
+    /// Waits for the next reply, as the job says, and passes a copy of it to `inspect`. The requests have been sent by
+    /// then.
+    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
+
+    /// All replies of a pass have arrived.
+    fn end_pass(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A service.
+pub trait Serving {
+    /// Serves until all measured clients have their replies to `count` calls.
+    fn serve(&mut self, count: u64) -> Result<Tally>;
+
+    /// Resident memory of the lanes, where this can be known.
+    fn resident_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}
 
 /// Calls that a flooding client has in flight: nearly all that pelton allows.
 const FLOOD: u64 = 1000;
@@ -29,28 +165,71 @@ const FLOOD_CHECK_INTERVAL: u64 = 1024;
 /// see `run.rs`.
 const FLOOD_END: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Does one side's part.
-pub fn side(job: &Job) -> Result<()> {
-    match (job.system, job.role) {
-        (SystemName::Pelton | SystemName::PeltonAlone, Role::Service) => serve(job, PeltonServing::new(job)?),
-        (SystemName::Pelton | SystemName::PeltonAlone, _) => ask(job, Pelton::new(job)?),
-        (SystemName::PeltonNginx, Role::Service) => serve_warmed_up(job, PeltonServing::new(job)?, nginx::warm_up(job)),
-        (SystemName::CosocketNginx, Role::Service) if is_simple(job) => {
-            serve_warmed_up(job, SockServing::new(job)?, nginx::warm_up(job))
-        }
-        (SystemName::CosocketNginx, Role::Service) => {
-            // Each coroutine has a connection of its own.
-            let connections = Job { senders: job.calls.in_flight, ..job.clone() };
-            serve_warmed_up(job, SockStreamService::new(&connections)?, nginx::warm_up(job))
-        }
-        (SystemName::PeltonNginx | SystemName::CosocketNginx, _) => nginx::measured(job),
-        (SystemName::PeltonC, Role::Service) => serve(job, CSide::service(job)?),
-        (SystemName::PeltonC | SystemName::PeltonCGo, _) => ask(job, CSide::client(job)?),
-        (SystemName::Queue | SystemName::QueueGo, _) => ask(job, Queue::new(job)?),
-        (_, Role::Service) if is_simple(job) => serve(job, SockServing::new(job)?),
-        (_, Role::Service) => serve(job, SockStreamService::new(job)?),
-        _ => ask(job, Sock::new(job)?),
+/// One side's part; `client` and `service` connect.
+pub fn part<'a, A: Asking, S: Serving>(
+    job: &'a Job,
+    client: impl FnOnce(&'a Job) -> Result<A>,
+    service: impl FnOnce(&'a Job) -> Result<S>,
+) -> Result<()> {
+    if job.role == Role::Service { serve(job, service(job)?) } else { ask(job, client(job)?) }
+}
+
+/// A run, and its figures: for each pass the service's report and then those of its clients.
+fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+    let (job, reports) = reports(job, setting)?;
+    Ok(run_of_calls(&job, &reports))
+}
+
+fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
+    let mut run = run_of_messages(job, reports);
+    // One process can be both.
+    let clients_of = |reports: &[PassReport]| usize::from(reports.len() > 1);
+    let (pass, clients) = (&job.passes[0], &reports[0][clients_of(&reports[0])..]);
+    let start_ns = clients.iter().map(|client| client.start_ns).min().unwrap_or_default();
+    let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
+    let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
+    let percentiles = || {
+        reports
+            .iter()
+            .flat_map(|reports| &reports[clients_of(reports)..])
+            .filter_map(|client| client.percentiles.as_ref())
+    };
+    let rests = job.delay_us > 0 || job.calls.rate.is_some();
+    let rate = |amount: f64| (!rests && elapsed_ns > 0.0).then(|| amount / (elapsed_ns * 1e-9));
+    let mean_ns = match job.calls {
+        calls if !calls.one_by_one() => None,
+        Calls { rate: Some(_), .. } => percentiles().next().map(|percentiles| percentiles.mean_ns),
+        _ => Some(elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
+    };
+    let sleeps = |report: &PassReport| report.usage.voluntary_switches as f64 / pass.count as f64;
+    let sleeps_of_both = || reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min);
+    for (name, value) in [
+        ("seconds", Some(elapsed_ns * 1e-9)),
+        ("calls_per_second", rate(pass.count as f64)),
+        ("messages_per_second", rate(job.messages(pass.count) as f64)),
+        ("bytes_per_second", rate(2.0 * reports[0][0].bytes as f64)),
+        ("round_trip_ns", mean_ns),
+        ("sleeps_per_wait", (job.calls.one_by_one() && reports[0].len() > 1).then(sleeps_of_both)),
+    ] {
+        run.figures.remove(name);
+        run.figures.set(name, value);
     }
+    // Of several clients the longest time.
+    set_percentiles(&mut run.figures, |of| percentiles().filter_map(of).max());
+    Run { latency: longest(percentiles().map(|percentiles| &percentiles.ladder[..])), ..run }
+}
+
+/// The percentile ladders of several clients: at each quantile the longest time.
+fn longest<'a>(ladders: impl Iterator<Item = &'a [(f64, u64)]>) -> Vec<(f64, u64)> {
+    let mut all: Vec<(f64, u64)> = Vec::new();
+    for &(quantile, ns) in ladders.flatten() {
+        match all.iter_mut().find(|(at, _)| *at == quantile) {
+            Some((_, most)) => *most = ns.max(*most),
+            None => all.push((quantile, ns)),
+        }
+    }
+    all.sort_by(|one, other| one.0.total_cmp(&other.0));
+    all
 }
 
 /// Whether a connection has at most one message in flight, in one direction: then blocking calls suffice.
@@ -58,7 +237,8 @@ pub fn is_simple(job: &Job) -> bool {
     job.calls.one_by_one() && job.idle == 0
 }
 
-fn ask(job: &Job, asking: impl Asking) -> Result<()> {
+/// A client's part.
+pub fn ask(job: &Job, asking: impl Asking) -> Result<()> {
     if job.role == Role::Flooder { flood(job, asking) } else { measured(job, asking) }
 }
 
@@ -85,19 +265,20 @@ impl Tally {
     /// Counts a request. Returns whether its client is measured.
     #[inline]
     pub fn note(&mut self, request: &[u8]) -> bool {
-        let measured = workload::number(request) >> NUMBER_BITS < self.clients;
+        let measured = number(request) >> NUMBER_BITS < self.clients;
         self.count += measured as u64;
         self.bytes += if measured { request.len() as u64 } else { 0 };
         measured
     }
 }
 
-fn serve(job: &Job, serving: impl Serving) -> Result<()> {
+/// A service's part.
+pub fn serve(job: &Job, serving: impl Serving) -> Result<()> {
     serve_warmed_up(job, serving, WARM_UP * job.senders as u64)
 }
 
 /// Serves, after so many calls before the first pass.
-fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result<()> {
+pub fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result<()> {
     serving.serve(warm_up)?;
     passes(job, |pass| {
         let section = Section::start(pass)?;
@@ -265,11 +446,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        parameters::SizeRange,
-        parameters::{Calls, Workload},
-        run::tests::job_of,
-    };
+    use crate::{parameters::SizeRange, payload::stamp, plan::tests::job_of};
+
+    const ROLES: &[Role] = &[Role::Service, Role::Client];
 
     type Spoil = fn(&mut Vec<u8>);
 
@@ -321,7 +500,7 @@ mod tests {
         spoil: Option<(u64, Spoil)>,
         takes: Duration,
     ) -> Result<(u64, Histogram<u64>)> {
-        let job = Job { sizes, calls, delay_us: 0, ..job_of(Workload::Call, Vec::new()) };
+        let job = Job { sizes, calls, delay_us: 0, ..job_of(ROLES, Vec::new()) };
         // Less space than calls may be in flight.
         let asking = Echo { asked: VecDeque::new(), most: 7, spoil, replies: 0, takes };
         let payloads = Payloads::new(sizes.max as usize);
@@ -364,14 +543,60 @@ mod tests {
 
     #[test]
     fn calls_of_a_flooding_client_are_not_counted() {
-        let job = Job { senders: 2, ..job_of(Workload::Call, Vec::new()) };
+        let job = Job { senders: 2, ..job_of(ROLES, Vec::new()) };
         let mut tally = Tally::new(&job);
         for (index, measured) in [(0, true), (1, true), (2, false)] {
             let mut request = [0; 16];
-            workload::stamp(&mut request, first_number(index) + 5);
+            stamp(&mut request, first_number(index) + 5);
             assert_eq!(tally.note(&request), measured);
         }
         assert_eq!((tally.count, tally.bytes), (2, 32));
         assert!(tally.note(&[]));
+    }
+
+    #[test]
+    fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_reported() {
+        let percentiles = |p99_ns: u64, ladder: &[(f64, u64)]| {
+            let ladder = ladder.to_vec();
+            Some(Percentiles { p99_ns: Some(p99_ns), mean_ns: 50.0, ladder, ..Percentiles::default() })
+        };
+        let part = |start_ns, end_ns, percentiles| PassReport {
+            start_ns,
+            end_ns,
+            bytes: 640,
+            percentiles,
+            ..PassReport::default()
+        };
+        // The service learns late that all calls are done.
+        let service = || part(0, 9_000_000_000, None);
+        let calls = Calls { clients: 2, in_flight: 10, ..Calls::default() };
+        let passes =
+            vec![Pass { count: 10, ..Pass::default() }, Pass { count: 10, time_each: true, ..Pass::default() }];
+        let mut job = Job { senders: 2, messages_each: 2, calls, delay_us: 0, ..job_of(ROLES, passes) };
+        job.launch.numbered = true;
+        let reports = [
+            vec![service(), part(1000, 900_001_000, None), part(1500, 1_000_001_000, None)],
+            vec![
+                service(),
+                part(0, 1, percentiles(70, &[(0.5, 30), (1.0, 80)])),
+                part(0, 1, percentiles(90, &[(0.5, 20), (0.9, 90), (1.0, 95)])),
+            ],
+        ];
+        let run = run_of_calls(&job, &reports);
+        assert_eq!((run.figures.get("seconds"), run.figures.get("calls_per_second")), (Some(1.0), Some(10.0)));
+        assert_eq!(
+            (run.figures.get("messages_per_second"), run.figures.get("bytes_per_second")),
+            (Some(20.0), Some(1280.0))
+        );
+        assert_eq!((run.figures.get("p99_ns"), run.figures.get("round_trip_ns")), (Some(90.0), None));
+        assert_eq!(run.latency, [(0.5, 30), (0.9, 90), (1.0, 95)]);
+        assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
+
+        // Calls at a low rate: the time between them is no part of theirs.
+        let calls = Calls { rate: Some(10), ..Calls::default() };
+        let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
+        let job = Job { calls, delay_us: 0, ..job_of(ROLES, passes) };
+        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90, &[]))]]);
+        assert_eq!((run.figures.get("round_trip_ns"), run.figures.get("calls_per_second")), (Some(50.0), None));
     }
 }

@@ -1,29 +1,76 @@
 //! The successors of a receiver, and then of a sender, killed on a lane full of messages.
 
-use std::{any::Any, time::Instant};
+use std::any::Any;
 
 use anyhow::{Context, Result, ensure};
+use clap::Args;
+use pelton::Options as Channel;
 
 use crate::{
-    parameters::{Job, Role, Workload},
-    report::{Figures, Run, SideFigures},
-    run_figures::by_role,
-    sides::{Interrupts, Sides},
-    systems::lasting,
-    workload::{PassReport, Payloads, Section, expected, number, passes, whole},
+    parameters::{Job, Kind, Role},
+    payload::{Payloads, expected, number, whole},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    record::{Column, Run},
+    run::deadline,
+    side::{PassReport, Section, passes},
+    sides::Sides,
 };
+
+/// Its name.
+const NAME: &str = "reattach";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Reattach>(NAME);
+
+/// The successors of a receiver, and then of a sender, killed on a lane full of messages
+///
+/// Defaults: 16 bytes, lanes of 64 MiB, 1,000,000 messages.
+#[derive(Args)]
+pub struct Reattach {}
+
+const COLUMNS: &[Column] =
+    &[("reattach_receiver_ns", "receiver reattach µs", 1e-3), ("reattach_sender_ns", "sender reattach µs", 1e-3)];
+
+impl Options for Reattach {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        common.no_seconds(NAME)?;
+        common.one_size(NAME)?;
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::Successors,
+            roles: &[Role::Receiver, Role::Sender],
+            size: 16,
+            capacity: 64 << 20,
+            sleeps: true,
+            systems: "pelton-path",
+        };
+        let plan = common.plan(&defaults, |_| 1_000_000)?;
+        Ok(Plan {
+            passes: Passes::One,
+            title: format!(
+                "successors on a lane of {} bytes with {} unreleased messages of {} bytes",
+                plan.job.capacity,
+                plan.amount(),
+                plan.job.sizes
+            ),
+            figure: Some("reattach_receiver_ns"),
+            columns: vec![COLUMNS],
+            run,
+            ..plan
+        })
+    }
+}
 
 /// Fills a lane, or opens it as the successor of a killed side. The time is from before the opening call to the first
 /// message received, or sent. The side does not release that message, and keeps the channel open.
-pub fn side(job: &Job) -> Result<()> {
+pub fn part(job: &Job, options: Channel) -> Result<()> {
     let (place, size) = (job.directory.join("there"), job.sizes.max as usize);
-    let (options, mut payloads) = (lasting(job), Payloads::new(size));
+    let mut payloads = Payloads::new(size);
     let mut kept: Box<dyn Any> = Box::new(());
     passes(job, |pass| {
         let section = Section::start(pass)?;
         let (report, end): (PassReport, Box<dyn Any>) = match job.role {
             Role::Filler => {
-                let mut sender = options.create_sender(&place).context("making the channel")?;
+                let mut sender = options.cast().create_sender(&place).context("making the channel")?;
                 for n in 0..pass.count {
                     let sent = sender.try_send(payloads.prepared(n, size))?;
                     ensure!(
@@ -62,8 +109,8 @@ pub fn side(job: &Job) -> Result<()> {
 }
 
 /// The program kills each endpoint on a lane full of messages, and a fresh process takes its place.
-pub fn run(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
-    let mut sides = Sides::new(interrupts, deadline);
+fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+    let (mut sides, cpus) = (Sides::new(setting.interrupts, deadline(job)), setting.cpus);
     sides.run_side(job, Role::Filler, cpus)?;
     sides.run_side(job, Role::Receiver, cpus)?;
     sides.sides.truncate(1); // dropped: killed, and gone
@@ -71,12 +118,10 @@ pub fn run(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant
     sides.sides.remove(0);
     let sender = sides.run_side(job, Role::Sender, cpus)?;
     let ns = |report: &PassReport| Some(report.end_ns.saturating_sub(report.start_ns) as f64);
-    let figures = Figures {
-        cpu_seconds: Some(receiver.usage.cpu_seconds + sender.usage.cpu_seconds),
-        reattach_receiver_ns: ns(&receiver),
-        reattach_sender_ns: ns(&sender),
-        ..Figures::default()
-    };
-    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
-    Ok(Run { figures, sides: by_role(Workload::Reattach, [receiver, sender].map(side)), ..Run::default() })
+    let figures = [
+        ("cpu_seconds", Some(receiver.usage.cpu_seconds + sender.usage.cpu_seconds)),
+        ("reattach_receiver_ns", ns(&receiver)),
+        ("reattach_sender_ns", ns(&sender)),
+    ];
+    Ok(Run::of(job, figures, [receiver.usage, sender.usage]))
 }

@@ -8,6 +8,7 @@
 use std::{
     hint::black_box,
     panic,
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -16,48 +17,164 @@ use std::{
 };
 
 use anyhow::{Result, bail, ensure};
-use crossbeam_queue::{ArrayQueue, SegQueue};
+use clap::Args;
 
 use crate::{
-    fan_in::first_number,
-    parameters::{Job, Pass, SystemName},
-    systems::{
-        append::{
-            AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, PeltonFile, Queue, Sink, Write,
-            record_bytes,
-        },
-        lisp,
-    },
-    workload::{PassReport, Section, buffer, number, passes, stamp, whole, work},
+    parameters::{Job, Kind, Pass, Role},
+    payload::{buffer, first_number, number, stamp, whole},
+    plan::{Common, Defaults, Options, Passes, Plan, Workload, workload},
+    record::{RATES, SHARES},
+    run::exchange,
+    side::{PassReport, Section, passes, work},
 };
+
+/// Its name.
+const NAME: &str = "append";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Append>(NAME);
+
+/// Threads of one process append messages with headers; the buffer flushes them
+///
+/// Defaults: 16 bytes, lanes of 1 MiB, 25,600,000 messages of each thread; with --file 256 bytes and 1,000,000; or as
+/// many as take two seconds of work. The threads are not pinned.
+#[derive(Args)]
+pub struct Append {
+    /// Threads, all in one process
+    #[arg(long, value_name = "T", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+
+    /// Nanoseconds of work of each thread for each message
+    #[arg(long, value_name = "NS", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    work: u64,
+
+    /// Appends to a file in this directory, removed at the end, instead of to a callback that counts
+    ///
+    /// The file is not synced. After each pass the program checks what the file holds; the figures leave that out.
+    #[arg(long, value_name = "DIR")]
+    file: Option<PathBuf>,
+}
+
+impl Options for Append {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        common.no_seconds(NAME)?;
+        if let Some(file) = self.file.as_ref().filter(|file| !file.is_dir()) {
+            return Err(format!("found --file {}, wanted a directory", file.display()));
+        }
+        let (kind, size, most, systems) = match self.file {
+            Some(_) => (Kind::AppendFile, 256, 1_000_000, "pelton,write"),
+            None => (Kind::Append, 16, 25_600_000, "pelton,limits,bump,mutex-vec,array-queue,seg-queue"),
+        };
+        let defaults =
+            Defaults { workload: NAME, kind, roles: &[Role::Appender], size, capacity: 1 << 20, sleeps: true, systems };
+        let two_seconds = 2_000_000_000u64.checked_div(self.work).unwrap_or(u64::MAX);
+        let mut plan = common.plan(&defaults, |_| most.min(two_seconds).max(1))?;
+        if !(plan.job.sizes.is_fixed() && (8..=65_536).contains(&plan.job.sizes.max)) {
+            return Err(format!("found --size {} with append, wanted one size from 8 to 65536", plan.job.sizes));
+        }
+        if plan.count > u32::MAX.into() {
+            return Err(format!(
+                "found --count {}, wanted at most {}: a header's number has 32 bits",
+                plan.count,
+                u32::MAX
+            ));
+        }
+        (plan.job.threads, plan.job.messages_each) = (self.threads, self.threads);
+        if let Some(file) = &self.file {
+            plan.job.directory.clone_from(file);
+        }
+        let file = self.file.as_ref().map(|file| file.display().to_string());
+        Ok(Plan {
+            // The kernel places the threads of one process.
+            placement: None,
+            work_ns: [self.work; 2],
+            alone: self.work > 0,
+            passes: Passes::Counted,
+            own: vec![("work_ns", self.work.into()), ("threads", self.threads.into()), ("file", file.clone().into())],
+            title: format!(
+                "{} bytes by each of {} threads, each with {} ns of work{}",
+                plan.messages(),
+                self.threads,
+                self.work,
+                file.map(|file| format!(", to a file in {file}")).unwrap_or_default()
+            ),
+            figure: Some(if self.work > 0 { "share_of_own_speed" } else { "messages_per_second" }),
+            columns: vec![RATES, SHARES],
+            run: exchange,
+            ..plan
+        })
+    }
+}
+
+/// Bytes of a buffer.
+pub const BUFFER: usize = 1 << 20;
+
+/// A header's bytes.
+pub const HEADER: usize = 8;
+
+/// The header before a payload, as in pelton's lanes and in limits.c.
+#[inline]
+pub fn header(number: u32, len: usize) -> u64 {
+    (number as u64) << 32 | len as u64
+}
+
+/// Bytes of the record of a message of `len` bytes: records begin at multiples of eight.
+#[inline]
+pub const fn record_bytes(len: usize) -> usize {
+    HEADER + len.next_multiple_of(8)
+}
+
+/// Consumes buffers, one at a time; afterwards the system may reuse the space. Systems call it as `dyn`, as they would
+/// a user's callback.
+pub trait Sink: Send + Sync {
+    /// So many records, back to back.
+    fn take(&self, records: &[u8], messages: u64);
+}
+
+/// One thread's endpoint.
+pub trait Appender: Send {
+    /// Appends; waits when there is no room. `number` counts the thread's messages.
+    fn append(&mut self, number: u32, payload: &[u8]) -> Result<()>;
+}
+
+/// A task for any thread.
+pub type Task = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// An opened system.
+pub struct Opened<A> {
+    /// One for each thread, which drops it when it has appended all
+    pub appenders: Vec<A>,
+    /// For a thread beside the others; ends when it has passed all messages on
+    pub consumer: Option<Task>,
+    /// After the end of all threads: passes the rest on
+    pub finish: Option<Task>,
+    /// With a file: passes its content to the sink, and removes it. Not measured
+    pub read_back: Option<Task>,
+}
+
+/// A system that threads append to.
+pub trait AppendSystem {
+    /// One thread's endpoint
+    type Appender: Appender;
+
+    /// Opens it, for `job.threads` threads that append `count` messages each.
+    fn open(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Self::Appender>>;
+}
 
 /// Messages of each thread in the first, checked pass: some full buffers, and one that is not full.
 const CHECKED_MESSAGES: u64 = 100_000;
 
-/// The part of all threads.
-pub fn side(job: &Job) -> Result<()> {
-    match job.system {
-        SystemName::Pelton if job.to_file => part::<PeltonFile>(job),
-        SystemName::Write => part::<Write>(job),
-        SystemName::Pelton => part::<Pelton>(job),
-        SystemName::Bump => part::<Bump>(job),
-        SystemName::MutexVec => part::<MutexVec>(job),
-        SystemName::ArrayQueue => part::<Queue<ArrayQueue<_>>>(job),
-        SystemName::SegQueue => part::<Queue<SegQueue<_>>>(job),
-        SystemName::PeltonSbcl
-        | SystemName::PeltonSbclReserved
-        | SystemName::SbclMutex
-        | SystemName::SbclCas
-        | SystemName::SbclCompareAndSwap => lisp::side(job, job.passes[0].count.min(CHECKED_MESSAGES)),
-        system => bail!("{system:?} is nothing to append to"),
-    }
+/// How many that are in this job.
+pub fn checked(job: &Job) -> u64 {
+    job.passes[0].count.min(CHECKED_MESSAGES)
 }
 
-fn part<S: AppendSystem>(job: &Job) -> Result<()> {
+/// The part of all threads.
+pub fn part<S: AppendSystem>(job: &Job) -> Result<()> {
     let size = job.sizes.max as usize;
     let checking =
         Arc::new(Checking { size, state: Mutex::new(Checked { due: first_numbers(job), ..Checked::default() }) });
-    let check = Pass { count: job.passes[0].count.min(CHECKED_MESSAGES), ..Pass::default() };
+    let check = Pass { count: checked(job), ..Pass::default() };
     append::<S, true>(job, &check, checking.clone())?;
     checking.finish(job, &check)?;
     passes(job, |pass| {
@@ -252,7 +369,6 @@ impl Sink for Checking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::systems::append::header;
 
     const SIZE: usize = 20;
 

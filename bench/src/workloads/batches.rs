@@ -5,9 +5,10 @@
 use anyhow::{Result, bail, ensure};
 
 use crate::{
+    endpoints::Transport,
     parameters::{Job, Role},
-    systems::System,
-    workload::{Section, WARM_UP, buffer, check_bytes, glance, number, passes, stamp, whole},
+    payload::{WARM_UP, buffer, glance, number, stamp, whole},
+    side::{Section, check_bytes, passes},
 };
 
 /// Messages that a sender publishes together, if they fit; between processes also the messages that a receiver
@@ -41,20 +42,20 @@ pub trait Batched {
     fn receiving(job: &Job) -> Result<Self::Receiving>;
 }
 
-impl<S: System> Batched for S
+impl<T: Transport> Batched for T
 where
-    S::Sending: SendingBatches,
-    S::Receiving: ReceivingBatches,
+    T::Sending: SendingBatches,
+    T::Receiving: ReceivingBatches,
 {
-    type Sending = S::Sending;
-    type Receiving = S::Receiving;
+    type Sending = T::Sending;
+    type Receiving = T::Receiving;
 
-    fn sending(job: &Job) -> Result<S::Sending> {
-        <S as System>::sending(job)
+    fn sending(job: &Job) -> Result<T::Sending> {
+        <T as Transport>::sending(job)
     }
 
-    fn receiving(job: &Job) -> Result<S::Receiving> {
-        <S as System>::receiving(job)
+    fn receiving(job: &Job) -> Result<T::Receiving> {
+        <T as Transport>::receiving(job)
     }
 }
 

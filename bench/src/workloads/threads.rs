@@ -5,19 +5,54 @@
 
 use std::{panic, sync::Barrier, thread};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
+use clap::Args;
 
+use super::batches::{ReceivingBatches, SendingBatches, all_sent, all_taken, by_size, is_right};
 use crate::{
-    batches::{ReceivingBatches, SendingBatches, all_sent, all_taken, by_size, is_right},
+    endpoints::{Receiving, Sending},
     measure::now_ns,
-    parameters::{Job, Pass, SystemName},
-    side::pin,
-    systems::{
-        Receiving, Sending,
-        threads::{Batches, PeltonThreads},
-    },
-    workload::{PassReport, Payloads, Section, WARM_UP, check_bytes, expected, glance, number, passes, whole},
+    parameters::{Job, Kind, Pass, Role},
+    payload::{Payloads, WARM_UP, expected, glance, number, whole},
+    plan::{Common, Defaults, Options, Plan, Workload, workload},
+    record::RATES,
+    run::exchange,
+    side::{PassReport, Section, check_bytes, passes, pin},
 };
+
+/// Its name.
+const NAME: &str = "threads";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Threads>(NAME);
+
+/// A stream between two threads of one process
+///
+/// Defaults: 64 bytes, lanes of 64 MiB, 10,000,000 messages.
+#[derive(Args)]
+pub struct Threads {}
+
+impl Options for Threads {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        common.one_size(NAME)?;
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::Threads,
+            roles: &[Role::Threads],
+            size: 64,
+            capacity: 64 << 20,
+            sleeps: false,
+            systems: "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal",
+        };
+        let plan = common.plan(&defaults, |_| 10_000_000)?;
+        Ok(Plan {
+            title: format!("{} bytes between two threads, lanes of {} bytes", plan.messages(), plan.job.capacity),
+            figure: Some("messages_per_second"),
+            columns: vec![RATES],
+            run: exchange,
+            ..plan
+        })
+    }
+}
 
 /// A transport between two threads: single messages, or several at a time.
 pub trait InProcess {
@@ -28,15 +63,6 @@ pub trait InProcess {
 
     /// Both endpoints.
     fn pair(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
-}
-
-/// The part of both threads.
-pub fn side(job: &Job) -> Result<()> {
-    match job.system {
-        SystemName::Pelton => one_by_one::<PeltonThreads>(job),
-        SystemName::PeltonBatches => batches::<Batches>(job),
-        system => bail!("{system:?} is not between threads"),
-    }
 }
 
 /// One message a call.
@@ -63,7 +89,7 @@ pub fn one_by_one<S: InProcess<Sending: Sending, Receiving: Receiving>>(job: &Jo
     both(job, send, receive)
 }
 
-/// Up to [`BATCH`](crate::batches::BATCH) messages a call, and one release for all that a call returns.
+/// Up to [`BATCH`](super::batches::BATCH) messages a call, and one release for all that a call returns.
 pub fn batches<S: InProcess<Sending: SendingBatches, Receiving: ReceivingBatches>>(job: &Job) -> Result<()> {
     by_size!(job, sized_batches, S)
 }

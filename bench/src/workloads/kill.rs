@@ -15,21 +15,68 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    endpoints::{Receiving, Sending, Transport},
     measure::{Usage, now_ns},
-    parameters::{Job, Role},
-    report::{Death, Outcome, Run},
+    parameters::{Job, Kind, Role},
+    payload::{Payloads, expected, number, whole},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    record::{Column, Death, Outcome, Run},
     run::{deadline, directory},
-    sides::{END, Event, Interrupts, Sides},
-    systems::{Receiving, Sending, System},
-    workload::{Payloads, expected, number, say, whole},
+    side::say,
+    sides::{END, Event, Sides},
 };
+
+/// Its name.
+pub const NAME: &str = "kill";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Kill>(NAME);
+
+/// The program kills each side in the middle of a stream: does the other detect it?
+///
+/// Defaults: 256 bytes, lanes of 1 MiB: a survivor that reads all messages before it reports the death then has few of
+/// them to read.
+#[derive(Args)]
+pub struct Kill {}
+
+const COLUMNS: &[Column] = &[
+    ("receiver_death_detected_ns", "receiver's death µs", 1e-3),
+    ("sender_death_detected_ns", "sender's death µs", 1e-3),
+];
+
+impl Options for Kill {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        common.no_seconds(NAME)?;
+        common.one_size(NAME)?;
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::Processes,
+            roles: &[Role::Receiver, Role::Sender],
+            size: 256,
+            capacity: 1 << 20,
+            sleeps: true,
+            systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
+        };
+        let plan = common.plan(&defaults, |_| 1)?;
+        Ok(Plan {
+            passes: Passes::One,
+            title: format!(
+                "two streams of messages of {} bytes: the receiver of one is killed, and the sender of the other",
+                plan.job.sizes
+            ),
+            columns: vec![COLUMNS],
+            run,
+            ..plan
+        })
+    }
+}
 
 /// A side's report: of its end, or of its progress when the program asks.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Notice {
+enum Notice {
     /// So many messages sent, or received
     Progress(u64),
     /// The end of the stream
@@ -46,15 +93,15 @@ pub enum Notice {
 }
 
 /// The order to report the progress.
-pub const PROGRESS_ORDER: &[u8] = b"progress\n";
+const PROGRESS_ORDER: &[u8] = b"progress\n";
 
 /// One side's part. It exits when its input closes.
-pub fn part<S: System>(job: &Job) -> Result<()> {
+pub fn part<T: Transport>(job: &Job) -> Result<()> {
     let size = job.sizes.max as usize;
     let progress = Arc::new(AtomicU64::new(0));
     match job.role {
         Role::Sender => {
-            let mut sending = S::sending(job)?;
+            let mut sending = T::sending(job)?;
             let mut payloads = Payloads::new(size);
             stream(job, &progress, |n| {
                 let sent = sending.send(payloads.prepared(n, size));
@@ -63,7 +110,7 @@ pub fn part<S: System>(job: &Job) -> Result<()> {
             })
         }
         Role::Receiver => {
-            let mut receiving = S::receiving(job)?;
+            let mut receiving = T::receiving(job)?;
             stream(job, &progress, |n| {
                 receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))
             })
@@ -117,14 +164,14 @@ const UNDER_WAY: u64 = 1000;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Two streams: the receiver of one is killed, and the sender of the other.
-pub fn run(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
+fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     let mut run = Run::default();
     for (killed, name) in [(0, "receiver"), (1, "sender")] {
-        let directory = directory(job.system, &job.directory)?;
+        let directory = directory(job)?;
         let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
-        let mut sides = Sides::new(interrupts, deadline(&job));
-        sides.start(&job, Role::Receiver, 0, cpus)?;
-        sides.start(&job, Role::Sender, 0, cpus)?;
+        let mut sides = Sides::new(setting.interrupts, deadline(&job));
+        sides.start(&job, Role::Receiver, 0, setting.cpus)?;
+        sides.start(&job, Role::Sender, 0, setting.cpus)?;
         sides.expect_word(0, "ready")?;
         sides.expect_word(1, "ready")?;
         sides.order_go(0)?;
@@ -143,10 +190,7 @@ pub fn run(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         let death = sides.observe_survivor(killed_ns);
         drop(victim);
         let (death, detected_ns) = death?;
-        match name {
-            "receiver" => run.figures.receiver_death_detected_ns = detected_ns,
-            _ => run.figures.sender_death_detected_ns = detected_ns,
-        }
+        run.figures.set(&format!("{name}_death_detected_ns"), detected_ns);
         run.deaths.insert(name.to_string(), death);
         // The survivor's own exit is no part of the measurement.
         sides.sides.clear();

@@ -1,0 +1,210 @@
+//! Other systems, which are programs of `bench/peers`: how this program builds each at its first use, and how it starts
+//! them.
+//!
+//! This program starts them as it starts itself, with a [`Job`], and they report as a side does. Those in Rust link
+//! this library, so that their loops and checks are the same. Those in Python, Java and Go have loops of their own with
+//! the same checks.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    compiled,
+    parameters::{Job, Kind, Process, Wait},
+    plan::{SYSTEM, System, Waits, kernel},
+};
+
+/// The directory of their sources: they are built from this project's tree only.
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
+/// The module in Go, of which its benchmark is a part.
+const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/go");
+/// The Rust ones' dependencies, each in the tested version.
+const LOCK: &str = include_str!("../../peers/Cargo.lock");
+
+/// Two processes, Rust. One way they block as their documentation recommends, see the head of each source. There and
+/// back they spin as pelton does, if they can.
+pub const CARGO: System = System {
+    sides: &[(Kind::Processes, elsewhere)],
+    waits: Waits::Best(Wait::Block, Wait::Spin),
+    suite: Some("processes"),
+    process: Process { in_shared_memory: true, ..SYSTEM.process },
+    ..SYSTEM
+};
+/// Two threads, Rust.
+pub const THREADS: System = System {
+    sides: &[(Kind::Threads, elsewhere)],
+    waits: Waits::Best(Wait::Block, Wait::Block),
+    suite: Some("threads"),
+    process: Process { is_both: true, ..CARGO.process },
+    ..CARGO
+};
+/// Two processes of another language, which cannot count their own system calls.
+pub const FOREIGN: System = System {
+    waits: Waits::Best(Wait::Block, Wait::Block),
+    suite: Some("languages"),
+    process: Process { is_foreign: true, ..CARGO.process },
+    ..CARGO
+};
+/// A process that starts the other, Python.
+pub const PYTHON: System = System {
+    only: &["stream", "roundtrip"],
+    process: Process { is_both: true, ..FOREIGN.process },
+    version: || installed(Command::new("python3").arg("--version"), "Python"),
+    ..FOREIGN
+};
+/// Two processes, Go.
+pub const GO: System = System {
+    only: &["stream"],
+    process: Process { is_unpinned: true, ..FOREIGN.process },
+    version: || installed(Command::new("go").args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"), "Go"),
+    ..FOREIGN
+};
+
+/// The part of a program of its own, which is not this one.
+pub fn elsewhere(job: &Job) -> Result<()> {
+    bail!("the part of {} is a program of its own", job.system)
+}
+
+fn installed(version: &mut Command, name: &str) -> String {
+    output(version).map_or(name.to_string(), |output| String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+/// The version of the crate by which io_uring is used, and the kernel's.
+pub fn io_uring() -> String {
+    format!("{}, {}", locked("io-uring"), kernel())
+}
+
+/// Builds a program in Rust and returns the command that starts it.
+pub fn built(name: &str) -> Result<Vec<OsString>> {
+    ensure!(Path::new(SOURCES).is_dir(), "{SOURCES} is not there: peers are built from the project's tree");
+    let target = build_directory()?;
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
+    cargo.args(["build", "--release", "--locked", "--quiet", "--bin", name, "--features", name]);
+    cargo.arg("--manifest-path").arg(Path::new(SOURCES).join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(&target);
+    output(&mut cargo)?;
+    Ok(vec![target.join("release").join(name).into()])
+}
+
+/// The command that starts a system in Python: `what` is its name there.
+pub fn python(what: &str) -> Result<Vec<OsString>> {
+    output(Command::new("python3").args(["-c", "import multiprocessing, resource"]))?;
+    Ok(vec!["python3".into(), Path::new(SOURCES).join("python/sides.py").into(), what.into()])
+}
+
+/// Builds the program in Go; `what` is the system's name there.
+pub fn go(what: &str) -> Result<Vec<OsString>> {
+    let program = build_directory()?.join("go-sides");
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).arg(&program).arg("./bench").current_dir(MODULE);
+    // Uses the installed Go; measures the library as its users have it, without cgo.
+    go.envs([("GOTOOLCHAIN", "local"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "0")]);
+    output(&mut go)?;
+    Ok(vec![program.into(), what.into()])
+}
+
+/// Where [`build_go_library`] puts its result.
+pub fn go_library(name: &str) -> Result<PathBuf> {
+    Ok(build_directory()?.join(format!("{name}-go.so")))
+}
+
+/// Builds a C library with Go's runtime in it from that directory, unless that is done.
+pub fn build_go_library(name: &str, directory: &str) -> Result<()> {
+    let library = go_library(name)?;
+    let mut go = Command::new("go");
+    go.args(["build", "-buildmode=c-shared", "-o"]).arg(&library).arg(".").current_dir(directory);
+    go.envs([("GOTOOLCHAIN", "local"), ("GO111MODULE", "off"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "1")]);
+    output(&mut go).map(|_| ())
+}
+
+fn build_directory() -> Result<PathBuf> {
+    // Beside the profile's directory, or a clean of that would remove it too.
+    Ok(compiled::target_directory()?.join("peers"))
+}
+
+/// The crate, and its version in the lock file.
+pub fn locked(package: &str) -> String {
+    let version = LOCK.split("[[package]]").find_map(|entry| {
+        let field = |name: &str| {
+            entry.lines().find_map(|line| line.strip_prefix(name)?.trim_matches([' ', '=', '"']).to_string().into())
+        };
+        let named: Option<String> = field("name");
+        if named.as_deref() == Some(package) { field("version") } else { None }
+    });
+    format!("{package} {}", version.unwrap_or_default())
+}
+
+/// The version that pom.xml names.
+pub fn aeron_version() -> &'static str {
+    let pom = include_str!("../../peers/aeron/pom.xml");
+    let named = pom.split_once("<aeron.version>").and_then(|(_, rest)| rest.split_once("</aeron.version>"));
+    named.map(|(version, _)| version).unwrap_or_default()
+}
+
+/// Fetches the jar by Maven, and compiles the side.
+pub fn aeron() -> Result<Vec<OsString>> {
+    let place = build_directory()?.join(format!("aeron-{}", aeron_version()));
+    fs::create_dir_all(&place).with_context(|| format!("creating {}", place.display()))?;
+    let jar = place.join("aeron-all.jar");
+    let source = Path::new(SOURCES).join("aeron");
+    if !jar.exists() {
+        let mut maven = Command::new("mvn");
+        maven.args(["--batch-mode", "--quiet", "dependency:copy-dependencies", "-Dmdep.stripVersion=true"]);
+        maven.arg("--file").arg(source.join("pom.xml")).arg(format!("-DoutputDirectory={}", place.display()));
+        output(&mut maven)?;
+    }
+    let mut javac = Command::new("javac");
+    javac.arg("--class-path").arg(&jar).arg("-d").arg(&place).arg(source.join("AeronSide.java"));
+    output(&mut javac)?;
+    let mut path = OsString::from(&place);
+    path.push(":");
+    path.push(&jar);
+    // The exports are as in Aeron's documentation; the serial collector adds no threads to two busy processors.
+    let flags = ["--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED", "-XX:+UseSerialGC", "-Xmx256m"];
+    let mut command: Vec<OsString> = vec!["java".into()];
+    command.extend(flags.map(OsString::from));
+    command.extend(["--class-path".into(), path, "AeronSide".into()]);
+    Ok(command)
+}
+
+/// Runs it to its end; the error has its error output.
+fn output(command: &mut Command) -> Result<Output> {
+    let name = Path::new(command.get_program()).display().to_string();
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("starting `{name}`: is it installed?"))?;
+    if !done.status.success() {
+        let said = [&done.stdout[..], &done.stderr[..]].concat();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().filter(|line| line.to_lowercase().contains("error")).take(3).collect();
+        let said = if lines.is_empty() { said.trim().to_string() } else { lines.join("; ") };
+        bail!("`{name}` failed ({}): {}", done.status, said.chars().take(600).collect::<String>());
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_crate_has_a_locked_version_and_aeron_too() {
+        for package in ["ipc_ring", "ipmpsc", "iceoryx2", "shmem-ipc", "io-uring", "rtrb", "flume", "kanal"] {
+            assert!(locked(package).split(' ').nth(1).is_some_and(|v| v.contains('.')), "{package}");
+        }
+        assert!(aeron_version().contains('.'));
+    }
+
+    #[test]
+    fn a_failed_build_is_reported_with_its_error_output() {
+        let error = output(Command::new("sh").args(["-c", "echo 'error: no luck' >&2; exit 3"])).unwrap_err();
+        assert!(error.to_string().contains("no luck"), "{error}");
+        let error = output(&mut Command::new("/nowhere/at-all")).unwrap_err();
+        assert!(format!("{error:#}").contains("is it installed"), "{error:#}");
+    }
+}

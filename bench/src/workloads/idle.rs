@@ -1,0 +1,86 @@
+//! An open channel whose receiver waits and receives nothing for two seconds; then one message, as a check that it
+//! lives. The loops are those of a stream.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{
+    parameters::{Job, Kind, Role},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    record::{Column, Run},
+    run::deadline,
+    side::PassReport,
+    sides::Sides,
+};
+
+/// Its name.
+const NAME: &str = "idle";
+/// Its row of the table.
+pub const WORKLOAD: Workload = workload::<Idle>(NAME);
+
+/// An open channel whose receiver waits and receives nothing
+#[derive(Args)]
+pub struct Idle {}
+
+const COLUMNS: &[Column] = &[("wakeups_per_second", "wake-ups/s", 1.0)];
+/// How long the program observes the channel.
+const WINDOW: Duration = Duration::from_secs(2);
+/// How long the channel is idle before that, so that the receiver falls asleep.
+const BEFORE: Duration = Duration::from_millis(200);
+
+impl Options for Idle {
+    fn plan(&self, common: &Common) -> Result<Plan, String> {
+        common.no_seconds(NAME)?;
+        if common.size.is_some() || common.count.is_some() {
+            return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
+        }
+        let defaults = Defaults {
+            workload: NAME,
+            kind: Kind::Processes,
+            roles: &[Role::Receiver, Role::Sender],
+            size: 64,
+            capacity: 64 << 20,
+            sleeps: true,
+            systems: "pelton,pelton-path,pipe,sock-stream",
+        };
+        let plan = common.plan(&defaults, |_| 1)?;
+        Ok(Plan {
+            passes: Passes::One,
+            title: format!("an open channel without messages, lanes of {} bytes", plan.job.capacity),
+            columns: vec![COLUMNS],
+            run,
+            ..plan
+        })
+    }
+}
+
+fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+    let mut sides = Sides::new(setting.interrupts, deadline(job));
+    for role in [Role::Receiver, Role::Sender] {
+        sides.start(job, role, 0, setting.cpus)?;
+    }
+    let (receiver, sender) = (0, 1);
+    sides.expect_word(receiver, "ready")?;
+    sides.expect_word(sender, "ready")?;
+    sides.order_go(receiver)?;
+    sides.expect_word(receiver, "started")?;
+    sides.expect_silence(BEFORE)?;
+    let (before, start) = (sides.usages()?, Instant::now());
+    sides.expect_silence(WINDOW)?;
+    let (after, seconds) = (sides.usages()?, start.elapsed().as_secs_f64());
+    sides.order_go(sender)?;
+    let report: PassReport = sides.report(receiver)?;
+    sides.report::<PassReport>(sender)?;
+    sides.end()?;
+    let used = [after[0].since(before[0]), after[1].since(before[1])];
+    let switches: u64 = used.iter().map(|usage| usage.voluntary_switches + usage.involuntary_switches).sum();
+    let figures = [
+        ("seconds", Some(seconds)),
+        ("cpu_seconds", Some(used[0].cpu_seconds + used[1].cpu_seconds)),
+        ("wakeups_per_second", Some(switches as f64 / seconds)),
+        ("resident_bytes", report.resident_bytes.map(|bytes| bytes as f64)),
+    ];
+    Ok(Run::of(job, figures, used))
+}

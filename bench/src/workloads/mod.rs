@@ -1,0 +1,48 @@
+//! The workloads. Each is a file: its options, its passes, its figures, and the loops of its sides. Those between two
+//! processes are generic over the [`Transport`]; the other files also have the traits that a system implements for
+//! them.
+
+pub mod append;
+pub mod batches;
+pub mod burst;
+pub mod call;
+pub mod fan_in;
+pub mod idle;
+pub mod kill;
+pub mod lopsided;
+pub mod memory;
+pub mod reattach;
+pub mod roundtrip;
+pub mod stream;
+pub mod threads;
+
+use anyhow::Result;
+
+use crate::{endpoints::Transport, parameters::Job, plan::Workload};
+
+/// All of them, in the order of the help.
+pub static WORKLOADS: [Workload; 12] = [
+    stream::WORKLOAD,
+    roundtrip::WORKLOAD,
+    burst::WORKLOAD,
+    lopsided::WORKLOAD,
+    threads::WORKLOAD,
+    fan_in::WORKLOAD,
+    call::WORKLOAD,
+    append::WORKLOAD,
+    memory::WORKLOAD,
+    kill::WORKLOAD,
+    idle::WORKLOAD,
+    reattach::WORKLOAD,
+];
+
+/// One side's part in a workload between two processes. Those that are not here have the loops of a stream.
+pub fn part<T: Transport>(job: &Job) -> Result<()> {
+    match job.workload.as_str() {
+        roundtrip::NAME => roundtrip::part::<T>(job),
+        burst::NAME => burst::part::<T>(job),
+        memory::NAME => memory::part::<T>(job),
+        kill::NAME => kill::part::<T>(job),
+        _ => stream::part::<T>(job),
+    }
+}
