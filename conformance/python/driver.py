@@ -105,6 +105,51 @@ class Driver:
                 sys.stdout.buffer.flush()
                 self.add(message)
 
+    def call(self) -> None:
+        with pelton.Client.connect(self.name, timeout=LIMIT) as client:
+            for i in range(self.count):
+                self.add_expected(client.call(self.message(i), LIMIT))
+
+    def stream(self) -> None:
+        with pelton.Client.connect(self.name, timeout=LIMIT) as client:
+            for part in client.stream(self.message(0), LIMIT):
+                self.add_expected(part)
+        self.check_count()
+
+    def serve(self) -> None:
+        def reply(request: pelton.Request) -> None:
+            request.reply(request.data)
+            self.add(request.data)
+
+        self.serve_by(reply)
+
+    def serve_stream(self) -> None:
+        def reply(request: pelton.Request) -> None:
+            for i in range(self.count):
+                request.part(self.message(i), LIMIT)
+                self.add(self.message(i))
+            request.end()
+
+        self.serve_by(reply)
+
+    def serve_by(self, reply: Callable[[pelton.Request], None]) -> None:
+        """Serves until the count is reached, and every client has its replies."""
+        with pelton.Service.listen(self.name) as service:
+            while True:
+                try:
+                    request = service.receive(LIMIT)
+                except pelton.Closed:
+                    break
+                if request.is_notification:
+                    continue
+                try:
+                    reply(request)
+                except (pelton.Closed, pelton.PeerDied) as error:
+                    print(f"reply: {error}", file=sys.stderr)  # The client has gone.
+                if self.messages >= self.count:
+                    service.drain()
+        self.check_count()
+
     def write_records(self) -> None:
         with pelton.RecordFile(self.name) as file:
             for i in range(self.count):
@@ -149,10 +194,13 @@ COMMANDS: dict[str, tuple[Callable[[Driver], str | None], list[str]]] = {
     "send": (Driver.send, ["close", "die", "resume"]),
     "recv": (Driver.recv, ["close", "died", "die", "rest"]),
     "gather": (Driver.gather, []),
+    "call": (Driver.call, []),
+    "serve": (Driver.serve, []),
+    "stream": (Driver.stream, []),
+    "serve-stream": (Driver.serve_stream, []),
     "write-records": (Driver.write_records, []),
     "read-records": (Driver.read_records, []),
 }
-LACKS = {"vectors": "`cargo test` replays the vectors, with the crates that this binding uses"}
 
 
 def arguments(verb: str, given: list[str], thens: list[str]) -> Driver:
@@ -169,7 +217,8 @@ def arguments(verb: str, given: list[str], thens: list[str]) -> Driver:
 def main() -> None:
     verb, given = (sys.argv + [""])[1], sys.argv[2:]
     if verb not in COMMANDS:
-        print(f"unsupported {verb}: {LACKS.get(verb, 'the binding does not offer it yet')}")
+        vectors = "`cargo test` replays the vectors, with the crates that this binding uses"
+        print(f"unsupported {verb}: {vectors if verb == 'vectors' else 'this driver does not have it'}")
         sys.exit(3)
     run, thens = COMMANDS[verb]
     if given and given[0].startswith("path:") and not thens and not verb.endswith("-records"):

@@ -76,6 +76,10 @@ fn with_fields(py: Python<'_>, error: Error) -> PyResult<Bound<'_, PyAny>> {
         Error::CallAbandoned => "Abandoned",
         _ => "Internal",
     };
+    if let Error::CallFailed(failure) = error {
+        let bytes = pyo3::types::PyBytes::new(py, &failure.bytes);
+        return errors(py)?.getattr(name)?.call1((failure.code, bytes));
+    }
     let raised = match &error {
         // Also of Python's class for this errno, such as FileNotFoundError.
         Error::System { error: cause, .. } | Error::File { error: cause, .. } => {
@@ -89,10 +93,6 @@ fn with_fields(py: Python<'_>, error: Error) -> PyResult<Bound<'_, PyAny>> {
             raised.setattr("next_offset", next)?;
         }
         Error::Closed { unreleased } | Error::PeerDied { unreleased } => raised.setattr("unreleased", unreleased)?,
-        Error::CallFailed(failure) => {
-            raised.setattr("code", failure.code)?;
-            raised.setattr("bytes", pyo3::types::PyBytes::new(py, &failure.bytes))?;
-        }
         Error::NoSpace { error, .. } => raised.setattr("errno", error.raw_os_error())?,
         _ => {}
     }

@@ -156,7 +156,7 @@ impl<T: Send> Using<'_, T> {
 }
 
 /// The end of a slice of a wait until `deadline`.
-fn slice(deadline: Deadline) -> Instant {
+pub fn slice(deadline: Deadline) -> Instant {
     let slice = Instant::now() + SLICE;
     match deadline {
         Deadline::At(end) => end.min(slice),
@@ -174,7 +174,7 @@ pub fn has_passed(deadline: Deadline) -> bool {
 }
 
 /// Waits until the descriptor is readable; false at the deadline, or when a signal arrived.
-fn is_readable(fd: BorrowedFd<'_>, until: Deadline) -> pelton::Result<bool> {
+pub fn is_readable(fd: BorrowedFd<'_>, until: Deadline) -> pelton::Result<bool> {
     use rustix::event::{PollFd, PollFlags, poll};
     let left = until.instant().map_or(SLICE, |end| end.saturating_duration_since(Instant::now()));
     let timeout = rustix::time::Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };

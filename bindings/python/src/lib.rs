@@ -2,18 +2,23 @@
 //! users import, its `_pelton.pyi` the types; the documentation is here, for `help()`.
 //!
 //! - One thread at a time uses an endpoint: [`handle::Handle`]. Its waits run without the GIL, and end for a signal.
+//! - Threads share a client and a service of calls: `client.rs`, `service.rs`. No thread waits for the GIL while it
+//!   holds a lock of theirs.
 //! - A message in place, and reserved space, are exported by the buffer protocol. What is exported stays valid until
 //!   the last view is gone: a message stays held, and a reservation keeps its sender from being used.
 
 mod bytes;
+mod client;
 mod descriptors;
 mod error;
 mod files;
 mod handle;
+mod loop_client;
 mod open;
 mod receiver;
 mod records;
 mod sender;
+mod service;
 
 use pyo3::pymodule;
 
@@ -36,7 +41,11 @@ mod _pelton {
     }
 
     #[pymodule_export]
+    use crate::client::{Call, Client};
+    #[pymodule_export]
     use crate::files::{Engine, File};
+    #[pymodule_export]
+    use crate::loop_client::LoopClient;
     #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
     #[pymodule_export]
@@ -45,4 +54,6 @@ mod _pelton {
     use crate::records::{RecordFile, RecordReader};
     #[pymodule_export]
     use crate::sender::{Reservation, Sender};
+    #[pymodule_export]
+    use crate::service::{Request, Service};
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
+use crate::loop_client::LoopClient;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use pelton::{Deadline, Options, Wait};
@@ -18,6 +19,12 @@ const GATHER: &[&str] = &["capacity", "message_bytes_max", "allow_uids", "spin",
 const THREADS: &[&str] = &["capacity", "message_bytes_max", "spin"];
 pub const OPEN: &[&str] = &["timeout", "allow_uids", "mode", "spin"];
 pub const CREATE: &[&str] = &["timeout", "allow_uids", "mode", "spin", "capacity", "message_bytes_max", "lanes"];
+
+/// The options of clients and services of calls.
+pub const CLIENT: &[&str] =
+    &["timeout", "capacity", "message_bytes_max", "call_bytes_max", "memory_bytes_max", "allow_uids", "spin"];
+pub const SERVICE: &[&str] =
+    &["capacity", "message_bytes_max", "call_bytes_max", "memory_bytes_max", "allow_uids", "spin", "lanes"];
 
 /// The options of the keyword arguments, of which `taken` can be given.
 pub fn options(given: Option<&Bound<'_, PyDict>>, taken: &[&str]) -> PyResult<Options> {
@@ -69,10 +76,11 @@ pub fn finish<T: Send>(py: Python<'_>, started: pelton::Result<pelton::Opening<T
 #[pyclass(frozen, module = "pelton", weakref)]
 pub struct Opening(Handle<Started>);
 
-/// An opening of either endpoint.
+/// An opening of either endpoint, or of a client.
 pub enum Started {
     Sender(pelton::Opening<pelton::Sender>),
     Receiver(pelton::Opening<pelton::Receiver>),
+    Client(pelton::Opening<pelton::Client>),
 }
 
 impl Opening {
@@ -96,6 +104,10 @@ impl Opening {
                 Some(receiver) => Some(Py::new(py, Receiver::new(receiver, None))?.into_any()),
                 None => None,
             },
+            Started::Client(opening) => match opening.try_finish().map_err(failed)? {
+                Some(client) => Some(Py::new(py, LoopClient::new(client))?.into_any()),
+                None => None,
+            },
         })
     }
 
@@ -104,6 +116,7 @@ impl Opening {
         Ok(match &*self.0.take(py)? {
             Started::Sender(opening) => opening.as_raw_fd(),
             Started::Receiver(opening) => opening.as_raw_fd(),
+            Started::Client(opening) => opening.as_raw_fd(),
         })
     }
 

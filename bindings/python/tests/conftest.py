@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pelton
 import pytest
+import uvloop
 
 # Every wait of a test has this limit, in seconds. It is long, because the machine may be busy.
 LIMIT = 30.0
@@ -41,11 +44,58 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine in a new loop, with a limit."""
+
+    def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(coroutine, LIMIT))
+
+    return run
+
+
+@pytest.fixture
+def short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A short name, which several services may share, and which no other test has."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield "service"
+    # Killed services have left their sockets there.
+    shutil.rmtree(tmp_path / "pelton", ignore_errors=True)
+
+
+@pytest.fixture
+def tool() -> str:
+    """The command `pelton`, as a peer that is written in Rust."""
+    found = os.environ.get("PELTON_TOOL")
+    assert found, "PELTON_TOOL is not set: run the tests by `./run test-python`"
+    return found
+
+
+@contextlib.contextmanager
+def forked(child: Callable[[], None]) -> Iterator[int]:
+    """Runs `child` in a forked process, and kills that at the end if it has not ended."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def what_stays_is_open() -> None:
     """Opens what a process opens once: uvloop's descriptor of its signals, among others."""
-    import uvloop
-
     for make in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=make) as runner:
             runner.run(asyncio.sleep(0))

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pelton
 import pelton.aio
 import pytest
-import uvloop
-from conftest import LIMIT
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine in a new loop, with a limit."""
-
-    def run(coroutine: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(coroutine, LIMIT))
-
-    return run
-
+from conftest import LIMIT, Run
 
 def pair() -> tuple[pelton.aio.Sender, pelton.aio.Receiver]:
     sender, receiver = pelton.threads(capacity=1 << 16)

@@ -12,9 +12,12 @@ from conftest import LIMIT
 README = Path(__file__).parent.parent / "README.md"
 
 
-def examples(name: str) -> list[str]:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    return ["import pelton\n" + block.replace('"events"', repr(name)) for block in blocks]
+def examples(name: str, section: str = "Send and receive") -> list[str]:
+    """The examples of a section, with this name instead of theirs."""
+    sections = re.split(r"^## (.*)\n", README.read_text(), flags=re.MULTILINE)
+    blocks = re.findall(r"```python\n(.*?)```", sections[sections.index(section) + 1], re.DOTALL)
+    imports = "import asyncio\nimport pelton\nimport pelton.aio\nfrom collections.abc import Iterator\n"
+    return [imports + re.sub('"(events|prices)"', repr(name), block) for block in blocks]
 
 
 def test_the_first_two_examples_exchange_messages(name: str, start: Callable[..., Popen[str]]) -> None:
@@ -34,7 +37,23 @@ with pelton.listen({name!r}) as listener, listener.accept_sender({LIMIT}) as sen
     sender.wait_released({LIMIT})
 """
     sender = start(sending)
-    receiver = start("import asyncio\nimport pelton.aio\n" + receiving + "\nasyncio.run(main())")
+    receiver = start(receiving + "\nasyncio.run(main())")
     output, _ = receiver.communicate(timeout=LIMIT)
     assert output == "b'hello'\n"
     assert sender.wait(LIMIT) == 0
+
+
+def test_the_examples_of_calls_call_each_other(name: str, start: Callable[..., Popen[str]]) -> None:
+    serving, calling, _, calling_in_a_loop = examples(name, "Calls")
+    start(serving)
+    output, _ = start(calling).communicate(timeout=LIMIT)
+    assert output.split() == ["b'TEA'", "b'0'", "b'1'", "b'2'", "100"]
+    output, _ = start(calling_in_a_loop + "\nasyncio.run(main())").communicate(timeout=LIMIT)
+    assert output == "[b'TEA', b'RICE']\nb'MILK'\n"
+
+
+def test_the_service_of_asyncio_is_called(name: str, start: Callable[..., Popen[str]]) -> None:
+    _, _, serving, calling = examples(name, "Calls")
+    start(serving + "\nasyncio.run(serve())")
+    output, _ = start(calling + "\nasyncio.run(main())").communicate(timeout=LIMIT)
+    assert output == "[b'TEA', b'RICE']\nb'MILK'\n"

@@ -64,6 +64,8 @@ pub struct Service {
     /// does not say whose it is.
     found: Option<Found>,
     corrupt: u64,
+    /// Cancels and departures so far.
+    cancels: u64,
     /// Lanes are paused because the user takes no requests: see [`Service::try_receive_none`].
     is_full: bool,
     /// The drain has begun, and the clients have been notified.
@@ -121,6 +123,7 @@ impl Service {
             storage: RequestStorage::new(),
             found: None,
             corrupt: 0,
+            cancels: 0,
             is_full: false,
             is_draining: false,
         })
@@ -152,6 +155,7 @@ impl Service {
         let index = self.requests.lane_user();
         self.requests.pass_event();
         if let Some(slot) = self.sessions.remove(index) {
+            self.cancels += 1;
             // The client has the doorbell too, so its close here would not end the polling.
             self.requests.doorbells().forget(slot.session.doorbell().as_fd());
         }
@@ -254,6 +258,13 @@ impl Service {
     /// Clients that broke the rules, and were disconnected.
     pub fn corrupt_clients(&self) -> u64 {
         self.corrupt
+    }
+
+    /// How many cancels and departures of clients it has received. While the number stays the same, no call of an event
+    /// loop needs [`BorrowedResponder::is_cancelled`].
+    #[doc(hidden)]
+    pub fn cancels(&self) -> u64 {
+        self.cancels
     }
 
     /// Replies to clients that had left.
@@ -399,6 +410,7 @@ impl Service {
         }
         if header.kind == Kind::Cancel {
             slot.session.cancel(header.id);
+            self.cancels += 1;
             self.requests.release_record(record);
             return Ok(None);
         }

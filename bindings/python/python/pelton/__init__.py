@@ -7,6 +7,12 @@
     with pelton.Sender.connect("events", timeout=10) as sender:      # another one waits for it, up to 10 seconds
         sender.send(b"hello")                                # waits while the lane is full
 
+    with pelton.Service.listen("prices") as service:         # calls
+        service.run(lambda request: request.data.upper(), threads=4)
+
+    with pelton.Client.connect("prices", timeout=10) as client:
+        print(client.call(b"tea", timeout=1))
+
 A `timeout` is in seconds; `None` is no limit, and 0 is not to wait. Every wait releases the GIL, and ends for Ctrl-C.
 `pelton.aio` has the same for asyncio, `pelton.files` files for asyncio, `pelton.logging` log records of many processes.
 """
@@ -46,15 +52,20 @@ from pelton._errors import (
     TooSmall,
 )
 from pelton._pelton import (
+    Call,
+    Client,
     Info,
     Listener,
+    LoopClient,
     Message,
     Opening,
     Receiver,
     RecordFile,
     RecordReader,
+    Request,
     Reservation,
     Sender,
+    Service,
     gather,
     listen,
     threads,
@@ -65,6 +76,8 @@ __all__ = [
     "BadName",
     "BadOption",
     "Busy",
+    "Call",
+    "Client",
     "Closed",
     "ClosedHandle",
     "Corrupt",
@@ -78,6 +91,7 @@ __all__ = [
     "Info",
     "Internal",
     "Listener",
+    "LoopClient",
     "Message",
     "NoChannel",
     "NoListener",
@@ -93,10 +107,12 @@ __all__ = [
     "RecordReader",
     "Refused",
     "Released",
+    "Request",
     "Reservation",
     "Reserved",
     "RoleTaken",
     "Sender",
+    "Service",
     "System",
     "TimedOut",
     "TooLarge",

@@ -211,11 +211,25 @@ class Released(Error, ValueError):
     code = "not_received"
 
 
-class Failed(Error):
-    """The service failed the call: `code` and `bytes` are its own."""
+_Bytes = bytes
 
-    code: int = 0
-    bytes: bytes = b""
+
+class Failed(Error):
+    """The service failed the call, with a code and a text of its own. A handler raises it to fail its call so."""
+
+    code: int
+    bytes: _Bytes
+    """The text as the service sent it."""
+
+    def __init__(self, code: int, text: str | _Bytes = b"") -> None:
+        if not 0 <= code < 1 << 32:
+            raise ValueError(f"the code of a failure is {code}, wanted one from 0 to 4294967295")
+        self.code = code
+        self.bytes = text.encode() if isinstance(text, str) else bytes(text)
+        super().__init__(code, self.bytes)
+
+    def __str__(self) -> str:
+        return f"the service failed the call with code {self.code}: {self.text}"
 
     @property
     def text(self) -> str:

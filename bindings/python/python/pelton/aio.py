@@ -1,4 +1,4 @@
-"""Senders and receivers in asyncio and uvloop: the endpoint's descriptor in the loop, no thread, no timer.
+"""Channels and calls in asyncio and uvloop: each handle's descriptor in the loop, no thread.
 
     async with await pelton.aio.Receiver.connect("events", timeout=10) as receiver:
         async for message in receiver:
@@ -7,6 +7,11 @@
 Each wait may be cancelled, also by `asyncio.timeout`: a cancelled receive has taken nothing, a cancelled send has sent
 nothing. One task at a time waits at an endpoint; a second one gets `pelton.Busy`. An endpoint belongs to the loop in
 which it first waits.
+
+    async with await pelton.aio.Client.connect("prices", timeout=10) as client:
+        print(await asyncio.gather(client.call(b"tea"), client.call(b"rice")))
+
+Any number of tasks call by one client.
 """
 
 from __future__ import annotations
@@ -17,11 +22,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pelton
+from pelton._aio_calls import Client, Service, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Receiver", "Sender"]
+__all__ = ["Client", "Receiver", "Sender", "Service", "Stream"]
 
 # A task that always finds a message lets the others run after this number of them. A guess.
 _TURN = 256

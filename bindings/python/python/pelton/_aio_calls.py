@@ -1,0 +1,691 @@
+"""Clients and services in asyncio and uvloop: `pelton.aio.Client` and `pelton.aio.Service`.
+
+Each has a *driver*, a callback of the loop. It takes what has come; then it lets the tasks run that this made ready;
+when nothing has come, it polls for some microseconds, arms, and leaves the rest to the loop, which watches the
+descriptor. No thread, and no timer but those of deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import pelton
+from pelton._serve import answered, fail, is_streaming
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# Completions or requests that the driver takes before it lets tasks run. A guess.
+_TURN = 128
+
+
+class _Handle(Protocol):
+    def fileno(self) -> int: ...
+    def disarm(self) -> None: ...
+
+
+class _Driver:
+    """Runs `_drive` in the loop: after `_start`, and when the descriptor is readable."""
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle = handle
+        self._fd = handle.fileno()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_scheduled = False
+        self._is_registered = False
+        self._is_armed = False
+        self._is_closed = False
+
+    def _enter(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which is the only one for this object until it is closed."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise pelton.Busy("this object belongs to another event loop, which is not closed: open one here")
+            # A closed loop has forgotten the descriptor and the driver.
+            self._is_scheduled = self._is_registered = False
+            self._loop = loop
+            self._left()
+        return loop
+
+    def _left(self) -> None:
+        """The loop of before is closed, and with it every task of before."""
+
+    def _start(self) -> None:
+        """Has the driver run after the tasks that are ready now."""
+        if self._is_scheduled or self._loop is None:
+            return
+        if self._is_armed:
+            # The peer need not ring: the driver polls.
+            self._is_armed = False
+            self._handle.disarm()
+        self._is_scheduled = True
+        self._loop.call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        if not self._is_closed:
+            self._drive()
+
+    def _rung(self) -> None:
+        self._is_armed = False
+        if not self._is_scheduled:
+            self._drive()
+
+    def _drive(self) -> None:
+        raise NotImplementedError
+
+    def _watch(self) -> None:
+        """The handle is armed: the loop watches its descriptor."""
+        self._is_armed = True
+        if not self._is_registered and self._loop is not None:
+            self._loop.add_reader(self._fd, self._rung)
+            self._is_registered = True
+
+    def _unwatch(self) -> None:
+        self._is_armed = False
+        if self._is_registered and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+        self._is_registered = False
+
+
+class _Parts:
+    """The parts of a streaming reply that have come, and that no task has taken."""
+
+    def __init__(self) -> None:
+        self.parts: deque[bytes] = deque()
+        self.error: BaseException | None = None
+        self.is_over = False
+        self.waiter: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def completed(self, is_final: bool, value: bytes | BaseException | None) -> int:
+        """Stores a completion, and returns its bytes."""
+        self.is_over |= is_final
+        if is_final and self.timer is not None:
+            self.timer.cancel()
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+        if isinstance(value, BaseException):
+            self.error = value
+        elif value is not None:
+            self.parts.append(value)
+            return len(value)
+        return 0
+
+
+class Stream:
+    """The parts of a reply, by `async for`: `Client.stream` returns it. One task at a time.
+
+    Closing it, also by `async with`, cancels the call if it has not ended, as dropping it does.
+    """
+
+    def __init__(self, client: Client, request: Buffer, timeout: float | None, idempotent: bool) -> None:
+        self._client = client
+        self._request: Buffer | None = request
+        self._timeout = timeout
+        self._idempotent = idempotent
+        self._call: int | None = None
+        self._parts = _Parts()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next part. Raises as `Client.call`."""
+        parts = self._parts
+        if parts.waiter is not None:
+            raise pelton.Busy("another task waits for this stream: one at a time may")
+        if self._request is not None:
+            request, self._request = self._request, None
+            self._call = await self._client._begin(request, self._timeout, self._idempotent, parts)
+        while not parts.parts:
+            if parts.error is not None:
+                error, parts.error = parts.error, None
+                raise error
+            if parts.is_over or self._call is None:
+                raise StopAsyncIteration
+            parts.waiter = self._client._enter().create_future()
+            try:
+                await parts.waiter
+            finally:
+                parts.waiter = None
+        part = parts.parts.popleft()
+        self._client._taken(len(part))
+        return part
+
+    async def aclose(self) -> None:
+        """Cancels the call, if it has not ended. Does not wait."""
+        self._request = None
+        call, self._call = self._call, None
+        if call is not None:
+            self._client._forget(call, self._parts)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        loop = self._client._loop
+        if self._call is not None and loop is not None and not loop.is_closed():
+            # The collector runs in any thread.
+            loop.call_soon_threadsafe(self._client._forget, self._call, self._parts)
+
+
+class Client(_Driver):
+    """Calls the services of a name from any number of tasks of one loop. As `pelton.Client`, which see.
+
+    Up to 1,024 calls are in flight; more tasks wait. A cancelled task cancels its call, and the service's handler is
+    notified. Parts that come for a stream which nobody reads are stored; once they exceed `call_bytes_max`, the client
+    receives nothing more for any call until some are taken.
+
+    Example:
+        async with await pelton.aio.Client.connect("prices", timeout=10) as client:
+            print(await client.call(b"tea", timeout=1))
+    """
+
+    def __init__(self, client: pelton.LoopClient) -> None:
+        """Takes over a client: use it by this object alone."""
+        super().__init__(client)
+        self._client = client
+        self._calls: dict[int, asyncio.Future[bytes] | _Parts] = {}
+        # The parts so far of streaming replies to `call`.
+        self._begun: dict[int, list[bytes]] = {}
+        self._for_space: deque[asyncio.Future[None]] = deque()
+        # Bytes of parts that no task has taken.
+        self._stored = 0
+        self._stored_max = client.call_bytes_max
+
+    @classmethod
+    async def connect(cls, name: str, **options: Any) -> Self:
+        """As `pelton.Client.connect`, with the same options."""
+        from pelton.aio import _opened
+
+        return cls(await _opened(pelton.LoopClient.start_connect(name, **options)))
+
+    async def call(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> bytes:
+        """Calls the service, and returns its whole reply. After `timeout` seconds it cancels: `TimedOut`.
+
+        Otherwise as `pelton.Client.call`. A cancelled task cancels the call.
+        """
+        loop = self._enter()
+        future: asyncio.Future[bytes] = loop.create_future()
+        if timeout is None:
+            call = self._client.try_submit(request, None, idempotent=idempotent)
+            if call is None:
+                call = await self._submit(request, None, idempotent)
+            self._calls[call] = future
+            self._start()
+            try:
+                return await future
+            except BaseException:
+                self._cancel(call)
+                raise
+        timer = loop.call_later(timeout, _time_out, future)
+        try:
+            call = self._client.try_submit(request, timeout, idempotent=idempotent)
+            if call is None:
+                call = await self._submit(request, loop.time() + timeout, idempotent)
+            self._calls[call] = future
+            self._start()
+            try:
+                return await future
+            except BaseException:
+                self._cancel(call)
+                raise
+        finally:
+            timer.cancel()
+
+    def stream(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> Stream:
+        """Calls the service, and returns the parts of its reply: `async for part in client.stream(b"all of it")`.
+
+        Submits when the first part is awaited. `timeout` is of the whole call. Otherwise as `call`.
+        """
+        return Stream(self, request, timeout, idempotent)
+
+    async def notify(self, message: Buffer) -> None:
+        """Sends a message that gets no reply. Waits for space. Nothing reports whether a service has taken it."""
+        self._enter()
+        while not self._client.try_notify(message):
+            await self._space(None)
+        if self._client.has_queued:
+            self._start()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls whose last completion has not come, cancelled ones included."""
+        return self._client.in_flight
+
+    @property
+    def services(self) -> int:
+        """Services that this client uses at present."""
+        return self._client.services
+
+    def close(self) -> None:
+        """Closes it: calls in flight raise `ClosedHandle`, and their services are notified. Does not wait."""
+        self._is_closed = True
+        self._unwatch()
+        self._client.close()
+        if self._loop is not None and not self._loop.is_closed():
+            self._fail(lambda: pelton.ClosedHandle("this client is closed: open another one"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _submit(self, request: Buffer, end: float | None, idempotent: bool) -> int:
+        """Submits once there is space. `end` is in the loop's time."""
+        while True:
+            await self._space(end)
+            left = None if end is None else end - asyncio.get_running_loop().time()
+            call = self._client.try_submit(request, left, idempotent=idempotent)
+            if call is not None:
+                return call
+
+    async def _space(self, end: float | None) -> None:
+        """Waits until there may be space."""
+        loop = self._enter()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_at(end, _time_out, waiter) if end is not None else None
+        self._for_space.append(waiter)
+        self._start()
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # It was this task's turn.
+                self._wake_for_space(1)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _begin(self, request: Buffer, timeout: float | None, idempotent: bool, parts: _Parts) -> int:
+        """Submits a request, whose completions go to `parts`."""
+        loop = self._enter()
+        end = None if timeout is None else loop.time() + timeout
+        call = self._client.try_submit(request, timeout, idempotent=idempotent)
+        if call is None:
+            call = await self._submit(request, end, idempotent)
+        self._calls[call] = parts
+        if end is not None:
+            parts.timer = loop.call_at(end, self._time_out_parts, call, parts)
+        self._start()
+        return call
+
+    def _time_out_parts(self, call: int, parts: _Parts) -> None:
+        self._cancel(call)
+        parts.completed(True, _timed_out())
+
+    def _cancel(self, call: int) -> None:
+        """Cancels a call, unless it has ended."""
+        if self._calls.pop(call, None) is None or self._is_closed:
+            return
+        self._begun.pop(call, None)
+        try:
+            self._client.cancel(call)
+        except pelton.Error:
+            # The client's end, which the next call raises.
+            return
+        if self._client.has_queued and self._loop is not None and not self._loop.is_closed():
+            self._start()
+
+    def _taken(self, count: int) -> None:
+        """So many bytes of parts are no longer stored."""
+        was_full = self._stored > self._stored_max
+        self._stored -= count
+        if was_full and self._stored <= self._stored_max:
+            self._start()
+
+    def _forget(self, call: int, parts: _Parts) -> None:
+        """Nobody reads this stream any more."""
+        if parts.timer is not None:
+            parts.timer.cancel()
+        self._cancel(call)
+        count = sum(map(len, parts.parts))
+        parts.parts.clear()
+        parts.is_over = True
+        if parts.waiter is not None and not parts.waiter.done():
+            parts.waiter.set_result(None)
+        if not self._is_closed:
+            self._taken(count)
+
+    def _wake_for_space(self, most: int) -> None:
+        waiters = self._for_space
+        while most > 0 and waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                most -= 1
+
+    def _left(self) -> None:
+        for call in list(self._calls):
+            self._cancel(call)
+        self._for_space.clear()
+        self._stored = 0
+
+    def _fail(self, error: Callable[[], Exception]) -> None:
+        """Each waiting task gets an error of its own."""
+        calls, self._calls = self._calls, {}
+        self._begun.clear()
+        for waiter in calls.values():
+            if isinstance(waiter, _Parts):
+                waiter.completed(True, error())
+            elif not waiter.done():
+                waiter.set_exception(error())
+        # They try again, and find it by themselves.
+        self._wake_for_space(len(self._for_space))
+
+    def _drive(self) -> None:
+        client = self._client
+        try:
+            while self._stored <= self._stored_max:
+                completions = client.completions(_TURN)
+                if completions:
+                    self._completed(completions)
+                    # The tasks that are ready now may call again.
+                    if self._calls or self._for_space:
+                        self._start()
+                    return
+                if not (self._calls or self._for_space or client.has_queued):
+                    # The next call starts it again. What rings meanwhile would ring in each turn of the loop.
+                    self._unwatch()
+                    return
+                if client.busy_poll():
+                    continue
+                if client.arm():
+                    self._watch()
+                    return
+                # Space, or a completion.
+                self._wake_for_space(_TURN)
+                self._start()
+                return
+            # Tasks have to take parts first.
+            self._unwatch()
+        except pelton.Error as raised:
+            self._unwatch()
+            kind, text = type(raised), str(raised)
+            self._fail(lambda: kind(text))
+
+    def _completed(self, completions: list[tuple[int, bool, bytes | Exception | None]]) -> None:
+        calls = self._calls
+        for call, is_final, value in completions:
+            waiter = calls.pop(call, None) if is_final else calls.get(call)
+            if waiter is None:
+                continue
+            if isinstance(waiter, _Parts):
+                self._stored += waiter.completed(is_final, value)
+                continue
+            if not is_final:
+                assert isinstance(value, bytes), "a part is bytes"
+                self._begun.setdefault(call, []).append(value)
+                continue
+            begun = self._begun.pop(call, None) if self._begun else None
+            if waiter.done():
+                continue
+            if isinstance(value, Exception):
+                waiter.set_exception(value)
+            elif begun is not None:
+                waiter.set_result(b"".join((*begun, value or b"")))
+            else:
+                waiter.set_result(value or b"")
+        if self._for_space:
+            self._wake_for_space(len(completions))
+
+
+def _timed_out() -> pelton.TimedOut:
+    return pelton.TimedOut(
+        "timed out while waiting for the reply: wait longer, or see whether the other side runs"
+    )
+
+
+def _time_out(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(_timed_out())
+
+
+Handler = Callable[[pelton.Request], Awaitable[Any] | AsyncIterable[Any]]
+
+
+class Service(_Driver):
+    """Runs an `async def` for each request of the clients that connect under its name. As `pelton.Service`, which see.
+
+    Example:
+        async def handler(request: pelton.Request) -> bytes:
+            return request.data.upper()
+
+        with pelton.aio.Service.listen("prices") as service:
+            await service.run(handler)
+    """
+
+    def __init__(self, service: pelton.Service) -> None:
+        """Takes over a service: use it by this object alone."""
+        super().__init__(service)
+        self._service = service
+        self._handler: Handler | None = None
+        self._running: dict[pelton.Request, asyncio.Task[None]] = {}
+        self._running_max = 0
+        self._cancels = 0
+        self._for_space: list[asyncio.Future[None]] = []
+        self._over: asyncio.Future[None] | None = None
+        self._is_full = False
+
+    @classmethod
+    def listen(cls, name: str, **options: Any) -> Self:
+        """As `pelton.Service.listen`, with the same options. Does not wait."""
+        return cls(pelton.Service.listen(name, **options))
+
+    async def run(self, handler: Handler, in_flight_max: int = 1024) -> None:
+        """Runs `handler(request)` as a task for each request, up to `in_flight_max` at a time.
+
+        Returns after `stop`, or once `drain` has ended, and the handlers too. `handler` is an `async def`, whose result
+        is the reply, or an async generator, which yields the parts of a streaming reply, and waits while the client has
+        no space. A cancelled call cancels its task: `asyncio.CancelledError`. Exceptions fail the call as in
+        `pelton.Service.run`. While `in_flight_max` handlers run, further requests, and cancels after them, wait at their
+        clients. Cancelling `run` cancels the handlers and abandons their calls.
+        """
+        if in_flight_max < 1:
+            raise ValueError(f"in_flight_max is {in_flight_max}, wanted 1 or more")
+        loop = self._enter()
+        if self._over is not None:
+            raise pelton.Busy("another task runs this service: one at a time may")
+        self._handler, self._running_max = handler, in_flight_max
+        self._over = loop.create_future()
+        self._start()
+        try:
+            await self._over
+            # Taken, so that a handler which ends meanwhile does not change the list.
+            while self._running:
+                await asyncio.wait(list(self._running.values()))
+        finally:
+            self._over = None
+            self._unwatch()
+            for request, task in list(self._running.items()):
+                self._cancel(request, task)
+            if not self._is_closed:
+                self._service.disarm()
+
+    def stop(self) -> None:
+        """`run` takes no more requests, and returns once the handlers have. Does not wait."""
+        self._service.stop()
+
+    def drain(self) -> None:
+        """As `pelton.Service.drain`. Does not wait: `run` returns when it has ended."""
+        self._service.drain()
+
+    def close(self) -> None:
+        """Closes it. Calls that are not answered fail at their clients with `Closed`. Does not wait."""
+        self._is_closed = True
+        self._unwatch()
+        self._service.close()
+        for request, task in list(self._running.items()):
+            self._cancel(request, task)
+        self._end(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _left(self) -> None:
+        self._running.clear()
+        self._for_space.clear()
+        self._over = None
+
+    def _end(self, error: Exception | None) -> None:
+        if self._over is not None and not self._over.done():
+            if error is None:
+                self._over.set_result(None)
+            else:
+                self._over.set_exception(error)
+        # Nothing drives the service from here on, so nothing would find space.
+        self._wake_for_space()
+
+    def _wake_for_space(self) -> None:
+        waiters, self._for_space = self._for_space, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _drive(self) -> None:
+        if self._over is None or self._over.done():
+            self._unwatch()
+            return
+        service = self._service
+        try:
+            while True:
+                taken = 0
+                while taken < _TURN:
+                    is_full = len(self._running) >= self._running_max
+                    request = service.try_receive(pause=is_full)
+                    if request is None:
+                        break
+                    self._begin_task(request)
+                    taken += 1
+                self._is_full = is_full
+                if not taken and not is_full and service.busy_poll():
+                    continue
+                if service.cancels != self._cancels:
+                    self._check_cancels()
+                if taken:
+                    # The handlers run first.
+                    self._start()
+                    return
+                if service.arm():
+                    self._watch()
+                    return
+                # Space for a part, or a request.
+                self._wake_for_space()
+                self._start()
+                return
+        except pelton.Closed:
+            self._unwatch()
+            self._end(None)
+        except pelton.Error as error:
+            self._unwatch()
+            self._end(error)
+
+    def _begin_task(self, request: pelton.Request) -> None:
+        assert self._loop is not None and self._handler is not None
+        coroutine = self._answer(request, self._handler)
+        if sys.version_info >= (3, 12):
+            # A handler that does not wait needs no turn of the loop.
+            task = asyncio.Task(coroutine, loop=self._loop, eager_start=True)
+            if task.done():
+                return
+        else:
+            task = self._loop.create_task(coroutine)
+        self._running[request] = task
+
+    def _check_cancels(self) -> None:
+        self._cancels = self._service.cancels
+        for request, task in list(self._running.items()):
+            if request.is_cancelled():
+                self._cancel(request, task)
+
+    def _cancel(self, request: pelton.Request, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        # Of a task that has not begun, nothing runs.
+        task.add_done_callback(lambda _: self._ended(request))
+
+    def _ended(self, request: pelton.Request) -> None:
+        request.abandon()
+        if self._running.pop(request, None) is not None and self._is_full:
+            self._is_full = False
+            self._start()
+
+    async def _answer(self, request: pelton.Request, handler: Handler) -> None:
+        try:
+            reply = handler(request)
+            if hasattr(reply, "__aiter__"):
+                await self._send_parts(request, reply)
+                return
+            reply = await reply
+            if request.is_answered:
+                return
+            if hasattr(reply, "__aiter__") or is_streaming(reply):
+                await self._send_parts(request, reply)
+            else:
+                answered(request.reply, reply)
+        except Exception as error:
+            fail(request, error)
+        finally:
+            # Also after CancelledError: of a cancelled call nobody waits for a reply.
+            self._ended(request)
+
+    async def _send_parts(self, request: pelton.Request, parts: Any) -> None:
+        if not hasattr(parts, "__aiter__"):
+            for part in parts:
+                if not await self._send_part(request, part):
+                    return
+        elif hasattr(parts, "aclose"):
+            async with aclosing(parts):
+                async for part in parts:
+                    if not await self._send_part(request, part):
+                        return
+        else:
+            async for part in parts:
+                if not await self._send_part(request, part):
+                    return
+        if not request.is_answered:
+            answered(request.end)
+
+    async def _send_part(self, request: pelton.Request, part: Buffer) -> bool:
+        """Sends a part, or waits until there is space for it. False if the client has left."""
+        if request.is_notification:
+            return True
+        try:
+            while not request.try_part(part):
+                if self._over is None or self._over.done():
+                    return False
+                waiter: asyncio.Future[None] = self._enter().create_future()
+                self._for_space.append(waiter)
+                await waiter
+        except (pelton.Closed, pelton.PeerDied):
+            return False
+        return True
