@@ -115,7 +115,13 @@ impl State {
             if self.is_full()? {
                 break;
             }
-            let Some(completion) = self.client()?.try_completion()? else { break };
+            let completion = match self.client()?.try_completion() {
+                Ok(Some(completion)) => completion,
+                Ok(None) => break,
+                // The error comes again, after the completions before it.
+                Err(_) if has_received => break,
+                Err(error) => return Err(error.into()),
+            };
             has_received = true;
             let (call, outcome) = (completion.call_id(), completion.outcome());
             let completion = Completion { outcome, bytes: completion.into_vec() };

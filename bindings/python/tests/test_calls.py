@@ -795,3 +795,20 @@ def test_no_call_leaks_objects_or_memory_of_calls(served: Served) -> None:
         use()
     gc.collect()
     assert sys.getallocatedblocks() - before < 1000 + 2 * len(served[1].deadlines)
+
+
+def test_a_reply_arrives_though_the_service_has_closed_right_after_it(name: str) -> None:
+    with pelton.Service.listen(name) as service:
+
+        def serve() -> None:
+            service.receive(LIMIT).reply(b"last")
+            service.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pelton.Client.connect(name, timeout=LIMIT) as client:
+            call = client.submit(b"")
+            thread.join()
+            assert call.result(LIMIT) == b"last"
+            with pytest.raises(pelton.Closed):
+                client.call(b"", LIMIT)
