@@ -275,6 +275,31 @@ def test_a_stream_that_is_left_closes_its_generator(run: Run, name: str) -> None
     run(main())
 
 
+def test_a_task_that_is_cancelled_in_a_stream_cancels_its_handler(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with served(name) as (client, _, handler):
+
+            async def read() -> None:
+                async for _ in client.stream(b"forever"):
+                    pass
+
+            task = asyncio.create_task(read())
+            await handler.begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            del task
+            await handler.cancelled.wait()
+            # A wait for one part that is given up leaves the stream as it is.
+            stream = client.stream(b"wait")
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.01)
+            handler.go_on.set()
+            assert [part async for part in stream] == [b""]
+
+    run(main())
+
+
 def test_more_calls_than_are_in_flight_at_a_time_wait_and_may_be_cancelled(run: Run, name: str) -> None:
     async def main() -> None:
         async with served(name, in_flight_max=2000) as (client, _, handler):

@@ -219,32 +219,22 @@ class Client(_Driver):
         Otherwise as `pelton.Client.call`. A cancelled task cancels the call.
         """
         loop = self._enter()
+        end = None if timeout is None else loop.time() + timeout
+        call = self._client.try_submit(request, timeout, idempotent=idempotent)
+        if call is None:
+            call = await self._submit(request, end, idempotent)
         future: asyncio.Future[bytes] = loop.create_future()
-        if timeout is None:
-            call = self._client.try_submit(request, None, idempotent=idempotent)
-            if call is None:
-                call = await self._submit(request, None, idempotent)
-            self._calls[call] = future
-            self._start()
-            try:
-                return await future
-            except BaseException:
-                self._cancel(call)
-                raise
-        timer = loop.call_later(timeout, _time_out, future)
+        self._calls[call] = future
+        self._start()
+        timer = None if end is None else loop.call_at(end, _time_out, future)
         try:
-            call = self._client.try_submit(request, timeout, idempotent=idempotent)
-            if call is None:
-                call = await self._submit(request, loop.time() + timeout, idempotent)
-            self._calls[call] = future
-            self._start()
-            try:
-                return await future
-            except BaseException:
-                self._cancel(call)
-                raise
+            return await future
+        except BaseException:
+            self._cancel(call)
+            raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def stream(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> Stream:
         """Calls the service, and returns the parts of its reply: `async for part in client.stream(b"all of it")`.
@@ -448,9 +438,7 @@ class Client(_Driver):
 
 
 def _timed_out() -> pelton.TimedOut:
-    return pelton.TimedOut(
-        "timed out while waiting for the reply: wait longer, or see whether the other side runs"
-    )
+    return pelton.TimedOut("timed out while waiting for the reply: wait longer, or see whether the other side runs")
 
 
 def _time_out(future: asyncio.Future[Any]) -> None:
