@@ -121,7 +121,7 @@ class Driver:
             request.reply(request.data)
             self.add(request.data)
 
-        self.serve_until_done(reply)
+        self.serve_by(reply)
 
     def serve_stream(self) -> None:
         def reply(request: pelton.Request) -> None:
@@ -130,23 +130,24 @@ class Driver:
                 self.add(self.message(i))
             request.end()
 
-        self.serve_until_done(reply)
+        self.serve_by(reply)
 
-    def serve_until_done(self, reply: Callable[[pelton.Request], None]) -> None:
+    def serve_by(self, reply: Callable[[pelton.Request], None]) -> None:
+        """Serves until the count is reached, and every client has its replies."""
         with pelton.Service.listen(self.name) as service:
-            try:
-                while True:
+            while True:
+                try:
                     request = service.receive(LIMIT)
-                    if request.is_notification:
-                        continue
-                    try:
-                        reply(request)
-                    except pelton.Error as error:
-                        print(f"reply: {error}", file=sys.stderr)  # The client has gone.
-                    if self.messages == self.count:
-                        service.drain()
-            except pelton.Closed:  # Every client has its replies.
-                pass
+                except pelton.Closed:
+                    break
+                if request.is_notification:
+                    continue
+                try:
+                    reply(request)
+                except (pelton.Closed, pelton.PeerDied) as error:
+                    print(f"reply: {error}", file=sys.stderr)  # The client has gone.
+                if self.messages >= self.count:
+                    service.drain()
         self.check_count()
 
     def write_records(self) -> None:
@@ -197,10 +198,13 @@ COMMANDS: dict[str, tuple[Callable[[Driver], str | None], list[str]]] = {
     "stream": (Driver.stream, []),
     "serve-stream": (Driver.serve_stream, []),
     "gather": (Driver.gather, []),
+    "call": (Driver.call, []),
+    "serve": (Driver.serve, []),
+    "stream": (Driver.stream, []),
+    "serve-stream": (Driver.serve_stream, []),
     "write-records": (Driver.write_records, []),
     "read-records": (Driver.read_records, []),
 }
-LACKS = {"vectors": "`cargo test` replays the vectors, with the crates that this binding uses"}
 
 
 def arguments(verb: str, given: list[str], thens: list[str]) -> Driver:
@@ -217,7 +221,8 @@ def arguments(verb: str, given: list[str], thens: list[str]) -> Driver:
 def main() -> None:
     verb, given = (sys.argv + [""])[1], sys.argv[2:]
     if verb not in COMMANDS:
-        print(f"unsupported {verb}: {LACKS.get(verb, 'no such command')}")
+        vectors = "`cargo test` replays the vectors, with the crates that this binding uses"
+        print(f"unsupported {verb}: {vectors if verb == 'vectors' else 'this driver does not have it'}")
         sys.exit(3)
     run, thens = COMMANDS[verb]
     if given and given[0].startswith("path:") and not thens and not verb.endswith("-records"):

@@ -46,10 +46,9 @@ VICTIMS = {
 }
 for language in ("go", "c", "erlang", "lisp", "python"):
     VICTIMS[f"{language} recv"] = (Sender, driver(language, "gather", ENDLESS))
+    VICTIMS[f"{language} serve"] = (Client, driver(language, "serve", ENDLESS))
     VICTIMS[f"{language} send"] = (Receiver, driver(language, "send", 3))
-    if language != "python":  # It has no calls yet.
-        VICTIMS[f"{language} serve"] = (Client, driver(language, "serve", ENDLESS))
-        VICTIMS[f"{language} call"] = (Service, driver(language, "call", 3))
+    VICTIMS[f"{language} call"] = (Service, driver(language, "call", 3))
 VICTIMS["nginx call"] = (Service, [f"{DRIVERS}/nginx/driver", "call", "{name}", "3", "64"])
 
 # The same, attacked by another user that the victim allows: then the doorbells are sockets, and the limits smaller.

@@ -118,7 +118,7 @@ impl State {
             let completion = match self.client()?.try_completion() {
                 Ok(Some(completion)) => completion,
                 Ok(None) => break,
-                // The next call returns the error again: first, threads take what has come before it.
+                // The error comes again, after the completions before it.
                 Err(_) if has_received => break,
                 Err(error) => return Err(error.into()),
             };

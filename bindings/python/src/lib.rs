@@ -43,9 +43,9 @@ mod _pelton {
     #[pymodule_export]
     use crate::client::{Call, Client};
     #[pymodule_export]
-    use crate::loop_client::LoopClient;
-    #[pymodule_export]
     use crate::files::{Engine, File};
+    #[pymodule_export]
+    use crate::loop_client::LoopClient;
     #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
     #[pymodule_export]

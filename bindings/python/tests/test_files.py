@@ -6,28 +6,12 @@ import asyncio
 import errno
 import gc
 import os
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pelton
 import pelton.files
 import pytest
-import uvloop
-from conftest import LIMIT
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine in a new loop, with a limit."""
-
-    def run(coroutine: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(coroutine, LIMIT))
-
-    return run
+from conftest import Run
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 5_000_000])
