@@ -193,10 +193,6 @@ def open_receiver(name: str) -> pelton.Receiver:
 COMMANDS: dict[str, tuple[Callable[[Driver], str | None], list[str]]] = {
     "send": (Driver.send, ["close", "die", "resume"]),
     "recv": (Driver.recv, ["close", "died", "die", "rest"]),
-    "call": (Driver.call, []),
-    "serve": (Driver.serve, []),
-    "stream": (Driver.stream, []),
-    "serve-stream": (Driver.serve_stream, []),
     "gather": (Driver.gather, []),
     "call": (Driver.call, []),
     "serve": (Driver.serve, []),
