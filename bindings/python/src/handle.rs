@@ -156,7 +156,7 @@ impl<T: Send> Using<'_, T> {
 }
 
 /// The end of a slice of a wait until `deadline`.
-fn slice(deadline: Deadline) -> Instant {
+pub fn slice(deadline: Deadline) -> Instant {
     let slice = Instant::now() + SLICE;
     match deadline {
         Deadline::At(end) => end.min(slice),

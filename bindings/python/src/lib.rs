@@ -10,6 +10,9 @@ mod descriptors;
 mod error;
 mod handle;
 mod open;
+mod queue;
+mod queue_claims;
+mod queue_file;
 mod receiver;
 mod sender;
 
@@ -35,6 +38,8 @@ mod _pelton {
 
     #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
+    #[pymodule_export]
+    use crate::queue::{Parts, QueueFile};
     #[pymodule_export]
     use crate::receiver::{Message, Receiver};
     #[pymodule_export]

@@ -18,7 +18,7 @@ def examples(name: str) -> list[str]:
 
 
 def test_the_first_two_examples_exchange_messages(name: str, start: Callable[..., Popen[str]]) -> None:
-    listening, sending, _ = examples(name)
+    listening, sending, *_ = examples(name)
     receiver = start(listening)
     assert start(sending).wait(LIMIT) == 0
     output, _ = receiver.communicate(timeout=LIMIT)
@@ -26,7 +26,7 @@ def test_the_first_two_examples_exchange_messages(name: str, start: Callable[...
 
 
 def test_the_example_of_asyncio_receives(name: str, start: Callable[..., Popen[str]]) -> None:
-    _, _, receiving = examples(name)
+    _, _, receiving, _ = examples(name)
     sending = f"""
 import pelton
 with pelton.listen({name!r}) as listener, listener.accept_sender({LIMIT}) as sender:
@@ -38,3 +38,9 @@ with pelton.listen({name!r}) as listener, listener.accept_sender({LIMIT}) as sen
     output, _ = receiver.communicate(timeout=LIMIT)
     assert output == "b'hello'\n"
     assert sender.wait(LIMIT) == 0
+
+
+def test_the_example_of_queues_does_each_job(name: str, start: Callable[..., Popen[str]]) -> None:
+    *_, queues = examples(name)
+    output, _ = start("import multiprocessing\n" + queues + "\nmain()").communicate(timeout=LIMIT)
+    assert output == "True\n"

@@ -55,6 +55,7 @@ from pelton._pelton import (
     listen,
     threads,
 )
+from pelton.queue import JoinableQueue, Queue, SimpleQueue
 
 __all__ = [
     "Abandoned",
@@ -72,6 +73,7 @@ __all__ = [
     "InUse",
     "Info",
     "Internal",
+    "JoinableQueue",
     "Listener",
     "Message",
     "NoChannel",
@@ -81,6 +83,7 @@ __all__ = [
     "NotReserved",
     "Opening",
     "PeerDied",
+    "Queue",
     "Rebooted",
     "Receiver",
     "Refused",
@@ -89,6 +92,7 @@ __all__ = [
     "Reserved",
     "RoleTaken",
     "Sender",
+    "SimpleQueue",
     "System",
     "TimedOut",
     "TooLarge",
