@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from queue import Empty
 from typing import Any
 
 import numpy
@@ -24,8 +25,14 @@ ARRAY = numpy.ones(10_000_000 // 8)
 
 def consume(queue: Any, done: Any) -> None:
     count = 0
-    while queue.get() is not None:
-        count += 1
+    while True:
+        try:
+            if queue.get() is None:
+                break
+            count += 1
+        except Empty:
+            # faster-fifo waits for 10 seconds only.
+            pass
     done.send(count)
 
 
@@ -71,6 +78,8 @@ def measure(
     put(queue, item, count)
     for _ in processes:
         queue.put(None)
+    for _, end in pipes:
+        end.close()
     got = sum(results.recv() for results, _ in pipes)
     seconds = time.perf_counter() - begun
     for process in processes:
@@ -84,9 +93,9 @@ def measure(
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     systems: dict[str, tuple[Callable[[], Any], int, int, dict[str, Any]]] = {
-        "pelton.Queue": (pelton.Queue, 200_000, 200, {}),
-        "multiprocessing.Queue": (multiprocessing.Queue, 40_000, 40, {}),
-        "multiprocessing.SimpleQueue": (multiprocessing.SimpleQueue, 40_000, 40, {}),
+        "pelton.Queue": (pelton.Queue, 60_000, 30, {}),
+        "multiprocessing.Queue": (multiprocessing.Queue, 15_000, 12, {}),
+        "multiprocessing.SimpleQueue": (multiprocessing.SimpleQueue, 15_000, 12, {}),
     }
     if importlib.util.find_spec("faster_fifo"):
         import faster_fifo
@@ -94,8 +103,8 @@ def main() -> None:
         def fifo() -> Any:
             return faster_fifo.Queue(64 << 20)
 
-        systems["faster-fifo"] = (fifo, 100_000, 100, {})
-        systems["faster-fifo, lists of 100"] = (fifo, 200_000, 0, {"put": put_lists, "consume": consume_lists})
+        systems["faster-fifo"] = (fifo, 30_000, 20, {})
+        systems["faster-fifo, lists of 100"] = (fifo, 60_000, 0, {"put": put_lists, "consume": consume_lists})
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for what, item, index in (("small", ITEM, 1), ("10 MB", ARRAY, 2)):

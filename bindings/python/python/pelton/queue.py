@@ -42,8 +42,8 @@ def _pickler(parts: Parts, keep_buffer: Callable[[pickle.PickleBuffer], object])
     """A pickler as multiprocessing has it, whose buffers stay outside of the pickle. The compiled module calls this."""
     pickler = pickle.Pickler(parts, 5, buffer_callback=keep_buffer)
     # What multiprocessing and others have registered, such as connections and sockets, also later on.
-    registered: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    pickler.dispatch_table = ChainMap(registered, copyreg.dispatch_table)
+    tables: list[dict[type, Any]] = [ForkingPickler._extra_reducers, copyreg.dispatch_table]  # type: ignore[attr-defined]
+    pickler.dispatch_table = ChainMap(*tables)
     return pickler
 
 
