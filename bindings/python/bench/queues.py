@@ -1,8 +1,7 @@
 """Items a second from one producer to 1, 2 or 4 consumers: pelton.Queue, multiprocessing's queues and faster-fifo.
 
-python bench/queues.py [ROUNDS] prints the median, the lowest and the highest of each, all by turns. The clock runs from the
-first item to the last `done` of a consumer. Each consumer gets items until it gets None. faster-fifo is left out where it
-is not installed.
+python bench/queues.py [ROUNDS] prints the median, the lowest and the highest of each, all by turns. The clock runs from
+the first `put` until the last consumer has got its None. faster-fifo is left out where it is not installed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ use crate::bytes::fill_view;
 use crate::error::{self, raise};
 use crate::handle::{deadline, has_passed, slice};
 use crate::queue_claims::{self, Claims};
-use crate::queue_file::{File, Offered, Outgoing};
+use crate::queue_file::{self, File, Offered, Outgoing};
 use pelton::{Deadline, Error};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::ffi;
@@ -422,6 +422,12 @@ impl QueueFile {
     #[staticmethod]
     fn open(py: Python<'_>, name: &str) -> PyResult<QueueFile> {
         QueueFile::new(py, File::open(name))
+    }
+
+    /// Removes the files of queues that no process has open any more. Does not wait.
+    #[staticmethod]
+    fn sweep() {
+        queue_file::sweep();
     }
 
     /// Opens the queue anew, in a forked child.

@@ -10,10 +10,10 @@
 //!   store. What this file adds is written so that each value is valid before and after that store.
 //! - No code of Python runs under a lock, so no thread can wait for itself.
 //!
-//! Edges: the lane's own, `[publish]` and `[release]`. A lock orders everything between two holders of a role. `[bell]`:
-//! a sleeper stores `wanted`, fences, and checks its condition once more; a ringer changes the condition, fences, and
-//! loads `wanted`. One of the two finds the other's store. A ringer that dies before it rings delays a sleeper by one
-//! slice of its wait.
+//! Edges: the lane's own, `[publish]` and `[release]`. A lock orders everything between two holders of a role.
+//! `[doorbell]`: a sleeper stores `wanted`, fences, and checks its condition once more; a ringer changes the condition,
+//! fences, and loads `wanted`. One of the two finds the other's store. The edge is for speed alone: a sleep lasts one
+//! slice, 30 ms, so a wake-up that is lost, as when a ringer is killed before it rings, delays a sleeper by that.
 
 use crate::queue_claims;
 use pelton::{Error, Result};
@@ -69,7 +69,7 @@ const SPIN: Duration = Duration::from_micros(20);
 const TRIES: u32 = 100;
 
 /// How long a thread that must not wait lets another one finish with its item: a stopped process must not stop it.
-const PATIENCE: Duration = Duration::from_millis(100);
+const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 
 unsafe extern "C" {
     // POSIX 2008, in glibc and musl; the crate libc does not declare them.
@@ -152,14 +152,14 @@ impl Role {
         self.locked(unsafe { pthread_mutex_timedlock(self.0.get(), &until) })
     }
 
-    /// Takes the role unless its holder waits at `bell`, for what this thread wants too.
-    fn lock_unless_waiting(&self, bell: &Bell) -> Result<Option<Held<'_>>> {
-        let end = Instant::now() + PATIENCE;
+    /// Takes the role unless its holder waits at `doorbell`, for what this thread wants too.
+    fn lock_unless_waiting(&self, doorbell: &Doorbell) -> Result<Option<Held<'_>>> {
+        let end = Instant::now() + BUSY_TIMEOUT;
         loop {
             if let Some(held) = self.try_lock()? {
                 return Ok(Some(held));
             }
-            if bell.is_wanted() || Instant::now() >= end {
+            if doorbell.is_wanted() || Instant::now() >= end {
                 return Ok(None);
             }
             std::thread::yield_now();
@@ -176,16 +176,16 @@ impl Drop for Held<'_> {
 
 /// Wakes the threads that wait for a condition.
 #[repr(C, align(64))]
-pub struct Bell {
+pub struct Doorbell {
     wanted: AtomicU32,
     rings: AtomicU32,
 }
 
-impl Bell {
+impl Doorbell {
     /// Wakes the sleepers, after a change of their condition.
     #[inline]
     pub fn ring(&self) {
-        fence(Ordering::SeqCst); // [bell]
+        fence(Ordering::SeqCst); // [doorbell]
         // Relaxed: the fence orders it.
         if self.wanted.load(Ordering::Relaxed) != 0 {
             self.wanted.store(0, Ordering::Relaxed);
@@ -202,7 +202,7 @@ impl Bell {
     /// Announces a sleep. The caller then checks its condition once more.
     fn want(&self) {
         self.wanted.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // [bell]
+        fence(Ordering::SeqCst); // [doorbell]
     }
 
     fn is_wanted(&self) -> bool {
@@ -235,9 +235,9 @@ struct Header {
     /// The number of the item that a consumer has begun to take. Only the consumer uses it. It is the number of the
     /// next item only if that consumer died.
     taking: AtomicU32,
-    items: Bell,
-    room: Bell,
-    joined: Bell,
+    items: Doorbell,
+    room: Doorbell,
+    joined: Doorbell,
 }
 
 const _: () = assert!(size_of::<Header>() as u64 <= SEGMENT_BYTES && offset_of!(Header, putting) == 128);
@@ -583,7 +583,7 @@ impl File {
             // free space.
             header.lap_end.store(tail, Ordering::Relaxed);
         }
-        // The file has bells of its own.
+        // The file has doorbells of its own.
         let _ = producer.commit(space, item.bytes as u64);
         Ok(true)
     }
@@ -652,7 +652,7 @@ impl File {
         let message = unsafe { std::slice::from_raw_parts(consumer.payload(record).as_ptr(), record.bytes as usize) };
         match take(Offered { message, seq: record.seq, is_redelivered }) {
             Ok(Some(taken)) => {
-                // The file has bells of its own.
+                // The file has doorbells of its own.
                 let _ = consumer.release(record);
                 Ok(Some((taken, is_redelivered)))
             }

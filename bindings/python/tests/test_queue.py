@@ -23,14 +23,13 @@ from pathlib import Path
 from queue import Empty, Full
 from typing import Any
 
-import numpy
 import pelton
 import pytest
 from conftest import LIMIT
 from pelton.queue import JoinableQueue, Queue, SimpleQueue
 
 # The kills of each test that kills. `./run verify python` sets more.
-KILLS = int(os.environ.get("PELTON_QUEUE_KILLS", "200"))
+KILLS = int(os.environ.get("PELTON_QUEUE_KILLS", "120"))
 # The seed of the times at which they happen, shown when a test fails.
 SEED = int(os.environ.get("PELTON_SEED", random.randrange(1 << 32)))
 
@@ -72,7 +71,8 @@ def run() -> Iterator[Callable[..., Any]]:
     started: list[Any] = []
 
     def run(method: str, target: Callable[..., object], *arguments: object) -> Any:
-        process = multiprocessing.get_context(method).Process(target=target, args=arguments)  # type: ignore[attr-defined]
+        context: Any = multiprocessing.get_context(method)
+        process = context.Process(target=target, args=arguments)
         process.start()
         started.append(process)
         return process
@@ -201,6 +201,8 @@ def test_connections_and_sockets_are_sent_as_multiprocessing_sends_them(make: Ma
 
 @pytest.mark.parametrize("shape", [(0,), (5,), (3, 7), (300, 1000), (1, 1_300_000)])
 def test_an_array_arrives_outside_of_the_pickle_aligned_and_writable(make: Make, shape: tuple[int, ...]) -> None:
+    import numpy
+
     queue = make()
     array = numpy.arange(numpy.prod(shape), dtype=numpy.float64).reshape(shape)
     fixed = array.copy()
@@ -216,6 +218,8 @@ def test_an_array_arrives_outside_of_the_pickle_aligned_and_writable(make: Make,
 
 
 def test_an_array_keeps_its_memory_after_the_queue_is_closed(make: Make) -> None:
+    import numpy
+
     queue = make()
     queue.put(numpy.full(1_000_000, 7))
     array = queue.get()
@@ -677,7 +681,9 @@ def test_an_item_of_a_killed_consumer_is_given_to_one_that_waits_though_children
                 time.sleep(0.001)
 
 
-def test_after_a_kill_of_all_the_file_is_left_and_the_next_queue_removes_it(make: Make, start: Callable[..., Any]) -> None:
+def test_after_a_kill_of_all_the_files_are_left_and_the_next_queue_removes_them(
+    make: Make, start: Callable[..., Any]
+) -> None:
     script = """
 import os, pelton, sys, time
 queue = pelton.JoinableQueue()
@@ -699,9 +705,35 @@ time.sleep(30)
 
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError", "queue.close()", "del queue"])
 def test_a_process_that_ends_leaves_no_file(start: Callable[..., Any], end: str) -> None:
-    script = f"import pelton, sys\nqueue = pelton.JoinableQueue()\nqueue.put(1)\nqueue.get()\nprint(queue.name, flush=True)\n{end}"
+    script = f"""
+import pelton, sys
+queue = pelton.JoinableQueue()
+queue.put(1)
+queue.get()
+print(queue.name, flush=True)
+{end}
+"""
     process = start(script)
     name = process.communicate(timeout=LIMIT)[0].strip()
+    assert name.startswith("pelton-queue.")
+    assert not list(SHM.glob(f"{name}*"))
+
+
+def test_a_parent_that_drops_a_queue_before_it_ends_its_children_leaves_no_file(start: Callable[..., Any]) -> None:
+    script = """
+import multiprocessing, pelton
+
+def main():
+    queue = pelton.JoinableQueue()
+    queue.put(1)
+    multiprocessing.Process(target=lambda: [queue.get() for _ in range(2)], daemon=True).start()
+    while not queue.empty():
+        pass
+    print(queue.name, flush=True)
+
+main()
+"""
+    name = start(script).communicate(timeout=LIMIT)[0].strip()
     assert name.startswith("pelton-queue.")
     assert not list(SHM.glob(f"{name}*"))
 

@@ -2,8 +2,8 @@
 
 What does not apply, and why:
 
-- `test_queue_feeder_donot_stop_onexc`, `test_queue_feeder_on_queue_feeder_error`: no thread feeds the queue, so an object
-  that cannot be pickled raises in `put` (test_queue.py).
+- `test_queue_feeder_donot_stop_onexc`, `test_queue_feeder_on_queue_feeder_error`: no thread feeds the queue, so an
+  object that cannot be pickled raises in `put` (test_queue.py).
 - `test_negative_timeout_raises_exception`: the class in `queue` refuses a negative timeout; multiprocessing's does not
   wait, and neither does this one.
 - `test_shrinking_queue`: sets `maxsize` of a queue in use, which multiprocessing's cannot either.

@@ -5,9 +5,9 @@
     worker.start()
     queue.put({"job": 1})                                # waits while the queue is full
 
-**A queue is never unbounded.** Without `maxsize` it takes items until their bytes fill `capacity`, 1 GiB, and then `put`
-waits. A program that puts more than that before anybody gets would wait for ever: give a larger capacity. No thread
-feeds it: when `put` returns, the item is in the queue, and stays there if this process is killed.
+**A queue is never unbounded.** Without `maxsize` it takes items until their bytes fill `capacity`, 1 GiB. Then `put`
+waits. A program that puts more than that before anybody gets waits for ever: give a larger capacity. No thread feeds
+it: when `put` returns, the item is in the queue, and stays there if this process is killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def _pickler(parts: Parts, keep_buffer: Callable[[pickle.PickleBuffer], object])
     """A pickler as multiprocessing has it, whose buffers stay outside of the pickle. The compiled module calls this."""
     pickler = pickle.Pickler(parts, 5, buffer_callback=keep_buffer)
     # What multiprocessing and others have registered, such as connections and sockets, also later on.
-    tables: list[dict[type, Any]] = [ForkingPickler._extra_reducers, copyreg.dispatch_table]  # type: ignore[attr-defined]
+    extra: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    tables: list[dict[type, Any]] = [extra, copyreg.dispatch_table]
     pickler.dispatch_table = ChainMap(*tables)
     return pickler
 
@@ -201,6 +202,8 @@ _open: weakref.WeakSet[_Shared] = weakref.WeakSet()
 def _close_all() -> None:
     for queue in list(_open):
         queue.close()
+    # Also those that this process left before its children, which it has ended since.
+    QueueFile.sweep()
 
 
 def _in_child() -> None:
