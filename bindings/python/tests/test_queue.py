@@ -684,6 +684,62 @@ def test_an_item_of_a_killed_consumer_is_given_to_one_that_waits_though_children
                 time.sleep(0.001)
 
 
+# Where queue_file.rs has them: the lane's tail and head, and the number of the item that a consumer has begun to take.
+TAIL, HEAD, TAKING = 65536 + 128, 2 * 65536 + 128, 512
+
+
+@contextlib.contextmanager
+def memory_of(queue: Any) -> Iterator[memoryview]:
+    """The memory of a queue, to make it as a process leaves it that is killed between two stores."""
+    with (SHM / queue.name).open("r+b") as file, mmap.mmap(file.fileno(), 4 * 65536) as memory:
+        with memoryview(memory) as view:
+            yield view
+
+
+def test_a_producer_killed_after_it_published_an_item_and_before_it_counted_it_loses_nothing(make: Make) -> None:
+    queue = make(Queue, 3)
+    with memory_of(queue) as memory:
+        queue.put("one")
+        tail = bytes(memory[TAIL : TAIL + 8])
+        queue.put("two")
+        memory[TAIL : TAIL + 8] = tail
+        queue.put("three")
+        with pytest.raises(Full):
+            queue.put_nowait("four")
+        tail = bytes(memory[TAIL : TAIL + 8])
+        assert [queue.get() for _ in range(3)] == ["one", "two", "three"]
+        queue.put("four")
+        memory[TAIL : TAIL + 8] = tail
+        assert queue.get() == "four"
+        assert queue.qsize() == 0
+        queue.put("five")
+        assert queue.get() == "five"
+
+
+def test_an_item_of_a_consumer_killed_between_its_copy_and_the_release_is_given_once(make: Make, run: Run) -> None:
+    queue, children = make(JoinableQueue), make()
+    queue.put("job")
+    with memory_of(queue) as memory:
+        head = bytes(memory[HEAD : HEAD + 8])
+        process = run("fork", hold_alone, queue, children)
+        children.get(timeout=LIMIT)
+        kill(process)
+        # The number is the upper half of the position.
+        memory[HEAD : HEAD + 8] = head
+        memory[TAKING : TAKING + 4] = head[4:]
+    assert queue.get_flagged(timeout=LIMIT) == ("job", True)
+    with pytest.raises(Empty):
+        queue.get(timeout=0.1)
+    queue.task_done()
+    queue.join()
+
+
+def hold_alone(queue: Any, children: Any) -> None:
+    queue.get()
+    children.put("got it")
+    time.sleep(LIMIT)
+
+
 def test_after_a_kill_of_all_the_files_are_left_and_the_next_queue_removes_them(
     make: Make, start: Callable[..., Any]
 ) -> None:
