@@ -297,8 +297,7 @@ fn a_consumer_that_stops_after_an_early_wrap_leaves_the_lane_to_the_producer() {
 fn a_producer_for_each_message_uses_the_whole_lane_if_it_knows_where_the_lap_ended() {
     let capacity = 1 << 20;
     let pages = Pages::new(capacity, Position::START);
-    let (first, mut consumer) = pages.attach();
-    drop(first);
+    let (_, mut consumer) = pages.attach();
     let message = payload(3, 1000);
     let mut lap_end = capacity;
     let mut send_by_another = |knows_lap_end: bool| {
