@@ -15,6 +15,9 @@ mod files;
 mod handle;
 mod loop_client;
 mod open;
+mod queue;
+mod queue_claims;
+mod queue_file;
 mod receiver;
 mod records;
 mod sender;
@@ -48,6 +51,8 @@ mod _pelton {
     use crate::loop_client::LoopClient;
     #[pymodule_export]
     use crate::open::{Info, Listener, Opening, gather, listen, threads};
+    #[pymodule_export]
+    use crate::queue::{Parts, QueueFile};
     #[pymodule_export]
     use crate::receiver::{Message, Receiver};
     #[pymodule_export]

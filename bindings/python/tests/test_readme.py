@@ -57,3 +57,9 @@ def test_the_service_of_asyncio_is_called(name: str, start: Callable[..., Popen[
     start(serving + "\nasyncio.run(serve())")
     output, _ = start(calling + "\nasyncio.run(main())").communicate(timeout=LIMIT)
     assert output == "[b'TEA', b'RICE']\nb'MILK'\n"
+
+
+def test_the_example_of_queues_does_each_job(name: str, start: Callable[..., Popen[str]]) -> None:
+    (queues,) = examples(name, "Queue")
+    output, _ = start(queues + "\nmain()").communicate(timeout=LIMIT)
+    assert output == "True\n"

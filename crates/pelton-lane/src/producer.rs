@@ -283,6 +283,13 @@ impl Producer {
         self.backed
     }
 
+    /// Sets where the previous lap ended, which a predecessor has noted before it published the jump to the front. A
+    /// producer that attaches while its tail is before the head does not know it, and would not use the space after it.
+    pub fn set_lap_end(&mut self, offset: u64) {
+        self.lap_end = offset.min(self.capacity);
+        self.limit = 0;
+    }
+
     /// Acknowledges that the consumer may have closed, and continues to send for its successor while the lane has
     /// space. Only a later close is [`LaneError::Closed`].
     pub fn continue_without_consumer(&mut self) {

@@ -70,6 +70,7 @@ from pelton._pelton import (
     listen,
     threads,
 )
+from pelton.queue import JoinableQueue, Queue, SimpleQueue
 
 __all__ = [
     "Abandoned",
@@ -90,6 +91,7 @@ __all__ = [
     "InUse",
     "Info",
     "Internal",
+    "JoinableQueue",
     "Listener",
     "LoopClient",
     "Message",
@@ -101,6 +103,7 @@ __all__ = [
     "NotReserved",
     "Opening",
     "PeerDied",
+    "Queue",
     "Rebooted",
     "Receiver",
     "RecordFile",
@@ -113,6 +116,7 @@ __all__ = [
     "RoleTaken",
     "Sender",
     "Service",
+    "SimpleQueue",
     "System",
     "TimedOut",
     "TooLarge",

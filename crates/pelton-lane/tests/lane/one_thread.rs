@@ -294,6 +294,50 @@ fn a_consumer_that_stops_after_an_early_wrap_leaves_the_lane_to_the_producer() {
 }
 
 #[test]
+fn a_producer_for_each_message_uses_the_whole_lane_if_it_knows_where_the_lap_ended() {
+    let capacity = 1 << 20;
+    let pages = Pages::new(capacity, Position::START);
+    let (_, mut consumer) = pages.attach();
+    let message = payload(3, 1000);
+    let mut lap_end = capacity;
+    let mut send_by_another = |knows_lap_end: bool| {
+        // SAFETY: the fixture's pages are mapped, and the last producer is gone.
+        let (page, head) = unsafe { (pages.memory.producer.as_ref(), pages.memory.consumer.as_ref().head()) };
+        let (tail, floor) = page.tail_and_floor();
+        // SAFETY: as above.
+        let mut producer = unsafe { Producer::attach(pages.memory, tail, head, floor, true) }.unwrap();
+        if knows_lap_end {
+            producer.set_lap_end(lap_end);
+        }
+        let is_sent = send(&mut producer, &message);
+        if producer.tail().offset < tail.offset {
+            lap_end = tail.offset;
+        }
+        is_sent.then(|| producer.tail().offset)
+    };
+    let mut sent = 0;
+    // The consumer stops just after a producer has wrapped.
+    while send_by_another(true).unwrap() >= 1016 || sent == 0 {
+        sent += 1;
+        receive(&mut consumer).unwrap();
+    }
+    let mut left = 1;
+    assert!((0..capacity / 1008).any(|_| send_by_another(false).is_none_or(|_| {
+        left += 1;
+        false
+    })));
+    assert!(left * 1008 < WINDOW + 1016, "{left} messages before the head");
+    while send_by_another(true).is_some() {
+        left += 1;
+    }
+    assert!(left * 1008 > capacity * 95 / 100, "{left} messages of 1008 bytes in {capacity}");
+    for _ in 0..left {
+        assert_eq!(receive(&mut consumer).as_ref(), Some(&message));
+    }
+    assert_eq!(receive(&mut consumer), None);
+}
+
+#[test]
 fn an_aborted_reservation_is_never_seen() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
