@@ -2,9 +2,9 @@
 // shared memory, in which a message is written once and read in place. The other side may be in Rust, C or another
 // language.
 //
-// It is pure Go, without cgo. No thread waits in the kernel, except for a disk or a file's lock when a path channel is
-// opened or synced, and for record files. It implements spec/layout.md, spec/protocol.md, spec/call.md and
-// spec/record-file.md.
+// It is pure Go, without cgo. No thread waits in the kernel, except one for each service, for a disk or a file's lock
+// when a path channel is opened or synced, and for record files. It implements spec/layout.md, spec/protocol.md,
+// spec/call.md and spec/record-file.md.
 //
 //	// One process:
 //	listener, err := pelton.Listen("events", nil)
@@ -63,7 +63,8 @@
 // may run once meanwhile. It does not poll if the peer last woke it from the processor on which it runs itself, where
 // the peer could not run meanwhile, and rarely if polling was useless lately. If both processes may use only one and
 // the same processor, it yields once instead. Then it is parked in the runtime's poller until the other side rings:
-// see [Options.Wait].
+// see [Options.Wait]. The goroutine that takes a service's requests blocks in the kernel instead, on a thread of its
+// own meanwhile, which needs fewer system calls for each request.
 //
 // # Errors
 //

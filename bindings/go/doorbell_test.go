@@ -34,8 +34,15 @@ func sleepsOn(b *doorbell.Own) chan struct{} {
 }
 
 func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
-	b := must(doorbell.New())
-	defer b.Close()
+	for _, create := range []func() (*doorbell.Own, error){doorbell.New, doorbell.NewBlocking} {
+		b := must(create())
+		defer b.Close()
+		ringsAtEveryValue(t, b)
+	}
+}
+
+func ringsAtEveryValue(t *testing.T, b *doorbell.Own) {
+	t.Helper()
 	peers := doorbell.Peer{FD: must(unix.Dup(b.Eventfd)), Kind: doorbell.Eventfd}
 	defer peers.Close(kernel.UnknownUser)
 	if b.Poll() {
@@ -91,6 +98,43 @@ func TestADoorbellLosesNoRingAndNoWakeBeforeTheFirstSleep(t *testing.T) {
 		b.Close()
 		b.Close()
 	}
+}
+
+func TestALocalWakeEndsASleepInTheKernelOnceWhateverPeersWrite(t *testing.T) {
+	b := must(doorbell.NewBlocking())
+	defer b.Close()
+	fills(t, b.Eventfd)
+	b.Poll()
+	for range 3 {
+		woken := make(chan bool)
+		go func() { woken <- b.Sleep(false) }()
+		if !parked("(*Own).Sleep") {
+			t.Fatal("it does not sleep")
+		}
+		b.Wake()
+		if isRung := <-woken; isRung {
+			t.Fatal("a local wake counts as a ring")
+		}
+		b.ClearWake()
+	}
+	// One from before the sleep ends it, until it is forgotten; and so does the end of a timed sleep.
+	b.Wake()
+	b.Wake()
+	if b.Sleep(false) || b.Sleep(false) {
+		t.Fatal("a local wake counts as a ring")
+	}
+	b.ClearWake()
+	if b.Sleep(true) {
+		t.Fatal("the end of a timed sleep counts as a ring")
+	}
+	woken := sleepsOn(b)
+	if !parked("(*Own).Sleep") {
+		t.Fatal("a forgotten wake ends a sleep")
+	}
+	b.Wake()
+	hasRung(t, woken)
+	b.Close()
+	b.Wake()
 }
 
 // fills fills an eventfd, so that a write of 1 waits.

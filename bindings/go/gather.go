@@ -67,7 +67,11 @@ func gather(name string, o Options, settings limits.Settings, service *Service) 
 	if err != nil {
 		return nil, err
 	}
-	ownDoorbell, err := doorbell.New()
+	newDoorbell := doorbell.New
+	if service != nil {
+		newDoorbell = doorbell.NewBlocking
+	}
+	ownDoorbell, err := newDoorbell()
 	if err != nil {
 		_ = listener.Close()
 		return nil, err

@@ -111,16 +111,17 @@ func isPayload(b []byte, n int) bool {
 	return true
 }
 
-// parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a
-// traceback states it. The function is named as in a traceback, such as "(*Sender).WaitReleased". False: none is
-// within 30 seconds.
+// parked waits until a goroutine that runs the function is parked, as a traceback states it: in the runtime's poller,
+// at a channel, or, on a service's doorbell, in the kernel. The function is named as in a traceback, such as
+// "(*Sender).WaitReleased". False: none is within 30 seconds.
 func parked(function string) bool {
 	call, stacks := "."+function+"(", make([]byte, 1<<20)
 	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 			state, _, _ := strings.Cut(stack, "\n")
 			isParked := strings.Contains(state, "[select") || strings.Contains(state, "[IO wait") ||
-				strings.Contains(state, "[chan receive")
+				strings.Contains(state, "[chan receive") ||
+				strings.Contains(state, "[syscall") && strings.Contains(stack, ".(*Own).Sleep(")
 			if isParked && strings.Contains(stack, call) {
 				return true
 			}

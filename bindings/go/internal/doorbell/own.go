@@ -3,6 +3,7 @@
 package doorbell
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,11 +24,14 @@ import (
 // fills the counter makes it report EPOLLOUT or EPOLLIN alone, while a goroutine waits for one of them; and it drops
 // events from before a wait, which this epoll keeps.
 //
-// For a path channel it is a FIFO, open for reading and writing.
+// For a path channel it is a FIFO, open for reading and writing. That of a service is not in the runtime's poller, see
+// NewBlocking.
 type Own struct {
 	// nil until a goroutine first sleeps, see NewLazy.
 	Polled atomic.Pointer[kernel.Descriptor]
-	// Whether the deadline may be set.
+	// The eventfd of local wakes, which no peer has, if goroutines block in the kernel; otherwise -1.
+	wake int
+	// Whether the deadline may be set, or the eventfd of local wakes written.
 	isWoken atomic.Bool
 	// Takes the rings that have come. It returns false if there are none.
 	drain func(uintptr) bool
@@ -62,9 +66,48 @@ func NewLazy() (*Own, error) {
 	if err != nil {
 		return nil, fail.System("making an eventfd", err)
 	}
-	b := &Own{Eventfd: eventfd, pairUsers: map[int]int{}}
-	b.drain = b.harvest
+	b := &Own{Eventfd: eventfd, wake: -1, pairUsers: map[int]int{}}
+	b.drain = func(epoll uintptr) bool { return b.harvest(epoll, 0) }
 	return b, nil
+}
+
+// NewBlocking creates a doorbell whose sleeping goroutine blocks in the kernel, and holds a thread meanwhile. A parked
+// goroutine costs more system calls for each sleep: the runtime's poller wakes a thread, which may wake another one
+// that searches for work, and takes the ring by a second epoll_wait (docs/decisions/0039-go-service.md).
+func NewBlocking() (*Own, error) {
+	b, err := NewLazy()
+	if err != nil {
+		return nil, err
+	}
+	epoll, err := b.newEpoll()
+	if err != nil {
+		b.Close()
+		return nil, err
+	}
+	b.Polled.Store(&kernel.Descriptor{FD: epoll})
+	if b.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, b.wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(b.wake)})
+	}
+	if err != nil {
+		b.Close()
+		return nil, fail.System("making an eventfd for local wakes", err)
+	}
+	b.Poll()
+	return b, nil
+}
+
+// newEpoll creates an epoll that contains the eventfd.
+func (b *Own) newEpoll() (int, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return -1, fail.System("making an epoll", err)
+	}
+	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(b.Eventfd)}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, b.Eventfd, event); err != nil {
+		unix.Close(epoll)
+		return -1, fail.System("waiting for an eventfd", err)
+	}
+	return epoll, nil
 }
 
 // Open returns the epoll, and creates it if there is none. It reports its first event immediately, so that no earlier
@@ -75,14 +118,9 @@ func (b *Own) Open() (*kernel.Descriptor, error) {
 	if p := b.Polled.Load(); p != nil {
 		return p, nil
 	}
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	epoll, err := b.newEpoll()
 	if err != nil {
-		return nil, fail.System("making an epoll", err)
-	}
-	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(b.Eventfd)}
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, b.Eventfd, event); err != nil {
-		unix.Close(epoll)
-		return nil, fail.System("waiting for an eventfd", err)
+		return nil, err
 	}
 	p, err := kernel.NewDescriptor(epoll, "pelton doorbell")
 	if err == nil {
@@ -95,13 +133,21 @@ func (b *Own) Open() (*kernel.Descriptor, error) {
 // takes them, the doorbell rings on, which costs an iteration of the waiting goroutine and no more.
 const ringsMax = 64
 
-// harvest takes the events that have come.
-func (b *Own) harvest(epoll uintptr) bool {
+// harvest takes the events that have come, or come within timeout milliseconds; -1: it waits without limit. It returns
+// false if none of them is a ring.
+func (b *Own) harvest(epoll uintptr, timeout int) (isRung bool) {
 	for {
-		// Without telling the scheduler, as the call does not wait: it has no time-out, and the kernel takes no lock
-		// for it that a peer could hold.
-		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)),
-			uintptr(len(b.events)), 0, 0, 0)
+		var n uintptr
+		var errno unix.Errno
+		if timeout != 0 {
+			n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)),
+				uintptr(len(b.events)), uintptr(timeout), 0, 0)
+		} else {
+			// Without telling the scheduler, as the call does not wait: the kernel takes no lock for it that a peer
+			// could hold.
+			n, _, errno = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&b.events)),
+				uintptr(len(b.events)), 0, 0, 0)
+		}
 		if errno == unix.EINTR {
 			continue
 		}
@@ -109,11 +155,12 @@ func (b *Own) harvest(epoll uintptr) bool {
 			return true
 		}
 		for _, event := range b.events[:n] {
-			if int(event.Fd) != b.Eventfd {
+			isRung = isRung || int(event.Fd) != b.wake
+			if int(event.Fd) != b.Eventfd && int(event.Fd) != b.wake {
 				b.drainSocket(int(event.Fd))
 			}
 		}
-		return n > 0
+		return isRung
 	}
 }
 
@@ -170,12 +217,17 @@ func (b *Own) Close() {
 	if isAgain {
 		return
 	}
-	// Without the mutex, because it waits for a harvest.
-	if p := b.Polled.Load(); p != nil {
+	// Without the mutex, because it waits for a harvest. Of a doorbell whose goroutine blocks in the kernel, that
+	// goroutine's handle has made sure that none does.
+	if p := b.Polled.Load(); p != nil && p.File != nil {
 		_ = p.File.Close()
+	} else if p != nil {
+		unix.Close(p.FD)
 	}
-	if b.Eventfd >= 0 {
-		unix.Close(b.Eventfd)
+	for _, fd := range []int{b.Eventfd, b.wake} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 	}
 }
 
@@ -225,7 +277,7 @@ func NewFIFO(fd int) (*Own, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Own{Eventfd: -1}
+	b := &Own{Eventfd: -1, wake: -1}
 	b.Polled.Store(p)
 	rings := make([]byte, 1024)
 	b.drain = func(fd uintptr) bool {
@@ -249,10 +301,26 @@ func NewFIFO(fd int) (*Own, error) {
 
 // Wake ends the present sleep or the next one. The caller has stored the reason before: see ClearWake.
 func (b *Own) Wake() {
-	if p := b.Polled.Load(); p != nil {
-		// In this order: otherwise ClearWake could come between, and the deadline would stay.
+	p := b.Polled.Load()
+	if p == nil {
+		return
+	}
+	// In this order: otherwise ClearWake could come between, and the deadline, or the count, would stay.
+	if b.wake >= 0 {
+		b.writeWake()
+	} else {
 		_ = p.File.SetReadDeadline(kernel.LongAgo)
-		b.isWoken.Store(true)
+	}
+	b.isWoken.Store(true)
+}
+
+// writeWake adds 1 to the eventfd of local wakes. Only ClearWake takes from it, so it never waits.
+func (b *Own) writeWake() {
+	one := [8]byte{0: 1}
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if !b.isClosed {
+		_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(b.wake), uintptr(unsafe.Pointer(&one)), 8)
 	}
 }
 
@@ -260,6 +328,11 @@ func (b *Own) Wake() {
 // misses none.
 func (b *Own) ClearWake() {
 	if !b.isWoken.Swap(false) {
+		return
+	}
+	if b.wake >= 0 {
+		var count [8]byte
+		_, _, _ = unix.RawSyscall(unix.SYS_READ, uintptr(b.wake), uintptr(unsafe.Pointer(&count)), 8)
 		return
 	}
 	if p := b.Polled.Load(); p != nil {
@@ -279,6 +352,16 @@ func (b *Own) Sleep(isTimed bool) (isRung bool) {
 			return false
 		}
 		// An earlier wake found no deadline to set; the first event ends this sleep.
+	}
+	if b.wake >= 0 {
+		timeout := -1
+		if isTimed {
+			timeout = 1
+		}
+		// The runtime gives this goroutine's place among those that run to others only after the kernel has had the
+		// thread for 20 µs or more, so those that are ready go first.
+		runtime.Gosched()
+		return b.harvest(uintptr(p.FD), timeout)
 	}
 	if isTimed {
 		b.isWoken.Store(true)

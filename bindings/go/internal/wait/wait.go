@@ -2,8 +2,8 @@
 //
 // The policy, in policy.go, is that of the Rust library (crates/pelton-channel/src/wait.rs), with the same constants.
 // These differ, because of Go's scheduler:
-//   - A sleeping goroutine is parked in the runtime's poller. No thread waits in the kernel. The measured time of a
-//     wake-up includes the poller's and the scheduler's part.
+//   - A sleeping goroutine is parked in the runtime's poller, and the measured time of a wake-up includes the poller's
+//     and the scheduler's part. Only a service's goroutine blocks in the kernel: see doorbell.NewBlocking.
 //   - A busy-poll calls runtime.Gosched once, after yieldAfter, and a side that never sleeps calls it in each round:
 //     other goroutines may need this processor, and a goroutine that polls is preempted only after 10 ms.
 //   - The processor of a peer's last ring does not matter if the peer is a goroutine of this process: see nextTime.

@@ -33,6 +33,8 @@ const (
 	pauseMin       = 100 * time.Millisecond
 	// Samples before the first trial, and after a pause.
 	firstRest = 4
+	// Failed trials in a row before a window above levels[1] is tried: its page faults take 12 to 17 ms.
+	failedBeforeLargest = 3
 	// Samples until the memory outside the window is released, after a failed trial and after a pause.
 	excessSamples    = 8192
 	ExcessAfterPause = 8
@@ -268,7 +270,7 @@ func (w *Window) median() uint64 {
 }
 
 // useAnother switches to the next larger or the next smaller window, alternating; it returns false if neither is
-// possible.
+// possible, or if the larger one's trial has to wait.
 func (w *Window) useAnother() bool {
 	for range 2 {
 		w.triesLarger = !w.triesLarger
@@ -278,6 +280,9 @@ func (w *Window) useAnother() bool {
 			if w.triesLarger && level > w.Bytes && other == w.Bytes || !w.triesLarger && level < w.Bytes {
 				other = level
 			}
+		}
+		if w.failedTrials < failedBeforeLargest && other > max(levels[1], w.Bytes) {
+			return false
 		}
 		if other != w.Bytes && w.Use(other) {
 			return true

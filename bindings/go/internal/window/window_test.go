@@ -55,7 +55,7 @@ func TestTheWindowThatBringsMostIsFound(t *testing.T) {
 			best = max(best, newSimulated(lane.Window).run(10_000, func(uint64) time.Duration { return cost(fixed) }))
 		}
 		s := newSimulated(16 << 20)
-		s.run(5_000, cost)
+		s.run(40_000, cost)
 		if found := s.run(20_000, cost); found < 0.9*best {
 			t.Errorf("%v: %f of %f, at %d bytes", costs, found, best, s.Window.Bytes)
 		}

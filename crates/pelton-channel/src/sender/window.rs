@@ -39,6 +39,9 @@ const PAUSE_NS: u64 = 100_000_000;
 const RESTS: [u32; 5] = [128, 512, 2048, 8192, 32768];
 /// Samples before the first trial, and after a pause.
 const FIRST_REST: u32 = 4;
+/// Failed trials in a row before a window above `LEVELS[1]` is tried, some 15,000 samples after the smaller one was
+/// found: its page faults take 12 to 17 ms, and it seldom pays (docs/decisions/0031-window-sizes.md).
+const FAILED_BEFORE_LARGEST: usize = 3;
 /// Samples between a failed trial and the release of the memory outside the window. The release is late, because the
 /// next trial would need milliseconds to allocate the memory again. After a pause, or if the stream is no longer
 /// saturated, the release follows `EXCESS_OF_A_PAUSE` samples later.
@@ -194,7 +197,8 @@ impl Window {
 
     /// Limits the window to `bytes` for good: the system has no memory for a larger one.
     pub(super) fn refuse(&mut self, bytes: u64) {
-        self.bytes_max = bytes;
+        // A fixed window has equal limits.
+        (self.bytes_min, self.bytes_max) = (self.bytes_min.min(bytes), bytes);
         self.use_window(bytes);
         self.rest(RESTS[RESTS.len() - 1]);
     }
@@ -272,7 +276,8 @@ impl Window {
         *self.samples.select_nth_unstable(SAMPLES / 2).1
     }
 
-    /// Switches to the next larger or the next smaller window, alternately. Returns false if neither is possible.
+    /// Switches to the next larger or the next smaller window, alternately. Returns false if neither is possible, or if
+    /// the larger one's trial has to wait.
     fn use_another(&mut self) -> bool {
         for _ in 0..2 {
             self.tries_larger = !self.tries_larger;
@@ -281,6 +286,11 @@ impl Window {
                 true => levels.clone().find(|bytes| *bytes > self.bytes),
                 false => levels.rev().find(|bytes| *bytes < self.bytes),
             };
+            if self.failed_trials < FAILED_BEFORE_LARGEST
+                && other.is_some_and(|bytes| bytes > LEVELS[1].max(self.bytes))
+            {
+                return false;
+            }
             if other.is_some_and(|bytes| self.use_window(bytes)) {
                 return true;
             }
@@ -376,7 +386,8 @@ mod tests {
                 while sender.window.failed_trials == 0 && sender.ns < before + 20_000_000 {
                     sender.run(1, cost);
                 }
-                sender.run(5_000, cost);
+                // A trial of the largest one that fails by chance is repeated after 32,768 samples.
+                sender.run(120_000, cost);
                 let (found, best) = (sender.run(20_000, cost), best(bytes_max, cost));
                 assert!(
                     found > 0.9 * best,
@@ -497,6 +508,18 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_window_is_tried_only_in_a_long_stream() {
+        let larger_is_better = |bytes: u64| 100_000_000_000 / bytes;
+        let mut sender = Simulated::new(RESIDENT_MAX);
+        sender.run(10_000, |bytes| {
+            assert!(bytes <= LEVELS[1]);
+            larger_is_better(bytes)
+        });
+        sender.run(30_000, larger_is_better);
+        assert_eq!(sender.window.bytes, RESIDENT_MAX);
+    }
+
+    #[test]
     fn a_refused_window_is_not_tried_again() {
         let mut sender = Simulated::new(RESIDENT_MAX);
         while sender.window.bytes == WINDOW {
@@ -544,7 +567,7 @@ mod tests {
         let left: u64 = senders.iter().map(|sender| sender.window.taken).sum();
         assert_eq!((in_use.load(Relaxed), left), (0, 0));
         let mut after = Simulated::with(in_use, RESIDENT_MAX);
-        after.run(2_000, larger_is_better);
+        after.run(40_000, larger_is_better);
         assert_eq!(after.window.bytes, RESIDENT_MAX);
         assert_eq!(in_use.load(Relaxed), RESIDENT_MAX - WINDOW);
         drop((senders, after));
