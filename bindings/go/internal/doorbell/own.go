@@ -73,7 +73,7 @@ func NewLazy() (*Own, error) {
 
 // NewBlocking creates a doorbell whose sleeping goroutine blocks in the kernel, and holds a thread meanwhile. A parked
 // goroutine costs more system calls for each sleep: the runtime's poller wakes a thread, which may wake another one
-// that searches for work, and takes the ring by a second epoll_wait (docs/decisions/0039-go-service.md).
+// that searches for work, and takes the ring by a second epoll_wait (docs/decisions/0040-go-service.md).
 func NewBlocking() (*Own, error) {
 	b, err := NewLazy()
 	if err != nil {
