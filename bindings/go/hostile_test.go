@@ -302,7 +302,7 @@ func opensDirectory(t *testing.T, name string) {
 		return
 	}
 	directory := strings.TrimSuffix(strings.TrimPrefix(name, "unix:"), "/socket")
-	if err := os.Chmod(directory, 0o777); err != nil {
+	if err := os.Chmod(directory, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	// The directory around it may be closed to others, such as one from run-tests.

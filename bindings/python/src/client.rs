@@ -192,6 +192,10 @@ impl State {
 
     /// Cancels a call. An error is that of the client's end, which the next function returns.
     fn cancel(&mut self, call: CallId) {
+        // A thread that waits for it must not do so for ever.
+        if let Some(thread) = self.awaiting.get(&call) {
+            thread.unpark();
+        }
         let dropped = self.stored.remove(&call).into_iter().flatten();
         self.part_bytes -= dropped.map(|completion| completion.part_bytes()).sum::<u64>();
         if let Ok(client) = self.client() {
@@ -441,7 +445,12 @@ impl Call {
         if self.is_in_use.swap(true, Ordering::AcqRel) {
             return Err(error::named(py, "Busy", "another thread waits for this call: one at a time may"));
         }
-        let found = self.client.get().wait_in_slices(py, deadline, |client, until| client.next(self.call, until));
+        let found = self.client.get().wait_in_slices(py, deadline, |client, until| {
+            if self.is_over.load(Ordering::Acquire) {
+                return Err(Error::Refused("another thread has cancelled this call".to_owned()).into());
+            }
+            client.next(self.call, until)
+        });
         self.is_in_use.store(false, Ordering::Release);
         let completion = match found {
             Ok(Some(completion)) => completion,

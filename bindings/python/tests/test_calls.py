@@ -813,3 +813,44 @@ def test_a_reply_arrives_though_the_service_has_closed_right_after_it(name: str)
             assert call.result(LIMIT) == b"last"
             with pytest.raises(pelton.Closed):
                 client.call(b"", LIMIT)
+
+
+def test_a_cancel_by_another_thread_ends_the_wait_for_a_result(served: Served) -> None:
+    client, handler = served
+    call = client.submit(b"wait")
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            call.result()
+        except pelton.Refused as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert handler.begun.wait(LIMIT)
+    call.cancel()
+    thread.join(LIMIT)
+    handler.go_on.set()
+    assert ended and "cancelled" in str(ended[0])
+
+
+def test_an_exception_without_a_text_fails_its_call_alone(name: str) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def handler(request: pelton.Request) -> bytes:
+        if request.data == b"mute":
+            raise Mute
+        return b"fine"
+
+    with pelton.Service.listen(name) as service:
+        thread = threading.Thread(target=service.run, args=(handler,))
+        thread.start()
+        with pelton.Client.connect(name, timeout=LIMIT) as client:
+            with pytest.raises(pelton.Failed, match="Mute"):
+                client.call(b"mute", LIMIT)
+            assert client.call(b"tea", LIMIT) == b"fine"
+        service.stop()
+        thread.join(LIMIT)

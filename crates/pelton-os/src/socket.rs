@@ -56,7 +56,7 @@ fn new() -> std::io::Result<OwnedFd> {
 const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// A listening socket at `path`, which must not exist. If it `permits_others`, every user whom the directory lets in
-/// can connect, whatever the umask; otherwise the umask decides.
+/// can connect, whatever the umask, unless other users may write the directory. Otherwise the umask decides.
 pub fn listen_at(path: &Path, permits_others: bool) -> std::io::Result<Descriptor> {
     let address = SocketAddrUnix::new(path)?;
     let fd = new()?;
@@ -69,18 +69,25 @@ pub fn listen_at(path: &Path, permits_others: bool) -> std::io::Result<Descripto
     })
 }
 
-/// Lets every user connect to the socket at `path`. A process that may write its directory can have replaced it:
-/// another kind of file, and one of another user, is an error and stays as it is.
+/// Lets every user connect to the socket at `path`, if only this user or root may write its directory: in any other,
+/// such as /tmp, another process may have replaced the socket, and everybody could reach it. What is no socket of this
+/// user stays as it is.
 fn permit_others(path: &Path) -> std::io::Result<()> {
     use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+    let own = rustix::process::geteuid().as_raw();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = rustix::fs::stat(parent)?;
+    if directory.st_mode & 0o022 != 0 || ![own, 0].contains(&directory.st_uid) {
+        return Ok(());
+    }
     let fd = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let found = fstat(&fd)?;
-    if !FileType::from_raw_mode(found.st_mode).is_socket() || found.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(std::io::Error::other("another process has replaced the socket"));
+    if !FileType::from_raw_mode(found.st_mode).is_socket() || found.st_uid != own {
+        return Ok(());
     }
     // fchmod takes no such descriptor, and before Linux 6.6 no chmod spares what a symbolic link leads to.
-    rustix::fs::chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(0o666))?;
-    Ok(())
+    rustix::fs::chmod(format!("/proc/self/fd/{}", fd.as_raw_fd()), Mode::from_raw_mode(0o666))
+        .map_err(|errno| std::io::Error::other(format!("letting other users connect, by /proc: {errno}")))
 }
 
 /// The next connection; `None` when there is none yet.
@@ -338,10 +345,11 @@ mod tests {
     fn a_socket_permits_others_only_if_asked_and_never_what_has_replaced_it() {
         let directory = std::env::temp_dir().join(format!("pelton-socket-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755)).unwrap();
         let at = |name: &str| directory.join(name);
         let found = std::panic::catch_unwind(|| {
             let _own = listen_at(&at("own"), false).unwrap();
-            std::fs::DirBuilder::new().create(at("made")).unwrap();
+            std::fs::create_dir(at("made")).unwrap();
             assert_eq!(mode(&at("own")), mode(&at("made")), "the umask decides");
             let _public = listen_at(&at("public"), true).unwrap();
             assert_eq!(mode(&at("public")), 0o666);
@@ -351,10 +359,13 @@ mod tests {
             std::os::unix::fs::symlink(at("secret"), at("link")).unwrap();
             std::os::unix::fs::symlink(at("own"), at("link to a socket")).unwrap();
             for name in ["secret", "link", "link to a socket"] {
-                let error = permit_others(&at(name)).unwrap_err();
-                assert!(error.to_string().contains("has replaced the socket"), "{name}: {error}");
+                permit_others(&at(name)).unwrap();
             }
             assert_eq!((mode(&at("secret")), mode(&at("own"))), (0o600, mode(&at("made"))));
+
+            std::fs::set_permissions(at("made"), std::fs::Permissions::from_mode(0o1777)).unwrap();
+            let _writable = listen_at(&at("made/socket"), true).unwrap();
+            assert_ne!(mode(&at("made/socket")), 0o666, "others may write the directory");
         });
         std::fs::remove_dir_all(&directory).unwrap();
         found.unwrap();

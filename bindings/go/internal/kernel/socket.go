@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,7 +66,7 @@ func (p *Descriptor) RefuseOne(packet []byte) bool {
 }
 
 // ListenAt creates a listening socket at a free path. If it permitsOthers, every user whom the directory lets in can
-// connect, whatever the umask; otherwise the umask decides.
+// connect, whatever the umask, unless other users may write the directory. Otherwise the umask decides.
 func ListenAt(path string, permitsOthers bool) (int, error) {
 	fd, address, err := newSocket(path)
 	if err != nil {
@@ -89,23 +90,34 @@ func ListenAt(path string, permitsOthers bool) (int, error) {
 	return fd, nil
 }
 
-// permitOthers lets every user connect to the socket at path. A process that may write its directory can have replaced
-// it: another kind of file, and one of another user, is an error and stays as it is.
+// permitOthers lets every user connect to the socket at path, if only this user or root may write its directory: in any
+// other, such as /tmp, another process may have replaced the socket, and everybody could reach it. What is no socket of
+// this user stays as it is.
 func permitOthers(path string) error {
+	var directory, found unix.Stat_t
+	if err := unix.Stat(filepath.Dir(path), &directory); err != nil {
+		return err
+	}
+	own := uint32(os.Geteuid())
+	if directory.Mode&0o022 != 0 || directory.Uid != own && directory.Uid != 0 {
+		return nil
+	}
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	var found unix.Stat_t
 	if err := unix.Fstat(fd, &found); err != nil {
 		return err
 	}
-	if found.Mode&unix.S_IFMT != unix.S_IFSOCK || int(found.Uid) != os.Geteuid() {
-		return errors.New("another process has replaced the socket")
+	if found.Mode&unix.S_IFMT != unix.S_IFSOCK || found.Uid != own {
+		return nil
 	}
 	// fchmod takes no such descriptor, and before Linux 6.6 no chmod spares what a symbolic link leads to.
-	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
+	if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666); err != nil {
+		return errors.New("letting other users connect, by /proc: " + err.Error())
+	}
+	return nil
 }
 
 // ConnectTo connects to the socket at a path, without waiting.

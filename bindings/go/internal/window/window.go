@@ -221,6 +221,7 @@ func (w *Window) Shrink() {
 // refuse keeps the window at this size for good, as the system has no memory for a larger one.
 func (w *Window) refuse(bytes uint64) {
 	w.BytesMax = bytes
+	w.BytesMin = min(w.BytesMin, bytes)
 	w.Use(bytes)
 	w.rest(rests[len(rests)-1])
 }

@@ -133,6 +133,8 @@ class Stream:
         self._idempotent = idempotent
         self._call: int | None = None
         self._parts = _Parts()
+        self._is_beginning = False
+        self._is_closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -140,11 +142,18 @@ class Stream:
     async def __anext__(self) -> bytes:
         """The next part. Raises as `Client.call`."""
         parts = self._parts
-        if parts.waiter is not None:
+        if parts.waiter is not None or self._is_beginning:
             raise pelton.Busy("another task waits for this stream: one at a time may")
         if self._request is not None:
-            request, self._request = self._request, None
-            self._call = await self._client._begin(request, self._timeout, self._idempotent, parts)
+            self._is_beginning = True
+            try:
+                # A cancel while it waits for space has sent nothing: the next call begins anew.
+                self._call = await self._client._begin(self._request, self._timeout, self._idempotent, parts)
+            finally:
+                self._is_beginning = False
+            self._request = None
+            if self._is_closed:
+                await self.aclose()
         while not parts.parts:
             if parts.error is not None:
                 error, parts.error = parts.error, None
@@ -162,7 +171,9 @@ class Stream:
 
     async def aclose(self) -> None:
         """Cancels the call, if it has not ended. Does not wait."""
-        self._request = None
+        self._is_closed = True
+        if not self._is_beginning:
+            self._request = None
         call, self._call = self._call, None
         if call is not None:
             self._client._forget(call, self._parts)
@@ -613,7 +624,8 @@ class Service(_Driver):
     def _check_cancels(self) -> None:
         self._cancels = self._service.cancels
         for request, task in list(self._running.items()):
-            if request.is_cancelled():
+            # Once: a handler that cleans up is left alone.
+            if not task.cancelling() and request.is_cancelled():
                 self._cancel(request, task)
 
     def _cancel(self, request: pelton.Request, task: asyncio.Task[None]) -> None:

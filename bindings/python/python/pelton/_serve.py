@@ -35,14 +35,21 @@ def fail(request: pelton.Request, error: Exception) -> None:
     if isinstance(error, pelton.Failed):
         code, text = error.code, error.bytes
     else:
-        _log.error("the handler of a service failed", exc_info=error)
-        code, text = _EXCEPTION, f"{type(error).__name__}: {error}"[:_TEXT_MAX].encode(errors="replace")
+        try:
+            _log.error("the handler of a service failed", exc_info=error)
+            code, text = _EXCEPTION, f"{type(error).__name__}: {error}"[:_TEXT_MAX].encode(errors="replace")
+        except Exception:
+            # The exception cannot be printed, or a filter of the logger fails.
+            code, text = _EXCEPTION, type(error).__name__.encode(errors="replace")
     if request.is_answered:
         return
     try:
         answered(request.fail, code, text)
     except pelton.TooLarge:
         answered(request.fail, code)
+    except pelton.Error:
+        # Such as Refused: the client has used up its memory here. Its call must not end the service for others.
+        request.abandon()
 
 
 def is_streaming(reply: object) -> bool:

@@ -15,6 +15,7 @@ which it was opened.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable
@@ -169,15 +170,18 @@ class File:
     def __init__(self, engine: _Engine, file: _pelton.File) -> None:
         self._engine = engine
         self._file = file
+        # The kernel does not order operations at a file's own position.
+        self._turn = asyncio.Lock()
 
     async def read(self, most: int | None = None) -> bytes:
         """Reads `most` bytes at the file's position: fewer only at its end. None: everything to the end."""
-        if most is not None:
-            return await self._read(most, None)
-        pieces = [await self._read(_PIECE, None)]
-        while pieces[-1]:
-            pieces.append(await self._read(_PIECE, None))
-        return b"".join(pieces)
+        async with self._turn:
+            if most is not None:
+                return await self._read(most, None)
+            pieces = [await self._read(_PIECE, None)]
+            while pieces[-1]:
+                pieces.append(await self._read(_PIECE, None))
+            return b"".join(pieces)
 
     async def pread(self, most: int, offset: int) -> bytes:
         """Reads `most` bytes from `offset` on: fewer only at the file's end."""
@@ -189,8 +193,9 @@ class File:
 
     async def write(self, data: Buffer) -> int:
         """Writes all of a bytes-like object at the file's position, or at its end in mode `a`. Returns its size."""
-        written: int = await self._engine.run(self._engine.begin.write, self._file, data, None)
-        return written
+        async with self._turn:
+            written: int = await self._engine.run(self._engine.begin.write, self._file, data, None)
+            return written
 
     async def pwrite(self, data: Buffer, offset: int) -> int:
         """Writes all of a bytes-like object at `offset`. Returns its size."""
@@ -225,4 +230,9 @@ class File:
     async def __aexit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except OSError as error:
+            # A cancelled operation is still in flight, and closes the file when it ends.
+            if error.errno != errno.EBUSY:
+                raise

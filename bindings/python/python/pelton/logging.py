@@ -26,7 +26,10 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 import threading
+import time
+import traceback
 from types import TracebackType
 from typing import Self
 
@@ -152,17 +155,28 @@ class Listener:
             except pelton.TimedOut:
                 if self._is_stopping:
                     return
+            except (pelton.ClosedHandle, pelton.Forked):
+                return
             except (pelton.Closed, pelton.PeerDied, pelton.Corrupt):
                 # One of many: the others go on.
                 continue
+            except pelton.Error as error:
+                # Such as a lack of descriptors, which may pass.
+                self._report(f"receiving log records: {error}")
+                time.sleep(_TURN)
 
     def _handle_bytes(self, data: bytes) -> None:
         try:
             record = logging.makeLogRecord(json.loads(data))
             self.handle(record)
         except Exception:
-            # Any process of this user may send anything: the thread survives it.
-            logging.getLogger(__name__).warning("found no log record: %.200r", data)
+            # Any process of this user may send anything, and handlers fail: the thread survives both.
+            self._report(f"a log record was not handled: {data[:200]!r}\n{traceback.format_exc()}")
+
+    def _report(self, text: str) -> None:
+        # Not by logging: this process may have a handler that sends to this very thread.
+        if logging.raiseExceptions and sys.stderr:
+            print(f"pelton.logging: {text}", file=sys.stderr)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Returns the record for the handlers: for subclasses."""

@@ -215,7 +215,7 @@ fn shutting_its_doorbell_loses_the_client(dir: &TestDir, waits: bool) {
     let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
     let mut service = pelton::Service::listen_with(&dir.name(), &options).unwrap();
     // The socket's own mode lets other users connect, because of `allow_uids`.
-    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let mut client = Child::start(Role::new(child, "client that shuts doorbells down").with("name", dir.name()));
     let request = service.receive_until(deadline()).unwrap().expect("no request arrived");
     let mut responder = request.into_responder();
@@ -263,7 +263,7 @@ fn another_users_access_to_a_doorbell_disturbs_nobody() {
     let _watchdog = Watchdog::new("a doorbell of another user blocks the receiver");
     let mut receiver = Options::new().allow_uids(&[65_533]).gather_at(&dir.name()).unwrap();
     // The socket's own mode lets other users connect, because of `allow_uids`.
-    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     for misuse in [
         "rings",
         "sends-nothing rings",

@@ -879,7 +879,7 @@ fn no_sender_joins_after_the_end() {
 }
 
 fn open_to_all_users(path: &std::path::Path) {
-    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 #[test]
