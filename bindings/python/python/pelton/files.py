@@ -165,17 +165,18 @@ async def listdir(path: str | os.PathLike[str] = ".") -> list[str]:
 
 
 class File:
-    """An open file: see `open`. Any number of tasks of its loop may use it; those at its own position take turns."""
+    """An open file: see `open`. Any number of tasks of its loop may use it; those that read at its own
+    position take turns, and so do those that write there."""
 
     def __init__(self, engine: _Engine, file: _pelton.File) -> None:
         self._engine = engine
         self._file = file
-        # The kernel does not order operations at a file's own position.
-        self._turn = asyncio.Lock()
+        # The kernel does not order operations at a file's own position. Two, since a FIFO is read while it is written.
+        self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
 
     async def read(self, most: int | None = None) -> bytes:
         """Reads `most` bytes at the file's position: fewer only at its end. None: everything to the end."""
-        async with self._turn:
+        async with self._reading:
             if most is not None:
                 return await self._read(most, None)
             pieces = [await self._read(_PIECE, None)]
@@ -193,7 +194,7 @@ class File:
 
     async def write(self, data: Buffer) -> int:
         """Writes all of a bytes-like object at the file's position, or at its end in mode `a`. Returns its size."""
-        async with self._turn:
+        async with self._writing:
             written: int = await self._engine.run(self._engine.begin.write, self._file, data, None)
             return written
 
