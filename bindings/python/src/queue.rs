@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 use std::alloc::{Layout, alloc, dealloc};
+use std::os::fd::IntoRawFd;
 use std::os::raw::c_int;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -238,10 +239,11 @@ impl QueueFile {
     }
 
     fn check_open(&self, py: Python<'_>) -> PyResult<()> {
-        match self.file.has_left() {
-            false => Ok(()),
-            true => Err(error::named(py, "ClosedHandle", "this queue is closed: use one that is open")),
+        if self.file.has_left() {
+            return Err(error::named(py, "ClosedHandle", "this queue is closed: use one that is open"));
         }
+        // A child opens its queues anew, unless that fails.
+        if self.file.is_forked() { Err(raise(py, Error::Forked)) } else { Ok(()) }
     }
 
     /// Pickles an object.
@@ -328,37 +330,40 @@ impl QueueFile {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As `take`, and claims the item until `task_done`. Gives those again that others had claimed and were killed.
-    fn claim(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<(Taken, bool)>> {
+    /// As `take`, and claims the item until `task_done`; returns also the claim's number. Gives those again that others
+    /// had claimed and were killed.
+    fn claim(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<((Block, u64), bool)>> {
         self.check_open(py)?;
-        let again = || match self.claims().give_again()? {
-            Some(message) => Block::copy_of(&message).map(|block| Some((block, true))),
-            None => Ok(None),
-        };
         let claim = |Offered { message, seq, is_redelivered }: Offered<'_>| {
             if is_redelivered {
                 queue_claims::void(self.file.path(), seq)?;
             }
             // In this order: without memory for it, the item stays.
             let block = Block::copy_of(message)?;
-            self.claims().claim(seq, message)?;
-            Ok(Some(block))
+            Ok(self.claims().claim(seq, message)?.map(|number| (block, number)))
         };
         let attempt = |until: Instant| {
             if self.must_adopt() {
-                self.file.adopt(until, |interrupted| self.claims().adopt(interrupted))?;
+                let adopt = |interrupted| self.claims().adopt(interrupted, Block::copy_of);
+                if let Some(adopted) = self.file.adopt(until, adopt)? {
+                    // There may be more.
+                    self.adopts_next_at(Instant::now());
+                    return Ok(Some((adopted, true)));
+                }
             }
-            match again()? {
-                None if deadline == Deadline::Now => self.file.get_now(claim),
-                None => self.file.get_until(until, claim),
-                found => Ok(found),
+            match deadline {
+                Deadline::Now => self.file.get_now(claim),
+                _ => self.file.get_until(until, claim),
             }
         };
-        let claimed = match deadline {
-            Deadline::Now => py.detach(|| attempt(Instant::now())).map_err(|error| raise(py, error))?,
-            _ => self.wait(py, deadline, attempt)?,
-        };
-        Ok(claimed.map(|(block, is_redelivered)| (Taken::Block(block), is_redelivered)))
+        match deadline {
+            Deadline::Now => py.detach(|| attempt(Instant::now())).map_err(|error| raise(py, error)),
+            _ => self.wait(py, deadline, attempt),
+        }
+    }
+
+    fn adopts_next_at(&self, next: Instant) {
+        *self.adopts_at.lock().unwrap_or_else(PoisonError::into_inner) = next;
     }
 
     /// Whether it is time to search for claims.
@@ -379,23 +384,43 @@ impl QueueFile {
         claims: bool,
     ) -> PyResult<(Bound<'py, PyAny>, bool)> {
         let deadline = if block { deadline(timeout)? } else { Deadline::Now };
-        let taken = if claims { self.claim(py, deadline)? } else { self.take(py, deadline)? };
-        let Some((taken, is_redelivered)) = taken else {
-            static EMPTY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-            return Err(PyErr::from_type(EMPTY.import(py, "queue", "Empty")?.clone(), ()));
+        let (taken, claim, is_redelivered) = match claims {
+            true => match self.claim(py, deadline)? {
+                Some(((block, number), is_redelivered)) => (Taken::Block(block), Some(number), is_redelivered),
+                None => return Err(empty(py)?),
+            },
+            false => match self.take(py, deadline)? {
+                Some((taken, is_redelivered)) => (taken, None, is_redelivered),
+                None => return Err(empty(py)?),
+            },
         };
-        static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let loads = LOADS.import(py, "pickle", "loads")?;
-        let object = match taken {
-            Taken::Small(pickle) => loads.call1((pickle,))?,
-            Taken::Block(block) => {
-                let (pickle, buffers) = parts(py, block)?;
-                let given = PyDict::new(py);
-                given.set_item(intern!(py, "buffers"), buffers)?;
-                loads.call((pickle,), Some(&given))?
+        let object = unpickled(py, taken).inspect_err(|_| {
+            // Nobody can call `task_done` for it.
+            if let Some(number) = claim {
+                let _ = py.detach(|| self.claims().done(number));
+                self.file.after_done();
             }
-        };
+        })?;
         Ok((object, is_redelivered))
+    }
+}
+
+fn empty(py: Python<'_>) -> PyResult<PyErr> {
+    static EMPTY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    Ok(PyErr::from_type(EMPTY.import(py, "queue", "Empty")?.clone(), ()))
+}
+
+fn unpickled<'py>(py: Python<'py>, taken: Taken) -> PyResult<Bound<'py, PyAny>> {
+    static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let loads = LOADS.import(py, "pickle", "loads")?;
+    match taken {
+        Taken::Small(pickle) => loads.call1((pickle,)),
+        Taken::Block(block) => {
+            let (pickle, buffers) = parts(py, block)?;
+            let given = PyDict::new(py);
+            given.set_item(intern!(py, "buffers"), buffers)?;
+            loads.call((pickle,), Some(&given))
+        }
     }
 }
 
@@ -433,6 +458,11 @@ impl QueueFile {
     /// Opens the queue anew, in a forked child.
     fn reopen(&self, py: Python<'_>) -> PyResult<QueueFile> {
         QueueFile::new(py, self.file.reopen())
+    }
+
+    /// Keeps the file for a child that is about to be forked: a descriptor, to be closed after that.
+    fn keep_for_child(&self, py: Python<'_>) -> PyResult<i32> {
+        self.file.keep_for_child().map(IntoRawFd::into_raw_fd).map_err(|error| raise(py, error))
     }
 
     #[getter]

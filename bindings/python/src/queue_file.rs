@@ -320,13 +320,17 @@ fn remove_if_unused(fd: &OwnedFd, path: &Path) {
     if rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
         if is_linked(fd) {
             let _ = rustix::fs::unlink(path);
-            for claims in queue_claims::files_of(path) {
+            for claims in queue_claims::files_of(path).unwrap_or_default() {
                 let _ = rustix::fs::unlink(claims);
             }
         }
         // Not by the close: a child before exec may have the description for a moment longer.
         let _ = rustix::fs::flock(fd, FlockOperation::Unlock);
     }
+}
+
+fn lock_shared(fd: &OwnedFd) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| rustix::fs::flock(fd, FlockOperation::LockShared))
 }
 
 fn is_linked(fd: &OwnedFd) -> bool {
@@ -363,13 +367,14 @@ impl File {
     /// Writes a new file. `None`: a process that sweeps has removed it.
     fn fill(path: PathBuf, fd: OwnedFd, items_max: u32, capacity: u64) -> Result<Option<File>> {
         let failed = failed("making the queue", &path);
-        rustix::fs::flock(&fd, FlockOperation::LockShared).map_err(&failed)?;
+        lock_shared(&fd).map_err(&failed)?;
         if !is_linked(&fd) {
             return Ok(None);
         }
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(&failed)?;
         rustix::fs::ftruncate(&fd, DATA_AT + capacity).map_err(&failed)?;
-        pelton_os::allocate(&fd, 0, DATA_AT)
+        // With the place of the first item, which a consumer reads before a producer has allocated anything.
+        pelton_os::allocate(&fd, 0, DATA_AT + pelton_os::PIECE.min(capacity))
             .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
         let file = File::map(path.clone(), fd, capacity)?;
         let base = file.base;
@@ -426,11 +431,21 @@ impl File {
 
     /// Opens the queue for a forked child, also after its file was removed.
     pub fn reopen(&self) -> Result<File> {
-        // A new description: the inherited one has the parent's lock.
+        File::check(self.path.clone(), self.open_again()?, false)
+    }
+
+    /// A new description: the inherited one has the parent's lock.
+    fn open_again(&self) -> Result<OwnedFd> {
         let own = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        let fd = rustix::fs::open(own.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-            .map_err(failed("opening", &self.path))?;
-        File::check(self.path.clone(), fd, false)
+        rustix::fs::open(own.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(failed("opening", &self.path))
+    }
+
+    /// Keeps the file for a child that is about to be forked, until that has opened it: the parent may leave before.
+    pub fn keep_for_child(&self) -> Result<OwnedFd> {
+        let fd = self.open_again()?;
+        lock_shared(&fd).map_err(failed("keeping", &self.path))?;
+        Ok(fd)
     }
 
     fn check(path: PathBuf, fd: OwnedFd, must_be_linked: bool) -> Result<File> {
@@ -442,7 +457,7 @@ impl File {
             let (user, mode) = (found.st_uid, found.st_mode);
             return refuse(format!("it is of user {user} with mode {mode:o}, wanted a file of this user alone"));
         }
-        rustix::fs::flock(&fd, FlockOperation::LockShared).map_err(&errors)?;
+        lock_shared(&fd).map_err(&errors)?;
         if must_be_linked && !is_linked(&fd) {
             return Err(Error::NoChannel { path: path.display().to_string() });
         }
@@ -667,8 +682,8 @@ impl File {
 
     /// Calls `adopt` as the consumer, if that role is free within `until`, with the number of the item that a consumer
     /// which was killed had begun to take.
-    pub fn adopt(&self, until: Instant, adopt: impl FnOnce(Option<u32>) -> Result<()>) -> Result<()> {
-        let Some(role) = self.header().getting.lock_until(until)? else { return Ok(()) };
+    pub fn adopt<T>(&self, until: Instant, adopt: impl FnOnce(Option<u32>) -> Result<Option<T>>) -> Result<Option<T>> {
+        let Some(role) = self.header().getting.lock_until(until)? else { return Ok(None) };
         let next = self.consumer(&role)?.head().seq;
         let is_interrupted = self.header().taking.load(Ordering::Relaxed) == next;
         adopt(is_interrupted.then_some(next))
@@ -770,8 +785,14 @@ impl File {
                 // Counts the item of a producer that was killed.
                 self.producer(&role)?;
             }
-            // In this order: an item is claimed before it leaves the lane.
-            if self.items() == 0 && !queue_claims::is_any_left(&self.path) {
+            // In this order: an item is claimed before it leaves the lane. Nothing was put or taken meanwhile: otherwise
+            // an item that was done may have been followed by another one in a file that was read before.
+            let head = self.pages().1.head();
+            if self.items() == 0
+                && !queue_claims::is_any_left(&self.path)?
+                && self.items() == 0
+                && self.pages().1.head() == head
+            {
                 return Ok(true);
             }
             if Instant::now() >= until {

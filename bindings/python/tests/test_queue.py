@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import mmap
 import multiprocessing
@@ -11,6 +12,7 @@ import multiprocessing.resource_tracker
 import os
 import pickle
 import random
+import resource
 import signal
 import socket
 import struct
@@ -828,3 +830,156 @@ def test_a_million_items_leave_neither_memory_nor_descriptors(make: Make) -> Non
     assert len(os.listdir("/proc/self/fd")) == fds
     # The items pass through the same part of the memory again and again.
     assert (SHM / queue.name).stat().st_blocks * 512 < 4 << 20
+
+
+# What a review found.
+
+
+def follow(queue: Any, done: Any, worker: int) -> None:
+    """Puts what follows from an item before it says that the item is done."""
+    while (depth := queue.get()) is not None:
+        if depth > 0:
+            queue.put(depth - 1)
+        done[worker] += 1
+        queue.task_done()
+    queue.task_done()
+
+
+def test_join_waits_also_for_items_that_follow_from_others(make: Make, run: Run) -> None:
+    queue, done = make(JoinableQueue), memoryview(mmap.mmap(-1, 3 * 8)).cast("Q")
+    workers = [run("fork", follow, queue, done, worker) for worker in range(3)]
+    for round_ in range(1, 300):
+        queue.put(4)
+        queue.join()
+        assert sum(done) == 5 * round_
+    for _ in workers:
+        queue.put(None)
+    for worker in workers:
+        ended(worker)
+
+
+def test_a_parent_that_closes_at_once_leaves_the_queue_to_its_child(make: Make) -> None:
+    for number in range(50):
+        queue, back = Queue(), make()
+        queue.put(number)
+        child = os.fork()
+        if child == 0:
+            # It is there, and others can open it.
+            back.put((SHM / queue.name).exists() and pickle.loads(pickle.dumps(queue)).get(timeout=LIMIT))
+            back.close()
+            queue.close()
+            os._exit(0)
+        name = queue.name
+        queue.close()
+        assert back.get(timeout=LIMIT) == number
+        os.waitpid(child, 0)
+        assert not (SHM / name).exists()
+
+
+def files_of(queue: Any) -> list[Path]:
+    return list(SHM.glob(f"{queue.name}.*"))
+
+
+def test_one_item_in_hand_does_not_keep_the_memory_of_all_later_ones(make: Make) -> None:
+    queue = make(JoinableQueue)
+    held = threading.Event()
+
+    def hold() -> None:
+        assert queue.get() == "held"
+        held.wait(LIMIT)
+        queue.task_done()
+
+    queue.put("held")
+    thread = threading.Thread(target=hold)
+    thread.start()
+    while not queue.empty():
+        time.sleep(0.001)
+    for number in range(200):
+        queue.put((number, bytes(100_000)))
+        assert queue.get()[0] == number
+        queue.task_done()
+    assert sum(path.stat().st_size for path in files_of(queue)) < 4 << 20
+    held.set()
+    thread.join()
+    queue.join()
+    assert sum(path.stat().st_size for path in files_of(queue)) == 0
+
+
+def get_each(queue: Any, children: Any, count: int) -> None:
+    for _ in range(count):
+        children.put(queue.get_flagged())
+    time.sleep(LIMIT)
+
+
+def test_the_items_of_a_killed_consumer_go_to_several_others(make: Make, run: Run) -> None:
+    queue, children = make(JoinableQueue), make()
+    for number in range(2):
+        queue.put(number)
+    first = run("fork", get_each, queue, children, 2)
+    assert [children.get(timeout=LIMIT) for _ in range(2)] == [(0, False), (1, False)]
+    kill(first)
+    # Each takes one, and works on it for ever.
+    others = [run("fork", get_each, queue, children, 1) for _ in range(2)]
+    assert sorted(children.get(timeout=LIMIT) for _ in range(2)) == [(0, True), (1, True)]
+    for other in others:
+        kill(other)
+    assert sorted(queue.get_flagged(timeout=LIMIT) for _ in range(2)) == [(0, True), (1, True)]
+    queue.task_done()
+    queue.task_done()
+    queue.join()
+
+
+def test_an_item_that_cannot_be_unpickled_is_done(make: Make) -> None:
+    queue = make(JoinableQueue)
+    queue.put(Broken())
+    queue.put("next")
+    with pytest.raises(ZeroDivisionError):
+        queue.get()
+    assert queue.get() == "next"
+    queue.task_done()
+    with pytest.raises(ValueError, match="too many"):
+        queue.task_done()
+    queue.join()
+
+
+def test_a_close_during_a_get_claims_nothing_afterwards(make: Make) -> None:
+    for _ in range(50):
+        queue = JoinableQueue()
+        other = pickle.loads(pickle.dumps(queue))
+        taken: list[int] = []
+
+        def get(queue: Any, taken: list[int]) -> None:
+            with contextlib.suppress(ValueError):
+                while True:
+                    taken.append(queue.get())
+
+        thread = threading.Thread(target=get, args=(queue, taken))
+        thread.start()
+        for number in range(20):
+            other.put(number)
+        queue.close()
+        thread.join()
+        # What the closed one has got counts as done, and the rest is there, once.
+        rest = [other.get_flagged() for _ in range(other.qsize())]
+        assert [*taken, *(number for number, _ in rest)] == list(range(20))
+        assert not any(again for _, again in rest)
+        for _ in rest:
+            other.task_done()
+        other.join()
+        other.close()
+
+
+def test_without_descriptors_join_raises_instead_of_returning(make: Make) -> None:
+    queue = make(JoinableQueue)
+    queue.put("in hand")
+    queue.get()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            queue.join()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert raised.value.errno == errno.EMFILE
+    queue.task_done()
+    queue.join()

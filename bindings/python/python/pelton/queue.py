@@ -12,10 +12,12 @@ it: when `put` returns, the item is in the queue, and stays there if this proces
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import multiprocessing.util
 import os
 import pickle
+import threading
 import weakref
 from collections import ChainMap
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from queue import Empty, Full
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import pelton
 from pelton._pelton import QueueFile
 
 if TYPE_CHECKING:
@@ -200,17 +203,44 @@ _open: weakref.WeakSet[_Shared] = weakref.WeakSet()
 
 
 def _close_all() -> None:
+    # A child of multiprocessing comes here before its other threads have ended, which may have items in hand.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     for queue in list(_open):
         queue.close()
     # Also those that this process left before its children, which it has ended since.
     QueueFile.sweep()
 
 
-def _in_child() -> None:
-    # A lock of the parent's description is the parent's: each queue is opened anew.
+# By thread: the descriptors that keep the files of its queues while it forks.
+_kept: dict[int, list[int]] = {}
+
+
+def _before_fork() -> None:
+    kept = _kept.setdefault(threading.get_ident(), [])
     for queue in list(_open):
         if not queue._file.closed:
-            queue._file = queue._file.reopen()
+            with contextlib.suppress(pelton.Error):
+                kept.append(queue._file.keep_for_child())
+
+
+def _after_fork() -> None:
+    for descriptor in _kept.pop(threading.get_ident(), []):
+        os.close(descriptor)
+
+
+def _in_child() -> None:
+    # A lock of the parent's description is the parent's: each queue is opened anew. One for which that fails raises
+    # Forked when it is used.
+    for queue in list(_open):
+        if not queue._file.closed:
+            with contextlib.suppress(pelton.Error):
+                queue._file = queue._file.reopen()
+    # Also those of other threads that were about to fork: they do not exist here.
+    for descriptor in [each for kept in _kept.values() for each in kept]:
+        os.close(descriptor)
+    _kept.clear()
     _close_at_end(None)
 
 
@@ -220,6 +250,6 @@ def _close_at_end(_: object) -> None:
 
 
 _close_at_end(None)
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 # multiprocessing forgets what was to be done at the end of a child when that begins, and then calls this.
 multiprocessing.util.register_after_fork(_close_at_end, _close_at_end)
