@@ -4,6 +4,7 @@
 use std::{
     fs,
     os::unix::process::ExitStatusExt,
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -21,11 +22,27 @@ fn start(system: &str, directory: &str) -> Child {
         .unwrap()
 }
 
-fn processes(directory: &str) -> usize {
+/// The directories in /proc of the program's processes.
+fn found(directory: &str) -> Vec<PathBuf> {
     let mark = format!("TMPDIR={directory}\0");
-    let processes =
-        fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("environ")).ok());
-    processes.filter(|environment| environment.windows(mark.len()).any(|window| window == mark.as_bytes())).count()
+    let is_marked = |path: &PathBuf| {
+        let environment = fs::read(path.join("environ")).unwrap_or_default();
+        environment.windows(mark.len()).any(|window| window == mark.as_bytes())
+    };
+    fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path())).filter(is_marked).collect()
+}
+
+fn processes(directory: &str) -> usize {
+    found(directory).len()
+}
+
+/// The run's directory in shared memory, which the sides of some systems have in their arguments.
+fn in_shared_memory(directory: &str) -> Option<PathBuf> {
+    found(directory).iter().find_map(|process| {
+        let arguments = String::from_utf8_lossy(&fs::read(process.join("cmdline")).ok()?).into_owned();
+        let at = arguments.find("/dev/shm/pelton-bench-")?;
+        arguments[at..].split('"').next().map(PathBuf::from)
+    })
 }
 
 /// The program, and the two sides or the guard and its group.
@@ -80,10 +97,17 @@ fn the_processes_of_a_killed_program_end_too() {
         let directory = temporary.path().to_str().unwrap();
         let mut program = start(system, directory);
         eventually("all processes run", || runs(system, directory) || program_is_skipped(&program));
+        // The killed program cannot remove it.
+        let mut shared = None;
+        eventually("a side has its directory in shared memory", || {
+            shared = in_shared_memory(directory);
+            shared.is_some() || system != "multiprocessing-pipe"
+        });
         kill_process(Pid::from_child(&program), Signal::KILL).unwrap();
         let status = program.wait().unwrap();
         assert!(status.signal() == Some(9) || system == "limits", "{system}: {status}");
         eventually("no process is left", || processes(directory) == 0);
+        shared.map(fs::remove_dir_all).transpose().unwrap();
     }
 }
 
