@@ -249,7 +249,14 @@ impl Engine {
     fn completions(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
         let mut using = self.0.take(py)?;
         let mut ended = Vec::new();
-        while let Some(completion) = using.completion().map_err(|error| raise(py, error))? {
+        loop {
+            let completion = match using.completion() {
+                Ok(Some(completion)) => completion,
+                Ok(None) => break,
+                Err(error) if ended.is_empty() => return Err(raise(py, error)),
+                // The next call returns it again: what has ended comes first.
+                Err(_) => break,
+            };
             let token = completion.token;
             let target = using.targets.remove(&token);
             let ended_as = result(py, completion, target);

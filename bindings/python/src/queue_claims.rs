@@ -1,8 +1,8 @@
 //! The items of a `pelton.JoinableQueue` that a process has taken and not done.
 //!
 //! Each process that gets has files of its own beside the queue's, with a copy of each such item, and a lock on a
-//! description of its own: the kernel drops it when the process dies. Then another consumer takes the lock for a moment,
-//! and one of the items: it writes a copy into its own file, and marks that item in the other file as done.
+//! description of its own: the kernel drops it when the process dies. Then another consumer takes the lock for a
+//! moment, and one of the items: it writes a copy into its own file, and marks that item in the other file as done.
 //!
 //! Invariants:
 //! - An item is written here before it is released from the lane, so it is always in one of the two. A consumer that
@@ -10,8 +10,9 @@
 //! - A consumer that died while it adopted an item may have left it in two files: it is given twice then.
 //! - `claim`, `adopt` and `void` are called by the consumer of the lane; an item is done by one store of 4 bytes.
 //!
-//! Edge `[done]`: a process puts what follows from an item before it marks the item as done, with a fence between, and a
-//! thread in `join` reads the marks before it looks at the lane again, with a fence between. So it finds one or the other.
+//! Edge `[done]`: a process puts what follows from an item before it marks the item as done, with a fence between. A
+//! thread in `join` reads the marks before it reads the lane's positions again, with a fence between: it finds one or
+//! the other.
 
 use pelton::{Error, Result};
 use pelton_os::{Descriptor, write_at};

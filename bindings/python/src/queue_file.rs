@@ -785,8 +785,8 @@ impl File {
                 // Counts the item of a producer that was killed.
                 self.producer(&role)?;
             }
-            // In this order: an item is claimed before it leaves the lane. Nothing was put or taken meanwhile: otherwise
-            // an item that was done may have been followed by another one in a file that was read before.
+            // In this order: an item is claimed before it leaves the lane. Nothing was put or taken meanwhile:
+            // otherwise an item that was done may have been followed by another one, in a file that was read before.
             let head = self.pages().1.head();
             if self.items() == 0
                 && !queue_claims::is_any_left(&self.path)?

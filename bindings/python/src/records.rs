@@ -206,9 +206,9 @@ impl RecordReader {
             let Reading { reader, messages } = &mut *using;
             let chunk = py.detach(|| reader.next_chunk()).map_err(|error| raise(py, error))?;
             let Some(chunk) = chunk else { return Ok(None) };
-            for payload in chunk.payloads() {
-                messages.push_back(to_bytes(py, payload)?.unbind());
-            }
+            // All of them, or none: an error must not leave a part of the chunk out.
+            let payloads = chunk.payloads().map(|payload| Ok(to_bytes(py, payload)?.unbind()));
+            *messages = payloads.collect::<PyResult<_>>()?;
         }
         Ok(using.messages.pop_front())
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import os
 import signal
@@ -638,5 +639,81 @@ def test_no_call_leaks_objects(run: Run, name: str) -> None:
             await asyncio.sleep(0.01)
             gc.collect()
             assert sys.getallocatedblocks() - before < 1000
+
+    run(main())
+
+
+def test_no_handler_has_the_context_of_another_one(run: Run, name: str) -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def handler(request: pelton.Request) -> bytes:
+            seen.append(user.get())
+            user.set(request.data.decode())
+            await asyncio.sleep(0.001)
+            return b""
+
+        async with pelton.aio.Service.listen(name) as service:
+            # One at a time: the end of one begins the next.
+            running = asyncio.create_task(service.run(handler, in_flight_max=1))
+            async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+                await asyncio.gather(*(client.call(b"%d" % number) for number in range(20)))
+            service.stop()
+            await running
+        assert seen == ["nobody"] * 20
+
+    run(main())
+
+
+def test_a_cancelled_handler_cleans_up_undisturbed_by_other_clients(run: Run, name: str) -> None:
+    async def main() -> None:
+        begun, cleans, go_on, cleaned = (asyncio.Event() for _ in range(4))
+
+        async def handler(request: pelton.Request) -> bytes:
+            if request.data != b"first":
+                return b""
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleans.set()
+                await go_on.wait()
+                cleaned.set()
+            return b""
+
+        async with pelton.aio.Service.listen(name) as service:
+            running = asyncio.create_task(service.run(handler))
+            async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+                call = asyncio.create_task(client.call(b"first"))
+                await begun.wait()
+                call.cancel()
+                await cleans.wait()
+                for _ in range(3):
+                    # Each that leaves makes the service check its calls.
+                    async with await pelton.aio.Client.connect(name, timeout=LIMIT) as other:
+                        await other.call(b"second")
+                await client.call(b"third")
+                go_on.set()
+                await asyncio.wait_for(cleaned.wait(), LIMIT)
+            service.stop()
+            await running
+
+    run(main())
+
+
+def test_a_cancelled_first_part_is_asked_for_again(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with served(name) as (client, _, handler):
+            calls = [asyncio.create_task(client.call(b"wait")) for _ in range(1024)]
+            while client.in_flight < 1024:
+                await asyncio.sleep(0)
+            stream = client.stream(b"parts 2 0")
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.01)
+            handler.go_on.set()
+            await asyncio.gather(*calls)
+            assert [part async for part in stream] == [b"0", b"1"]
 
     run(main())

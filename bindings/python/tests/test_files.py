@@ -228,3 +228,30 @@ def test_a_forked_childs_engine_raises_forked(run: Run, tmp_path: Path) -> None:
             assert await file.pread(5, 0) == b"hello"
 
     run(main())
+
+
+def test_a_file_of_another_loop_is_refused(tmp_path: Path) -> None:
+    other = asyncio.new_event_loop()
+    try:
+        file = other.run_until_complete(pelton.files.open(tmp_path / "file", "w"))
+        with pytest.raises(pelton.Busy, match="another event loop"):
+            asyncio.run(file.write(b"x"))
+        other.run_until_complete(file.close())
+        other.run_until_complete(other.shutdown_asyncgens())
+    finally:
+        other.close()
+
+
+def test_tasks_that_read_at_the_position_get_different_parts(run: Run, tmp_path: Path) -> None:
+    data = os.urandom(8 << 20)
+    (tmp_path / "file").write_bytes(data)
+
+    async def main() -> None:
+        async with await pelton.files.open(tmp_path / "file") as file:
+            # Not in the page cache, so that reads are in flight at the same time.
+            await file.fsync()
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            parts = await asyncio.gather(*(file.read(1 << 20) for _ in range(8)))
+        assert b"".join(parts) == data
+
+    run(main())

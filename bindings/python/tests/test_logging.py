@@ -237,3 +237,31 @@ def test_a_listener_starts_once_at_a_time_and_again_after_its_stop(name: str) ->
             pelton.logging.Listener(name).start()
     with listener:
         pass
+
+
+def test_a_stopped_listener_delays_only_the_first_record(name: str, start: Start, logger: logging.Logger) -> None:
+    (handler,) = (handler for handler in logger.handlers if isinstance(handler, pelton.logging.Handler))
+    handler.handleError = lambda record: None  # type: ignore[method-assign]
+    listener = start(LISTEN, name, "last")
+    assert listener.stdout is not None and listener.stdout.readline() == "listens\n"
+    listener.send_signal(signal.SIGSTOP)
+    try:
+        # Each would wait five seconds for the handshake.
+        for _ in range(20):
+            logger.info("dropped")
+        assert handler.dropped == 20
+    finally:
+        listener.send_signal(signal.SIGCONT)
+    while handler.dropped:
+        handler.dropped = 0
+        logger.info("last")
+    assert listener.stdout.readline() == "last\n"
+
+
+def test_a_listener_stops_though_records_keep_coming(name: str, start: Start) -> None:
+    records = Records()
+    with pelton.logging.Listener(name, records):
+        process = start(LOG, name, "busy", 1_000_000_000)
+        records.wait(1)
+    process.kill()
+    process.wait(LIMIT)

@@ -8,6 +8,7 @@ descriptor. No thread, and no timer but those of deadlines.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable
@@ -41,6 +42,8 @@ class _Driver:
         self._is_registered = False
         self._is_armed = False
         self._is_closed = False
+        # Of the callbacks; None: that of the task which schedules them.
+        self._context: contextvars.Context | None = None
 
     def _enter(self) -> asyncio.AbstractEventLoop:
         """The running loop, which is the only one for this object until it is closed."""
@@ -66,7 +69,7 @@ class _Driver:
             self._is_armed = False
             self._handle.disarm()
         self._is_scheduled = True
-        self._loop.call_soon(self._scheduled)
+        self._loop.call_soon(self._scheduled, context=self._context)
 
     def _scheduled(self) -> None:
         self._is_scheduled = False
@@ -503,6 +506,7 @@ class Service(_Driver):
         if self._over is not None:
             raise pelton.Busy("another task runs this service: one at a time may")
         self._handler, self._running_max = handler, in_flight_max
+        self._context = contextvars.copy_context()
         self._over = loop.create_future()
         self._start()
         try:
@@ -612,13 +616,15 @@ class Service(_Driver):
     def _begin_task(self, request: pelton.Request) -> None:
         assert self._loop is not None and self._handler is not None
         coroutine = self._answer(request, self._handler)
+        # Of `run`, so that no handler has what another one has set.
+        context = (self._context or contextvars.copy_context()).copy()
         if sys.version_info >= (3, 12):
             # A handler that does not wait needs no turn of the loop.
-            task = asyncio.Task(coroutine, loop=self._loop, eager_start=True)
+            task = asyncio.Task(coroutine, loop=self._loop, context=context, eager_start=True)
             if task.done():
                 return
         else:
-            task = self._loop.create_task(coroutine)
+            task = self._loop.create_task(coroutine, context=context)
         self._running[request] = task
 
     def _check_cancels(self) -> None:

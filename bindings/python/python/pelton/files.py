@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import pelton
 from pelton import _pelton
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class _Engine:
         self._tokens = 0
         self._waiters: dict[int, asyncio.Future[Any]] = {}
         self._is_registered = False
+        self._loop = weakref.ref(asyncio.get_running_loop())
+        self._process = os.getpid()
         self._end: AsyncGenerator[None, None] | None = None
 
     async def close_with_loop(self) -> None:
@@ -67,6 +70,19 @@ class _Engine:
 
     async def run(self, begin: Callable[..., Any], *arguments: Any) -> Any:
         """Begins an operation by a method of `self.begin`, and returns its result."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # Of a forked child, too: its loop is the parent's.
+            if os.getpid() != self._process:
+                raise pelton.Forked("this file belongs to the process that forked this one: open one here") from None
+            raise
+        if loop is not (own := self._loop()):
+            if os.getpid() != self._process:
+                raise pelton.Forked("this file belongs to the process that forked this one: open one here")
+            if own is None or own.is_closed():
+                raise pelton.ClosedHandle("the event loop of this file is closed: open one here")
+            raise pelton.Busy("this file belongs to another event loop: open one here")
         self._tokens += 1
         token = self._tokens
         result = begin(token, *arguments)
@@ -74,7 +90,6 @@ class _Engine:
             self._take()
         if result is not ...:
             return result
-        loop = asyncio.get_running_loop()
         if not self._is_registered:
             loop.add_reader(self.begin.fileno(), self._rung)
             self._is_registered = True

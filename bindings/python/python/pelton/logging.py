@@ -26,6 +26,7 @@ import json
 import logging
 import logging.handlers
 import os
+import select
 import sys
 import threading
 import time
@@ -39,15 +40,20 @@ __all__ = ["Handler", "Listener"]
 
 # The listener checks this often whether it is to stop, in seconds. A guess.
 _TURN = 0.1
-# As long as a handler waits for a listener that is there, in seconds. Far longer than any handshake takes; a guess.
+# As long as a handler waits for the successor of a listener, in seconds. Far longer than any handshake takes; a guess.
 _HANDSHAKE = 1.0
+# As long as a handler waits at least for a listener that is there, once. Longer than a handshake takes; a guess.
+_ACCEPT = 0.05
+# As long as a listener that stops handles records which still come, in seconds. A guess.
+_DRAIN = 1.0
 
 
 class Handler(logging.handlers.QueueHandler):
     """Sends records to the `Listener` under `name`. Any number of threads may share it, as every handler.
 
-    `timeout` is how many seconds a record may wait for space, or for the listener; 0, the default, never delays the
-    program. `capacity` is the bytes of this process's lane.
+    `timeout` is how many seconds a record may wait for space, or for the listener. With 0, the default, a record waits
+    for nothing, except that the first one for a listener waits 50 ms until that accepts, and one for the successor of a
+    listener up to a second. `capacity` is the bytes of this process's lane.
     """
 
     def __init__(self, name: str, *, timeout: float = 0.0, capacity: int | None = None) -> None:
@@ -60,6 +66,7 @@ class Handler(logging.handlers.QueueHandler):
         self.dropped = 0
         """How many records were dropped."""
         self._sender: pelton.Sender | None = None
+        self._opening: pelton.Opening | None = None
         self._process = os.getpid()
         self._has_lost_listener = False
 
@@ -86,7 +93,7 @@ class Handler(logging.handlers.QueueHandler):
             self._disconnect()
             self._process = os.getpid()
         if self._sender is None or self._has_lost_listener:
-            connected = pelton.Sender.connect(self.name_of_listener, timeout=self.timeout, capacity=self.capacity)
+            connected = self._connect()
             if self._sender is None:
                 self._sender = connected
             else:
@@ -96,7 +103,35 @@ class Handler(logging.handlers.QueueHandler):
                 self._has_lost_listener = False
         return self._sender
 
+    def _connect(self) -> pelton.Sender:
+        until = time.monotonic() + self.timeout
+        if self._opening is None:
+            until = max(until, time.monotonic() + _ACCEPT)
+            self._opening = pelton.Sender.start_connect(
+                self.name_of_listener, timeout=self.timeout, capacity=self.capacity
+            )
+        try:
+            while (connected := self._opening.try_finish()) is None and (left := until - time.monotonic()) > 0:
+                poll = select.poll()
+                poll.register(self._opening.fileno(), select.POLLIN)
+                poll.poll(left * 1000)
+        except BaseException:
+            self._abandon()
+            raise
+        if connected is None:
+            # The next record continues with it.
+            raise pelton.TimedOut(f"the listener of {self.name_of_listener} does not accept")
+        self._abandon()
+        assert isinstance(connected, pelton.Sender)
+        return connected
+
+    def _abandon(self) -> None:
+        if self._opening is not None:
+            self._opening.close()
+        self._opening = None
+
     def _disconnect(self) -> None:
+        self._abandon()
         if self._sender is not None:
             self._sender.close()
         self._sender = None
@@ -127,6 +162,7 @@ class Listener:
         self._receiver: pelton.Receiver | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
+        self._stops_at = 0.0
 
     def start(self) -> None:
         """Begins to receive. Raises `InUse` if another listener has the name."""
@@ -138,16 +174,20 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Handles the records that have arrived, and ends. Handlers drop later ones until another listener starts."""
+        """Handles the records that have arrived, for up to a second, and ends. The next listener gets the others.
+
+        Handlers drop later records until another listener starts.
+        """
         if self._thread is None or self._receiver is None:
             return
+        self._stops_at = time.monotonic() + _DRAIN
         self._is_stopping = True
         self._thread.join()
         self._thread = None
         self._receiver.close()
 
     def _receive(self, receiver: pelton.Receiver) -> None:
-        while True:
+        while not self._is_stopping or time.monotonic() < self._stops_at:
             try:
                 # Released when it is handled.
                 with receiver.peek(0 if self._is_stopping else _TURN) as view:
