@@ -74,7 +74,7 @@ impl Budget {
             let left = self.most.checked_sub(taken)?.checked_sub(bytes)?;
             (left >= others()).then_some(taken + bytes)
         };
-        self.taken.fetch_update(Relaxed, Relaxed, within).is_ok()
+        self.taken.try_update(Relaxed, Relaxed, within).is_ok()
     }
 
     fn give_back(&self, bytes: u64) {
@@ -138,7 +138,7 @@ impl Share {
         }
         let count = |taken: u64| taken.checked_add(bytes);
         // Counts in the share first: a failed attempt then never reduces what other clients find in the budget.
-        let is_counted = self.taken.fetch_update(Relaxed, Relaxed, count).is_ok();
+        let is_counted = self.taken.try_update(Relaxed, Relaxed, count).is_ok();
         let grown = is_counted && self.budget.take_leaving(bytes, || self.taken.load(Relaxed));
         if is_counted && !grown {
             self.taken.fetch_sub(bytes, Relaxed);

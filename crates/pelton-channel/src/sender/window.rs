@@ -304,9 +304,8 @@ impl Window {
             // Memory that is not released yet is counted already.
             let more = (bytes - self.bytes_min).saturating_sub(self.taken);
             // Relaxed: a counter that publishes nothing.
-            let taken = self
-                .in_use
-                .fetch_update(Relaxed, Relaxed, |used| Some(used + more).filter(|&used| used <= PROCESS_MAX));
+            let taken =
+                self.in_use.try_update(Relaxed, Relaxed, |used| Some(used + more).filter(|&used| used <= PROCESS_MAX));
             if taken.is_err() {
                 return false;
             }
