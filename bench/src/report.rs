@@ -32,7 +32,7 @@ pub struct SystemReport {
 impl SystemReport {
     /// Without runs yet.
     pub fn new(plan: &Plan, choice: &Choice) -> SystemReport {
-        let (wait, version) = (choice.system.wait(plan, choice.wait), (choice.system.version)());
+        let (wait, version) = (choice.system.wait(plan, choice.wait), (choice.system.version)(choice.system));
         SystemReport { choice: choice.clone(), wait, version, count: plan.count, runs: Vec::new(), skipped: None }
     }
 }
@@ -106,20 +106,16 @@ impl Report {
 
     /// As a table.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Plan { runs, beside_load, quota, seconds, figure, .. } = &self.plan;
-        writeln!(out, "{}", self.plan.title)?;
-        let pinned = match self.cpus[..] {
-            [] => "not pinned".to_string(),
-            [first, second] if first == second => format!("all on CPU {first}"),
-            [first, second, ..] => format!("on CPUs {first} and {second}"),
-            [first] => format!("on CPU {first}"),
-        };
-        let load = match beside_load {
-            0 => String::new(),
-            threads => format!(", beside {threads} computing threads"),
-        };
-        let quota = quota.map_or(String::new(), |percent| format!(", with a quota of {percent} % of a processor"));
-        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}{load}{quota}\n")?;
+        let Plan { runs, seconds, figure, .. } = &self.plan;
+        let parameters = self.plan.parameters(self.plan.count, &self.cpus);
+        let shown = parameters.as_object().into_iter().flatten().filter(|(name, value)| {
+            let is_own = name.as_str() == "count" && seconds.is_some(); // each system has its own
+            !(is_own || name.as_str() == "runs" || value.is_null() || *value == 0)
+        });
+        let shown = shown
+            .map(|(name, value)| value.as_str().map_or(format!("{name} {value}"), |word| format!("{name} {word}")));
+        writeln!(out, "{}: {}", self.plan.job.workload, shown.collect::<Vec<_>>().join(", "))?;
+        writeln!(out, "medians of {runs} runs, systems interleaved\n")?;
 
         let ratios = self.ratios();
         let columns: Vec<Column> =

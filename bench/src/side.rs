@@ -70,8 +70,23 @@ pub struct PassReport {
     pub bytes: u64,
     /// Of single rounds, in a pass that times them
     pub percentiles: Option<Percentiles>,
+    /// Each round's nanoseconds, of a program in another language: [`PassReport::summed_up`] makes the percentiles
+    #[serde(skip_serializing)]
+    pub rounds_ns: Vec<u64>,
     /// Of the channel, seen by the side that receives
     pub resident_bytes: Option<u64>,
+}
+
+impl PassReport {
+    /// With the percentiles of the rounds.
+    pub fn summed_up(mut self) -> Result<PassReport> {
+        if !self.rounds_ns.is_empty() {
+            let mut histogram = histogram()?;
+            self.rounds_ns.drain(..).for_each(|ns| histogram.saturating_record(ns));
+            self.percentiles = Some(Percentiles::of(&histogram));
+        }
+        Ok(self)
+    }
 }
 
 /// Round trips in nanoseconds, without the delays.
