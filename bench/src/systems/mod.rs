@@ -340,9 +340,14 @@ static SYSTEMS: &[System] = &[
         version: |_| locked("rtrb"),
         ..THREADS
     },
-    System { name: "crossbeam-channel", about: "the crate crossbeam-channel", ..THREADS },
-    System { name: "flume", about: "the crate flume", ..THREADS },
-    System { name: "kanal", about: "the crate kanal", ..THREADS },
+    System {
+        name: "crossbeam-channel",
+        about: "the crate crossbeam-channel",
+        build: |_, _, _| built("channels"),
+        ..THREADS
+    },
+    System { name: "flume", about: "the crate flume", build: |_, _, _| built("channels"), ..THREADS },
+    System { name: "kanal", about: "the crate kanal", build: |_, _, _| built("channels"), ..THREADS },
     System { name: "multiprocessing-queue", about: "Python's multiprocessing.Queue", ..PYTHON },
     System { name: "multiprocessing-pipe", about: "Python's multiprocessing.Pipe", ..PYTHON },
     System {
