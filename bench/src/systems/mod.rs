@@ -284,14 +284,8 @@ static SYSTEMS: &[System] = &[
         ..LISP
     },
     System {
-        name: "sbcl-cas",
-        about: "in SBCL: one buffer for all threads, in which each takes space by an atomic addition",
-        sides: &[(Kind::Append, lisp::part)],
-        ..LISP
-    },
-    System {
         name: "sbcl-compare-and-swap",
-        about: "the same by a compare-and-swap, and without a list of the writers",
+        about: "in SBCL: one buffer for all threads, in which each takes space by a compare-and-swap",
         sides: &[(Kind::Append, lisp::part)],
         ..LISP
     },

@@ -121,15 +121,15 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
         document.querySelectorAll('main table').length, \
         document.querySelectorAll('th:not([scope])').length].join(' ')";
     let dom = drawn(page, 1200, probe);
-    // Two of throughput, two by percentile, two by load; a table for each command, and two more.
+    // Two of throughput, two by percentile, one by load (of too few rounds for 99 %); a table for each command, and two more.
     let counts: Vec<usize> =
         title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|count| count.parse().unwrap()).collect();
     assert!(title(&dom).starts_with("faults  |"), "{}", title(&dom));
-    assert_eq!(counts, [6, 0, 14, 0], "{}", title(&dom));
+    assert_eq!(counts, [5, 0, 14, 0], "{}", title(&dom));
     for words in [
         "Messages a second, by message size",
         "by percentile",
-        "99 %, by offered load",
+        "Median, by offered load",
         "CPU s per million",
         "resident memory",
         "sender killed",
@@ -187,7 +187,7 @@ fn a_phone_need_not_scroll_sideways_and_shows_readable_figures() {
     );
     let dom = drawn(&frame, 900, &probe);
     let found: Vec<u32> = title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|n| n.parse().unwrap()).collect();
-    assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 6, "{found:?}: {}", title(&dom));
+    assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 5, "{found:?}: {}", title(&dom));
     assert!(found[3] >= 11, "{found:?}: text of less than 11 pixels");
     assert_eq!(found[4], 0, "a drawing goes on beyond the screen");
 }
