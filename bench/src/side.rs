@@ -306,6 +306,16 @@ mod tests {
     }
 
     #[test]
+    fn rounds_of_a_program_in_another_language_make_its_percentiles() {
+        let rounds: Vec<u64> = (1..=1000).rev().collect();
+        let line = serde_json::json!({ "start_ns": 5, "rounds_ns": rounds }).to_string();
+        let report = serde_json::from_str::<PassReport>(&line).unwrap().summed_up().unwrap();
+        let percentiles = report.percentiles.unwrap();
+        assert_eq!((percentiles.p50_ns, percentiles.p99_ns, percentiles.p999_ns), (Some(500), Some(990), None));
+        assert!(PassReport::default().summed_up().unwrap().percentiles.is_none());
+    }
+
+    #[test]
     fn percentiles_beyond_the_counted_rounds_are_null() {
         let mut histogram = histogram().unwrap();
         (1..=1000).for_each(|ns| histogram.record(ns).unwrap());

@@ -66,7 +66,6 @@ fn reach(socket: &OwnedFd, name: &SocketAddrUnix) -> Result<()> {
     }
 }
 
-/// The sending endpoint.
 pub struct Outgoing(Wire);
 
 impl Sending for Outgoing {
@@ -78,7 +77,6 @@ impl Sending for Outgoing {
     }
 }
 
-/// The receiving endpoint.
 pub struct Incoming {
     wire: Wire,
     buffer: Vec<u8>,

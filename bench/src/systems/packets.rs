@@ -17,7 +17,6 @@ const BATCH: usize = 64;
 /// Of large packets fewer are received together: no more fit in the socket.
 const RECEIVED_BYTES: usize = 16 << 20;
 
-/// The system.
 pub struct SockSeqpacketBatched;
 
 impl Transport for SockSeqpacketBatched {

@@ -25,7 +25,6 @@ pub trait Rendezvous {
     /// The sending endpoint. `first`: creates what the other side opens.
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender>;
 
-    /// The receiving endpoint.
     fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver>;
 }
 
@@ -108,7 +107,6 @@ pub fn lasting<M>(job: &Job) -> Options<M> {
     <Options>::new().capacity(job.capacity).wait(wait).cast()
 }
 
-/// The sending endpoint.
 pub struct PeltonSending {
     sender: pelton::Sender,
     watch: Option<Watch>,
@@ -159,7 +157,6 @@ enum Take {
     InPlace,
 }
 
-/// The receiving endpoint.
 pub struct PeltonReceiving {
     receiver: pelton::Receiver,
     watch: Option<Watch>,

@@ -71,7 +71,7 @@ impl Running {
     }
 
     /// After an interrupt the program ends by itself, with everything that it has started and made.
-    fn is_interrupted(mut self, can_be_skipped: bool) {
+    fn ends_by_an_interrupt(mut self, can_be_skipped: bool) {
         self.signal(Signal::INT);
         let status = self.program.wait().unwrap();
         assert!(status.code() == Some(130) || can_be_skipped, "{status}");
@@ -89,7 +89,7 @@ fn an_interrupt_ends_all_and_removes_the_directory() {
         let running = stream(system);
         running.until_processes(processes);
         // If limits.c cannot run, the program has exited before, with nothing measured.
-        running.is_interrupted(system == "limits");
+        running.ends_by_an_interrupt(system == "limits");
     }
 }
 
@@ -101,7 +101,7 @@ fn an_interrupted_append_leaves_no_file() {
     eventually("there is a file", || {
         fs::read_dir(running.directory.path()).unwrap().any(|entry| entry.is_ok_and(has_file))
     });
-    running.is_interrupted(false);
+    running.ends_by_an_interrupt(false);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn an_interrupted_flood_ends() {
     for system in ["pelton", "sock-stream"] {
         let running = start(&format!("call --beside-flood --count 2000000000 --runs 1 --systems {system}"));
         running.until_processes(4);
-        running.is_interrupted(false);
+        running.ends_by_an_interrupt(false);
     }
 }
 

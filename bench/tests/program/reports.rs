@@ -488,7 +488,10 @@ fn a_program_in_another_language_is_measured_with_its_system_calls() {
         let systems = measured(&command, &[first, "cpu_seconds"]);
         // If the pipe's calls could be counted, those of both its processes are.
         let counted = systems[0]["syscalls_per_message"].is_number();
-        assert!(!counted || systems[1..].iter().all(|system| figure(system, "syscalls_per_message") >= 2.0), "{systems:?}");
+        assert!(
+            !counted || systems[1..].iter().all(|system| figure(system, "syscalls_per_message") >= 2.0),
+            "{systems:?}"
+        );
     }
     let (systems, _) = report("stream --count 10 --runs 1 --systems pipe,multiprocessing-pipe:epoll");
     is_skipped(&systems[1], "write block");
