@@ -123,11 +123,15 @@ pub trait Asking {
     fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
     /// Sends a request if there is free space; false otherwise, and then a call is in flight. Never waits.
-    fn try_ask(&mut self, request: &[u8]) -> Result<bool>;
+    fn try_ask(&mut self, _request: &[u8]) -> Result<bool> {
+        bail!("it has one call at a time: leave out --in-flight and --beside-flood")
+    }
 
     /// Waits for the next reply, as the job says, and passes a copy of it to `inspect`. The requests have been sent by
     /// then.
-    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    fn reply<R>(&mut self, _inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        bail!("it has one call at a time: leave out --in-flight and --beside-flood")
+    }
 
     /// All replies of a pass have arrived.
     fn end_pass(&mut self) -> Result<()> {
