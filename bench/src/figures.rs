@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{
     results,
-    statistics::{Ratio, paired_ratio},
+    statistics::{Ratio, digits, paired_ratio},
 };
 
 /// Writes the figures of README.md and COMPARE.md from a results file
@@ -553,21 +553,6 @@ fn time(ns: f64) -> String {
 
 fn bytes(value: f64) -> String {
     if value >= 1048576.0 { format!("{} MiB", digits(value / 1048576.0)) } else { format!("{:.0} KiB", value / 1024.0) }
-}
-
-/// Three significant digits.
-fn digits(value: f64) -> String {
-    let size = value.abs();
-    let behind = match size {
-        _ if size == 0.0 => return "0".to_string(),
-        _ if size >= 100.0 => 0,
-        _ if size >= 10.0 => 1,
-        _ if size >= 1.0 => 2,
-        _ if size >= 0.1 => 3,
-        _ if size >= 0.01 => 4,
-        _ => return format!("{value:.1e}"),
-    };
-    format!("{value:.behind$}")
 }
 
 #[cfg(test)]

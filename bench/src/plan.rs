@@ -479,29 +479,8 @@ pub mod tests {
 
     /// A plan of round trips for tests.
     pub fn plan() -> Plan {
-        let defaults = Defaults {
-            workload: "roundtrip",
-            kind: Kind::Processes,
-            roles: &[Role::Asker, Role::Answerer],
-            size: 64,
-            capacity: 1 << 20,
-            sleeps: true,
-            systems: "pipe",
-        };
-        let common = Common {
-            size: None,
-            count: Some(1000),
-            seconds: None,
-            capacity: None,
-            wait: None,
-            runs: 1,
-            placement: Placement::Apart,
-            beside_load: 0,
-            systems: None,
-            output: Output::default(),
-        };
-        let plan = common.plan(&defaults, |_| 0).unwrap();
-        Plan { passes: Passes::Timed, job: Job { delay_us: 20, messages_each: 2, ..plan.job.clone() }, ..plan }
+        let command = "roundtrip --delay 20 --count 1000 --runs 1 --capacity 1048576 --systems pipe";
+        crate::commands::Measurement::parse(command).unwrap().plan
     }
 
     /// A job of a workload with those roles.

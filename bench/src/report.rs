@@ -10,7 +10,7 @@ use crate::{
     parameters::{Wait, word},
     plan::{Choice, Plan},
     record::{COSTS, Column, Figures, Run},
-    statistics::{Ratio, median, paired_ratio},
+    statistics::{Ratio, digits, median, paired_ratio},
 };
 
 /// All runs of one system.
@@ -203,24 +203,6 @@ fn write_aligned(out: &mut impl Write, rows: &[Vec<String>]) -> Result<()> {
         writeln!(out, "{}", cells.join("  ").trim_end())?;
     }
     Ok(())
-}
-
-/// About four digits, without an exponent.
-fn digits(value: f64) -> String {
-    let size = value.abs();
-    if size == 0.0 {
-        "0".to_string()
-    } else if size >= 1000.0 {
-        format!("{value:.0}")
-    } else if size >= 100.0 {
-        format!("{value:.1}")
-    } else if size >= 1.0 {
-        format!("{value:.2}")
-    } else if size >= 0.001 {
-        format!("{value:.4}")
-    } else {
-        format!("{value:.7}")
-    }
 }
 
 /// Maximum less minimum, as a part of the median.
