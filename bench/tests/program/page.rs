@@ -121,7 +121,8 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
         document.querySelectorAll('main table').length, \
         document.querySelectorAll('th:not([scope])').length].join(' ')";
     let dom = drawn(page, 1200, probe);
-    // Two of throughput, two by percentile, one by load (of too few rounds for 99 %); a table for each command, and two more.
+    // Two of throughput, two by percentile, one by load (the rounds are too few for 99 %); a table for each command,
+    // and two more.
     let counts: Vec<usize> =
         title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|count| count.parse().unwrap()).collect();
     assert!(title(&dom).starts_with("faults  |"), "{}", title(&dom));
