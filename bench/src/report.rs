@@ -108,9 +108,12 @@ impl Report {
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
         let Plan { runs, seconds, figure, .. } = &self.plan;
         let parameters = self.plan.parameters(self.plan.count, &self.cpus);
-        let shown = parameters.as_object().into_iter().flatten().filter(|(name, value)| {
+        let all = parameters.as_object().into_iter().flatten();
+        // The options of calls are an object of their own.
+        let all = all.flat_map(|(name, value)| value.as_object().map_or(vec![(name, value)], |of| of.iter().collect()));
+        let shown = all.filter(|(name, value)| {
             let is_own = name.as_str() == "count" && seconds.is_some(); // each system has its own
-            !(is_own || name.as_str() == "runs" || value.is_null() || *value == 0)
+            !(is_own || name.as_str() == "runs" || value.is_null() || **value == 0 || **value == false)
         });
         let shown = shown
             .map(|(name, value)| value.as_str().map_or(format!("{name} {value}"), |word| format!("{name} {word}")));
