@@ -1,7 +1,7 @@
 ;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, started and ordered like any other side.
 ;;;;
 ;;;;   append SYSTEM THREADS SIZE WORK-NS CHECKED PASS...       SYSTEM: pelton-sbcl, pelton-sbcl-reserved, sbcl-mutex,
-;;;;                                                            sbcl-cas, sbcl-compare-and-swap
+;;;;                                                            sbcl-compare-and-swap
 ;;;;   sender NAME WAIT CAPACITY SIZE PASS...
 ;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
 ;;;;
@@ -125,84 +125,11 @@
         (write-record buffer (locked-used locked) number message)
         (incf (locked-used locked) need)))))
 
-;; Two buffers that alternate; each thread takes space by an atomic addition. The thread that overflows one opens the
-;; other, waits for the writers of the full one, and flushes that. For that wait each writer stores the number of its
-;; buffer in a cache line of its own, and afterwards that it writes to none. bench/src/systems/append/bump.rs does the
-;; same and has the orderings. On x86-64 stores become visible in order, and the atomic addition is a barrier.
-(defconstant +none+ 3)
-
-(defstruct (bump (:include pad))
-  (tail-0 0 :type sb-ext:word) (p1 0 :type sb-ext:word) (p2 0 :type sb-ext:word) (p3 0 :type sb-ext:word)
-           (p4 0 :type sb-ext:word)
-  (p5 0 :type sb-ext:word) (p6 0 :type sb-ext:word) (p7 0 :type sb-ext:word) (p8 0 :type sb-ext:word)
-           (p9 0 :type sb-ext:word)
-  (pa 0 :type sb-ext:word) (pb 0 :type sb-ext:word) (pc 0 :type sb-ext:word) (pd 0 :type sb-ext:word)
-           (pe 0 :type sb-ext:word)
-  (pf 0 :type sb-ext:word)
-  (tail-1 0 :type sb-ext:word) (q1 0 :type sb-ext:word) (q2 0 :type sb-ext:word) (q3 0 :type sb-ext:word)
-           (q4 0 :type sb-ext:word)
-  (q5 0 :type sb-ext:word) (q6 0 :type sb-ext:word) (q7 0 :type sb-ext:word) (q8 0 :type sb-ext:word)
-           (q9 0 :type sb-ext:word)
-  (qa 0 :type sb-ext:word) (qb 0 :type sb-ext:word) (qc 0 :type sb-ext:word) (qd 0 :type sb-ext:word)
-           (qe 0 :type sb-ext:word)
-  (qf 0 :type sb-ext:word)
-    ;; The number of opened buffers: threads write to the one of this number modulo 2.
-  (epoch 0 :type sb-ext:word)
-  (flushed 0 :type sb-ext:word)
-  (buffer-0 (make-octets +buffer+) :type octets)
-  (buffer-1 (make-octets +buffer+) :type octets)
-    ;; For each thread the number of the buffer that it writes to, 16 words apart.
-  (writing (make-array 0 :element-type '(unsigned-byte 64)) :type (simple-array (unsigned-byte 64) (*)))
-  (size 0 :type count*)
-  (sink #'identity :type function))
-
 (defmacro waiting-while (condition)
   "Polls 64 times, and then yields the CPU."
   `(loop with looks of-type count* = 0
          while ,condition
          do (if (< (incf looks) 64) (sb-ext:spin-loop-hint) (sb-thread:thread-yield))))
-
-(defun turn (bump epoch bytes)
-  "Flushes the buffer of that epoch, full with BYTES, and opens the next. The calling thread writes to none."
-  (declare (type bump bump) (type count* epoch bytes))
-    ;; The next must have been flushed.
-  (waiting-while (<= (+ (bump-flushed bump) 2) (1+ epoch)))
-  (if (evenp epoch) (setf (bump-tail-1 bump) 0) (setf (bump-tail-0 bump) 0))
-  (sb-thread:barrier (:write))
-  (setf (bump-epoch bump) (1+ epoch))
-  (sb-thread:barrier (:memory))
-  (let ((writing (bump-writing bump)) (number (mod epoch 2)))
-    (loop for thread from 16 below (length writing) by 16
-          do (waiting-while (progn (sb-thread:barrier (:read)) (= (aref writing thread) number)))))
-  (give (bump-sink bump) (if (evenp epoch) (bump-buffer-0 bump) (bump-buffer-1 bump)) bytes (bump-size bump))
-  (setf (bump-flushed bump) (1+ epoch)))
-
-(declaim (inline append-bump))
-(defun append-bump (bump number message thread)
-  (declare (type bump bump) (type octets message) (type (unsigned-byte 16) thread))
-  (let ((need (record-bytes (length message))) (writing (bump-writing bump)) (own (* 16 (1+ thread))))
-        ;; Without interrupts: others would wait without end for a thread that unwinds here.
-    (sb-sys:without-interrupts
-     (loop
-      (let* ((epoch (ldb (byte 48 0) (bump-epoch bump))) (even (evenp epoch)))
-        (setf (aref writing own) (mod epoch 2))
-        (let ((at (ldb (byte 48 0) (if even
-                                       (sb-ext:atomic-incf (bump-tail-0 bump) need)
-                                       (sb-ext:atomic-incf (bump-tail-1 bump) need)))))
-          (when (<= (+ at need) +buffer+)
-            (write-record (if even (bump-buffer-0 bump) (bump-buffer-1 bump)) at number message)
-            (sb-thread:barrier (:write))
-            (setf (aref writing own) +none+)
-            (return))
-          (setf (aref writing own) +none+)
-          (if (<= at +buffer+)
-              (turn bump epoch at)
-              (waiting-while (= (bump-epoch bump) epoch)))))))))
-
-(defun finish-bump (bump)
-  (let* ((even (evenp (bump-epoch bump))) (bytes (if even (bump-tail-0 bump) (bump-tail-1 bump))))
-    (when (plusp bytes)
-      (give (bump-sink bump) (if even (bump-buffer-0 bump) (bump-buffer-1 bump)) bytes (bump-size bump)))))
 
 ;; Two buffers that alternate; each thread takes space by a compare-and-swap of the bytes used, writes its message, and
 ;; publishes it by the header. The thread that finds a buffer full closes it, opens the other one, waits for the headers
@@ -329,16 +256,7 @@
          (each-thread (thread threads)
            (messages (n thread message count size steps numbered)
                      (append-swapped swapped (ldb (byte 32 0) n) message)))
-         (finish-swapped swapped))))
-    (:sbcl-cas
-     (let ((bump (make-bump :size size :sink sink
-                            :writing (make-array (* 16 (+ 2 threads)) :element-type '(unsigned-byte 64)
-                                                 :initial-element +none+))))
-       (lambda ()
-         (each-thread (thread threads)
-           (messages (n thread message count size steps numbered)
-                     (append-bump bump (ldb (byte 32 0) n) message thread)))
-         (finish-bump bump))))))
+         (finish-swapped swapped))))))
 
 (defun look-at-all (system threads size count)
   "A pass that checks every record."

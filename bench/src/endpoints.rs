@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::parameters::Job;
+use crate::parameters::{Job, Role};
 
 /// How long the sides of a pelton channel wait for each other to connect.
 pub const CONNECT: Duration = Duration::from_secs(20);
+
+/// The channel of a stream, and of a round trip's way there.
+pub const THERE: &str = "there";
+/// The channel of a round trip's way back.
+pub const BACK: &str = "back";
 
 /// A transport between two processes that know the same directory.
 pub trait Transport {
@@ -16,14 +21,23 @@ pub trait Transport {
     /// The receiving endpoint.
     type Receiving: Receiving;
 
-    /// One way, the endpoint of [`Role::Sender`](crate::parameters::Role::Sender). Waits for the other side.
-    fn sending(job: &Job) -> Result<Self::Sending>;
+    /// The sending endpoint of the channel of that name: [`THERE`], or of the way back. Waits for the other side.
+    fn sending(job: &Job, direction: &str) -> Result<Self::Sending>;
 
-    /// One way, the endpoint of [`Role::Receiver`](crate::parameters::Role::Receiver). Waits for the other side.
-    fn receiving(job: &Job) -> Result<Self::Receiving>;
+    /// The receiving endpoint. Waits for the other side.
+    fn receiving(job: &Job, direction: &str) -> Result<Self::Receiving>;
 
     /// There and back, both endpoints of `job.role`, asker or answerer. Waits for the other side.
-    fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
+    fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)> {
+        // Opening may wait for the other side to open the same channel: both sides open them in the same order.
+        if job.role == Role::Asker {
+            let sending = Self::sending(job, THERE)?;
+            Ok((sending, Self::receiving(job, BACK).context("for the way back")?))
+        } else {
+            let receiving = Self::receiving(job, THERE)?;
+            Ok((Self::sending(job, BACK).context("for the way back")?, receiving))
+        }
+    }
 }
 
 /// The sending endpoint.

@@ -15,7 +15,10 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde_json::Value;
 
-use crate::{results, statistics::paired_ratio};
+use crate::{
+    results,
+    statistics::{Ratio, digits, paired_ratio},
+};
 
 /// Writes the figures of README.md and COMPARE.md from a results file
 #[derive(Parser, Debug)]
@@ -88,71 +91,142 @@ fn fill(text: &str, figures: &Figures) -> Result<String> {
     Ok(filled + rest)
 }
 
-struct Figures<'a> {
-    lines: &'a [Value],
-    name: &'a str,
-}
+/// A title, and a system's cell below it.
+type Column = (&'static str, fn(&Value) -> Option<String>);
 
-/// The commands of the tables, without the options of [`HOW_MANY`].
+const RATE: Column = ("messages/s", |l| number(l, "messages_per_second").map(rate));
+const LATENCY: &[Column] = &[
+    ("mean", |l| number(l, "round_trip_ns").map(time)),
+    ("median", |l| number(l, "p50_ns").map(time)),
+    ("99 %", |l| number(l, "p99_ns").map(time)),
+    ("99.9 %", |l| number(l, "p999_ns").map(time)),
+];
+
+/// The commands of several places, without the options of [`HOW_MANY`].
 const STREAM: &str = "stream --size 256";
 const ROUND: &str = "roundtrip --size 64";
 const ROUND_IN_THE_KERNEL: &str = "roundtrip --size 64 --wait block";
 const ASLEEP: &str = "roundtrip --size 64 --delay 20";
-/// The commands of all tables, the pairs and the headline.
-pub const WANTED: [&str; 25] = [
-    STREAM,
-    ROUND,
-    ROUND_IN_THE_KERNEL,
-    ASLEEP,
-    "stream --size 16",
-    "stream --size 65536",
-    "stream --size 1..32768",
-    "threads --size 64",
-    "memory",
-    "idle",
-    "kill",
-    "fan-in --senders 8",
-    "append --threads 2",
-    "call --size 64",
-    "call --size 64 --in-flight 1000 --wait block",
-    "reattach",
-    PLACED[0].1[0],
-    PLACED[0].1[1],
-    PLACED[0].1[2],
-    PLACED[1].1[0],
-    PLACED[1].1[1],
-    PLACED[1].1[2],
-    PLACED[2].1[0],
-    PLACED[2].1[1],
-    PLACED[2].1[2],
-];
-/// Of each placement: the figure, and the commands with both sides pinned apart, pinned together, and not pinned.
-const PLACED: [(&str, [&str; 3]); 3] = [
+
+/// The places that are a table of the systems of one command.
+const TABLES: [(&str, &str, &[Column]); 8] = [
     (
-        "messages_per_second",
-        [
-            "stream --size 256 --wait block --placement apart",
-            "stream --size 256 --wait block --placement together",
-            "stream --size 256 --wait block --placement free",
+        "stream",
+        STREAM,
+        &[
+            RATE,
+            ("CPU s per million", |l| per_million(l, l).map(digits)),
+            ("system calls per message", |l| number(l, "syscalls_per_message").map(digits)),
+        ],
+    ),
+    ("roundtrip", ROUND, LATENCY),
+    ("roundtrip-in-the-kernel", ROUND_IN_THE_KERNEL, LATENCY),
+    ("asleep", ASLEEP, LATENCY),
+    ("threads", "threads --size 64", &[RATE]),
+    (
+        "memory",
+        "memory",
+        &[
+            ("messages accepted", |l| number(l, "backlog_messages").map(|n| format!("{n:.0}"))),
+            ("resident memory", |l| number(l, "backlog_resident_bytes").map(bytes)),
+            ("after all were received", |l| number(l, "drained_resident_bytes").map(bytes)),
         ],
     ),
     (
-        "round_trip_ns",
-        [
-            "roundtrip --size 64 --wait block --placement apart",
-            "roundtrip --size 64 --wait block --placement together",
-            "roundtrip --size 64 --wait block --placement free",
+        "idle",
+        "idle",
+        &[
+            ("wake-ups per second", |l| number(l, "wakeups_per_second").map(digits)),
+            ("CPU s in 2 s", |l| number(l, "cpu_seconds").map(digits)),
         ],
     ),
     (
-        "round_trip_ns",
-        [
-            "call --size 64 --wait block --placement apart",
-            "call --size 64 --wait block --placement together",
-            "call --size 64 --wait block --placement free",
+        "kill",
+        "kill",
+        &[
+            ("receiver killed: the sender", |l| Some(outcome(l, "receiver"))),
+            ("after", |l| number(l, "receiver_death_detected_ns").map(time)),
+            ("sender killed: the receiver", |l| Some(outcome(l, "sender"))),
+            ("after", |l| number(l, "sender_death_detected_ns").map(time)),
         ],
     ),
 ];
+
+/// The rows of the headline: a command, pelton's figure, and a remark.
+const HEADLINE: [(&str, &str, &str); 10] = [
+    (STREAM, "messages_per_second", ""),
+    ("stream --size 16", "messages_per_second", ""),
+    ("stream --size 1..32768", "messages_per_second", "; read in place, as by *limits*; sockets copy"),
+    (ROUND, "round_trip_ns", ""),
+    (ASLEEP, "round_trip_ns", ""),
+    ("fan-in --senders 8", "messages_per_second", ""),
+    ("append --threads 2", "messages_per_second", ""),
+    ("call --size 64", "round_trip_ns", ""),
+    ("call --size 64 --in-flight 1000 --wait block", "messages_per_second", ""),
+    ("reattach", "reattach_receiver_ns", ""),
+];
+
+/// What is measured with each placement, and its figure.
+const PLACED: [(&str, &str); 3] = [
+    ("stream --size 256 --wait block", "messages_per_second"),
+    (ROUND_IN_THE_KERNEL, "round_trip_ns"),
+    ("call --size 64 --wait block", "round_trip_ns"),
+];
+const PLACEMENTS: [&str; 3] = ["apart", "together", "free"];
+
+/// A socket by plain system calls, and by io_uring.
+type Pair = (&'static str, &'static str, &'static str);
+const PAIRS_OF_STREAMS: &[Pair] = &[
+    ("stream socket, 64 KiB buffers", "sock-stream-batched:block", "io-uring-stream"),
+    ("seqpacket socket, 64 packets a call", "sock-seqpacket-batched:block", "io-uring-seqpacket"),
+    ("seqpacket socket, plain: one packet a call", "sock-seqpacket:block", "io-uring-seqpacket"),
+];
+const PAIRS_OF_ROUNDS: &[Pair] = &[
+    ("stream socket", "sock-stream:block", "io-uring-stream"),
+    ("seqpacket socket", "sock-seqpacket:block", "io-uring-seqpacket"),
+];
+const PAIRS_ASLEEP: &[Pair] = &[
+    ("stream socket", "sock-stream", "io-uring-stream"),
+    ("seqpacket socket", "sock-seqpacket", "io-uring-seqpacket"),
+];
+/// A command, its pairs, a figure of a run (of the system of that line), and the figure's format.
+type PairsRow = (&'static str, &'static [Pair], fn(&Value, &Value) -> Option<f64>, fn(f64) -> String);
+const PAIRS: [PairsRow; 6] = [
+    (STREAM, PAIRS_OF_STREAMS, |run, _| number(run, "messages_per_second"), rate),
+    (STREAM, PAIRS_OF_STREAMS, per_million, |value| format!("{} CPU s a million", digits(value))),
+    (
+        STREAM,
+        PAIRS_OF_STREAMS,
+        |run, _| number(run, "syscalls_per_message"),
+        |value| format!("{} calls a message", digits(value)),
+    ),
+    ("stream --size 65536", PAIRS_OF_STREAMS, |run, _| number(run, "messages_per_second"), rate),
+    (ROUND_IN_THE_KERNEL, PAIRS_OF_ROUNDS, |run, _| number(run, "round_trip_ns"), time),
+    (ASLEEP, PAIRS_ASLEEP, |run, _| number(run, "round_trip_ns"), time),
+];
+
+/// The rows of README's table: a name, the labels of its speed and of its kill, and what no figure has: which messages
+/// are lost. The kernel, and ZeroMQ, free a dead process's buffers; of pelton the page that is named has the tests.
+const FRONT: [(&str, &str, &str, &str); 5] = [
+    ("pipe", "pipe:block", "pipe", "what is in the pipe is lost"),
+    ("Unix socket", "sock-stream:block", "sock-stream", "what is in the socket is lost"),
+    (
+        "Unix socket, 64 KiB batches",
+        "sock-stream-batched:block",
+        "sock-stream",
+        "the same, and the sender's last batch",
+    ),
+    ("ZeroMQ, `ipc://`", "zeromq-ipc", "zeromq-ipc", "what the killed side has queued is lost"),
+    ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: [a successor gets it](docs/guarantees.md)"),
+];
+
+/// The commands from which the figures of all places are.
+pub fn wanted() -> Vec<String> {
+    let of_places = TABLES.map(|(_, command, _)| command).into_iter().chain(HEADLINE.map(|(command, ..)| command));
+    let placed = PLACED.iter().flat_map(|(what, _)| PLACEMENTS.map(|place| format!("{what} --placement {place}")));
+    of_places.chain(PAIRS.map(|(command, ..)| command)).map(str::to_string).chain(placed).collect()
+}
+
 /// Options that do not change the subject of a measurement. Older results have `--record` for `--results`.
 const HOW_MANY: [&str; 7] = ["--count", "--seconds", "--runs", "--systems", "--report", "--results", "--record"];
 
@@ -170,95 +244,31 @@ pub fn key(command: &str) -> String {
     kept.join(" ")
 }
 
-/// The first system's speedup over another. Of times it is the inverse ratio.
-#[derive(Clone, Copy)]
-struct Speed {
-    median: f64,
-    min: f64,
-    max: f64,
-    steady: bool,
+struct Figures<'a> {
+    lines: &'a [Value],
+    name: &'a str,
 }
-
-impl Speed {
-    fn of(ratios: &Value, label: &str) -> Option<Speed> {
-        let ratio = &ratios["ratios"][label];
-        let of = |name: &str| ratio[name].as_f64();
-        let (median, min, max) = (of("median")?, of("min")?, of("max")?);
-        // The middle half of the runs; all runs in older results, which have no quartiles.
-        let steady = of("high").unwrap_or(max) <= NOT_STEADY * of("low").unwrap_or(min);
-        let figure = ratios["figure"].as_str()?;
-        if figure.ends_with("_ns") {
-            Some(Speed { median: 1.0 / median, min: 1.0 / max, max: 1.0 / min, steady })
-        } else {
-            Some(Speed { median, min, max, steady })
-        }
-    }
-
-    /// Median and range; "not steady" where the range is too wide for a figure.
-    fn text(self) -> String {
-        let range = format!("{} ({} to {})", digits(self.median), digits(self.min), digits(self.max));
-        if self.steady { range } else { format!("{range}, not steady") }
-    }
-}
-
-/// The ratio of the quartiles above which a figure is not steady.
-const NOT_STEADY: f64 = 1.5;
 
 impl Figures<'_> {
     fn block(&self, name: &str) -> Result<String> {
+        if let Some((_, command, columns)) = TABLES.iter().find(|(table, ..)| *table == name) {
+            return Ok(self.table(command, columns));
+        }
         Ok(match name {
             "machine" => self.machine(),
-            "stream" => self.table(
-                STREAM,
-                &[
-                    ("messages/s", |l| number(l, "messages_per_second").map(rate)),
-                    ("CPU s per million", |l| per_million(l, l).map(digits)),
-                    ("system calls per message", |l| number(l, "syscalls_per_message").map(digits)),
-                ],
-            ),
-            "roundtrip" => self.table(ROUND, &LATENCY),
-            "roundtrip-in-the-kernel" => self.table(ROUND_IN_THE_KERNEL, &LATENCY),
-            "asleep" => self.table(ASLEEP, &LATENCY),
-            "threads" => {
-                self.table("threads --size 64", &[("messages/s", |l| number(l, "messages_per_second").map(rate))])
-            }
-            "memory" => self.table(
-                "memory",
-                &[
-                    ("messages accepted", |l| number(l, "backlog_messages").map(|n| format!("{n:.0}"))),
-                    ("resident memory", |l| number(l, "backlog_resident_bytes").map(bytes)),
-                    ("after all were received", |l| number(l, "drained_resident_bytes").map(bytes)),
-                ],
-            ),
-            "idle" => self.table(
-                "idle",
-                &[
-                    ("wake-ups per second", |l| number(l, "wakeups_per_second").map(digits)),
-                    ("CPU s in 2 s", |l| number(l, "cpu_seconds").map(digits)),
-                ],
-            ),
-            "kill" => self.table(
-                "kill",
-                &[
-                    ("receiver killed: the sender", |l| Some(outcome(l, "receiver"))),
-                    ("after", |l| number(l, "receiver_death_detected_ns").map(time)),
-                    ("sender killed: the receiver", |l| Some(outcome(l, "sender"))),
-                    ("after", |l| number(l, "sender_death_detected_ns").map(time)),
-                ],
-            ),
             "placement" => self.placement(),
             "io_uring" => self.pairs(),
             "headline" => self.headline(),
             "front" => self.front(),
             _ => bail!(
-                "found a place named `{name}`, wanted machine, stream, roundtrip, roundtrip-in-the-kernel, asleep, threads, memory, idle, kill, placement, io_uring, headline or front"
+                "found a place named `{name}`, wanted machine, placement, io_uring, headline, front, {}",
+                TABLES.map(|(table, ..)| table).join(", ")
             ),
         })
     }
 
-    /// The lines of a command's systems, and its line of ratios. Of a command with several counts the largest.
-    fn of(&self, wanted: &str) -> (Vec<&Value>, Option<&Value>) {
-        debug_assert!(WANTED.contains(&wanted), "{wanted} is to be among what is wanted");
+    /// The lines of a command's systems, and the figure of its ratios. Of a command with several counts the largest.
+    fn of(&self, wanted: &str) -> (Vec<&Value>, Option<&str>) {
         let here = |line: &&Value| line["command"].as_str().is_some_and(|command| key(command) == wanted);
         let systems = || self.lines.iter().filter(here).filter(|line| line["label"].is_string());
         let largest = systems().max_by_key(|line| line["parameters"]["count"].as_u64());
@@ -266,7 +276,7 @@ impl Figures<'_> {
         let Some(command) = largest.and_then(|line| line["command"].as_str()) else { return (Vec::new(), None) };
         let of_it = |line: &&Value| line["command"] == command;
         let ratios = self.lines.iter().filter(of_it).find(|line| line["ratios"].is_object());
-        (systems().filter(of_it).collect(), ratios)
+        (systems().filter(of_it).collect(), ratios.and_then(|line| line["figure"].as_str()))
     }
 
     fn machine(&self) -> String {
@@ -289,41 +299,28 @@ impl Figures<'_> {
         )
     }
 
-    fn table(&self, command: &str, columns: &[(&str, Column)]) -> String {
-        let (systems, ratios) = self.of(command);
-        if systems.is_empty() {
-            return not_in_results(command);
-        }
+    fn table(&self, command: &str, columns: &[Column]) -> String {
+        let (systems, figure) = self.of(command);
+        let Some(first) = systems.first() else { return format!("`./run bench {command}` is not in these results.\n") };
         // Of several counts the table has the largest.
-        let count = systems[0]["parameters"]["count"].as_u64().filter(|_| command == "memory");
+        let count = first["parameters"]["count"].as_u64().filter(|_| command == "memory");
         let shown = count.map_or(command.to_string(), |count| format!("{command} --count {count}"));
-        let mut text = format!("| `{shown}` | wait |");
-        let first = ratios.and_then(|line| line["first"].as_str()).unwrap_or_default();
-        let ratios = ratios.filter(|line| {
-            let is_speed = |figure: &str| figure.ends_with("_ns") || figure.ends_with("_per_second");
-            line["figure"].as_str().is_some_and(is_speed)
-                && line["ratios"].as_object().is_some_and(|all| !all.is_empty())
-        });
-        columns.iter().for_each(|(title, _)| _ = write!(text, " {title} |"));
-        if ratios.is_some() {
-            _ = write!(text, " speedup of {first}: median (range) |");
-        }
-        text.push_str("\n|---|");
-        text.push_str(&"---|".repeat(1 + columns.len() + usize::from(ratios.is_some())));
-        text.push('\n');
-        for system in systems {
-            let label = system["label"].as_str().unwrap_or_default();
+        let is_speed = |figure: &&str| figure.ends_with("_ns") || figure.ends_with("_per_second");
+        let figure = figure.filter(is_speed).filter(|_| systems.len() > 1);
+        let mut head = vec![format!("`{shown}`"), "wait".to_string()];
+        head.extend(columns.iter().map(|(title, _)| title.to_string()));
+        head.extend(figure.map(|_| format!("speedup of {}: median (95 %)", label(first))));
+        let mut text = row(&head) + &format!("|{}\n", "---|".repeat(head.len()));
+        for system in &systems {
             if let Some(reason) = system["skipped"].as_str() {
                 let reason: String = reason.replace(['|', '\n'], " ").chars().take(160).collect();
-                _ = writeln!(text, "| {label} | | skipped: {reason} |");
+                text += &row(&[label(system).to_string(), String::new(), format!("skipped: {reason}")]);
                 continue;
             }
-            _ = write!(text, "| {label} | {} |", system["wait"].as_str().unwrap_or_default());
-            columns.iter().for_each(|(_, column)| _ = write!(text, " {} |", column(system).unwrap_or_default()));
-            if let Some(ratios) = ratios {
-                _ = write!(text, " {} |", Speed::of(ratios, label).map(Speed::text).unwrap_or_default());
-            }
-            text.push('\n');
+            let mut cells = vec![label(system).to_string(), system["wait"].as_str().unwrap_or_default().to_string()];
+            cells.extend(columns.iter().map(|(_, column)| column(system).unwrap_or_default()));
+            cells.extend(figure.map(|figure| speedup(first, system, figure).map(range).unwrap_or_default()));
+            text += &row(&cells);
         }
         text
     }
@@ -331,23 +328,21 @@ impl Figures<'_> {
     /// Each system with both sides pinned to processors of their own, pinned to one, and where the scheduler puts them.
     fn placement(&self) -> String {
         let mut text = "| | pinned apart | pinned together | not pinned |\n|---|---|---|---|\n".to_string();
-        for (figure, commands) in PLACED {
-            let all = commands.map(|command| self.of(command));
-            let what = commands[0].split(" --placement").next().unwrap_or_default();
-            if all[0].0.is_empty() {
-                _ = writeln!(text, "| `{what}` | not in these results | | |");
+        for (what, figure) in PLACED {
+            let all = PLACEMENTS.map(|place| self.of(&format!("{what} --placement {place}")).0);
+            if all[0].is_empty() {
+                text += &format!("| `{what}` | not in these results | | |\n");
             }
-            for label in all[0].0.iter().filter_map(|line| line["label"].as_str()) {
-                let cells = all.iter().map(|(systems, ratios)| {
-                    let line = systems.iter().find(|line| line["label"] == label)?;
-                    let value = number(line, figure)?;
-                    let shown = if figure.ends_with("_ns") { time(value) } else { rate(value) };
+            for name in all[0].iter().map(|line| label(line)) {
+                let cells = all.iter().map(|systems| {
+                    let line = systems.iter().find(|line| label(line) == name)?;
+                    let shown = shown(figure, number(line, figure)?);
                     // pelton's speedup in the same runs.
-                    let by = ratios.and_then(|ratios| Speed::of(ratios, label));
-                    Some(by.map_or(shown.clone(), |by| format!("{shown}; {}", by.text())))
+                    let by = speedup(systems[0], line, figure).map(|by| format!("; {}", range(by)));
+                    Some(shown + &by.unwrap_or_default())
                 });
-                let cells: Vec<String> = cells.map(Option::unwrap_or_default).collect();
-                _ = writeln!(text, "| {label}, `{what}` | {} |", cells.join(" | "));
+                let cells = cells.map(Option::unwrap_or_default);
+                text += &row(&std::iter::once(format!("{name}, `{what}`")).chain(cells).collect::<Vec<_>>());
             }
         }
         text
@@ -355,42 +350,14 @@ impl Figures<'_> {
 
     /// Each socket by io_uring, beside the same by plain system calls, if both wait in the same way.
     fn pairs(&self) -> String {
-        const STREAMS: [Pair; 3] = [
-            ("stream socket, 64 KiB buffers", "sock-stream-batched:block", "io-uring-stream"),
-            ("seqpacket socket, 64 packets a call", "sock-seqpacket-batched:block", "io-uring-seqpacket"),
-            ("seqpacket socket, plain: one packet a call", "sock-seqpacket:block", "io-uring-seqpacket"),
-        ];
-        const ROUNDS: [Pair; 2] = [
-            ("stream socket", "sock-stream:block", "io-uring-stream"),
-            ("seqpacket socket", "sock-seqpacket:block", "io-uring-seqpacket"),
-        ];
-        const RESTING: [Pair; 2] = [
-            ("stream socket", "sock-stream", "io-uring-stream"),
-            ("seqpacket socket", "sock-seqpacket", "io-uring-seqpacket"),
-        ];
-        let mut text =
-            "| | plain system calls | io_uring | ratio of io_uring to plain, run by run: median (range) |\n|---|---|---|---|\n".to_string();
+        let mut text = "| | plain system calls | io_uring | ratio of io_uring to plain, run by run: median (95 %) |\n\
+            |---|---|---|---|\n"
+            .to_string();
         let mut missing = Vec::new();
-        let rows: [PairsRow<'_>; 6] = [
-            (STREAM, &STREAMS, |run, _| number(run, "messages_per_second"), rate),
-            (STREAM, &STREAMS, per_million, |value| format!("{} CPU s a million", digits(value))),
-            (
-                STREAM,
-                &STREAMS,
-                |run, _| number(run, "syscalls_per_message"),
-                |value| format!("{} calls a message", digits(value)),
-            ),
-            ("stream --size 65536", &STREAMS, |run, _| number(run, "messages_per_second"), rate),
-            (ROUND_IN_THE_KERNEL, &ROUNDS, |run, _| number(run, "round_trip_ns"), time),
-            (ASLEEP, &RESTING, |run, _| number(run, "round_trip_ns"), time),
-        ];
-        for (command, pairs, figure, show) in rows {
+        for (command, pairs, figure, show) in PAIRS {
             let (systems, _) = self.of(command);
             for (what, plain, uring) in pairs {
-                let find = |name: &str| {
-                    systems.iter().find(|line| line["label"] == name && line["skipped"].is_null()).copied()
-                };
-                let (Some(plain), Some(uring)) = (find(plain), find(uring)) else {
+                let (Some(plain), Some(uring)) = (named(&systems, plain), named(&systems, uring)) else {
                     missing.push(format!("{what}, `{command}`"));
                     continue;
                 };
@@ -398,20 +365,15 @@ impl Figures<'_> {
                 if plain["wait"] != uring["wait"] {
                     continue;
                 }
-                let of_runs = |line: &Value| -> Vec<Option<f64>> {
-                    let runs = line["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
-                    runs.iter().map(|run| figure(run, line)).collect()
-                };
-                let by = paired_ratio(&of_runs(uring), &of_runs(plain));
-                let by = by.map(|by| format!("{} ({} to {})", digits(by.median), digits(by.min), digits(by.max)));
+                let by = paired_ratio(&of_runs(uring, figure), &of_runs(plain, figure)).map(range);
                 if let (Some(plain), Some(uring), Some(by)) = (figure(plain, plain), figure(uring, uring), by) {
-                    _ = writeln!(text, "| {what}, `{command}` | {} | {} | {by} |", show(plain), show(uring));
+                    text += &row(&[format!("{what}, `{command}`"), show(plain), show(uring), by]);
                 }
             }
         }
         missing.dedup();
         if !missing.is_empty() {
-            _ = writeln!(text, "\nNot in these results: {}.", missing.join("; "));
+            text += &format!("\nNot in these results: {}.\n", missing.join("; "));
         }
         text
     }
@@ -419,53 +381,31 @@ impl Figures<'_> {
     /// README's table: what a user may have today beside pelton with its default wait, all of them blocking. Speed is
     /// of one command, what survives a kill of another.
     fn front(&self) -> String {
-        // The label of the speed, that of the kill, and what no figure has: which messages are lost. The kernel, and
-        // ZeroMQ, free a dead process's buffers; of pelton the page that is named has the tests.
-        const ROWS: [(&str, &str, &str, &str); 5] = [
-            ("pipe", "pipe:block", "pipe", "what is in the pipe is lost"),
-            ("Unix socket", "sock-stream:block", "sock-stream", "what is in the socket is lost"),
-            (
-                "Unix socket, 64 KiB batches",
-                "sock-stream-batched:block",
-                "sock-stream",
-                "the same, and the sender's last batch",
-            ),
-            ("ZeroMQ, `ipc://`", "zeromq-ipc", "zeromq-ipc", "what the killed side has queued is lost"),
-            ("**pelton**", "pelton:block", "pelton", "**nothing is lost**: [a successor gets it](docs/guarantees.md)"),
-        ];
         let mut text = format!(
-            "| 256-byte messages ([results](bench/results/{})) | messages/s | pelton's speedup: median (range) | `kill -9` of either side |\n|---|---|---|---|\n",
+            "| 256-byte messages ([results](bench/results/{})) | messages/s | pelton's speedup: median (95 %) | `kill -9` of either side |\n|---|---|---|---|\n",
             self.name
         );
         let ((speeds, _), (kills, _)) = (self.of(STREAM), self.of("kill"));
-        let find = |all: &[&Value], label: &str| {
-            all.iter().find(|line| line["label"] == label && line["skipped"].is_null()).map(|line| (*line).clone())
-        };
-        let rates = |line: &Value| -> Vec<Option<f64>> {
-            let runs = line["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
-            runs.iter().map(|run| number(run, "messages_per_second")).collect()
-        };
-        let own = find(&speeds, "pelton:block");
-        for (name, speed, kill, lost) in ROWS {
-            let (Some(line), Some(death)) = (find(&speeds, speed), find(&kills, kill)) else {
-                _ = writeln!(text, "| {name} | not in these results | | |");
+        for (name, speed, kill, lost) in FRONT {
+            let (Some(line), Some(death)) = (named(&speeds, speed), named(&kills, kill)) else {
+                text += &format!("| {name} | not in these results | | |\n");
                 continue;
             };
-            let by = own.as_ref().filter(|_| speed != "pelton:block");
-            let by = by.and_then(|own| paired_ratio(&rates(own), &rates(&line)));
-            let by = by.map(|by| format!("{} ({} to {})", digits(by.median), digits(by.min), digits(by.max)));
-            let rate = number(&line, "messages_per_second").map(rate).unwrap_or_default();
-            let reported =
-                match [outcome(&death, "sender"), outcome(&death, "receiver")].map(|seen| seen == "detects it") {
-                    [true, true] => {
-                        let after = ["sender_death_detected_ns", "receiver_death_detected_ns"];
-                        let slowest = after.iter().filter_map(|name| number(&death, name)).fold(0.0, f64::max);
-                        format!("detected in {}", time(slowest))
-                    }
-                    [false, false] => "the other side is not notified".to_string(),
-                    _ => "only one side is notified".to_string(),
-                };
-            _ = writeln!(text, "| {name} | {rate} | {} | {reported}; {lost} |", by.unwrap_or_default());
+            let own = named(&speeds, "pelton:block");
+            let by = own.and_then(|own| speedup(own, line, "messages_per_second")).map(range);
+            let rate = number(line, "messages_per_second").map(rate);
+            let detects = ["sender", "receiver"].map(|killed| outcome(death, killed) == "detects it");
+            let reported = match detects {
+                [true, true] => {
+                    let after = ["sender_death_detected_ns", "receiver_death_detected_ns"];
+                    let slowest = after.iter().filter_map(|name| number(death, name)).fold(0.0, f64::max);
+                    format!("detected in {}", time(slowest))
+                }
+                [false, false] => "the other side is not notified".to_string(),
+                _ => "only one side is notified".to_string(),
+            };
+            let cells = [rate.unwrap_or_default(), by.unwrap_or_default(), format!("{reported}; {lost}")];
+            text += &row(&std::iter::once(name.to_string()).chain(cells).collect::<Vec<_>>());
         }
         text
     }
@@ -474,69 +414,76 @@ impl Figures<'_> {
     /// other systems of that run.
     fn headline(&self) -> String {
         let mut text = format!(
-            "| `./run bench …` ([results](bench/results/{})) | pelton | speedup over other systems in the same run: median (range) |\n|---|---|---|\n",
+            "| `./run bench …` ([results](bench/results/{})) | pelton | speedup over other systems in the same run: median (95 %) |\n|---|---|---|\n",
             self.name
         );
-        let messages = |value| format!("{} messages/s", rate(value));
-        let rows: [(&str, &str, Show<'_>, &str); 10] = [
-            (STREAM, "messages_per_second", &messages, ""),
-            ("stream --size 16", "messages_per_second", &messages, ""),
-            (
-                "stream --size 1..32768",
-                "messages_per_second",
-                &messages,
-                "; read in place, as by *limits*; sockets copy",
-            ),
-            (ROUND, "round_trip_ns", &time, ""),
-            (ASLEEP, "round_trip_ns", &time, ""),
-            ("fan-in --senders 8", "messages_per_second", &messages, ""),
-            ("append --threads 2", "messages_per_second", &messages, ""),
-            ("call --size 64", "round_trip_ns", &time, ""),
-            ("call --size 64 --in-flight 1000 --wait block", "messages_per_second", &messages, ""),
-            ("reattach", "reattach_receiver_ns", &time, ""),
-        ];
-        for (command, figure, show, note) in rows {
-            let (systems, ratios) = self.of(command);
+        for (command, figure, note) in HEADLINE {
+            let (systems, _) = self.of(command);
             let Some(first) = systems.first() else {
-                _ = writeln!(text, "| `{command}` | not in these results | |");
+                text += &format!("| `{command}` | not in these results | |\n");
                 continue;
             };
             let Some(own) = number(first, figure) else { continue };
             // Other variants of pelton are not other systems; but a single sender is the reference for many.
             let is_own = |label: &str| label.starts_with("pelton") && label != "pelton-stream";
-            let speeds = systems.iter().skip(1).filter_map(|line| {
-                let label = line["label"].as_str().filter(|label| !is_own(label))?;
-                Some((label, *line, Speed::of(ratios?, label)?))
-            });
-            let mut speeds: Vec<(&str, &Value, Speed)> = speeds.collect();
-            // The closest first, or the comparison would be too easy.
-            speeds.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));
-            let is_limits = |label: &str| label.starts_with("limits");
-            let limits = speeds.iter().find(|(label, ..)| is_limits(label));
-            let others = speeds.iter().filter(|(label, ..)| !is_limits(label)).take(3);
-            let others: Vec<String> = limits
-                .into_iter()
-                .chain(others)
-                .map(|(label, line, speed)| {
-                    let name = match *label {
-                        "limits" => "*limits*".to_string(),
-                        "limits-window" => "*limits* with pelton's window".to_string(),
-                        label => label.to_string(),
-                    };
-                    // A speedup that costs processor time has its price beside it.
-                    let cpu = per_million(first, first).zip(per_million(line, line)).map(|(own, other)| own / other);
-                    let cpu = cpu.filter(|cpu| *cpu >= 1.25).map(|cpu| format!(", at {} × its CPU time", digits(cpu)));
-                    format!("{} {name}{}", speed.text(), cpu.unwrap_or_default())
-                })
+            let is_limits = |line: &Value| label(line).starts_with("limits");
+            let mut speeds: Vec<(&Value, Ratio)> = systems[1..]
+                .iter()
+                .filter(|line| !is_own(label(line)))
+                .filter_map(|line| Some((*line, speedup(first, line, figure)?)))
                 .collect();
-            _ = writeln!(text, "| `{command}` | {} | {}{note} |", show(own), others.join("; "));
+            // The closest first, or the comparison would be too easy.
+            speeds.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
+            let limits = speeds.iter().find(|(line, _)| is_limits(line));
+            let others = limits.into_iter().chain(speeds.iter().filter(|(line, _)| !is_limits(line)).take(3));
+            let others = others.map(|(line, speed)| {
+                let name = match label(line) {
+                    "limits" => "*limits*",
+                    "limits-window" => "*limits* with pelton's window",
+                    label => label,
+                };
+                // A speedup that costs processor time has its price beside it.
+                let cpu = per_million(first, first).zip(per_million(line, line)).map(|(own, other)| own / other);
+                let cpu = cpu.filter(|cpu| *cpu >= 1.25).map(|cpu| format!(", at {} × its CPU time", digits(cpu)));
+                format!("{} {name}{}", range(*speed), cpu.unwrap_or_default())
+            });
+            let others = others.collect::<Vec<_>>().join("; ");
+            text += &row(&[format!("`{command}`"), shown(figure, own), others + note]);
         }
         text
     }
 }
 
-fn not_in_results(command: &str) -> String {
-    format!("`./run bench {command}` is not in these results.\n")
+fn row(cells: &[String]) -> String {
+    format!("| {} |\n", cells.join(" | "))
+}
+
+fn label(line: &Value) -> &str {
+    line["label"].as_str().unwrap_or_default()
+}
+
+/// The measured system of that label.
+fn named<'a>(systems: &[&'a Value], name: &str) -> Option<&'a Value> {
+    systems.iter().find(|line| label(line) == name && line["skipped"].is_null()).copied()
+}
+
+/// A figure of each run of that system.
+fn of_runs(line: &Value, figure: impl Fn(&Value, &Value) -> Option<f64>) -> Vec<Option<f64>> {
+    line["runs"].as_array().into_iter().flatten().map(|run| figure(run, line)).collect()
+}
+
+/// The first system's speedup over another one, run by run.
+fn speedup(own: &Value, other: &Value, figure: &str) -> Option<Ratio> {
+    let [own_runs, others] = [own, other].map(|line| of_runs(line, |run, _| number(run, figure)));
+    // Of two times the shorter one is faster.
+    let ratio =
+        if figure.ends_with("_ns") { paired_ratio(&others, &own_runs) } else { paired_ratio(&own_runs, &others) };
+    ratio.filter(|_| label(own) != label(other))
+}
+
+/// The median, and its bootstrap interval.
+fn range(Ratio { median, interval: (low, high), .. }: Ratio) -> String {
+    format!("{} ({} to {})", digits(median), digits(low), digits(high))
 }
 
 /// The reason why results are not for publication, if there is one.
@@ -550,46 +497,18 @@ fn draft(machine: &Value) -> Option<&'static str> {
     }
 }
 
-/// A pair's name, the plain system, and the system of io_uring.
-type Pair = (&'static str, &'static str, &'static str);
-
-/// A command, its pairs, its figure, and the figure's format.
-type PairsRow<'a> = (&'static str, &'a [Pair], Of, fn(f64) -> String);
-
-/// A figure's format.
-type Show<'a> = &'a dyn Fn(f64) -> String;
-
-/// A figure of a run, or of the medians, of the system of that line.
-type Of = fn(&Value, &Value) -> Option<f64>;
-
 /// CPU seconds of both sides for a million messages, or rounds.
 fn per_million(run: &Value, line: &Value) -> Option<f64> {
     Some(number(run, "cpu_seconds")? / line["parameters"]["count"].as_f64()? * 1e6)
 }
 
-/// A table's column of a system.
-type Column = fn(&Value) -> Option<String>;
-
-const LATENCY: [(&str, Column); 4] = [
-    ("mean", |l| number(l, "round_trip_ns").map(time)),
-    ("median", |l| number(l, "p50_ns").map(time)),
-    ("99 %", |l| number(l, "p99_ns").map(time)),
-    ("99.9 %", |l| number(l, "p999_ns").map(time)),
-];
-
 fn number(line: &Value, name: &str) -> Option<f64> {
     line[name].as_f64()
 }
 
+/// How often the survivor reacted in each way.
 fn outcome(line: &Value, killed: &str) -> String {
-    let runs = line["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut seen: Vec<(&str, usize)> = Vec::new();
-    for outcome in runs.iter().filter_map(|run| run["deaths"][killed]["outcome"].as_str()) {
-        match seen.iter_mut().find(|(name, _)| *name == outcome) {
-            Some((_, count)) => *count += 1,
-            None => seen.push((outcome, 1)),
-        }
-    }
+    let seen = of_outcomes(line, killed);
     let text = |name: &str| match name {
         "detected" => "detects it",
         "hangs" => "hangs",
@@ -601,6 +520,22 @@ fn outcome(line: &Value, killed: &str) -> String {
         [(name, _)] => text(name).to_string(),
         seen => seen.iter().map(|(name, n)| format!("{} ({n})", text(name))).collect::<Vec<_>>().join(", "),
     }
+}
+
+fn of_outcomes<'a>(line: &'a Value, killed: &str) -> Vec<(&'a str, usize)> {
+    let mut seen: Vec<(&str, usize)> = Vec::new();
+    let runs = line["runs"].as_array().into_iter().flatten();
+    for outcome in runs.filter_map(|run| run["deaths"][killed]["outcome"].as_str()) {
+        match seen.iter_mut().find(|(name, _)| *name == outcome) {
+            Some((_, count)) => *count += 1,
+            None => seen.push((outcome, 1)),
+        }
+    }
+    seen
+}
+
+fn shown(figure: &str, value: f64) -> String {
+    if figure.ends_with("_ns") { time(value) } else { format!("{} messages/s", rate(value)) }
 }
 
 fn rate(value: f64) -> String {
@@ -620,128 +555,121 @@ fn bytes(value: f64) -> String {
     if value >= 1048576.0 { format!("{} MiB", digits(value / 1048576.0)) } else { format!("{:.0} KiB", value / 1024.0) }
 }
 
-/// Three significant digits.
-fn digits(value: f64) -> String {
-    let size = value.abs();
-    let behind = match size {
-        _ if size == 0.0 => return "0".to_string(),
-        _ if size >= 100.0 => 0,
-        _ if size >= 10.0 => 1,
-        _ if size >= 1.0 => 2,
-        _ if size >= 0.1 => 3,
-        _ if size >= 0.01 => 4,
-        _ => return format!("{value:.1e}"),
-    };
-    format!("{value:.behind$}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
-    fn lines() -> Vec<Value> {
-        let command = "./run bench stream --size 256 --count 10";
-        let system = |label: &str, rate: f64| {
-            json!({ "label": label, "command": command, "skipped": null, "wait": "spin",
-            "parameters": { "count": 10 }, "messages_per_second": rate, "cpu_seconds": 2e-5 })
-        };
-        vec![
-            json!({ "machine": { "date": "2026-01-02 03:04", "command": "./run bench all", "processors": 2 } }),
-            system("pelton", 51_234_567.0),
-            system("other", 2_000.0),
-            json!({ "label": "third", "command": command, "skipped": "no | luck" }),
-            json!({ "command": command, "first": "pelton", "figure": "messages_per_second", "ratios": { "other": { "median": 25.0, "min": 1.0, "max": 99.9 } } }),
-        ]
+    /// A system of a command, with that figure in its runs; in the median of the runs the second one.
+    fn system(command: &str, label: &str, figure: &str, runs: [f64; 3]) -> Value {
+        let command = format!("./run bench {command} --runs 3");
+        let of_runs = runs.map(|value| json!({ figure: value }));
+        json!({ "label": label, "command": command, "wait": "block", "parameters": { "count": 1000 },
+            figure: runs[1], "cpu_seconds": 2e-3, "runs": of_runs })
     }
+
+    fn ratios(command: &str, figure: &str) -> Value {
+        json!({ "command": format!("./run bench {command} --runs 3"), "first": "pelton", "figure": figure,
+            "ratios": {} })
+    }
+
+    fn figures(lines: &[Value]) -> Figures<'_> {
+        Figures { lines, name: "r.jsonl" }
+    }
+
+    const SPEED: &str = "messages_per_second";
 
     #[test]
     fn only_the_text_between_the_marks_is_replaced() {
-        let lines = lines();
-        let figures = Figures { lines: &lines, name: "r.jsonl" };
+        let mut third = system(STREAM, "third", SPEED, [0.0; 3]);
+        third["skipped"] = "no | luck".into();
+        let lines = [
+            json!({ "machine": {} }),
+            system(STREAM, "pelton", SPEED, [51e6, 51_234_567.0, 52e6]),
+            system(STREAM, "other", SPEED, [1e6, 2e6, 3e6]),
+            third,
+            ratios(STREAM, SPEED),
+        ];
         let text = "before\n<!-- bench stream -->\nold\n<!-- /bench -->\nafter <!-- other -->\n";
-        let once = fill(text, &figures).unwrap();
+        let once = fill(text, &figures(&lines)).unwrap();
         let head = "before\n<!-- bench stream -->\n| `stream --size 256` | wait | messages/s |";
         assert!(once.starts_with(head), "{once}");
-        assert!(once.contains("| pelton | spin | 51.2 M | 2.00 |  |  |\n"), "{once}");
-        assert!(once.contains("| other | spin | 2.00 k | 2.00 |  | 25.0 (1.00 to 99.9), not steady |\n"), "{once}");
-        assert!(once.contains("| third | | skipped: no   luck |\n"), "{once}");
+        assert!(once.contains("| pelton | block | 51.2 M | 2.00 |  |  |\n"), "{once}");
+        assert!(once.contains("| other | block | 2.00 M | 2.00 |  | 25.6 (17.3 to 51.0) |\n"), "{once}");
+        assert!(once.contains("| third |  | skipped: no   luck |\n"), "{once}");
         assert!(once.ends_with("<!-- /bench -->\nafter <!-- other -->\n") && !once.contains("old"), "{once}");
-        assert_eq!(fill(&once, &figures).unwrap(), once, "the second time changes nothing");
-        let missing = fill("<!-- bench memory -->\n<!-- /bench -->", &figures).unwrap();
+        assert_eq!(fill(&once, &figures(&lines)).unwrap(), once, "the second time changes nothing");
+        let missing = fill("<!-- bench memory -->\n<!-- /bench -->", &figures(&lines)).unwrap();
         assert!(missing.contains("`./run bench memory` is not in these results"), "{missing}");
+        let error = fill("<!-- bench nonsense -->\n<!-- /bench -->", &figures(&lines)).unwrap_err();
+        assert!(error.to_string().contains("`nonsense`"), "{error}");
+        let error = fill("<!-- bench stream -->\n", &figures(&lines)).unwrap_err();
+        assert!(error.to_string().contains("no `<!-- /bench"), "{error}");
     }
 
     #[test]
     fn options_of_count_do_not_change_the_key_of_a_command() {
         assert_eq!(key("./run bench stream --size 256 --seconds 0.3 --runs 7 --systems pelton,pipe"), STREAM);
         assert_eq!(key("./run bench roundtrip --size 64 --wait block --count 3"), ROUND_IN_THE_KERNEL);
-        assert_eq!(key("./run bench roundtrip --size 64 --delay 20 --count 3"), ASLEEP);
-    }
-
-    /// pelton beside limits with both windows, close systems, and distant ones.
-    fn close_and_far() -> Vec<Value> {
-        let command = "./run bench stream --size 256 --seconds 1 --systems all";
-        let system = |label: &str, cpu_seconds: f64| {
-            json!({ "label": label, "command": command, "wait": "spin", "parameters": { "count": 1000 },
-                "messages_per_second": 1e6, "cpu_seconds": cpu_seconds })
-        };
-        let steady = |median: f64| json!({ "median": median, "min": 0.9 * median, "max": 1.1 * median });
-        let labels = ["pelton", "far-1", "far-2", "limits", "limits-window", "far-3", "close", "far-4", "pelton-path"];
-        let mut lines: Vec<Value> = vec![json!({ "machine": { "command": "./run bench all" } })];
-        lines.extend(labels.map(|label| system(label, if label == "close" { 0.5 } else { 1.0 })));
-        let ratios = [9.0, 8.0, 1.2, 0.8, 7.0, 1.05, 6.0, 1.0];
-        let ratios: serde_json::Map<String, Value> =
-            labels[1..].iter().zip(ratios).map(|(label, ratio)| (label.to_string(), steady(ratio))).collect();
-        lines.push(json!({ "command": command, "first": "pelton", "figure": "messages_per_second", "ratios": ratios }));
-        lines
     }
 
     #[test]
-    fn the_headline_names_the_closest_systems_with_range_and_price() {
-        let lines = close_and_far();
-        let text = Figures { lines: &lines, name: "r.jsonl" }.headline();
+    fn of_two_times_the_shorter_one_is_faster() {
+        let [own, other] =
+            [("a", [1.0, 2.0, 4.0]), ("b", [2.0, 4.0, 8.0])].map(|(name, ns)| system(ROUND, name, "round_trip_ns", ns));
+        assert_eq!(speedup(&own, &other, "round_trip_ns").map(range).unwrap(), "2.00 (2.00 to 2.00)");
+    }
+
+    #[test]
+    fn the_headline_names_the_closest_systems_with_interval_and_price() {
+        let rates = [("pelton", 72.0), ("far-1", 8.0), ("far-2", 9.0), ("limits", 60.0), ("limits-window", 90.0)];
+        let more = [("far-3", 12.0), ("close", 48.0), ("far-4", 18.0), ("pelton-path", 72.0)];
+        let mut lines: Vec<Value> = rates
+            .into_iter()
+            .chain(more)
+            .map(|(label, rate)| system(STREAM, label, SPEED, [rate * 1e6, rate * 1e6, rate * 1e6]))
+            .collect();
+        lines[6]["cpu_seconds"] = 1e-3.into();
+        let text = figures(&lines).headline();
         let row = text.lines().find(|line| line.contains("`stream --size 256`")).unwrap();
         assert_eq!(
             row,
-            "| `stream --size 256` | 1.00 M messages/s | 0.800 (0.720 to 0.880) *limits* with pelton's window; \
-             1.05 (0.945 to 1.16) close, at 2.00 × its CPU time; 6.00 (5.40 to 6.60) far-4; 7.00 (6.30 to 7.70) far-3 |"
+            "| `stream --size 256` | 72.0 M messages/s | 0.800 (0.800 to 0.800) *limits* with pelton's window; \
+             1.50 (1.50 to 1.50) close, at 2.00 × its CPU time; 4.00 (4.00 to 4.00) far-4; 6.00 (6.00 to 6.00) far-3 |"
         );
         assert!(text.contains("| `reattach` | not in these results | |"), "{text}");
     }
 
     #[test]
     fn the_front_table_has_speeds_by_turns_and_what_a_kill_does() {
-        let (stream, kill) = ("./run bench stream --size 256 --runs 3", "./run bench kill --runs 2");
-        let speed = |label: &str, rates: [f64; 3]| {
-            let runs = rates.map(|rate| json!({ "messages_per_second": rate }));
-            json!({ "label": label, "command": stream, "parameters": { "count": 9 },
-                "messages_per_second": rates[1], "runs": runs })
-        };
         let death = |label: &str, sender: &str, receiver: &str| {
+            let mut line = system("kill", label, "sender_death_detected_ns", [2e6; 3]);
+            line["receiver_death_detected_ns"] = 3e6.into();
             let of = |outcome: &str| json!({ "outcome": outcome });
-            json!({ "label": label, "command": kill, "parameters": { "count": 9 }, "sender_death_detected_ns": 2e6,
-                "receiver_death_detected_ns": 3e6,
-                "runs": [{ "deaths": { "sender": of(sender), "receiver": of(receiver) } }] })
+            line["runs"] = json!([{ "deaths": { "sender": of(sender), "receiver": of(receiver) } }]);
+            line
         };
         let lines = [
-            json!({ "machine": {} }),
-            speed("pelton:block", [10e6, 20e6, 30e6]),
-            speed("pipe:block", [1e6, 1e6, 1e6]),
-            speed("sock-stream:block", [1e6, 1e6, 1e6]),
-            speed("zeromq-ipc", [1e6, 1e6, 1e6]),
+            system(STREAM, "pelton:block", SPEED, [10e6, 20e6, 30e6]),
+            system(STREAM, "pipe:block", SPEED, [1e6; 3]),
+            system(STREAM, "zeromq-ipc", SPEED, [1e6; 3]),
             death("pelton", "detected", "detected"),
             death("pipe", "hangs", "detected"),
             death("zeromq-ipc", "hangs", "hangs"),
         ];
-        let text = Figures { lines: &lines, name: "r.jsonl" }.front();
-        assert!(text.contains("| **pelton** | 20.0 M |  | detected in 3.00 ms; **nothing is lost**"), "{text}");
-        assert!(text.contains("| pipe | 1.00 M | 20.0 (10.0 to 30.0) | only one side is notified; "), "{text}");
-        assert!(
-            text.contains("| ZeroMQ, `ipc://` | 1.00 M | 20.0 (10.0 to 30.0) | the other side is not notified; "),
-            "{text}"
-        );
-        assert!(text.contains("| Unix socket | not in these results | | |"), "{text}");
+        let text = figures(&lines).front();
+        for row in [
+            "| **pelton** | 20.0 M |  | detected in 3.00 ms; **nothing is lost**",
+            "| pipe | 1.00 M | 20.0 (10.0 to 30.0) | only one side is notified; ",
+            "| ZeroMQ, `ipc://` | 1.00 M | 20.0 (10.0 to 30.0) | the other side is not notified; ",
+            "| Unix socket | not in these results | | |",
+        ] {
+            assert!(text.contains(row), "{text}");
+        }
+        let runs =
+            ["detected", "hangs", "detected"].map(|outcome| json!({ "deaths": { "sender": { "outcome": outcome } } }));
+        let mixed = json!({ "runs": runs });
+        assert_eq!(outcome(&mixed, "sender"), "detects it (2), hangs (1)");
     }
 
     /// The page that the front table names, and that the tests which it names are there.
@@ -759,36 +687,39 @@ mod tests {
     }
 
     #[test]
-    fn of_two_times_the_shorter_one_is_faster() {
-        let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.4, "high": 0.5 } } });
-        assert_eq!(Speed::of(&ratios, "a").unwrap().text(), "2.00 (1.00 to 4.00)");
-        let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.3, "high": 0.5 } } });
-        assert!(Speed::of(&ratios, "a").unwrap().text().ends_with("not steady"));
+    fn io_uring_is_compared_with_plain_sockets_run_by_run_where_both_wait_alike() {
+        let mut spinning = system(ROUND_IN_THE_KERNEL, "sock-seqpacket:block", "round_trip_ns", [1.0; 3]);
+        spinning["wait"] = "spin".into();
+        let lines = [
+            system(ROUND_IN_THE_KERNEL, "sock-stream:block", "round_trip_ns", [10.0, 20.0, 40.0]),
+            system(ROUND_IN_THE_KERNEL, "io-uring-stream", "round_trip_ns", [5.0, 10.0, 20.0]),
+            spinning,
+            system(ROUND_IN_THE_KERNEL, "io-uring-seqpacket", "round_trip_ns", [1.0; 3]),
+        ];
+        let text = figures(&lines).pairs();
+        let row = "| stream socket, `roundtrip --size 64 --wait block` | 20 ns | 10 ns | 0.500 (0.500 to 0.500) |";
+        assert!(text.contains(row), "{text}");
+        assert!(!text.contains("| seqpacket socket, `roundtrip"), "{text}");
+        assert!(text.contains("Not in these results: stream socket, 64 KiB buffers, `stream --size 256`;"), "{text}");
     }
 
     #[test]
-    fn io_uring_is_compared_with_plain_sockets_run_by_run_where_both_wait_alike() {
-        let command = "./run bench roundtrip --size 64 --wait block --seconds 1";
-        let system = |label: &str, wait: &str, runs: [f64; 3]| {
-            let runs = runs.map(|ns| json!({ "round_trip_ns": ns }));
-            json!({ "label": label, "command": command, "wait": wait, "parameters": { "count": 9 }, "round_trip_ns": 10.0, "runs": runs })
-        };
-        let lines = [
-            json!({ "machine": {} }),
-            system("sock-stream:block", "block", [10.0, 20.0, 40.0]),
-            system("io-uring-stream", "block", [5.0, 10.0, 20.0]),
-            system("sock-seqpacket:block", "spin", [1.0; 3]),
-            system("io-uring-seqpacket", "block", [1.0; 3]),
-        ];
-        let text = Figures { lines: &lines, name: "r.jsonl" }.pairs();
-        assert!(
-            text.contains(
-                "| stream socket, `roundtrip --size 64 --wait block` | 10 ns | 10 ns | 0.500 (0.500 to 0.500) |"
-            ),
-            "{text}"
-        );
-        assert!(!text.contains("| seqpacket socket, `roundtrip"), "{text}");
-        assert!(text.contains("Not in these results: stream socket, 64 KiB buffers, `stream --size 256`;"), "{text}");
+    fn every_placement_is_a_column_and_pelton_s_speedup_is_of_the_same_runs() {
+        let mut lines = Vec::new();
+        for (place, ns) in [("apart", 4000.0), ("together", 9000.0), ("free", 5000.0)] {
+            let command = format!("{ROUND_IN_THE_KERNEL} --placement {place}");
+            lines.extend(
+                [("pelton", ns), ("pipe", 2.0 * ns)]
+                    .map(|(label, ns)| system(&command, label, "round_trip_ns", [ns; 3])),
+            );
+        }
+        let text = figures(&lines).placement();
+        let what = "`roundtrip --size 64 --wait block`";
+        assert!(text.contains(&format!("| pelton, {what} | 4.00 µs | 9.00 µs | 5.00 µs |")), "{text}");
+        let double = "2.00 (2.00 to 2.00)";
+        let row = format!("| pipe, {what} | 8.00 µs; {double} | 18.0 µs; {double} | 10.0 µs; {double} |");
+        assert!(text.contains(&row), "{text}");
+        assert!(text.contains("| `stream --size 256 --wait block` | not in these results | | |"), "{text}");
     }
 
     #[test]
@@ -833,43 +764,5 @@ mod tests {
             checked += 1;
         }
         assert!(checked > 0, "none of the pages names its results");
-    }
-
-    #[test]
-    fn every_placement_is_a_column_and_pelton_s_speedup_is_of_the_same_runs() {
-        let mut lines = vec![json!({ "machine": {} })];
-        for (place, ns) in [("apart", 4000.0), ("together", 9000.0), ("free", 5000.0)] {
-            let command = format!("./run bench roundtrip --size 64 --wait block --placement {place} --runs 3");
-            lines.extend([("pelton", ns), ("pipe", 2.0 * ns)].map(|(label, ns)| {
-                json!({ "label": label, "command": command, "parameters": { "count": 9 }, "round_trip_ns": ns })
-            }));
-            let half = json!({ "median": 0.5, "min": 0.5, "max": 0.5 });
-            lines.push(
-                json!({ "command": command, "first": "pelton", "figure": "round_trip_ns", "ratios": { "pipe": half } }),
-            );
-        }
-        let text = Figures { lines: &lines, name: "r.jsonl" }.placement();
-        let what = "`roundtrip --size 64 --wait block`";
-        assert!(text.contains(&format!("| pelton, {what} | 4.00 µs | 9.00 µs | 5.00 µs |")), "{text}");
-        let double = "2.00 (2.00 to 2.00)";
-        let row = format!("| pipe, {what} | 8.00 µs; {double} | 18.0 µs; {double} | 10.0 µs; {double} |");
-        assert!(text.contains(&row), "{text}");
-        assert!(text.contains("| `stream --size 256 --wait block` | not in these results | | |"), "{text}");
-    }
-
-    #[test]
-    fn an_unknown_or_unclosed_place_is_an_error() {
-        let lines = lines();
-        let figures = Figures { lines: &lines, name: "r.jsonl" };
-        let error = fill("<!-- bench nonsense -->\n<!-- /bench -->", &figures).unwrap_err();
-        assert!(error.to_string().contains("`nonsense`"), "{error}");
-        assert!(fill("<!-- bench stream -->\n", &figures).unwrap_err().to_string().contains("no `<!-- /bench"));
-    }
-
-    #[test]
-    fn outcomes_of_survivors_are_counted() {
-        let run = |outcome: &str| json!({ "deaths": { "sender": { "outcome": outcome } } });
-        let line = json!({ "runs": [run("detected"), run("hangs"), run("detected")] });
-        assert_eq!(outcome(&line, "sender"), "detects it (2), hangs (1)");
     }
 }

@@ -25,7 +25,7 @@ use io_uring::{IoUring, opcode, types};
 use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
 use crate::{
-    compiled, mailbox,
+    compiled,
     measure::CallCounter,
     run::Load,
     statistics::{Ratio, median, paired_ratio},
@@ -49,10 +49,6 @@ struct Arguments {
     /// Erlang: messages that wait in the process's mailbox; of several numbers the part `erlang` is measured with each
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0")]
     mailbox: Vec<usize>,
-
-    /// Erlang: writes a plot of the part `erlang` by the mailbox, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 
     /// Erlang: how much erlang-cold reads
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
@@ -153,7 +149,6 @@ fn measure(arguments: &Arguments) -> Result<()> {
         erlang => erlang?,
     };
     let _load = Load::start(arguments.beside_load);
-    let mut by_mailbox = Vec::new();
     let several = |part: Part| if part == Part::Erlang { &arguments.mailbox[..] } else { &arguments.mailbox[..1] };
     for (part, mailbox) in parts.iter().flat_map(|&part| several(part).iter().map(move |mailbox| (part, *mailbox))) {
         if part.is_erlang() && erlang.is_none() {
@@ -203,14 +198,6 @@ fn measure(arguments: &Arguments) -> Result<()> {
         for report in &reports {
             report.write(arguments.json)?;
         }
-        if part == Part::Erlang {
-            // The seconds.
-            by_mailbox.extend(reports.first().map(|report| (mailbox, report.medians())));
-        }
-    }
-    if let Some(path) = &arguments.svg {
-        ensure!(!by_mailbox.is_empty(), "--svg is of the part `erlang`: name it too");
-        std::fs::write(path, mailbox::plot(&by_mailbox)).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
 }
@@ -218,11 +205,6 @@ fn measure(arguments: &Arguments) -> Result<()> {
 impl Report {
     fn of(&self, system: &str) -> Vec<Option<f64>> {
         self.runs.iter().map(|figures| figures.get(system).copied()).collect()
-    }
-
-    fn medians(&self) -> Figures {
-        let middle = |system| Some((system, median(self.of(system).into_iter().flatten().collect())?));
-        self.runs[0].keys().copied().filter_map(middle).collect()
     }
 
     fn write(&self, json: bool) -> Result<()> {

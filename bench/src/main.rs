@@ -3,7 +3,6 @@
 //!
 //! This file begins the program; the library beside it does the rest.
 
-mod call_table;
 mod regress;
 mod suite;
 
@@ -15,19 +14,18 @@ use clap::{Command, error::ErrorKind};
 use pelton_bench::{
     commands::{self, Measurement},
     figures, file, results,
-    run::{self, Progress},
+    run::{self, progress_bar},
     side,
     sides::Interrupts,
     systems,
 };
 
 /// The commands that measure no workload, or several; all but the last have command lines of their own.
-const OTHERS: [(&str, &str); 6] = [
+const OTHERS: [(&str, &str); 5] = [
     ("file", "Files, beside the system's own calls and the io-uring crate"),
     ("all", "All workloads: the results of README and COMPARE.md, and their page"),
     ("figures", "Writes the figures of README and COMPARE.md from a results file"),
     ("regress", "Compares the hot paths of two commits, by runs that take turns"),
-    ("call-table", "The speedup of calls over a stream socket, by size and by number of calls in flight"),
     ("systems", "Lists the systems, and the workloads in which each has a part"),
 ];
 
@@ -51,7 +49,6 @@ fn main() -> ExitCode {
     let rest = std::env::args().skip(2);
     match std::env::args().nth(1).as_deref() {
         Some("file") => return file::main(rest),
-        Some("call-table") => return call_table::main(rest),
         Some("regress") => return regress::main(rest),
         Some("all") => return suite::main(rest),
         Some("figures") => return figures::main(rest),
@@ -78,9 +75,9 @@ fn list() -> Result<ExitCode> {
 
 /// 0 when something was measured, 1 when nothing could be, 130 when interrupted. Bad arguments are 2, by clap.
 fn measure(Measurement { plan, systems, output }: &Measurement) -> Result<ExitCode> {
-    let progress = Progress::of(plan.runs * systems.len())?;
-    let (report, interrupted) = run::measure(plan, systems, &Interrupts::new()?, &progress)?;
-    progress.bar.finish_and_clear();
+    let bar = progress_bar(plan.runs * systems.len())?;
+    let (report, interrupted) = run::measure(plan, systems, &Interrupts::new()?, &bar)?;
+    bar.finish_and_clear();
     let command = std::iter::once("./run bench".to_string()).chain(std::env::args().skip(1));
     let command = command.collect::<Vec<_>>().join(" ");
     let mut lines = vec![results::machine(&command, interrupted)];

@@ -264,8 +264,6 @@ impl Calls {
 pub struct Launch {
     /// The program to start, with its first arguments; empty for this program itself
     pub program: Vec<OsString>,
-    /// The control group of the measured processes, if they have a quota
-    pub cgroup: Option<PathBuf>,
     /// The processes of the workload, that of the first CPU first. A fan-in has several of the second
     pub roles: &'static [Role],
     /// The sides of the second role have numbers

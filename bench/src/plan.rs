@@ -45,9 +45,9 @@ pub struct System {
     /// How it waits
     pub waits: Waits,
     /// The version of its library, of the kernel, or of the program
-    pub version: fn() -> String,
+    pub version: fn(&System) -> String,
     /// Builds what it needs, before any measurement. Returns the program to start; empty for this one
-    pub build: fn(&Plan, Wait) -> Result<Vec<OsString>>,
+    pub build: fn(&System, &Plan, Wait) -> Result<Vec<OsString>>,
     /// What its processes are like
     pub process: Process,
     /// The part of `./run test-bench` that builds and measures it; None if `./run test` does
@@ -66,8 +66,8 @@ pub const SYSTEM: System = System {
     only: &[],
     in_libuv: false,
     waits: Waits::AsAsked,
-    version: kernel,
-    build: |_, _| Ok(Vec::new()),
+    version: |_| kernel(),
+    build: |_, _, _| Ok(Vec::new()),
     process: Process {
         is_both: false,
         is_unpinned: false,
@@ -170,8 +170,6 @@ pub struct Plan {
     pub placement: Option<Placement>,
     /// Threads that compute meanwhile
     pub beside_load: u32,
-    /// Percent of one processor that the measured processes together get
-    pub quota: Option<u32>,
     /// Nanoseconds of work of the first role's sides and of the second's for each message
     pub work_ns: [u64; 2],
     /// The work's time alone is measured too
@@ -180,8 +178,6 @@ pub struct Plan {
     pub passes: Passes,
     /// More of its parameters in the results
     pub own: Vec<(&'static str, Value)>,
-    /// What it does, as the head of the table
-    pub title: String,
     /// The figure that the ratios are of
     pub figure: Option<&'static str>,
     /// The table's columns, in groups
@@ -246,22 +242,12 @@ impl Plan {
         passes
     }
 
-    /// How many messages, rounds or calls, for a title.
-    pub fn amount(&self) -> String {
-        self.seconds.map_or(self.count.to_string(), |seconds| format!("{seconds} s of"))
-    }
-
-    /// How many messages of which size.
-    pub fn messages(&self) -> String {
-        format!("{} messages of {}", self.amount(), self.job.sizes)
-    }
-
     /// The parameters in the results.
     pub fn parameters(&self, count: u64, cpus: &[usize]) -> Value {
         let mut all = json!({
             "size": self.job.sizes.to_string(), "count": count, "seconds": self.seconds,
             "capacity": self.job.capacity, "delay_us": self.job.delay_us, "runs": self.runs,
-            "placement": self.placement.map(word), "cpus": cpus, "beside_load": self.beside_load, "quota": self.quota,
+            "placement": self.placement.map(word), "cpus": cpus, "beside_load": self.beside_load,
         });
         all.as_object_mut()
             .expect("it was made as an object")
@@ -282,14 +268,17 @@ pub struct Workload {
 
 /// The options that only one workload has, as clap reads them. The comment of their type is the help of the subcommand.
 pub trait Options: Args {
+    /// The workload's word on the command line
+    const NAME: &str;
+
     /// Checks them and those of all workloads
     fn plan(&self, common: &Common) -> Result<Plan, String>;
 }
 
 /// The workload with those options.
-pub const fn workload<O: Options>(name: &'static str) -> Workload {
+pub const fn workload<O: Options>() -> Workload {
     Workload {
-        name,
+        name: O::NAME,
         command: |command| O::augment_args(Common::augment_args(command)),
         plan: |matches| {
             let own = O::from_arg_matches(matches).map_err(|error| error.to_string())?;
@@ -355,11 +344,6 @@ pub struct Common {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub beside_load: u32,
 
-    /// The measured processes together get at most so many percent of one processor, by a control group: needs root,
-    /// and a writable hierarchy with the cpu controller
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub quota: Option<u32>,
-
     /// Systems, in turn; the first is compared with the others. `./run bench systems` lists them
     ///
     /// A system may have its own wait: `pelton:block,pelton:spin` compares the two in one interleaved run.
@@ -389,6 +373,17 @@ pub struct Defaults {
     pub systems: &'static str,
 }
 
+/// Of a stream: messages one way between two processes.
+pub const ONE_WAY: Defaults = Defaults {
+    workload: "",
+    kind: Kind::Processes,
+    roles: &[Role::Receiver, Role::Sender],
+    size: 256,
+    capacity: 64 << 20,
+    sleeps: false,
+    systems: "",
+};
+
 impl Common {
     /// The plan, of `count` messages if the command line says nothing else, with the options of all workloads checked.
     pub fn plan(&self, defaults: &Defaults, count: impl FnOnce(SizeRange) -> u64) -> Result<Plan, String> {
@@ -414,7 +409,7 @@ impl Common {
         if self.runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let is_busy = self.placement != Placement::Apart || self.beside_load > 0 || self.quota.is_some();
+        let is_busy = self.placement != Placement::Apart || self.beside_load > 0;
         let job = Job {
             system: String::new(),
             wait: Wait::Spin,
@@ -447,12 +442,10 @@ impl Common {
             runs: self.runs,
             placement: Some(self.placement),
             beside_load: self.beside_load,
-            quota: self.quota,
             work_ns: [0; 2],
             alone: false,
             passes: Passes::Warmed,
             own: Vec::new(),
-            title: String::new(),
             figure: None,
             columns: Vec::new(),
             run: |_, _| bail!("a workload has no run"),
@@ -486,30 +479,8 @@ pub mod tests {
 
     /// A plan of round trips for tests.
     pub fn plan() -> Plan {
-        let defaults = Defaults {
-            workload: "roundtrip",
-            kind: Kind::Processes,
-            roles: &[Role::Asker, Role::Answerer],
-            size: 64,
-            capacity: 1 << 20,
-            sleeps: true,
-            systems: "pipe",
-        };
-        let common = Common {
-            size: None,
-            count: Some(1000),
-            seconds: None,
-            capacity: None,
-            wait: None,
-            runs: 1,
-            placement: Placement::Apart,
-            beside_load: 0,
-            quota: None,
-            systems: None,
-            output: Output::default(),
-        };
-        let plan = common.plan(&defaults, |_| 0).unwrap();
-        Plan { passes: Passes::Timed, job: Job { delay_us: 20, messages_each: 2, ..plan.job.clone() }, ..plan }
+        let command = "roundtrip --delay 20 --count 1000 --runs 1 --capacity 1048576 --systems pipe";
+        crate::commands::Measurement::parse(command).unwrap().plan
     }
 
     /// A job of a workload with those roles.

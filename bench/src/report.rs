@@ -10,7 +10,7 @@ use crate::{
     parameters::{Wait, word},
     plan::{Choice, Plan},
     record::{COSTS, Column, Figures, Run},
-    statistics::{Ratio, median, paired_ratio},
+    statistics::{Ratio, digits, median, paired_ratio},
 };
 
 /// All runs of one system.
@@ -32,7 +32,7 @@ pub struct SystemReport {
 impl SystemReport {
     /// Without runs yet.
     pub fn new(plan: &Plan, choice: &Choice) -> SystemReport {
-        let (wait, version) = (choice.system.wait(plan, choice.wait), (choice.system.version)());
+        let (wait, version) = (choice.system.wait(plan, choice.wait), (choice.system.version)(choice.system));
         SystemReport { choice: choice.clone(), wait, version, count: plan.count, runs: Vec::new(), skipped: None }
     }
 }
@@ -106,20 +106,19 @@ impl Report {
 
     /// As a table.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Plan { runs, beside_load, quota, seconds, figure, .. } = &self.plan;
-        writeln!(out, "{}", self.plan.title)?;
-        let pinned = match self.cpus[..] {
-            [] => "not pinned".to_string(),
-            [first, second] if first == second => format!("all on CPU {first}"),
-            [first, second, ..] => format!("on CPUs {first} and {second}"),
-            [first] => format!("on CPU {first}"),
-        };
-        let load = match beside_load {
-            0 => String::new(),
-            threads => format!(", beside {threads} computing threads"),
-        };
-        let quota = quota.map_or(String::new(), |percent| format!(", with a quota of {percent} % of a processor"));
-        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}{load}{quota}\n")?;
+        let Plan { runs, seconds, figure, .. } = &self.plan;
+        let parameters = self.plan.parameters(self.plan.count, &self.cpus);
+        let all = parameters.as_object().into_iter().flatten();
+        // The options of calls are an object of their own.
+        let all = all.flat_map(|(name, value)| value.as_object().map_or(vec![(name, value)], |of| of.iter().collect()));
+        let shown = all.filter(|(name, value)| {
+            let is_own = name.as_str() == "count" && seconds.is_some(); // each system has its own
+            !(is_own || name.as_str() == "runs" || value.is_null() || **value == 0 || **value == false)
+        });
+        let shown = shown
+            .map(|(name, value)| value.as_str().map_or(format!("{name} {value}"), |word| format!("{name} {word}")));
+        writeln!(out, "{}: {}", self.plan.job.workload, shown.collect::<Vec<_>>().join(", "))?;
+        writeln!(out, "medians of {runs} runs, systems interleaved\n")?;
 
         let ratios = self.ratios();
         let columns: Vec<Column> =
@@ -207,24 +206,6 @@ fn write_aligned(out: &mut impl Write, rows: &[Vec<String>]) -> Result<()> {
         writeln!(out, "{}", cells.join("  ").trim_end())?;
     }
     Ok(())
-}
-
-/// About four digits, without an exponent.
-fn digits(value: f64) -> String {
-    let size = value.abs();
-    if size == 0.0 {
-        "0".to_string()
-    } else if size >= 1000.0 {
-        format!("{value:.0}")
-    } else if size >= 100.0 {
-        format!("{value:.1}")
-    } else if size >= 1.0 {
-        format!("{value:.2}")
-    } else if size >= 0.001 {
-        format!("{value:.4}")
-    } else {
-        format!("{value:.7}")
-    }
 }
 
 /// Maximum less minimum, as a part of the median.

@@ -19,29 +19,17 @@ use crate::{
     measure::CallCounter,
     parameters::{Job, Launch, Pass, Placement, Role},
     plan::{Choice, Plan, RunOnce, Setting},
-    quota::Quota,
     record::{Run, run_of_messages},
     report::{Report, SystemReport},
     side::{PassReport, work},
     sides::{Interrupted, Interrupts, Sides},
 };
 
-/// The progress bar: on a terminal only, and drawn between runs only, since a timer of its own would disturb the
-/// measurement.
-pub struct Progress {
-    /// One bar may cover several measurements
-    pub bar: ProgressBar,
-    /// The progress of one run of one system
-    pub weight: u64,
-}
-
-impl Progress {
-    /// Of so many runs.
-    pub fn of(runs: usize) -> Result<Progress> {
-        let bar = ProgressBar::new(runs as u64);
-        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} gone, {eta} left  {msg}")?);
-        Ok(Progress { bar, weight: 1 })
-    }
+/// A progress bar of so many runs: on a terminal only, and drawn between runs only, since a timer of its own would
+/// disturb the measurement. One bar may cover several measurements.
+pub fn progress_bar(runs: usize) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} gone, {eta} left  {msg}")?;
+    Ok(ProgressBar::new(runs as u64).with_style(style))
 }
 
 /// Threads that only compute, beside the measured processes, until this is dropped. They belong to this process, whose
@@ -94,12 +82,7 @@ pub fn cpus_of(placement: Option<Placement>) -> Result<Vec<usize>> {
 
 /// Measures those systems. The flag is true after an interrupt; the report then has the finished runs. All
 /// measurements of a program share `interrupts`, so that a signal between two of them ends the next one.
-pub fn measure(
-    plan: &Plan,
-    systems: &[Choice],
-    interrupts: &Interrupts,
-    progress: &Progress,
-) -> Result<(Report, bool)> {
+pub fn measure(plan: &Plan, systems: &[Choice], interrupts: &Interrupts, bar: &ProgressBar) -> Result<(Report, bool)> {
     let cpus = cpus_of(plan.placement)?;
     let count_calls = match CallCounter::start() {
         Ok(_) => true,
@@ -114,34 +97,23 @@ pub fn measure(
         cpus: cpus.clone(),
         systems: systems.iter().map(|choice| SystemReport::new(plan, choice)).collect(),
     };
-    let bar = &progress.bar;
     let workload = &plan.job.workload;
-    // It outlives the processes, and is removed however this function returns.
-    let quota = match plan.quota.map(Quota::of).transpose() {
-        Ok(quota) => quota,
-        Err(error) => {
-            let reason = format!("--quota is not possible here: {error:#}");
-            bar.suspend(|| eprintln!("note: all systems are skipped: {reason}"));
-            report.systems.iter_mut().for_each(|system| system.skipped = Some(reason.clone()));
-            return Ok((report, false));
-        }
-    };
     let work_steps = plan.work_ns.map(work_steps);
     let mut jobs: Vec<Option<(Job, RunOnce)>> = Vec::new();
     for system in &mut report.systems {
         bar.set_message(format!("{workload}: making {} ready", system.choice));
         let known = system.choice.system;
-        let ready = known.part(plan.job.kind, workload).and_then(|_| (known.build)(plan, system.wait)).map(|program| {
-            let mut plan = plan.clone();
-            (known.vary)(&mut plan);
-            let cgroup = quota.as_ref().map(|quota| quota.path().to_path_buf());
-            let launch = Launch { program, cgroup, process: known.process, ..plan.job.launch.clone() };
-            let name = if plan.job.system.is_empty() { known.name } else { &plan.job.system };
-            let cpu = cpus.first().copied();
-            let (system, wait, cpus) = (name.to_string(), system.wait, cpus.clone());
-            let job = Job { system, wait, cpu, cpus, work_steps, launch, ..plan.job };
-            (job, known.run.unwrap_or(plan.run))
-        });
+        let ready =
+            known.part(plan.job.kind, workload).and_then(|_| (known.build)(known, plan, system.wait)).map(|program| {
+                let mut plan = plan.clone();
+                (known.vary)(&mut plan);
+                let launch = Launch { program, process: known.process, ..plan.job.launch.clone() };
+                let name = if plan.job.system.is_empty() { known.name } else { &plan.job.system };
+                let cpu = cpus.first().copied();
+                let (system, wait, cpus) = (name.to_string(), system.wait, cpus.clone());
+                let job = Job { system, wait, cpu, cpus, work_steps, launch, ..plan.job };
+                (job, known.run.unwrap_or(plan.run))
+            });
         // An interrupt at a terminal also ends a build. Its failure is then no reason to report, and the next build
         // does not start.
         if interrupts.is_raised() {
@@ -192,7 +164,7 @@ pub fn measure(
                     }
                 }
             }
-            bar.inc(if number > 0 { progress.weight } else { 0 });
+            bar.inc(u64::from(number > 0));
         }
     }
     Ok((report, false))
@@ -302,7 +274,8 @@ pub fn reports(job: &Job, setting: &Setting<'_>) -> Result<(Job, Vec<Vec<PassRep
         for side in &late {
             sides.order_go(*side)?;
         }
-        let mut pass: Vec<PassReport> = reporting.iter().map(|side| sides.report(*side)).collect::<Result<_>>()?;
+        let report = |side: &usize| sides.report::<PassReport>(*side)?.summed_up();
+        let mut pass = reporting.iter().map(report).collect::<Result<Vec<_>>>()?;
         if let Some(counter) = counter {
             // No process can be named for these calls: the first gets all of them.
             pass[0].calls = Some(counter.stop()?);

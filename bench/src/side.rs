@@ -70,8 +70,23 @@ pub struct PassReport {
     pub bytes: u64,
     /// Of single rounds, in a pass that times them
     pub percentiles: Option<Percentiles>,
+    /// Each round's nanoseconds, of a program in another language: [`PassReport::summed_up`] makes the percentiles
+    #[serde(skip_serializing)]
+    pub rounds_ns: Vec<u64>,
     /// Of the channel, seen by the side that receives
     pub resident_bytes: Option<u64>,
+}
+
+impl PassReport {
+    /// With the percentiles of the rounds.
+    pub fn summed_up(mut self) -> Result<PassReport> {
+        if !self.rounds_ns.is_empty() {
+            let mut histogram = histogram()?;
+            self.rounds_ns.drain(..).for_each(|ns| histogram.saturating_record(ns));
+            self.percentiles = Some(Percentiles::of(&histogram));
+        }
+        Ok(self)
+    }
 }
 
 /// Round trips in nanoseconds, without the delays.
@@ -288,6 +303,16 @@ mod tests {
         schedule.begin_ns = now_ns() + 1_000_000;
         assert_eq!((schedule.wait_for(0), schedule.sleeps), (schedule.begin_ns, 1));
         assert!(now_ns() >= schedule.begin_ns);
+    }
+
+    #[test]
+    fn rounds_of_a_program_in_another_language_make_its_percentiles() {
+        let rounds: Vec<u64> = (1..=1000).rev().collect();
+        let line = serde_json::json!({ "start_ns": 5, "rounds_ns": rounds }).to_string();
+        let report = serde_json::from_str::<PassReport>(&line).unwrap().summed_up().unwrap();
+        let percentiles = report.percentiles.unwrap();
+        assert_eq!((percentiles.p50_ns, percentiles.p99_ns, percentiles.p999_ns), (Some(500), Some(990), None));
+        assert!(PassReport::default().summed_up().unwrap().percentiles.is_none());
     }
 
     #[test]

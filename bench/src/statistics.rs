@@ -1,4 +1,4 @@
-//! Medians, and ratios with their bootstrap intervals.
+//! Medians, and ratios with their bootstrap intervals; and how many of their digits are shown.
 
 use serde::Serialize;
 
@@ -77,6 +77,21 @@ fn quantile(sorted: &[f64], quantile: f64) -> f64 {
     let at = quantile * (sorted.len() - 1) as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     below + (above - below) * at.fract()
+}
+
+/// Three significant digits, and all that are before the point.
+pub fn digits(value: f64) -> String {
+    let size = value.abs();
+    let behind = match size {
+        _ if size == 0.0 => return "0".to_string(),
+        _ if size >= 100.0 => 0,
+        _ if size >= 10.0 => 1,
+        _ if size >= 1.0 => 2,
+        _ if size >= 0.1 => 3,
+        _ if size >= 0.01 => 4,
+        _ => return format!("{value:.1e}"),
+    };
+    format!("{value:.behind$}")
 }
 
 #[cfg(test)]

@@ -10,13 +10,11 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use pelton_bench::{
     commands::Measurement,
-    plan::Choice,
     results,
-    run::{self, Progress},
+    run::{self, progress_bar},
     sides::Interrupts,
 };
 
@@ -41,8 +39,8 @@ struct All {
     only: Option<String>,
 }
 
-/// A command, its systems, and the seconds that a run of one of them takes, about.
-struct Part(&'static str, &'static str, f64);
+/// A command, and its systems.
+struct Part(&'static str, &'static str);
 
 /// One way, in the order of the tables. Each uses its best wait; systems without a wait here have it in their source.
 const STREAMING: &str = "pelton,pelton-batches,limits,limits-window,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,\
@@ -61,79 +59,64 @@ const KEEPING: &str = "pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,
 /// With each placement: what programs have today, all asleep while they wait.
 const PLACED: &str = "pelton,sock-stream,pipe";
 
-/// A pass of `--seconds 0.3` with its warm-up, its count of system calls, and two processes' start; Aeron's takes some
-/// more.
-const SHORT: f64 = 0.75;
-/// The same of round trips of half a second, with one more pass that times single rounds.
-const ROUND: f64 = 1.3;
-
 /// Sizes whose neighbours predict their results are left out, and so are rates with too few messages.
 const PARTS: &[Part] = &[
     // Throughput by size.
-    Part("stream --size 16 --seconds 0.3 --runs 5", STREAMING, SHORT),
-    Part("stream --size 256 --seconds 0.3 --runs 7", TABLED, SHORT),
-    Part("stream --size 1024 --seconds 0.3 --runs 3", STREAMING, SHORT),
-    Part("stream --size 4096 --seconds 0.3 --runs 3", STREAMING, SHORT),
-    Part("stream --size 65536 --seconds 0.3 --runs 3", STREAMING, SHORT),
+    Part("stream --size 16 --seconds 0.3 --runs 5", STREAMING),
+    Part("stream --size 256 --seconds 0.3 --runs 7", TABLED),
+    Part("stream --size 1024 --seconds 0.3 --runs 3", STREAMING),
+    Part("stream --size 4096 --seconds 0.3 --runs 3", STREAMING),
+    Part("stream --size 65536 --seconds 0.3 --runs 3", STREAMING),
     Part(
         "stream --size 1..32768 --seconds 0.3 --runs 5",
         "pelton,limits,limits-window,sock-stream-batched:block,io-uring-stream,sock-seqpacket:block,io-uring-seqpacket",
-        SHORT,
     ),
     // Latency.
-    Part("roundtrip --size 64 --seconds 0.5 --runs 5", SPINNING, ROUND),
-    Part("roundtrip --size 64 --wait block --seconds 0.5 --runs 5", BLOCKING, ROUND),
-    Part("roundtrip --size 64 --delay 20 --count 10000 --runs 3", ASLEEP, 2.5),
-    Part("roundtrip --size 64 --rate 100 --count 150 --runs 3", PACED, 3.2),
-    Part("roundtrip --size 64 --rate 10000 --count 15000 --runs 3", LOADED, 3.2),
-    Part("roundtrip --size 64 --rate 200000 --count 100000 --runs 3", LOADED, 1.6),
-    Part(
-        "roundtrip --size 64 --rate 1000000 --count 200000 --runs 3",
-        "pelton,pelton:spin,sock-stream,iceoryx2:spin",
-        2.0,
-    ),
+    Part("roundtrip --size 64 --seconds 0.5 --runs 5", SPINNING),
+    Part("roundtrip --size 64 --wait block --seconds 0.5 --runs 5", BLOCKING),
+    Part("roundtrip --size 64 --delay 20 --count 10000 --runs 3", ASLEEP),
+    Part("roundtrip --size 64 --rate 100 --count 150 --runs 3", PACED),
+    Part("roundtrip --size 64 --rate 10000 --count 15000 --runs 3", LOADED),
+    Part("roundtrip --size 64 --rate 200000 --count 100000 --runs 3", LOADED),
+    Part("roundtrip --size 64 --rate 1000000 --count 200000 --runs 3", "pelton,pelton:spin,sock-stream,iceoryx2:spin"),
     // One process.
     Part(
         "threads --size 64 --seconds 0.3 --runs 7",
         "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal",
-        SHORT,
     ),
     // The costs of an open channel, and of a lost one.
-    Part("idle --runs 1", "pelton,pelton-path,pipe,sock-stream,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc", 2.4),
-    Part("memory --count 1000 --runs 1", KEEPING, 0.6),
-    Part("memory --count 10000 --runs 1", KEEPING, 0.6),
-    Part("memory --count 100000 --runs 1", KEEPING, 0.8),
+    Part("idle --runs 1", "pelton,pelton-path,pipe,sock-stream,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc"),
+    Part("memory --count 1000 --runs 1", KEEPING),
+    Part("memory --count 10000 --runs 1", KEEPING),
+    Part("memory --count 100000 --runs 1", KEEPING),
     Part(
         "kill --runs 2",
         "pelton,pelton-path,pipe,sock-stream,sock-seqpacket,io-uring-seqpacket,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc",
-        2.5,
     ),
     // More workloads of pelton.
-    Part("lopsided --slow receiver --count 2000 --runs 3", "pelton,sock-stream,sock-seqpacket", 1.5),
-    Part("lopsided --slow sender --count 2000 --runs 3", "pelton,sock-stream,sock-seqpacket", 1.5),
+    Part("lopsided --slow receiver --count 2000 --runs 3", "pelton,sock-stream,sock-seqpacket"),
+    Part("lopsided --slow sender --count 2000 --runs 3", "pelton,sock-stream,sock-seqpacket"),
     Part(
         "fan-in --senders 8 --seconds 0.3 --runs 5",
         "pelton,pelton-stream,limits,limits-window,sock-stream:block,sock-seqpacket:block",
-        0.8,
     ),
-    Part("append --threads 2 --count 5000000 --runs 5", "pelton,limits,bump,mutex-vec,array-queue,seg-queue", 1.0),
-    Part("call --size 64 --seconds 0.3 --runs 5", "pelton,limits,sock-stream", 1.0),
+    Part("append --threads 2 --count 5000000 --runs 5", "pelton,limits,bump,mutex-vec,array-queue,seg-queue"),
+    Part("call --size 64 --seconds 0.3 --runs 5", "pelton,limits,sock-stream"),
     Part(
         "call --size 64 --in-flight 1000 --wait block --seconds 0.3 --runs 5",
         "pelton,sock-stream,sock-stream-batched",
-        1.0,
     ),
-    Part("reattach --count 1000000 --runs 3", "pelton-path", 0.5),
+    Part("reattach --count 1000000 --runs 3", "pelton-path"),
     // Where the processes run.
-    Part("stream --size 256 --wait block --placement apart --seconds 0.1 --runs 3", PLACED, 0.4),
-    Part("stream --size 256 --wait block --placement together --seconds 0.1 --runs 3", PLACED, 0.4),
-    Part("stream --size 256 --wait block --placement free --seconds 0.1 --runs 3", PLACED, 0.4),
-    Part("roundtrip --size 64 --wait block --placement apart --seconds 0.1 --runs 3", PLACED, 0.4),
-    Part("roundtrip --size 64 --wait block --placement together --seconds 0.1 --runs 3", PLACED, 0.4),
-    Part("roundtrip --size 64 --wait block --placement free --seconds 0.1 --runs 3", PLACED, 0.4),
-    Part("call --size 64 --wait block --placement apart --seconds 0.1 --runs 3", "pelton,sock-stream", 0.4),
-    Part("call --size 64 --wait block --placement together --seconds 0.1 --runs 3", "pelton,sock-stream", 0.4),
-    Part("call --size 64 --wait block --placement free --seconds 0.1 --runs 3", "pelton,sock-stream", 0.4),
+    Part("stream --size 256 --wait block --placement apart --seconds 0.1 --runs 3", PLACED),
+    Part("stream --size 256 --wait block --placement together --seconds 0.1 --runs 3", PLACED),
+    Part("stream --size 256 --wait block --placement free --seconds 0.1 --runs 3", PLACED),
+    Part("roundtrip --size 64 --wait block --placement apart --seconds 0.1 --runs 3", PLACED),
+    Part("roundtrip --size 64 --wait block --placement together --seconds 0.1 --runs 3", PLACED),
+    Part("roundtrip --size 64 --wait block --placement free --seconds 0.1 --runs 3", PLACED),
+    Part("call --size 64 --wait block --placement apart --seconds 0.1 --runs 3", "pelton,sock-stream"),
+    Part("call --size 64 --wait block --placement together --seconds 0.1 --runs 3", "pelton,sock-stream"),
+    Part("call --size 64 --wait block --placement free --seconds 0.1 --runs 3", "pelton,sock-stream"),
 ];
 
 /// Runs the command line after `all`.
@@ -147,7 +130,7 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
 
 /// The command line. A `+` before the systems adds them to the streaming ones.
 fn command_words(part: &Part, short: bool) -> Vec<String> {
-    let Part(command, systems, _) = part;
+    let Part(command, systems) = part;
     let systems = match systems.strip_prefix('+') {
         Some(also) => format!("{STREAMING},{also}"),
         None => systems.to_string(),
@@ -171,35 +154,20 @@ fn command_words(part: &Part, short: bool) -> Vec<String> {
     command_words
 }
 
-/// A command, and the seconds that it takes, about.
-struct Planned {
-    text: String,
-    measurement: Measurement,
-    /// Seconds of one run of one system
-    weight: f64,
+/// A command, as shown and as parsed.
+fn planned(part: &Part, short: bool) -> Result<(String, Measurement)> {
+    let command = command_words(part, short).join(" ");
+    Ok((format!("./run bench {command}"), Measurement::parse(&command)?))
 }
 
-impl Planned {
-    fn of(part: &Part, short: bool) -> Result<Planned> {
-        let command_words = command_words(part, short);
-        let command = command_words.join(" ");
-        let weight = part.2 * if short { 0.3 } else { 1.0 };
-        Ok(Planned { measurement: Measurement::parse(&command)?, text: format!("./run bench {command}"), weight })
-    }
-
-    /// Some more runs find each system's number of messages; a Java virtual machine starts slowly.
-    fn seconds(&self) -> f64 {
-        let starts_slowly = |choice: &&Choice| choice.system.name == "aeron";
-        let Measurement { plan, systems, .. } = &self.measurement;
-        let slow = systems.iter().filter(starts_slowly).count() as f64 * 2.0;
-        let runs = plan.runs as f64 + if plan.seconds.is_some() { 1.0 } else { 0.0 };
-        runs * (self.weight * systems.len() as f64 + slow)
-    }
-
-    /// Runs of all its systems.
-    fn runs(&self) -> usize {
-        self.measurement.plan.runs * self.measurement.systems.len()
-    }
+/// How long it takes, about: with `--seconds` the pass, its warm-up and its count of system calls, and some more runs
+/// that find each system's number of messages; the other parts last two seconds on average. A Java virtual machine
+/// starts slowly.
+fn seconds(Measurement { plan, systems, .. }: &Measurement) -> f64 {
+    let each = plan.seconds.map_or(2.0, |seconds| 0.2 + 2.0 * seconds);
+    let slow = systems.iter().filter(|choice| choice.system.name == "aeron").count() as f64 * 2.0;
+    let runs = plan.runs as f64 + if plan.seconds.is_some() { 1.0 } else { 0.0 };
+    runs * (each * systems.len() as f64 + slow)
 }
 
 fn measure(all: &All) -> Result<ExitCode> {
@@ -210,28 +178,26 @@ fn measure(all: &All) -> Result<ExitCode> {
     });
     let place = all.results.clone().or(default);
     let chosen = PARTS.iter().filter(|part| all.only.as_ref().is_none_or(|only| part.0.contains(only.as_str())));
-    let plans: Vec<Planned> = chosen.map(|part| Planned::of(part, all.short)).collect::<Result<_>>()?;
+    let plans = chosen.map(|part| planned(part, all.short)).collect::<Result<Vec<_>>>()?;
     anyhow::ensure!(
         !plans.is_empty(),
         "no command contains `{}`: without --only all of them are listed",
         all.only.as_deref().unwrap_or_default()
     );
-    let expected: f64 = plans.iter().map(Planned::seconds).sum();
-    for planned in &plans {
-        let command = planned.text.split(" --systems ").next().unwrap_or_default();
-        eprintln!("{:4.0} s  {command}, {} systems", planned.seconds(), planned.measurement.systems.len());
+    for (text, measurement) in plans.iter().filter(|_| !all.short) {
+        let command = text.split(" --systems ").next().unwrap_or_default();
+        eprintln!("{:4.0} s  {command}, {} systems", seconds(measurement), measurement.systems.len());
     }
-    eprintln!("{:4.0} min in all, and the time to build the other libraries at their first use", expected / 60.0);
-    // In milliseconds of the expected time, so that the time left does not depend on the number of runs.
-    let weight_all: f64 = plans.iter().map(|planned| planned.weight * planned.runs() as f64).sum();
-    let bar = ProgressBar::new((weight_all * 1000.0) as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent:>3} % {elapsed} gone, {eta} left  {msg}")?);
+    if !all.short {
+        let minutes = plans.iter().map(|(_, measurement)| seconds(measurement)).sum::<f64>() / 60.0;
+        eprintln!("{minutes:4.0} min in all, and the time to build the other libraries at their first use");
+    }
+    let bar = progress_bar(plans.iter().map(|(_, Measurement { plan, systems, .. })| plan.runs * systems.len()).sum())?;
     let (mut lines, mut interrupted) = (Vec::new(), false);
     let interrupts = Interrupts::new()?;
     let command = if all.short { "./run bench all --short" } else { "./run bench all" };
-    for Planned { text, measurement: Measurement { plan, systems, .. }, weight } in &plans {
-        let (report, ended) =
-            run::measure(plan, systems, &interrupts, &Progress { bar: bar.clone(), weight: (weight * 1000.0) as u64 })?;
+    for (text, Measurement { plan, systems, .. }) in &plans {
+        let (report, ended) = run::measure(plan, systems, &interrupts, &bar)?;
         lines.extend(results::lines(&report, text)?);
         interrupted = ended;
         // After each part: whatever ends the program, the finished parts are in the file.
@@ -271,29 +237,29 @@ mod tests {
 
     #[test]
     fn every_part_is_a_command_and_all_take_less_than_twenty_minutes() {
-        let mut seconds = 0.0;
+        let mut all = 0.0;
         for part in PARTS {
             for short in [false, true] {
-                let planned = Planned::of(part, short).unwrap();
-                let job = &planned.measurement.plan.job;
-                for choice in &planned.measurement.systems {
+                let (_, measurement) = planned(part, short).unwrap();
+                let job = &measurement.plan.job;
+                for choice in &measurement.systems {
                     let found = choice.system.part(job.kind, &job.workload);
                     assert!(found.is_ok(), "{}: {choice}: {}", part.0, found.unwrap_err());
                 }
                 if !short {
-                    seconds += planned.seconds();
+                    all += seconds(&measurement);
                 }
             }
         }
         // A twentieth remains for a slower machine.
-        assert!(seconds < 20.0 * 60.0 * 0.95, "{seconds} s");
+        assert!(all < 20.0 * 60.0 * 0.95, "{all} s");
     }
 
     #[test]
     fn every_figure_of_the_pages_has_a_part() {
         let commands: Vec<String> = PARTS.iter().map(|part| pelton_bench::figures::key(part.0)).collect();
-        for wanted in pelton_bench::figures::WANTED {
-            assert!(commands.iter().any(|command| command == wanted), "no part measures `{wanted}`");
+        for wanted in pelton_bench::figures::wanted() {
+            assert!(commands.contains(&wanted), "no part measures `{wanted}`");
         }
     }
 }

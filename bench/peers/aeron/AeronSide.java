@@ -28,31 +28,22 @@ import org.agrona.concurrent.UnsafeBuffer;
  *
  * <p>As its documentation recommends for throughput and latency: an exclusive publication and `tryClaim`, by which the
  * publisher writes a message in place, without a copy of Aeron's own. The terms' memory is created and touched before
- * the
- * passes (`preTouchMappedMemory`, no sparse files). Terms are of 16 MiB, or of `--capacity`. That is the best of the
- * tested
- * sizes with messages of 256 bytes, one way, on two busy processors: 1 MiB 0.2 M/s, 4 MiB 0.9, 16 MiB 1.9, 64 MiB 0.3.
- * Both
- * endpoints busy-poll (`Thread.onSpinWait`), as with its busy-spinning idle strategy.
+ * the passes (`preTouchMappedMemory`, no sparse files). Terms are of 16 MiB, or of `--capacity`. That is the best of
+ * the tested sizes with messages of 256 bytes, one way, on two busy processors: 1 MiB 0.2 M/s, 4 MiB 0.9, 16 MiB 1.9,
+ * 64 MiB 0.3. Both endpoints busy-poll (`Thread.onSpinWait`), as with its busy-spinning idle strategy.
  *
  * <p>The media driver is in the process that receives first, with one thread for all (ThreadingMode.SHARED), which
- * backs off.
- * For IPC it only creates the logs and advances the limit. There are two processors for three threads, so neither
- * process is
- * pinned to one CPU. The driver's directory is in memory. Bounds checks are off, as its documentation recommends for
- * measuring.
+ * backs off. For IPC it only creates the logs and advances the limit. There are two processors for three threads, so
+ * neither process is pinned to one CPU. The driver's directory is in memory. Bounds checks are off, as its
+ * documentation recommends for measuring.
  *
  * <p>Before the passes 200,000 messages more are sent than with the other systems (of large ones 2 GiB), or 20,000
- * round
- * trips, so that the measured code is compiled. A message above a fragment's limit, 65,472 bytes, cannot be claimed:
- * it goes
- * by `offer`, which copies it in fragments, and a FragmentAssembler joins them, as its documentation recommends. A
- * message has
- * at most an eighth of a term.
+ * round trips, so that the measured code is compiled. A message above a fragment's limit, 65,472 bytes, cannot be
+ * claimed: it goes by `offer`, which copies it in fragments, and a FragmentAssembler joins them, as its documentation
+ * recommends. A message has at most an eighth of a term.
  *
  * <p>The contract with pelton-bench is that of every side. The side compares every message's number and size, and
- * every byte
- * of the warm-up's first and of a stream's last.
+ * every byte of the warm-up's first and of a stream's last.
  */
 public final class AeronSide {
     private static final int WARM_UP = 16;
@@ -62,10 +53,6 @@ public final class AeronSide {
     private static final int MTU = 65_504;
     /** Of a message that is one fragment. */
     private static final int CLAIM_MAX = MTU - 32;
-    private static final double[] QUANTILES = {
-        0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998,
-        0.9999, 0.99995, 0.99999
-    };
 
     private final String job;
     private final int sizeMin;
@@ -79,7 +66,7 @@ public final class AeronSide {
     private final UnsafeBuffer copy;
     private final UnsafeBuffer offered;
 
-        // The handler's next number, and the bytes it has received.
+    // The handler's next number, and the bytes it has received.
     private long number;
     private long whole;
     private long bytes;
@@ -172,7 +159,7 @@ public final class AeronSide {
         }
     }
 
-        /** The default is the best size. */
+    /** The default is the best size. */
     private int termBytes() {
         long capacity = number("\"capacity\"");
         return capacity == 64 << 20 ? TERM_BYTES : (int) Math.min(capacity, 1 << 30);
@@ -212,9 +199,9 @@ public final class AeronSide {
             double[] after = usage();
             say(String.format(java.util.Locale.ROOT,
                 "{\"start_ns\":%d,\"end_ns\":%d,\"bytes\":%d,\"usage\":{\"cpu_seconds\":%.6f,"
-                    + "\"voluntary_switches\":%d,\"involuntary_switches\":%d},\"percentiles\":%s}",
+                    + "\"voluntary_switches\":%d,\"involuntary_switches\":%d},\"rounds_ns\":%s}",
                 start, end, bytes, after[0] - before[0], (long) (after[1] - before[1]),
-                (long) (after[2] - before[2]), took == null ? "null" : percentiles(took)));
+                (long) (after[2] - before[2]), took == null ? "[]" : Arrays.toString(took)));
         }
         if (orders.readLine() != null) {
             throw new IllegalStateException("there was an order after the last one");
@@ -226,7 +213,7 @@ public final class AeronSide {
         System.out.flush();
     }
 
-        /** CLOCK_MONOTONIC, which all systems' sides read: on Linux nanoTime is that clock. */
+    /** CLOCK_MONOTONIC, which all systems' sides read: on Linux nanoTime is that clock. */
     private static long now() {
         return System.nanoTime();
     }
@@ -411,29 +398,5 @@ public final class AeronSide {
         while (now() < end) {
             Thread.onSpinWait();
         }
-    }
-
-    private static String percentiles(long[] took) {
-        Arrays.sort(took);
-        StringBuilder ladder = new StringBuilder("[");
-        for (double quantile : QUANTILES) {
-            if ((1 - quantile) * took.length >= 1) {
-                ladder.append('[').append(quantile).append(',').append(at(took, quantile)).append("],");
-            }
-        }
-        ladder.append("[1.0,").append(took[took.length - 1]).append("]]");
-        return String.format(java.util.Locale.ROOT,
-            "{\"mean_ns\":%.1f,\"p50_ns\":%s,\"p90_ns\":%s,\"p99_ns\":%s,\"p999_ns\":%s,\"p9999_ns\":%s,\"ladder\":%s}",
-            Arrays.stream(took).average().orElse(0), named(took, 0.5), named(took, 0.9), named(took, 0.99),
-            named(took, 0.999), named(took, 0.9999), ladder);
-    }
-
-        /** Null unless ten values are above it. */
-    private static String named(long[] took, double quantile) {
-        return (1 - quantile) * took.length > 9.5 ? Long.toString(at(took, quantile)) : "null";
-    }
-
-    private static long at(long[] took, double quantile) {
-        return took[(int) Math.min((long) (quantile * took.length), took.length - 1)];
     }
 }

@@ -21,8 +21,6 @@ import sys
 import time
 
 WARM_UP = 16
-QUANTILES = [0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999,
-             0.99995, 0.99999]
 
 
 class Queue:
@@ -42,7 +40,7 @@ class Pipe:
 
 def directions(name, round_trip):
     """The parent's and the child's directions: each sends by its own and receives by the other's, or by the one of a stream."""
-    if name == "multiprocessing.Queue":
+    if name == "multiprocessing-queue":
         there = Queue()
         return (there, there) if not round_trip else crossed(Queue(), Queue())
     if not round_trip:
@@ -164,15 +162,6 @@ class Side:
                 raise RuntimeError(f"round {number} did not come as it was sent")
 
 
-def percentiles(took):
-    took.sort()
-    at = lambda quantile: took[min(int(quantile * len(took)), len(took) - 1)]
-    ladder = [[quantile, at(quantile)] for quantile in QUANTILES if (1 - quantile) * len(took) >= 1]
-    named = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "p9999_ns": 0.9999}
-    found = {name: at(quantile) if (1 - quantile) * len(took) > 9.5 else None for name, quantile in named.items()}
-    return {"mean_ns": sum(took) / len(took), "ladder": ladder + [[1.0, took[-1]]], **found}
-
-
 def child(job, channel, orders, parent):
     """Sends, or answers, on its parent's orders."""
     # PR_SET_PDEATHSIG: it ends with its parent, even if that is killed; immediately, if the parent is gone already.
@@ -222,7 +211,7 @@ def main():
             "end_ns": end,
             "bytes": total,
             "usage": {"cpu_seconds": cpu, "voluntary_switches": asleep, "involuntary_switches": put_off},
-            "percentiles": percentiles(took) if took else None,
+            "rounds_ns": took,
         }
 
     go(WARM_UP, False, True)

@@ -1,7 +1,6 @@
-//! The common part of the programs of this package. Each program is one system of `pelton-bench`, with the reasons for
-//! its settings at its head.
+//! The common part of the programs of this package. Each program is a system of `pelton-bench`, or some that are used
+//! alike, with the reasons for its settings at its head.
 
-pub mod channels;
 #[cfg(any(feature = "io-uring-stream", feature = "io-uring-seqpacket"))]
 pub mod uring;
 
@@ -29,6 +28,9 @@ pub fn program(part: impl FnOnce(&Job) -> Result<()>) -> ExitCode {
         ExitCode::from(2)
     })
 }
+
+/// Bytes of messages that a channel or a ring between threads holds at most: they fit the second-level cache.
+pub const HELD: u64 = 128 << 10;
 
 /// The default of `--capacity`.
 const CAPACITY: u64 = 64 << 20;

@@ -189,13 +189,6 @@ impl CSide {
             !is_ring || matches!(job.wait, Wait::Uv | Wait::UvBulk),
             "its sides are in libuv's loop: write --wait uv or uv-bulk"
         );
-        let how = match job.wait {
-            Wait::Spin => 0,
-            Wait::Block => 1,
-            Wait::Epoll => 2,
-            Wait::Uv => 3,
-            Wait::UvBulk => 4,
-        };
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
         let (forward_name, backward_name) = (name("forward_name")?, name("backward_name")?);
         let size = job.sizes.max as usize;
@@ -207,7 +200,7 @@ impl CSide {
             capacity: if is_ring { ring_bytes(job) } else { job.capacity },
             connect_ns: CONNECT.as_nanos() as i64,
             role,
-            how,
+            how: job.wait as u32,
             size_min: job.sizes.min,
             size_max: job.sizes.max,
             in_place: job.in_place() as u32,
@@ -228,17 +221,8 @@ impl CSide {
         let library = load_with_pelton(&compile(&job.system, job.wait)?)?;
         // SAFETY: both sources have these three functions with these types.
         let (open, pass, close) = unsafe {
-            (
-                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared) -> c_int>(symbol(
-                    library,
-                    c"side_open",
-                )?),
-                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int>(symbol(
-                    library,
-                    c"side_pass",
-                )?),
-                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared)>(symbol(library, c"side_close")?),
-            )
+            let open: unsafe extern "C" fn(*mut Shared) -> c_int = function(library, c"side_open")?;
+            (open, function(library, c"side_pass")?, function(library, c"side_close")?)
         };
         let mut side = CSide { shared, pass, close, _kept: (forward_name, backward_name, buffers) };
         // SAFETY: all of its first part is filled in, and stays where it is.
@@ -315,11 +299,17 @@ pub(super) fn load(path: &str) -> Result<*mut c_void> {
     Ok(library)
 }
 
-pub(super) fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
+/// A function of a loaded library.
+///
+/// # Safety
+/// It has the type `F`.
+pub(super) unsafe fn function<F: Copy>(library: *mut c_void, name: &CStr) -> Result<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: a loaded library, and a name that ends with a zero.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
     ensure!(!symbol.is_null(), "finding {name:?}: {}", dl_error_text());
-    Ok(symbol)
+    // SAFETY: the caller says that it has this type, which is as large as a pointer.
+    Ok(unsafe { mem::transmute_copy(&symbol) })
 }
 
 fn dl_error_text() -> String {

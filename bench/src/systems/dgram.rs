@@ -22,16 +22,16 @@ impl Transport for Dgram {
     type Sending = Outgoing;
     type Receiving = Incoming;
 
-    fn sending(job: &Job) -> Result<Outgoing> {
+    fn sending(job: &Job, direction: &str) -> Result<Outgoing> {
         let socket = unbound()?;
         fit_packets(&socket, job)?;
-        reach(&socket, &name(job, "there")?)?;
+        reach(&socket, &name(job, direction)?)?;
         Ok(Outgoing(Wire::outgoing(socket, job.wait)?))
     }
 
-    fn receiving(job: &Job) -> Result<Incoming> {
+    fn receiving(job: &Job, direction: &str) -> Result<Incoming> {
         let socket = unbound()?;
-        bind(&socket, &name(job, "there")?).context("binding the socket")?;
+        bind(&socket, &name(job, direction)?).context("binding the socket")?;
         Incoming::new(socket, job)
     }
 
@@ -66,7 +66,6 @@ fn reach(socket: &OwnedFd, name: &SocketAddrUnix) -> Result<()> {
     }
 }
 
-/// The sending endpoint.
 pub struct Outgoing(Wire);
 
 impl Sending for Outgoing {
@@ -78,7 +77,6 @@ impl Sending for Outgoing {
     }
 }
 
-/// The receiving endpoint.
 pub struct Incoming {
     wire: Wire,
     buffer: Vec<u8>,

@@ -18,7 +18,6 @@ pub const BATCH_BYTES: usize = 64 * 1024;
 /// Of a message's length.
 pub const PREFIX_BYTES: usize = 4;
 
-/// The sending endpoint.
 pub struct FramedSending {
     wire: Wire,
     batched: bool,
@@ -135,7 +134,6 @@ impl Frames {
     }
 }
 
-/// The receiving endpoint.
 pub struct FramedReceiving {
     wire: Wire,
     frames: Frames,

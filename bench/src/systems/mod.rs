@@ -27,7 +27,7 @@ use self::{
     call::{c as call_in_c, nginx, queue},
     dgram::Dgram,
     packets::SockSeqpacketBatched,
-    peers::{CARGO, FOREIGN, GO, PYTHON, THREADS, built, go, locked, python},
+    peers::{CARGO, FOREIGN, GO, PYTHON, THREADS, built, go, locked},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockSeqpacket, SockStream, SockStreamBatched},
@@ -41,12 +41,12 @@ use crate::{
     },
 };
 
-const OWN: System = System { version: || env!("CARGO_PKG_VERSION").to_string(), ..SYSTEM };
-const IN_PROCESS: System = System { version: || "Rust's std".to_string(), ..SYSTEM };
-const CROSSBEAM: System = System { version: || "crossbeam-queue 0.3".to_string(), ..SYSTEM };
-const LISP: System = System { version: lisp::version, ..SYSTEM };
+const OWN: System = System { version: |_| env!("CARGO_PKG_VERSION").to_string(), ..SYSTEM };
+const IN_PROCESS: System = System { version: |_| "Rust's std".to_string(), ..SYSTEM };
+const CROSSBEAM: System = System { version: |_| "crossbeam-queue 0.3".to_string(), ..SYSTEM };
+const LISP: System = System { version: |_| lisp::version(), ..SYSTEM };
 const LIMITS: System = System {
-    version: limits::version,
+    version: |_| limits::version(),
     // Fixed waits: its eventfds block, its rings spin.
     waits: Waits::Own(|plan| if plan.job.delay_us > 0 { Wait::Block } else { Wait::Spin }),
     run: Some(limits::run),
@@ -97,7 +97,7 @@ static SYSTEMS: &[System] = &[
         ],
         only: &["stream", "roundtrip", "lopsided", "idle"],
         in_libuv: true,
-        build: |plan, wait| match plan.job.kind {
+        build: |_, plan, wait| match plan.job.kind {
             Kind::Call => call_in_c::compile().map(|_| Vec::new()),
             _ => c::compile("pelton-c", wait).map(|_| Vec::new()),
         },
@@ -108,7 +108,7 @@ static SYSTEMS: &[System] = &[
         about: "pelton by a C program, to a service in Go",
         sides: &[(Kind::Call, |job| calling(job, call_in_c::CSide::client, call_in_c::CSide::service))],
         process: Process { is_service_only: true, ..SYSTEM.process },
-        build: |_, _| call_in_c::compile().and_then(|_| go("pelton-go")),
+        build: |_, _, _| call_in_c::compile().and_then(|_| go("pelton-go")),
         ..OWN
     },
     System {
@@ -217,21 +217,21 @@ static SYSTEMS: &[System] = &[
         sides: &[(Kind::Processes, c::part)],
         only: &["stream"],
         in_libuv: true,
-        build: |_, wait| c::compile("eventfd-ring", wait).map(|_| Vec::new()),
+        build: |_, _, wait| c::compile("eventfd-ring", wait).map(|_| Vec::new()),
         ..SYSTEM
     },
     System {
         name: "queue",
         about: "inside one C program: a queue to a handler thread, and an eventfd for the replies",
         sides: &[(Kind::Call, queue::part)],
-        build: |_, _| queue::library("queue").map(|_| Vec::new()),
+        build: |_, _, _| queue::library("queue").map(|_| Vec::new()),
         ..QUEUE
     },
     System {
         name: "queue-go",
         about: "the same with the handler in Go",
         sides: &[(Kind::Call, queue::part)],
-        build: |_, _| queue::build_go().map(|()| Vec::new()),
+        build: |_, _, _| queue::build_go().map(|()| Vec::new()),
         ..QUEUE
     },
     System {
@@ -284,148 +284,91 @@ static SYSTEMS: &[System] = &[
         ..LISP
     },
     System {
-        name: "sbcl-cas",
-        about: "in SBCL: one buffer for all threads, in which each takes space by an atomic addition",
-        sides: &[(Kind::Append, lisp::part)],
-        ..LISP
-    },
-    System {
         name: "sbcl-compare-and-swap",
-        about: "the same by a compare-and-swap, and without a list of the writers",
+        about: "in SBCL: one buffer for all threads, in which each takes space by a compare-and-swap",
         sides: &[(Kind::Append, lisp::part)],
         ..LISP
     },
     // Programs of bench/peers, each named as its program: `bench/README.md` has the reasons for each best wait.
-    System {
-        name: "ipc_ring",
-        about: "the crate ipc_ring: a ring in a file",
-        build: |_, _| built("ipc_ring"),
-        version: || locked("ipc_ring"),
-        ..CARGO
-    },
-    System {
-        name: "ipmpsc",
-        about: "the crate ipmpsc: a ring in a file",
-        build: |_, _| built("ipmpsc"),
-        version: || locked("ipmpsc"),
-        ..CARGO
-    },
+    System { name: "ipc_ring", about: "the crate ipc_ring: a ring in a file", ..CARGO },
+    System { name: "ipmpsc", about: "the crate ipmpsc: a ring in a file", ..CARGO },
     System {
         name: "iceoryx2",
         about: "the crate iceoryx2: publish-subscribe by loaned samples",
         waits: Waits::Best(Wait::Spin, Wait::Spin),
-        build: |_, _| built("iceoryx2"),
-        version: || locked("iceoryx2"),
         ..CARGO
     },
-    System {
-        name: "shmem-ipc",
-        about: "the crate shmem-ipc, up to 64 messages a call",
-        build: |_, _| built("shmem-ipc"),
-        version: || locked("shmem-ipc"),
-        ..CARGO
-    },
+    System { name: "shmem-ipc", about: "the crate shmem-ipc, up to 64 messages a call", ..CARGO },
     System {
         name: "io-uring-stream",
         about: "a Unix stream socket by io_uring, 64 KiB of buffer on both sides",
         waits: Waits::Best(Wait::Block, Wait::Block),
-        build: |_, _| built("io-uring-stream"),
-        version: peers::io_uring,
+        version: |_| peers::io_uring(),
         ..CARGO
     },
     System {
         name: "io-uring-seqpacket",
         about: "a Unix seqpacket socket by io_uring, up to 64 messages a system call",
         waits: Waits::Best(Wait::Block, Wait::Block),
-        build: |_, _| built("io-uring-seqpacket"),
-        version: peers::io_uring,
+        version: |_| peers::io_uring(),
         ..CARGO
     },
     System {
         name: "zeromq-ipc",
         about: "ZeroMQ's ipc transport, by the libzmq that is installed",
         process: Process { is_unpinned: true, ..CARGO.process },
-        build: |_, _| built("zeromq-ipc"),
-        version: || "libzmq as installed".to_string(),
+        version: |_| "libzmq as installed".to_string(),
         ..CARGO
     },
     System {
         name: "rtrb",
         about: "the crate rtrb, one message a call",
         waits: Waits::Best(Wait::Spin, Wait::Spin),
-        build: |_, _| built("rtrb"),
-        version: || locked("rtrb"),
         ..THREADS
     },
     System {
         name: "rtrb-chunks",
         about: "the crate rtrb, 64 messages to a chunk",
         waits: Waits::Best(Wait::Spin, Wait::Spin),
-        build: |_, _| built("rtrb"),
-        version: || locked("rtrb"),
+        build: |_, _, _| built("rtrb"),
+        version: |_| locked("rtrb"),
         ..THREADS
     },
     System {
         name: "crossbeam-channel",
         about: "the crate crossbeam-channel",
-        build: |_, _| built("crossbeam-channel"),
-        version: || locked("crossbeam-channel"),
+        build: |_, _, _| built("channels"),
         ..THREADS
     },
-    System {
-        name: "flume",
-        about: "the crate flume",
-        build: |_, _| built("flume"),
-        version: || locked("flume"),
-        ..THREADS
-    },
-    System {
-        name: "kanal",
-        about: "the crate kanal",
-        build: |_, _| built("kanal"),
-        version: || locked("kanal"),
-        ..THREADS
-    },
-    System {
-        name: "multiprocessing-queue",
-        about: "Python's multiprocessing.Queue",
-        build: |_, _| python("multiprocessing.Queue"),
-        ..PYTHON
-    },
-    System {
-        name: "multiprocessing-pipe",
-        about: "Python's multiprocessing.Pipe",
-        build: |_, _| python("multiprocessing.Pipe"),
-        ..PYTHON
-    },
+    System { name: "flume", about: "the crate flume", build: |_, _, _| built("channels"), ..THREADS },
+    System { name: "kanal", about: "the crate kanal", build: |_, _, _| built("channels"), ..THREADS },
+    System { name: "multiprocessing-queue", about: "Python's multiprocessing.Queue", ..PYTHON },
+    System { name: "multiprocessing-pipe", about: "Python's multiprocessing.Pipe", ..PYTHON },
     System {
         name: "aeron",
         about: "Aeron's IPC, between two Java processes",
         only: &["stream", "roundtrip"],
         waits: Waits::Best(Wait::Spin, Wait::Spin),
         process: Process { is_unpinned: true, ..FOREIGN.process },
-        build: |_, _| peers::aeron(),
-        version: || format!("Aeron {}", peers::aeron_version()),
+        build: |_, _, _| peers::aeron(),
+        version: |_| format!("Aeron {}", peers::aeron_version()),
         ..FOREIGN
     },
     System {
         name: "pelton-go",
         about: "pelton by a Go program, by bindings/go",
         sides: &[(Kind::Processes, peers::elsewhere), (Kind::Call, peers::elsewhere)],
-        build: |_, _| go("pelton-go"),
         ..GO
     },
     System {
         name: "go-sock-stream",
         about: "between two Go processes: a Unix stream socket, one write a message",
-        build: |_, _| go("go-sock-stream"),
         ..GO
     },
     System {
         name: "net-rpc",
         about: "between two Go processes: net/rpc over a Unix socket",
         sides: &[(Kind::Call, peers::elsewhere)],
-        build: |_, _| go("net-rpc"),
         ..GO
     },
 ];
@@ -507,7 +450,7 @@ mod tests {
     fn every_system_has_a_name_of_its_own_and_a_part() {
         for (at, system) in SYSTEMS.iter().enumerate() {
             assert!(!system.about.is_empty() && !system.sides.is_empty(), "{}", system.name);
-            assert!(!(system.version)().is_empty(), "{}", system.name);
+            assert!(!(system.version)(system).is_empty(), "{}", system.name);
             assert!(SYSTEMS[..at].iter().all(|other| other.name != system.name), "{} twice", system.name);
         }
     }

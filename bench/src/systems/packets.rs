@@ -17,19 +17,18 @@ const BATCH: usize = 64;
 /// Of large packets fewer are received together: no more fit in the socket.
 const RECEIVED_BYTES: usize = 16 << 20;
 
-/// The system.
 pub struct SockSeqpacketBatched;
 
 impl Transport for SockSeqpacketBatched {
     type Sending = PacketsSending;
     type Receiving = PacketsReceiving;
 
-    fn sending(job: &Job) -> Result<PacketsSending> {
-        Ok(PacketsSending::new(Wire::outgoing(packet_socket(job)?, job.wait)?))
+    fn sending(job: &Job, _direction: &str) -> Result<PacketsSending> {
+        Ok(Self::both(job)?.0)
     }
 
-    fn receiving(job: &Job) -> Result<PacketsReceiving> {
-        Ok(PacketsReceiving::new(Wire::incoming(packet_socket(job)?, job.wait)?, job.sizes.max as usize))
+    fn receiving(job: &Job, _direction: &str) -> Result<PacketsReceiving> {
+        Ok(Self::both(job)?.1)
     }
 
     fn both(job: &Job) -> Result<(PacketsSending, PacketsReceiving)> {

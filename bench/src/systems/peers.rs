@@ -34,6 +34,8 @@ pub const CARGO: System = System {
     sides: &[(Kind::Processes, elsewhere)],
     waits: Waits::Best(Wait::Block, Wait::Spin),
     suite: Some("processes"),
+    version: |system| locked(system.name),
+    build: |system, _, _| built(system.name),
     process: Process { in_shared_memory: true, ..SYSTEM.process },
     ..SYSTEM
 };
@@ -56,14 +58,16 @@ pub const FOREIGN: System = System {
 pub const PYTHON: System = System {
     only: &["stream", "roundtrip"],
     process: Process { is_both: true, ..FOREIGN.process },
-    version: || installed(Command::new("python3").arg("--version"), "Python"),
+    build: |system, _, _| python(system.name),
+    version: |_| installed(Command::new("python3").arg("--version"), "Python"),
     ..FOREIGN
 };
 /// Two processes, Go.
 pub const GO: System = System {
     only: &["stream"],
     process: Process { is_unpinned: true, ..FOREIGN.process },
-    version: || installed(Command::new("go").args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"), "Go"),
+    build: |system, _, _| go(system.name),
+    version: |_| installed(Command::new("go").args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local"), "Go"),
     ..FOREIGN
 };
 

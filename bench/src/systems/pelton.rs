@@ -12,9 +12,9 @@ use rustix::event::epoll::EventFlags;
 
 use super::wire::Watch;
 use crate::{
-    endpoints::{CONNECT, Receiving, Sending, Transport},
+    endpoints::{CONNECT, Receiving, Sending, THERE, Transport},
     measure,
-    parameters::{Job, Role, Wait},
+    parameters::{Job, Wait},
 };
 
 /// pelton, whose two sides connect by `M`.
@@ -25,7 +25,6 @@ pub trait Rendezvous {
     /// The sending endpoint. `first`: creates what the other side opens.
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender>;
 
-    /// The receiving endpoint.
     fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver>;
 }
 
@@ -73,31 +72,19 @@ impl<M: Rendezvous> Transport for Pelton<M> {
     type Sending = PeltonSending;
     type Receiving = PeltonReceiving;
 
-    fn sending(job: &Job) -> Result<PeltonSending> {
-        PeltonSending::new(M::sender(&options(job), &job.directory.join("there"), false)?, job)
+    fn sending(job: &Job, direction: &str) -> Result<PeltonSending> {
+        PeltonSending::new(M::sender(&options(job), &job.directory.join(direction), job.role.listens())?, job)
     }
 
-    fn receiving(job: &Job) -> Result<PeltonReceiving> {
-        PeltonReceiving::new(M::receiver(&options(job), &job.directory.join("there"), true)?, job)
-    }
-
-    fn both(job: &Job) -> Result<(PeltonSending, PeltonReceiving)> {
-        let (there, back) = (job.directory.join("there"), job.directory.join("back"));
-        let (sender, receiver) = if job.role == Role::Asker {
-            let sender = M::sender(&options(job), &there, false)?;
-            (sender, M::receiver(&options(job), &back, false).context("for the way back")?)
-        } else {
-            let receiver = M::receiver(&options(job), &there, true)?;
-            (M::sender(&options(job), &back, true).context("for the way back")?, receiver)
-        };
-        Ok((PeltonSending::new(sender, job)?, PeltonReceiving::new(receiver, job)?))
+    fn receiving(job: &Job, direction: &str) -> Result<PeltonReceiving> {
+        PeltonReceiving::new(M::receiver(&options(job), &job.directory.join(direction), job.role.listens())?, job)
     }
 }
 
 impl Pelton<BySocket> {
     /// The receiver of one sender.
     pub fn one_sender(job: &Job) -> Result<PeltonReceiving> {
-        <Self as Transport>::receiving(job)
+        <Self as Transport>::receiving(job, THERE)
     }
 
     /// The receiver of many senders, which connect while it receives.
@@ -120,7 +107,6 @@ pub fn lasting<M>(job: &Job) -> Options<M> {
     <Options>::new().capacity(job.capacity).wait(wait).cast()
 }
 
-/// The sending endpoint.
 pub struct PeltonSending {
     sender: pelton::Sender,
     watch: Option<Watch>,
@@ -171,7 +157,6 @@ enum Take {
     InPlace,
 }
 
-/// The receiving endpoint.
 pub struct PeltonReceiving {
     receiver: pelton::Receiver,
     watch: Option<Watch>,

@@ -9,10 +9,7 @@ use super::{
     framed::{FramedReceiving, FramedSending},
     wire::Wire,
 };
-use crate::{
-    endpoints::Transport,
-    parameters::{Job, Role},
-};
+use crate::{endpoints::Transport, parameters::Job};
 
 /// One pipe for each direction, one write per message.
 pub struct Pipe;
@@ -21,34 +18,15 @@ impl Transport for Pipe {
     type Sending = FramedSending;
     type Receiving = FramedReceiving;
 
-    fn sending(job: &Job) -> Result<FramedSending> {
-        writer(job, "there")
+    fn sending(job: &Job, direction: &str) -> Result<FramedSending> {
+        let fd = open(&job.directory.join(direction), OFlags::WRONLY)?;
+        Ok(FramedSending::new(Wire::outgoing(fd, job.wait)?, false))
     }
 
-    fn receiving(job: &Job) -> Result<FramedReceiving> {
-        reader(job, "there")
+    fn receiving(job: &Job, direction: &str) -> Result<FramedReceiving> {
+        let fd = open(&job.directory.join(direction), OFlags::RDONLY)?;
+        Ok(FramedReceiving::new(Wire::incoming(fd, job.wait)?, false, job.sizes.max as usize))
     }
-
-    fn both(job: &Job) -> Result<(FramedSending, FramedReceiving)> {
-        // Opening waits for the other side to open the same pipe: both sides open the pipes in the same order.
-        if job.role == Role::Asker {
-            let sending = writer(job, "there")?;
-            Ok((sending, reader(job, "back")?))
-        } else {
-            let receiving = reader(job, "there")?;
-            Ok((writer(job, "back")?, receiving))
-        }
-    }
-}
-
-fn writer(job: &Job, name: &str) -> Result<FramedSending> {
-    let fd = open(&job.directory.join(name), OFlags::WRONLY)?;
-    Ok(FramedSending::new(Wire::outgoing(fd, job.wait)?, false))
-}
-
-fn reader(job: &Job, name: &str) -> Result<FramedReceiving> {
-    let fd = open(&job.directory.join(name), OFlags::RDONLY)?;
-    Ok(FramedReceiving::new(Wire::incoming(fd, job.wait)?, false, job.sizes.max as usize))
 }
 
 /// Creates the pipe, unless the other side already has.

@@ -33,13 +33,12 @@ impl<const BATCHED: bool> Transport for Stream<BATCHED> {
     type Sending = FramedSending;
     type Receiving = FramedReceiving;
 
-    fn sending(job: &Job) -> Result<FramedSending> {
-        Ok(FramedSending::new(Wire::outgoing(connected(job, SocketType::STREAM)?, job.wait)?, BATCHED))
+    fn sending(job: &Job, _direction: &str) -> Result<FramedSending> {
+        Ok(Self::both(job)?.0)
     }
 
-    fn receiving(job: &Job) -> Result<FramedReceiving> {
-        let wire = Wire::incoming(connected(job, SocketType::STREAM)?, job.wait)?;
-        Ok(FramedReceiving::new(wire, BATCHED, job.sizes.max as usize))
+    fn receiving(job: &Job, _direction: &str) -> Result<FramedReceiving> {
+        Ok(Self::both(job)?.1)
     }
 
     fn both(job: &Job) -> Result<(FramedSending, FramedReceiving)> {
@@ -73,12 +72,12 @@ impl Transport for SockSeqpacket {
     type Sending = PacketSending;
     type Receiving = PacketReceiving;
 
-    fn sending(job: &Job) -> Result<PacketSending> {
-        Ok(PacketSending { wire: Wire::outgoing(packet_socket(job)?, job.wait)? })
+    fn sending(job: &Job, _direction: &str) -> Result<PacketSending> {
+        Ok(Self::both(job)?.0)
     }
 
-    fn receiving(job: &Job) -> Result<PacketReceiving> {
-        PacketReceiving::new(packet_socket(job)?, job, job.wait)
+    fn receiving(job: &Job, _direction: &str) -> Result<PacketReceiving> {
+        Ok(Self::both(job)?.1)
     }
 
     fn both(job: &Job) -> Result<(PacketSending, PacketReceiving)> {

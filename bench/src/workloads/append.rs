@@ -22,16 +22,11 @@ use clap::Args;
 use crate::{
     parameters::{Job, Kind, Pass, Role},
     payload::{buffer, first_number, number, stamp, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Workload, workload},
+    plan::{Common, Defaults, Options, Passes, Plan},
     record::{RATES, SHARES},
     run::exchange,
     side::{PassReport, Section, passes, work},
 };
-
-/// Its name.
-const NAME: &str = "append";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Append>(NAME);
 
 /// Threads of one process append messages with headers; the buffer flushes them
 ///
@@ -56,8 +51,10 @@ pub struct Append {
 }
 
 impl Options for Append {
+    const NAME: &str = "append";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.no_seconds(NAME)?;
+        common.no_seconds(Self::NAME)?;
         if let Some(file) = self.file.as_ref().filter(|file| !file.is_dir()) {
             return Err(format!("found --file {}, wanted a directory", file.display()));
         }
@@ -65,8 +62,15 @@ impl Options for Append {
             Some(_) => (Kind::AppendFile, 256, 1_000_000, "pelton,write"),
             None => (Kind::Append, 16, 25_600_000, "pelton,limits,bump,mutex-vec,array-queue,seg-queue"),
         };
-        let defaults =
-            Defaults { workload: NAME, kind, roles: &[Role::Appender], size, capacity: 1 << 20, sleeps: true, systems };
+        let defaults = Defaults {
+            workload: Self::NAME,
+            kind,
+            roles: &[Role::Appender],
+            size,
+            capacity: 1 << 20,
+            sleeps: true,
+            systems,
+        };
         let two_seconds = 2_000_000_000u64.checked_div(self.work).unwrap_or(u64::MAX);
         let mut plan = common.plan(&defaults, |_| most.min(two_seconds).max(1))?;
         if !(plan.job.sizes.is_fixed() && (8..=65_536).contains(&plan.job.sizes.max)) {
@@ -91,13 +95,6 @@ impl Options for Append {
             alone: self.work > 0,
             passes: Passes::Counted,
             own: vec![("work_ns", self.work.into()), ("threads", self.threads.into()), ("file", file.clone().into())],
-            title: format!(
-                "{} bytes by each of {} threads, each with {} ns of work{}",
-                plan.messages(),
-                self.threads,
-                self.work,
-                file.map(|file| format!(", to a file in {file}")).unwrap_or_default()
-            ),
             figure: Some(if self.work > 0 { "share_of_own_speed" } else { "messages_per_second" }),
             columns: vec![RATES, SHARES],
             run: exchange,

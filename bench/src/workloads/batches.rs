@@ -5,7 +5,7 @@
 use anyhow::{Result, bail, ensure};
 
 use crate::{
-    endpoints::Transport,
+    endpoints::{THERE, Transport},
     parameters::{Job, Role},
     payload::{WARM_UP, buffer, glance, number, stamp, whole},
     side::{Section, check_bytes, passes},
@@ -51,11 +51,11 @@ where
     type Receiving = T::Receiving;
 
     fn sending(job: &Job) -> Result<T::Sending> {
-        <T as Transport>::sending(job)
+        <T as Transport>::sending(job, THERE)
     }
 
     fn receiving(job: &Job) -> Result<T::Receiving> {
-        <T as Transport>::receiving(job)
+        <T as Transport>::receiving(job, THERE)
     }
 }
 

@@ -9,16 +9,11 @@ use crate::{
     measure::now_ns,
     parameters::{Job, Kind, Role, SizeRange, SizeSequence},
     payload::{Payloads, WARM_UP, expected, glance, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting},
     record::{LATENCY, RATES, Run, run_of_messages},
     run::reports,
     side::{Percentiles, Section, histogram, passes},
 };
-
-/// Its name.
-pub const NAME: &str = "burst";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Burst>(NAME);
 
 /// Several messages there at a time, and one back when all have come
 ///
@@ -31,9 +26,11 @@ pub struct Burst {
 }
 
 impl Options for Burst {
+    const NAME: &str = "burst";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
         let defaults = Defaults {
-            workload: NAME,
+            workload: Self::NAME,
             kind: Kind::Processes,
             roles: &[Role::Asker, Role::Answerer],
             size: 64,
@@ -42,12 +39,11 @@ impl Options for Burst {
             systems: "pelton,pipe,sock-stream,sock-stream-batched,sock-seqpacket",
         };
         let mut plan = common.plan(&defaults, |_| 20_000)?;
-        plan.job.options.insert(NAME.to_string(), self.burst);
+        plan.job.options.insert(Self::NAME.to_string(), self.burst);
         plan.job.messages_each = self.burst as u32 + 1;
         Ok(Plan {
             passes: Passes::Timed,
-            own: vec![(NAME, self.burst.into())],
-            title: format!("{} bursts of {} messages of {} bytes", plan.amount(), self.burst, plan.job.sizes),
+            own: vec![(Self::NAME, self.burst.into())],
             figure: Some("round_trip_ns"),
             columns: vec![RATES, LATENCY],
             run,
@@ -59,14 +55,14 @@ impl Options for Burst {
 fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     let (job, reports) = reports(job, setting)?;
     let mut run = run_of_messages(&job, &reports);
-    let rate = run.figures.get("round_trip_ns").map(|ns| job.option(NAME) as f64 * 1e9 / ns);
+    let rate = run.figures.get("round_trip_ns").map(|ns| job.option(Burst::NAME) as f64 * 1e9 / ns);
     run.figures.set("messages_per_second", rate);
     Ok(run)
 }
 
 /// One side's part. The numbers of the messages go on from burst to burst, and from pass to pass.
 pub fn part<T: Transport>(job: &Job) -> Result<()> {
-    let burst = job.option(NAME);
+    let burst = job.option(Burst::NAME);
     let (mut sending, mut receiving) = T::both(job)?;
     let mut next = 0;
     match job.role {

@@ -17,16 +17,11 @@ use crate::{
     measure::{delay, now_ns},
     parameters::{Calls, Job, Kind, Pass, Placement, Role},
     payload::{NUMBER_BITS, Payloads, WARM_UP, first_number, number},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    plan::{Common, Defaults, Options, Passes, Plan, Setting},
     record::{Column, LATENCY, RATES, Run, run_of_messages, set_percentiles},
     run::reports,
     side::{PassReport, Percentiles, Schedule, Section, check_bytes, histogram, passes, say},
 };
-
-/// Its name.
-const NAME: &str = "call";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Call>(NAME);
 
 /// Clients call a service, which replies to each request with its own bytes
 ///
@@ -54,6 +49,8 @@ pub struct Call {
 const COLUMNS: &[Column] = &[("calls_per_second", "M calls/s", 1e-6)];
 
 impl Options for Call {
+    const NAME: &str = "call";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
         self.pace.check(common)?;
         let Call { clients, in_flight, beside_flood, .. } = *self;
@@ -72,7 +69,7 @@ impl Options for Call {
             common.no_seconds("calls beside a flood")?;
         }
         let defaults = Defaults {
-            workload: NAME,
+            workload: Self::NAME,
             kind: Kind::Call,
             roles: &[Role::Service, Role::Client],
             size: 64,
@@ -104,17 +101,9 @@ impl Options for Call {
         (plan.job.calls, plan.job.delay_us) = (calls, self.pace.delay);
         (plan.job.senders, plan.job.idle) = (clients, beside_flood.into());
         (plan.job.messages_each, plan.job.launch.numbered) = (2, true);
-        let pace = if self.pace.rests() { format!(", {}", self.pace.text()) } else { String::new() };
         Ok(Plan {
             passes: Passes::Timed,
             own: vec![("calls", serde_json::to_value(calls).expect("it has only numbers"))],
-            title: format!(
-                "{} calls with requests and replies of {} bytes, lanes of {} bytes, {in_flight} in flight for each of {clients} clients{pace}{}",
-                plan.amount(),
-                plan.job.sizes,
-                plan.job.capacity,
-                if beside_flood { ", beside one more flooding client" } else { "" }
-            ),
             figure: Some(match calls.one_by_one() {
                 _ if beside_flood => "p99_ns",
                 true => "round_trip_ns",
@@ -134,11 +123,15 @@ pub trait Asking {
     fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
     /// Sends a request if there is free space; false otherwise, and then a call is in flight. Never waits.
-    fn try_ask(&mut self, request: &[u8]) -> Result<bool>;
+    fn try_ask(&mut self, _request: &[u8]) -> Result<bool> {
+        bail!("it has one call at a time: leave out --in-flight and --beside-flood")
+    }
 
     /// Waits for the next reply, as the job says, and passes a copy of it to `inspect`. The requests have been sent by
     /// then.
-    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    fn reply<R>(&mut self, _inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        bail!("it has one call at a time: leave out --in-flight and --beside-flood")
+    }
 
     /// All replies of a pass have arrived.
     fn end_pass(&mut self) -> Result<()> {

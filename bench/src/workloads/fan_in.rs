@@ -9,19 +9,14 @@ use clap::Args;
 
 use super::stream;
 use crate::{
-    endpoints::{Receiving, Transport},
+    endpoints::{Receiving, THERE, Transport},
     parameters::{Job, Kind, Launch, Role},
     payload::{NUMBER_BITS, WARM_UP, first_number, glance, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Workload, workload},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::RATES,
     run::exchange,
     side::{Section, check_bytes, passes, say},
 };
-
-/// Its name.
-pub const NAME: &str = "fan-in";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<FanIn>(NAME);
 
 /// A stream that many processes send to one receiver
 ///
@@ -39,23 +34,24 @@ pub struct FanIn {
 }
 
 impl Options for FanIn {
+    const NAME: &str = "fan-in";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
         let FanIn { senders, idle, .. } = *self;
         if senders == 0 || u64::from(senders) + u64::from(idle) > 1024 {
             return Err(format!("found --senders {senders} --idle {idle}, wanted 1 to 1024 together, one that sends"));
         }
         let defaults = Defaults {
-            workload: NAME,
+            workload: Self::NAME,
             kind: Kind::FanIn,
             roles: ROLES,
             size: 256,
-            capacity: 64 << 20,
-            sleeps: false,
             systems: if idle > 0 {
                 "pelton,pelton-alone,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
             } else {
                 "pelton,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
             },
+            ..ONE_WAY
         };
         let mut plan = common.plan(&defaults, stream::count)?;
         if plan.job.sizes.min < 8 {
@@ -70,11 +66,6 @@ impl Options for FanIn {
         (plan.job.senders, plan.job.idle, plan.job.launch.numbered) = (senders, idle, true);
         Ok(Plan {
             own: vec![("senders", senders.into()), ("idle", idle.into())],
-            title: format!(
-                "{} bytes in total, lanes of {} bytes, senders: {senders} that send and {idle} that do not",
-                plan.messages(),
-                plan.job.capacity,
-            ),
             figure: Some("messages_per_second"),
             columns: vec![RATES],
             run: exchange,
@@ -90,7 +81,7 @@ pub fn instead_of_calls(plan: &mut Plan) {
     plan.passes = Passes::Warmed;
     plan.job = Job {
         system: "pelton".to_string(),
-        workload: NAME.to_string(),
+        workload: FanIn::NAME.to_string(),
         kind: Kind::FanIn,
         messages_each: 1,
         idle: 0,
@@ -112,7 +103,7 @@ pub fn part<T: Transport, R: Receiving>(job: &Job, gather: impl FnOnce(&Job) -> 
 
 /// Connects, and sends nothing.
 fn idle<T: Transport>(job: &Job) -> Result<()> {
-    let connect = |n| T::sending(job).with_context(|| format!("connecting idle sender {n}"));
+    let connect = |n| T::sending(job, THERE).with_context(|| format!("connecting idle sender {n}"));
     let connected = (1..=job.idle).map(connect).collect::<Result<Vec<_>>>()?;
     say(&"ready")?;
     passes(&Job { passes: Vec::new(), ..job.clone() }, |_| bail!("there is no pass"))?;

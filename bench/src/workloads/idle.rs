@@ -7,18 +7,13 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::{
-    parameters::{Job, Kind, Role},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    parameters::{Job, Role},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
     record::{Column, Run},
     run::deadline,
     side::PassReport,
     sides::Sides,
 };
-
-/// Its name.
-const NAME: &str = "idle";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Idle>(NAME);
 
 /// An open channel whose receiver waits and receives nothing
 #[derive(Args)]
@@ -31,28 +26,22 @@ const WINDOW: Duration = Duration::from_secs(2);
 const BEFORE: Duration = Duration::from_millis(200);
 
 impl Options for Idle {
+    const NAME: &str = "idle";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.no_seconds(NAME)?;
+        common.no_seconds(Self::NAME)?;
         if common.size.is_some() || common.count.is_some() {
             return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
         let defaults = Defaults {
-            workload: NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Receiver, Role::Sender],
+            workload: Self::NAME,
             size: 64,
-            capacity: 64 << 20,
             sleeps: true,
             systems: "pelton,pelton-path,pipe,sock-stream",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, |_| 1)?;
-        Ok(Plan {
-            passes: Passes::One,
-            title: format!("an open channel without messages, lanes of {} bytes", plan.job.capacity),
-            columns: vec![COLUMNS],
-            run,
-            ..plan
-        })
+        Ok(Plan { passes: Passes::One, columns: vec![COLUMNS], run, ..plan })
     }
 }
 

@@ -19,21 +19,16 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    endpoints::{Receiving, Sending, Transport},
+    endpoints::{Receiving, Sending, THERE, Transport},
     measure::{Usage, now_ns},
-    parameters::{Job, Kind, Role},
+    parameters::{Job, Role},
     payload::{Payloads, expected, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
     record::{Column, Death, Outcome, Run},
     run::{deadline, directory},
     side::say,
     sides::{END, Event, Sides},
 };
-
-/// Its name.
-pub const NAME: &str = "kill";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Kill>(NAME);
 
 /// The program kills each side in the middle of a stream: does the other detect it?
 ///
@@ -48,29 +43,20 @@ const COLUMNS: &[Column] = &[
 ];
 
 impl Options for Kill {
+    const NAME: &str = "kill";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.no_seconds(NAME)?;
-        common.one_size(NAME)?;
+        common.no_seconds(Self::NAME)?;
+        common.one_size(Self::NAME)?;
         let defaults = Defaults {
-            workload: NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Receiver, Role::Sender],
-            size: 256,
+            workload: Self::NAME,
             capacity: 1 << 20,
             sleeps: true,
             systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, |_| 1)?;
-        Ok(Plan {
-            passes: Passes::One,
-            title: format!(
-                "two streams of messages of {} bytes: the receiver of one is killed, and the sender of the other",
-                plan.job.sizes
-            ),
-            columns: vec![COLUMNS],
-            run,
-            ..plan
-        })
+        Ok(Plan { passes: Passes::One, columns: vec![COLUMNS], run, ..plan })
     }
 }
 
@@ -101,7 +87,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
     let progress = Arc::new(AtomicU64::new(0));
     match job.role {
         Role::Sender => {
-            let mut sending = T::sending(job)?;
+            let mut sending = T::sending(job, THERE)?;
             let mut payloads = Payloads::new(size);
             stream(job, &progress, |n| {
                 let sent = sending.send(payloads.prepared(n, size));
@@ -110,7 +96,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
             })
         }
         Role::Receiver => {
-            let mut receiving = T::receiving(job)?;
+            let mut receiving = T::receiving(job, THERE)?;
             stream(job, &progress, |n| {
                 receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))
             })

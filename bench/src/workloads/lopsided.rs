@@ -4,16 +4,11 @@
 use clap::{Args, ValueEnum};
 
 use crate::{
-    parameters::{Kind, Role, word},
-    plan::{Common, Defaults, Options, Passes, Plan, Workload, workload},
+    parameters::word,
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::{RATES, SHARES},
     run::exchange,
 };
-
-/// Its name.
-const NAME: &str = "lopsided";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Lopsided>(NAME);
 
 /// A stream whose sides work for each message, one of them ten times as long as the other
 ///
@@ -39,16 +34,16 @@ enum Slow {
 }
 
 impl Options for Lopsided {
+    const NAME: &str = "lopsided";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.no_seconds(NAME)?;
+        common.no_seconds(Self::NAME)?;
         let defaults = Defaults {
-            workload: NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Receiver, Role::Sender],
-            size: 256,
+            workload: Self::NAME,
             capacity: 1 << 20,
             sleeps: true,
             systems: "pelton,sock-stream,sock-seqpacket",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, |_| (2_000_000 / self.work).max(1))?;
         let (slow_ns, fast_ns) = (1000 * self.work, 100 * self.work);
@@ -60,13 +55,6 @@ impl Options for Lopsided {
             alone: true,
             passes: Passes::Counted,
             own: vec![("slow", word(self.slow).into()), ("work_us", self.work.into())],
-            title: format!(
-                "{} bytes, lanes of {} bytes, the {} working {} µs for each and the other a tenth",
-                plan.messages(),
-                plan.job.capacity,
-                word(self.slow),
-                self.work
-            ),
             figure: Some("share_of_own_speed"),
             columns: vec![RATES, SHARES],
             run: exchange,

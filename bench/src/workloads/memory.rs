@@ -15,20 +15,15 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::{
-    endpoints::{Receiving, Sending, Transport},
-    parameters::{Job, Kind, Role},
+    endpoints::{Receiving, Sending, THERE, Transport},
+    parameters::{Job, Role},
     payload::{Payloads, WARM_UP, expected, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
     record::{Column, Run},
     run::deadline,
     side::{PassReport, Section, check_bytes, passes, say},
     sides::Sides,
 };
-
-/// Its name.
-pub const NAME: &str = "memory";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Memory>(NAME);
 
 /// The resident memory of a channel whose receiver reads nothing while the sender sends
 ///
@@ -43,31 +38,19 @@ const COLUMNS: &[Column] = &[
 ];
 
 impl Options for Memory {
+    const NAME: &str = "memory";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.no_seconds(NAME)?;
-        common.one_size(NAME)?;
+        common.no_seconds(Self::NAME)?;
+        common.one_size(Self::NAME)?;
         let defaults = Defaults {
-            workload: NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Receiver, Role::Sender],
-            size: 256,
-            capacity: 64 << 20,
+            workload: Self::NAME,
             sleeps: true,
             systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, |_| 100_000)?;
-        Ok(Plan {
-            passes: Passes::One,
-            title: format!(
-                "{} bytes, received only after all are sent, lanes of {} bytes",
-                plan.messages(),
-                plan.job.capacity
-            ),
-            figure: Some("backlog_resident_bytes"),
-            columns: vec![COLUMNS],
-            run,
-            ..plan
-        })
+        Ok(Plan { passes: Passes::One, figure: Some("backlog_resident_bytes"), columns: vec![COLUMNS], run, ..plan })
     }
 }
 
@@ -82,7 +65,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
     let size = job.sizes.max as usize;
     match job.role {
         Role::Sender => {
-            let mut sending = T::sending(job)?;
+            let mut sending = T::sending(job, THERE)?;
             let mut payloads = Payloads::new(size);
             let mut send = |n: u64| -> Result<()> {
                 let sent = sending.send(payloads.prepared(n, size));
@@ -110,7 +93,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
             })
         }
         Role::Receiver => {
-            let mut receiving = T::receiving(job)?;
+            let mut receiving = T::receiving(job, THERE)?;
             let mut receive = |n: u64| -> Result<()> {
                 let right = receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))?;
                 ensure!(right, "message {n} has wrong bytes");

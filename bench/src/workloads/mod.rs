@@ -18,31 +18,35 @@ pub mod threads;
 
 use anyhow::Result;
 
-use crate::{endpoints::Transport, parameters::Job, plan::Workload};
+use crate::{
+    endpoints::Transport,
+    parameters::Job,
+    plan::{Options, Workload, workload},
+};
 
 /// All of them, in the order of the help.
 pub static WORKLOADS: [Workload; 12] = [
-    stream::WORKLOAD,
-    roundtrip::WORKLOAD,
-    burst::WORKLOAD,
-    lopsided::WORKLOAD,
-    threads::WORKLOAD,
-    fan_in::WORKLOAD,
-    call::WORKLOAD,
-    append::WORKLOAD,
-    memory::WORKLOAD,
-    kill::WORKLOAD,
-    idle::WORKLOAD,
-    reattach::WORKLOAD,
+    workload::<stream::Stream>(),
+    workload::<roundtrip::Roundtrip>(),
+    workload::<burst::Burst>(),
+    workload::<lopsided::Lopsided>(),
+    workload::<threads::Threads>(),
+    workload::<fan_in::FanIn>(),
+    workload::<call::Call>(),
+    workload::<append::Append>(),
+    workload::<memory::Memory>(),
+    workload::<kill::Kill>(),
+    workload::<idle::Idle>(),
+    workload::<reattach::Reattach>(),
 ];
 
 /// One side's part in a workload between two processes. Those that are not here have the loops of a stream.
 pub fn part<T: Transport>(job: &Job) -> Result<()> {
     match job.workload.as_str() {
-        roundtrip::NAME => roundtrip::part::<T>(job),
-        burst::NAME => burst::part::<T>(job),
-        memory::NAME => memory::part::<T>(job),
-        kill::NAME => kill::part::<T>(job),
+        roundtrip::Roundtrip::NAME => roundtrip::part::<T>(job),
+        burst::Burst::NAME => burst::part::<T>(job),
+        memory::Memory::NAME => memory::part::<T>(job),
+        kill::Kill::NAME => kill::part::<T>(job),
         _ => stream::part::<T>(job),
     }
 }

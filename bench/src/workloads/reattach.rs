@@ -9,17 +9,12 @@ use pelton::Options as Channel;
 use crate::{
     parameters::{Job, Kind, Role},
     payload::{Payloads, expected, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting, Workload, workload},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
     record::{Column, Run},
     run::deadline,
     side::{PassReport, Section, passes},
     sides::Sides,
 };
-
-/// Its name.
-const NAME: &str = "reattach";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Reattach>(NAME);
 
 /// The successors of a receiver, and then of a sender, killed on a lane full of messages
 ///
@@ -31,32 +26,22 @@ const COLUMNS: &[Column] =
     &[("reattach_receiver_ns", "receiver reattach µs", 1e-3), ("reattach_sender_ns", "sender reattach µs", 1e-3)];
 
 impl Options for Reattach {
+    const NAME: &str = "reattach";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.no_seconds(NAME)?;
-        common.one_size(NAME)?;
+        common.no_seconds(Self::NAME)?;
+        common.one_size(Self::NAME)?;
         let defaults = Defaults {
-            workload: NAME,
+            workload: Self::NAME,
             kind: Kind::Successors,
             roles: &[Role::Receiver, Role::Sender],
             size: 16,
-            capacity: 64 << 20,
             sleeps: true,
             systems: "pelton-path",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, |_| 1_000_000)?;
-        Ok(Plan {
-            passes: Passes::One,
-            title: format!(
-                "successors on a lane of {} bytes with {} unreleased messages of {} bytes",
-                plan.job.capacity,
-                plan.amount(),
-                plan.job.sizes
-            ),
-            figure: Some("reattach_receiver_ns"),
-            columns: vec![COLUMNS],
-            run,
-            ..plan
-        })
+        Ok(Plan { passes: Passes::One, figure: Some("reattach_receiver_ns"), columns: vec![COLUMNS], run, ..plan })
     }
 }
 

@@ -9,16 +9,11 @@ use crate::{
     measure::{delay, now_ns},
     parameters::{Job, Kind, Role},
     payload::{Payloads, WARM_UP, expected, glance, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan, Workload, workload},
+    plan::{Common, Defaults, Options, Passes, Plan},
     record::LATENCY,
     run::exchange,
     side::{Percentiles, Schedule, Section, histogram, passes},
 };
-
-/// Its name.
-pub const NAME: &str = "roundtrip";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Roundtrip>(NAME);
 
 /// One message there and back at a time
 ///
@@ -71,21 +66,15 @@ impl Pace {
             None => most,
         }
     }
-
-    /// As part of a title.
-    pub fn text(&self) -> String {
-        match self.rate {
-            Some(rate) => format!("{rate} due in a second"),
-            None => format!("each side delays its reply by {} µs", self.delay),
-        }
-    }
 }
 
 impl Options for Roundtrip {
+    const NAME: &str = "roundtrip";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
         self.pace.check(common)?;
         let defaults = Defaults {
-            workload: NAME,
+            workload: Self::NAME,
             kind: Kind::Processes,
             roles: &[Role::Asker, Role::Answerer],
             size: 64,
@@ -103,7 +92,6 @@ impl Options for Roundtrip {
         Ok(Plan {
             passes: Passes::Timed,
             own: vec![("rate", self.pace.rate.into())],
-            title: format!("{} round trips of {} bytes, {}", plan.amount(), plan.job.sizes, self.pace.text()),
             figure: Some("round_trip_ns"),
             columns: vec![LATENCY],
             run: exchange,

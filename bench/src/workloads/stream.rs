@@ -4,19 +4,14 @@ use anyhow::{Result, anyhow, bail, ensure};
 use clap::Args;
 
 use crate::{
-    endpoints::{Receiving, Sending, Transport},
-    parameters::{Job, Kind, Role, SizeRange},
+    endpoints::{Receiving, Sending, THERE, Transport},
+    parameters::{Job, Role, SizeRange},
     payload::{Payloads, WARM_UP, expected, first_number, glance, number, whole},
-    plan::{Common, Defaults, Options, Plan, Workload, workload},
+    plan::{Common, Defaults, ONE_WAY, Options, Plan},
     record::RATES,
     run::exchange,
     side::{Section, check_bytes, passes, with_work, work},
 };
-
-/// Its name.
-pub const NAME: &str = "stream";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Stream>(NAME);
 
 /// Messages one way, without a rate
 ///
@@ -25,24 +20,16 @@ pub const WORKLOAD: Workload = workload::<Stream>(NAME);
 pub struct Stream {}
 
 impl Options for Stream {
+    const NAME: &str = "stream";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
         let defaults = Defaults {
-            workload: NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Receiver, Role::Sender],
-            size: 256,
-            capacity: 64 << 20,
-            sleeps: false,
+            workload: Self::NAME,
             systems: "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, count)?;
-        Ok(Plan {
-            title: format!("stream of {} bytes, lanes of {} bytes", plan.messages(), plan.job.capacity),
-            figure: Some("messages_per_second"),
-            columns: vec![RATES],
-            run: exchange,
-            ..plan
-        })
+        Ok(Plan { figure: Some("messages_per_second"), columns: vec![RATES], run: exchange, ..plan })
     }
 }
 
@@ -61,7 +48,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
     match job.role {
         Role::Sender => {
             let mut payloads = Payloads::new(size_max);
-            let mut sending = T::sending(job)?;
+            let mut sending = T::sending(job, THERE)?;
             // Each of several senders has numbers of its own.
             let first = first_number(job.index);
             payloads.begin(first);
@@ -85,7 +72,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
             })
         }
         Role::Receiver => {
-            let mut receiving = T::receiving(job)?;
+            let mut receiving = T::receiving(job, THERE)?;
             for n in 0..WARM_UP {
                 receive(&mut receiving, n, whole)?;
             }

@@ -14,16 +14,11 @@ use crate::{
     measure::now_ns,
     parameters::{Job, Kind, Pass, Role},
     payload::{Payloads, WARM_UP, expected, glance, number, whole},
-    plan::{Common, Defaults, Options, Plan, Workload, workload},
+    plan::{Common, Defaults, ONE_WAY, Options, Plan},
     record::RATES,
     run::exchange,
     side::{PassReport, Section, check_bytes, passes, pin},
 };
-
-/// Its name.
-const NAME: &str = "threads";
-/// Its row of the table.
-pub const WORKLOAD: Workload = workload::<Threads>(NAME);
 
 /// A stream between two threads of one process
 ///
@@ -32,25 +27,20 @@ pub const WORKLOAD: Workload = workload::<Threads>(NAME);
 pub struct Threads {}
 
 impl Options for Threads {
+    const NAME: &str = "threads";
+
     fn plan(&self, common: &Common) -> Result<Plan, String> {
-        common.one_size(NAME)?;
+        common.one_size(Self::NAME)?;
         let defaults = Defaults {
-            workload: NAME,
+            workload: Self::NAME,
             kind: Kind::Threads,
             roles: &[Role::Threads],
             size: 64,
-            capacity: 64 << 20,
-            sleeps: false,
             systems: "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal",
+            ..ONE_WAY
         };
         let plan = common.plan(&defaults, |_| 10_000_000)?;
-        Ok(Plan {
-            title: format!("{} bytes between two threads, lanes of {} bytes", plan.messages(), plan.job.capacity),
-            figure: Some("messages_per_second"),
-            columns: vec![RATES],
-            run: exchange,
-            ..plan
-        })
+        Ok(Plan { figure: Some("messages_per_second"), columns: vec![RATES], run: exchange, ..plan })
     }
 }
 

@@ -10,128 +10,169 @@ use std::{
 
 use pelton_testkit::{eventually, kernel};
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
-/// A measurement long enough for the test to end it.
-fn start(system: &str, directory: &str) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-        .args(["stream", "--count", "2000000000", "--runs", "1", "--wait", "block", "--systems", system])
-        .env("TMPDIR", directory)
+use crate::command::{PROGRAM, figure, has, lines, script};
+
+/// The program, and the directory of its own in which it makes its files.
+struct Running {
+    program: Child,
+    directory: TempDir,
+}
+
+/// A measurement long enough for the test to end it. DIR in the command is that directory.
+fn start(command: &str) -> Running {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let program = Command::new(PROGRAM)
+        .args(command.split(' ').map(|word| word.replace("DIR", place)))
+        .env("TMPDIR", place)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap()
+        .unwrap();
+    Running { program, directory }
 }
 
-/// The directories in /proc of the program's processes.
-fn found(directory: &str) -> Vec<PathBuf> {
-    let mark = format!("TMPDIR={directory}\0");
-    let is_marked = |path: &PathBuf| {
-        let environment = fs::read(path.join("environ")).unwrap_or_default();
-        environment.windows(mark.len()).any(|window| window == mark.as_bytes())
-    };
-    fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path())).filter(is_marked).collect()
+fn stream(system: &str) -> Running {
+    start(&format!("stream --count 2000000000 --runs 1 --wait block --systems {system}"))
 }
 
-fn processes(directory: &str) -> usize {
-    found(directory).len()
+impl Running {
+    /// The directories in /proc of the program's processes.
+    fn processes(&self) -> Vec<PathBuf> {
+        let mark = format!("TMPDIR={}\0", self.directory.path().display());
+        let is_marked = |path: &PathBuf| {
+            let environment = fs::read(path.join("environ")).unwrap_or_default();
+            environment.windows(mark.len()).any(|window| window == mark.as_bytes())
+        };
+        fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path())).filter(is_marked).collect()
+    }
+
+    /// Waits until so many run; or the program has exited and waits for its parent. (Not by an empty environment: a
+    /// starting process has one, too.)
+    fn until_processes(&self, number: usize) {
+        eventually("all processes run", || {
+            self.processes().len() >= number || kernel::state_of(self.program.id()) == Some('Z')
+        });
+    }
+
+    /// The run's directory in shared memory, which the sides of some systems have in their arguments.
+    fn in_shared_memory(&self) -> Option<PathBuf> {
+        self.processes().iter().find_map(|process| {
+            let arguments = String::from_utf8_lossy(&fs::read(process.join("cmdline")).ok()?).into_owned();
+            let at = arguments.find("/dev/shm/pelton-bench-")?;
+            arguments[at..].split('"').next().map(PathBuf::from)
+        })
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.program), signal).unwrap();
+    }
+
+    /// After an interrupt the program ends by itself, with everything that it has started and made.
+    fn ends_by_an_interrupt(mut self, can_be_skipped: bool) {
+        self.signal(Signal::INT);
+        let status = self.program.wait().unwrap();
+        assert!(status.code() == Some(130) || can_be_skipped, "{status}");
+        eventually("no process is left", || self.processes().is_empty());
+        assert_eq!(fs::read_dir(self.directory.path()).unwrap().count(), 0);
+    }
 }
 
-/// The run's directory in shared memory, which the sides of some systems have in their arguments.
-fn in_shared_memory(directory: &str) -> Option<PathBuf> {
-    found(directory).iter().find_map(|process| {
-        let arguments = String::from_utf8_lossy(&fs::read(process.join("cmdline")).ok()?).into_owned();
-        let at = arguments.find("/dev/shm/pelton-bench-")?;
-        arguments[at..].split('"').next().map(PathBuf::from)
-    })
-}
-
-/// The program, and the two sides or the guard and its group.
-fn runs(system: &str, directory: &str) -> bool {
-    processes(directory) >= if system == "limits" { 4 } else { 3 }
-}
+/// The program and the two sides, or the guard of limits.c and its group.
+const SIDES: [(&str, usize); 2] = [("pipe", 3), ("limits", 4)];
 
 #[test]
 fn an_interrupt_ends_all_and_removes_the_directory() {
-    for system in ["pipe", "limits"] {
-        let temporary = tempfile::tempdir().unwrap();
-        let directory = temporary.path().to_str().unwrap();
-        let mut program = start(system, directory);
-        eventually("all processes run", || runs(system, directory) || program_is_skipped(&program));
-        kill_process(Pid::from_child(&program), Signal::INT).unwrap();
-        let status = program.wait().unwrap();
+    for (system, processes) in SIDES {
+        let running = stream(system);
+        running.until_processes(processes);
         // If limits.c cannot run, the program has exited before, with nothing measured.
-        assert!(status.code() == Some(130) || system == "limits", "{system}: {status}");
-        eventually("no process is left", || processes(directory) == 0);
-        assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "{system}");
+        running.ends_by_an_interrupt(system == "limits");
     }
 }
 
 #[test]
 fn an_interrupted_append_leaves_no_file() {
-    let temporary = tempfile::tempdir().unwrap();
-    let directory = temporary.path().to_str().unwrap();
     // More messages than there is time for, and few at a time, or the file would be as large.
-    let mut program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-        .args(["append", "--file", directory, "--work", "1000000000", "--count", "1000000", "--runs", "1"])
-        .env("TMPDIR", directory)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let running = start("append --file DIR --work 1000000000 --count 1000000 --runs 1");
     let has_file = |entry: fs::DirEntry| entry.path().join("records").exists();
-    eventually("there is a file", || fs::read_dir(directory).unwrap().any(|entry| entry.is_ok_and(has_file)));
-    kill_process(Pid::from_child(&program), Signal::INT).unwrap();
-    assert_eq!(program.wait().unwrap().code(), Some(130));
-    eventually("no process is left", || processes(directory) == 0);
-    assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
-}
-
-#[test]
-fn the_processes_of_a_killed_program_end_too() {
-    let python = Command::new("python3").arg("--version").output().is_ok();
-    if !python {
-        eprintln!("LEFT OUT: a system in Python, for python3 is missing");
-    }
-    for system in ["pipe", "limits", "multiprocessing-pipe"].into_iter().take(if python { 3 } else { 2 }) {
-        let temporary = tempfile::tempdir().unwrap();
-        let directory = temporary.path().to_str().unwrap();
-        let mut program = start(system, directory);
-        eventually("all processes run", || runs(system, directory) || program_is_skipped(&program));
-        // The killed program cannot remove it.
-        let mut shared = None;
-        eventually("a side has its directory in shared memory", || {
-            shared = in_shared_memory(directory);
-            shared.is_some() || system != "multiprocessing-pipe"
-        });
-        kill_process(Pid::from_child(&program), Signal::KILL).unwrap();
-        let status = program.wait().unwrap();
-        assert!(status.signal() == Some(9) || system == "limits", "{system}: {status}");
-        eventually("no process is left", || processes(directory) == 0);
-        shared.map(fs::remove_dir_all).transpose().unwrap();
-    }
+    eventually("there is a file", || {
+        fs::read_dir(running.directory.path()).unwrap().any(|entry| entry.is_ok_and(has_file))
+    });
+    running.ends_by_an_interrupt(false);
 }
 
 #[test]
 fn an_interrupted_flood_ends() {
     for system in ["pelton", "sock-stream"] {
-        let temporary = tempfile::tempdir().unwrap();
-        let directory = temporary.path().to_str().unwrap();
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-            .args(["call", "--beside-flood", "--count", "2000000000", "--runs", "1", "--systems", system])
-            .env("TMPDIR", directory)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        eventually("all processes run", || processes(directory) >= 4);
-        kill_process(Pid::from_child(&program), Signal::INT).unwrap();
-        assert_eq!(program.wait().unwrap().code(), Some(130));
-        eventually("no process is left", || processes(directory) == 0);
-        assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "{system}");
+        let running = start(&format!("call --beside-flood --count 2000000000 --runs 1 --systems {system}"));
+        running.until_processes(4);
+        running.ends_by_an_interrupt(false);
     }
 }
 
-/// Whether it has exited and waits for its parent. (Not by an empty environment: a starting process has one, too.)
-fn program_is_skipped(program: &Child) -> bool {
-    kernel::state_of(program.id()) == Some('Z')
+#[test]
+fn the_processes_of_a_killed_program_end_too() {
+    let python = has("python3", "a system in Python").then_some(("multiprocessing-pipe", 3));
+    for (system, processes) in SIDES.into_iter().chain(python) {
+        let mut running = stream(system);
+        running.until_processes(processes);
+        // The killed program cannot remove it.
+        let mut shared = None;
+        eventually("a side has its directory in shared memory", || {
+            shared = running.in_shared_memory();
+            shared.is_some() || system != "multiprocessing-pipe"
+        });
+        running.signal(Signal::KILL);
+        let status = running.program.wait().unwrap();
+        assert!(status.signal() == Some(9) || system == "limits", "{system}: {status}");
+        eventually("no process is left", || running.processes().is_empty());
+        shared.map(fs::remove_dir_all).transpose().unwrap();
+    }
+}
+
+#[test]
+fn an_interrupt_during_a_build_starts_no_other_build() {
+    let directory = tempfile::tempdir().unwrap();
+    let [cargo, asked, go_on] = ["cargo", "asked", "go-on"].map(|name| directory.path().join(name));
+    // The program announces its call, and waits for the signal, or the test has failed.
+    let text = format!(
+        "echo \"$@\" >>'{}'\nn=0\nwhile [ ! -e '{}' ] && [ $n -lt 6000 ]; do n=$((n + 1)); sleep 0.01; done\nexit 101",
+        asked.display(),
+        go_on.display()
+    );
+    script(&cargo, &text);
+    let program = Command::new(PROGRAM)
+        .args(["stream", "--count", "500", "--runs", "1", "--systems", "ipc_ring,ipmpsc,pipe"])
+        .env("CARGO", &cargo)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("something is built", || fs::read_to_string(&asked).is_ok_and(|text| text.ends_with('\n')));
+    kill_process(Pid::from_child(&program), Signal::INT).unwrap();
+    fs::write(&go_on, "").unwrap();
+    let output = program.wait_with_output().unwrap();
+    let asked = fs::read_to_string(&asked).unwrap();
+    assert_eq!((asked.lines().count(), output.status.code()), (1, Some(130)), "{asked}{output:?}");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("is skipped"), "{output:?}");
+}
+
+#[test]
+fn parts_finished_before_an_interrupt_are_in_the_results() {
+    let mut running = start("all --only lopsided --results DIR/r.jsonl");
+    let results = running.directory.path().join("r.jsonl");
+    // The file exists after the first part: the signal falls between the two, or at the start of the second.
+    eventually("the first part is measured", || {
+        assert!(running.program.try_wait().unwrap().is_none());
+        results.exists()
+    });
+    running.signal(Signal::INT);
+    let status = running.program.wait().unwrap();
+    let lines = lines(&fs::read(&results).unwrap());
+    assert_eq!(status.code(), Some(130), "{status}");
+    assert_eq!(lines[0]["machine"]["interrupted"], true);
+    assert!(figure(&lines[1], "share_of_own_speed") > 0.0, "{}", lines[1]);
 }

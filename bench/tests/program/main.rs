@@ -5,4 +5,3 @@ mod interrupts;
 mod page;
 mod peers;
 mod reports;
-mod workloads;

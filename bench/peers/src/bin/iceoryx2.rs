@@ -122,12 +122,12 @@ impl Transport for Iceoryx {
     type Sending = Sender;
     type Receiving = Receiver;
 
-    fn sending(job: &Job) -> Result<Sender> {
-        sender(job, node(job)?, "there")
+    fn sending(job: &Job, direction: &str) -> Result<Sender> {
+        sender(job, node(job)?, direction)
     }
 
-    fn receiving(job: &Job) -> Result<Receiver> {
-        receiver(job, node(job)?, "there")
+    fn receiving(job: &Job, direction: &str) -> Result<Receiver> {
+        receiver(job, node(job)?, direction)
     }
 
     fn both(job: &Job) -> Result<(Sender, Receiver)> {

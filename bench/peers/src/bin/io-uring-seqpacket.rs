@@ -38,11 +38,11 @@ impl Transport for Packets {
     type Sending = Writer;
     type Receiving = Reader;
 
-    fn sending(job: &Job) -> Result<Writer> {
+    fn sending(job: &Job, _direction: &str) -> Result<Writer> {
         Ok(Writer::new(socket(job)?, job, true))
     }
 
-    fn receiving(job: &Job) -> Result<Reader> {
+    fn receiving(job: &Job, _direction: &str) -> Result<Reader> {
         Ok(Reader { socket: socket(job)? })
     }
 

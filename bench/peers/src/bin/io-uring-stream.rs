@@ -30,11 +30,11 @@ impl Transport for Stream {
     type Sending = Writer;
     type Receiving = Reader;
 
-    fn sending(job: &Job) -> Result<Writer> {
+    fn sending(job: &Job, _direction: &str) -> Result<Writer> {
         Ok(Writer(Halves::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, BATCH_BYTES, true)))
     }
 
-    fn receiving(job: &Job) -> Result<Reader> {
+    fn receiving(job: &Job, _direction: &str) -> Result<Reader> {
         Ok(Reader::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, job))
     }
 

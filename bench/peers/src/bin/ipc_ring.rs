@@ -31,38 +31,25 @@ struct Ring;
 /// Bytes of the ring, see above.
 const RING: u64 = 16 << 20;
 
-fn sender(job: &Job, direction: &str) -> Result<Writer> {
-    let capacity = usize::try_from(ring_bytes(job, RING))?;
-    ensure!(capacity.is_power_of_two(), "found --capacity {capacity}, wanted a power of two");
-    let place = job.directory.join(direction);
-    let temporary = job.directory.join(format!("{direction}-temporary"));
-    let writer = RingWriter::create(&temporary, capacity).map_err(|error| anyhow!("making the ring: {error}"))?;
-    std::fs::rename(&temporary, &place)?;
-    Ok(Writer { writer, spins: spins(job)?, size_max: job.sizes.max as usize })
-}
-
-fn receiver(job: &Job, direction: &str) -> Result<Reader> {
-    ensure!(job.sizes.min > 0, "a message of no bytes is its mark for the end of the ring");
-    let place = job.directory.join(direction);
-    let reader = open_when_there("the ring", || RingReader::open(&place))?;
-    Ok(Reader { reader, spins: spins(job)?, buffer: Vec::with_capacity(job.sizes.max as usize) })
-}
-
 impl Transport for Ring {
     type Sending = Writer;
     type Receiving = Reader;
 
-    fn sending(job: &Job) -> Result<Writer> {
-        sender(job, "there")
+    fn sending(job: &Job, direction: &str) -> Result<Writer> {
+        let capacity = usize::try_from(ring_bytes(job, RING))?;
+        ensure!(capacity.is_power_of_two(), "found --capacity {capacity}, wanted a power of two");
+        let place = job.directory.join(direction);
+        let temporary = job.directory.join(format!("{direction}-temporary"));
+        let writer = RingWriter::create(&temporary, capacity).map_err(|error| anyhow!("making the ring: {error}"))?;
+        std::fs::rename(&temporary, &place)?;
+        Ok(Writer { writer, spins: spins(job)?, size_max: job.sizes.max as usize })
     }
 
-    fn receiving(job: &Job) -> Result<Reader> {
-        receiver(job, "there")
-    }
-
-    fn both(job: &Job) -> Result<(Writer, Reader)> {
-        let (out, back) = job.directions();
-        Ok((sender(job, out)?, receiver(job, back)?))
+    fn receiving(job: &Job, direction: &str) -> Result<Reader> {
+        ensure!(job.sizes.min > 0, "a message of no bytes is its mark for the end of the ring");
+        let place = job.directory.join(direction);
+        let reader = open_when_there("the ring", || RingReader::open(&place))?;
+        Ok(Reader { reader, spins: spins(job)?, buffer: Vec::with_capacity(job.sizes.max as usize) })
     }
 }
 

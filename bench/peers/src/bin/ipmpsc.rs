@@ -29,46 +29,31 @@ struct Ring;
 /// Bytes of the ring, see above.
 const RING: u64 = 16 << 20;
 
-/// The receiver creates it under a temporary name, so that the sender never opens half of it.
-fn receiver(job: &Job, direction: &str) -> Result<Reader> {
-    let bytes =
-        u32::try_from(ring_bytes(job, RING)).context("its ring's size has 32 bits: give a smaller --capacity")?;
-    let (place, temporary) = (job.directory.join(direction), job.directory.join(format!("{direction}-temporary")));
-    let path = temporary.to_str().context("a path that is not UTF-8")?;
-    let ring = SharedRingBuffer::create(path, bytes).context("making the ring")?;
-    std::fs::rename(&temporary, &place)?;
-    Ok(Reader {
-        receiver: Receiver::new(ring),
-        spins: spins(job)?,
-        buffer: (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize)),
-    })
-}
-
-fn sender(job: &Job, direction: &str) -> Result<Writer> {
-    spins(job)?;
-    let place = job.directory.join(direction);
-    let path = place.to_str().context("a path that is not UTF-8")?;
-    let ring = open_when_there("the ring", || SharedRingBuffer::open(path))?;
-    Ok(Writer(Sender::new(ring)))
-}
-
 impl Transport for Ring {
     type Sending = Writer;
     type Receiving = Reader;
 
-    fn sending(job: &Job) -> Result<Writer> {
-        sender(job, "there")
+    fn sending(job: &Job, direction: &str) -> Result<Writer> {
+        spins(job)?;
+        let place = job.directory.join(direction);
+        let path = place.to_str().context("a path that is not UTF-8")?;
+        let ring = open_when_there("the ring", || SharedRingBuffer::open(path))?;
+        Ok(Writer(Sender::new(ring)))
     }
 
-    fn receiving(job: &Job) -> Result<Reader> {
-        receiver(job, "there")
-    }
-
-    fn both(job: &Job) -> Result<(Writer, Reader)> {
-        let (out, back) = job.directions();
-        // Each side creates its own receive ring before it opens the other's.
-        let reader = receiver(job, back)?;
-        Ok((sender(job, out)?, reader))
+    /// The receiver creates it under a temporary name, so that the sender never opens half of it.
+    fn receiving(job: &Job, direction: &str) -> Result<Reader> {
+        let bytes =
+            u32::try_from(ring_bytes(job, RING)).context("its ring's size has 32 bits: give a smaller --capacity")?;
+        let (place, temporary) = (job.directory.join(direction), job.directory.join(format!("{direction}-temporary")));
+        let path = temporary.to_str().context("a path that is not UTF-8")?;
+        let ring = SharedRingBuffer::create(path, bytes).context("making the ring")?;
+        std::fs::rename(&temporary, &place)?;
+        Ok(Reader {
+            receiver: Receiver::new(ring),
+            spins: spins(job)?,
+            buffer: (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize)),
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Its calls never wait: the loop polls `push` and `pop` while the ring is full or empty, as its documentation shows.
 //! Messages are arrays, moved in and out. Chunks are its recommendation for the best throughput: `write_chunk_uninit`
-//! and `read_chunk`, one store to the index for each. The ring is of 128 KiB, or of `--capacity`: see `channels.rs`.
+//! and `read_chunk`, one store to the index for each. The ring is of 128 KiB, or of `--capacity`: see `HELD`.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ use pelton_bench::{
         threads::{InProcess, batches, one_by_one},
     },
 };
-use pelton_bench_peers::{channels::HELD, program, ring_bytes, with_size};
+use pelton_bench_peers::{HELD, program, ring_bytes, with_size};
 
 fn main() -> ExitCode {
     program(|job| with_size!(job, run))

@@ -23,7 +23,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use pelton_bench::{
     endpoints::{Receiving, Sending, Transport},
-    parameters::{Job, Role},
+    parameters::Job,
     workloads::{
         self,
         batches::{self, ReceivingBatches, SendingBatches},
@@ -56,63 +56,45 @@ fn address(job: &Job, direction: &str) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new(job.directory.join(direction)).context("an address")
 }
 
-/// The receiver creates the ring, and hands out its memory and the two eventfds.
-fn receiver<const SIZE: usize>(job: &Job, direction: &str) -> Result<Reader<SIZE>> {
-    let items = ring_bytes(job, RING) as usize / SIZE;
-    let ring = sharedring::Receiver::<[u8; SIZE]>::new(items).map_err(|e| anyhow!("making the ring: {e}"))?;
-    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
-    bind(&listener, &address(job, direction)?)?;
-    listen(&listener, 1)?;
-    let peer = accept(&listener)?;
-    let fds = [ring.memfd().as_file().as_fd(), ring.empty_signal().as_fd(), ring.full_signal().as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(&peer, &[IoSlice::new(b"r")], &mut control, SendFlags::empty())?;
-    Ok(Reader { ring, spins: spins(job)? })
-}
-
-fn sender<const SIZE: usize>(job: &Job, direction: &str) -> Result<Writer<SIZE>> {
-    let address = address(job, direction)?;
-    let peer = open_when_there("the ring", || {
-        let peer = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
-        connect(&peer, &address).map(|()| peer)
-    })?;
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(&peer, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let rights = |message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<OwnedFd>>()),
-        _ => None,
-    };
-    let fds: Vec<OwnedFd> = control.drain().filter_map(rights).flatten().collect();
-    let [memory, empty, full] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| anyhow!("not three descriptors came"))?;
-    let items = ring_bytes(job, RING) as usize / SIZE;
-    let ring = sharedring::Sender::open(items, File::from(memory), File::from(empty), File::from(full))
-        .map_err(|e| anyhow!("opening the ring: {e}"))?;
-    Ok(Writer { ring, spins: spins(job)? })
-}
-
 impl<const SIZE: usize> Transport for Shmem<SIZE> {
     type Sending = Writer<SIZE>;
     type Receiving = Reader<SIZE>;
 
-    fn sending(job: &Job) -> Result<Writer<SIZE>> {
-        sender(job, "there")
+    /// The receiver creates the ring, and hands out its memory and the two eventfds.
+    fn receiving(job: &Job, direction: &str) -> Result<Reader<SIZE>> {
+        let items = ring_bytes(job, RING) as usize / SIZE;
+        let ring = sharedring::Receiver::<[u8; SIZE]>::new(items).map_err(|e| anyhow!("making the ring: {e}"))?;
+        let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+        bind(&listener, &address(job, direction)?)?;
+        listen(&listener, 1)?;
+        let peer = accept(&listener)?;
+        let fds = [ring.memfd().as_file().as_fd(), ring.empty_signal().as_fd(), ring.full_signal().as_fd()];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(&peer, &[IoSlice::new(b"r")], &mut control, SendFlags::empty())?;
+        Ok(Reader { ring, spins: spins(job)? })
     }
 
-    fn receiving(job: &Job) -> Result<Reader<SIZE>> {
-        receiver(job, "there")
-    }
-
-    fn both(job: &Job) -> Result<(Writer<SIZE>, Reader<SIZE>)> {
-        Ok(match job.role {
-            Role::Asker => (sender(job, "there")?, receiver(job, "back")?),
-            _ => {
-                let reader = receiver(job, "there")?;
-                (sender(job, "back")?, reader)
-            }
-        })
+    fn sending(job: &Job, direction: &str) -> Result<Writer<SIZE>> {
+        let address = address(job, direction)?;
+        let peer = open_when_there("the ring", || {
+            let peer = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+            connect(&peer, &address).map(|()| peer)
+        })?;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        recvmsg(&peer, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let rights = |message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<OwnedFd>>()),
+            _ => None,
+        };
+        let fds: Vec<OwnedFd> = control.drain().filter_map(rights).flatten().collect();
+        let [memory, empty, full] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| anyhow!("not three descriptors came"))?;
+        let items = ring_bytes(job, RING) as usize / SIZE;
+        let ring = sharedring::Sender::open(items, File::from(memory), File::from(empty), File::from(full))
+            .map_err(|e| anyhow!("opening the ring: {e}"))?;
+        Ok(Writer { ring, spins: spins(job)? })
     }
 }
 

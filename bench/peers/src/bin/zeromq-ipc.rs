@@ -137,11 +137,11 @@ impl Transport for Zeromq {
     type Sending = Outgoing;
     type Receiving = Incoming;
 
-    fn sending(job: &Job) -> Result<Outgoing> {
+    fn sending(job: &Job, _direction: &str) -> Result<Outgoing> {
         Ok(Outgoing(std::rc::Rc::new(open(job, PUSH)?)))
     }
 
-    fn receiving(job: &Job) -> Result<Incoming> {
+    fn receiving(job: &Job, _direction: &str) -> Result<Incoming> {
         Ok(Incoming(std::rc::Rc::new(open(job, PULL)?), vec![0; job.sizes.max as usize]))
     }
 

@@ -41,7 +41,6 @@ struct Buffer {
     bytes: UnsafeCell<Box<[u8]>>,
 }
 
-/// The state that all threads share.
 pub struct Bump {
     buffers: [Buffer; BUFFERS as usize],
     /// The number of the open buffer: threads write to the one of number `epoch % BUFFERS`.
@@ -117,7 +116,6 @@ impl AppendSystem for Bump {
     }
 }
 
-/// One thread's endpoint.
 pub struct BumpAppender {
     bump: Arc<Bump>,
     thread: usize,

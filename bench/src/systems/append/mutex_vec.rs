@@ -9,7 +9,6 @@ use crate::{
     workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink, header, record_bytes},
 };
 
-/// The state that all threads share.
 pub struct MutexVec {
     buffer: Mutex<Vec<u8>>,
     sink: Arc<dyn Sink>,

@@ -105,7 +105,6 @@ fn drain(queue: &impl CrossbeamQueue, total: u64, sink: &dyn Sink) {
     }
 }
 
-/// One thread's endpoint.
 pub struct QueueAppender<Q>(Arc<Q>);
 
 impl<Q: CrossbeamQueue> Appender for QueueAppender<Q> {

@@ -2,10 +2,10 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
-    mem, ptr, slice,
+    ptr, slice,
 };
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, ensure};
 
 use crate::{
     endpoints::CONNECT,
@@ -68,12 +68,10 @@ impl CSide {
             job.calls.one_by_one() && job.calls.rate.is_none() && job.idle == 0 && job.delay_us == 0,
             "its sides in C have one call at a time, as fast as they go: leave out --clients, --in-flight, --rate, --delay and --beside-flood"
         );
-        let how = match job.wait {
-            Wait::Spin => 0,
-            Wait::Block => 1,
-            Wait::Epoll => 2,
-            Wait::Uv | Wait::UvBulk => bail!("its calls in C are not in libuv's loop: write spin, block or epoll"),
-        };
+        ensure!(
+            !matches!(job.wait, Wait::Uv | Wait::UvBulk),
+            "its calls in C are not in libuv's loop: write spin, block or epoll"
+        );
         let in_go = job.system == "pelton-c-go";
         // The name of the service in Go is that of bindings/go/bench.
         let place = job.directory.join(if in_go { "there" } else { "service" });
@@ -83,30 +81,25 @@ impl CSide {
             name: name.as_ptr(),
             capacity: job.capacity,
             connect_ns: CONNECT.as_nanos() as i64,
-            how,
+            how: job.wait as u32,
             client: ptr::null_mut(),
             service: ptr::null_mut(),
             epoll: -1,
             error: [0; 512],
         });
         // SAFETY: call.c has these functions with these types.
-        let (open, mut side) = unsafe {
-            let simple =
-                |name| Ok::<_, anyhow::Error>(mem::transmute::<*mut c_void, Simple>(c::symbol(library, name)?));
+        let (open, mut side): (Simple, CSide) = unsafe {
             let side = CSide {
                 shared,
-                make: mem::transmute::<*mut c_void, Make>(c::symbol(library, c"call_make")?),
-                release: simple(c"call_release")?,
-                end_pass: simple(c"call_end_pass")?,
-                serve: mem::transmute::<*mut c_void, Serve>(c::symbol(library, c"call_serve")?),
-                close: mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared)>(c::symbol(
-                    library,
-                    c"call_close",
-                )?),
+                make: c::function(library, c"call_make")?,
+                release: c::function(library, c"call_release")?,
+                end_pass: c::function(library, c"call_end_pass")?,
+                serve: c::function(library, c"call_serve")?,
+                close: c::function(library, c"call_close")?,
                 ends_passes: !in_go,
                 _name: name,
             };
-            (simple(by)?, side)
+            (c::function(library, by)?, side)
         };
         // SAFETY: all of its first part is filled in, and stays where it is.
         let code = unsafe { open(&mut *side.shared) };
@@ -140,14 +133,6 @@ impl Asking for CSide {
         let code = unsafe { (self.release)(&mut *self.shared) };
         self.answer(code)?;
         Ok(seen)
-    }
-
-    fn try_ask(&mut self, _request: &[u8]) -> Result<bool> {
-        bail!("a client in C has one call at a time")
-    }
-
-    fn reply<R>(&mut self, _inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        bail!("a client in C has one call at a time")
     }
 
     fn end_pass(&mut self) -> Result<()> {

@@ -19,7 +19,6 @@ fn name(job: &Job) -> String {
     format!("unix:{}", job.directory.join("service").display())
 }
 
-/// A client.
 pub struct Pelton {
     client: Client,
     watch: Option<Watch>,

@@ -4,12 +4,12 @@
 
 use std::{
     ffi::{c_char, c_void},
-    io, mem,
+    io,
     path::PathBuf,
     slice,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     compiled,
@@ -82,14 +82,8 @@ impl Queue {
         let library = c::load(place.to_str().context("a path that is not UTF-8")?)?;
         // SAFETY: queue.h has these functions with these types.
         let (open, call, end) = unsafe {
-            (
-                mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(c::symbol(
-                    library,
-                    c"caller_open",
-                )?),
-                mem::transmute::<*mut c_void, CallerCall>(c::symbol(library, c"caller_call")?),
-                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(c::symbol(library, c"caller_end")?),
-            )
+            let open: unsafe extern "C" fn() -> *mut c_void = c::function(library, c"caller_open")?;
+            (open, c::function(library, c"caller_call")?, c::function(library, c"caller_end")?)
         };
         // SAFETY: it needs nothing.
         let caller = unsafe { open() };
@@ -110,14 +104,6 @@ impl Asking for Queue {
         ensure!(!call.is_null(), "waiting for a reply: {}", io::Error::last_os_error());
         // SAFETY: a call's reply is valid until the next call, and has this size.
         Ok(inspect(unsafe { slice::from_raw_parts((*call).reply, (*call).reply_size) }))
-    }
-
-    fn try_ask(&mut self, _request: &[u8]) -> Result<bool> {
-        bail!("the queue's caller has one call at a time")
-    }
-
-    fn reply<R>(&mut self, _inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        bail!("the queue's caller has one call at a time")
     }
 }
 

@@ -142,7 +142,6 @@ fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Result<Option<u
     }
 }
 
-/// A client.
 pub enum Sock {
     /// One call at a time.
     Simple(FramedSending, FramedReceiving),
