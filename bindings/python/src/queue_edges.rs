@@ -6,8 +6,8 @@
 //!             slice, 30 ms, so a wake-up that is lost, as when a ringer is killed before it rings, delays by that
 //! [done]      consumer: put what follows from an item, fence, mark the item as done  ->  `join`: read the marks, fence,
 //!             read the lane's positions
-//!             `join` finds an item in work, or what followed from it. Its halves are [mark] and [marked]. The marks are
-//!             in files, which system calls write and read: the model has a relaxed word for each
+//!             `join` finds an item in work, or what followed from it. Its halves are [mark] and [marked]. The marks
+//!             are in files, which system calls write and read: the model has a relaxed word for each
 //!
 //! This file is also a part of the models, `crates/pelton-lane/tests/loom/queue.rs`, where each half is left out once
 //! (`./run loom`).
@@ -18,15 +18,15 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A bit of a doorbell's word: a thread sleeps, or is about to. The other bits count the rings.
 const WANTED: u32 = 1;
 
-/// Wakes the threads that wait for a condition. One word has all of it, so that no second edge must order a ring and the
-/// next announcement. `queue_file.rs` has the futex.
+/// Wakes the threads that wait for a condition. One word has all of it, so that no second edge must order a ring and
+/// the next announcement. `queue_file.rs` has the futex.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Doorbell(AtomicU32);
 
 impl Doorbell {
-    /// For the sleeper: announces a sleep. Returns the word that it has then. The caller checks its condition once more,
-    /// and sleeps while the word stays the same.
+    /// For the sleeper: announces a sleep. Returns the word that it has then. The caller checks its condition once
+    /// more, and sleeps while the word stays the same.
     pub fn want(&self) -> u32 {
         let announced = self.0.fetch_or(WANTED, Relaxed) | WANTED;
         full_fence("want"); // [doorbell]

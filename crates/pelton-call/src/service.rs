@@ -260,9 +260,9 @@ impl Service {
         self.corrupt
     }
 
-    /// How many calls in flight were cancelled, and how many clients have left. While the number stays the same, no call
-    /// of an event loop needs [`BorrowedResponder::is_cancelled`]. A client cannot raise it by cancels of calls that have
-    /// ended, or by cancelling a call again.
+    /// How many calls in flight were cancelled, and how many clients have left. While the number stays the same, no
+    /// call of an event loop needs [`BorrowedResponder::is_cancelled`]. A client cannot raise it by cancels of calls
+    /// that have ended, or by cancelling a call again.
     #[doc(hidden)]
     pub fn cancels(&self) -> u64 {
         self.cancels

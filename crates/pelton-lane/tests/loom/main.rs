@@ -1,5 +1,5 @@
-//! Models under loom, in every interleaving: the lane; the words of calls that threads share without a lock; and those of
-//! Python's queue that processes share.
+//! Models under loom, in every interleaving: the lane; the words of calls that threads share without a lock; and those
+//! of Python's queue that processes share.
 #![cfg(loom)]
 
 mod calls;
