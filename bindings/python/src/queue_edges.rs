@@ -4,8 +4,8 @@
 //!             store buffering: at least one of the two sees the other's store. So the sleeper finds the change, or the
 //!             ringer the sleeper. Its halves are [want] and [ring]. The edge is for speed alone: a sleep lasts one
 //!             slice, 30 ms, so a wake-up that is lost, as when a ringer is killed before it rings, delays by that
-//! [done]      consumer: put what follows from an item, fence, mark the item as done  ->  `join`: read the marks, fence,
-//!             read the lane's positions
+//! [done]      consumer: put what follows from an item, fence, mark the item as done
+//!             ->  `join`: read the marks, fence, read the lane's positions
 //!             `join` finds an item in work, or what followed from it. Its halves are [mark] and [marked]. The marks
 //!             are in files, which system calls write and read: the model has a relaxed word for each
 //!
