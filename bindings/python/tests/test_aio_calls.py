@@ -720,11 +720,13 @@ def test_a_cancelled_first_part_is_asked_for_again(run: Run, name: str) -> None:
 
 
 def test_a_thread_gets_the_parts_of_an_async_generator(run: Run, name: str) -> None:
+    def parts() -> list[bytes]:
+        with pelton.Client.connect(name, timeout=LIMIT) as client:
+            return list(client.stream(b"parts 3 0", LIMIT))
+
     async def main() -> None:
         async with served(name):
-            with pelton.Client.connect(name, timeout=LIMIT) as client:
-                parts = await asyncio.to_thread(lambda: list(client.stream(b"parts 3 0", LIMIT)))
-            assert parts == [b"0", b"1", b"2"]
+            assert await asyncio.to_thread(parts) == [b"0", b"1", b"2"]
 
     run(main())
 

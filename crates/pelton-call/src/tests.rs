@@ -261,7 +261,7 @@ fn a_flood_of_parts_of_a_cancelled_call_does_not_block_a_poll() {
 fn only_the_first_cancel_of_a_call_in_flight_is_counted() {
     let Link { mut service, mut clients } = link(1);
     let call = clients[0].submit(b"request").unwrap();
-    let mut responder = service.receive().unwrap().into_responder();
+    let responder = service.receive().unwrap().into_responder();
     let cancel = |clients: &mut [Client], service: &mut Service, id: u64| {
         let bytes: Vec<u8> = Header::new(Kind::Cancel, id).words().iter().flat_map(|word| word.to_le_bytes()).collect();
         clients[0].balancer.connections[0].outbox.sender.send(&bytes).unwrap();
