@@ -1,18 +1,17 @@
 """Microseconds of a call between two processes: pelton beside sockets, aiohttp and grpc.aio, by turns.
 
-python bench/call.py [--rounds N] [--bytes N] [--uvloop] [SYSTEM...] prints the median, the lowest and the highest of
-each round's mean time: one call at a time, and 100 tasks, each of which does so. A request and its reply have 64
-bytes. aiohttp and grpc are left out where they are not installed: pip install -r bench/requirements.txt.
+python bench/call.py [ROUNDS] [--beside-load N] [--bytes N] [--count N] [--uvloop] prints of each round's mean time the
+median, the lowest, the highest and the worst tenth, and pelton's time as a part of each other one with a 95 % bootstrap
+interval: one call at a time, and 100 tasks, each of which does so. A request and its reply have 64 bytes. aiohttp and
+grpc are left out where they are not installed: pip install -r bench/requirements.txt.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import multiprocessing
 import socket
-import statistics
 import struct
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import pelton
 import pelton.aio
+from results import arguments, beside_load, ratio, spread
 
 TASKS = 100
 LENGTH = struct.Struct("<I")
@@ -333,25 +333,25 @@ def measure(system: str, request: bytes, count: int, uses_uvloop: bool) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = arguments(__doc__, 7)
     parser.add_argument("--bytes", type=int, default=64)
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--uvloop", action="store_true")
-    parser.add_argument("systems", nargs="*")
     options = parser.parse_args()
-    systems = options.systems or [
+    systems = [
         system for system in (*LOOPS, *THREADS) if system not in ("aiohttp", "grpc") or importlib.util.find_spec(system)
     ]
     found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(options.rounds):
-        for system in systems:
-            times = measure(system, bytes(options.bytes), options.count, options.uvloop)
-            for kind, seconds in times.items():
-                found.setdefault((kind, system), []).append(seconds * 1e6)
+    with beside_load(options.beside_load):
+        for _ in range(options.rounds):
+            for system in systems:
+                times = measure(system, bytes(options.bytes), options.count, options.uvloop)
+                for kind, seconds in times.items():
+                    found.setdefault((kind, system), []).append(seconds * 1e6)
     for (kind, system), times_us in sorted(found.items()):
-        median, low, high = statistics.median(times_us), min(times_us), max(times_us)
-        print(f"{kind:5} {system:17} {median:7.1f} us ({low:.1f} to {high:.1f})")
+        own = "pelton" if system in THREADS else "pelton.aio"
+        part = "" if system == own else f"; {own} takes {ratio(found[kind, own], times_us)} of it"
+        print(f"{kind:5} {system:17} {spread(times_us, 1, worst_is_low=False)} us{part}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reads of 4 KiB that the page cache has, a second, in asyncio: pelton.files and aiofiles, by turns.
 
-python bench/files.py [ROUNDS] prints the median, the lowest and the highest of each, the median and the lowest of the
-rounds' ratios, and for comparison those of `os.pread`, which blocks the loop.
+python bench/files.py [ROUNDS] [--beside-load N] prints the median, the lowest and the highest of each and the worst
+tenth, and the speedups with 95 % bootstrap intervals; for comparison those of `os.pread`, which blocks the loop.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 
 import aiofiles
 import pelton.files
+from results import arguments, beside_load, ratio, spread
 
 BYTES = 4096
 FILE_BYTES = 16 << 20
@@ -77,7 +76,7 @@ async def run_os(path: str, count: int) -> float:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    options = arguments(__doc__, 7).parse_args()
     systems: dict[str, tuple[Callable[[str, int], Awaitable[float]], int]] = {
         "pelton, any offset": (run_pelton, 50_000),
         "aiofiles, any offset": (run_aiofiles, 3_000),
@@ -93,15 +92,14 @@ def main() -> None:
         async def measure(run: Callable[[str, int], Awaitable[float]], count: int) -> float:
             return await run(file.name, count)
 
-        for _ in range(rounds):
-            for system, (run, count) in systems.items():
-                found[system].append(asyncio.run(measure(run, count)) / 1e3)
+        with beside_load(options.beside_load):
+            for _ in range(options.rounds):
+                for system, (run, count) in systems.items():
+                    found[system].append(asyncio.run(measure(run, count)) / 1e3)
     for system, rates in found.items():
-        print(f"{system:24} {statistics.median(rates):.1f} k/s ({min(rates):.1f} to {max(rates):.1f})")
+        print(f"{system:24} {spread(rates, 1)} k/s")
     for order in ("any offset", "in order"):
-        pairs = zip(found[f"pelton, {order}"], found[f"aiofiles, {order}"], strict=True)
-        ratios = [pelton_ / aiofiles_ for pelton_, aiofiles_ in pairs]
-        print(f"speedup, {order}: {statistics.median(ratios):.1f} (lowest {min(ratios):.1f})")
+        print(f"speedup, {order}: {ratio(found[f'pelton, {order}'], found[f'aiofiles, {order}'])}")
 
 
 if __name__ == "__main__":

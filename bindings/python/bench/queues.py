@@ -1,15 +1,14 @@
 """Items a second from one producer to 1, 2 or 4 consumers: pelton.Queue, multiprocessing's queues and faster-fifo.
 
-python bench/queues.py [ROUNDS] prints the median, the lowest and the highest of each, all by turns. The clock runs from
-the first `put` until the last consumer has got its None. faster-fifo is left out where it is not installed.
+python bench/queues.py [ROUNDS] [--beside-load N] prints the median, the lowest and the highest of each and the worst
+tenth, all by turns, and the speedups of pelton.Queue with 95 % bootstrap intervals. The clock runs from the first `put`
+until the last consumer has got its None. faster-fifo is left out where it is not installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import multiprocessing
-import statistics
-import sys
 import time
 from collections.abc import Callable
 from queue import Empty
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy
 import pelton
+from results import arguments, beside_load, ratio, spread
 
 ITEM = ("job", 12345, {"name": "value", "size": 3.5})
 ARRAY = numpy.ones(10_000_000 // 8)
@@ -90,7 +90,7 @@ def measure(
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    options = arguments(__doc__, 5).parse_args()
     systems: dict[str, tuple[Callable[[], Any], int, int, dict[str, Any]]] = {
         "pelton.Queue": (pelton.Queue, 60_000, 30, {}),
         "multiprocessing.Queue": (multiprocessing.Queue, 15_000, 12, {}),
@@ -104,16 +104,20 @@ def main() -> None:
 
         systems["faster-fifo"] = (fifo, 30_000, 20, {})
         systems["faster-fifo, lists of 100"] = (fifo, 60_000, 0, {"put": put_lists, "consume": consume_lists})
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for what, item, index in (("small", ITEM, 1), ("10 MB", ARRAY, 2)):
-            for consumers in (1, 2, 4):
-                for name, system in systems.items():
-                    if system[index]:
-                        rate = measure(system[0], item, system[index], consumers, **system[3])
-                        found.setdefault(f"{what}, {consumers} consumers, {name}", []).append(rate)
-    for name, rates in found.items():
-        print(f"{name:52} {statistics.median(rates):9.0f}/s ({min(rates):.0f} to {max(rates):.0f})")
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    with beside_load(options.beside_load):
+        for _ in range(options.rounds):
+            for what, item, index in (("small", ITEM, 1), ("10 MB", ARRAY, 2)):
+                for consumers in (1, 2, 4):
+                    of_case = found.setdefault((what, consumers), {})
+                    for name, system in systems.items():
+                        if system[index]:
+                            rate = measure(system[0], item, system[index], consumers, **system[3])
+                            of_case.setdefault(name, []).append(rate)
+    for (what, consumers), of_case in found.items():
+        for name, rates in of_case.items():
+            speedup = "" if name == "pelton.Queue" else f"; speedup {ratio(of_case['pelton.Queue'], rates)}"
+            print(f"{what}, {consumers} consumers, {name:27} {spread(rates, 0)} items/s{speedup}")
 
 
 if __name__ == "__main__":

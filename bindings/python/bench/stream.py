@@ -1,19 +1,19 @@
 """Messages a second between two processes: pelton, multiprocessing.Queue and Pipe, by turns.
 
-python bench/stream.py [ROUNDS] prints the median, the lowest and the highest of each, and for comparison those of a loop
-that makes and drops bytes objects of that size in one process.
+python bench/stream.py [ROUNDS] [--beside-load N] prints the median, the lowest and the highest of each and the worst
+tenth, and pelton's speedups with 95 % bootstrap intervals; for comparison those of a loop that makes and drops bytes
+objects of that size in one process.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 import pelton
+from results import arguments, beside_load, ratio, spread
 
 SIZE = 256
 PAYLOAD = bytes(SIZE)
@@ -99,7 +99,7 @@ def run_loop(count: int) -> float:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    options = arguments(__doc__, 5).parse_args()
     systems: dict[str, Callable[[], float]] = {
         "pelton": lambda: run_pelton(pelton_one, 2_000_000, False),
         "pelton, lists": lambda: run_pelton(pelton_lists, 2_000_000, True),
@@ -108,11 +108,15 @@ def main() -> None:
         "bytes(256)": lambda: run_loop(1_000_000),
     }
     found: dict[str, list[float]] = {system: [] for system in systems}
-    for _ in range(rounds):
-        for system, run in systems.items():
-            found[system].append(run() / 1e6)
+    with beside_load(options.beside_load):
+        for _ in range(options.rounds):
+            for system, run in systems.items():
+                found[system].append(run() / 1e6)
     for system, rates in found.items():
-        print(f"{system:14} {statistics.median(rates):.2f} M/s ({min(rates):.2f} to {max(rates):.2f})")
+        print(f"{system:14} {spread(rates, 2)} M/s")
+    for own in ("pelton", "pelton, lists"):
+        for other in ("Queue", "Pipe", "bytes(256)"):
+            print(f"speedup, {own} to {other}: {ratio(found[own], found[other])}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 use std::os::raw::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
@@ -104,13 +104,23 @@ pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
     }
 }
 
-/// A copy of the payload as `bytes`.
+/// A copy of the payload as `bytes`. Raises MemoryError, where `PyBytes::new` panics.
 #[inline]
 pub fn to_bytes<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    match payload.len() < WITHOUT_GIL {
-        true => Ok(PyBytes::new(py, payload)),
-        false => large(py, payload),
+    if payload.len() >= WITHOUT_GIL {
+        return large(py, payload);
     }
+    // SAFETY: the source has so many bytes. An error of Python is returned as one.
+    unsafe {
+        let made = ffi::PyBytes_FromStringAndSize(payload.as_ptr().cast(), payload.len() as isize);
+        Ok(Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked())
+    }
+}
+
+/// An empty list. Raises MemoryError, where `PyList::empty` panics.
+pub fn empty_list(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    // SAFETY: an error of Python is returned as one.
+    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyList_New(0))?.cast_into_unchecked()) }
 }
 
 #[cold]

@@ -3,7 +3,7 @@
 //! A read goes into the `bytes` object that the caller gets, and a write comes from one: the operation's memory holds a
 //! reference to it, which the kernel, or a thread without Python, may be the last to drop.
 
-use crate::bytes::{Payload, WITHOUT_GIL};
+use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
 use crate::error::{internal, raise};
 use crate::handle::{Handle, Using};
 use pelton::file::{Buffer, Completion, Engine as Operations, File as Opened, Open, Operation, Output, Submitted};
@@ -123,7 +123,7 @@ fn result(py: Python<'_>, completion: Completion, target: Option<Py<PyBytes>>) -
         Output::Count(count) => match target {
             // Of a read that an error has cut short, the next one raises the error.
             Some(target) if target.as_bytes(py).len() == count => target.into_any(),
-            Some(target) => PyBytes::new(py, &target.as_bytes(py)[..count]).into_any().unbind(),
+            Some(target) => to_bytes(py, &target.as_bytes(py)[..count])?.into_any().unbind(),
             None => match cut_short_by {
                 Some(error) => return Err(raise(py, *error)),
                 None => count.into_pyobject(py)?.into_any().unbind(),
@@ -199,7 +199,7 @@ impl Engine {
     ) -> PyResult<Py<PyAny>> {
         let data = match Payload::of(data)? {
             Payload::Bytes(bytes) => bytes,
-            buffer => crate::bytes::to_bytes(py, buffer.as_slice())?,
+            buffer => to_bytes(py, buffer.as_slice())?,
         };
         let (using, file, bytes) = (self.0.take(py)?, file.opened()?, data.as_bytes().len());
         let buffer = memory(py, &data.unbind());

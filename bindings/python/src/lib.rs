@@ -17,6 +17,7 @@ mod loop_client;
 mod open;
 mod queue;
 mod queue_claims;
+mod queue_edges;
 mod queue_file;
 mod receiver;
 mod records;

@@ -1,12 +1,14 @@
 //! `pelton.LoopClient`: a client in an event loop of any kind. `pelton.aio.Client` is asyncio's.
 
-use crate::bytes::{Payload, to_bytes};
+use crate::bytes::{Payload, empty_list, to_bytes};
 use crate::error::raise;
 use crate::handle::{Handle, deadline};
 use crate::open::{self, CLIENT, Opening, Started, options};
 use pelton::{Armed, CallId, Deadline, Outcome, Sent};
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyType};
+use pyo3::types::{PyBool, PyDict, PyList, PyType};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 
 /// A client of calls for an event loop: nothing waits. One thread at a time; `pelton.aio.Client` has it in asyncio.
@@ -20,11 +22,66 @@ use std::os::fd::AsRawFd;
 ///     for call, is_final, reply in client.completions():
 ///         print(call, reply)
 #[pyclass(frozen, module = "pelton", weakref)]
-pub struct LoopClient(Handle<pelton::Client>);
+pub struct LoopClient(Handle<State>);
+
+struct State {
+    client: pelton::Client,
+    /// A completion that was taken when Python had no memory for it. The next one.
+    kept: Option<Kept>,
+}
+
+struct Kept {
+    call: CallId,
+    outcome: Outcome,
+    bytes: Vec<u8>,
+}
+
+impl Deref for State {
+    type Target = pelton::Client;
+    fn deref(&self) -> &pelton::Client {
+        &self.client
+    }
+}
+
+impl DerefMut for State {
+    fn deref_mut(&mut self) -> &mut pelton::Client {
+        &mut self.client
+    }
+}
 
 impl LoopClient {
     pub fn new(client: pelton::Client) -> LoopClient {
-        LoopClient(Handle::new("client", client))
+        LoopClient(Handle::new("client", State { client, kept: None }))
+    }
+}
+
+/// Appends a tuple of a completion to a list. Raises MemoryError, where a conversion of the tuple panics.
+fn append(list: &Bound<'_, PyList>, call: CallId, is_final: bool, value: Bound<'_, PyAny>) -> PyResult<()> {
+    let py = list.py();
+    // SAFETY: the tuple has three places, and `PyTuple_SetItem` takes the references over. An error of Python is
+    // returned as one.
+    let entry = unsafe {
+        let entry = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(3))?;
+        let call = Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(call.to_bits()))?;
+        let is_final = PyBool::new(py, is_final).to_owned().into_any();
+        for (index, item) in [call, is_final, value].into_iter().enumerate() {
+            ffi::PyTuple_SetItem(entry.as_ptr(), index as isize, item.into_ptr());
+        }
+        entry
+    };
+    list.append(entry)
+}
+
+impl Kept {
+    /// What `completions` returns of it.
+    fn value<'py>(&self, py: Python<'py>, client: &pelton::Client) -> PyResult<Bound<'py, PyAny>> {
+        let error = match self.outcome {
+            Outcome::Reply | Outcome::Part => return Ok(to_bytes(py, &self.bytes)?.into_any()),
+            Outcome::End => return Ok(py.None().into_bound(py)),
+            Outcome::Lost(loss) => client.loss_error(loss),
+            outcome => outcome.error(|| self.bytes.clone()).expect("every other outcome is an error"),
+        };
+        Ok(raise(py, error).into_value(py).into_bound(py).into_any())
     }
 }
 
@@ -79,33 +136,39 @@ impl LoopClient {
 
     /// Up to `most` completions that have come, as tuples: the number of the call; whether it has ended; and the bytes
     /// of a reply or of a part, None for the end of a streaming reply, or the exception of a call that has failed.
+    /// A MemoryError loses none of them.
     #[pyo3(signature = (most=256))]
     fn completions<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyList>> {
-        let list = PyList::empty(py);
-        let mut client = self.0.take(py)?;
+        let list = empty_list(py)?;
+        let mut using = self.0.take(py)?;
+        let State { client, kept } = &mut *using;
         while list.len() < most {
-            let completion = match client.try_completion() {
-                Ok(Some(completion)) => completion,
-                Ok(None) => break,
-                Err(error) if list.is_empty() => return Err(raise(py, error)),
-                // The next call returns it again.
-                Err(_) => break,
-            };
-            let (call, outcome) = (completion.call_id(), completion.outcome());
-            let value = match outcome {
-                Outcome::Reply | Outcome::Part => to_bytes(py, &completion)?.into_any(),
-                Outcome::End => py.None().into_bound(py),
-                Outcome::Lost(loss) => {
-                    drop(completion);
-                    raise(py, client.loss_error(loss)).into_value(py).into_bound(py).into_any()
+            if kept.is_none() {
+                let completion = match client.try_completion() {
+                    Ok(Some(completion)) => completion,
+                    Ok(None) => break,
+                    Err(error) if list.is_empty() => return Err(raise(py, error)),
+                    // The next call returns it again.
+                    Err(_) => break,
+                };
+                let (call, outcome) = (completion.call_id(), completion.outcome());
+                if matches!(outcome, Outcome::Reply | Outcome::Part) {
+                    let reply = to_bytes(py, &completion);
+                    if reply.and_then(|reply| append(&list, call, outcome.is_final(), reply.into_any())).is_ok() {
+                        continue;
+                    }
                 }
-                outcome => {
-                    let bytes = completion.into_vec();
-                    let error = outcome.error(|| bytes).expect("every other outcome is an error");
-                    raise(py, error).into_value(py).into_bound(py).into_any()
+                *kept = Some(Kept { call, outcome, bytes: completion.into_vec() });
+            }
+            if let Some(found) = kept {
+                let value = found.value(py, client);
+                match value.and_then(|value| append(&list, found.call, found.outcome.is_final(), value)) {
+                    Ok(()) => *kept = None,
+                    Err(error) if list.is_empty() => return Err(error),
+                    // The next call begins with it.
+                    Err(_) => break,
                 }
-            };
-            list.append((call.to_bits(), outcome.is_final(), value))?;
+            }
         }
         Ok(list)
     }
@@ -118,7 +181,7 @@ impl LoopClient {
     /// Before `arm`: polls for a completion for some microseconds, less if that was useless lately. Returns whether
     /// there is one.
     fn busy_poll(&self, py: Python<'_>) -> PyResult<bool> {
-        self.0.take(py)?.step(py, pelton::Client::busy_poll)
+        self.0.take(py)?.step(py, |state| Ok(state.kept.is_some() || state.client.busy_poll()?))
     }
 
     /// Makes the descriptor readable when a completion comes, space for the request that found none, or a service
@@ -127,8 +190,9 @@ impl LoopClient {
     /// Returns False if something has come already: take completions, or submit again, instead of watching the
     /// descriptor.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
-        let armed = self.0.take(py)?.arm().map_err(|error| raise(py, error))?;
-        Ok(armed == Armed::Waiting)
+        let mut client = self.0.take(py)?;
+        let armed = client.arm().map_err(|error| raise(py, error))?;
+        Ok(client.kept.is_none() && armed == Armed::Waiting)
     }
 
     /// Undoes `arm`. Call it when the loop loses interest.

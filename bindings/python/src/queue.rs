@@ -5,7 +5,7 @@
 //! come between: 4 bytes of zeros, the pickle's length, and the length of each buffer, doubled, plus 1 if it is
 //! read-only, all u64; each buffer begins at a multiple of 64. Nothing runs code of Python while it holds a role.
 
-use crate::bytes::fill_view;
+use crate::bytes::{fill_view, to_bytes};
 use crate::error::{self, raise};
 use crate::handle::{deadline, has_passed, slice};
 use crate::queue_claims::{self, Claims};
@@ -73,7 +73,7 @@ impl Packer {
         let (parts, buffers) = (Py::new(py, Parts(Mutex::default()))?, PyList::empty(py));
         let pickler = py
             .import(intern!(py, "pelton.queue"))?
-            .call_method1(intern!(py, "_pickler"), (&parts, buffers.getattr(intern!(py, "append"))?))?;
+            .call_method1(intern!(py, "pickler"), (&parts, buffers.getattr(intern!(py, "append"))?))?;
         Ok(Packer {
             dump: pickler.getattr(intern!(py, "dump"))?.unbind(),
             clear_memo: pickler.getattr(intern!(py, "clear_memo"))?.unbind(),
@@ -301,7 +301,8 @@ impl QueueFile {
         if let Some(role) = self.file.try_lock_to_get().map_err(failed)? {
             let taken = self.file.try_get(&role, |Offered { message, .. }| {
                 let is_small = message.len() <= WITH_GIL && message.get(..PREFIX) == Some(&[0; PREFIX]);
-                Ok(is_small.then(|| PyBytes::new(py, &message[PREFIX..]).unbind()))
+                // Without memory for it the item is left, and the way of larger ones reports that.
+                Ok(if is_small { to_bytes(py, &message[PREFIX..]).ok().map(Bound::unbind) } else { None })
             });
             drop(role);
             if let Some((pickle, is_redelivered)) = taken.map_err(failed)? {

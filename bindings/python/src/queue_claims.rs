@@ -10,10 +10,9 @@
 //! - A consumer that died while it adopted an item may have left it in two files: it is given twice then.
 //! - `claim`, `adopt` and `void` are called by the consumer of the lane; an item is done by one store of 4 bytes.
 //!
-//! Edge `[done]`: a process puts what follows from an item before it marks the item as done, with a fence between. A
-//! thread in `join` reads the marks before it reads the lane's positions again, with a fence between: it finds one or
-//! the other.
+//! The edge `[done]` of `queue_edges.rs` orders a mark, and `join`.
 
+use crate::queue_edges::{after_marks, before_mark};
 use pelton::{Error, Result};
 use pelton_os::{Descriptor, write_at};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -22,7 +21,6 @@ use std::collections::VecDeque;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{Ordering, fence};
 use std::thread::ThreadId;
 
 /// A process whose file has so many bytes begins another one, so that one old item does not keep all later ones.
@@ -166,7 +164,7 @@ fn entries(file: &Descriptor) -> rustix::io::Result<Vec<Entry>> {
 }
 
 fn mark(file: &Descriptor, path: &Path, entry: &Entry) -> Result<()> {
-    fence(Ordering::SeqCst); // [done]
+    before_mark(); // [done]
     write_at(file.as_fd(), &DONE.to_ne_bytes(), entry.at).map_err(failed(path))
 }
 
@@ -179,7 +177,7 @@ pub fn is_any_left(queue: &Path) -> Result<bool> {
             return Ok(true);
         }
     }
-    fence(Ordering::SeqCst); // [done]
+    after_marks(); // [done]
     Ok(false)
 }
 

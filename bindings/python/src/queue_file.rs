@@ -10,12 +10,11 @@
 //!   store. What this file adds is written so that each value is valid before and after that store.
 //! - No code of Python runs under a lock, so no thread can wait for itself.
 //!
-//! Edges: the lane's own, `[publish]` and `[release]`. A lock orders everything between two holders of a role.
-//! `[doorbell]`: a sleeper stores `wanted`, fences, and checks its condition once more; a ringer changes the condition,
-//! fences, and loads `wanted`. One of the two finds the other's store. The edge is for speed alone: a sleep lasts one
-//! slice, 30 ms, so a wake-up that is lost, as when a ringer is killed before it rings, delays a sleeper by that.
+//! Edges: the lane's own, `[publish]` and `[release]`, and those of `queue_edges.rs`. A lock orders everything between
+//! two holders of a role.
 
 use crate::queue_claims;
+use crate::queue_edges::Doorbell;
 use pelton::{Error, Result};
 use pelton_lane::{
     Consumer, ConsumerPage, Data, LaneError, Memory, Position, Producer, ProducerPage, ReceiverPage, Record,
@@ -33,7 +32,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Where the files are: memory, which does not outlive the machine's run.
@@ -174,48 +173,19 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Wakes the threads that wait for a condition.
-#[repr(C, align(64))]
-pub struct Doorbell {
-    wanted: AtomicU32,
-    rings: AtomicU32,
+/// Wakes the threads that sleep at a doorbell, after a change of their condition.
+#[inline]
+fn ring(doorbell: &Doorbell) {
+    if doorbell.ring() {
+        let _ = futex::wake(doorbell.word(), futex::Flags::empty(), i32::MAX as u32);
+    }
 }
 
-impl Doorbell {
-    /// Wakes the sleepers, after a change of their condition.
-    #[inline]
-    pub fn ring(&self) {
-        fence(Ordering::SeqCst); // [doorbell]
-        // Relaxed: the fence orders it.
-        if self.wanted.load(Ordering::Relaxed) != 0 {
-            self.wanted.store(0, Ordering::Relaxed);
-            // Release: a sleeper that has seen this ring has its `wanted` after the store above.
-            self.rings.fetch_add(1, Ordering::Release);
-            let _ = futex::wake(&self.rings, futex::Flags::empty(), i32::MAX as u32);
-        }
-    }
-
-    fn seen(&self) -> u32 {
-        self.rings.load(Ordering::Acquire)
-    }
-
-    /// Announces a sleep. The caller then checks its condition once more.
-    fn want(&self) {
-        self.wanted.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst); // [doorbell]
-    }
-
-    fn is_wanted(&self) -> bool {
-        // Relaxed: a hint.
-        self.wanted.load(Ordering::Relaxed) != 0
-    }
-
-    /// Sleeps until a ring after `seen`, a signal, or `until`.
-    fn sleep(&self, seen: u32, until: Instant) {
-        let left = until.saturating_duration_since(Instant::now());
-        let left = futex::Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
-        let _ = futex::wait(&self.rings, futex::Flags::empty(), seen, Some(&left));
-    }
+/// Sleeps until a ring after the sleep was `announced`, a signal, or `until`.
+fn sleep(doorbell: &Doorbell, announced: u32, until: Instant) {
+    let left = until.saturating_duration_since(Instant::now());
+    let left = futex::Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
+    let _ = futex::wait(doorbell.word(), futex::Flags::empty(), announced, Some(&left));
 }
 
 /// The first segment of the file.
@@ -606,7 +576,7 @@ impl File {
     /// Wakes a consumer that waits for an item.
     #[inline]
     pub fn after_put(&self) {
-        self.header().items.ring();
+        ring(&self.header().items);
     }
 
     /// Puts an item. Waits for room until `until`; returns false then.
@@ -615,11 +585,10 @@ impl File {
         let Some(role) = putting.lock_until(until)? else { return Ok(false) };
         let mut put = self.try_put(&role, item)?;
         while !put && Instant::now() < until {
-            let seen = room.seen();
-            room.want();
+            let announced = room.want();
             put = self.try_put(&role, item)?;
             if !put {
-                room.sleep(seen, until);
+                sleep(room, announced, until);
             }
         }
         drop(role);
@@ -692,7 +661,7 @@ impl File {
     /// Wakes a producer that waits for room.
     #[inline]
     pub fn after_get(&self) {
-        self.header().room.ring();
+        ring(&self.header().room);
     }
 
     /// Takes the next item by `take`. Waits for one until `until`; returns `None` then.
@@ -713,11 +682,10 @@ impl File {
             found = consumer.peek()?;
         }
         while found.is_none() && Instant::now() < until {
-            let seen = items.seen();
-            items.want();
+            let announced = items.want();
             found = consumer.peek()?;
             if found.is_none() {
-                items.sleep(seen, until);
+                sleep(items, announced, until);
             }
         }
         let Some(record) = found else { return Ok(None) };
@@ -772,15 +740,14 @@ impl File {
 
     /// Wakes the threads that wait in `join_until`.
     pub fn after_done(&self) {
-        self.header().joined.ring();
+        ring(&self.header().joined);
     }
 
     /// Waits until no item is in the queue or claimed, or until `until`; returns false then.
     pub fn join_until(&self, until: Instant) -> Result<bool> {
         let joined = &self.header().joined;
         loop {
-            let seen = joined.seen();
-            joined.want();
+            let announced = joined.want();
             if let Some(role) = self.try_lock_to_put()? {
                 // Counts the item of a producer that was killed.
                 self.producer(&role)?;
@@ -798,7 +765,7 @@ impl File {
             if Instant::now() >= until {
                 return Ok(false);
             }
-            joined.sleep(seen, until);
+            sleep(joined, announced, until);
         }
     }
 

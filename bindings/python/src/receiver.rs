@@ -1,6 +1,6 @@
 //! `pelton.Receiver`, and the messages that it lends.
 
-use crate::bytes::{Target, fill_view, to_bytes};
+use crate::bytes::{Target, empty_list, fill_view, to_bytes};
 use crate::descriptors;
 use crate::error::{internal, named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
@@ -163,7 +163,7 @@ impl Receiver {
     /// Their space is released at once. Descriptors of these messages are closed.
     #[pyo3(signature = (most, timeout=None))]
     fn recv_many<'py>(&self, py: Python<'py>, most: usize, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
-        let list = PyList::empty(py);
+        let list = empty_list(py)?;
         if most == 0 {
             return Ok(list);
         }
@@ -174,7 +174,13 @@ impl Receiver {
         // An error after the first message comes again at the next call.
         while list.len() < most {
             match batch.next() {
-                Ok(Some(payload)) => list.append(to_bytes(py, payload)?)?,
+                Ok(Some(payload)) => {
+                    if let Err(error) = to_bytes(py, payload).and_then(|payload| list.append(payload)) {
+                        // The next call gets these messages again.
+                        mem::forget(batch);
+                        return Err(error);
+                    }
+                }
                 Ok(None) => break,
                 Err(error) if list.is_empty() => return Err(raise(py, error)),
                 Err(_) => break,

@@ -65,6 +65,26 @@ impl RecordFile {
     fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Appends without waiting. `None` if it would wait for another thread or for the file, or the file is closed.
+    ///
+    /// The caller makes the exception: that may run code which appends to this file.
+    fn try_append(&self, payload: &[u8]) -> Option<pelton::Result<()>> {
+        let mut open = self.open.try_lock().ok()?;
+        let appender = &mut open.as_mut()?.appender;
+        (!appender.sender().is_past_window(payload.len())).then(|| appender.append(payload))
+    }
+}
+
+impl Drop for RecordFile {
+    /// Writes and syncs what was appended, as `close` does.
+    fn drop(&mut self) {
+        let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if open.is_some() {
+            // Waits for the disk, so without the GIL. Of an interpreter that is ending, this thread may have none.
+            Python::try_attach(|py| py.detach(|| drop(open)));
+        }
+    }
 }
 
 #[cold]
@@ -120,13 +140,9 @@ impl RecordFile {
         let payload = Payload::of(data)?;
         let payload = payload.as_slice();
         if payload.len() < WITHOUT_GIL
-            && let Ok(mut open) = self.open.try_lock()
+            && let Some(appended) = self.try_append(payload)
         {
-            let appender = &mut open.as_mut().ok_or_else(|| closed(py))?.appender;
-            // Otherwise it waits for the file.
-            if !appender.sender().is_past_window(payload.len()) {
-                return appender.append(payload).map_err(|error| raise(py, error));
-            }
+            return appended.map_err(|error| raise(py, error));
         }
         self.with(py, |open| open.appender.append(payload))
     }

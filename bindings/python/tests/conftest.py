@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import shutil
 import subprocess
@@ -95,7 +97,9 @@ def forked(child: Callable[[], None]) -> Iterator[int]:
 
 @pytest.fixture(autouse=True, scope="session")
 def what_stays_is_open() -> None:
-    """Opens what a process opens once: uvloop's descriptor of its signals, among others."""
+    """Opens what a process opens once: uvloop's descriptor of its signals, multiprocessing's servers, among others."""
+    multiprocessing.resource_tracker.ensure_running()
+    multiprocessing.forkserver.ensure_running()
     for make in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=make) as runner:
             runner.run(asyncio.sleep(0))

@@ -717,3 +717,28 @@ def test_a_cancelled_first_part_is_asked_for_again(run: Run, name: str) -> None:
             assert [part async for part in stream] == [b"0", b"1"]
 
     run(main())
+
+
+def test_a_thread_gets_the_parts_of_an_async_generator(run: Run, name: str) -> None:
+    def parts() -> list[bytes]:
+        with pelton.Client.connect(name, timeout=LIMIT) as client:
+            return list(client.stream(b"parts 3 0", LIMIT))
+
+    async def main() -> None:
+        async with served(name):
+            assert await asyncio.to_thread(parts) == [b"0", b"1", b"2"]
+
+    run(main())
+
+
+def test_a_task_gets_the_parts_of_a_generator_of_a_thread(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+            assert [part async for part in client.stream(b"")] == [b"0", b"1", b"2"]
+
+    with pelton.Service.listen(name) as service:
+        thread = threading.Thread(target=service.run, args=(lambda request: (b"%d" % part for part in range(3)),))
+        thread.start()
+        run(main())
+        service.stop()
+        thread.join()

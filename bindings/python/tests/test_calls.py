@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import gc
 import os
 import select
@@ -854,3 +855,58 @@ def test_an_exception_without_a_text_fails_its_call_alone(name: str) -> None:
             assert client.call(b"tea", LIMIT) == b"fine"
         service.stop()
         thread.join(LIMIT)
+
+
+def test_no_handler_has_a_context_variable_of_another_one(name: str) -> None:
+    variable = contextvars.ContextVar("variable", default=b"of nobody")
+    variable.set(b"of the caller")
+
+    def handler(request: pelton.Request) -> bytes:
+        found = variable.get()
+        variable.set(b"of a handler")
+        return found
+
+    with pelton.Service.listen(name) as service:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(service.run, handler))
+        thread.start()
+        with pelton.Client.connect(name, timeout=LIMIT) as client:
+            assert [client.call(b"", LIMIT) for _ in range(3)] == [b"of the caller"] * 3
+        service.stop()
+        thread.join()
+
+
+def test_no_completion_is_lost_when_memory_runs_out(name: str) -> None:
+    fails = pytest.importorskip("_testcapi").set_nomemory
+    works = pytest.importorskip("_testcapi").remove_mem_hooks
+    failed = 0
+    with pelton.Service.listen(name) as service:
+        opening = pelton.LoopClient.start_connect(name, timeout=LIMIT)
+        client = None
+        while client is None:
+            assert service.try_receive() is None
+            client = opening.try_finish()
+        opening.close()
+        assert isinstance(client, pelton.LoopClient)
+        for number in range(60):
+            calls = [client.try_submit(b"%d" % index) for index in range(300, 304)]
+            for _ in calls:
+                request = service.receive(LIMIT)
+                # Of the last one the copy is made without the GIL.
+                request.reply(request.data * (1 if request.data != b"303" else 30_000))
+            taken: list[tuple[int, bool, bytes | Exception | None]] = []
+            # From the allocation of this number on, each fails.
+            fails(number, 0)
+            try:
+                taken = client.completions()
+            except MemoryError:
+                failed += 1
+            finally:
+                works()
+            end = time.monotonic() + LIMIT
+            while len(taken) < len(calls) and time.monotonic() < end:
+                taken += client.completions()
+                service.try_receive()
+            replies = [b"300", b"301", b"302", b"303" * 30_000]
+            assert taken == [(call, True, reply) for call, reply in zip(calls, replies, strict=True)], number
+        client.close()
+    assert failed > 0, "the memory has run out"

@@ -599,3 +599,27 @@ def test_no_call_leaks_objects(pair: Pair) -> None:
         use()
     gc.collect()
     assert sys.getallocatedblocks() - before < 1000
+
+
+def test_no_message_of_a_list_is_lost_when_memory_runs_out() -> None:
+    fails = pytest.importorskip("_testcapi").set_nomemory
+    works = pytest.importorskip("_testcapi").remove_mem_hooks
+    messages = [b"%d" % number for number in range(300, 310)]
+    sender, receiver = pelton.threads()
+    failed = 0
+    with sender, receiver:
+        for number in range(60):
+            sender.send_many(messages)
+            taken: list[bytes] = []
+            # The allocation of this number fails.
+            fails(number, number + 1)
+            try:
+                taken = receiver.recv_many(10, 0)
+            except MemoryError:
+                failed += 1
+            finally:
+                works()
+            while len(taken) < len(messages):
+                taken += receiver.recv_many(10, 0)
+            assert taken == messages, number
+    assert failed > 0, "the memory has run out"

@@ -6,11 +6,14 @@ import asyncio
 import errno
 import gc
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pelton
 import pelton.files
 import pytest
+import uvloop
 from conftest import Run
 
 
@@ -228,6 +231,20 @@ def test_a_forked_childs_engine_raises_forked(run: Run, tmp_path: Path) -> None:
             assert await file.pread(5, 0) == b"hello"
 
     run(main())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_ends_without_its_asynchronous_generators_leaves_no_engine(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    loop = new_loop()
+    loop.run_until_complete(pelton.files.write_file(tmp_path / "file", b"hello"))
+    is_left = weakref.ref(loop)
+    loop.close()
+    del loop
+    # The engine's descriptors are those of `no_descriptor_is_left`.
+    gc.collect()
+    assert is_left() is None
 
 
 def test_a_file_of_another_loop_is_refused(tmp_path: Path) -> None:

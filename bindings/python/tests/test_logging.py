@@ -265,3 +265,53 @@ def test_a_listener_stops_though_records_keep_coming(name: str, start: Start) ->
         records.wait(1)
     process.kill()
     process.wait(LIMIT)
+
+
+def test_an_attribute_that_json_refuses_arrives_as_its_repr(name: str, logger: logging.Logger) -> None:
+    class Bad:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    circle: list[object] = []
+    circle.append(circle)
+    records = Records()
+    with pelton.logging.Listener(name, records):
+        extra = {"by_pair": {(1, 2): "x"}, "circle": circle, "bad": Bad(), "number": 5, "path": os.path}
+        logger.info("one", extra=extra)
+        logger.info("two", extra={(1, 2): "a key that is no text"})  # type: ignore[dict-item]
+    one, two = (record.__dict__ for record in records.records)
+    assert (one["message"], one["levelno"], one["number"]) == ("one", logging.INFO, 5)
+    assert (one["by_pair"], one["circle"], one["path"]) == ("{(1, 2): 'x'}", "[[...]]", str(os.path))
+    assert one["bad"] == "<Bad, whose repr fails>"
+    assert two["(1, 2)"] == "a key that is no text"
+
+
+class Left:
+    """A sender whose listener has left, and whose successor is slow."""
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+
+    def arm(self) -> bool:
+        raise pelton.Closed("the listener has left")
+
+    def resume(self, timeout: float) -> None:
+        self.waited.append(timeout)
+        raise pelton.TimedOut("the successor is slow")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_slow_successor_delays_a_record_for_as_long_as_the_first_one(name: str, logger: logging.Logger) -> None:
+    (handler,) = (handler for handler in logger.handlers if isinstance(handler, pelton.logging.Handler))
+    errors: list[logging.LogRecord] = []
+    handler.handleError = errors.append  # type: ignore[assignment, method-assign]
+    left = Left()
+    with pelton.logging.Listener(name):
+        handler._sender = left  # type: ignore[assignment]
+        logger.info("one")
+        handler.timeout = 3
+        logger.info("two")
+    assert left.waited == [0.05, 3]
+    assert handler.dropped == len(errors) == 2

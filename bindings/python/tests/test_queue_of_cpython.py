@@ -1,5 +1,7 @@
 """CPython's own tests of queues, from the standard library's package `test`, where that is installed.
 
+Those with processes run with fork, with spawn and with forkserver.
+
 What does not apply, and why:
 
 - `test_queue_feeder_donot_stop_onexc`, `test_queue_feeder_on_queue_feeder_error`: no thread feeds the queue, so an
@@ -24,6 +26,10 @@ cpython = pytest.importorskip("test._test_multiprocessing")
 threads = pytest.importorskip("test.test_queue")
 
 
+_SPAWN = multiprocessing.get_context("spawn")
+_FORKSERVER = multiprocessing.get_context("forkserver")
+
+
 class _Patched(unittest.TestCase):
     """Where a test makes the queue by the module's own name, it makes one of ours."""
 
@@ -46,8 +52,36 @@ class TestQueue(cpython._TestQueue, _Patched):  # type: ignore[misc, name-define
     test_queue_feeder_on_queue_feeder_error = None
 
 
+class TestQueueBySpawn(TestQueue):
+    Process = _SPAWN.Process
+    Event = staticmethod(_SPAWN.Event)
+
+
+class TestQueueByForkserver(TestQueue):
+    Process = _FORKSERVER.Process
+    Event = staticmethod(_FORKSERVER.Event)
+
+
 class TestSimpleQueue(cpython.TestSimpleQueue, _Patched):  # type: ignore[misc, name-defined]
+    """Of each start method: its child gets the events, which are of a context, and the queues by pickle."""
+
+    context = multiprocessing.get_context("fork")
     test_closed = None
+
+    def setUp(self) -> None:
+        super().setUp()
+        for name in ("Process", "Event"):
+            patch = mock.patch.object(multiprocessing, name, getattr(self.context, name))
+            patch.start()
+            self.addCleanup(patch.stop)
+
+
+class TestSimpleQueueBySpawn(TestSimpleQueue):
+    context = _SPAWN
+
+
+class TestSimpleQueueByForkserver(TestSimpleQueue):
+    context = _FORKSERVER
 
 
 class TestQueueOfThreads(threads.BaseQueueTestMixin, unittest.TestCase):  # type: ignore[misc, name-defined]

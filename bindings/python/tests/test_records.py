@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -199,3 +200,44 @@ def test_a_forked_childs_file_raises_forked_and_changes_nothing(tmp_path: Path) 
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         file.append(b"two")
     assert list(pelton.RecordReader(path)) == [b"one", b"two"]
+
+
+def test_a_file_that_is_collected_waits_for_the_disk_without_the_gil(tmp_path: Path) -> None:
+    file = pelton.RecordFile(tmp_path / "records", flush_bytes=64 << 20, flush_interval=None)
+    for _ in range(60):
+        file.append(bytes(1 << 20))
+    gate, ran = threading.Lock(), threading.Event()
+    gate.acquire()
+
+    def run() -> None:
+        gate.acquire()
+        ran.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    interval = sys.getswitchinterval()
+    try:
+        # From here on, this thread gives the GIL to the other one only where it gives it up by itself.
+        sys.setswitchinterval(1000)
+        gate.release()
+        del file
+        has_run = ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert has_run
+
+
+def test_an_exception_is_made_after_the_file_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pelton.RecordFile(tmp_path / "records", flush_bytes=1 << 16) as file:
+
+        class TooLarge(pelton.TooLarge):
+            def __init__(self, text: str) -> None:
+                super().__init__(text)
+                # As code that the collector runs may.
+                file.append(b"of the exception")
+
+        monkeypatch.setattr("pelton._errors.TooLarge", TooLarge)
+        with pytest.raises(TooLarge):
+            file.append(bytes(65_530))
+    assert list(pelton.RecordReader(tmp_path / "records")) == [b"of the exception"]

@@ -260,8 +260,9 @@ impl Service {
         self.corrupt
     }
 
-    /// How many cancels and departures of clients it has received. While the number stays the same, no call of an event
-    /// loop needs [`BorrowedResponder::is_cancelled`].
+    /// How many calls in flight were cancelled, and how many clients have left. While the number stays the same, no
+    /// call of an event loop needs [`BorrowedResponder::is_cancelled`]. A client cannot raise it by cancels of calls
+    /// that have ended, or by cancelling a call again.
     #[doc(hidden)]
     pub fn cancels(&self) -> u64 {
         self.cancels
@@ -409,8 +410,7 @@ impl Service {
             return self.assemble(record, header, is_gone);
         }
         if header.kind == Kind::Cancel {
-            slot.session.cancel(header.id);
-            self.cancels += 1;
+            self.cancels += u64::from(slot.session.cancel(header.id));
             self.requests.release_record(record);
             return Ok(None);
         }

@@ -323,10 +323,10 @@ impl Session {
         self.slot(id).store(0, Relaxed);
     }
 
-    pub(super) fn cancel(&self, id: u64) {
+    /// Returns whether it has an effect: the call is in flight, and was not cancelled before.
+    pub(super) fn cancel(&self, id: u64) -> bool {
         let taken = u64::from(generation_of(id)) << 32 | TAKEN;
-        // Fails if the call has ended meanwhile.
-        let _ = self.slot(id).compare_exchange(taken, taken | CANCELLED, Relaxed, Relaxed);
+        self.slot(id).compare_exchange(taken, taken | CANCELLED, Relaxed, Relaxed).is_ok()
     }
 
     pub(super) fn is_cancelled(&self, id: u64) -> bool {

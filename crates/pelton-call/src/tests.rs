@@ -258,6 +258,29 @@ fn a_flood_of_parts_of_a_cancelled_call_does_not_block_a_poll() {
 }
 
 #[test]
+fn only_the_first_cancel_of_a_call_in_flight_is_counted() {
+    let Link { mut service, mut clients } = link(1);
+    let call = clients[0].submit(b"request").unwrap();
+    let responder = service.receive().unwrap().into_responder();
+    let cancel = |clients: &mut [Client], service: &mut Service, id: u64| {
+        let bytes: Vec<u8> = Header::new(Kind::Cancel, id).words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        clients[0].balancer.connections[0].outbox.sender.send(&bytes).unwrap();
+        assert!(service.try_receive().unwrap().is_none(), "a cancel is for no user");
+        service.cancels()
+    };
+    for slot in 1..100 {
+        assert_eq!(cancel(&mut clients, &mut service, call.0 | slot), 0, "no call has slot {slot}");
+    }
+    assert_eq!(cancel(&mut clients, &mut service, call.0 + (1 << 32)), 0, "the slot has another generation");
+    for _ in 0..100 {
+        assert_eq!(cancel(&mut clients, &mut service, call.0), 1);
+    }
+    assert!(responder.is_cancelled());
+    responder.reply(b"").unwrap();
+    assert_eq!(cancel(&mut clients, &mut service, call.0), 1, "the call has ended");
+}
+
+#[test]
 fn random_headers_are_refused_or_survive_a_round_trip() {
     let mut generator = Random::new(1);
     let mut random = || generator.word();

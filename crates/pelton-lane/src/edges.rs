@@ -114,9 +114,11 @@ pub fn model_membarrier(yes: bool) {
 /// - `own`: the sleeper's half against wakers that fence. SeqCst: the store of its word must not pass the load of
 ///   `fenced`, nor the following poll.
 /// - `stop`: of a waker that stops fencing. SeqCst: the store of `fenced` must not pass the load of the sleep word.
+///
+/// Public as [`Edge`] is: Python's queue names fences of its own.
 #[inline]
 #[cfg_attr(not(loom), allow(unused_variables, reason = "only loom uses the name"))]
-pub(crate) fn full_fence(name: &'static str) {
+pub fn full_fence(name: &'static str) {
     #[cfg(not(loom))]
     core::sync::atomic::fence(Ordering::SeqCst);
     #[cfg(loom)]

@@ -34,10 +34,10 @@ pub use consumer::{Chunk, Consumer, Cursor, Record, Scan, Ticket, find_end, scan
 pub use edges::failpoint;
 #[cfg(loom)]
 pub use edges::model_membarrier;
-/// For the crate `pelton`: the loom models here include its edges.
+/// For the crate `pelton` and for Python's queue: the loom models here include their edges.
 #[doc(hidden)]
 pub mod sync {
-    pub use crate::edges::{AtomicBool, AtomicU32, AtomicU64, Edge};
+    pub use crate::edges::{AtomicBool, AtomicU32, AtomicU64, Edge, full_fence};
 }
 pub use error::LaneError;
 pub use layout::{

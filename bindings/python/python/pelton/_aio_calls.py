@@ -73,13 +73,19 @@ class _Driver:
 
     def _scheduled(self) -> None:
         self._is_scheduled = False
-        if not self._is_closed:
+        if self._is_closed:
+            return
+        try:
             self._drive()
+        except MemoryError:
+            # It tries again, and the loop reports the error. Otherwise nothing would wake the tasks any more.
+            self._start()
+            raise
 
     def _rung(self) -> None:
         self._is_armed = False
         if not self._is_scheduled:
-            self._drive()
+            self._scheduled()
 
     def _drive(self) -> None:
         raise NotImplementedError
@@ -582,7 +588,7 @@ class Service(_Driver):
         service = self._service
         try:
             while True:
-                taken = 0
+                taken, is_full = 0, False
                 while taken < _TURN:
                     is_full = len(self._running) >= self._running_max
                     request = service.try_receive(pause=is_full)
@@ -647,7 +653,7 @@ class Service(_Driver):
 
     async def _answer(self, request: pelton.Request, handler: Handler) -> None:
         try:
-            reply = handler(request)
+            reply: Any = handler(request)
             if hasattr(reply, "__aiter__"):
                 await self._send_parts(request, reply)
                 return

@@ -224,7 +224,8 @@ class Failed(Error):
     def __init__(self, code: int, text: str | _Bytes = b"") -> None:
         if not 0 <= code < 1 << 32:
             raise ValueError(f"the code of a failure is {code}, wanted one from 0 to 4294967295")
-        self.code = code
+        # Of a narrower type than the code of every error.
+        self.code = code  # pyright: ignore[reportIncompatibleVariableOverride]
         self.bytes = text.encode() if isinstance(text, str) else bytes(text)
         super().__init__(code, self.bytes)
 

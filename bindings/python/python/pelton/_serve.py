@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import logging
 import threading
@@ -103,11 +104,13 @@ def run(service: pelton.Service, handler: Callable[[pelton.Request], Any], threa
     if not callable(handler):
         raise TypeError(f"the handler is {type(handler).__name__}, wanted a function of a request")
     errors: list[BaseException] = []
+    # Each request gets a copy, so that no handler has what another one has set.
+    context = contextvars.copy_context()
 
     def work() -> None:
         try:
             for request in service:
-                _handle(request, handler)
+                context.copy().run(_handle, request, handler)
         except pelton.ClosedHandle:
             pass
         except BaseException as error:

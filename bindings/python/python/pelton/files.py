@@ -50,7 +50,11 @@ class _Engine:
         self._end: AsyncGenerator[None, None] | None = None
 
     async def close_with_loop(self) -> None:
-        """Has the end of the loop close the engine: `asyncio.run` closes the loop's asynchronous generators."""
+        """Has the end of the loop close the engine: `asyncio.run` closes the loop's asynchronous generators.
+
+        A generator refers to its loop, and this object to the generator. So only the loop refers to this object: that of
+        a loop which is closed in another way is collected with the loop.
+        """
 
         async def end() -> AsyncGenerator[None, None]:
             try:
@@ -66,7 +70,7 @@ class _Engine:
             loop.remove_reader(self.begin.fileno())
             self._is_registered = False
         self.begin.close()
-        _engines.pop(loop, None)
+        delattr(loop, _ATTRIBUTE)
 
     async def run(self, begin: Callable[..., Any], *arguments: Any) -> Any:
         """Begins an operation by a method of `self.begin`, and returns its result."""
@@ -121,14 +125,16 @@ class _Engine:
                 waiter.set_result(result)
 
 
-_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Engine] = weakref.WeakKeyDictionary()
+# Of a loop: its engine.
+_ATTRIBUTE = "_pelton_files_engine"
 
 
 async def _engine() -> _Engine:
     loop = asyncio.get_running_loop()
-    engine = _engines.get(loop)
+    engine: _Engine | None = getattr(loop, _ATTRIBUTE, None)
     if engine is None:
-        engine = _engines[loop] = _Engine()
+        engine = _Engine()
+        setattr(loop, _ATTRIBUTE, engine)
         await engine.close_with_loop()
     return engine
 

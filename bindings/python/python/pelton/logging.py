@@ -10,7 +10,8 @@ In each of the others, which may start earlier or later:
     logging.getLogger().addHandler(pelton.logging.Handler("log"))
 
 Each process has a lane of its own to the listener: no lock is between them, and none waits for another. A record is a
-JSON object with the attributes of `logging.LogRecord`, so programs in other languages can read and send them.
+JSON object with the attributes of `logging.LogRecord`, so programs in other languages can read and send them. An
+attribute that JSON lacks, of `extra`, arrives as its `str`; one with keys that JSON lacks as its `repr`.
 
 - **Full, or no listener.** A handler waits up to its `timeout` for space or for the listener, then drops the record,
   counts it in `dropped`, and reports the error as `logging` does (`Handler.handleError`).
@@ -40,9 +41,8 @@ __all__ = ["Handler", "Listener"]
 
 # The listener checks this often whether it is to stop, in seconds. A guess.
 _TURN = 0.1
-# As long as a handler waits for the successor of a listener, in seconds. Far longer than any handshake takes; a guess.
-_HANDSHAKE = 1.0
-# As long as a handler waits at least for a listener that is there, once. Longer than a handshake takes; a guess.
+# As long as a handler waits at least for a listener that is there, or its successor. Longer than a handshake takes; a
+# guess.
 _ACCEPT = 0.05
 # As long as a listener that stops handles records which still come, in seconds. A guess.
 _DRAIN = 1.0
@@ -52,8 +52,8 @@ class Handler(logging.handlers.QueueHandler):
     """Sends records to the `Listener` under `name`. Any number of threads may share it, as every handler.
 
     `timeout` is how many seconds a record may wait for space, or for the listener. With 0, the default, a record waits
-    for nothing, except that the first one for a listener waits 50 ms until that accepts, and one for the successor of a
-    listener up to a second. `capacity` is the bytes of this process's lane.
+    for nothing, except that the first one for a listener, or for its successor, waits up to 50 ms until that accepts.
+    `capacity` is the bytes of this process's lane.
     """
 
     def __init__(self, name: str, *, timeout: float = 0.0, capacity: int | None = None) -> None:
@@ -73,7 +73,7 @@ class Handler(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         """Sends a record that `prepare` has prepared."""
         try:
-            data = json.dumps(record.__dict__, default=str).encode()
+            data = _encoded(record)
             sender = self._connected()
             try:
                 # Detects now whether the listener has left: a send that finds space does so only at times.
@@ -99,7 +99,7 @@ class Handler(logging.handlers.QueueHandler):
             else:
                 # There is a successor, which gets what the listener has not handled. The handshake takes a moment.
                 connected.close()
-                self._sender.resume(_HANDSHAKE)
+                self._sender.resume(max(self.timeout, _ACCEPT))
                 self._has_lost_listener = False
         return self._sender
 
@@ -142,6 +142,25 @@ class Handler(logging.handlers.QueueHandler):
         with self.lock or threading.RLock():
             self._disconnect()
         super().close()
+
+
+def _encoded(record: logging.LogRecord) -> bytes:
+    """The record as a JSON object. Attributes that JSON refuses, such as a dictionary with a tuple as a key, by repr."""
+    try:
+        return json.dumps(record.__dict__, default=str).encode()
+    except Exception:
+        return json.dumps({str(name): _plain(value) for name, value in record.__dict__.items()}).encode()
+
+
+def _plain(value: object) -> object:
+    """What JSON can have of a value."""
+    try:
+        return json.loads(json.dumps(value, default=str))
+    except Exception:
+        try:
+            return repr(value)
+        except Exception:
+            return f"<{type(value).__name__}, whose repr fails>"
 
 
 class Listener:

@@ -41,14 +41,14 @@ T = TypeVar("T")
 _CAPACITY = 1 << 30
 
 
-def _pickler(parts: Parts, keep_buffer: Callable[[pickle.PickleBuffer], object]) -> pickle.Pickler:
+def pickler(parts: Parts, keep_buffer: Callable[[pickle.PickleBuffer], object]) -> pickle.Pickler:
     """A pickler as multiprocessing has it, whose buffers stay outside of the pickle. The compiled module calls this."""
-    pickler = pickle.Pickler(parts, 5, buffer_callback=keep_buffer)
+    made = pickle.Pickler(parts, 5, buffer_callback=keep_buffer)
     # What multiprocessing and others have registered, such as connections and sockets, also later on.
     extra: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     tables: list[dict[type, Any]] = [extra, copyreg.dispatch_table]
-    pickler.dispatch_table = ChainMap(*tables)
-    return pickler
+    made.dispatch_table = ChainMap(*tables)
+    return made
 
 
 class _Shared:
