@@ -88,6 +88,12 @@ impl Listener {
         Ok(Listener { inner: Arc::new(inner) })
     }
 
+    /// The listening socket, for a process that this one starts.
+    #[doc(hidden)]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.inner.bound.as_fd()
+    }
+
     /// Whether this process is a fork of the one that created the handle. For FFI.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
