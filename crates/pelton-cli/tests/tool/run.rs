@@ -13,7 +13,7 @@ use std::{
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr, UnixDatagram},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
@@ -82,6 +82,22 @@ fn lines_of(dirs: &ProgramDirs, name: &str, count: usize) -> Vec<String> {
 
 fn pid_of(line: &str) -> Pid {
     Pid::from_raw(line.parse().unwrap()).unwrap()
+}
+
+/// A service manager's socket, and its path.
+fn manager(dirs: &ProgramDirs) -> (PathBuf, UnixDatagram) {
+    let path = dirs.path("work/notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(DEADLINE)).unwrap();
+    (path, manager)
+}
+
+/// Waits for a notification.
+#[track_caller]
+fn notified(manager: &UnixDatagram, wanted: &str) {
+    let mut bytes = [0; 64];
+    let len = manager.recv(&mut bytes).unwrap();
+    assert_eq!(std::str::from_utf8(&bytes[..len]).unwrap(), wanted);
 }
 
 /// A service by `pelton run`. Each of its processes writes its number to the file `pids`; `pelton serve` has the same
@@ -253,11 +269,7 @@ fn a_service_manager_is_notified_at_a_path_and_at_an_abstract_name() {
     ];
     for (address, manager) in managers {
         manager.set_read_timeout(Some(DEADLINE)).unwrap();
-        let notified = |wanted: &str| {
-            let mut bytes = [0; 64];
-            let len = manager.recv(&mut bytes).unwrap();
-            assert_eq!(std::str::from_utf8(&bytes[..len]).unwrap(), wanted);
-        };
+        let notified = |wanted| notified(&manager, wanted);
         for arguments in [
             &["serve", "it", "--exec", "cat"][..],
             &["recv", "--follow", "it"],
@@ -332,13 +344,8 @@ fn a_service_that_dies_at_once_is_started_ever_later_and_each_end_is_reported() 
 fn a_reload_under_load_loses_no_call() {
     let dirs = test_dirs();
     let name = name_of(&dirs);
-    let manager = UnixDatagram::bind(dirs.path("work/notify")).unwrap();
-    manager.set_read_timeout(Some(DEADLINE)).unwrap();
-    let notified = |wanted: &str| {
-        let mut bytes = [0; 64];
-        let len = manager.recv(&mut bytes).unwrap();
-        assert_eq!(std::str::from_utf8(&bytes[..len]).unwrap(), wanted);
-    };
+    let (notify, manager) = manager(&dirs);
+    let notified = |wanted| notified(&manager, wanted);
     let fifo = dirs.path("work/fifo");
     make_fifo(&fifo);
     let serve = "NOTIFY_SOCKET=$PWD/notify; export NOTIFY_SOCKET; exec \"$0\" serve \"$1\" --parallel 8 --exec \
@@ -375,7 +382,7 @@ fn a_reload_under_load_loses_no_call() {
     assert_eq!(lines_of(&dirs, "pids", 3).len(), 3);
     let ended = terminated(runner);
     assert_eq!(ended.stderr, "");
-    fs::remove_file(dirs.path("work/notify")).unwrap();
+    fs::remove_file(notify).unwrap();
     dirs.assert_nothing_left();
 }
 
@@ -456,12 +463,18 @@ fn a_stop_lets_the_calls_in_flight_end_and_a_second_one_kills() {
     let serve = "exec \"$0\" serve \"$1\" --exec 'read word; echo \"$$\" >at.$word; read go <fifo; echo $word'";
     let fifo = dirs.path("work/fifo");
     make_fifo(&fifo);
+    let (notify, manager) = manager(&dirs);
     for signals in 1..=2 {
-        let runner = run(&dirs, &name, serve);
+        let script = format!("echo $$ >>pids; {serve}");
+        let mut command = dirs.command(&["run", &name, "--", "sh", "-c", &script, env!("CARGO_BIN_EXE_pelton"), &name]);
+        command.env("NOTIFY_SOCKET", &notify);
+        let runner = Process::start(command);
+        notified(&manager, "READY=1");
         let word = format!("call{signals}");
         let call = dirs.start(&["call", &name, &format!("{word}\n")]);
         lines_of(&dirs, &format!("at.{word}"), 1);
         runner.signal(Signal::TERM);
+        notified(&manager, "STOPPING=1");
         if signals == 1 {
             fs::write(&fifo, "go\n").unwrap();
             let call = call.finish();
@@ -472,6 +485,7 @@ fn a_stop_lets_the_calls_in_flight_end_and_a_second_one_kills() {
             call.finish().assert(1, &["died"]);
         }
         runner.wait().assert(143, &[]);
-        dirs.assert_nothing_left();
     }
+    fs::remove_file(notify).unwrap();
+    dirs.assert_nothing_left();
 }
