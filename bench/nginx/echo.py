@@ -63,6 +63,10 @@ class Echo(asyncio.Protocol):
         self.received = bytearray()
 
     def data_received(self, data: bytes) -> None:
+        # Usually one whole message.
+        if not self.received and len(data) >= 4 and len(data) == 4 + int.from_bytes(data[:4], "little"):
+            self.transport.write(data)
+            return
         self.received += data
         while len(self.received) >= 4:
             size = 4 + int.from_bytes(self.received[:4], "little")

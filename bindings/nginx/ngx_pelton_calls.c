@@ -286,8 +286,8 @@ static void ngx_pelton_dequeue(ngx_pelton_call_t *call) {
 
 /* ---- The client -------------------------------------------------------------------------------------------------- */
 
-/* Whether a service at a path returned the call because it drains: it has not begun it, and takes no other. Its successor
- * gets the call. The client of a short name submits such calls to other services itself. */
+/* Whether a service at a path returned the call because it drains: it has not begun it, and takes no other. The
+ * successor gets the call. The client of a short name submits such calls to other services itself. */
 static ngx_int_t ngx_pelton_is_returned(ngx_pelton_service_t *service, const pelton_completion *completion) {
     return completion->outcome == PELTON_LOST && (int)completion->code == PELTON_AGAIN &&
            ngx_strncmp(service->address, "unix:", 5) == 0;

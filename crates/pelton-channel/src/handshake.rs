@@ -60,8 +60,8 @@ pub(crate) enum Pace {
 }
 
 impl Handshake {
-    /// Begins a handshake, if this side accepts the peer's user. A process of another user may have inherited a listening
-    /// socket: for one that root has created, HELLO decides.
+    /// Begins a handshake, if this side accepts the peer's user. A process of another user may have inherited a
+    /// listening socket: for one that root has created, HELLO decides.
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings) -> Result<Handshake> {
         let creator = socket.peer().map_err(Error::system("asking who the peer is"));
         let creator = creator.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
@@ -390,7 +390,8 @@ impl Handshake {
         own.watch(&self.socket, lane).map_err(self.refused_by("watching the peer"))
     }
 
-    /// The peer. Until HELLO has arrived, a side that connected knows only the process that created the listening socket.
+    /// The peer. Until HELLO has arrived, a side that connected knows only the process that created the listening
+    /// socket.
     pub(crate) fn peer(&self) -> Peer {
         self.socket.peer().unwrap_or(self.creator)
     }

@@ -2,8 +2,8 @@
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
 //! `flush`; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
-//! `process`, a command that runs beside an event loop; `notify`, messages to systemd; `failure`, why a command failed; `signals`, `progress`,
-//! `descriptors`.
+//! `process`, a command that runs beside an event loop; `notify`, messages to systemd; `failure`, why a command failed;
+//! `signals`, `progress`, `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.

@@ -34,8 +34,8 @@ struct Found {
     is_used: AtomicBool,
 }
 
-/// An inherited listening socket. This process listens by it until it is dropped, and may then take it again; the socket
-/// stays, for the process that created it.
+/// An inherited listening socket. This process listens by it until it is dropped, and may then take it again. The
+/// socket stays, for the process that created it.
 #[derive(Debug)]
 pub struct Inherited {
     found: &'static Found,
@@ -93,7 +93,7 @@ impl Inherited {
         }
         let inherited = Inherited { found };
         if found.socket.get().is_none() {
-            // SAFETY: whoever started this process left it for this purpose. `is_used` excludes other threads.
+            // SAFETY: LISTEN_PID says that it was left for this purpose. `is_used` excludes other threads.
             let socket = Descriptor::new(unsafe { OwnedFd::from_raw_fd(found.number) })?;
             fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
             fcntl_setfl(&socket, fcntl_getfl(&socket)? | OFlags::NONBLOCK)?;

@@ -294,7 +294,7 @@ impl Socket {
         }
     }
 
-    /// Takes the descriptors of a received packet, and notes who sent it, if it is the first packet of a socket that
+    /// Takes the descriptors of a received packet. Notes its sender, if it is the first packet of a socket that
     /// connected.
     fn take_control(&self, message: &libc::msghdr) -> std::io::Result<Vec<ReceivedFd>> {
         let mut fds = Vec::new();

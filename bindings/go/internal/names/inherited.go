@@ -34,7 +34,7 @@ type inheritedSocket struct {
 	path string
 }
 
-// listenByInherited listens by the socket of this name that this process has inherited. It returns nil if there is none.
+// listenByInherited listens by the socket of this name that this process has inherited, or returns nil.
 func (n Name) listenByInherited() (*Listening, error) {
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil

@@ -1,8 +1,8 @@
 //! `pelton run`: keeps a service running, in any language.
 //!
 //! This program creates the listening socket, and starts the command with it, as systemd does with its socket units
-//! (LISTEN_FDS). While the command is started again after its end, clients wait in the socket's queue. For a reload, two
-//! processes of the command have the socket for a moment. One poll waits for signals and the next time to act.
+//! (LISTEN_FDS). While the command is started again after its end, clients wait in the socket's queue. During a
+//! reload, two processes of the command have the socket. One poll waits for signals and the next time to act.
 
 use crate::{
     failure::{Failure, print_stderr},
@@ -41,11 +41,11 @@ const DELAY_MIN: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(5);
 /// A command that ran this long is started again at once. A guess.
 const STEADY: Duration = Duration::from_secs(10);
-/// On reload, the new process must run this long before the old one has to end: a wrong configuration ends most programs
-/// sooner. A guess.
+/// On reload, the new process must run this long before the old one has to end: a wrong configuration ends most
+/// programs sooner. A guess.
 const SETTLED: Duration = Duration::from_secs(1);
-/// The script that starts the command: the socket comes as standard input, and becomes descriptor 3. A process knows its
-/// number only once it runs.
+/// The script that starts the command: the socket comes as standard input, and becomes descriptor 3. A process knows
+/// its number only once it runs.
 const START: &str = "LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec \"$@\" 3<&0 </dev/null";
 
 /// Options of `pelton run`.
@@ -58,9 +58,9 @@ pub struct RunArgs {
     uids: Vec<u32>,
     /// Keeps one process of COMMAND running, with the listening socket as descriptor 3 (LISTEN_FDS)
     ///
-    /// It is a program that uses pelton, or a script that ends with `exec` of one. SIGHUP starts a new process, and ends
-    /// the old one by SIGTERM once the new one has run for a second. SIGTERM and SIGINT end COMMAND by SIGTERM, and then
-    /// this program; a second one kills it.
+    /// It is a program that uses pelton, or a script that ends with `exec` of one. SIGHUP starts a new process, and
+    /// ends the old one by SIGTERM once the new one has run for a second. SIGTERM and SIGINT end COMMAND by SIGTERM,
+    /// and then this program; a second one kills it.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -269,7 +269,7 @@ impl Supervisor<'_> {
 }
 
 impl Drop for Supervisor<'_> {
-    /// After an error: no process stays behind.
+    /// After an error: no process is left.
     fn drop(&mut self) {
         for running in self.all() {
             let _ = kill_process_group(running.pid, Signal::KILL);
