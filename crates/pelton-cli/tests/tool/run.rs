@@ -11,7 +11,10 @@ use std::{
     os::{
         fd::{AsFd as _, OwnedFd},
         linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixDatagram},
+        unix::{
+            net::{SocketAddr, UnixDatagram},
+            process::CommandExt as _,
+        },
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -454,6 +457,47 @@ fn the_death_of_the_process_that_created_the_socket_ends_no_connection() {
     kill_process(service, Signal::KILL).unwrap();
     client.wait().assert(1, &["died"]);
     fs::remove_file(dirs.path("work/socket")).unwrap();
+}
+
+/// As with systemd: root creates the socket, the service has another user, the client a third one.
+#[test]
+fn the_user_of_a_service_counts_and_not_that_of_the_socket() {
+    if !pelton_testkit::is_root() {
+        return;
+    }
+    let (service, other) = (1, 2);
+    let dirs = test_dirs();
+    // Reachable by other users.
+    let tool = dirs.path("work/pelton");
+    fs::copy(env!("CARGO_BIN_EXE_pelton"), &tool).unwrap();
+    for path in [dirs.path(""), dirs.path("work"), tool.clone()] {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let (name, tool) = (name_of(&dirs), tool.to_str().unwrap());
+    let runner = dirs.start(
+        &[
+            &["run", &name, "--uid", "2", "--", "setpriv", "--reuid", "1", "--clear-groups"][..],
+            &[tool, "serve", &name, "--uid", "2", "--exec", "id -u"],
+        ]
+        .concat(),
+    );
+    let call = |user: u32, options: &[&str]| {
+        let mut command = Command::new(tool);
+        command.args(["call", &name, "--timeout", "20"]).args(options).uid(user).current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Process::start(command).wait()
+    };
+    for (user, options) in [(other, &["--uid", "1"][..]), (service, &[])] {
+        let done = call(user, options);
+        done.assert(0, &[]);
+        assert_eq!(done.stdout, b"1\n");
+    }
+    // The socket is root's, the service is not.
+    call(other, &[]).assert(3, &["the peer is uid 1"]);
+    call(other, &["--uid", "0"]).assert(3, &["the peer is uid 1"]);
+    call(0, &["--uid", "1"]).assert(3, &["the peer is uid 0"]);
+    terminated(runner);
+    dirs.assert_nothing_left();
 }
 
 #[test]
