@@ -315,13 +315,9 @@ impl Socket {
                     }
                 }
                 (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if bytes >= size_of::<libc::ucred>() => {
-                    if let Some(sender) = &self.sender {
-                        // SAFETY: the message has that many bytes, which are integers.
-                        let found = unsafe { data.cast::<libc::ucred>().read_unaligned() };
-                        if sender.set(Peer { pid: found.pid as u32, uid: found.uid }).is_ok() {
-                            set_option(self, libc::SO_PASSCRED, 0);
-                        }
-                    }
+                    // SAFETY: the message has that many bytes, which are integers.
+                    let found = unsafe { data.cast::<libc::ucred>().read_unaligned() };
+                    self.note_sender(Peer { pid: found.pid as u32, uid: found.uid })?;
                 }
                 _ => {}
             }
@@ -333,6 +329,17 @@ impl Socket {
         }
         let uid = self.other_uid()?;
         fds.into_iter().map(|fd| ReceivedFd::of_peer(fd, uid)).collect()
+    }
+
+    fn note_sender(&self, found: Peer) -> std::io::Result<()> {
+        let Some(sender) = &self.sender else { return Ok(()) };
+        // Of the process that created the socket, the effective uid is known; these credentials have the real one.
+        let creator = self.creator()?;
+        let is_creator = found.pid == creator.pid && found.pid != 0;
+        if sender.set(if is_creator { creator } else { found }).is_ok() {
+            set_option(self, libc::SO_PASSCRED, 0);
+        }
+        Ok(())
     }
 
     /// Reports to the peer that this side is gone, whichever processes have the socket.

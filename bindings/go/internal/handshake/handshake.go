@@ -146,7 +146,11 @@ func (s *Handshake) Receive(kind uint32, count int) (packet.Packet, []int, error
 		return packet.Packet{}, nil, err
 	}
 	if s.awaitsSender && sender != nil {
-		s.Peer, s.awaitsSender = *sender, false
+		// Of the process that created the socket, the effective uid is known; these credentials have the real one.
+		if sender.PID != s.Peer.PID || sender.PID == 0 {
+			s.Peer = *sender
+		}
+		s.awaitsSender = false
 		_ = unix.SetsockoptInt(s.Socket.FD, unix.SOL_SOCKET, unix.SO_PASSCRED, 0)
 	}
 	if failed != nil {

@@ -56,7 +56,7 @@ pub struct RunArgs {
     /// Another user whose processes may connect; repeatable. COMMAND needs the option too.
     #[arg(long = "uid", value_name = "UID")]
     uids: Vec<u32>,
-    /// Keeps one process of COMMAND running, with the listening socket as descriptor 3 (LISTEN_FDS)
+    /// The program to keep running; it gets the listening socket as descriptor 3 (LISTEN_FDS)
     ///
     /// It is a program that uses pelton, or a script that ends with `exec` of one. SIGHUP starts a new process, and
     /// ends the old one by SIGTERM once the new one has run for a second. SIGTERM and SIGINT end COMMAND by SIGTERM,

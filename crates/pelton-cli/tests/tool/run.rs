@@ -389,6 +389,47 @@ fn a_reload_under_load_loses_no_call() {
     dirs.assert_nothing_left();
 }
 
+#[test]
+fn a_client_of_a_short_name_goes_on_with_the_new_process() {
+    let dirs = test_dirs();
+    let (notify, manager) = manager(&dirs);
+    let serve = "NOTIFY_SOCKET=$PWD/notify; export NOTIFY_SOCKET; exec \"$0\" serve \"$1\" --co-process --exec cat";
+    let runner = run(&dirs, "it", serve);
+    notified(&manager, "READY=1");
+    let mut client = dirs.start(&["call", "it", "--frame", "lines"]);
+    let mut number = 0;
+    let mut call = || {
+        number += 1;
+        client.write(format!("{number}\n").as_bytes());
+        assert_eq!(client.line(), number.to_string());
+    };
+    for _ in 0..2 {
+        call();
+        runner.signal(Signal::HUP);
+        for wanted in ["READY=1", "STOPPING=1"] {
+            // Calls all the time.
+            manager.set_nonblocking(true).unwrap();
+            let mut bytes = [0; 64];
+            let len = loop {
+                match manager.recv(&mut bytes) {
+                    Ok(len) => break len,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => call(),
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            manager.set_nonblocking(false).unwrap();
+            assert_eq!(std::str::from_utf8(&bytes[..len]).unwrap(), wanted);
+        }
+        (0..100).for_each(|_| call());
+    }
+    client.finish().assert(0, &[]);
+    assert_eq!(lines_of(&dirs, "pids", 3).len(), 3);
+    let ended = terminated(runner);
+    assert_eq!(ended.stderr, "");
+    fs::remove_file(notify).unwrap();
+    dirs.assert_nothing_left();
+}
+
 struct OnDrop<F: Fn()>(F);
 
 impl<F: Fn()> Drop for OnDrop<F> {
