@@ -20,10 +20,12 @@ local function requests(size)
     return all
 end
 
--- The service in C where its name says so, else the one in Go, or the benchmark's own.
+-- The service in C or Python where the system's name says so, else the one in Go, or the benchmark's own.
+local services = {["pelton-c"] = "/service-c", ["pelton-py"] = "/service-py", ["pelton-aio"] = "/service-aio"}
+local sockets = {["cosocket-py"] = "/socket-py", ["cosocket-aio"] = "/socket-aio"}
+
 local function by_pelton(system)
-    local name = system == "pelton-c" and "/service-c" or "/service"
-    local svc = require("resty.pelton").connect("unix:" .. place .. name)
+    local svc = require("resty.pelton").connect("unix:" .. place .. (services[system] or "/service"))
     return function(request) return svc:call(request) end, function() end, function()
         -- pelton-bench's service counts by passes; that of bindings/c/examples/call.c would end.
         return system ~= "pelton" or svc:notify("")
@@ -31,9 +33,9 @@ local function by_pelton(system)
 end
 
 -- A connection for each coroutine, kept from one pass to the next as in a pool. Messages are length and payload.
-local function by_cosocket()
+local function by_cosocket(system)
     local sock = ngx.socket.tcp()
-    assert(sock:connect("unix:" .. place .. "/socket"))
+    assert(sock:connect("unix:" .. place .. (sockets[system] or "/socket")))
     local char, byte, floor = string.char, string.byte, math.floor
     local parts = {}
     return function(request)
@@ -104,7 +106,8 @@ local function by_queue(system)
 end
 
 local ways = {
-    pelton = by_pelton, ["pelton-c"] = by_pelton, ["pelton-go"] = by_pelton, cosocket = by_cosocket,
+    pelton = by_pelton, ["pelton-c"] = by_pelton, ["pelton-go"] = by_pelton, ["pelton-py"] = by_pelton,
+    ["pelton-aio"] = by_pelton, cosocket = by_cosocket, ["cosocket-py"] = by_cosocket, ["cosocket-aio"] = by_cosocket,
     ["queue-c"] = by_queue, ["queue-go"] = by_queue
 }
 

@@ -124,7 +124,7 @@ func (c *Client) handshake(fd int, path string) {
 	ctx, cancel := context.WithTimeout(c.context, handshakeTimeout)
 	defer cancel()
 	var link *clientLink
-	s, err := handshake.New(ctx, fd, c.settings)
+	s, err := handshake.Connected(ctx, fd, c.settings)
 	if err == nil {
 		if link, err = c.newLink(s, path); err != nil {
 			s.Close()

@@ -430,7 +430,7 @@ func handshakeWith(ctx context.Context, fd int, settings limits.Settings, awaits
 		limited, cancel = context.WithTimeout(ctx, handshakeTimeout)
 	}
 	defer cancel()
-	s, err := handshake.New(limited, fd, settings)
+	s, err := handshake.Connected(limited, fd, settings)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func TestTheFirstPeerWithAPacketIsServedAndASilentOneKeepsItsTime(t *testing.T) 
 	name, ctx := place(t), soon(t)
 	listener := must(Listen(name, nil))
 	defer listener.Close()
-	slow := must(handshake.New(ctx, must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))),
+	slow := must(handshake.Connected(ctx, must(kernel.ConnectTo(strings.TrimPrefix(name, "unix:"))),
 		must((&Options{}).forBoth(0))))
 	sent := make(chan error, 2)
 	go func() {

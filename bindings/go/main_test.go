@@ -130,6 +130,8 @@ func runSide(arguments []string) error {
 		if end == "close" {
 			return client.Close()
 		}
+	case "serve-run":
+		return serveUntilTerminated(ctx, arguments[1])
 	case "short":
 		return runShort(ctx, arguments[1], end)
 	case "unmapped":

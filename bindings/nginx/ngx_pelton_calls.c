@@ -34,6 +34,8 @@
 #define NGX_PELTON_IN_PLACE_BYTES 4096
 /* After a failed open, calls fail for this time, so that a stopped service costs little. A guess. */
 #define NGX_PELTON_RETRY_MS 100
+/* Services that may hang up while a client is opened, before that is an error. A guess. */
+#define NGX_PELTON_HANG_UPS_MAX 8
 /* The memory for a copy that a slot keeps for its next call, and the sum of all slots. */
 #define NGX_PELTON_SPARE_BYTES 1048576
 #define NGX_PELTON_SPARE_BYTES_SUM 8388608
@@ -95,6 +97,7 @@ struct ngx_pelton_service_s {
     uint32_t space;
     uint32_t immediate_in_tick;
     uint32_t connections;
+    uint32_t hang_ups; /* since a client was last opened */
     uint64_t immediate;
     uint64_t bytes;
     ngx_msec_t opened_at;
@@ -106,6 +109,7 @@ struct ngx_pelton_service_s {
     unsigned is_next : 1;          /* the tick is posted for after nginx's poll */
     unsigned has_polled : 1;       /* without success, for the call that was submitted last */
     unsigned is_resting : 1;       /* until retry_at */
+    unsigned is_draining : 1;      /* the client's service has returned a call: it takes no more */
     char detail[512];              /* of the failure, or of the client's end */
     char address[];
 };
@@ -282,6 +286,13 @@ static void ngx_pelton_dequeue(ngx_pelton_call_t *call) {
 
 /* ---- The client -------------------------------------------------------------------------------------------------- */
 
+/* Whether a service at a path returned the call because it drains: it has not begun it, and takes no other. The
+ * successor gets the call. The client of a short name submits such calls to other services itself. */
+static ngx_int_t ngx_pelton_is_returned(ngx_pelton_service_t *service, const pelton_completion *completion) {
+    return completion->outcome == PELTON_LOST && (int)completion->code == PELTON_AGAIN &&
+           ngx_strncmp(service->address, "unix:", 5) == 0;
+}
+
 static void ngx_pelton_hold_in_place(ngx_pelton_call_t *call, const pelton_completion *completion) {
     call->service->in_place = *completion;
     call->service->in_place_call = call;
@@ -343,6 +354,7 @@ static void ngx_pelton_close(ngx_pelton_service_t *service) {
     (void)pelton_close(service->client);
     service->opening = NULL;
     service->client = NULL;
+    service->is_draining = 0;
 }
 
 static void ngx_pelton_client_readable(ngx_event_t *event) {
@@ -351,12 +363,20 @@ static void ngx_pelton_client_readable(ngx_event_t *event) {
     ngx_pelton_post_space(connection->data);
 }
 
+static int ngx_pelton_open(ngx_pelton_service_t *service);
+
 static void ngx_pelton_opening_readable(ngx_event_t *event) {
     ngx_connection_t *connection = event->data;
     ngx_pelton_service_t *service = connection->data;
     pelton_client *client = NULL;
     int code = pelton_client_opening_finish(service->opening, &client);
     if (code == PELTON_AGAIN) {
+        return;
+    }
+    if (code == PELTON_HUNG_UP && service->hang_ups++ < NGX_PELTON_HANG_UPS_MAX) {
+        /* It began to drain: its successor may listen. */
+        ngx_pelton_close(service);
+        (void)ngx_pelton_open(service);
         return;
     }
     if (code != PELTON_OK) {
@@ -374,6 +394,7 @@ static void ngx_pelton_opening_readable(ngx_event_t *event) {
         return;
     }
     service->connections++;
+    service->hang_ups = 0;
     service->failure = PELTON_OK;
     service->is_resting = 0;
     service->opened_at = ngx_current_msec;
@@ -421,7 +442,7 @@ static ngx_int_t ngx_pelton_is_end(int code) {
 /* The client has ended, and its calls in flight fail. Calls that wait for space wait for the next client, unless this
  * one ended at once. */
 static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
-    ngx_uint_t i;
+    ngx_uint_t i, was_draining = service->is_draining;
     ngx_pelton_copy_detail(service->detail, sizeof service->detail);
     ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "pelton: \"%s\" is lost with %uD calls in flight: %s",
                   service->address, service->in_flight, service->detail);
@@ -433,7 +454,7 @@ static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
             ngx_pelton_wake(&call->slot);
         }
     }
-    if (ngx_current_msec - service->opened_at < NGX_PELTON_RETRY_MS) {
+    if (!was_draining && ngx_current_msec - service->opened_at < NGX_PELTON_RETRY_MS) {
         ngx_pelton_rest(service, PELTON_NO_LISTENER);
     } else if (!ngx_queue_empty(&service->waiting)) {
         (void)ngx_pelton_open(service);
@@ -455,6 +476,13 @@ static void ngx_pelton_deliver(ngx_pelton_service_t *service, const pelton_compl
     }
     if (parts_max == 0) {
         parts_max = NGX_PELTON_PARTS_BYTES_MAX;
+    }
+    if (ngx_pelton_is_returned(service, completion)) {
+        service->is_draining = 1;
+        (void)pelton_client_release(service->client);
+        ngx_pelton_end(call, PELTON_OK, NULL);
+        ngx_pelton_enqueue(call, 0);
+        return;
     }
     if (completion->size > INT32_MAX) {
         failure = PELTON_TOO_LARGE;
@@ -532,6 +560,9 @@ static ngx_int_t ngx_pelton_found_number(ngx_pelton_service_t *service) {
 /* Wakes `space` of the waiting calls, to submit again. */
 static void ngx_pelton_retry(ngx_pelton_service_t *service) {
     uint32_t count = service->space;
+    if (service->is_draining) {
+        return;
+    }
     service->space = 0;
     for (; count > 0 && !ngx_queue_empty(&service->waiting); count--) {
         ngx_pelton_call_t *call = ngx_pelton_queued_call(ngx_queue_head(&service->waiting));
@@ -568,7 +599,7 @@ static void ngx_pelton_tick(ngx_event_t *event) {
     }
     code = ngx_pelton_deliver_all(service, &taken);
     if (code == PELTON_AGAIN && taken == 0 && service->in_flight > 0 && !service->has_polled &&
-        !(service->space > 0 && service->waiting_count > 0)) {
+        (service->is_draining || !(service->space > 0 && service->waiting_count > 0))) {
         code = ngx_pelton_poll(service, &completion);
         if (code == PELTON_OK) {
             ngx_pelton_deliver(service, &completion);
@@ -582,7 +613,7 @@ static void ngx_pelton_tick(ngx_event_t *event) {
         return;
     }
     (void)ngx_pelton_found_number(service);
-    if (service->waiting_count > 0 && service->space > 0) {
+    if (service->waiting_count > 0 && service->space > 0 && !service->is_draining) {
         ngx_pelton_retry(service);
         taken++;
     }
@@ -696,7 +727,7 @@ static int ngx_pelton_submitted(ngx_pelton_service_t *service, ngx_pelton_call_t
     if (!(flags & NGX_PELTON_STREAM) && ngx_pelton_may_poll(service)) {
         code = ngx_pelton_poll(service, &completion);
         if (code == PELTON_OK && completion.call == id && completion.outcome != PELTON_PART &&
-            completion.size <= INT32_MAX &&
+            completion.size <= INT32_MAX && !ngx_pelton_is_returned(service, &completion) &&
             (!(flags & NGX_PELTON_VIEW) || call != NULL || (call = ngx_pelton_new_call(service)) != NULL)) {
             service->immediate++;
             if (flags & NGX_PELTON_VIEW) {
@@ -805,7 +836,9 @@ int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *
     }
     if (service->client != NULL) {
         ngx_pelton_release_in_place(service);
-        if (service->waiting_count == 0 || call != NULL) {
+        if (service->is_draining) {
+            /* All calls wait for its end, and for the successor. */
+        } else if (service->waiting_count == 0 || call != NULL) {
             if (flags & NGX_PELTON_NOTIFY) {
                 code = pelton_client_notify(service->client, data, size, PELTON_NO_WAIT);
             } else {

@@ -41,7 +41,10 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Handshake {
     socket: Socket,
-    peer: Peer,
+    /// The process that connected, or that created the listening socket.
+    creator: Peer,
+    /// Other users whose processes this side accepts.
+    uids: Vec<u32>,
     pace: Pace,
     /// The limits of this side for this peer.
     takes: Limits,
@@ -57,31 +60,37 @@ pub(crate) enum Pace {
 }
 
 impl Handshake {
-    /// Begins a handshake, if this side accepts the peer's user.
+    /// Begins a handshake, if this side accepts the peer's user. A process of another user may have inherited a
+    /// listening socket: for one that root has created, HELLO decides.
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings) -> Result<Handshake> {
-        let peer = socket.peer().map_err(Error::system("asking who the peer is"));
-        let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
-        let own = own_uid();
-        let handshake = Handshake { socket, peer, pace, takes: options.takes(peer.uid == own) };
-        if is_ambiguous_uid(peer.uid) {
-            return Err(
-                handshake.refuse(format!("the user of the peer is not known: {}", ambiguous_uid_text(peer.uid)))
-            );
+        let creator = socket.peer().map_err(Error::system("asking who the peer is"));
+        let creator = creator.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
+        let takes = options.takes(creator.uid == own_uid());
+        let handshake = Handshake { socket, creator, uids: options.uids.clone(), pace, takes };
+        if !(creator.uid == 0 && handshake.socket.has_connected()) {
+            handshake.check_user()?;
         }
-        if let Some(waiting) = overdue(peer.uid) {
-            return Err(handshake.refuse(format!(
-                "{waiting} descriptors that uid {} sent wait to be closed, since closing the one before them takes so long: have that end first",
-                peer.uid
+        handshake.socket.take_descriptors();
+        Ok(handshake)
+    }
+
+    /// Whether this side accepts the peer's user.
+    fn check_user(&self) -> Result<()> {
+        let (uid, own) = (self.peer().uid, own_uid());
+        if is_ambiguous_uid(uid) {
+            return Err(self.refuse(format!("the user of the peer is not known: {}", ambiguous_uid_text(uid))));
+        }
+        if let Some(waiting) = overdue(uid) {
+            return Err(self.refuse(format!(
+                "{waiting} descriptors that uid {uid} sent wait to be closed, since closing the one before them takes so long: have that end first"
             )));
         }
-        if peer.uid == own || options.uids.contains(&peer.uid) {
-            handshake.socket.take_descriptors();
-            return Ok(handshake);
+        if uid == own || self.uids.contains(&uid) {
+            return Ok(());
         }
-        Err(handshake.refuse(format!(
-            "the peer is uid {}, this side takes uid {own}{}: allow the other's uid in the options of both sides",
-            peer.uid,
-            options.uids.iter().map(|uid| format!(" or {uid}")).collect::<String>()
+        Err(self.refuse(format!(
+            "the peer is uid {uid}, this side takes uid {own}{}: allow the other's uid in the options of both sides",
+            self.uids.iter().map(|uid| format!(" or {uid}")).collect::<String>()
         )))
     }
 
@@ -204,7 +213,9 @@ impl Handshake {
     ) -> Result<Packet> {
         if !listens {
             self.say_hello(role, holds, takes()?)?;
-            return self.hear_hello(role, holds).await;
+            let peer = self.hear_hello(role, holds).await?;
+            self.check_user()?;
+            return Ok(peer);
         }
         let peer = self.hear_hello(role, holds).await?;
         self.say_hello(role, holds, takes()?)?;
@@ -340,7 +351,7 @@ impl Handshake {
     }
 
     fn open_doorbell(&self, fd: ReceivedFd) -> Result<Doorbell> {
-        Doorbell::from_peer(fd, self.peer.uid == own_uid())
+        Doorbell::from_peer(fd, self.peer().uid == own_uid())
             .map_err(Error::system("taking the peer's doorbell"))
             .map_err(|error| self.refused_for(error))
     }
@@ -379,9 +390,10 @@ impl Handshake {
         own.watch(&self.socket, lane).map_err(self.refused_by("watching the peer"))
     }
 
-    /// The peer.
+    /// The peer. Until HELLO has arrived, a side that connected knows only the process that created the listening
+    /// socket.
     pub(crate) fn peer(&self) -> Peer {
-        self.peer
+        self.socket.peer().unwrap_or(self.creator)
     }
 
     /// Readable when the peer has sent a packet.
@@ -391,12 +403,13 @@ impl Handshake {
 
     /// The doorbell to give to the peer.
     fn doorbell_for_peer(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
-        own.doorbell_for(self.peer).map_err(self.refused_by("making a doorbell"))
+        own.doorbell_for(self.peer()).map_err(self.refused_by("making a doorbell"))
     }
 
     fn into_link(self, process: Option<Descriptor>, peer_doorbell: Doorbell, own_doorbell: Arc<Doorbell>) -> Link {
+        let peer = self.peer();
         let transport = SocketTransport::new(self.socket, process);
-        Link::new(peer_doorbell, transport, self.peer).with_own_doorbell(own_doorbell)
+        Link::new(peer_doorbell, transport, peer).with_own_doorbell(own_doorbell)
     }
 
     /// Splits the connection of a link's two lanes: one socket carries the descriptors of both, and reports the peer's
@@ -407,8 +420,9 @@ impl Handshake {
         peer_doorbells: [Doorbell; 2],
         own_doorbell: Arc<Doorbell>,
     ) -> [Link; 2] {
+        let peer = self.peer();
         let transport = SocketTransport::new(self.socket, process);
-        let link = |doorbell| Link::new(doorbell, transport.clone(), self.peer).with_own_doorbell(own_doorbell.clone());
+        let link = |doorbell| Link::new(doorbell, transport.clone(), peer).with_own_doorbell(own_doorbell.clone());
         peer_doorbells.map(link)
     }
 
@@ -420,7 +434,8 @@ impl Handshake {
         peer_doorbell: Doorbell,
         own_doorbell: Arc<Doorbell>,
     ) {
-        link.reconnect(own, peer_doorbell, own_doorbell, SocketTransport::new(self.socket, process), self.peer);
+        let peer = self.peer();
+        link.reconnect(own, peer_doorbell, own_doorbell, SocketTransport::new(self.socket, process), peer);
     }
 }
 
@@ -790,7 +805,7 @@ pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
     let doorbells = receiver_side
         .doorbells
-        .for_one_lane(&replies.null_wake, handshake.peer)
+        .for_one_lane(&replies.null_wake, handshake.peer())
         .map_err(handshake.refused_by("making a doorbell"))?;
     let (lane, mut reply_memory, reply_doorbell) =
         offer_lane(&handshake, &replies.options, within, doorbells.doorbell(), receiver_side.can_barrier).await?;

@@ -28,6 +28,10 @@ const CONNECTED_MAX: usize = 64;
 /// successor can connect to it. Dropping the last of them removes the socket. The next listener replaces a socket that
 /// a dead process left.
 ///
+/// A process that systemd or `pelton run` has started with a listening socket of the name (`LISTEN_PID`, `LISTEN_FDS`)
+/// listens by that socket, and leaves it where it is. This holds for all that listens: services and receivers of many
+/// senders too.
+///
 /// ```
 /// # fn main() -> pelton::Result<()> {
 /// let name = format!("unix:{}/listener-doc-{}", std::env::temp_dir().display(), std::process::id());
@@ -86,6 +90,12 @@ impl Listener {
         added.map_err(|errno| Error::system("watching the listener")(errno.into()))?;
         let inner = Inner { bound, options: options.clone(), connected: Mutex::default(), readable };
         Ok(Listener { inner: Arc::new(inner) })
+    }
+
+    /// The listening socket, for a process that this one starts.
+    #[doc(hidden)]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.inner.bound.as_fd()
     }
 
     /// Whether this process is a fork of the one that created the handle. For FFI.

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use pelton_lane::failpoint;
 use pelton_os::socket::{Socket, accept_at, listen_at};
-use pelton_os::{Descriptor, own_uid};
+use pelton_os::{Descriptor, Inherited, own_uid};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -186,8 +186,12 @@ impl Name {
 
     /// Listens under the name, and replaces sockets of dead listeners. If it `is_shared`, several processes may listen
     /// under a short name. With `permits_others`, the mode of a socket at a path lets other users connect; the
-    /// directory of a short name never does.
+    /// directory of a short name never does. A socket of that name that this process has inherited comes first; its
+    /// mode is the business of the process that created it.
     pub(crate) fn listen(&self, is_shared: bool, permits_others: bool) -> Result<Bound> {
+        if let Some(bound) = self.listen_by_inherited()? {
+            return Ok(bound);
+        }
         match &self.location {
             Location::Socket(path) => {
                 let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -248,6 +252,22 @@ impl Name {
                 }
             },
         }
+    }
+
+    /// Listens by the socket of this name that this process has inherited, if there is one.
+    fn listen_by_inherited(&self) -> Result<Option<Bound>> {
+        let is_wanted = |bound: &Path| match &self.location {
+            Location::Socket(path) => is_same(bound, path),
+            Location::Directory { directory, .. } => bound.parent().is_some_and(|parent| is_same(parent, directory)),
+        };
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::AddrInUse => Error::InUse { name: self.text.clone(), pid: std::process::id() },
+            _ => Error::System { what: format!("listening at {} by an inherited socket", self.text), error },
+        };
+        let Some(inherited) = Inherited::take(is_wanted).map_err(failed)? else { return Ok(None) };
+        let socket = inherited.socket().map_err(failed)?;
+        let owner = pelton_os::Owner::current().map_err(failed)?;
+        Ok(Some(Bound { socket, path: inherited.path().to_owned(), ownership: Ownership::Inherited(inherited), owner }))
     }
 
     /// Removes a socket without a listener. Fails for a live one.
@@ -339,21 +359,35 @@ fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).map_or(true, |found| found.file_type().is_socket())
 }
 
+/// Whether two paths lead to the same file. Equal ones also do if it does not exist here.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let inode = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    one == other || inode(one).is_some_and(|found| inode(other) == Some(found))
+}
+
 /// A listening socket, and the files to remove with it.
 #[derive(Debug)]
 pub(crate) struct Bound {
     socket: Descriptor,
     path: PathBuf,
-    inode: (u64, u64),
-    directories: Vec<PathBuf>,
+    ownership: Ownership,
     owner: pelton_os::Owner,
+}
+
+#[derive(Debug)]
+enum Ownership {
+    /// This process has created it.
+    Created { inode: (u64, u64), directories: Vec<PathBuf> },
+    /// The process that has created it removes it; connections that wait are for the next process that listens by it.
+    Inherited(#[expect(dead_code, reason = "its drop lets this process take it again")] Inherited),
 }
 
 impl Bound {
     fn new(socket: Descriptor, path: PathBuf, directories: Vec<PathBuf>) -> std::io::Result<Bound> {
         let found = std::fs::symlink_metadata(&path)?;
         let owner = pelton_os::Owner::current()?;
-        Ok(Bound { socket, inode: (found.dev(), found.ino()), path, directories, owner })
+        let ownership = Ownership::Created { inode: (found.dev(), found.ino()), directories };
+        Ok(Bound { socket, path, ownership, owner })
     }
 
     pub fn socket(&self) -> &Descriptor {
@@ -373,11 +407,12 @@ impl AsFd for Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
+        let Ownership::Created { inode, directories } = &self.ownership else { return };
         if self.is_forked() {
             return;
         }
         // Only if the path still leads to this socket.
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode);
+        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == *inode);
         if ours {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -385,7 +420,7 @@ impl Drop for Bound {
         // be closed here, which may block. No process connects any more.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         while let Ok(Some(_)) = accept_at(&self.socket) {}
-        for directory in &self.directories {
+        for directory in directories {
             // Fails while the directory contains other sockets, as intended.
             let _ = std::fs::remove_dir(directory);
         }

@@ -3,6 +3,7 @@
 use crate::{
     descriptors,
     failure::{Failure, print_stderr},
+    notify::{self, notify},
     report::{Ended, Report},
     signals::{SLICE, Signals},
 };
@@ -97,20 +98,24 @@ impl ReceiveArgs {
     ) -> Result<Receiver, Failure> {
         let channel = &self.channel;
         let options = self.memory.into_iter().fold(options, Options::memory);
-        match transport {
-            Transport::Path(directory) => channel.claim(signals, || options.cast().create_receiver(directory)),
+        let receiver = match transport {
+            Transport::Path(directory) => channel.claim(signals, || options.cast().create_receiver(directory))?,
             Transport::Connect if self.connect => channel.connect("listening sender", signals, |limit| {
                 options.cast().handshake(limit).connect_receiver(&channel.name)
-            }),
+            })?,
             Transport::Connect if self.follow => {
                 descriptors::raise("senders", 3);
-                Ok(options.cast().gather_at(&channel.name)?)
+                options.cast().gather_at(&channel.name)?
             }
             Transport::Connect => {
                 let listener = options.cast().listen(&channel.name)?;
-                channel.accept("sender", signals, &listener, |deadline| listener.accept_receiver_until(deadline))
+                notify(notify::READY);
+                return channel
+                    .accept("sender", signals, &listener, |deadline| listener.accept_receiver_until(deadline));
             }
-        }
+        };
+        notify(notify::READY);
+        Ok(receiver)
     }
 
     /// When the wait for a sender ends, if the receiver was opened without one: a path channel, or `--follow`.

@@ -9,5 +9,6 @@ pub mod info;
 pub mod recover;
 pub mod recv;
 pub mod rm;
+pub mod run;
 pub mod send;
 pub mod serve;

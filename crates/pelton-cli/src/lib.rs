@@ -2,8 +2,8 @@
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
 //! `flush`; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
-//! `process`, a command that runs beside an event loop; `failure`, why a command failed; `signals`, `progress`,
-//! `descriptors`.
+//! `process`, a command that runs beside an event loop; `notify`, messages to systemd; `failure`, why a command failed;
+//! `signals`, `progress`, `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.
@@ -13,6 +13,7 @@ mod commands;
 mod descriptors;
 pub mod failure;
 pub mod frame;
+mod notify;
 pub mod output;
 mod process;
 pub mod progress;
@@ -20,7 +21,7 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, flush, info, recover, recv, rm, send, serve};
+use commands::{call, cat, conform, cp, flush, info, recover, recv, rm, run, send, serve};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -75,6 +76,9 @@ enum Command {
     /// Answer calls by a command: a process per call, or one co-process
     #[command(after_help = EXIT_CODES)]
     Serve(serve::ServeArgs),
+    /// Keep a service running, in any language: start it, start it again after its end, replace it on SIGHUP
+    #[command(after_help = EXIT_CODES)]
+    Run(run::RunArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
@@ -129,6 +133,7 @@ pub fn run() -> ExitCode {
         Command::Cp(args) => cp::run(&args),
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),

@@ -7,15 +7,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg,
-    socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 /// Limit of the descriptors with one message.
@@ -23,6 +22,12 @@ pub const DESCRIPTORS_MAX: usize = 64;
 /// The kernel's limit for one packet (SCM_MAX_FD). Descriptors beyond the receiver's space are closed in its call,
 /// whatever they are.
 const KERNEL_DESCRIPTORS_MAX: usize = 253;
+/// Space for that many descriptors and for credentials.
+// SAFETY: these only compute sizes.
+const CONTROL_BYTES: usize = unsafe {
+    (libc::CMSG_SPACE((KERNEL_DESCRIPTORS_MAX * size_of::<libc::c_int>()) as u32)
+        + libc::CMSG_SPACE(size_of::<libc::ucred>() as u32)) as usize
+};
 
 /// The process at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +46,8 @@ pub struct Socket {
     epolls: Mutex<Vec<Weak<Descriptor>>>,
     /// Of a socket pair: the user of the other end.
     other_uid: Option<u32>,
+    /// Of a socket that connected: the process that sent its first packet.
+    sender: Option<OnceLock<Peer>>,
 }
 
 /// A socket that accepts no descriptors yet, nor do connections that are accepted from it: see
@@ -50,6 +57,11 @@ fn new() -> std::io::Result<OwnedFd> {
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     set_option(&fd, SO_PASSRIGHTS, 0);
     Ok(fd)
+}
+
+/// Has a listening socket, and connections that are accepted from it later, accept no descriptors yet.
+pub(crate) fn refuse_descriptors(listener: &Descriptor) {
+    set_option(listener, SO_PASSRIGHTS, 0);
 }
 
 /// Whether others may send descriptors to a socket. Before Linux 6.16 they always may.
@@ -150,7 +162,8 @@ fn may_have_descriptors(fd: impl AsFd) -> bool {
 
 impl Socket {
     fn of(fd: OwnedFd) -> std::io::Result<Socket> {
-        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epolls: Mutex::default(), other_uid: None })
+        let fd = ManuallyDrop::new(Descriptor::new(fd)?);
+        Ok(Socket { fd, epolls: Mutex::default(), other_uid: None, sender: None })
     }
 
     /// A connected pair: this side's end, which accepts no descriptors where the kernel can refuse them, and that
@@ -185,11 +198,29 @@ impl Socket {
         let address = SocketAddrUnix::new(path)?;
         let fd = new()?;
         connect(&fd, &address)?;
-        Socket::of(fd)
+        // The process that listens may have inherited the socket: then the kernel names the one that created it.
+        set_option(&fd, libc::SO_PASSCRED, 1);
+        let mut socket = Socket::of(fd)?;
+        socket.sender = Some(OnceLock::new());
+        Ok(socket)
     }
 
-    /// The process that made, or listens at, the other end.
+    /// Whether this end has connected, to a listening socket.
+    pub fn has_connected(&self) -> bool {
+        self.sender.is_some()
+    }
+
+    /// The process at the other end. Until its first packet has arrived, a socket that connected knows only the process
+    /// that created the listening socket.
     pub fn peer(&self) -> std::io::Result<Peer> {
+        match self.sender.as_ref().and_then(OnceLock::get) {
+            Some(sender) => Ok(*sender),
+            None => self.creator(),
+        }
+    }
+
+    /// The process that connected to, or created, the other end.
+    fn creator(&self) -> std::io::Result<Peer> {
         let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         option(self, libc::SO_PEERCRED, &mut found)?;
         Ok(Peer { pid: found.pid as u32, uid: found.uid })
@@ -200,13 +231,14 @@ impl Socket {
     pub fn peer_process(&self) -> std::io::Result<Option<Descriptor>> {
         const SO_PEERPIDFD: libc::c_int = 77;
         let mut fd: libc::c_int = -1;
-        if option(self, SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
+        let peer = self.peer()?;
+        if self.creator()? == peer && option(self, SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
             // SAFETY: the kernel has just created it, for this call.
             return Ok(Some(Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?));
         }
-        // Before 6.5: by its number, which could belong to another process by now; then the socket has hung up. A
-        // process of another pid namespace has no number here.
-        let Some(pid) = rustix::process::Pid::from_raw(self.peer()?.pid as i32) else { return Ok(None) };
+        // Before 6.5, and for a process that inherited the listening socket: by its number, which could belong to
+        // another process by now; then the socket has hung up. A process of another pid namespace has no number here.
+        let Some(pid) = rustix::process::Pid::from_raw(peer.pid as i32) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
             Ok(fd) => Ok(Some(Descriptor::new(fd)?)),
             Err(Errno::SRCH | Errno::INVAL | Errno::PERM | Errno::NOSYS) => Ok(None),
@@ -235,34 +267,79 @@ impl Socket {
     /// Receives one packet into `packet`. Returns its bytes, the descriptors, and whether this process had too few free
     /// descriptors. `None`: no packet is there now. 0 bytes: the peer is gone.
     pub fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<ReceivedFd>, bool)>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_DESCRIPTORS_MAX))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut control = [0_u64; CONTROL_BYTES.div_ceil(size_of::<u64>())];
         let mut reset = false;
         loop {
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            match recvmsg(self, &mut [IoSliceMut::new(packet)], &mut ancillary, flags) {
-                Ok(received) => {
-                    let mut fds = Vec::new();
-                    for message in ancillary.drain() {
-                        if let RecvAncillaryMessage::ScmRights(rights) = message {
-                            let uid = self.other_uid()?;
-                            for fd in rights {
-                                fds.push(ReceivedFd::of_peer(fd, uid)?);
-                            }
-                        }
-                    }
-                    let truncated = received.flags.contains(rustix::net::ReturnFlags::CTRUNC);
-                    return Ok(Some((received.bytes, fds, truncated)));
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(None),
+            let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
+            // SAFETY: its fields are integers and pointers, for which zero is valid.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+            (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), CONTROL_BYTES as _);
+            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+            // SAFETY: the kernel writes at most the given lengths to the two buffers.
+            let received = unsafe { libc::recvmsg(self.as_fd().as_raw_fd(), &mut message, flags) };
+            if received >= 0 {
+                let fds = self.take_control(&message)?;
+                return Ok(Some((received as usize, fds, message.msg_flags & libc::MSG_CTRUNC != 0)));
+            }
+            match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {
+                Errno::INTR => {}
+                Errno::AGAIN => return Ok(None),
                 // Reported once, if the peer closed with unread packets of this side; what it sent before is still
                 // there.
-                Err(Errno::CONNRESET) if !reset => reset = true,
-                Err(Errno::CONNRESET) => return Ok(Some((0, Vec::new(), false))),
-                Err(error) => return Err(error.into()),
+                Errno::CONNRESET if !reset => reset = true,
+                Errno::CONNRESET => return Ok(Some((0, Vec::new(), false))),
+                error => return Err(error.into()),
             }
         }
+    }
+
+    /// Takes the descriptors of a received packet. Notes its sender, if it is the first packet of a socket that
+    /// connected.
+    fn take_control(&self, message: &libc::msghdr) -> std::io::Result<Vec<ReceivedFd>> {
+        let mut fds = Vec::new();
+        // SAFETY: the kernel has filled the control buffer, and reduced its length to that of whole messages.
+        let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
+        while !control.is_null() {
+            // SAFETY: it points to a message in the buffer, whose length includes its header.
+            let (header, data) = unsafe { (control.read_unaligned(), libc::CMSG_DATA(control)) };
+            // SAFETY: as above; a header has a constant size.
+            let bytes = header.cmsg_len as u64 as usize - unsafe { libc::CMSG_LEN(0) } as usize;
+            match (header.cmsg_level, header.cmsg_type) {
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                    for index in 0..bytes / size_of::<libc::c_int>() {
+                        // SAFETY: the kernel has created the descriptors for this call, which owns them from here on.
+                        fds.push(unsafe {
+                            OwnedFd::from_raw_fd(data.cast::<libc::c_int>().add(index).read_unaligned())
+                        });
+                    }
+                }
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if bytes >= size_of::<libc::ucred>() => {
+                    // SAFETY: the message has that many bytes, which are integers.
+                    let found = unsafe { data.cast::<libc::ucred>().read_unaligned() };
+                    self.note_sender(Peer { pid: found.pid as u32, uid: found.uid })?;
+                }
+                _ => {}
+            }
+            // SAFETY: both point into the same buffer.
+            control = unsafe { libc::CMSG_NXTHDR(message, control) };
+        }
+        if fds.is_empty() {
+            return Ok(Vec::new());
+        }
+        let uid = self.other_uid()?;
+        fds.into_iter().map(|fd| ReceivedFd::of_peer(fd, uid)).collect()
+    }
+
+    fn note_sender(&self, found: Peer) -> std::io::Result<()> {
+        let Some(sender) = &self.sender else { return Ok(()) };
+        // Of the process that created the socket, the effective uid is known; these credentials have the real one.
+        let creator = self.creator()?;
+        let is_creator = found.pid == creator.pid && found.pid != 0;
+        if sender.set(if is_creator { creator } else { found }).is_ok() {
+            set_option(self, libc::SO_PASSCRED, 0);
+        }
+        Ok(())
     }
 
     /// Reports to the peer that this side is gone, whichever processes have the socket.

@@ -25,21 +25,34 @@ const CallMessageMin = 1024
 
 // Handshake is a connection until both sides have sent READY.
 type Handshake struct {
-	Ctx      context.Context
-	Socket   *kernel.Descriptor
+	Ctx    context.Context
+	Socket *kernel.Descriptor
+	// Until HELLO has come, a side that connected knows only the process that created the listening socket.
 	Peer     kernel.Peer
 	Settings limits.Settings
+	// This side connected, and nothing has come yet.
+	awaitsSender bool
 }
 
-// New begins the handshake with a peer whose user the settings permit. It reads nothing from the peer before that
-// check. It owns fd, also if it fails.
+// New begins the handshake with a peer that connected, and whose user the settings permit. It reads nothing from the
+// peer before that check. It owns fd, also if it fails.
 func New(ctx context.Context, fd int, settings limits.Settings) (*Handshake, error) {
+	return begin(ctx, fd, settings, false)
+}
+
+// Connected begins the handshake over a connection of [kernel.ConnectTo]. A process of another user may have inherited
+// the listening socket: if root has created that, HELLO decides.
+func Connected(ctx context.Context, fd int, settings limits.Settings) (*Handshake, error) {
+	return begin(ctx, fd, settings, true)
+}
+
+func begin(ctx context.Context, fd int, settings limits.Settings, hasConnected bool) (*Handshake, error) {
 	peer, err := kernel.PeerOf(fd)
 	if err != nil {
 		kernel.HangUp(fd, kernel.UnknownUser)
 		return nil, fail.System("reading the peer's credentials", err)
 	}
-	if why := UserProblem(peer.UID, settings.UIDs); why != "" {
+	if why := UserProblem(peer.UID, settings.UIDs); why != "" && !(hasConnected && peer.UID == 0) {
 		defer kernel.HangUp(fd, peer.UID)
 		return nil, refuseAt(fd, why)
 	}
@@ -49,7 +62,7 @@ func New(ctx context.Context, fd int, settings limits.Settings) (*Handshake, err
 	}
 	// An error means an older kernel, where descriptors were permitted all the time.
 	_ = kernel.PermitDescriptors(fd, true)
-	return &Handshake{ctx, socket, peer, settings}, nil
+	return &Handshake{ctx, socket, peer, settings, hasConnected}, nil
 }
 
 // UserProblem returns why this side refuses peers of that user, or "".
@@ -124,12 +137,21 @@ func (s *Handshake) Receive(kind uint32, count int) (packet.Packet, []int, error
 	var fds []int
 	var isCut bool
 	var failed error
+	var sender *kernel.Peer
 	err := s.Socket.Until(s.Ctx, func() bool {
-		n, fds, isCut, failed = kernel.TryReceive(s.Socket.FD, b)
+		n, fds, isCut, sender, failed = kernel.TryReceiveFrom(s.Socket.FD, b)
 		return !errors.Is(failed, unix.EAGAIN)
 	})
 	if err != nil {
 		return packet.Packet{}, nil, err
+	}
+	if s.awaitsSender && sender != nil {
+		// Of the process that created the socket, the effective uid is known; these credentials have the real one.
+		if sender.PID != s.Peer.PID || sender.PID == 0 {
+			s.Peer = *sender
+		}
+		s.awaitsSender = false
+		_ = unix.SetsockoptInt(s.Socket.FD, unix.SOL_SOCKET, unix.SO_PASSCRED, 0)
 	}
 	if failed != nil {
 		return packet.Packet{}, nil, fail.System("receiving from the peer", failed)

@@ -31,6 +31,10 @@ func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool,
 	if err := s.checkHello(peer, own, holds); err != nil {
 		return packet.Packet{}, err
 	}
+	// Of the process that accepted this side, which may not be the one that created the listening socket.
+	if why := UserProblem(s.Peer.UID, s.Settings.UIDs); why != "" {
+		return packet.Packet{}, s.Refuse("%s", why)
+	}
 	if listens {
 		if err := say(); err != nil {
 			return packet.Packet{}, err

@@ -131,10 +131,12 @@ func ConnectTo(path string) (int, error) {
 		unix.Close(fd)
 		return -1, err
 	}
+	// The process that listens may have inherited the socket: then the kernel names the one that created it.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
 	return fd, nil
 }
 
-// PeerOf returns the process at the other end of a connection.
+// PeerOf returns the process that connected to, or created, the other end of a connection.
 func PeerOf(fd int) (Peer, error) {
 	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -156,10 +158,12 @@ func UserOf(fd int) int {
 // or the pid namespace does not permit one; then the socket's hang-up has to do.
 func ProcessOf(socket int, peer Peer) (int, error) {
 	const soPeerPidfd = 77
-	if fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, soPeerPidfd); err == nil && fd >= 0 {
-		return fd, nil
+	if creator, err := PeerOf(socket); err == nil && creator == peer {
+		if fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, soPeerPidfd); err == nil && fd >= 0 {
+			return fd, nil
+		}
 	}
-	// Before Linux 6.5 by number. If another process got that number meanwhile, the socket has hung up.
+	// Before Linux 6.5, and for a process that inherited the listening socket, by number. If another process got that number meanwhile, the socket has hung up.
 	if peer.PID <= 0 {
 		return -1, nil
 	}
@@ -194,31 +198,39 @@ const ScmMaxFD = 253
 // TryReceive receives one packet, and reports whether some descriptors did not fit into this process. unix.EAGAIN: no
 // packet is there. 0 bytes: the peer is gone.
 func TryReceive(socket int, packet []byte) (bytes int, fds []int, isCut bool, err error) {
-	rights := make([]byte, unix.CmsgSpace(4*ScmMaxFD))
+	bytes, fds, isCut, _, err = TryReceiveFrom(socket, packet)
+	return bytes, fds, isCut, err
+}
+
+// TryReceiveFrom does the same, and returns the process that sent the packet, if a socket of [ConnectTo] reports that.
+func TryReceiveFrom(socket int, packet []byte) (bytes int, fds []int, isCut bool, sender *Peer, err error) {
+	control := make([]byte, unix.CmsgSpace(4*ScmMaxFD)+unix.CmsgSpace(unix.SizeofUcred))
 	for isReset := false; ; {
-		n, oobn, flags, _, err := unix.Recvmsg(socket, packet, rights, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		n, oobn, flags, _, err := unix.Recvmsg(socket, packet, control, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		switch err {
 		case nil:
-			messages, err := unix.ParseSocketControlMessage(rights[:oobn])
+			messages, err := unix.ParseSocketControlMessage(control[:oobn])
 			if err != nil {
-				return 0, nil, false, err
+				return 0, nil, false, nil, err
 			}
 			for _, message := range messages {
 				if some, err := unix.ParseUnixRights(&message); err == nil {
 					fds = append(fds, some...)
+				} else if credentials, err := unix.ParseUnixCredentials(&message); err == nil {
+					sender = &Peer{PID: int(credentials.Pid), UID: int(credentials.Uid)}
 				}
 			}
-			return n, fds, flags&unix.MSG_CTRUNC != 0, nil
+			return n, fds, flags&unix.MSG_CTRUNC != 0, sender, nil
 		case unix.EINTR:
 		case unix.ECONNRESET:
 			// The kernel reports this once, if the peer closed without reading our packets. What it sent before is
 			// still there.
 			if isReset {
-				return 0, nil, false, nil
+				return 0, nil, false, nil, nil
 			}
 			isReset = true
 		default:
-			return 0, nil, false, err
+			return 0, nil, false, nil, err
 		}
 	}
 }

@@ -51,8 +51,12 @@ var Listeners atomic.Uint32
 
 // Listen creates a socket under the name, and removes those of dead listeners. With isShared, other processes may
 // listen under a short name too. With permitsOthers, the mode of a socket at a path lets other users connect; the
-// directory of a short name never does.
+// directory of a short name never does. A socket of that name that this process has inherited comes first; its mode is
+// the business of the process that created it.
 func (n Name) Listen(isShared, permitsOthers bool) (*Listening, error) {
+	if bound, err := n.listenByInherited(); bound != nil || err != nil {
+		return bound, err
+	}
 	if n.Path != "" {
 		lock, err := lockDirectory(filepath.Dir(n.Path))
 		if err != nil {
@@ -173,10 +177,16 @@ type Listening struct {
 	directories   []string
 	// No queue of a socket that waits to be accepted contains descriptors.
 	closesQuickly bool
+	// The number of the inherited socket; 0: this process has created it.
+	inherited int
 }
 
-// Close stops listening, and removes the socket.
+// Close stops listening, and removes the socket, unless it is inherited.
 func (b *Listening) Close() {
+	if b.inherited != 0 {
+		b.leave()
+		return
+	}
 	// From now on the kernel refuses connections.
 	_ = b.Socket.Raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 	b.Reserve.Close()

@@ -8,6 +8,7 @@ use crate::{
     descriptors,
     failure::{Failure, print_stderr},
     frame::{FrameError, Framing, Splitter},
+    notify::{self, notify},
     process::Process,
     report::Ended,
     signals::Signals,
@@ -106,6 +107,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     descriptors::raise("clients", 5);
     let options = args.memory.into_iter().fold(Options::new().allow_uids(&args.uids), Options::memory);
     let service = Service::listen_with(&args.name, &options)?;
+    notify(notify::READY);
     let started = Instant::now();
     let parallel = match (args.parallel, args.co_process) {
         (Some(parallel), _) => parallel as usize,
@@ -195,6 +197,7 @@ impl ServeLoop<'_> {
             done => return done,
         };
         signals.clear();
+        notify(notify::STOPPING);
         self.is_draining = true;
         self.service.stopper().drain();
         match self.serve(signals) {

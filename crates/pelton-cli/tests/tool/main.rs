@@ -9,6 +9,7 @@ mod flush;
 mod path;
 mod refused;
 mod roles;
+mod run;
 mod send_recv;
 mod terminal;
 
