@@ -20,7 +20,7 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, flush, info, recover, recv, rm, send, serve};
+use commands::{call, cat, conform, cp, flush, info, ping, record, recover, recv, replay, rm, send, serve};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -63,6 +63,12 @@ enum Command {
     /// Receive messages and write each to a record file once, also after a kill and a restart
     #[command(after_help = EXIT_CODES)]
     Flush(flush::FlushArgs),
+    /// Receive messages and write each to a record file, with the time at which it arrived
+    #[command(after_help = EXIT_CODES)]
+    Record(record::RecordArgs),
+    /// Send the messages of record files at the recorded pace, or at another
+    #[command(after_help = EXIT_CODES)]
+    Replay(replay::ReplayArgs),
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
@@ -75,6 +81,9 @@ enum Command {
     /// Answer calls by a command: a process per call, or one co-process
     #[command(after_help = EXIT_CODES)]
     Serve(serve::ServeArgs),
+    /// Call a service repeatedly, and measure the round trips
+    #[command(after_help = EXIT_CODES)]
+    Ping(ping::PingArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
@@ -125,10 +134,13 @@ pub fn run() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
         Command::Flush(args) => flush::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Cp(args) => cp::run(&args),
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Ping(args) => ping::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),

@@ -7,6 +7,8 @@ mod conform;
 mod cp;
 mod flush;
 mod path;
+mod ping;
+mod record;
 mod refused;
 mod roles;
 mod send_recv;
