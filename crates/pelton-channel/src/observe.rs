@@ -21,14 +21,17 @@
 mod memfd;
 mod page;
 mod process;
+mod tap;
 
 use crate::directory::Unmapped;
 pub use page::{Place, Reading};
 use pelton_os::lock;
 use process::Process;
 pub use process::{Activity, Side};
+pub use tap::{Tap, Tapped};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -237,6 +240,16 @@ impl Lane {
     /// overwrites once the receiver has released them. `None`: no process keeps its descriptor.
     pub fn data(&self) -> Option<&Arc<File>> {
         self.files.data.as_ref()
+    }
+
+    /// A tap of its messages: it begins with the next one, or, `since_start`, with the oldest one that is not released.
+    ///
+    /// # Errors
+    /// `NotFound`: no process keeps the descriptor of its data. `InvalidData`: the pages say what cannot be.
+    pub fn tap(&self, since_start: bool) -> std::io::Result<Tap> {
+        let none = || std::io::Error::new(ErrorKind::NotFound, "no process keeps the descriptor of its data");
+        let Files { producer, consumer, data } = &*self.files;
+        Tap::new(producer.clone(), consumer.clone(), data.clone().ok_or_else(none)?, since_start)
     }
 
     /// Whether the sender waits for free space, or could not send its largest message.

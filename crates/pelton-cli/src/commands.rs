@@ -14,3 +14,4 @@ pub mod replay;
 pub mod rm;
 pub mod send;
 pub mod serve;
+pub mod tail;

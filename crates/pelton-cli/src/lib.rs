@@ -20,7 +20,7 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, flush, info, ping, record, recover, recv, replay, rm, send, serve};
+use commands::{call, cat, conform, cp, flush, info, ping, record, recover, recv, replay, rm, send, serve, tail};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -84,6 +84,9 @@ enum Command {
     /// Call a service repeatedly, and measure the round trips
     #[command(after_help = EXIT_CODES)]
     Ping(ping::PingArgs),
+    /// Print the messages of a channel as they pass, without being its receiver; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Tail(tail::TailArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
@@ -141,6 +144,7 @@ pub fn run() -> ExitCode {
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Ping(args) => ping::run(&args),
+        Command::Tail(args) => tail::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),

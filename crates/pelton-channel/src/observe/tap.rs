@@ -22,10 +22,12 @@
 //! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
 //! equal. If none are, it uses the bound on the safe side of both: the highest head, the lowest tail.
 
-use pelton_lane::{CAPACITY_MAX, ConsumerPage, Position, ProducerPage, record_bytes, seq_after};
+#[cfg(test)]
+mod tests;
+
+use pelton_lane::{CAPACITY_MAX, Position, record_bytes, seq_after};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
-use std::mem::offset_of;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -43,10 +45,11 @@ const TRIES: usize = 16;
 /// How often a record that the tail says is there may be missing before the lane counts as damaged.
 const STALLED_MAX: u32 = 100;
 
-const TAIL_AT: u64 = offset_of!(ProducerPage, tail) as u64;
-const CAPACITY_AT: u64 = offset_of!(ProducerPage, capacity) as u64;
-const LIMIT_AT: u64 = offset_of!(ProducerPage, message_bytes_max) as u64;
-const HEAD_AT: u64 = offset_of!(ConsumerPage, head) as u64;
+/// Offsets in the pages (spec/layout.md).
+const CAPACITY_AT: u64 = 64;
+const MESSAGE_BYTES_MAX_AT: u64 = 72;
+const TAIL_AT: u64 = 128;
+const HEAD_AT: u64 = 128;
 
 /// Reads the messages of one lane as they pass: see the [module](self).
 #[derive(Debug)]
@@ -118,7 +121,7 @@ impl Tap {
     /// # Errors
     /// `InvalidData`: the pages are no lane's. Those of reading the files.
     pub(crate) fn new(producer: Arc<File>, consumer: Arc<File>, data: Arc<File>, since_start: bool) -> Result<Tap> {
-        let (capacity, limit) = (word(&producer, CAPACITY_AT)?, word(&producer, LIMIT_AT)?);
+        let (capacity, limit) = (word(&producer, CAPACITY_AT)?, word(&producer, MESSAGE_BYTES_MAX_AT)?);
         let bytes = data.metadata()?.len();
         if capacity == 0 || capacity > bytes.min(CAPACITY_MAX) || limit > capacity {
             let text = format!("a lane of {capacity} bytes with messages up to {limit}, in a file of {bytes} bytes");
@@ -175,7 +178,7 @@ impl Tap {
             }
             if tail.since(self.next) > RELEASED_MAX && is_before(self.next.seq, self.head()?.highest.seq) {
                 if !self.skip_to_head()? {
-                    return Ok(false);
+                    return Ok(true);
                 }
                 continue;
             }
@@ -187,7 +190,7 @@ impl Tap {
             let Some(last) = self.found.last() else {
                 if is_before(self.next.seq, head.seq) {
                     if !self.skip_to_head()? {
-                        return Ok(false);
+                        return Ok(true);
                     }
                     continue;
                 }
@@ -225,14 +228,15 @@ impl Tap {
         Ok(true)
     }
 
-    /// Continues at the head. Returns false if no two reads agree on it now.
+    /// Continues at the head. Returns false if no two reads agree on it now, or it is not ahead.
     fn skip_to_head(&mut self) -> Result<bool> {
-        let Some(head) = self.exact_head()? else { return Ok(false) };
-        if is_before(self.next.seq, head.seq) {
+        let head = self.exact_head()?.filter(|head| is_before(self.next.seq, head.seq));
+        if let Some(head) = head {
             self.missed += head.since(self.next);
             self.next = head;
+            self.stalled = 0;
         }
-        Ok(true)
+        Ok(head.is_some())
     }
 
     /// Copies data from the next record on, and finds the records in it that are before the tail.
@@ -294,7 +298,11 @@ impl Tap {
         self.copy.resize(bytes, 0);
         let mut done = 0;
         while done < bytes {
-            match self.data.read_at(&mut self.copy[done..], at + done as u64) {
+            // In tests in parts, between which the sender and the receiver continue.
+            let end = if cfg!(test) { bytes.min(done + 256) } else { bytes };
+            #[cfg(test)]
+            tests::before_part();
+            match self.data.read_at(&mut self.copy[done..end], at + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
