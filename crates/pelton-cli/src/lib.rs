@@ -1,7 +1,7 @@
 //! `pelton`, the command-line tool: the definition of its command line, and the exit codes that its commands share.
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
-//! `flush`; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
+//! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
 //! `process`, a command that runs beside an event loop; `failure`, why a command failed; `signals`, `progress`,
 //! `descriptors`.
 //!
@@ -13,6 +13,7 @@ mod commands;
 mod descriptors;
 pub mod failure;
 pub mod frame;
+mod observed;
 pub mod output;
 mod process;
 pub mod progress;
@@ -20,7 +21,7 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, flush, info, recover, recv, rm, send, serve};
+use commands::{call, cat, conform, cp, flush, info, ls, recover, recv, rm, send, serve, stat};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -75,6 +76,12 @@ enum Command {
     /// Answer calls by a command: a process per call, or one co-process
     #[command(after_help = EXIT_CODES)]
     Serve(serve::ServeArgs),
+    /// List all channels and services: who uses them, and what waits in them; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Ls(ls::LsArgs),
+    /// Show one channel in full, with its rates; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Stat(stat::StatArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
@@ -129,6 +136,8 @@ pub fn run() -> ExitCode {
         Command::Cp(args) => cp::run(&args),
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Stat(args) => stat::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),
