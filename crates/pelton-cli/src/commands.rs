@@ -4,6 +4,7 @@ pub mod call;
 pub mod cat;
 pub mod conform;
 pub mod cp;
+pub mod doctor;
 pub mod flush;
 pub mod info;
 pub mod ls;

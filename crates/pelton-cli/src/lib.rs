@@ -21,7 +21,7 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, flush, info, ls, recover, recv, rm, send, serve, stat};
+use commands::{call, cat, conform, cp, doctor, flush, info, ls, recover, recv, rm, send, serve, stat};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -29,11 +29,12 @@ const EXIT_CODES: &str = "\
 Exit codes:
     0  done
     1  the other side died or left with messages unreleased (standard error gives
-       the number); cat: a file's end is torn, or --verify found gaps; conform: a
-       check failed
+       the number); cat: a file's end is torn, or --verify found gaps; conform and
+       doctor: a check failed; doctor --channel: something is wrong with it
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
-       path:DIR is no channel, has that side already, or predates the last reboot
+       path:DIR is no channel, has that side already, or predates the last reboot;
+       stat, doctor: there is no such channel
     4  timed out: the other side did not appear, or the reply did not arrive, in
        time; info: nobody listens now
     5  the system failed: disk full, no memory, a corrupt channel or file
@@ -82,6 +83,9 @@ enum Command {
     /// Show one channel in full, with its rates; changes nothing
     #[command(after_help = EXIT_CODES)]
     Stat(stat::StatArgs),
+    /// Check what this machine and user can do; with --channel, say what is wrong with a channel
+    #[command(after_help = EXIT_CODES)]
+    Doctor(doctor::DoctorArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
@@ -138,6 +142,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Ls(args) => ls::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),
