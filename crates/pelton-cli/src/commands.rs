@@ -14,3 +14,4 @@ pub mod rm;
 pub mod send;
 pub mod serve;
 pub mod stat;
+pub mod top;

@@ -21,7 +21,7 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, doctor, flush, info, ls, recover, recv, rm, send, serve, stat};
+use commands::{call, cat, conform, cp, doctor, flush, info, ls, recover, recv, rm, send, serve, stat, top};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -83,6 +83,9 @@ enum Command {
     /// Show one channel in full, with its rates; changes nothing
     #[command(after_help = EXIT_CODES)]
     Stat(stat::StatArgs),
+    /// Show all channels live: rates, backlogs, states; F1 shows the keys; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Top(top::TopArgs),
     /// Check what this machine and user can do; with --channel, say what is wrong with a channel
     #[command(after_help = EXIT_CODES)]
     Doctor(doctor::DoctorArgs),
@@ -142,6 +145,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Ls(args) => ls::run(&args),
         Command::Stat(args) => stat::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
