@@ -112,9 +112,6 @@ pub(crate) struct ReadOnlyLane {
 #[derive(Debug)]
 pub(crate) struct Unmapped {
     pub(crate) path: PathBuf,
-    pub(crate) owner: u32,
-    pub(crate) capacity: u64,
-    pub(crate) message_bytes_max: u64,
     pub(crate) is_from_this_boot: bool,
     pub(crate) channel: File,
     /// Its lock is the receiver's role.
@@ -165,9 +162,6 @@ impl Unmapped {
             })
         };
         Ok(Unmapped {
-            owner,
-            capacity: header.capacity,
-            message_bytes_max: header.message_bytes_max,
             is_from_this_boot: header.boot_id == boot_id()?,
             receiver: open(&dir, RECEIVER, Some(MAGIC_RECEIVER))?,
             lanes: (0..lanes).map(lane).collect::<Result<_>>()?,

@@ -28,7 +28,6 @@ pub use page::{Place, Reading};
 use pelton_os::lock;
 use process::Process;
 pub use process::{Activity, Side};
-pub use tap::{Tap, Tapped};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -36,6 +35,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+pub use tap::{Tap, Tapped};
 
 /// Finds channels. It keeps the files that it has opened, so that it opens each once; see the [module](self).
 #[derive(Debug, Default)]

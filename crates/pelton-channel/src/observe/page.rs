@@ -12,9 +12,6 @@ use std::os::unix::fs::FileExt as _;
 const PAGE_BYTES: usize = 512;
 /// The bit of a sleep word that says that its side is about to sleep, or sleeps.
 const ARMED: u64 = 1;
-/// Offsets of the sleep words (spec/layout.md).
-const PRODUCER_SLEEP_AT: usize = 256;
-const RECEIVER_SLEEP_AT: usize = 128;
 
 /// What a lane's pages said at one moment.
 #[derive(Clone, Debug, Default)]
@@ -125,11 +122,12 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
         Some(bytes) => bytes,
         None => capacity - head.offset + tail.offset,
     };
-    let waiting_bytes = if is_exact {
-        sent.bytes.wrapping_sub(received.bytes).saturating_add(8 * waiting_messages)
-    } else {
-        record_bytes(mean.min(capacity)).saturating_mul(waiting_messages)
+    let mean_waiting = match waiting_messages {
+        0 => 0,
+        waiting if is_exact => sent.bytes.wrapping_sub(received.bytes) / waiting,
+        _ => mean,
     };
+    let waiting_bytes = record_bytes(mean_waiting.min(capacity)).saturating_mul(waiting_messages);
     received.messages = received.messages.max(sent.messages.saturating_sub(waiting_messages));
     received.bytes = received.bytes.max(sent.bytes.saturating_sub(mean.saturating_mul(waiting_messages)));
     Ok(Reading {
@@ -147,13 +145,8 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
         receiver_generation: consumer.u64(176),
         is_sender_closed: producer.u32(384) == State::Closed as u32,
         is_receiver_closed: consumer.u32(256) == State::Closed as u32,
-        is_sender_waiting: producer.u64(PRODUCER_SLEEP_AT) & ARMED != 0,
+        is_sender_waiting: producer.u64(256) & ARMED != 0,
     })
-}
-
-/// Whether the receiver of this page sleeps, or is about to.
-pub(super) fn is_receiver_waiting(receiver: &File) -> io::Result<bool> {
-    Ok(Page::read(receiver)?.u64(RECEIVER_SLEEP_AT) & ARMED != 0)
 }
 
 /// Whether the file begins as a page with this magic number does, of this version's layout.

@@ -2,6 +2,7 @@
 //! mappings, which the kernel reads from the process's memory or under its locks.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 /// What a process does.
@@ -88,17 +89,20 @@ impl Process {
     }
 }
 
-/// How long a stopped process has not run: its threads' last time on a processor, where the kernel reports that.
+/// How long a stopped process has not run: its threads' last time on a processor, where the kernel reports that. By the
+/// scheduler's clock, whose time now is that of this thread, which runs.
 fn stopped_for(pid: u32) -> Option<Duration> {
+    let scheduled_ms = |path: &Path| -> Option<f64> {
+        let scheduled = fs::read_to_string(path).ok()?;
+        let line = scheduled.lines().find(|line| line.starts_with("se.exec_start"))?;
+        line.rsplit(':').next()?.trim().parse().ok()
+    };
     let mut last_ms: f64 = 0.0;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-        let scheduled = fs::read_to_string(thread.ok()?.path().join("sched")).ok()?;
-        let line = scheduled.lines().find(|line| line.starts_with("se.exec_start"))?;
-        last_ms = last_ms.max(line.rsplit(':').next()?.trim().parse().ok()?);
+        last_ms = last_ms.max(scheduled_ms(&thread.ok()?.path().join("sched"))?);
     }
-    // The scheduler's clock and the monotonic one begin at the boot, and neither counts suspended time.
-    let now_ms = pelton_os::monotonic_ns() as f64 / 1e6;
-    (last_ms > 0.0 && now_ms >= last_ms).then(|| Duration::from_secs_f64((now_ms - last_ms) / 1e3))
+    let now_ms = scheduled_ms(Path::new("/proc/thread-self/sched"))?;
+    Some(Duration::from_secs_f64((now_ms - last_ms).max(0.0) / 1e3))
 }
 
 /// The numbers of all processes that this one can see.

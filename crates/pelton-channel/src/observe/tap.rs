@@ -130,7 +130,8 @@ impl Tap {
         let (base, copy, found) = (0, Vec::new(), Vec::new());
         let (next, missed, stalled) = (Position::START, 0, 0);
         let message_bytes_max = limit;
-        let mut tap = Tap { producer, consumer, data, capacity, message_bytes_max, next, missed, stalled, copy, base, found };
+        let mut tap =
+            Tap { producer, consumer, data, capacity, message_bytes_max, next, missed, stalled, copy, base, found };
         let tail = if since_start { None } else { tap.tail()?.exact };
         tap.next = match tail {
             Some(tail) => tail,
@@ -215,7 +216,9 @@ impl Tap {
                 let begin = self.base + at as u64;
                 let is_proven = match is_before(seq, head.seq) {
                     false => true,
-                    true if is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset => begin >= reservation_max,
+                    true if is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset => {
+                        begin >= reservation_max
+                    }
                     true => {
                         self.missed += 1;
                         continue;

@@ -76,7 +76,8 @@ fn rotation(text: &str) -> Result<Rotation, String> {
         "h" => 3600,
         "d" => 86_400,
         _ => {
-            let bytes = crate::bytes(text).map_err(|error| format!("{error}; or a time, such as 30s, 10min, 1h or 1d"))?;
+            let bytes =
+                crate::bytes(text).map_err(|error| format!("{error}; or a time, such as 30s, 10min, 1h or 1d"))?;
             return Ok(Rotation::Bytes(bytes));
         }
     };

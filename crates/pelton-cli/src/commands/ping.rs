@@ -117,7 +117,10 @@ pub fn run(args: &PingArgs) -> Result<(), Failure> {
         Some(text) => text.clone().into_bytes(),
         None if args.bytes > client.request_bytes_max() => {
             let most = client.request_bytes_max();
-            return Err(Failure::Input(format!("--bytes {}: this service takes requests up to {most} bytes", args.bytes)));
+            return Err(Failure::Input(format!(
+                "--bytes {}: this service takes requests up to {most} bytes",
+                args.bytes
+            )));
         }
         None => vec![0; args.bytes as usize],
     };
@@ -264,7 +267,9 @@ impl Pings<'_> {
     fn line(&self, answer: &Answer) -> String {
         let (name, call) = (&self.args.name, self.counts.calls);
         match answer {
-            Answer::Reply { bytes, time } => format!("{bytes} bytes from {name}: call={call} time={}\n", text_of(*time)),
+            Answer::Reply { bytes, time } => {
+                format!("{bytes} bytes from {name}: call={call} time={}\n", text_of(*time))
+            }
             Answer::Failed { code, text, time } => {
                 let text = printable(text);
                 format!("failure {code} from {name}: call={call} time={} {text}\n", text_of(*time))
@@ -293,7 +298,8 @@ impl Pings<'_> {
     fn finish(&self, done: Result<(), Failure>) -> Result<(), Failure> {
         let Counts { calls, replies, failed, timed_out, lost } = self.counts;
         let name = &self.args.name;
-        let counts = format!("{calls} calls, {replies} replies ({failed} of them failures), {timed_out} timed out, {lost} lost");
+        let counts =
+            format!("{calls} calls, {replies} replies ({failed} of them failures), {timed_out} timed out, {lost} lost");
         let result = match done {
             Ok(()) if replies == 0 && lost > 0 => Err(Failure::Peer(format!("no reply from `{name}`: {counts}"))),
             Ok(()) if replies == 0 => Err(Failure::TimedOut(format!("no reply from `{name}`: {counts}"))),

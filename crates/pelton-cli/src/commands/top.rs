@@ -1,0 +1,403 @@
+//! `pelton top`: all channels live, and one of them opened. This file has the numbers and the keys; `top/screen.rs`
+//! draws them.
+//!
+//! The channels are found anew each second; in between, only their pages are read. Nothing of a channel changes, and a
+//! kill of the tool changes nothing.
+
+mod screen;
+
+use crate::{
+    failure::Failure,
+    observed::{Where, is_detail, json_of, name_of},
+    output::{json, print},
+    signals::Signals,
+};
+use clap::Args;
+use pelton::observe::{Channel, Kind, Observer, Reading};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use serde_json::json;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::IsTerminal as _,
+    time::{Duration, Instant, SystemTime},
+};
+
+/// How often the channels are found anew.
+const FIND_INTERVAL: Duration = Duration::from_secs(1);
+/// Rates are those of about this time.
+const RATE_TIME: Duration = Duration::from_secs(1);
+/// Updates in the history of a channel, which an opened one shows.
+const HISTORY_MAX: usize = 400;
+
+/// Options of `pelton top`.
+#[derive(Args)]
+pub struct TopArgs {
+    /// Seconds between two updates
+    #[arg(long, value_name = "SECONDS", value_parser = crate::seconds, default_value = "0.2")]
+    interval: Duration,
+    #[command(flatten)]
+    place: Where,
+    /// Print a JSON object for each update instead of a screen
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `pelton top`.
+pub fn run(args: &TopArgs) -> Result<(), Failure> {
+    if args.interval < Duration::from_millis(50) {
+        return Err(Failure::Input("--interval is below 0.05 s, more updates than a terminal shows".to_owned()));
+    }
+    let mut top = Top::new(args.place.observer());
+    if args.json {
+        let signals = Signals::install()?;
+        loop {
+            top.update();
+            print(json(&top.object()))?;
+            signals.poll([], Some(args.interval))?;
+        }
+    }
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        let text = "`pelton top` needs a terminal: `pelton top --json` and `pelton ls` need none";
+        return Err(Failure::Input(text.to_owned()));
+    }
+    let signals = Signals::install()?;
+    let mut terminal = ratatui::try_init().map_err(|error| Failure::system("preparing the terminal", error))?;
+    let done = live(&mut top, &mut terminal, args.interval, &signals);
+    ratatui::restore();
+    done
+}
+
+fn live(
+    top: &mut Top,
+    terminal: &mut ratatui::DefaultTerminal,
+    interval: Duration,
+    signals: &Signals,
+) -> Result<(), Failure> {
+    let failed = |error| Failure::system("the terminal", error);
+    loop {
+        let next = Instant::now() + interval;
+        if !top.is_paused {
+            top.update();
+        }
+        loop {
+            terminal.draw(|frame| screen::draw(top, frame)).map_err(failed)?;
+            let left = next.saturating_duration_since(Instant::now());
+            // A key, or a new size of the terminal, which the next drawing finds. A signal ends the wait too.
+            match event::poll(left) {
+                Ok(false) => break,
+                Ok(true) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => break,
+                Err(error) => return Err(failed(error)),
+            }
+            match event::read().map_err(failed)? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => {
+                    if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+                        return Err(Failure::Signal(2));
+                    }
+                    if top.press(key.code) {
+                        return Ok(());
+                    }
+                }
+                _ => {}
+            }
+        }
+        signals.check()?;
+    }
+}
+
+/// What makes a channel the same one at the next finding.
+type Key = (String, Kind, Option<SystemTime>, u32);
+
+fn key(channel: &Channel) -> Key {
+    // A successor takes the channel over, but not in another process that serves the same name.
+    let process = if channel.kind == Kind::Path { 0 } else { channel.receiver.pid };
+    (channel.name.clone(), channel.kind, channel.made, process)
+}
+
+/// Counters, of a lane or of all lanes of a channel.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    messages: u64,
+    bytes: u64,
+    sleeps: u64,
+    wakes: u64,
+}
+
+impl Sums {
+    fn of(reading: &Reading) -> Sums {
+        let Reading { sent, received, .. } = reading;
+        Sums {
+            messages: received.messages,
+            bytes: received.bytes,
+            sleeps: sent.sleeps.wrapping_add(received.sleeps),
+            wakes: sent.wakes_sent.wrapping_add(received.wakes_sent),
+        }
+    }
+}
+
+/// Growth per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Rates {
+    messages: f64,
+    bytes: f64,
+    sleeps: f64,
+    wakes: f64,
+}
+
+impl Rates {
+    fn between(before: Sums, now: Sums, time: Duration) -> Rates {
+        // Counters of a successor begin anew.
+        let per_second = |before: u64, now: u64| now.saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
+        Rates {
+            messages: per_second(before.messages, now.messages),
+            bytes: per_second(before.bytes, now.bytes),
+            sleeps: per_second(before.sleeps, now.sleeps),
+            wakes: per_second(before.wakes, now.wakes),
+        }
+    }
+
+    fn add(&mut self, other: Rates) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+        self.sleeps += other.sleeps;
+        self.wakes += other.wakes;
+    }
+}
+
+/// A channel's past.
+#[derive(Default)]
+struct Past {
+    /// The counters of each lane, in the last second or so.
+    sums: VecDeque<(Instant, Vec<Sums>)>,
+    rates: Rates,
+    rates_of_lanes: Vec<Rates>,
+    /// Messages per second, the last update at the end.
+    history: VecDeque<u64>,
+}
+
+impl Past {
+    fn update(&mut self, now: Instant, channel: &Channel) {
+        let sums: Vec<Sums> = channel.lanes.iter().map(|lane| Sums::of(&lane.reading)).collect();
+        while self.sums.len() > 1 && self.sums[1].0 + RATE_TIME <= now {
+            self.sums.pop_front();
+        }
+        let first = self.sums.front();
+        self.rates = Rates::default();
+        self.rates_of_lanes.clear();
+        for (number, sums) in sums.iter().enumerate() {
+            // A lane that is new has no rate yet.
+            let before = first.and_then(|(at, before)| Some((*at, *before.get(number)?)));
+            let rates = before.map_or(Rates::default(), |(at, before)| Rates::between(before, *sums, now - at));
+            self.rates.add(rates);
+            self.rates_of_lanes.push(rates);
+        }
+        self.sums.push_back((now, sums));
+        self.history.push_back(self.rates.messages as u64);
+        if self.history.len() > HISTORY_MAX {
+            self.history.pop_front();
+        }
+    }
+}
+
+/// A column by which the list is sorted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Name,
+    Rate,
+    Bytes,
+    Waits,
+    Full,
+    State,
+}
+
+impl Sort {
+    const ALL: [Sort; 6] = [Sort::Name, Sort::Rate, Sort::Bytes, Sort::Waits, Sort::Full, Sort::State];
+
+    fn word(self) -> &'static str {
+        match self {
+            Sort::Name => "name",
+            Sort::Rate => "messages/s",
+            Sort::Bytes => "bytes/s",
+            Sort::Waits => "waiting",
+            Sort::Full => "full",
+            Sort::State => "state",
+        }
+    }
+}
+
+/// What is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    List,
+    Help,
+    Channel,
+    /// The keys go to the filter.
+    Filter,
+}
+
+struct Top {
+    observer: Observer,
+    found_at: Option<Instant>,
+    channels: Vec<Channel>,
+    unreadable: usize,
+    past: BTreeMap<Key, Past>,
+    sort: Sort,
+    is_reversed: bool,
+    filter: String,
+    is_paused: bool,
+    view: View,
+    /// The line of the list with the cursor.
+    selected: usize,
+    /// The opened channel.
+    opened: Option<Key>,
+    has_colour: bool,
+}
+
+impl Top {
+    fn new(observer: Observer) -> Top {
+        Top {
+            observer,
+            found_at: None,
+            channels: Vec::new(),
+            unreadable: 0,
+            past: BTreeMap::new(),
+            sort: Sort::Rate,
+            is_reversed: false,
+            filter: String::new(),
+            is_paused: false,
+            view: View::List,
+            selected: 0,
+            opened: None,
+            has_colour: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        }
+    }
+
+    /// Reads everything again.
+    fn update(&mut self) {
+        let now = Instant::now();
+        if self.found_at.is_none_or(|at| now - at >= FIND_INTERVAL) {
+            let found = self.observer.channels();
+            self.channels = found.channels;
+            self.unreadable = found.unreadable.len();
+            self.found_at = Some(now);
+        } else {
+            for channel in &mut self.channels {
+                for lane in &mut channel.lanes {
+                    // A lane that cannot be read keeps its last numbers until the next finding reports it.
+                    if let Ok(reading) = lane.read() {
+                        lane.reading = reading;
+                    }
+                }
+            }
+        }
+        let mut past = std::mem::take(&mut self.past);
+        for channel in &self.channels {
+            let key = key(channel);
+            let mut of = past.remove(&key).unwrap_or_default();
+            of.update(now, channel);
+            self.past.insert(key, of);
+        }
+        // Last, because the list is shorter or longer now.
+        self.selected = self.selected.min(self.listed().len().saturating_sub(1));
+    }
+
+    fn past_of(&self, channel: &Channel) -> Option<&Past> {
+        self.past.get(&key(channel))
+    }
+
+    fn rates_of(&self, channel: &Channel) -> Rates {
+        self.past_of(channel).map_or(Rates::default(), |past| past.rates)
+    }
+
+    /// The channels of the list, sorted and filtered.
+    fn listed(&self) -> Vec<&Channel> {
+        let mut listed: Vec<&Channel> = self.channels.iter().filter(|channel| !is_detail(channel)).collect();
+        let wanted = self.filter.to_lowercase();
+        if !wanted.is_empty() {
+            listed.retain(|channel| name_of(channel).to_lowercase().contains(&wanted));
+        }
+        listed.sort_by(|one, other| {
+            let (of_one, of_other) = (self.rates_of(one), self.rates_of(other));
+            let order = match self.sort {
+                Sort::Name => one.name.cmp(&other.name),
+                // The largest first.
+                Sort::Rate => of_other.messages.total_cmp(&of_one.messages),
+                Sort::Bytes => of_other.bytes.total_cmp(&of_one.bytes),
+                Sort::Waits => other.waiting_messages().cmp(&one.waiting_messages()),
+                Sort::Full => crate::observed::percent(other).cmp(&crate::observed::percent(one)),
+                Sort::State => (one.state() == pelton::observe::State::Ok, one.state().words())
+                    .cmp(&(other.state() == pelton::observe::State::Ok, other.state().words())),
+            };
+            let order = if self.is_reversed { order.reverse() } else { order };
+            order.then_with(|| key(one).cmp(&key(other)))
+        });
+        listed
+    }
+
+    fn opened(&self) -> Option<&Channel> {
+        let opened = self.opened.as_ref()?;
+        self.channels.iter().find(|channel| key(channel) == *opened)
+    }
+
+    /// Handles a key. Returns true to quit.
+    fn press(&mut self, code: KeyCode) -> bool {
+        if self.view == View::Filter {
+            match code {
+                KeyCode::Enter => self.view = View::List,
+                KeyCode::Esc => {
+                    self.filter.clear();
+                    self.view = View::List;
+                }
+                KeyCode::Backspace => _ = self.filter.pop(),
+                KeyCode::Char(character) if self.filter.len() < 64 => self.filter.push(character),
+                _ => {}
+            }
+            self.selected = 0;
+            return false;
+        }
+        match code {
+            KeyCode::Char('q') | KeyCode::F(10) => return true,
+            KeyCode::Esc => self.view = View::List,
+            KeyCode::F(1) | KeyCode::Char('h' | '?') => self.view = View::Help,
+            KeyCode::Char('Z' | ' ') => self.is_paused = !self.is_paused,
+            _ if self.view != View::List => {}
+            KeyCode::F(3 | 4) | KeyCode::Char('/' | '\\') => self.view = View::Filter,
+            KeyCode::F(6) | KeyCode::Char('>') => self.sort_by_next(1),
+            KeyCode::Char('<') => self.sort_by_next(Sort::ALL.len() - 1),
+            KeyCode::Char('I') => self.is_reversed = !self.is_reversed,
+            KeyCode::Enter => {
+                self.opened = self.listed().get(self.selected).map(|channel| key(channel));
+                if self.opened.is_some() {
+                    self.view = View::Channel;
+                }
+            }
+            KeyCode::Up | KeyCode::Char('k') => self.selected = self.selected.saturating_sub(1),
+            KeyCode::Down | KeyCode::Char('j') => self.move_to(self.selected + 1),
+            KeyCode::PageUp => self.selected = self.selected.saturating_sub(10),
+            KeyCode::PageDown => self.move_to(self.selected + 10),
+            KeyCode::Home => self.selected = 0,
+            KeyCode::End => self.move_to(usize::MAX),
+            _ => {}
+        }
+        false
+    }
+
+    fn move_to(&mut self, line: usize) {
+        self.selected = line.min(self.listed().len().saturating_sub(1));
+    }
+
+    fn sort_by_next(&mut self, steps: usize) {
+        let at = Sort::ALL.iter().position(|sort| *sort == self.sort).unwrap_or(0);
+        self.sort = Sort::ALL[(at + steps) % Sort::ALL.len()];
+    }
+
+    fn object(&self) -> serde_json::Value {
+        let channel = |channel: &Channel| {
+            let Rates { messages, bytes, sleeps, wakes } = self.rates_of(channel);
+            let mut object = json_of(channel);
+            object["per_second"] = json!({ "messages": messages, "bytes": bytes, "sleeps": sleeps, "wakes": wakes });
+            object
+        };
+        json!({ "channels": self.channels.iter().map(channel).collect::<Vec<_>>() })
+    }
+}
