@@ -77,9 +77,22 @@ impl Moment {
 
 fn moment(text: &str) -> Result<Moment, String> {
     match text.strip_prefix('@') {
-        Some(since) => crate::seconds(since).map(Moment::At),
-        None => crate::seconds(text).map(Moment::After),
+        Some(since) => decimal_seconds(since).map(Moment::At),
+        None => decimal_seconds(text).map(Moment::After),
     }
+}
+
+/// Seconds to the nanosecond. A floating-point number of seconds since 1970 would be exact to a quarter of a
+/// microsecond.
+fn decimal_seconds(text: &str) -> Result<Duration, String> {
+    let wanted = || format!("found `{text}`, want seconds, such as 10, 0.5 or @1700000000.123456789");
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(seconds) || !is_number(fraction) || fraction.len() > 9 {
+        return Err(wanted());
+    }
+    let ns = format!("{fraction:0<9}").parse().map_err(|_| wanted())?;
+    Ok(Duration::new(seconds.parse().map_err(|_| wanted())?, ns))
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -223,7 +236,8 @@ mod tests {
     fn a_moment_is_relative_or_since_1970() {
         assert_eq!(moment("1.5"), Ok(Moment::After(Duration::from_millis(1500))));
         assert_eq!(moment("@1700000000.25"), Ok(Moment::At(Duration::from_millis(1_700_000_000_250))));
-        for bad in ["", "@", "-1", "12:30", "@now"] {
+        assert_eq!(moment("@1700000000.123456789"), Ok(Moment::At(Duration::new(1_700_000_000, 123_456_789))));
+        for bad in ["", "@", "-1", "+1", "1.", ".5", "1e3", "12:30", "@now", "1.0123456789", "99999999999999999999"] {
             assert!(moment(bad).is_err(), "{bad}");
         }
     }

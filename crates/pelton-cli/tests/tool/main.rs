@@ -12,6 +12,7 @@ mod record;
 mod refused;
 mod roles;
 mod send_recv;
+mod tail;
 mod terminal;
 
 /// The tool in directories of one test.
