@@ -24,8 +24,10 @@ use std::{
 const SLEEP_MIN: Duration = Duration::from_millis(1);
 /// The longest one, so that the command notices new lanes and signals.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
-/// How often the command searches for lanes that are new: a search reads /proc.
+/// How often the command searches for lanes that are new; and how many times longer than a search the interval is at
+/// least, because a search reads /proc.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+const SEARCH_FACTOR: u32 = 500;
 /// Bytes of a row of `--format hex`.
 const ROW: usize = 16;
 
@@ -217,7 +219,7 @@ impl TailLoop<'_> {
             }
             self.signals.poll([], Some(Duration::from_millis(50)))?;
         }
-        let mut searched = Instant::now();
+        let mut search_due = Instant::now() + SEARCH_INTERVAL;
         loop {
             let before = processor_time();
             let mut has_more = false;
@@ -228,18 +230,19 @@ impl TailLoop<'_> {
             if self.args.count.is_some_and(|count| self.shown >= count) {
                 return Ok(());
             }
-            if searched.elapsed() >= SEARCH_INTERVAL {
-                if !self.search(true)? && !has_more {
-                    return Ok(());
-                }
-                searched = Instant::now();
-            }
             let used = processor_time().saturating_sub(before);
             let sleep = (used * (100 - self.args.load) / self.args.load).clamp(SLEEP_MIN, SLEEP_MAX);
             if self.args.load < 100 || !has_more {
                 self.signals.poll([], Some(sleep))?;
             }
             self.signals.check()?;
+            if search_due <= Instant::now() {
+                let before = Instant::now();
+                if !self.search(true)? && !has_more {
+                    return Ok(());
+                }
+                search_due = Instant::now() + SEARCH_INTERVAL.max(before.elapsed() * SEARCH_FACTOR);
+            }
         }
     }
 
