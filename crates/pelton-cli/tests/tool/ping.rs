@@ -49,6 +49,18 @@ fn a_flood_reports_its_percentiles_in_order() {
 }
 
 #[test]
+fn no_round_trip_is_shorter_than_the_service_takes() {
+    let dirs = test_dirs();
+    let it = service(&dirs, &["--exec", "sleep 0.02"]);
+    let ended = dirs.run(&["ping", "it", "-c", "5", "-i", "0", "--json"]);
+    ended.assert(0, &[]);
+    let times = &json(&ended)["round_trip_ns"];
+    assert!(times["min"].as_u64() >= Some(19_900_000) && times["p50"].as_u64() >= times["min"].as_u64(), "{times}");
+    end(it);
+    dirs.assert_nothing_left();
+}
+
+#[test]
 fn the_service_gets_the_request_of_data_and_its_failure_is_a_reply() {
     let dirs = test_dirs();
     let it = service(&dirs, &["--exec", "read -r word; test \"$word\" = right || { echo wrong >&2; exit 7; }"]);

@@ -173,6 +173,8 @@ fn an_interrupt_ends_a_replay_in_a_pause() {
     ended.assert(130, &[]);
     assert_eq!(json(&ended)["ended"], "interrupted");
     recv.finish().assert(0, &["\"messages\":1"]);
+    // The lateness of the only message that was sent.
+    assert!(ended.stderr.contains("later than recorded: median "), "{}", ended.stderr);
     // A receiver that leaves ends it too.
     let recv = dirs.start(&["recv", "name", "--count", "1"]);
     let replay = dirs.start(&["replay", "--speed", "0.000001", "file", "name"]);
