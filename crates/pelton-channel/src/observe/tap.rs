@@ -171,9 +171,14 @@ impl Tap {
                 return Ok(false);
             }
             if !is_before(self.next.seq, tail.seq) {
-                // The bound is before the tail of the last call, or a recovery has dropped messages.
-                if before.exact.is_some() {
-                    self.next = tail;
+                // The sender stores the tail after the header that publishes a record, so the receiver may already have
+                // released what the tail does not include. A tail that stays behind is that of a recovery, which
+                // has dropped messages.
+                self.stalled += 1;
+                if self.stalled > STALLED_MAX
+                    && let Some(tail) = before.exact
+                {
+                    (self.next, self.stalled) = (tail, 0);
                 }
                 return Ok(false);
             }

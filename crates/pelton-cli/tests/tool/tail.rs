@@ -56,7 +56,7 @@ fn messages_pass_while_their_receiver_gets_each_once() {
     recv.signal(Signal::STOP);
     recv.wait_for_state('T');
     send.write(b"line 1\n");
-    let tail = dirs.start(&["tail", "name", "--json", "--since-start"]);
+    let tail = dirs.start(&["tail", "name", "--json", "--since-start", "--timeout", "60"]);
     let mut sent = String::new();
     for number in 1..=20 {
         if number == 2 {
@@ -111,22 +111,26 @@ fn printed_and_missed_messages_are_all_that_passed_and_each_is_whole() {
     let mut sending = dirs.start(&["send", &channel, "--capacity", "64K"]);
     sending.write(input.lines().next().unwrap().as_bytes());
     sending.write(b"\n");
-    let tail = dirs.start(&["tail", &channel, "--since-start", "--json", "--load", "30"]);
+    let tail = dirs.start(&["tail", &channel, "--since-start", "--json", "--load", "30", "--timeout", "60"]);
     let first = tail.line();
     let recv = dirs.start(&["recv", &channel, "--json"]);
     let rest = input.split_once('\n').unwrap().1.to_owned();
     sending.write_all_and_close(rest.into_bytes());
     sending.wait().assert(0, &[]);
     recv.finish().assert(0, &[&format!("\"messages\":{count}")]);
-    let (mut printed, mut missed, mut line) = (0, 0, first);
+    let (mut printed, mut missed, mut last, mut line) = (0, 0, 0, first);
     loop {
         let object: serde_json::Value = serde_json::from_str(&line).unwrap();
         if let Some(number) = object["missed"].as_u64() {
             missed += number;
+            println!("{printed} printed, {missed} missed, the last is {last}");
         } else {
             let number = object["seq"].as_u64().unwrap();
             let wanted = format!("{number} {}", "x".repeat(number as usize % 300));
-            assert_eq!(object["text"].as_str(), Some(wanted.as_str()), "a torn message");
+            // A copy that is not proven may be torn: see `pelton::observe::Tap`.
+            assert!(object["is_proven"] == false || object["text"].as_str() == Some(wanted.as_str()), "{object}");
+            assert!(number > last, "message {number} after {last}");
+            last = number;
             printed += 1;
         }
         if printed + missed == count as u64 {
