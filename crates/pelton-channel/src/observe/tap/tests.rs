@@ -38,7 +38,9 @@ fn lane(directory: &Path) -> Lane {
     let mut observer = Observer::new();
     observer.add_directory(directory);
     let mut found = observer.channels().channels;
-    found.iter_mut().find(|channel| channel.name.contains("channel")).expect("it was created").lanes.remove(0)
+    // It also finds the channels of the tests that run at the same time.
+    let name = format!("path:{}", directory.canonicalize().unwrap().display());
+    found.iter_mut().find(|channel| channel.name == name).expect("it was created").lanes.remove(0)
 }
 
 fn channel(directory: &Path, capacity: u64, message_bytes_max: u64) -> (Sender, Receiver) {
