@@ -147,6 +147,15 @@ pub fn cell(text: &str, width: usize) -> String {
     }
 }
 
+/// A name in exactly `width` characters. Of a long one the end says more than the beginning: it is a path.
+pub fn name_cell(name: &str, width: usize) -> String {
+    let characters = name.chars().count();
+    match characters > width {
+        true => ['…'].into_iter().chain(name.chars().skip(characters - width.saturating_sub(1))).collect(),
+        false => format!("{name:width$}"),
+    }
+}
+
 fn json_of_side(side: &Side) -> Value {
     let activity = match side.activity {
         Activity::Alive => "alive",
@@ -223,6 +232,7 @@ mod tests {
             "\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}",
         ] {
             assert_eq!(cell(text, 10).chars().count(), 10, "{text}");
+            assert_eq!(name_cell(text, 10).chars().count(), 10, "{text}");
         }
     }
 

@@ -314,10 +314,16 @@ fn unreadable(link: &Link, holders: &Holders, reason: String) -> Unreadable {
     Unreadable { what: format!("{} of {command}", link.path), reason }
 }
 
-/// The number of the file behind a descriptor, without a request to its file system.
+/// The number of the file behind a descriptor, without a request to its file system. `None` for a descriptor for
+/// reading only, as observers have: a side's own are for writing too.
 fn inode(pid: u32, fd: &str) -> Option<u64> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
-    info.lines().find_map(|line| line.strip_prefix("ino:"))?.trim().parse().ok()
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let flags = u32::from_str_radix(field("flags:")?, 8).ok()?;
+    if flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32 {
+        return None;
+    }
+    field("ino:")?.parse().ok()
 }
 
 /// The directories of short names: of this user; as root, of all.

@@ -1,9 +1,10 @@
-//! `pelton top`: all channels live, and one of them opened. This file has the numbers and the keys; `top/screen.rs`
-//! draws them.
+//! `pelton top`: all channels live, and one of them opened. This file has the numbers and what the keys do;
+//! `top/keys.rs` reads those, `top/screen.rs` draws.
 //!
 //! The channels are found anew each second; in between, only their pages are read. Nothing of a channel changes, and a
 //! kill of the tool changes nothing.
 
+mod keys;
 mod screen;
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
 };
 use clap::Args;
 use pelton::observe::{Channel, Kind, Observer, Reading};
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::KeyCode;
 use serde_json::json;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -80,28 +81,16 @@ fn live(
             top.update();
         }
         loop {
+            // A new size of the terminal shows at the next drawing.
             terminal.draw(|frame| screen::draw(top, frame)).map_err(failed)?;
-            let left = next.saturating_duration_since(Instant::now());
-            // A key, or a new size of the terminal, which the next drawing finds. A signal ends the wait too.
-            match event::poll(left) {
-                Ok(false) => break,
-                Ok(true) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => break,
-                Err(error) => return Err(failed(error)),
+            let keys = keys::read(signals, next)?;
+            if keys.is_empty() {
+                break;
             }
-            match event::read().map_err(failed)? {
-                Event::Key(key) if key.kind == KeyEventKind::Press => {
-                    if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-                        return Err(Failure::Signal(2));
-                    }
-                    if top.press(key.code) {
-                        return Ok(());
-                    }
-                }
-                _ => {}
+            if keys.into_iter().any(|key| top.press(key)) {
+                return Ok(());
             }
         }
-        signals.check()?;
     }
 }
 

@@ -2,7 +2,9 @@
 //! words say all.
 
 use super::{Rates, Top, View};
-use crate::observed::{name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side};
+use crate::observed::{
+    name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side,
+};
 use pelton::observe::{Activity, Channel, State};
 use ratatui::{
     Frame,
@@ -15,7 +17,9 @@ use ratatui::{
 const KEYS: &str = "F1 Help  F4 Filter  F6 Sort  I Invert  Z Pause  Enter Open  F10 Quit";
 const KEYS_OF_CHANNEL: &str = "F1 Help  Z Pause  Esc Back  F10 Quit";
 /// Characters of a bar.
-const BAR: usize = 8;
+const BAR: usize = 6;
+/// Characters of a row beside the name, with the spaces.
+const BESIDE_NAME: u16 = 8 + 5 + 6 + 5 + (BAR as u16 + 4) + 5 + 5 + 16 + 8;
 
 const HELP: [&str; 16] = [
     "MSG/S, B/S   messages and bytes that the receiver releases per second",
@@ -90,10 +94,11 @@ fn headline(top: &Top) -> String {
 }
 
 fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
+    let width = area.width.saturating_sub(BESIDE_NAME).into();
     let rows = top.listed().into_iter().map(|channel| {
         let rates = top.rates_of(channel);
         Row::new([
-            Line::raw(name_of(channel)),
+            Line::raw(name_cell(&name_of(channel), width)),
             Line::raw(channel.kind.word()),
             right(rate(rates.messages)),
             right(short_bytes(rates.bytes as u64)),
@@ -115,7 +120,7 @@ fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
         Constraint::Length(5),
         Constraint::Length(16),
     ];
-    let head = ["NAME", "KIND", " MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
+    let head = ["NAME", "KIND", "MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
     let table = Table::new(rows, widths)
         .header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
