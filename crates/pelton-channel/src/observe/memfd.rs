@@ -134,13 +134,15 @@ impl Memfds {
             for fd in fds.flatten() {
                 let Ok(link) = fs::read_link(fd.path()) else { continue };
                 let text = link.as_os_str().as_bytes();
+                let number = fd.file_name();
                 if let Some((label, name)) = Label::parse(text) {
-                    let number = fd.file_name();
                     let Some(inode) = inode(pid, &number.to_string_lossy()) else { continue };
                     holders.by_inode.entry(inode).or_default().insert(pid);
                     links.push(Link { pid, path: format!("/proc/{pid}/fd/{}", number.display()), inode, label, name });
                     uses_pelton = true;
-                } else if text.ends_with(b"/receiver") || text.ends_with(b".producer") {
+                } else if (text.ends_with(b"/receiver") || text.ends_with(b".producer"))
+                    && inode(pid, &number.to_string_lossy()).is_some()
+                {
                     self.directories.extend(link.parent().map(Path::to_owned));
                 }
             }
