@@ -139,6 +139,11 @@ pub fn senders(channel: &Channel) -> String {
     }
 }
 
+/// A number of things: `1 lane`, `2 lanes`.
+pub fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The text in exactly `width` characters: cut, with an ellipsis, or filled.
 pub fn cell(text: &str, width: usize) -> String {
     match text.chars().count() > width {

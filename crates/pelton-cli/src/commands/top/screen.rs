@@ -3,7 +3,7 @@
 
 use super::{Rates, Top, View};
 use crate::observed::{
-    name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side,
+    counted, name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side,
 };
 use pelton::observe::{Activity, Channel, State};
 use ratatui::{
@@ -74,8 +74,8 @@ fn headline(top: &Top) -> String {
     let mut all = Rates::default();
     top.channels.iter().for_each(|channel| all.add(top.rates_of(channel)));
     let mut text = format!(
-        "pelton: {} channels, {}/s, {}B/s; by {}{}",
-        listed.len(),
+        "pelton: {}, {}/s, {}B/s; by {}{}",
+        counted(listed.len(), "channel"),
         rate(all.messages),
         short_bytes(all.bytes as u64),
         top.sort.word(),
