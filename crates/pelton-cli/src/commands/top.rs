@@ -1,7 +1,7 @@
 //! `pelton top`: all channels live, and one of them opened. This file has the numbers and what the keys do;
 //! `top/keys.rs` reads those, `top/screen.rs` draws.
 //!
-//! The channels are found anew each second; in between, only their pages are read. Nothing of a channel changes, and a
+//! The channels are found anew each second or so; in between, only their pages are read. Nothing of a channel changes, and a
 //! kill of the tool changes nothing.
 
 mod keys;
@@ -23,8 +23,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// How often the channels are found anew.
+/// The channels are found anew each second, or less often: so that the search takes at most this part of the time.
 const FIND_INTERVAL: Duration = Duration::from_secs(1);
+const FIND_PART: u32 = 200;
 /// Rates are those of about this time.
 const RATE_TIME: Duration = Duration::from_secs(1);
 /// Updates in the history of a channel, which an opened one shows.
@@ -226,7 +227,8 @@ enum View {
 
 struct Top {
     observer: Observer,
-    found_at: Option<Instant>,
+    /// When to find the channels anew.
+    find_at: Option<Instant>,
     channels: Vec<Channel>,
     unreadable: usize,
     past: BTreeMap<Key, Past>,
@@ -246,7 +248,7 @@ impl Top {
     fn new(observer: Observer) -> Top {
         Top {
             observer,
-            found_at: None,
+            find_at: None,
             channels: Vec::new(),
             unreadable: 0,
             past: BTreeMap::new(),
@@ -264,11 +266,11 @@ impl Top {
     /// Reads everything again.
     fn update(&mut self) {
         let now = Instant::now();
-        if self.found_at.is_none_or(|at| now - at >= FIND_INTERVAL) {
+        if self.find_at.is_none_or(|at| now >= at) {
             let found = self.observer.channels();
             self.channels = found.channels;
             self.unreadable = found.unreadable.len();
-            self.found_at = Some(now);
+            self.find_at = Some(now + FIND_INTERVAL.max(now.elapsed() * FIND_PART));
         } else {
             for channel in &mut self.channels {
                 for lane in &mut channel.lanes {
