@@ -77,7 +77,7 @@ enum Command {
     /// Answer calls by a command: a process per call, or one co-process
     #[command(after_help = EXIT_CODES)]
     Serve(serve::ServeArgs),
-    /// List all channels and services: who uses them, and what waits in them; changes nothing
+    /// List all channels and services: their processes, and what waits in them; changes nothing
     #[command(after_help = EXIT_CODES)]
     Ls(ls::LsArgs),
     /// Show one channel in full, with its rates; changes nothing

@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 /// The options that say where to look.
 #[derive(Args)]
 pub struct Where {
-    /// Look for channels in directories below DIR too; may be repeated
+    /// Search for channels in directories below DIR too; may be repeated
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 /// How the links of pelton's memfds begin.
 const MEMFD: &[u8] = b"/memfd:pelton-";
 /// How long a file may take to open. A memfd opens in microseconds.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the name of a memfd says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ struct Link {
     name: String,
 }
 
-/// Who has what open.
+/// The processes that have memfds open.
 #[derive(Default)]
 struct Holders {
     processes: BTreeMap<u32, Process>,
@@ -133,7 +133,7 @@ impl Memfds {
         add_listeners(&holders, found);
     }
 
-    /// Reads /proc. Opens nothing.
+    /// Reads /proc. Opens no file of a process.
     fn look(&mut self) -> (Holders, Vec<Link>) {
         let mut holders = Holders::default();
         let mut links = Vec::new();
@@ -195,7 +195,7 @@ impl Memfds {
         for (credentials, links) in new {
             let paths: Vec<CString> =
                 links.iter().map(|link| CString::new(link.path.clone()).expect("digits and slashes")).collect();
-            for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, PATIENCE)) {
+            for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT)) {
                 let checked = file.and_then(|file| {
                     if let Some(magic) = link.label.magic() {
                         page::check(&file, magic).map_err(|error| format!("it {error}"))?;
