@@ -1,4 +1,4 @@
-//! A running system from outside, without its cooperation: all channels, who uses them, and what waits in them. It
+//! A running system from outside, without its cooperation: all channels, their processes, and what waits in them. It
 //! works while both sides of a channel are stopped, and changes nothing: it takes no lock and no role, rings no
 //! doorbell, and writes no page. [`Observer::channels`] finds the channels; [`Lane::read`] reads a lane again.
 //!

@@ -92,7 +92,7 @@ enum Command {
     /// Print the messages of a channel as they pass, without being its receiver; changes nothing
     #[command(after_help = EXIT_CODES)]
     Tail(tail::TailArgs),
-    /// List all channels and services: who uses them, and what waits in them; changes nothing
+    /// List all channels and services: their processes, and what waits in them; changes nothing
     #[command(after_help = EXIT_CODES)]
     Ls(ls::LsArgs),
     /// Show one channel in full, with its rates; changes nothing

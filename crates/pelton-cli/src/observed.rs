@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 /// The options that say where to look.
 #[derive(Args)]
 pub struct Where {
-    /// Look for channels in directories below DIR too; may be repeated
+    /// Search for channels in directories below DIR too; may be repeated
     #[arg(long, value_name = "DIR")]
     root: Vec<PathBuf>,
 }
@@ -139,11 +139,25 @@ pub fn senders(channel: &Channel) -> String {
     }
 }
 
+/// A number of things: `1 lane`, `2 lanes`.
+pub fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The text in exactly `width` characters: cut, with an ellipsis, or filled.
 pub fn cell(text: &str, width: usize) -> String {
     match text.chars().count() > width {
         true => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
         false => format!("{text:width$}"),
+    }
+}
+
+/// A name in exactly `width` characters. Of a long one the end says more than the beginning: it is a path.
+pub fn name_cell(name: &str, width: usize) -> String {
+    let characters = name.chars().count();
+    match characters > width {
+        true => ['…'].into_iter().chain(name.chars().skip(characters - width.saturating_sub(1))).collect(),
+        false => format!("{name:width$}"),
     }
 }
 
@@ -223,6 +237,7 @@ mod tests {
             "\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}",
         ] {
             assert_eq!(cell(text, 10).chars().count(), 10, "{text}");
+            assert_eq!(name_cell(text, 10).chars().count(), 10, "{text}");
         }
     }
 

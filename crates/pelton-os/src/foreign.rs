@@ -46,12 +46,12 @@ impl Problem {
 }
 
 /// Opens these paths for reading, in their order, and returns only sealed memfds. A path that does not open within
-/// `patience` is given up. Where there are `credentials`, the child has the rights of that user alone.
-pub fn open_memfds(paths: &[CString], credentials: Option<Credentials>, patience: Duration) -> Vec<ForeignFile> {
+/// `timeout` is given up. Where there are `credentials`, the child has the rights of that user alone.
+pub fn open_memfds(paths: &[CString], credentials: Option<Credentials>, timeout: Duration) -> Vec<ForeignFile> {
     let mut found = Vec::with_capacity(paths.len());
     while found.len() < paths.len() {
         let before = found.len();
-        if let Err(error) = open_some(&paths[before..], credentials, patience, &mut found) {
+        if let Err(error) = open_some(&paths[before..], credentials, timeout, &mut found) {
             found.push(Err(format!("starting a process that opens it: {error}")));
         }
     }
@@ -62,7 +62,7 @@ pub fn open_memfds(paths: &[CString], credentials: Option<Credentials>, patience
 fn open_some(
     paths: &[CString],
     credentials: Option<Credentials>,
-    patience: Duration,
+    timeout: Duration,
     found: &mut Vec<ForeignFile>,
 ) -> std::io::Result<()> {
     let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -76,7 +76,7 @@ fn open_some(
         return Err(std::io::Error::last_os_error());
     }
     drop(there);
-    let mut deadline = Instant::now() + patience;
+    let mut deadline = Instant::now() + timeout;
     for _ in paths {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = rustix::event::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -84,7 +84,7 @@ fn open_some(
         if ready == 0 {
             found.push(Err(format!(
                 "it did not open within {} ms: its file server does not reply",
-                patience.as_millis()
+                timeout.as_millis()
             )));
             break;
         }
@@ -95,13 +95,13 @@ fn open_some(
                 break;
             }
         }
-        deadline = Instant::now() + patience;
+        deadline = Instant::now() + timeout;
     }
     // SAFETY: the child of this process, which nothing else waits for. A child that hangs in a system call ends by the
     // signal, but perhaps not at once: only an ended child is waited for here.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         while libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) == 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_micros(200));
         }

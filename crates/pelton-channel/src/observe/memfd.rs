@@ -5,8 +5,10 @@ use super::process::{self, Process};
 use super::{Activity, Channel, Files, Found, Kind, Lane, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
 use pelton_os::{Credentials, open_memfds, own_uid};
+use rustix::fs::{Mode, OFlags, readlinkat};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,8 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+/// How the links of pelton's memfds begin.
+const MEMFD: &[u8] = b"/memfd:pelton-";
 /// How long a file may take to open. A memfd opens in microseconds.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the name of a memfd says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +33,7 @@ enum Label {
 impl Label {
     /// The label and the channel's name in a link of /proc/PID/fd.
     fn parse(link: &[u8]) -> Option<(Label, String)> {
-        let text = link.strip_prefix(b"/memfd:pelton-")?;
+        let text = link.strip_prefix(MEMFD)?;
         let text = String::from_utf8_lossy(text.strip_suffix(b" (deleted)").unwrap_or(text)).into_owned();
         let mut words = text.splitn(4, ' ');
         let role = words.next()?;
@@ -79,7 +83,21 @@ pub(super) struct Memfds {
     /// Those that were refused, so that each is opened once.
     refused: BTreeMap<u64, String>,
     directories: BTreeSet<PathBuf>,
+    /// What the last look found of the descriptors that count, by process and number.
+    seen: BTreeMap<(u32, u32), Seen>,
+    processes: BTreeMap<u32, Process>,
+    looks: u32,
 }
+
+/// A descriptor: its link, and the inode behind it, if it is for writing.
+#[derive(Debug)]
+struct Seen {
+    link: Vec<u8>,
+    inode: Option<u64>,
+}
+
+/// After this number of looks, each descriptor is read anew, whatever its link: another file may have the same.
+const LOOKS_MAX: u32 = 16;
 
 /// A link of /proc/PID/fd that says that it is a memfd of pelton's.
 struct Link {
@@ -90,7 +108,7 @@ struct Link {
     name: String,
 }
 
-/// Who has what open.
+/// The processes that have memfds open.
 #[derive(Default)]
 struct Holders {
     processes: BTreeMap<u32, Process>,
@@ -115,39 +133,48 @@ impl Memfds {
         add_listeners(&holders, found);
     }
 
-    /// Reads /proc. Opens nothing.
+    /// Reads /proc. Opens no file of a process.
     fn look(&mut self) -> (Holders, Vec<Link>) {
         let mut holders = Holders::default();
         let mut links = Vec::new();
         self.directories.clear();
+        self.looks += 1;
+        if self.looks.is_multiple_of(LOOKS_MAX) {
+            self.seen.clear();
+            self.processes.clear();
+        }
+        let mut seen = BTreeMap::new();
         for pid in process::all() {
-            let fds = match fs::read_dir(format!("/proc/{pid}/fd")) {
+            let fds = match descriptors(pid) {
                 Ok(fds) => fds,
                 Err(error) => {
-                    if error.kind() == ErrorKind::PermissionDenied {
+                    if matches!(error, Errno::ACCESS | Errno::PERM) {
                         holders.hidden.insert(pid);
                     }
                     continue;
                 }
             };
             let mut uses_pelton = false;
-            for fd in fds.flatten() {
-                let Ok(link) = fs::read_link(fd.path()) else { continue };
-                let text = link.as_os_str().as_bytes();
-                if let Some((label, name)) = Label::parse(text) {
-                    let number = fd.file_name();
-                    let Some(inode) = inode(pid, &number.to_string_lossy()) else { continue };
+            for (number, link) in fds {
+                let before = self.seen.remove(&(pid, number)).filter(|before| before.link == link);
+                let inode = before.map_or_else(|| inode(pid, number), |before| before.inode);
+                if let (Some((label, name)), Some(inode)) = (Label::parse(&link), inode) {
                     holders.by_inode.entry(inode).or_default().insert(pid);
-                    links.push(Link { pid, path: format!("/proc/{pid}/fd/{}", number.display()), inode, label, name });
+                    links.push(Link { pid, path: format!("/proc/{pid}/fd/{number}"), inode, label, name });
                     uses_pelton = true;
-                } else if text.ends_with(b"/receiver") || text.ends_with(b".producer") {
-                    self.directories.extend(link.parent().map(Path::to_owned));
+                } else if !link.starts_with(MEMFD) && inode.is_some() {
+                    let directory = Path::new(OsStr::from_bytes(&link)).parent();
+                    self.directories.extend(directory.map(Path::to_owned));
                 }
+                seen.insert((pid, number), Seen { link, inode });
             }
-            if uses_pelton && let Some(process) = Process::of(pid) {
-                holders.processes.insert(pid, process);
+            if uses_pelton {
+                let process = self.processes.remove(&pid).map_or_else(|| Process::of(pid), |before| before.again());
+                holders.processes.extend(process.map(|process| (pid, process)));
             }
         }
+        self.seen = seen;
+        self.processes = holders.processes.clone();
         (holders, links)
     }
 
@@ -168,7 +195,7 @@ impl Memfds {
         for (credentials, links) in new {
             let paths: Vec<CString> =
                 links.iter().map(|link| CString::new(link.path.clone()).expect("digits and slashes")).collect();
-            for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, PATIENCE)) {
+            for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT)) {
                 let checked = file.and_then(|file| {
                     if let Some(magic) = link.label.magic() {
                         page::check(&file, magic).map_err(|error| format!("it {error}"))?;
@@ -314,10 +341,36 @@ fn unreadable(link: &Link, holders: &Holders, reason: String) -> Unreadable {
     Unreadable { what: format!("{} of {command}", link.path), reason }
 }
 
-/// The number of the file behind a descriptor, without a request to its file system.
-fn inode(pid: u32, fd: &str) -> Option<u64> {
+/// The descriptors of a process whose links may be pelton's, by number.
+fn descriptors(pid: u32) -> Result<Vec<(u32, Vec<u8>)>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(format!("/proc/{pid}/fd"), flags, Mode::empty())?;
+    let mut found = Vec::new();
+    let mut buffer = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&directory)? {
+        let entry = entry?;
+        let Some(number) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) else { continue };
+        // It may have been closed meanwhile.
+        let Ok(link) = readlinkat(&directory, entry.file_name(), std::mem::take(&mut buffer)) else { continue };
+        let text = link.as_bytes();
+        if text.starts_with(MEMFD) || text.ends_with(b"/receiver") || text.ends_with(b".producer") {
+            found.push((number, text.to_owned()));
+        }
+        buffer = link.into_bytes();
+    }
+    Ok(found)
+}
+
+/// The number of the file behind a descriptor, without a request to its file system. `None` for a descriptor for
+/// reading only, as observers have: a side's own are for writing too.
+fn inode(pid: u32, fd: u32) -> Option<u64> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
-    info.lines().find_map(|line| line.strip_prefix("ino:"))?.trim().parse().ok()
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let flags = u32::from_str_radix(field("flags:")?, 8).ok()?;
+    if flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32 {
+        return None;
+    }
+    field("ino:")?.parse().ok()
 }
 
 /// The directories of short names: of this user; as root, of all.

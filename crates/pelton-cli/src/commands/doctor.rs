@@ -3,7 +3,7 @@
 use crate::{
     commands::stat::no_channel,
     failure::Failure,
-    observed::{Where, name_of, named, one_line, percent_of, short, short_bytes, short_time, side},
+    observed::{Where, counted, name_of, named, one_line, percent_of, short, short_bytes, short_time, side},
     output::{json, print},
 };
 use clap::Args;
@@ -367,7 +367,7 @@ fn channel(name: &str, args: &DoctorArgs) -> Result<(), Failure> {
     match problems {
         0 => Ok(()),
         // The lines on standard output are the text.
-        _ => Err(Failure::Peer(format!("{problems} problems with {name}"))),
+        _ => Err(Failure::Peer(format!("{} with {name}", counted(problems, "problem")))),
     }
 }
 

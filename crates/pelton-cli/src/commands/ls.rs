@@ -3,8 +3,8 @@
 use crate::{
     failure::Failure,
     observed::{
-        Where, cell, is_detail, json_of, json_of_unreadable, name_of, one_line, percent, senders, short, short_age,
-        short_bytes, side,
+        Where, cell, is_detail, json_of, json_of_unreadable, name_cell, name_of, one_line, percent, senders, short,
+        short_age, short_bytes, side,
     },
     output::{json, print},
 };
@@ -87,7 +87,7 @@ fn line(is_wide: bool, cells: [&str; 6], state: &str, further: [&str; 5]) -> Str
     let [name, kind, sender, receiver, waits, full] = cells;
     let mut line = format!(
         "{} {} {} {} {waits:>5} {full:>4}",
-        cell(name, 16),
+        name_cell(name, 16),
         cell(kind, 8),
         cell(sender, 13),
         cell(receiver, 13)

@@ -2,7 +2,9 @@
 
 use crate::{
     failure::Failure,
-    observed::{Where, json_of, name_of, named, one_line, percent_of, rate, short_age, short_bytes, short_time, side},
+    observed::{
+        Where, counted, json_of, name_of, named, one_line, percent_of, rate, short_age, short_bytes, short_time, side,
+    },
     output::{json, print},
 };
 use clap::Args;
@@ -69,11 +71,11 @@ impl Rates<'_> {
 
 fn text(channel: &Channel, rates: &Rates<'_>) -> String {
     let mut text = format!(
-        "{}: {}, {}; {} lanes; made {} ago\nreceiver: {}\n",
+        "{}: {}, {}; {}; made {} ago\nreceiver: {}\n",
         name_of(channel),
         channel.kind.word(),
         channel.state().words(),
-        channel.lanes.len(),
+        counted(channel.lanes.len(), "lane"),
         short_age(channel),
         in_full(&channel.receiver)
     );

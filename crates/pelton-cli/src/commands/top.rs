@@ -1,20 +1,21 @@
-//! `pelton top`: all channels live, and one of them opened. This file has the numbers and the keys; `top/screen.rs`
-//! draws them.
+//! `pelton top`: all channels live, and one of them opened. This file has the numbers and what the keys do;
+//! `top/keys.rs` reads those, `top/screen.rs` draws.
 //!
-//! The channels are found anew each second; in between, only their pages are read. Nothing of a channel changes, and a
-//! kill of the tool changes nothing.
+//! The channels are found anew each second or so; in between, only their pages are read. Nothing of a channel changes,
+//! and a kill of the tool changes nothing.
 
+mod keys;
 mod screen;
 
 use crate::{
     failure::Failure,
-    observed::{Where, is_detail, json_of, name_of},
+    observed::{Where, is_detail, json_of, name_of, percent},
     output::{json, print},
     signals::Signals,
 };
 use clap::Args;
-use pelton::observe::{Channel, Kind, Observer, Reading};
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use pelton::observe::{Channel, Kind, Observer, Reading, State};
+use ratatui::crossterm::event::KeyCode;
 use serde_json::json;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,8 +23,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// How often the channels are found anew.
+/// The channels are found anew each second, or less often: so that the search takes at most this part of the time.
 const FIND_INTERVAL: Duration = Duration::from_secs(1);
+const FIND_PART: u32 = 400;
 /// Rates are those of about this time.
 const RATE_TIME: Duration = Duration::from_secs(1);
 /// Updates in the history of a channel, which an opened one shows.
@@ -47,6 +49,8 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     if args.interval < Duration::from_millis(50) {
         return Err(Failure::Input("--interval is below 0.05 s, more updates than a terminal shows".to_owned()));
     }
+    // Those that it observes go first: on a busy machine it takes what they leave of the processors.
+    let _ = rustix::process::nice(19);
     let mut top = Top::new(args.place.observer());
     if args.json {
         let signals = Signals::install()?;
@@ -80,28 +84,16 @@ fn live(
             top.update();
         }
         loop {
+            // A new size of the terminal shows at the next drawing.
             terminal.draw(|frame| screen::draw(top, frame)).map_err(failed)?;
-            let left = next.saturating_duration_since(Instant::now());
-            // A key, or a new size of the terminal, which the next drawing finds. A signal ends the wait too.
-            match event::poll(left) {
-                Ok(false) => break,
-                Ok(true) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => break,
-                Err(error) => return Err(failed(error)),
+            let keys = keys::read(signals, next)?;
+            if keys.is_empty() {
+                break;
             }
-            match event::read().map_err(failed)? {
-                Event::Key(key) if key.kind == KeyEventKind::Press => {
-                    if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-                        return Err(Failure::Signal(2));
-                    }
-                    if top.press(key.code) {
-                        return Ok(());
-                    }
-                }
-                _ => {}
+            if keys.into_iter().any(|key| top.press(key)) {
+                return Ok(());
             }
         }
-        signals.check()?;
     }
 }
 
@@ -199,6 +191,12 @@ impl Past {
     }
 }
 
+/// A channel and its past.
+struct Shown {
+    channel: Channel,
+    past: Past,
+}
+
 /// A column by which the list is sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sort {
@@ -237,10 +235,10 @@ enum View {
 
 struct Top {
     observer: Observer,
-    found_at: Option<Instant>,
-    channels: Vec<Channel>,
+    /// When to find the channels anew.
+    find_at: Option<Instant>,
+    channels: Vec<Shown>,
     unreadable: usize,
-    past: BTreeMap<Key, Past>,
     sort: Sort,
     is_reversed: bool,
     filter: String,
@@ -257,10 +255,9 @@ impl Top {
     fn new(observer: Observer) -> Top {
         Top {
             observer,
-            found_at: None,
+            find_at: None,
             channels: Vec::new(),
             unreadable: 0,
-            past: BTreeMap::new(),
             sort: Sort::Rate,
             is_reversed: false,
             filter: String::new(),
@@ -275,68 +272,59 @@ impl Top {
     /// Reads everything again.
     fn update(&mut self) {
         let now = Instant::now();
-        if self.found_at.is_none_or(|at| now - at >= FIND_INTERVAL) {
+        if self.find_at.is_none_or(|at| now >= at) {
             let found = self.observer.channels();
-            self.channels = found.channels;
+            let mut past: BTreeMap<Key, Past> =
+                self.channels.drain(..).map(|shown| (key(&shown.channel), shown.past)).collect();
+            self.channels = (found.channels.into_iter())
+                .map(|channel| Shown { past: past.remove(&key(&channel)).unwrap_or_default(), channel })
+                .collect();
             self.unreadable = found.unreadable.len();
-            self.found_at = Some(now);
+            self.find_at = Some(now + FIND_INTERVAL.max(now.elapsed() * FIND_PART));
         } else {
-            for channel in &mut self.channels {
-                for lane in &mut channel.lanes {
-                    // A lane that cannot be read keeps its last numbers until the next finding reports it.
-                    if let Ok(reading) = lane.read() {
-                        lane.reading = reading;
-                    }
+            for lane in self.channels.iter_mut().flat_map(|shown| &mut shown.channel.lanes) {
+                // A lane that cannot be read keeps its last numbers until the next finding reports it.
+                if let Ok(reading) = lane.read() {
+                    lane.reading = reading;
                 }
             }
         }
-        let mut past = std::mem::take(&mut self.past);
-        for channel in &self.channels {
-            let key = key(channel);
-            let mut of = past.remove(&key).unwrap_or_default();
-            of.update(now, channel);
-            self.past.insert(key, of);
+        for shown in &mut self.channels {
+            shown.past.update(now, &shown.channel);
         }
         // Last, because the list is shorter or longer now.
         self.selected = self.selected.min(self.listed().len().saturating_sub(1));
     }
 
-    fn past_of(&self, channel: &Channel) -> Option<&Past> {
-        self.past.get(&key(channel))
-    }
-
-    fn rates_of(&self, channel: &Channel) -> Rates {
-        self.past_of(channel).map_or(Rates::default(), |past| past.rates)
-    }
-
     /// The channels of the list, sorted and filtered.
-    fn listed(&self) -> Vec<&Channel> {
-        let mut listed: Vec<&Channel> = self.channels.iter().filter(|channel| !is_detail(channel)).collect();
+    fn listed(&self) -> Vec<&Shown> {
+        let mut listed: Vec<&Shown> = self.channels.iter().filter(|shown| !is_detail(&shown.channel)).collect();
         let wanted = self.filter.to_lowercase();
         if !wanted.is_empty() {
-            listed.retain(|channel| name_of(channel).to_lowercase().contains(&wanted));
+            listed.retain(|shown| name_of(&shown.channel).to_lowercase().contains(&wanted));
         }
+        // Stable: those that compare equal stay in the order of the observer, by name.
         listed.sort_by(|one, other| {
-            let (of_one, of_other) = (self.rates_of(one), self.rates_of(other));
+            let ((first, of_first), (second, of_second)) =
+                ((&one.channel, one.past.rates), (&other.channel, other.past.rates));
             let order = match self.sort {
-                Sort::Name => one.name.cmp(&other.name),
+                Sort::Name => first.name.cmp(&second.name),
                 // The largest first.
-                Sort::Rate => of_other.messages.total_cmp(&of_one.messages),
-                Sort::Bytes => of_other.bytes.total_cmp(&of_one.bytes),
-                Sort::Waits => other.waiting_messages().cmp(&one.waiting_messages()),
-                Sort::Full => crate::observed::percent(other).cmp(&crate::observed::percent(one)),
-                Sort::State => (one.state() == pelton::observe::State::Ok, one.state().words())
-                    .cmp(&(other.state() == pelton::observe::State::Ok, other.state().words())),
+                Sort::Rate => of_second.messages.total_cmp(&of_first.messages),
+                Sort::Bytes => of_second.bytes.total_cmp(&of_first.bytes),
+                Sort::Waits => second.waiting_messages().cmp(&first.waiting_messages()),
+                Sort::Full => percent(second).cmp(&percent(first)),
+                Sort::State => (first.state() == State::Ok, first.state().words())
+                    .cmp(&(second.state() == State::Ok, second.state().words())),
             };
-            let order = if self.is_reversed { order.reverse() } else { order };
-            order.then_with(|| key(one).cmp(&key(other)))
+            if self.is_reversed { order.reverse() } else { order }
         });
         listed
     }
 
-    fn opened(&self) -> Option<&Channel> {
+    fn opened(&self) -> Option<&Shown> {
         let opened = self.opened.as_ref()?;
-        self.channels.iter().find(|channel| key(channel) == *opened)
+        self.channels.iter().find(|shown| key(&shown.channel) == *opened)
     }
 
     /// Handles a key. Returns true to quit.
@@ -366,7 +354,7 @@ impl Top {
             KeyCode::Char('<') => self.sort_by_next(Sort::ALL.len() - 1),
             KeyCode::Char('I') => self.is_reversed = !self.is_reversed,
             KeyCode::Enter => {
-                self.opened = self.listed().get(self.selected).map(|channel| key(channel));
+                self.opened = self.listed().get(self.selected).map(|shown| key(&shown.channel));
                 if self.opened.is_some() {
                     self.view = View::Channel;
                 }
@@ -392,9 +380,9 @@ impl Top {
     }
 
     fn object(&self) -> serde_json::Value {
-        let channel = |channel: &Channel| {
-            let Rates { messages, bytes, sleeps, wakes } = self.rates_of(channel);
-            let mut object = json_of(channel);
+        let channel = |shown: &Shown| {
+            let Rates { messages, bytes, sleeps, wakes } = shown.past.rates;
+            let mut object = json_of(&shown.channel);
             object["per_second"] = json!({ "messages": messages, "bytes": bytes, "sleeps": sleeps, "wakes": wakes });
             object
         };

@@ -1,9 +1,11 @@
 //! The screens of `pelton top`. They fit 80 columns and 24 lines, and use what there is of more. Without colour, the
 //! words say all.
 
-use super::{Rates, Top, View};
-use crate::observed::{name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side};
-use pelton::observe::{Activity, Channel, State};
+use super::{Rates, Shown, Top, View};
+use crate::observed::{
+    counted, name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side,
+};
+use pelton::observe::{Activity, State};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -15,7 +17,9 @@ use ratatui::{
 const KEYS: &str = "F1 Help  F4 Filter  F6 Sort  I Invert  Z Pause  Enter Open  F10 Quit";
 const KEYS_OF_CHANNEL: &str = "F1 Help  Z Pause  Esc Back  F10 Quit";
 /// Characters of a bar.
-const BAR: usize = 8;
+const BAR: usize = 6;
+/// Characters of a row beside the name, with the spaces.
+const BESIDE_NAME: u16 = 8 + 5 + 6 + 5 + (BAR as u16 + 4) + 5 + 5 + 16 + 8;
 
 const HELP: [&str; 16] = [
     "MSG/S, B/S   messages and bytes that the receiver releases per second",
@@ -48,7 +52,7 @@ pub fn draw(top: &Top, frame: &mut Frame<'_>) {
         }
         View::Channel => {
             match top.opened() {
-                Some(channel) => draw_channel(top, channel, frame, body),
+                Some(shown) => draw_channel(top, shown, frame, body),
                 None => frame.render_widget(Paragraph::new("The channel is gone."), body),
             }
             KEYS_OF_CHANNEL.to_owned()
@@ -68,10 +72,10 @@ pub fn draw(top: &Top, frame: &mut Frame<'_>) {
 fn headline(top: &Top) -> String {
     let listed = top.listed();
     let mut all = Rates::default();
-    top.channels.iter().for_each(|channel| all.add(top.rates_of(channel)));
+    top.channels.iter().for_each(|shown| all.add(shown.past.rates));
     let mut text = format!(
-        "pelton: {} channels, {}/s, {}B/s; by {}{}",
-        listed.len(),
+        "pelton: {}, {}/s, {}B/s; by {}{}",
+        counted(listed.len(), "channel"),
         rate(all.messages),
         short_bytes(all.bytes as u64),
         top.sort.word(),
@@ -90,10 +94,11 @@ fn headline(top: &Top) -> String {
 }
 
 fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
-    let rows = top.listed().into_iter().map(|channel| {
-        let rates = top.rates_of(channel);
+    let width = area.width.saturating_sub(BESIDE_NAME).into();
+    let rows = top.listed().into_iter().map(|Shown { channel, past }| {
+        let rates = past.rates;
         Row::new([
-            Line::raw(name_of(channel)),
+            Line::raw(name_cell(&name_of(channel), width)),
             Line::raw(channel.kind.word()),
             right(rate(rates.messages)),
             right(short_bytes(rates.bytes as u64)),
@@ -115,7 +120,7 @@ fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
         Constraint::Length(5),
         Constraint::Length(16),
     ];
-    let head = ["NAME", "KIND", " MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
+    let head = ["NAME", "KIND", "MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
     let table = Table::new(rows, widths)
         .header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
@@ -123,9 +128,8 @@ fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-fn draw_channel(top: &Top, channel: &Channel, frame: &mut Frame<'_>, area: Rect) {
-    let past = top.past_of(channel);
-    let rates = top.rates_of(channel);
+fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_>, area: Rect) {
+    let rates = past.rates;
     let [facts, history, lanes] =
         Layout::vertical([Constraint::Length(6), Constraint::Length(5), Constraint::Min(0)]).areas(area);
     let stopped = match channel.receiver.stopped_for {
@@ -156,14 +160,14 @@ fn draw_channel(top: &Top, channel: &Channel, frame: &mut Frame<'_>, area: Rect)
         )),
     ];
     frame.render_widget(Paragraph::new(text), facts);
-    let all = past.map(|past| past.history.iter().copied().collect::<Vec<u64>>()).unwrap_or_default();
+    let all: Vec<u64> = past.history.iter().copied().collect();
     let shown = &all[all.len().saturating_sub(history.width.into())..];
     let [title, line] = Layout::vertical([Constraint::Length(1), Constraint::Length(4)]).areas(history);
     let most = shown.iter().max().copied().unwrap_or(0);
     frame.render_widget(Paragraph::new(format!("messages/s, at most {} here", short(most))), title);
     frame.render_widget(Sparkline::default().data(shown.iter().copied()), line);
     let rows = channel.lanes.iter().map(|lane| {
-        let rates = past.and_then(|past| past.rates_of_lanes.get(lane.number as usize)).copied().unwrap_or_default();
+        let rates = past.rates_of_lanes.get(lane.number as usize).copied().unwrap_or_default();
         let state = match lane.sender.activity {
             _ if lane.is_full() => State::Full.words(),
             Activity::Stopped => State::SenderStopped.words(),
