@@ -197,7 +197,8 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	if err != nil {
 		return nil, err
 	}
-	page, err := memory.NewReceiverPage()
+	settings.Name = name
+	page, err := memory.NewReceiverPage("replies " + name)
 	if err != nil {
 		ownDoorbell.Close()
 		return nil, err

@@ -83,6 +83,7 @@ func listen(name string, o Options, settings limits.Settings, isShared bool) (*L
 	if err != nil {
 		return nil, err
 	}
+	settings.Name = name
 	l := &Listener{bound: bound, options: o, settings: settings}
 	l.closed, l.close = context.WithCancel(context.Background())
 	return l, nil
@@ -318,7 +319,7 @@ func receiverOfOne(s *handshake.Handshake, options Options, listens bool) (*Rece
 	if err != nil {
 		return nil, s.Report(err)
 	}
-	page, err := memory.NewReceiverPage()
+	page, err := memory.NewReceiverPage("connect " + s.Settings.Name)
 	if err != nil {
 		ownDoorbell.Close()
 		return nil, s.Report(err)
@@ -364,6 +365,7 @@ func ConnectSender(ctx context.Context, name string, options *Options) (sender *
 	if err != nil {
 		return nil, err
 	}
+	settings.Name = name
 	err = connect(ctx, parsed, settings, o.Await, func(s *handshake.Handshake, listens bool) (err error) {
 		sender, err = senderOf(s, o, listens)
 		return err
@@ -386,6 +388,7 @@ func ConnectReceiver(ctx context.Context, name string, options *Options) (receiv
 	if err != nil {
 		return nil, err
 	}
+	settings.Name = name
 	err = connect(ctx, parsed, settings, o.Await, func(s *handshake.Handshake, listens bool) (err error) {
 		receiver, err = receiverOfOne(s, o, listens)
 		return err

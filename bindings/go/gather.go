@@ -76,7 +76,11 @@ func gather(name string, o Options, settings limits.Settings, service *Service) 
 		_ = listener.Close()
 		return nil, err
 	}
-	page, err := memory.NewReceiverPage()
+	kind := "gather "
+	if service != nil {
+		kind = "service "
+	}
+	page, err := memory.NewReceiverPage(kind + name)
 	if err != nil {
 		_ = listener.Close()
 		ownDoorbell.Close()

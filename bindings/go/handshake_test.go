@@ -152,14 +152,14 @@ func TestPacketsThatBreakTheRulesAreRefusedAsTheVectorsSay(t *testing.T) {
 			switch vector.Expected {
 			case "PRODUCER":
 				page, data := must(memory.NewProducerPage(p.Capacity, p.BytesMax,
-					p.Generation)), must(memory.NewData(capacity))
+					p.Generation, "")), must(memory.NewData(capacity, ""))
 				defer page.Close()
 				defer data.Close()
 				send(hello(packet.RoleSender, 0))
 				send(bytes, page.FD, ownDoorbell.Eventfd, data.FD)
 				_, err = receiverOfOne(s, Options{}, false)
 			case "CONSUMER":
-				consumer, receiver, data := must(memory.NewConsumerPage(lane.Unpack(p.Head))), must(memory.NewReceiverPage()), must(memory.NewData(capacity))
+				consumer, receiver, data := must(memory.NewConsumerPage(lane.Unpack(p.Head), "")), must(memory.NewReceiverPage("")), must(memory.NewData(capacity, ""))
 				defer consumer.Close()
 				defer receiver.Close()
 				defer data.Close()

@@ -162,13 +162,13 @@ func TestADescriptorWhoseCloseBlocksDelaysNoOther(t *testing.T) {
 	segments := func(t *testing.T, page, ownDoorbell, data int) []int {
 		const capacity = 1 << 16
 		if page < 0 {
-			page = must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1)).FD
+			page = must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity), 1, "")).FD
 		}
 		if ownDoorbell < 0 {
 			ownDoorbell = must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		}
 		if data < 0 {
-			data = must(memory.NewData(capacity)).FD
+			data = must(memory.NewData(capacity, "")).FD
 		}
 		return []int{page, ownDoorbell, data}
 	}
@@ -522,7 +522,7 @@ func TestAFileWhoseServerIsSilentDelaysNoOther(t *testing.T) {
 			isReadyWithin(t, socket)
 			const capacity = 1 << 16
 			page, data := must(memory.NewProducerPage(capacity, lane.MessageBytesLimit(capacity),
-				1)), must(memory.NewData(capacity))
+				1, "")), must(memory.NewData(capacity, ""))
 			ownDoorbell := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 			fds := []int{page.FD, ownDoorbell, data.FD}
 			fds[map[string]int{"page": 0, "doorbell": 1, "data": 2}[at]] = silent

@@ -115,7 +115,7 @@ func TestALaneBeyondWhatTheReceiverSaidIsRefused(t *testing.T) {
 		s, peer := socketPair(t, soon(t))
 		s.Settings = must((&Options{Capacity: 64 << 10, MessageBytesMax: 1000}).forBoth(0))
 		page, data, ownDoorbell := must(memory.NewProducerPage(c.capacity, c.bytesMax,
-			1)), must(memory.NewData(c.capacity)), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+			1, "")), must(memory.NewData(c.capacity, "")), must(unix.Eventfd(0, unix.EFD_CLOEXEC))
 		offer := packet.NewLane(packet.KindProducer, c.capacity, c.bytesMax, lane.Start, lane.Start)
 		offer.Generation = 1
 		ready := packet.New(packet.KindReady)

@@ -159,9 +159,9 @@ impl Acceptor {
             }
             self.listen_again(doorbells)?;
             failpoint("connect: accepted");
-            let Ok(handshake) = Handshake::new(socket, Pace::Polled(None), &self.listener.inner.options) else {
-                continue;
-            };
+            let inner = &self.listener.inner;
+            let begun = Handshake::new(socket, Pace::Polled(None), &inner.options, inner.bound.name());
+            let Ok(handshake) = begun else { continue };
             let mut admitted = admit();
             if admitted.is_err() && before > 0 {
                 before -= 1;

@@ -11,6 +11,7 @@ use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::name::Name;
+use crate::observe;
 use crate::opening::{Opening, Waiter, again, in_call};
 use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
@@ -273,7 +274,7 @@ pub fn start_duplex(
     number: u32,
 ) -> Result<Option<Connecting>> {
     let Some(socket) = name.connect_to(path)? else { return Ok(None) };
-    let handshake = Handshake::new(socket, Pace::Polled(None), options)?;
+    let handshake = Handshake::new(socket, Pace::Polled(None), options, name.text())?;
     doorbells.watch_connecting(handshake.socket().as_fd(), number).map_err(Error::system("watching a connection"))?;
     let (options, doorbells) = (options.clone(), doorbells.clone());
     Ok(Some(Box::pin(async move { finish_duplex(handshake, &options, &doorbells).await.map(Some) })))
@@ -296,7 +297,7 @@ pub fn start_duplex_later(
         }
         drop(timer);
         let Some(socket) = name.connect_to(&path)? else { return Ok(None) };
-        let handshake = Handshake::new(socket, Pace::Polled(None), &options)?;
+        let handshake = Handshake::new(socket, Pace::Polled(None), &options, name.text())?;
         doorbells
             .watch_connecting(handshake.socket().as_fd(), number)
             .map_err(Error::system("watching a connection"))?;
@@ -346,7 +347,7 @@ async fn reach<T, F: Future<Output = Result<T>>>(
                 Reach::Now => Instant::now() + options.handshake,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
             };
-            let done = match begin_handshake(socket, deadline, options, waiter) {
+            let done = match begin_handshake(socket, deadline, options, name.text(), waiter) {
                 Ok(begun) => handshake(begun).await,
                 Err(error) => Err(error),
             };
@@ -368,11 +369,17 @@ async fn reach<T, F: Future<Output = Result<T>>>(
     }
 }
 
-fn begin_handshake(socket: Socket, deadline: Instant, options: &Settings, waiter: &Waiter) -> Result<Handshake> {
+fn begin_handshake(
+    socket: Socket,
+    deadline: Instant,
+    options: &Settings,
+    name: &str,
+    waiter: &Waiter,
+) -> Result<Handshake> {
     match waiter {
-        Waiter::Thread => Handshake::new(socket, Pace::Until(deadline), options),
+        Waiter::Thread => Handshake::new(socket, Pace::Until(deadline), options, name),
         Waiter::Loop(watch) => {
-            let handshake = Handshake::new(socket, Pace::Polled(Some(deadline)), options)?;
+            let handshake = Handshake::new(socket, Pace::Polled(Some(deadline)), options, name)?;
             let watched = watch.add_socket(handshake.socket()).and_then(|()| watch.wake_at(Some(deadline)));
             watched.map_err(Error::system("watching a connection")).map(|()| handshake)
         }
@@ -384,12 +391,10 @@ fn threads(options: &Settings) -> Result<(Sender, Receiver)> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;
     let make = || -> std::io::Result<_> {
-        Ok((
-            make_producer_page(capacity, limit, 1)?,
-            make_data(capacity)?,
-            make_consumer_page(Position::START)?,
-            make_receiver_page()?,
-        ))
+        let (data, receiver) = (make_data(capacity, 0, "")?, make_receiver_page(observe::Kind::Threads, "")?);
+        let page = make_producer_page(capacity, limit, 1, &data, "")?;
+        let consumer = make_consumer_page(Position::START, &data, &receiver, "")?;
+        Ok((page, data, consumer, receiver))
     };
     let (page, data, consumer, receiver) =
         make().map_err(Error::system("making a channel of memfds, eventfds and epolls"))?;

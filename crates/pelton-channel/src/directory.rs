@@ -33,6 +33,7 @@ use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, Doorbell, Segment, write_at};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
+use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -105,6 +106,69 @@ pub(crate) struct ReadOnlyLane {
     pub(crate) producer: Segment,
     pub(crate) consumer: Segment,
     pub(crate) data: Segment,
+}
+
+/// The files of a channel, open for reading and not mapped: for an observer without a role.
+#[derive(Debug)]
+pub(crate) struct Unmapped {
+    pub(crate) path: PathBuf,
+    pub(crate) is_from_this_boot: bool,
+    pub(crate) channel: File,
+    /// Its lock is the receiver's role.
+    pub(crate) receiver: File,
+    pub(crate) lanes: Vec<UnmappedLane>,
+}
+
+/// The files of a lane, open for reading and not mapped.
+#[derive(Debug)]
+pub(crate) struct UnmappedLane {
+    /// Its lock is the sender's role.
+    pub(crate) producer: File,
+    pub(crate) consumer: File,
+    pub(crate) data: File,
+}
+
+impl Unmapped {
+    /// Opens the channel at `path`, of any owner and mode: the kernel checks the permissions of this process.
+    pub(crate) fn open(path: &Path) -> Result<Unmapped> {
+        use std::os::unix::fs::MetadataExt as _;
+        let path = absolute(path)?;
+        let none = || Error::NoChannel { path: path.display().to_string() };
+        let owner = std::fs::symlink_metadata(&path).map_err(|_| none())?.uid();
+        let mut dir = ChannelDir::open(&path, &Access { uids: vec![owner], mode: 0o777 })?.ok_or_else(none)?;
+        dir.bits = 0o7777;
+        let open = |dir: &ChannelDir, name: &str, magic: Option<u64>| -> Result<File> {
+            let file = dir.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
+            if let Some(magic) = magic {
+                let bytes: [u8; size_of::<Preamble>()] = dir.read(file.as_fd(), name)?;
+                check_preamble(&bytes, magic).map_err(|problem| dir.refuse(format!("its file {name} {problem}")))?;
+            }
+            Ok(file.into())
+        };
+        let channel = open(&dir, CHANNEL, None)?;
+        let header = dir.read(channel.as_fd(), CHANNEL)?;
+        let lanes = u32_at(&header, LANES_AT);
+        let header = Header::decode(&header).map_err(|problem| dir.refuse(format!("its file {problem}")))?;
+        dir.bits = header.mode & 0o666;
+        if lanes == 0 || lanes > header.lanes_max {
+            let most = header.lanes_max;
+            return Err(dir.refuse(format!("its file channel counts {lanes} lanes, wanted 1 to {most}: {DAMAGED}")));
+        }
+        let lane = |number| -> Result<UnmappedLane> {
+            Ok(UnmappedLane {
+                producer: open(&dir, &of_lane(number, PRODUCER), Some(MAGIC_PRODUCER))?,
+                consumer: open(&dir, &of_lane(number, CONSUMER), Some(MAGIC_CONSUMER))?,
+                data: open(&dir, &of_lane(number, DATA), None)?,
+            })
+        };
+        Ok(Unmapped {
+            is_from_this_boot: header.boot_id == boot_id()?,
+            receiver: open(&dir, RECEIVER, Some(MAGIC_RECEIVER))?,
+            lanes: (0..lanes).map(lane).collect::<Result<_>>()?,
+            channel,
+            path,
+        })
+    }
 }
 
 impl Directory {

@@ -9,6 +9,7 @@ use crate::lanes::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::link::{Link, UNKNOWN_PEER, this_process};
 use crate::listener::Listener;
 use crate::memory::Budget;
+use crate::observe;
 use crate::options::{Options, maker};
 use crate::receiver::Receiver;
 use crate::registry::{Registry, SharedRegistry, State, ToRegistry};
@@ -85,12 +86,18 @@ pub fn gather_with(options: &Settings, listener: Option<Listener>, replies: Opti
     let budget = options.memory.map(Budget::new);
     let can_barrier = membarrier::register();
     let make = || -> std::io::Result<_> {
-        let receiver = Arc::new(make_receiver_page()?);
+        let (name, kind) = match (&listener, &replies) {
+            (None, _) => ("", observe::Kind::Threads),
+            (Some(listener), None) => (listener.inner.bound.name(), observe::Kind::Gather),
+            (Some(listener), Some(_)) => (listener.inner.bound.name(), observe::Kind::Service),
+        };
+        let receiver = Arc::new(make_receiver_page(kind, name)?);
+        let data = make_data(CAPACITY_MIN, 0, "")?;
         // A lane without a sender, so that a receiver always has a current lane.
         let memory = LaneMemory {
-            page: Arc::new(make_producer_page(CAPACITY_MIN, 0, 1)?.without_descriptor()),
-            data: Arc::new(make_data(CAPACITY_MIN)?.without_descriptor()),
-            consumer: Arc::new(make_consumer_page(Position::START)?.without_descriptor()),
+            page: Arc::new(make_producer_page(CAPACITY_MIN, 0, 1, &data, "")?.without_descriptor()),
+            consumer: Arc::new(make_consumer_page(Position::START, &data, &receiver, "")?.without_descriptor()),
+            data: Arc::new(data.without_descriptor()),
             receiver,
         };
         Ok(memory)
@@ -244,14 +251,11 @@ impl Senders {
         let can_barrier = membarrier::register();
         let (capacity, limit) = shared.options.checked_sizes()?;
         let make = || -> std::io::Result<_> {
-            let [page, data, consumer] = [
-                make_producer_page(capacity, limit, 1)?.without_descriptor(),
-                // `trim` releases memory by the descriptor.
-                make_data(capacity)?,
-                make_consumer_page(Position::START)?.without_descriptor(),
-            ]
-            .map(Arc::new);
-            Ok((page, data, consumer))
+            // `trim` releases memory by the data's descriptor.
+            let data = make_data(capacity, 0, "")?;
+            let page = make_producer_page(capacity, limit, 1, &data, "")?.without_descriptor();
+            let consumer = make_consumer_page(Position::START, &data, &shared.receiver_side.page, "")?;
+            Ok((Arc::new(page), Arc::new(data), Arc::new(consumer.without_descriptor())))
         };
         let (page, data, consumer) = make().map_err(Error::system("making a lane"))?;
         let (doorbells, queue) = (Doorbells::new()?, Queue::default());

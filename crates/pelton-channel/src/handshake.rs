@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
 use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
+use crate::observe;
 use crate::opening::again;
 #[cfg(doc)]
 use crate::opening::in_call;
@@ -48,6 +49,8 @@ pub(crate) struct Handshake {
     pace: Pace,
     /// The limits of this side for this peer.
     takes: Limits,
+    /// The channel's name.
+    name: String,
 }
 
 /// How a handshake waits for the peer's next packet.
@@ -62,11 +65,11 @@ pub(crate) enum Pace {
 impl Handshake {
     /// Begins a handshake, if this side accepts the peer's user. A process of another user may have inherited a
     /// listening socket: for one that root has created, HELLO decides.
-    pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings) -> Result<Handshake> {
+    pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings, name: &str) -> Result<Handshake> {
         let creator = socket.peer().map_err(Error::system("asking who the peer is"));
         let creator = creator.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
         let takes = options.takes(creator.uid == own_uid());
-        let handshake = Handshake { socket, creator, uids: options.uids.clone(), pace, takes };
+        let handshake = Handshake { socket, creator, uids: options.uids.clone(), pace, takes, name: name.to_owned() };
         if !(creator.uid == 0 && handshake.socket.has_connected()) {
             handshake.check_user()?;
         }
@@ -461,29 +464,46 @@ pub(crate) fn turn_away(socket: &Socket, why: &str) {
     let _ = socket.try_send(&bytes, &[]);
 }
 
-/// A producer's segments, fresh or taken over.
-pub(crate) fn make_producer_page(capacity: u64, limit: u64, generation: u64) -> std::io::Result<Segment> {
-    Segment::create("pelton-producer", Kind::Control, SEGMENT_BYTES, |base| {
+// The names of these memfds are for observers: spec/protocol.md, "Names of memfds".
+
+/// A producer's page, for the lane with this data.
+pub(crate) fn make_producer_page(
+    capacity: u64,
+    limit: u64,
+    generation: u64,
+    data: &Segment,
+    name: &str,
+) -> std::io::Result<Segment> {
+    let label = format!("pelton-producer {} {name}", data.inode());
+    Segment::create(&label, Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
         unsafe { base.cast().write(ProducerPage::new(capacity, limit, generation, std::process::id())) }
     })
 }
 
-pub(crate) fn make_data(capacity: u64) -> std::io::Result<Segment> {
-    Segment::create("pelton-data", Kind::Data, capacity, |_| ())
+/// A lane's data. It replaces the data of the inode `replaced`, if that is not 0.
+pub(crate) fn make_data(capacity: u64, replaced: u64, name: &str) -> std::io::Result<Segment> {
+    Segment::create(&format!("pelton-data {replaced} {name}"), Kind::Data, capacity, |_| ())
 }
 
-/// A consumer's segment.
-pub(crate) fn make_consumer_page(head: Position) -> std::io::Result<Segment> {
-    Segment::create("pelton-consumer", Kind::Control, SEGMENT_BYTES, |base| {
+/// A consumer's page, for the lane with this data and the receiver with this page.
+pub(crate) fn make_consumer_page(
+    head: Position,
+    data: &Segment,
+    receiver: &Segment,
+    name: &str,
+) -> std::io::Result<Segment> {
+    let label = format!("pelton-consumer {} {} {name}", data.inode(), receiver.inode());
+    Segment::create(&label, Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
         unsafe { base.cast().write(ConsumerPage::new(head, 1, std::process::id())) }
     })
 }
 
-/// A receiver's segment, of all its lanes.
-pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
-    Segment::create("pelton-receiver", Kind::Control, SEGMENT_BYTES, |base| {
+/// A receiver's page, of all its lanes.
+pub(crate) fn make_receiver_page(kind: observe::Kind, name: &str) -> std::io::Result<Segment> {
+    let label = format!("pelton-receiver {} {name}", kind.word());
+    Segment::create(&label, Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
         unsafe { base.cast().write(ReceiverPage::new()) }
     })
@@ -552,7 +572,7 @@ pub(crate) async fn new_sender(
         let peer = ConsumerSide::open(&handshake, consumer_fd, receiver_fd, doorbell_fd)?;
         // A generation above 1: this is not the lane's first producer, and it marks its first message accordingly.
         let generation = packet.generation.saturating_add(1).max(2);
-        let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
+        let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation, &data, &handshake.name);
         let page = made.map_err(handshake.refused_by("making the producer's segment"))?;
         handshake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), doorbell.given()])?;
         let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
@@ -575,8 +595,9 @@ async fn offer_lane(
     can_barrier: bool,
 ) -> Result<(Producer, SenderMemory, Doorbell)> {
     let (capacity, limit) = options.sizes_within(within).map_err(|error| handshake.refused_for(error))?;
-    let page = make_producer_page(capacity, limit, 1).map_err(handshake.refused_by("making the producer's segment"))?;
-    let data = make_data(capacity).map_err(handshake.refused_by("making the lane's data"))?;
+    let data = make_data(capacity, 0, &handshake.name).map_err(handshake.refused_by("making the lane's data"))?;
+    let page = make_producer_page(capacity, limit, 1, &data, &handshake.name)
+        .map_err(handshake.refused_by("making the producer's segment"))?;
     let (tail, head) = (Position::START, Position::START);
     let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
     handshake.send(&packet, &[page.as_fd(), doorbell.given(), data.as_fd()])?;
@@ -609,7 +630,8 @@ pub(crate) async fn surviving_sender(
     // The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
     // fails holds none, so the next one gets the same data. Otherwise each candidate could keep a copy of all messages.
     if lane.has_consumer_closed() && lane.unreleased() > 0 && !memory.is_moved {
-        let moved = make_data(lane.capacity()).and_then(|data| memory.move_to(lane, data));
+        let moved = make_data(lane.capacity(), memory.data.inode(), &handshake.name)
+            .and_then(|data| memory.move_to(lane, data));
         moved.map_err(handshake.refused_by("copying the lane's data"))?;
     }
     let doorbell = handshake.doorbell_for_peer(doorbells)?;
@@ -730,7 +752,8 @@ async fn take_lane(
             packet.capacity / 8
         )));
     }
-    let consumer = make_consumer_page(head).map_err(handshake.refused_by("making the consumer's segment"))?;
+    let consumer = make_consumer_page(head, &data, &receiver_side.page, &handshake.name)
+        .map_err(handshake.refused_by("making the consumer's segment"))?;
     let [page, data, consumer] = [page, data, consumer].map(Arc::new);
     let memory = LaneMemory { page, data, consumer, receiver: receiver_side.page.clone() };
     let attached = memory.attach(packet.message_bytes_max, receiver_side.can_barrier);
@@ -742,15 +765,20 @@ async fn take_lane(
 
 /// The handshake of a receiver of one sender.
 pub(crate) async fn receiver_of_one(handshake: Handshake, listens: bool) -> Result<ReceiverParts> {
-    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, Doorbells::new()?)?;
+    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, Doorbells::new()?, observe::Kind::Connect)?;
     let doorbells = receiver_side.doorbells.clone();
     let lane = new_receiver(handshake, receiver_side, listens).await?;
     Ok(ReceiverParts { lane, sleeper, doorbells })
 }
 
-fn receiver_side_of_one(handshake: &Handshake, doorbells: Doorbells) -> Result<(ReceiverSide, Sleeper)> {
+fn receiver_side_of_one(
+    handshake: &Handshake,
+    doorbells: Doorbells,
+    kind: observe::Kind,
+) -> Result<(ReceiverSide, Sleeper)> {
     let can_barrier = membarrier::register();
-    let page = Arc::new(make_receiver_page().map_err(handshake.refused_by("making the receiver's segment"))?);
+    let page = make_receiver_page(kind, &handshake.name);
+    let page = Arc::new(page.map_err(handshake.refused_by("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
     let doorbell = handshake.doorbell_for_peer(&doorbells)?;
     Ok((ReceiverSide { page, doorbells, doorbell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
@@ -768,7 +796,7 @@ pub(crate) struct LinkParts {
 /// The handshake of a client, which connects. It offers the lane of requests and accepts the lane of replies. Both use
 /// one doorbell, and one descriptor for the caller's event loop.
 pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<LinkParts> {
-    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone())?;
+    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone(), observe::Kind::Replies)?;
     let takes = of_calls(handshake.takes);
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
     let service = handshake.greet(Role::Client, false, false, says).await?;

@@ -21,6 +21,7 @@ mod link;
 mod listener;
 mod memory;
 mod name;
+pub mod observe;
 mod opening;
 pub mod options;
 mod packet;

@@ -169,7 +169,7 @@ impl Listener {
             let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
             failpoint("connect: accepted");
-            match Handshake::new(socket, Pace::Polled(None), &self.inner.options) {
+            match Handshake::new(socket, Pace::Polled(None), &self.inner.options, self.inner.bound.name()) {
                 Ok(handshake) => connected.push_back((handshake, Instant::now() + GREETING)),
                 // Returns an error of the system, and no fault of the peer.
                 Err(error @ Error::System { .. }) => return Err(error),

@@ -65,6 +65,11 @@ impl Name {
         Ok(Name { text: text.to_owned(), location })
     }
 
+    /// The name, as given.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// The name; for a short one also its directory, which differs for another user or in a service's environment.
     pub fn with_place(&self) -> String {
         match &self.location {
@@ -199,7 +204,7 @@ impl Name {
                 self.clear(path)?;
                 let socket = listen_at(path, permits_others).map_err(|e| self.failed("listening at", path, e))?;
                 failpoint("name: listening");
-                Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
+                Bound::new(&self.text, socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
             Location::Directory { base, directory } => loop {
                 // A listener that closes removes the directories. If that happens now, the loop creates them again.
@@ -243,7 +248,7 @@ impl Name {
                         let stands = is_at(&lock, directory);
                         if let Ok(true) = stands {
                             let directories = vec![directory.clone(), base.clone()];
-                            return Bound::new(socket, path.clone(), directories)
+                            return Bound::new(&self.text, socket, path.clone(), directories)
                                 .map_err(|e| self.failed("looking at", &path, e));
                         }
                         let _ = std::fs::remove_file(&path);
@@ -267,7 +272,8 @@ impl Name {
         let Some(inherited) = Inherited::take(is_wanted).map_err(failed)? else { return Ok(None) };
         let socket = inherited.socket().map_err(failed)?;
         let owner = pelton_os::Owner::current().map_err(failed)?;
-        Ok(Some(Bound { socket, path: inherited.path().to_owned(), ownership: Ownership::Inherited(inherited), owner }))
+        let (name, path) = (self.text.clone(), inherited.path().to_owned());
+        Ok(Some(Bound { name, socket, path, ownership: Ownership::Inherited(inherited), owner }))
     }
 
     /// Removes a socket without a listener. Fails for a live one.
@@ -368,6 +374,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 /// A listening socket, and the files to remove with it.
 #[derive(Debug)]
 pub(crate) struct Bound {
+    name: String,
     socket: Descriptor,
     path: PathBuf,
     ownership: Ownership,
@@ -383,15 +390,20 @@ enum Ownership {
 }
 
 impl Bound {
-    fn new(socket: Descriptor, path: PathBuf, directories: Vec<PathBuf>) -> std::io::Result<Bound> {
+    fn new(name: &str, socket: Descriptor, path: PathBuf, directories: Vec<PathBuf>) -> std::io::Result<Bound> {
         let found = std::fs::symlink_metadata(&path)?;
         let owner = pelton_os::Owner::current()?;
         let ownership = Ownership::Created { inode: (found.dev(), found.ino()), directories };
-        Ok(Bound { socket, path, ownership, owner })
+        Ok(Bound { name: name.to_owned(), socket, path, ownership, owner })
     }
 
     pub fn socket(&self) -> &Descriptor {
         &self.socket
+    }
+
+    /// The name under which it listens.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     pub fn is_forked(&self) -> bool {

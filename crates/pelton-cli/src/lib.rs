@@ -1,9 +1,9 @@
 //! `pelton`, the command-line tool: the definition of its command line, and the exit codes that its commands share.
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
-//! `flush`; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
-//! `process`, a command that runs beside an event loop; `notify`, messages to systemd; `failure`, why a command failed;
-//! `signals`, `progress`, `descriptors`.
+//! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream of bytes;
+//! `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event loop;
+//! `notify`, messages to systemd; `failure`, why a command failed; `signals`, `progress`, `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.
@@ -14,6 +14,7 @@ mod descriptors;
 pub mod failure;
 pub mod frame;
 mod notify;
+mod observed;
 pub mod output;
 mod process;
 pub mod progress;
@@ -21,7 +22,10 @@ mod report;
 pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use commands::{call, cat, conform, cp, flush, info, recover, recv, rm, run, send, serve};
+use commands::{
+    call, cat, conform, cp, doctor, flush, info, ls, ping, record, recover, recv, replay, rm, run, send, serve, stat,
+    tail, top,
+};
 use std::{process::ExitCode, time::Duration};
 
 /// The exit codes in `--help`; `Failure::code` assigns them.
@@ -29,11 +33,12 @@ const EXIT_CODES: &str = "\
 Exit codes:
     0  done
     1  the other side died or left with messages unreleased (standard error gives
-       the number); cat: a file's end is torn, or --verify found gaps; conform: a
-       check failed
+       the number); cat: a file's end is torn, or --verify found gaps; conform and
+       doctor: a check failed; doctor --channel: something is wrong with it
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
-       path:DIR is no channel, has that side already, or predates the last reboot
+       path:DIR is no channel, has that side already, or predates the last reboot;
+       stat, doctor: there is no such channel
     4  timed out: the other side did not appear, or the reply did not arrive, in
        time; info: nobody listens now
     5  the system failed: disk full, no memory, a corrupt channel or file
@@ -64,6 +69,12 @@ enum Command {
     /// Receive messages and write each to a record file once, also after a kill and a restart
     #[command(after_help = EXIT_CODES)]
     Flush(flush::FlushArgs),
+    /// Receive messages and write each to a record file, with the time at which it arrived
+    #[command(after_help = EXIT_CODES)]
+    Record(record::RecordArgs),
+    /// Send the messages of record files at the recorded pace, or at another
+    #[command(after_help = EXIT_CODES)]
+    Replay(replay::ReplayArgs),
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
@@ -79,6 +90,24 @@ enum Command {
     /// Keep a service running, in any language: start it, start it again after its end, replace it on SIGHUP
     #[command(after_help = EXIT_CODES)]
     Run(run::RunArgs),
+    /// Call a service repeatedly, and measure the round trips
+    #[command(after_help = EXIT_CODES)]
+    Ping(ping::PingArgs),
+    /// Print the messages of a channel as they pass, without being its receiver; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Tail(tail::TailArgs),
+    /// List all channels and services: their processes, and what waits in them; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Ls(ls::LsArgs),
+    /// Show one channel in full, with its rates; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Stat(stat::StatArgs),
+    /// Show all channels live: rates, backlogs, states; F1 shows the keys; changes nothing
+    #[command(after_help = EXIT_CODES)]
+    Top(top::TopArgs),
+    /// Check what this machine and user can do; with --channel, say what is wrong with a channel
+    #[command(after_help = EXIT_CODES)]
+    Doctor(doctor::DoctorArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
@@ -129,11 +158,19 @@ pub fn run() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
         Command::Flush(args) => flush::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Cp(args) => cp::run(&args),
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Ping(args) => ping::run(&args),
+        Command::Tail(args) => tail::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),

@@ -12,7 +12,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Consecutive records of one lane, as a sink receives them. Each record is a header, the payload, and up to seven
 /// padding bytes of any value, so that the next record begins at a multiple of eight. The header is a little-endian
@@ -44,13 +44,15 @@ pub struct Chunk<'a> {
     first_seq: u32,
     messages: u32,
     bytes: &'a [u8],
+    /// Nanoseconds since 1970.
+    arrived: Option<u64>,
 }
 
 impl<'a> Chunk<'a> {
     /// For tests of sinks, which check `bytes` themselves.
     #[doc(hidden)]
     pub fn new(lane: LaneId, peer: Option<Peer>, first_seq: u32, messages: u32, bytes: &'a [u8]) -> Chunk<'a> {
-        Chunk { lane, peer, first_seq, messages, bytes }
+        Chunk { lane, peer, first_seq, messages, bytes, arrived: None }
     }
 
     /// The lane of these messages.
@@ -61,6 +63,19 @@ impl<'a> Chunk<'a> {
     /// The process that sent them. `None` if the sender of a path channel died before this receiver opened the channel.
     pub fn peer(&self) -> Option<Peer> {
         self.peer
+    }
+
+    /// When the flush found these messages in the lane, if it notes that: see [`Flush::note_arrivals`].
+    pub fn arrived_at(&self) -> Option<SystemTime> {
+        self.arrived.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns))
+    }
+
+    pub(crate) fn arrived_ns(&self) -> Option<u64> {
+        self.arrived
+    }
+
+    pub(crate) fn with_arrival(self, arrived: Option<u64>) -> Chunk<'a> {
+        Chunk { arrived, ..self }
     }
 
     /// The first message's sequence number. The others follow, modulo 2^32, without 0.
@@ -317,7 +332,7 @@ pub struct Flush {
     bytes: u64,
     interval: Option<Duration>,
     /// Chunks that were taken and not released, in order of arrival.
-    taken: Vec<TakenChunk>,
+    taken: Vec<Held>,
     taken_bytes: u64,
     /// When the oldest of them was taken.
     since: Option<Instant>,
@@ -331,7 +346,40 @@ pub struct Flush {
     space_wanted_at: Option<Instant>,
     /// Empty: its allocation is reused.
     chunks: Vec<Chunk<'static>>,
+    /// Set if the flush notes arrivals.
+    clock: Option<ArrivalClock>,
 }
+
+/// A taken chunk, and when it arrived, if the flush notes that.
+#[derive(Debug)]
+struct Held {
+    taken: TakenChunk,
+    arrived: Option<u64>,
+}
+
+/// The time since 1970 at one moment, continued by the monotonic clock. So the times of a flush never decrease, and
+/// keep their distances when somebody sets the system's clock.
+#[derive(Clone, Copy, Debug)]
+struct ArrivalClock {
+    base_ns: u64,
+    base: Instant,
+}
+
+impl ArrivalClock {
+    fn new() -> ArrivalClock {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        ArrivalClock { base_ns: since.as_nanos() as u64, base: Instant::now() }
+    }
+
+    fn now(&self) -> u64 {
+        self.base_ns + self.base.elapsed().as_nanos() as u64
+    }
+}
+
+/// Chunks of one lane that arrive within this time become one, with the time of the first. With one chunk per arrival,
+/// the headers of a stream of millions of messages would be larger than the messages. A guess: a tenth of the error of
+/// a wake-up.
+const ARRIVAL_STEP_NS: u64 = 10_000;
 
 /// How often a flush that holds chunks which are not due checks whether a sender sleeps for want of free space: no
 /// event reports that.
@@ -373,7 +421,15 @@ impl Flush {
             unreported: None,
             space_wanted_at: None,
             chunks: Vec::new(),
+            clock: None,
         })
+    }
+
+    /// Notes when each message arrives, for [`Chunk::arrived_at`]: the time at which this flush found it in the lane,
+    /// exact to 10 µs plus the time that the flush takes to wake up, or to write the messages before. Chunks become
+    /// smaller: messages that arrive at different times are in different chunks.
+    pub fn note_arrivals(&mut self) {
+        self.clock = Some(ArrivalClock::new());
     }
 
     /// Flushes until no sender is left, and syncs the sink then. A receiver with a name keeps listening, so more
@@ -430,7 +486,7 @@ impl Flush {
             || self.end.is_some()
             || self.sink.due().is_some_and(|due| due <= Instant::now())
             || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
-            || self.taken.iter().rev().take(JOINED_MAX).any(TakenChunk::is_large)
+            || self.taken.iter().rev().take(JOINED_MAX).any(|held| held.taken.is_large())
             || (drained && (self.interval.is_none() || self.is_space_wanted() || self.receiver.have_all_gone()));
         if is_due || self.taken.is_empty() {
             self.write()?;
@@ -558,8 +614,14 @@ impl Flush {
         if self.since.is_none() {
             self.since = self.interval.map(|_| Instant::now());
         }
-        if !self.taken.iter_mut().rev().take(JOINED_MAX).any(|before| before.join(&taken)) {
-            self.taken.push(taken);
+        let arrived = self.clock.map(|clock| clock.now());
+        let is_near = |before: &Held| match (before.arrived, arrived) {
+            (Some(before), Some(now)) => now - before < ARRIVAL_STEP_NS,
+            _ => true,
+        };
+        let mut before = self.taken.iter_mut().rev().take(JOINED_MAX);
+        if !before.any(|before| is_near(before) && before.taken.join(&taken)) {
+            self.taken.push(Held { taken, arrived });
         }
         failpoint("flush: taken");
     }
@@ -574,12 +636,13 @@ impl Flush {
             return if wants { self.sink.write(&[]).map_err(sink_error) } else { Ok(()) };
         }
         let mut chunks = emptied(std::mem::take(&mut self.chunks));
-        chunks.extend(self.taken.iter().map(|taken| Chunk {
+        chunks.extend(self.taken.iter().map(|Held { taken, arrived }| Chunk {
             lane: taken.id,
             peer: taken.peer,
             first_seq: taken.chunk.first_seq,
             messages: taken.chunk.messages,
             bytes: self.receiver.bytes_of(taken),
+            arrived: *arrived,
         }));
         failpoint("flush: before the sink");
         // Set before the call, for a sink that panics.

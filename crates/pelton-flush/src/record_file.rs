@@ -63,6 +63,7 @@ const TRIES: usize = 100;
 #[derive(Clone, Debug, Default)]
 pub struct RecordFileOptions {
     rotate_bytes: Option<u64>,
+    rotate_interval: Option<Duration>,
     sync_bytes: Option<u64>,
     sync_interval: Option<Duration>,
 }
@@ -79,6 +80,14 @@ impl RecordFileOptions {
     #[must_use]
     pub fn rotate_bytes(mut self, bytes: u64) -> RecordFileOptions {
         self.rotate_bytes = Some(bytes);
+        self
+    }
+
+    /// A write that long after the file was created starts a new one, as for [`RecordFileOptions::rotate_bytes`].
+    /// Without a write there is no new file.
+    #[must_use]
+    pub fn rotate_interval(mut self, interval: Duration) -> RecordFileOptions {
+        self.rotate_interval = Some(interval);
         self
     }
 
@@ -396,7 +405,8 @@ impl RecordFile {
                     first_seq: chunk.first_seq(),
                     messages: chunk.message_count(),
                     peer: chunk.peer(),
-                    written,
+                    written: chunk.arrived_ns().unwrap_or(written),
+                    is_arrival: chunk.arrived_ns().is_some(),
                     checksum: crc32fast::hash(bytes),
                 };
                 header.bytes(&self.header)
@@ -456,7 +466,10 @@ impl RecordFile {
             Location::Moved => self.begin_at_path(FileChange::Moved)?,
             Location::Deleted => self.begin_at_path(FileChange::Deleted)?,
         }
-        if self.end > self.begin && self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most) {
+        let age = Duration::from_nanos(now().saturating_sub(self.header.created));
+        let is_full = self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most)
+            || self.options.rotate_interval.is_some_and(|most| age >= most);
+        if self.end > self.begin && is_full {
             self.rotate()?;
         }
         failpoint("record file: checked");
@@ -592,6 +605,7 @@ fn begin_file(file: &Lock, path: &Path, header: &FileHeader, lanes: &[u8]) -> Re
         messages: 0,
         peer: None,
         written: header.created,
+        is_arrival: false,
         checksum: crc32fast::hash(lanes),
     };
     let mut bytes = header.bytes().to_vec();

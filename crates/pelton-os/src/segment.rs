@@ -189,6 +189,11 @@ impl Segment {
         })
     }
 
+    /// The number of its file; 0 without a descriptor.
+    pub fn inode(&self) -> u64 {
+        self.fd.as_ref().and_then(|fd| fstat(fd).ok()).map_or(0, |found| found.st_ino)
+    }
+
     /// Backs a range of a file with memory, or blocks of the disk, so that writing there cannot fail.
     pub fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
         debug_assert!(to <= self.bytes(), "the file would grow");

@@ -194,7 +194,7 @@ pub use pelton_call::{
 pub use pelton_channel::{
     Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
     LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Sender,
-    Senders, Sent, Wait, inspect, options,
+    Senders, Sent, Wait, inspect, observe, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

@@ -331,7 +331,8 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 		}
 		// Above 1: this is not the lane's first producer, and it marks its first message.
 		generation := max(offer.Generation+1, 2)
-		if page, err = p.Segment(memory.NewProducerPage(offer.Capacity, offer.BytesMax, generation)); err != nil {
+		label := memory.LaneLabel(data, nil, s.Settings.Name)
+		if page, err = p.Segment(memory.NewProducerPage(offer.Capacity, offer.BytesMax, generation, label)); err != nil {
 			return nil, s.Report(err)
 		}
 		answer := offer
@@ -382,10 +383,11 @@ func (s *Handshake) giveLane(p *link.Parts, ownDoorbell *doorbell.Own, within li
 	data *memory.Segment, side consumerSide, err error) {
 	makes := s.Settings.Within(within)
 	capacity, limit := makes.LaneBytes, makes.MessageBytes
-	if page, err = p.Segment(memory.NewProducerPage(capacity, limit, 1)); err != nil {
+	if data, err = p.Segment(memory.NewData(capacity, "0 "+s.Settings.Name)); err != nil {
 		return nil, nil, side, s.Report(err)
 	}
-	if data, err = p.Segment(memory.NewData(capacity)); err != nil {
+	label := memory.LaneLabel(data, nil, s.Settings.Name)
+	if page, err = p.Segment(memory.NewProducerPage(capacity, limit, 1, label)); err != nil {
 		return nil, nil, side, s.Report(err)
 	}
 	offer := packet.NewLane(packet.KindProducer, capacity, limit, lane.Start, lane.Start)
@@ -423,7 +425,7 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	// The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
 	// fails holds none, so the next one gets the same data. Otherwise each candidate could keep a copy of all messages.
 	if producer.ConsumerClosed() && producer.Unreleased() > 0 && !out.IsMoved {
-		if err := out.Move(); err != nil {
+		if err := out.Move(s.Settings.Name); err != nil {
 			return s.Report(err)
 		}
 	}
@@ -566,7 +568,7 @@ func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Lim
 		return nil, peerDoorbell, s.Refuse("%d messages are said to wait in a lane of a new link, wanted none",
 			redelivered)
 	}
-	consumerPage, err := p.Segment(memory.NewConsumerPage(head))
+	consumerPage, err := p.Segment(memory.NewConsumerPage(head, memory.LaneLabel(data, to.Page, s.Settings.Name)))
 	if err != nil {
 		return nil, peerDoorbell, s.Report(err)
 	}

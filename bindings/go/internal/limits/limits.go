@@ -30,6 +30,8 @@ func LaneWithin(bytes uint64) uint64 {
 
 // Settings are the checked options of one side.
 type Settings struct {
+	// The name of the channel.
+	Name string
 	// Users that may be the peer, besides this process's own.
 	UIDs []int
 	// The lane that this side makes, and its message limit if the options set one, else 0.

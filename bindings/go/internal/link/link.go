@@ -41,9 +41,10 @@ type Outgoing struct {
 	IsMoved bool
 }
 
-// Move moves the records to the same offsets of new data, and continues there. The old data stays as it is.
-func (o *Outgoing) Move() error {
-	data, err := memory.NewData(o.Lane.Capacity())
+// Move moves the records to the same offsets of new data, and continues there. The old data stays as it is. The name
+// is the channel's.
+func (o *Outgoing) Move(name string) error {
+	data, err := memory.NewData(o.Lane.Capacity(), memory.LaneLabel(o.Memory.Data, nil, name))
 	if err != nil {
 		return err
 	}

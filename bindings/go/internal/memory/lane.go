@@ -1,34 +1,47 @@
 package memory
 
 import (
+	"fmt"
 	"os"
 	"sync/atomic"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 )
 
+// The names of the memfds are for observers: spec/protocol.md, "Names of memfds". A label is a name's part behind the
+// kind of the segment.
+
+// LaneLabel is the label of a page of the lane with that data, under the channel's name. The page of a consumer also
+// has the inode of its receiver's page.
+func LaneLabel(data, receiver *Segment, name string) string {
+	if receiver == nil {
+		return fmt.Sprintf("%d %s", data.Inode(), name)
+	}
+	return fmt.Sprintf("%d %d %s", data.Inode(), receiver.Inode(), name)
+}
+
 // NewProducerPage creates a producer's page.
-func NewProducerPage(capacity, limit, generation uint64) (*Segment, error) {
-	return Create("pelton-producer", ControlSeals, lane.SegmentBytes, func(page []byte) {
+func NewProducerPage(capacity, limit, generation uint64, label string) (*Segment, error) {
+	return Create("pelton-producer "+label, ControlSeals, lane.SegmentBytes, func(page []byte) {
 		lane.MakeProducerPage(page, capacity, limit, generation, uint32(os.Getpid()))
 	})
 }
 
 // NewData creates the data of a lane.
-func NewData(capacity uint64) (*Segment, error) {
-	return Create("pelton-data", SizeSeals, capacity, func([]byte) {})
+func NewData(capacity uint64, label string) (*Segment, error) {
+	return Create("pelton-data "+label, SizeSeals, capacity, func([]byte) {})
 }
 
 // NewConsumerPage creates a consumer's page.
-func NewConsumerPage(head lane.Position) (*Segment, error) {
-	return Create("pelton-consumer", ControlSeals, lane.SegmentBytes, func(page []byte) {
+func NewConsumerPage(head lane.Position, label string) (*Segment, error) {
+	return Create("pelton-consumer "+label, ControlSeals, lane.SegmentBytes, func(page []byte) {
 		lane.MakeConsumerPage(page, head, uint32(os.Getpid()))
 	})
 }
 
 // NewReceiverPage creates a receiver's page.
-func NewReceiverPage() (*Segment, error) {
-	return Create("pelton-receiver", ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage)
+func NewReceiverPage(label string) (*Segment, error) {
+	return Create("pelton-receiver "+label, ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage)
 }
 
 // Lane is the segments of a lane. They stay mapped while a handle, a reservation or a received message uses them. So

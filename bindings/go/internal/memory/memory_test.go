@@ -16,7 +16,7 @@ func TestACopyAllocatesOnlyWhatWasWritten(t *testing.T) {
 	const bytes = 1 << 20
 	var segments [2]*Segment
 	for i := range segments {
-		made, err := NewData(bytes)
+		made, err := NewData(bytes, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -108,6 +108,15 @@ func Map(fd int, bytes uint64, writable bool) (*Segment, error) {
 	return &Segment{mapped, fd}, nil
 }
 
+// Inode returns the number of the segment's file; 0 without a descriptor.
+func (s *Segment) Inode() uint64 {
+	var stat unix.Stat_t
+	if s.FD < 0 || unix.Fstat(s.FD, &stat) != nil {
+		return 0
+	}
+	return stat.Ino
+}
+
 // Identity returns two words that no other segment has, as the Rust library makes them: record files of both name a
 // lane by its data's. Zeros: the file system reports no creation time, without which the next file with this inode
 // could be mistaken for this one.

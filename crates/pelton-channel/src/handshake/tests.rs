@@ -95,7 +95,11 @@ mod vectors {
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
-        (Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap(), peer)
+        (
+            Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default(), "test")
+                .unwrap(),
+            peer,
+        )
     }
 
     #[test]
@@ -168,17 +172,19 @@ mod vectors {
         let refused = match vector["expected"].as_str().unwrap() {
             "PRODUCER" => {
                 let packet = Packet::decode(&bytes).unwrap();
-                let page = make_producer_page(packet.capacity, packet.message_bytes_max, packet.generation).unwrap();
-                let data = make_data(data_of(&packet)).unwrap();
+                let data = make_data(data_of(&packet), 0, "test").unwrap();
+                let (capacity, limit) = (packet.capacity, packet.message_bytes_max);
+                let page = make_producer_page(capacity, limit, packet.generation, &data, "test").unwrap();
                 send(&hello(Role::Sender, 0), &[]);
                 send(&bytes, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
                 in_call(receiver_of_one(handshake, false)).map(|_| ())
             }
             "CONSUMER" => {
                 let packet = Packet::decode(&bytes).unwrap();
-                let consumer = make_consumer_page(Position::unpack(packet.head)).unwrap();
-                let receiver = make_receiver_page().unwrap();
-                let data = make_data(data_of(&packet)).unwrap();
+                let receiver = make_receiver_page(crate::observe::Kind::Connect, "test").unwrap();
+                let data = make_data(data_of(&packet), 0, "test").unwrap();
+                let head = Position::unpack(packet.head);
+                let consumer = make_consumer_page(head, &data, &receiver, "test").unwrap();
                 send(&hello(Role::Receiver, 1), &[]);
                 send(&bytes, &[consumer.as_fd(), receiver.as_fd(), doorbell.as_fd(), data.as_fd()]);
                 in_call(new_sender(handshake, &options, false)).map(|_| ())
@@ -217,7 +223,7 @@ mod peers {
     }
 
     fn handshake(socket: Socket) -> Handshake {
-        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default()).unwrap()
+        Handshake::new(socket, Pace::Until(Instant::now() + DEADLINE_OF_TEST), &Settings::default(), "test").unwrap()
     }
 
     /// Runs a new sender's handshake against `this` end.
@@ -244,7 +250,7 @@ mod peers {
         let (socket, peer) = pair(name);
         let impatient = Handshake { pace: Pace::Until(Instant::now()), ..handshake(socket) };
         let limit = message_bytes_limit(1 << 20);
-        let page = make_producer_page(1 << 20, limit, 2).unwrap();
+        let page = make_producer_page(1 << 20, limit, 2, &receiver.lane.memory.data, "test").unwrap();
         let doorbell = Doorbell::shared().unwrap();
         let hello = Packet::hello(Role::Sender, false, Limits::ALL);
         let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);

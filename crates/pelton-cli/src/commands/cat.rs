@@ -79,7 +79,7 @@ pub fn run(args: &CatArgs) -> Result<(), Failure> {
 }
 
 /// Opens a record file. Another kind of file is bad input.
-fn open(path: &Path) -> Result<RecordReader, Failure> {
+pub fn open(path: &Path) -> Result<RecordReader, Failure> {
     RecordReader::open(path).map_err(|error| match error {
         error @ Error::NotARecordFile { .. } => Failure::Input(error.to_string()),
         error => error.into(),
@@ -88,21 +88,21 @@ fn open(path: &Path) -> Result<RecordReader, Failure> {
 
 /// Counts of damaged places and of torn ends.
 #[derive(Default)]
-struct Damage {
+pub struct Damage {
     damaged: u64,
     torn: u64,
 }
 
 impl Damage {
     /// Counts one; returns whether an intact chunk follows.
-    fn count(&mut self, error: &Error) -> bool {
+    pub fn count(&mut self, error: &Error) -> bool {
         let continues = matches!(error, Error::Damaged { next: Some(_), .. });
         *(if continues { &mut self.damaged } else { &mut self.torn }) += 1;
         continues
     }
 
     /// The failure; each place has been printed.
-    fn result(&self) -> Result<(), Failure> {
+    pub fn result(&self) -> Result<(), Failure> {
         match (self.damaged, self.torn) {
             (0, 0) => Ok(()),
             (0, _) => Err(Failure::Peer("the unfinished end of a file is left out".to_owned())),

@@ -19,7 +19,7 @@ use rustix::event::PollFlags;
 use std::{
     io::ErrorKind,
     os::fd::AsFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -36,15 +36,23 @@ pub struct FlushArgs {
     /// How messages are separated on standard output [default: lines]
     #[arg(long, value_enum)]
     frame: Option<Framing>,
+    #[command(flatten)]
+    writes: WriteArgs,
+}
+
+/// When `flush` and `record` write.
+#[derive(Args)]
+pub struct WriteArgs {
     /// Write when that much has arrived, with K, M or G
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes, default_value = "1M")]
     buffer: u64,
     /// Write that long after a message arrived, if --buffer is not reached before
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds, default_value = "0.1")]
     interval: Duration,
-    /// Start a new file before this one exceeds that size; it is renamed to FILE.000001 and so on
-    #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
-    rotate: Option<u64>,
+    /// Start a new file before this one exceeds that size (10M), or once it has that age (30s, 10min, 1h, 1d); it is
+    /// renamed to FILE.000001 and so on
+    #[arg(long, value_name = "SIZE|TIME", value_parser = rotation)]
+    rotate: Option<Rotation>,
     /// Sync to disk each time that much is written; 0: before each write counts
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     sync: Option<u64>,
@@ -53,17 +61,58 @@ pub struct FlushArgs {
     sync_interval: Option<Duration>,
 }
 
+/// When a new file starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rotation {
+    Bytes(u64),
+    Age(Duration),
+}
+
+fn rotation(text: &str) -> Result<Rotation, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let seconds: u64 = match &text[digits.len()..] {
+        "s" => 1,
+        "min" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => {
+            let bytes =
+                crate::bytes(text).map_err(|error| format!("{error}; or a time, such as 30s, 10min, 1h or 1d"))?;
+            return Ok(Rotation::Bytes(bytes));
+        }
+    };
+    let number: u64 = digits.parse().map_err(|error| format!("{error}: want a time, such as 30s, 10min, 1h or 1d"))?;
+    match number.checked_mul(seconds) {
+        Some(0) | None => Err("want a time of at least 1s, and less than 2^64 s".to_owned()),
+        Some(seconds) => Ok(Rotation::Age(Duration::from_secs(seconds))),
+    }
+}
+
 /// Runs `pelton flush`.
 pub fn run(args: &FlushArgs) -> Result<(), Failure> {
-    let transport = args.receive.transport()?;
+    flush_channel("flush", &args.receive, &args.writes, false, || args.sink())
+}
+
+/// Flushes a channel into a sink; with `notes_arrivals`, with the time at which each message arrived.
+pub fn flush_channel(
+    command: &'static str,
+    receive: &ReceiveArgs,
+    writes: &WriteArgs,
+    notes_arrivals: bool,
+    open_sink: impl FnOnce() -> Result<Box<dyn Sink>, Failure>,
+) -> Result<(), Failure> {
+    let transport = receive.transport()?;
     let signals = Signals::install()?;
     // First: no sender connects to a receiver that cannot write.
-    let sink = args.sink()?;
-    let receiver = args.receive.open_receiver(&transport, &signals, args.receive.channel.options())?;
+    let sink = open_sink()?;
+    let receiver = receive.open_receiver(&transport, &signals, receive.channel.options())?;
     let started = Instant::now();
-    let options = args.receive.channel.options().flush_bytes(args.buffer).flush_interval(Some(args.interval));
+    let options = receive.channel.options().flush_bytes(writes.buffer).flush_interval(Some(writes.interval));
     let mut flush = Flush::new(&options.cast(), receiver, sink)?;
-    let done = flush_all(args, &mut flush, args.receive.peer_deadline(&transport), &signals);
+    if notes_arrivals {
+        flush.note_arrivals();
+    }
+    let done = flush_all(receive, &mut flush, receive.peer_deadline(&transport), &signals);
     // Whatever the reason for the end: received messages are in the file and synced before the sender detects it.
     let done = match (done, flush.sync()) {
         (done, Ok(()) | Err(Error::Closed { .. } | Error::PeerDied { .. })) => done,
@@ -80,15 +129,15 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
     drop(flush);
     let seconds = started.elapsed().as_secs_f64();
     let traffic = Traffic { messages: counters.messages, bytes: counters.bytes };
-    args.receive.finish("flush", done, &traffic, seconds, counters)
+    receive.finish(command, done, &traffic, seconds, counters)
 }
 
 impl FlushArgs {
     fn sink(&self) -> Result<Box<dyn Sink>, Failure> {
         let file_options = [
-            ("--rotate", self.rotate.is_some()),
-            ("--sync", self.sync.is_some()),
-            ("--sync-interval", self.sync_interval.is_some()),
+            ("--rotate", self.writes.rotate.is_some()),
+            ("--sync", self.writes.sync.is_some()),
+            ("--sync-interval", self.writes.sync_interval.is_some()),
         ];
         let is_file = self.file.as_os_str() != "-";
         let wrong = match is_file {
@@ -106,9 +155,18 @@ impl FlushArgs {
                 written: 0,
             }));
         }
+        self.writes.open(&self.file)
+    }
+}
+
+impl WriteArgs {
+    /// Opens the record file.
+    pub fn open(&self, path: &Path) -> Result<Box<dyn Sink>, Failure> {
         let mut options = RecordFileOptions::new();
-        if let Some(bytes) = self.rotate {
-            options = options.rotate_bytes(bytes);
+        match self.rotate {
+            Some(Rotation::Bytes(bytes)) => options = options.rotate_bytes(bytes),
+            Some(Rotation::Age(age)) => options = options.rotate_interval(age),
+            None => {}
         }
         if let Some(bytes) = self.sync {
             options = options.sync_bytes(bytes);
@@ -116,9 +174,9 @@ impl FlushArgs {
         if let Some(interval) = self.sync_interval {
             options = options.sync_interval(interval);
         }
-        let file = options.open(&self.file)?;
+        let file = options.open(path)?;
         if file.cut_bytes() > 0 {
-            let (bytes, path) = (file.cut_bytes(), self.file.display());
+            let (bytes, path) = (file.cut_bytes(), path.display());
             print_stderr(format!("removed {bytes} bytes of a torn write, by a killed writer, from the end of {path}"));
         }
         Ok(Box::new(Log(file)))
@@ -179,15 +237,15 @@ impl Sink for Stdout {
 
 /// Flushes until the sender closes, or without end.
 fn flush_all(
-    args: &FlushArgs,
+    receive: &ReceiveArgs,
     flush: &mut Flush,
     mut peer_deadline: Option<Instant>,
     signals: &Signals,
 ) -> Result<Ended, StreamError> {
     let mut progress = Progress::after(progress::DELAY);
-    let mut notice = args.receive.channel.notice("messages");
+    let mut notice = receive.channel.notice("messages");
     // Longer than the library spins, and too short to delay a signal noticeably.
-    let library_wait = match args.receive.channel.wait {
+    let library_wait = match receive.channel.wait {
         WaitArg::Spin => SLICE,
         WaitArg::Block => LIBRARY_WAIT,
     };
@@ -200,8 +258,8 @@ fn flush_all(
         };
         let due = match polled {
             Ok(due) => due,
-            Err(Error::Closed { .. }) if !args.receive.follow => return Ok(Ended::Closed),
-            Err(Error::Closed { .. } | Error::PeerDied { .. }) if args.receive.follow => continue,
+            Err(Error::Closed { .. }) if !receive.follow => return Ok(Ended::Closed),
+            Err(Error::Closed { .. } | Error::PeerDied { .. }) if receive.follow => continue,
             Err(error) => return Err(error.into()),
         };
         let traffic = flush.counters();
@@ -214,12 +272,28 @@ fn flush_all(
         }
         notice.check();
         if peer_deadline.is_some_and(|by| by <= Instant::now()) {
-            return Err(args.receive.channel.no_peer("sender").into());
+            return Err(receive.channel.no_peer("sender").into());
         }
         let next = due.into_iter().chain(peer_deadline).chain(notice.due).min();
         let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-        if args.receive.channel.wait == WaitArg::Block && left != Some(Duration::ZERO) && flush.arm().is_waiting() {
+        if receive.channel.wait == WaitArg::Block && left != Some(Duration::ZERO) && flush.arm().is_waiting() {
             signals.poll([(flush.as_fd(), PollFlags::IN)], left.map(|left| left.min(SLICE)))?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rotation_is_by_size_or_by_age() {
+        assert_eq!(rotation("10M"), Ok(Rotation::Bytes(10 << 20)));
+        assert_eq!(rotation("10min"), Ok(Rotation::Age(Duration::from_secs(600))));
+        assert_eq!(rotation("30s"), Ok(Rotation::Age(Duration::from_secs(30))));
+        assert_eq!(rotation("2d"), Ok(Rotation::Age(Duration::from_secs(172_800))));
+        for bad in ["", "s", "0s", "1.5h", "1w", "99999999999999999999d", "999999999999999999d"] {
+            assert!(rotation(bad).is_err(), "{bad}");
         }
     }
 }

@@ -17,7 +17,10 @@ use pelton::{Armed, Sender, Sent};
 use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
     time::{Duration, Instant},
 };
 
@@ -31,10 +34,17 @@ const LIBRARY_WAIT: Duration = Duration::from_millis(1);
 #[derive(Args)]
 pub struct SendArgs {
     #[command(flatten)]
-    channel: ChannelArgs,
+    sender: SenderArgs,
     /// How messages are separated in the stream of bytes
     #[arg(long, value_enum, default_value_t = Framing::Lines)]
     frame: Framing,
+}
+
+/// Options of `send` and `replay`.
+#[derive(Args)]
+pub struct SenderArgs {
+    #[command(flatten)]
+    pub channel: ChannelArgs,
     /// Wait for `recv --connect` instead of connecting to a listening `recv`
     #[arg(long)]
     listen: bool,
@@ -46,6 +56,16 @@ pub struct SendArgs {
 
 /// Runs `pelton send`.
 pub fn run(args: &SendArgs) -> Result<(), Failure> {
+    send_all("send", &args.sender, |send_loop| send_loop.send_input(args.frame))
+}
+
+/// Opens the sender, sends what `stream` sends, waits until everything is released, unless the channel keeps it, and
+/// reports the end.
+pub fn send_all(
+    command: &'static str,
+    args: &SenderArgs,
+    stream: impl FnOnce(&mut SendLoop<'_>) -> Result<(), StreamError>,
+) -> Result<(), Failure> {
     let transport = args.channel.transport(
         &[("--listen", args.listen)],
         &[("--lanes", args.channel.lanes.is_some()), ("--drain", args.drain)],
@@ -57,7 +77,7 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
     let keeps_messages = transport.keeps_messages();
     let mut send_loop =
         SendLoop { args, keeps_messages, sender, signals: &signals, traffic: Traffic::default(), all_sent: false };
-    let mut done = send_loop.stream();
+    let mut done = stream(&mut send_loop).and_then(|()| send_loop.drain());
     let SendLoop { mut sender, traffic, all_sent, .. } = send_loop;
     let mut unreleased = sender.unreleased();
     let counters = sender.counters();
@@ -99,7 +119,7 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
     }
     if args.channel.json {
         let report =
-            args.channel.report("send", &traffic, Ending { ended, result: &result, unreleased, seconds }, counters);
+            args.channel.report(command, &traffic, Ending { ended, result: &result, unreleased, seconds }, counters);
         // A failed write has no other consequence.
         let _ = std::io::stdout().write_all(report.as_bytes());
     }
@@ -114,7 +134,7 @@ fn directory_id(transport: &Transport) -> Option<(u64, u64)> {
 
 /// Connects, or listens, until the receiver has connected. A path channel needs no receiver, unless `--timeout` is
 /// given.
-fn open_sender(args: &SendArgs, transport: &Transport, signals: &Signals) -> Result<Sender, Failure> {
+fn open_sender(args: &SenderArgs, transport: &Transport, signals: &Signals) -> Result<Sender, Failure> {
     let (channel, options) = (&args.channel, args.channel.options());
     match transport {
         Transport::Path(directory) => {
@@ -135,8 +155,9 @@ fn open_sender(args: &SendArgs, transport: &Transport, signals: &Signals) -> Res
     }
 }
 
-struct SendLoop<'a> {
-    args: &'a SendArgs,
+/// The sender of a command.
+pub struct SendLoop<'a> {
+    args: &'a SenderArgs,
     /// The channel keeps messages of a departed receiver for the next one.
     keeps_messages: bool,
     sender: Sender,
@@ -146,8 +167,8 @@ struct SendLoop<'a> {
 }
 
 impl SendLoop<'_> {
-    /// Sends standard input to its end and waits until everything is released, unless the channel keeps it.
-    fn stream(&mut self) -> Result<(), StreamError> {
+    /// Sends standard input to its end.
+    fn send_input(&mut self, frame: Framing) -> Result<(), StreamError> {
         let stdin = std::io::stdin();
         let metadata = rustix::fs::fstat(&stdin).map_err(|error| Failure::system("standard input", error))?;
         let is_file = rustix::fs::FileType::from_raw_mode(metadata.st_mode).is_file();
@@ -155,12 +176,10 @@ impl SendLoop<'_> {
         let mut progress = if stdin.is_terminal() { Progress::never() } else { Progress::after(progress::DELAY) };
         // The largest length of a len32 frame.
         let bytes_max = self.sender.message_bytes_max().min(u32::MAX.into());
-        let mut splitter = Splitter::new(self.args.frame, bytes_max, READ_BYTES);
+        let mut splitter = Splitter::new(frame, bytes_max, READ_BYTES);
         loop {
             while let Some(message) = splitter.next().map_err(|error| Failure::Input(frame_error_text(&error)))? {
-                self.signals.check()?;
                 self.send(message)?;
-                self.traffic.count(message);
             }
             if splitter.ended() {
                 break;
@@ -178,6 +197,11 @@ impl SendLoop<'_> {
             };
             splitter.filled(bytes);
         }
+        Ok(())
+    }
+
+    /// Waits until everything is released, unless the channel keeps it.
+    fn drain(&mut self) -> Result<(), StreamError> {
         self.all_sent = true;
         if self.keeps_messages && !self.args.drain {
             return Ok(());
@@ -207,11 +231,17 @@ impl SendLoop<'_> {
     }
 
     /// Sends one message, and waits for free space.
-    fn send(&mut self, message: &[u8]) -> Result<(), StreamError> {
+    pub fn send(&mut self, message: &[u8]) -> Result<(), StreamError> {
+        self.signals.check()?;
         let sent = self.sender.try_send(message);
-        if self.unless_kept(sent)? == Some(Sent::Sent) {
-            return Ok(());
+        if self.unless_kept(sent)? != Some(Sent::Sent) {
+            self.send_waiting(message)?;
         }
+        self.traffic.count(message);
+        Ok(())
+    }
+
+    fn send_waiting(&mut self, message: &[u8]) -> Result<(), StreamError> {
         let wait = self.args.channel.wait;
         loop {
             let library_wait = if wait == WaitArg::Spin { SLICE } else { LIBRARY_WAIT };
@@ -234,14 +264,29 @@ impl SendLoop<'_> {
 
     /// Waits until standard input is readable; fails if the receiver leaves meanwhile.
     fn wait_for_input(&mut self) -> Result<(), StreamError> {
-        let stdin = std::io::stdin();
+        self.wait(Some(std::io::stdin().as_fd()), None)
+    }
+
+    /// Waits until a time; fails if the receiver leaves meanwhile.
+    pub fn wait_until(&mut self, until: Instant) -> Result<(), StreamError> {
+        self.wait(None, Some(until))
+    }
+
+    fn wait(&mut self, input: Option<BorrowedFd<'_>>, until: Option<Instant>) -> Result<(), StreamError> {
         let mut wakes_for_space = 0;
         loop {
-            let input = (stdin.as_fd(), PollFlags::IN);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                self.signals.check()?;
+                return Ok(());
+            }
+            // Bounded, so that it fits the `timespec` of `poll`.
+            let left = left.map(|left| left.min(Duration::from_secs(3600)));
             // An earlier wait for free space may leave a wake-up behind. More of them would make this loop busy.
             let channel = if wakes_for_space < 3 { PollFlags::IN } else { PollFlags::empty() };
-            let [input, channel] = self.signals.poll([input, (self.sender.as_fd(), channel)], None)?;
-            if channel {
+            let waits = [(self.sender.as_fd(), channel)].into_iter().chain(input.map(|input| (input, PollFlags::IN)));
+            let ready = self.signals.poll_all(waits, left)?;
+            if ready[0] {
                 // Fails if the receiver has left. Otherwise the doorbell reported free space, which this loop does not
                 // need.
                 let armed = self.sender.arm(0);
@@ -249,7 +294,7 @@ impl SendLoop<'_> {
                 self.sender.disarm();
                 wakes_for_space += 1;
             }
-            if input {
+            if ready.get(1) == Some(&true) {
                 return Ok(());
             }
         }

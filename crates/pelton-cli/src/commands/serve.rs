@@ -45,8 +45,11 @@ pub struct ServeArgs {
     /// An exit status other than 0 fails the call. The status (for a signal, 128 plus its number) is the code, and the
     /// first 4,096 bytes of standard error are the text. The process is killed, with its process group, when the call
     /// is cancelled or its client leaves. A reply of more than 64 MiB fails with code 256.
-    #[arg(long, value_name = "CMD")]
+    #[arg(long, value_name = "CMD", required_unless_present = "echo", default_value = "", hide_default_value = true)]
     exec: String,
+    /// Reply to each request with its own bytes, for `pelton ping`
+    #[arg(long, conflicts_with_all = ["exec", "co_process", "parallel"])]
+    echo: bool,
     /// Run CMD once, and again after it ends: it reads requests from standard input and writes replies to standard
     /// output, in order, each after its length (32 bits, little-endian)
     ///
@@ -266,6 +269,14 @@ impl ServeLoop<'_> {
             };
             let is_notification = request.is_notification();
             let (bytes, responder) = request.into_parts();
+            if self.args.echo {
+                match is_notification {
+                    true => self.counts.notifications += 1,
+                    false => self.counts.calls += 1,
+                }
+                self.reply((!is_notification).then_some(responder), &bytes);
+                continue;
+            }
             self.queue_bytes += bytes.len();
             self.queue.push_back(QueuedRequest { bytes, responder: (!is_notification).then_some(responder) });
         }

@@ -6,11 +6,15 @@ mod cat;
 mod conform;
 mod cp;
 mod flush;
+mod observed;
 mod path;
+mod ping;
+mod record;
 mod refused;
 mod roles;
 mod run;
 mod send_recv;
+mod tail;
 mod terminal;
 
 /// The tool in directories of one test.

@@ -25,6 +25,7 @@ pub(super) const LAST_ENTRY: usize = 24;
 pub(super) const LAST_ENTRIES_MAX: usize = 8 * pelton_lane::LANES_MAX as usize;
 const LAST_BYTES_MAX: u64 = (LAST_ENTRY * LAST_ENTRIES_MAX) as u64;
 const FLAG_PEER: u16 = 1;
+const FLAG_ARRIVED: u16 = 2;
 /// The most bytes of records in a chunk: the largest lane's capacity.
 pub(super) const CHUNK_BYTES_MAX: u64 = pelton_lane::CAPACITY_MAX;
 
@@ -101,13 +102,16 @@ pub(super) struct ChunkHeader {
     pub peer: Option<Peer>,
     /// Nanoseconds since 1970.
     pub written: u64,
+    /// Whether that is the time at which the writer found the messages in the lane.
+    pub is_arrival: bool,
     pub checksum: u32,
 }
 
 impl ChunkHeader {
     pub fn bytes(&self, file: &FileHeader) -> [u8; HEADER as usize] {
         let mut bytes = [0; HEADER as usize];
-        let flags = if self.peer.is_some() { FLAG_PEER } else { 0 };
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let flags = flag(self.peer.is_some(), FLAG_PEER) | flag(self.is_arrival, FLAG_ARRIVED);
         bytes[..4].copy_from_slice(&CHUNK_MAGIC);
         bytes[4..6].copy_from_slice(&self.kind.to_le_bytes());
         bytes[6..8].copy_from_slice(&flags.to_le_bytes());
@@ -149,6 +153,7 @@ impl ChunkHeader {
             messages: u32_at(bytes, 36),
             peer: (flags & FLAG_PEER != 0).then(|| Peer { pid: u32_at(bytes, 40), uid: u32_at(bytes, 44) }),
             written: u64_at(bytes, 48),
+            is_arrival: flags & FLAG_ARRIVED != 0,
             checksum: u32_at(bytes, 56),
         };
         let left_bytes = left - HEADER;

@@ -98,13 +98,35 @@ impl RecordReader {
         self.at += header.all_bytes();
         match check_records(&header, &self.records) {
             Ok(()) => {
-                let ChunkHeader { lane, peer, first_seq, messages, written, .. } = header;
+                let ChunkHeader { lane, peer, first_seq, messages, written, is_arrival, .. } = header;
                 let chunk = Chunk::new(lane, peer, first_seq, messages, &self.records);
+                let chunk = chunk.with_arrival(is_arrival.then_some(written));
                 Ok(Some(FileChunk { chunk, written, offset }))
             }
             // The writer wrote it so. The chunks after it are independent of it.
             Err(broken) => Err(self.scanner.damaged(offset, broken, Some(self.at))),
         }
+    }
+
+    /// Skips chunks of which `is_skipped` returns true for the time of [`FileChunk::written_at`] and the number of
+    /// messages. This reads only their headers, so it finds a time in a large file without reading its messages, and
+    /// without checking them. The next call of [`RecordReader::next_chunk`] returns the first chunk that is not
+    /// skipped, or reports the damage that ended the search.
+    ///
+    /// # Errors
+    /// As [`RecordReader::next_chunk`], without [`Error::Damaged`].
+    pub fn skip_while(&mut self, mut is_skipped: impl FnMut(SystemTime, u32) -> bool) -> Result<()> {
+        let end = self.scanner.file.metadata();
+        let end = end.map_err(Error::system(format!("reading {}", self.scanner.path)))?.len();
+        while self.at < end {
+            let Ok(header) = self.scanner.chunk(self.at, end, |_| false)? else { break };
+            let time = SystemTime::UNIX_EPOCH + Duration::from_nanos(header.written);
+            if header.kind == KIND_RECORDS && !is_skipped(time, header.messages) {
+                break;
+            }
+            self.at += header.all_bytes();
+        }
+        Ok(())
     }
 
     /// Reads the records of the next chunk, and compares their checksum.
@@ -175,7 +197,8 @@ pub struct FileChunk<'a> {
 }
 
 impl FileChunk<'_> {
-    /// When it was written, by the clock of the writer's machine.
+    /// When it was written, by the clock of the writer's machine. In a file of `pelton record` that is when it arrived:
+    /// [`Chunk::arrived_at`].
     pub fn written_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_nanos(self.written)
     }

@@ -48,6 +48,7 @@ fn chunk_bytes(chunk: &Value, file: &FileHeader) -> Vec<u8> {
         messages: messages.len() as u32,
         peer: peer(chunk),
         written: number(&chunk["written"]),
+        is_arrival: chunk["is_arrival"] == true,
         checksum: crc32fast::hash(&records),
     };
     [&header.bytes(file)[..], &records].concat()
@@ -182,6 +183,7 @@ fn sparse_file(path: &Path, data: &[u8], bytes: u64, checksum: u32) {
         messages: 1,
         peer: None,
         written: 0,
+        is_arrival: false,
         checksum,
     };
     let file = std::fs::File::create(path).unwrap();

@@ -398,7 +398,7 @@ fn a_file_on_an_unresponsive_server_gets_no_stat() {
 
 /// A file of a FUSE server in this process, which opens the file and then stops answering. Its mount ends with this
 /// process.
-fn file_of_a_silent_server(at: &Path) -> OwnedFd {
+pub fn file_of_a_silent_server(at: &Path, name: &str) -> OwnedFd {
     // SAFETY: the threads of the test harness share only the file system's root.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
         .expect("mounts of its own want root");
@@ -412,9 +412,9 @@ fn file_of_a_silent_server(at: &Path) -> OwnedFd {
     let mounted =
         unsafe { libc::mount(c"silent".as_ptr(), target.as_ptr(), c"fuse".as_ptr(), 0, data.as_ptr().cast()) };
     assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
-    let file = at.join("file");
+    let file = at.join(name);
     let opening = std::thread::spawn(move || {
-        let file = std::fs::File::open(file)?;
+        let file = std::fs::File::options().read(true).write(true).open(file)?;
         // The first close asks whether the server wants flush requests. The answer is no; otherwise the end of this
         // process would wait for a reply.
         drop(file.try_clone()?);
@@ -468,7 +468,7 @@ fn open_a_file_of_a_silent_server() {
     let dir = TestDir::new("a file on an unresponsive server");
     let at = dir.path().join("mount");
     std::fs::create_dir(&at).unwrap();
-    let file = file_of_a_silent_server(&at);
+    let file = file_of_a_silent_server(&at, "file");
     let _watchdog = Watchdog::new("a file on an unresponsive server delays the receiver");
     let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
     for position in 0..3 {

@@ -17,6 +17,7 @@ mod handshake;
 mod hostile;
 mod memory;
 mod messages;
+mod observe;
 mod openings;
 mod path;
 mod readme;

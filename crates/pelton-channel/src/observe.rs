@@ -1,0 +1,389 @@
+//! A running system from outside, without its cooperation: all channels, their processes, and what waits in them. It
+//! works while both sides of a channel are stopped, and changes nothing: it takes no lock and no role, rings no
+//! doorbell, and writes no page. [`Observer::channels`] finds the channels; [`Lane::read`] reads a lane again.
+//!
+//! Path channels are found by their directories. The others are found by /proc/PID/fd: the memfds of a lane have names
+//! that say to what they belong (spec/protocol.md, "Names of memfds"), and each side keeps the descriptors. A child
+//! with a deadline opens them, and accepts sealed memfds only. Pages are read by `pread`, never by a mapping.
+//!
+//! ```
+//! # fn main() -> pelton::Result<()> {
+//! let (mut sender, _receiver) = pelton::Options::new().capacity(1 << 20).threads()?;
+//! sender.send(b"waits")?;
+//! let found = pelton::observe::Observer::new().channels();
+//! let own = |channel: &&pelton::observe::Channel| channel.receiver.pid == std::process::id();
+//! let channel = found.channels.iter().find(own).expect("a channel of this process");
+//! assert_eq!(channel.waiting_messages(), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+mod memfd;
+mod page;
+mod process;
+mod tap;
+
+use crate::directory::Unmapped;
+pub use page::{Place, Reading};
+use pelton_os::lock;
+use process::Process;
+pub use process::{Activity, Side};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+pub use tap::{Tap, Tapped};
+
+/// Finds channels. It keeps the files that it has opened, so that it opens each once; see the [module](self).
+#[derive(Debug, Default)]
+pub struct Observer {
+    directories: BTreeSet<PathBuf>,
+    roots: BTreeSet<PathBuf>,
+    memfds: memfd::Memfds,
+}
+
+/// What an [`Observer`] has found.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Found {
+    /// The channels, by name.
+    pub channels: Vec<Channel>,
+    /// What it could not read, with the reasons.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A file, process or directory that an [`Observer`] cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Unreadable {
+    /// Which one.
+    pub what: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// How the two sides of a channel find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Kind {
+    /// By a name: one sender and one receiver.
+    Connect,
+    /// By a name: one receiver of many senders.
+    Gather,
+    /// By a name: a service, and its clients' requests.
+    Service,
+    /// The replies to a client of a service.
+    Replies,
+    /// By a directory.
+    Path,
+    /// In one process.
+    Threads,
+    /// A listener under a name, to which no process is connected.
+    Listener,
+}
+
+impl Kind {
+    /// One lower-case word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Connect => "connect",
+            Kind::Gather => "gather",
+            Kind::Service => "service",
+            Kind::Replies => "replies",
+            Kind::Path => "path",
+            Kind::Threads => "threads",
+            Kind::Listener => "listener",
+        }
+    }
+}
+
+/// The state of a channel, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// Messages pass, or could.
+    Ok,
+    /// A sender waits for free space.
+    Full,
+    /// The receiver is stopped by a signal.
+    ReceiverStopped,
+    /// A sender is stopped by a signal.
+    SenderStopped,
+    /// The receiver ended without closing, and has no successor.
+    ReceiverDied,
+    /// A sender ended without closing, and has no successor.
+    SenderDied,
+    /// Messages wait, and there is no receiver.
+    NobodyReads,
+    /// Nothing waits, and a side is missing.
+    Idle,
+}
+
+impl State {
+    /// The state in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Full => "full",
+            State::ReceiverStopped => "receiver stopped",
+            State::SenderStopped => "sender stopped",
+            State::ReceiverDied => "receiver died",
+            State::SenderDied => "sender died",
+            State::NobodyReads => "nobody reads",
+            State::Idle => "idle",
+        }
+    }
+}
+
+/// A channel.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Channel {
+    /// Its name: a short name, `unix:PATH` or `path:DIR`. Processes chose it: escape it before a terminal.
+    pub name: String,
+    /// Its kind.
+    pub kind: Kind,
+    /// Its receiver, or service.
+    pub receiver: Side,
+    /// Its lanes, one for each sender.
+    pub lanes: Vec<Lane>,
+    /// When it was made, where the kernel reports that.
+    pub made: Option<SystemTime>,
+    /// What is known about it beside the numbers, in a sentence: for instance, that it needs a recovery.
+    pub note: Option<String>,
+}
+
+impl Channel {
+    /// Messages that wait, in all lanes.
+    pub fn waiting_messages(&self) -> u64 {
+        self.sum(|reading| reading.waiting_messages)
+    }
+
+    /// Bytes that they occupy.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.sum(|reading| reading.waiting_bytes)
+    }
+
+    /// Bytes of data of its lanes together.
+    pub fn capacity(&self) -> u64 {
+        self.sum(|reading| reading.capacity)
+    }
+
+    /// Messages sent so far.
+    pub fn messages(&self) -> u64 {
+        self.sum(|reading| reading.sent.messages)
+    }
+
+    /// Bytes of their payloads.
+    pub fn bytes(&self) -> u64 {
+        self.sum(|reading| reading.sent.bytes)
+    }
+
+    /// A sum over its lanes.
+    pub fn sum(&self, of: impl Fn(&Reading) -> u64) -> u64 {
+        self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(of(&lane.reading)))
+    }
+
+    /// Its state.
+    pub fn state(&self) -> State {
+        let senders = |activity| self.lanes.iter().any(|lane| lane.sender.activity == activity);
+        match self.receiver.activity {
+            Activity::Stopped => State::ReceiverStopped,
+            Activity::Died => State::ReceiverDied,
+            Activity::Closed | Activity::Absent if self.waiting_messages() > 0 => State::NobodyReads,
+            _ if senders(Activity::Died) => State::SenderDied,
+            _ if senders(Activity::Stopped) => State::SenderStopped,
+            Activity::Closed | Activity::Absent => State::Idle,
+            _ if self.lanes.iter().any(|lane| lane.is_full()) => State::Full,
+            _ if !senders(Activity::Alive) && !senders(Activity::Unknown) => State::Idle,
+            _ => State::Ok,
+        }
+    }
+}
+
+/// A lane: the part of a channel that one sender writes.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Lane {
+    /// Its number in the channel, from 0.
+    pub number: u32,
+    /// Its sender.
+    pub sender: Side,
+    /// Its pages, as last read.
+    pub reading: Reading,
+    /// When it was made, where the kernel reports that.
+    pub made: Option<SystemTime>,
+    files: Arc<Files>,
+}
+
+/// The files of a lane, open for reading.
+#[derive(Debug)]
+struct Files {
+    producer: Arc<File>,
+    consumer: Arc<File>,
+    data: Option<Arc<File>>,
+}
+
+impl Lane {
+    /// Reads its pages again: two system calls, of about a microsecond each.
+    ///
+    /// # Errors
+    /// `InvalidData`: the pages say what cannot be.
+    pub fn read(&self) -> std::io::Result<Reading> {
+        page::read(&self.files.producer, &self.files.consumer)
+    }
+
+    /// Its data, for reading by `pread`: the records from [`Reading::head`] to [`Reading::tail`], which the sender
+    /// overwrites once the receiver has released them. `None`: no process keeps its descriptor.
+    pub fn data(&self) -> Option<&Arc<File>> {
+        self.files.data.as_ref()
+    }
+
+    /// A tap of its messages: it begins with the next one, or, `since_start`, with the oldest one that is not released.
+    ///
+    /// # Errors
+    /// `NotFound`: no process keeps the descriptor of its data. `InvalidData`: the pages say what cannot be.
+    pub fn tap(&self, since_start: bool) -> std::io::Result<Tap> {
+        let none = || std::io::Error::new(ErrorKind::NotFound, "no process keeps the descriptor of its data");
+        let Files { producer, consumer, data } = &*self.files;
+        Tap::new(producer.clone(), consumer.clone(), data.clone().ok_or_else(none)?, since_start)
+    }
+
+    /// Whether the sender waits for free space, or could not send its largest message.
+    pub fn is_full(&self) -> bool {
+        let Reading { capacity, waiting_bytes, is_sender_waiting, .. } = self.reading;
+        is_sender_waiting || waiting_bytes > capacity / 16 * 15
+    }
+}
+
+impl Observer {
+    /// An observer of this user's processes; as root, of all. Opens nothing yet.
+    pub fn new() -> Observer {
+        Observer::default()
+    }
+
+    /// Adds the directory of a path channel.
+    pub fn add_directory(&mut self, directory: impl Into<PathBuf>) {
+        self.directories.insert(directory.into());
+    }
+
+    /// Adds a directory below which it looks for path channels, eight levels deep.
+    pub fn add_root(&mut self, root: impl Into<PathBuf>) {
+        self.roots.insert(root.into());
+    }
+
+    /// Finds and reads all channels. Takes some milliseconds, most of them for /proc. Never fails: the result says what
+    /// cannot be read.
+    pub fn channels(&mut self) -> Found {
+        let mut found = Found::default();
+        self.memfds.find(&mut found);
+        let mut directories: BTreeMap<PathBuf, bool> =
+            self.directories.iter().map(|directory| (directory.clone(), true)).collect();
+        for root in &self.roots {
+            add_channels_below(root, 8, &mut directories, &mut found.unreadable);
+        }
+        for directory in self.memfds.directories() {
+            directories.entry(directory.clone()).or_insert(false);
+        }
+        for (directory, is_given) in directories {
+            match read_directory(&directory) {
+                Ok(channel) => found.channels.push(channel),
+                Err(error) if is_given => found
+                    .unreadable
+                    .push(Unreadable { what: directory.display().to_string(), reason: error.to_string() }),
+                // A name in /proc that is no channel's, or in another namespace of mounts.
+                Err(_) => {}
+            }
+        }
+        found.channels.sort_by(|one, other| {
+            (&one.name, one.kind, one.receiver.pid).cmp(&(&other.name, other.kind, other.receiver.pid))
+        });
+        found.unreadable.sort();
+        found.unreadable.dedup();
+        found
+    }
+}
+
+/// Adds the path channels below `directory`: the directories with the files `channel` and `receiver`.
+fn add_channels_below(
+    directory: &Path,
+    levels: u32,
+    channels: &mut BTreeMap<PathBuf, bool>,
+    unreadable: &mut Vec<Unreadable>,
+) {
+    if directory.join("channel").is_file() && directory.join("receiver").is_file() {
+        // An absolute path, so that a channel found twice is listed once.
+        channels.insert(fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned()), true);
+        return;
+    }
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) => {
+            unreadable.push(Unreadable { what: directory.display().to_string(), reason: error.to_string() });
+            return;
+        }
+    };
+    for entry in entries.flatten() {
+        if levels > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            add_channels_below(&entry.path(), levels - 1, channels, unreadable);
+        }
+    }
+}
+
+fn read_directory(directory: &Path) -> crate::Result<Channel> {
+    let files = Unmapped::open(directory)?;
+    let read = crate::Error::system(format!("reading {}", files.path.display()));
+    let mut receiver = Side::without_process(Activity::Absent, 0);
+    let is_receiver_alive = lock::is_locked(files.receiver.as_fd()).unwrap_or(false);
+    let mut lanes = Vec::new();
+    let mut generation = 0;
+    for (number, lane) in (0..).zip(files.lanes) {
+        let is_sender_alive = lock::is_locked(lane.producer.as_fd()).unwrap_or(false);
+        let made = made(&lane.data);
+        let files =
+            Files { producer: lane.producer.into(), consumer: lane.consumer.into(), data: Some(lane.data.into()) };
+        let reading = match page::read(&files.producer, &files.consumer) {
+            Ok(reading) => reading,
+            Err(error) => return Err(read(error)),
+        };
+        if reading.receiver_generation > generation || number == 0 {
+            generation = reading.receiver_generation;
+            receiver = of_role(is_receiver_alive, generation, reading.is_receiver_closed, reading.receiver_pid);
+        }
+        let sender = of_role(is_sender_alive, reading.sender_generation, reading.is_sender_closed, reading.sender_pid);
+        lanes.push(Lane { number, sender, reading, made, files: Arc::new(files) });
+    }
+    let note = "it was made before the last reboot: `pelton recover` checks it";
+    Ok(Channel {
+        name: format!("path:{}", files.path.display()),
+        kind: Kind::Path,
+        receiver,
+        lanes,
+        made: made(&files.channel),
+        note: (!files.is_from_this_boot).then(|| note.to_owned()),
+    })
+}
+
+/// The holder of a role of a path channel, which its lock proves.
+fn of_role(is_alive: bool, generation: u64, is_closed: bool, pid: u32) -> Side {
+    match (is_alive, generation, is_closed) {
+        // The page may say the number of another namespace, or the process may not have stored it yet.
+        (true, ..) => Process::of(pid).map_or(Side::without_process(Activity::Unknown, pid), |process| process.side()),
+        (false, 0, _) => Side::without_process(Activity::Absent, 0),
+        (false, _, true) => Side::without_process(Activity::Closed, pid),
+        (false, _, false) => Side::without_process(Activity::Died, pid),
+    }
+}
+
+/// When a file was made.
+fn made(file: &File) -> Option<SystemTime> {
+    file.metadata().ok()?.created().ok()
+}
+
+/// The time since `made`.
+pub fn age(made: Option<SystemTime>) -> Option<Duration> {
+    made.and_then(|made| made.elapsed().ok())
+}

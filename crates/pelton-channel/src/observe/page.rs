@@ -1,0 +1,169 @@
+//! What the pages of a lane say. An observer reads a page by one `pread`, and never maps it: a load from a mapping
+//! would allocate memory for a hole. Each word is checked or clamped: a page that lies yields wrong numbers for its own
+//! lane, and nothing else.
+
+use crate::counters::Counters;
+use pelton_lane::{CAPACITY_MAX, Position, State, record_bytes};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt as _;
+
+/// The bytes of the pages that the layout names.
+const PAGE_BYTES: usize = 512;
+/// The bit of a sleep word that says that its side is about to sleep, or sleeps.
+const ARMED: u64 = 1;
+
+/// What a lane's pages said at one moment.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Reading {
+    /// Bytes of the lane's data.
+    pub capacity: u64,
+    /// The largest message, in bytes.
+    pub message_bytes_max: u64,
+    /// Where the sender writes the next record.
+    pub tail: Place,
+    /// The oldest record that the receiver has not released.
+    pub head: Place,
+    /// Messages sent and not released.
+    pub waiting_messages: u64,
+    /// Bytes of the lane that they occupy; an estimate while the receiver is at work.
+    pub waiting_bytes: u64,
+    /// The sender's counters. After a sender's successor connected, they count from that connection.
+    pub sent: Counters,
+    /// The receiver's counters, likewise.
+    pub received: Counters,
+    /// The sender's process, as it says.
+    pub sender_pid: u32,
+    /// The receiver's process, as it says.
+    pub receiver_pid: u32,
+    /// 1 for the first sender, one more for each successor; 0 before the first.
+    pub sender_generation: u64,
+    /// 1 for the first receiver, one more for each successor; 0 before the first.
+    pub receiver_generation: u64,
+    /// Whether the sender closed.
+    pub is_sender_closed: bool,
+    /// Whether the receiver closed.
+    pub is_receiver_closed: bool,
+    /// Whether the sender waits for free space.
+    pub is_sender_waiting: bool,
+}
+
+/// A place in a lane's data, and the number of the record there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes from the start of the data.
+    pub offset: u64,
+    /// The number of the record: 1 and up, modulo 2^32 without 0.
+    pub seq: u32,
+}
+
+impl From<Position> for Place {
+    fn from(position: Position) -> Place {
+        Place { offset: position.offset, seq: position.seq }
+    }
+}
+
+struct Page([u8; PAGE_BYTES]);
+
+impl Page {
+    fn read(file: &File) -> io::Result<Page> {
+        let mut bytes = [0; PAGE_BYTES];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(Page(bytes))
+    }
+
+    fn u64(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.0[offset..offset + 8].try_into().expect("eight bytes"))
+    }
+
+    fn u32(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.0[offset..offset + 4].try_into().expect("four bytes"))
+    }
+
+    fn position(&self, offset: usize) -> Position {
+        Position::unpack(self.u64(offset))
+    }
+}
+
+/// Reads the pages of a lane. The offsets are those of spec/layout.md, as pelton-lane asserts them.
+pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
+    // The tail before the head. In between the head can only grow, so the number of messages is never too large.
+    let (producer, consumer) = (Page::read(producer)?, Page::read(consumer)?);
+    let capacity = producer.u64(64).min(CAPACITY_MAX);
+    let (tail, head) = (producer.position(128), consumer.position(128));
+    if capacity == 0 || tail.seq == 0 || head.seq == 0 || tail.offset > capacity || head.offset > capacity {
+        let text = format!("its pages say capacity {capacity}, tail {tail:?}, head {head:?}, which cannot be");
+        return Err(io::Error::new(ErrorKind::InvalidData, text));
+    }
+    // No more records fit than headers. A head that passed the tail in between makes none.
+    let is_behind = tail.seq.wrapping_sub(head.seq) as i32 > 0;
+    let waiting_messages = if is_behind { tail.since(head).min(capacity / 8) } else { 0 };
+    let sent = Counters {
+        messages: producer.u64(152),
+        bytes: producer.u64(160),
+        waits: producer.u64(168),
+        sleeps: producer.u64(176),
+        wakes_sent: producer.u64(184),
+        depth_max: producer.u64(192),
+    };
+    let mut received = Counters {
+        messages: consumer.u64(136),
+        bytes: consumer.u64(144),
+        waits: consumer.u64(152),
+        sleeps: consumer.u64(160),
+        wakes_sent: consumer.u64(168),
+        depth_max: 0,
+    };
+    // The receiver stores its counters when it finds the lane empty; the positions are always up to date.
+    let is_exact = sent.messages.wrapping_sub(received.messages) == waiting_messages;
+    let mean = if sent.messages == 0 { 0 } else { sent.bytes / sent.messages };
+    let span = match tail.offset.checked_sub(head.offset) {
+        Some(bytes) => bytes,
+        None => capacity - head.offset + tail.offset,
+    };
+    let mean_waiting = match waiting_messages {
+        0 => 0,
+        waiting if is_exact => sent.bytes.wrapping_sub(received.bytes) / waiting,
+        _ => mean,
+    };
+    let waiting_bytes = record_bytes(mean_waiting.min(capacity)).saturating_mul(waiting_messages);
+    received.messages = received.messages.max(sent.messages.saturating_sub(waiting_messages));
+    received.bytes = received.bytes.max(sent.bytes.saturating_sub(mean.saturating_mul(waiting_messages)));
+    Ok(Reading {
+        capacity,
+        message_bytes_max: producer.u64(72).min(capacity),
+        tail: tail.into(),
+        head: head.into(),
+        waiting_messages,
+        waiting_bytes: waiting_bytes.min(span),
+        sent,
+        received,
+        sender_pid: producer.u32(388),
+        receiver_pid: consumer.u32(260),
+        sender_generation: producer.u64(144),
+        receiver_generation: consumer.u64(176),
+        is_sender_closed: producer.u32(384) == State::Closed as u32,
+        is_receiver_closed: consumer.u32(256) == State::Closed as u32,
+        is_sender_waiting: producer.u64(256) & ARMED != 0,
+    })
+}
+
+/// Whether the file begins as a page with this magic number does, of this version's layout.
+pub(super) fn check(file: &File, magic: u64) -> io::Result<()> {
+    let page = Page::read(file)?;
+    if page.u64(0) == magic && (page.u32(8), page.u64(16)) == (pelton_lane::WIRE_VERSION, pelton_lane::LAYOUT_SIGNATURE)
+    {
+        return Ok(());
+    }
+    let text = format!(
+        "begins with \"{}\", version {} and layout {:#x}, wanted \"{}\", {} and {:#x}: use the pelton tool of its version",
+        page.0[..8].escape_ascii(),
+        page.u32(8),
+        page.u64(16),
+        magic.to_le_bytes().escape_ascii(),
+        pelton_lane::WIRE_VERSION,
+        pelton_lane::LAYOUT_SIGNATURE
+    );
+    Err(io::Error::new(ErrorKind::InvalidData, text))
+}

@@ -1,0 +1,423 @@
+//! The messages of a lane, read without being its receiver. A tap copies records by `pread`, and then checks that the
+//! sender cannot have overwritten them meanwhile. It writes nothing, so neither side notices it, and nothing changes
+//! when its process is killed.
+//!
+//! # Which copies are whole
+//! For a sender that follows spec/protocol.md. A hostile one determines what its messages say in any case.
+//!
+//! - **Published** before the copy: the tap loads the tail, then copies records before it. On x86-64 the sender's
+//!   stores become visible in their order, so the copy has what was published. Elsewhere the tail may become visible
+//!   before a header. There the tap copies twice, and uses the second copy if its headers are those of the first.
+//! - **Not overwritten** before the end of the copy: the sender writes to released space only (P3), and loads the head
+//!   before it does [release]. The tap loads the head *after* the copy. If that head has not passed the record, then no
+//!   sender had a head that had passed it while the tap copied. So the copy is proven whole: [`Tapped::is_proven`].
+//!   The header does not prove it: an old header may stand while its payload is already new.
+//! - A record that was **released** before the end of the copy may be whole: the sender reuses space in its order. If
+//!   the tail is the same before and after the copy, the sender committed nothing meanwhile. It may have written a part
+//!   of one reservation, at one of the places of the protocol. Place A, at the tail, and C, behind the lap's end,
+//!   contain no record of this lap. Place B, the front, contains the record if its offset is less than the largest
+//!   reservation. Such a copy is returned as not proven; a record farther from the front is proven.
+//! - All other records count as missed: [`Tap::missed`].
+//!
+//! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
+//! equal. If none are, it uses the bound on the safe side of both: the highest head, the lowest tail.
+
+#[cfg(test)]
+mod tests;
+
+use pelton_lane::{CAPACITY_MAX, Position, record_bytes, seq_after};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Bytes that one copy reads at most, unless one message is larger. A guess: some microseconds.
+const COPY_BYTES: u64 = 64 << 10;
+/// Larger messages count as missed, so that no sender can make the tap use more memory.
+const MESSAGE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes that one call of [`Tap::poll`] reads, about.
+const POLL_BYTES: u64 = 1 << 20;
+/// A tap that is further behind does not try released records: on a stream that fast it cannot find one whole.
+const RELEASED_MAX: u64 = 4096;
+/// How often the tap reads a position for two equal reads.
+const TRIES: usize = 16;
+/// How often a record that the tail says is there may be missing before the lane counts as damaged.
+const STALLED_MAX: u32 = 100;
+
+/// Offsets in the pages (spec/layout.md).
+const CAPACITY_AT: u64 = 64;
+const MESSAGE_BYTES_MAX_AT: u64 = 72;
+const TAIL_AT: u64 = 128;
+const HEAD_AT: u64 = 128;
+
+/// Reads the messages of one lane as they pass: see the [module](self).
+#[derive(Debug)]
+pub struct Tap {
+    producer: Arc<File>,
+    consumer: Arc<File>,
+    data: Arc<File>,
+    capacity: u64,
+    message_bytes_max: u64,
+    /// The next record.
+    next: Position,
+    missed: u64,
+    /// How often in succession the next record was missing although the tail has passed it.
+    stalled: u32,
+    /// A copy of the data from `base` on.
+    copy: Vec<u8>,
+    base: u64,
+    /// The records in it.
+    found: Vec<Found>,
+}
+
+/// A message that a tap has copied.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Tapped<'a> {
+    /// Its number in the lane.
+    pub seq: u32,
+    /// Its bytes.
+    pub payload: &'a [u8],
+    /// Whether the copy is proven to be whole. Otherwise it is whole unless the sender, at the moment of the copy, had
+    /// written a part of a message that extends from the lane's front to this one.
+    pub is_proven: bool,
+}
+
+/// A record in the copy.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    seq: u32,
+    /// In the copy: where its header begins, and the bytes of its payload.
+    at: usize,
+    bytes: usize,
+}
+
+/// What the tap finds at a place.
+enum Parsed {
+    Record {
+        at: u64,
+        bytes: u64,
+    },
+    /// The copy does not have so many bytes there.
+    Outside {
+        at: u64,
+        bytes: u64,
+        rank: u32,
+    },
+    /// No record with this number.
+    Missing,
+}
+
+/// Whether number `one` comes before `other`: they are less than 2^31 apart.
+fn is_before(one: u32, other: u32) -> bool {
+    other.wrapping_sub(one) as i32 > 0
+}
+
+impl Tap {
+    /// A tap of the lane with these files. It begins with the next message, or with the oldest one that the receiver
+    /// has not released.
+    ///
+    /// # Errors
+    /// `InvalidData`: the pages are no lane's. Those of reading the files.
+    pub(crate) fn new(producer: Arc<File>, consumer: Arc<File>, data: Arc<File>, since_start: bool) -> Result<Tap> {
+        let (capacity, limit) = (word(&producer, CAPACITY_AT)?, word(&producer, MESSAGE_BYTES_MAX_AT)?);
+        let bytes = data.metadata()?.len();
+        if capacity == 0 || capacity > bytes.min(CAPACITY_MAX) || limit > capacity {
+            let text = format!("a lane of {capacity} bytes with messages up to {limit}, in a file of {bytes} bytes");
+            return Err(Error::new(ErrorKind::InvalidData, text));
+        }
+        let (base, copy, found) = (0, Vec::new(), Vec::new());
+        let (next, missed, stalled) = (Position::START, 0, 0);
+        let message_bytes_max = limit;
+        let mut tap =
+            Tap { producer, consumer, data, capacity, message_bytes_max, next, missed, stalled, copy, base, found };
+        let tail = if since_start { None } else { tap.tail()?.exact };
+        tap.next = match tail {
+            Some(tail) => tail,
+            // Of a fast stream, whose tail no two reads agree on.
+            None => tap.exact_head()?.ok_or_else(|| Error::new(ErrorKind::InvalidData, "a head that never rests"))?,
+        };
+        Ok(tap)
+    }
+
+    /// Messages that passed, and that this tap could not copy whole.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// Identifies the lane: the device and the inode of its sender's page.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn id(&self) -> Result<(u64, u64)> {
+        let metadata = self.producer.metadata()?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
+
+    /// Copies the messages since the last call, about 1 MiB at most, and gives them to `each`. Returns whether there
+    /// are more. Does not wait.
+    ///
+    /// # Errors
+    /// `InvalidData`: the lane contains what no sender writes. Those of reading the files, and of `each`.
+    pub fn poll(&mut self, mut each: impl FnMut(Tapped<'_>) -> Result<()>) -> Result<bool> {
+        let mut read = 0;
+        while read < POLL_BYTES {
+            let before = self.tail()?;
+            let tail = before.lowest;
+            if tail.seq == self.next.seq {
+                // Also after the owner of both sides of an empty lane moved them to its front.
+                self.next.offset = before.exact.map_or(self.next.offset, |tail| tail.offset);
+                return Ok(false);
+            }
+            if !is_before(self.next.seq, tail.seq) {
+                // The sender stores the tail after the header that publishes a record, so the receiver may already have
+                // released what the tail does not include. A tail that stays behind is that of a recovery, which
+                // has dropped messages.
+                self.stalled += 1;
+                if self.stalled > STALLED_MAX
+                    && let Some(tail) = before.exact
+                {
+                    (self.next, self.stalled) = (tail, 0);
+                }
+                return Ok(false);
+            }
+            if tail.since(self.next) > RELEASED_MAX && is_before(self.next.seq, self.head()?.highest.seq) {
+                if !self.skip_to_head()? {
+                    return Ok(true);
+                }
+                continue;
+            }
+            self.copy_records(tail)?;
+            read += self.copy.len() as u64;
+            // The copy is before the loads of head and tail. [release]
+            fence(Ordering::SeqCst);
+            let head = self.head()?.highest;
+            let Some(last) = self.found.last() else {
+                if is_before(self.next.seq, head.seq) {
+                    if !self.skip_to_head()? {
+                        return Ok(true);
+                    }
+                    continue;
+                }
+                self.stalled += 1;
+                if self.stalled > STALLED_MAX {
+                    let Position { seq, offset } = self.next;
+                    let text = format!("no message {seq} at byte {offset} of the lane, which its sender's page counts");
+                    return Err(Error::new(ErrorKind::InvalidData, text));
+                }
+                return Ok(false);
+            };
+            self.stalled = 0;
+            let end = self.base + last.at as u64 + record_bytes(last.bytes as u64);
+            let next = Position { offset: end, seq: seq_after(last.seq) };
+            let is_any_released = is_before(self.found[0].seq, head.seq);
+            let is_tail_same =
+                is_any_released && before.exact.is_some() && self.tail()?.exact.is_some_and(|now| now == tail);
+            // A generation, descriptors, and a batch of the size of the largest message.
+            let reservation_max = 24 + record_bytes(self.message_bytes_max) + 8;
+            for found in &self.found {
+                let Found { seq, at, bytes } = *found;
+                let begin = self.base + at as u64;
+                let is_proven = match is_before(seq, head.seq) {
+                    false => true,
+                    true if is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset => {
+                        begin >= reservation_max
+                    }
+                    true => {
+                        self.missed += 1;
+                        continue;
+                    }
+                };
+                each(Tapped { seq, payload: &self.copy[at + 8..at + 8 + bytes], is_proven })?;
+            }
+            self.next = next;
+        }
+        Ok(true)
+    }
+
+    /// Continues at the head. Returns false if no two reads agree on it now, or it is not ahead.
+    fn skip_to_head(&mut self) -> Result<bool> {
+        let head = self.exact_head()?.filter(|head| is_before(self.next.seq, head.seq));
+        if let Some(head) = head {
+            self.missed += head.since(self.next);
+            self.next = head;
+            self.stalled = 0;
+        }
+        Ok(head.is_some())
+    }
+
+    /// Copies data from the next record on, and finds the records in it that are before the tail.
+    fn copy_records(&mut self, tail: Position) -> Result<()> {
+        self.found.clear();
+        let contiguous = tail.offset.checked_sub(self.next.offset).filter(|bytes| *bytes > 0);
+        self.read(self.next.offset, contiguous.unwrap_or(COPY_BYTES).min(COPY_BYTES))?;
+        let (mut offset, mut rank, mut seq) = (self.next.offset, 0, self.next.seq);
+        // A jump, and a record larger than one copy.
+        let mut reads = 2;
+        while seq != tail.seq {
+            match self.parse(offset, rank, seq) {
+                Parsed::Record { at, bytes } => {
+                    self.found.push(Found { seq, at: (at - self.base) as usize, bytes: bytes as usize });
+                    (offset, rank, seq) = (at + record_bytes(bytes), 0, seq_after(seq));
+                }
+                Parsed::Outside { at, bytes, .. } if bytes > MESSAGE_BYTES_MAX => {
+                    if self.found.is_empty() {
+                        self.missed += 1;
+                        self.next = Position { offset: at + bytes, seq: seq_after(seq) };
+                    }
+                    break;
+                }
+                Parsed::Outside { at, bytes, rank: rank_now } if self.found.is_empty() && reads > 0 => {
+                    reads -= 1;
+                    self.read(at, bytes.max(COPY_BYTES))?;
+                    (offset, rank) = (at, rank_now);
+                }
+                _ => break,
+            }
+        }
+        if cfg!(not(target_arch = "x86_64")) {
+            self.confirm()?;
+        }
+        Ok(())
+    }
+
+    /// Copies again, and keeps the records whose headers are the same in both copies.
+    fn confirm(&mut self) -> Result<()> {
+        // The loads of the first copy, which found the headers, are before those of the second. [publish]
+        fence(Ordering::SeqCst);
+        let first = std::mem::take(&mut self.copy);
+        let base = self.base;
+        self.read(base, first.len() as u64)?;
+        let copy = &self.copy;
+        let same = self.found.iter().take_while(|found| {
+            let header = found.at..found.at + 8;
+            copy.len() >= found.at + 8 + found.bytes && first[header.clone()] == copy[header]
+        });
+        let same = same.count();
+        self.found.truncate(same);
+        Ok(())
+    }
+
+    /// Copies so many bytes of the data, or fewer at its end.
+    fn read(&mut self, at: u64, bytes: u64) -> Result<()> {
+        let bytes = bytes.min(self.capacity.saturating_sub(at)) as usize;
+        self.base = at;
+        self.copy.resize(bytes, 0);
+        let mut done = 0;
+        while done < bytes {
+            // In tests in parts, between which the sender and the receiver continue.
+            let end = if cfg!(test) { bytes.min(done + 256) } else { bytes };
+            #[cfg(test)]
+            tests::before_part();
+            match self.data.read_at(&mut self.copy[done..end], at + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.copy.truncate(done);
+        Ok(())
+    }
+
+    /// The record with number `seq` whose marks, if it has any, begin at `at`. The checks are those of a consumer.
+    fn parse(&self, mut at: u64, mut rank: u32, seq: u32) -> Parsed {
+        loop {
+            let Some(word) = self.copied(at) else { return Parsed::Outside { at, bytes: 8, rank } };
+            let low = word as u32;
+            if (word >> 32) as u32 != seq {
+                return Parsed::Missing;
+            }
+            if low >> 31 == 0 {
+                let bytes = u64::from(low);
+                if bytes > self.message_bytes_max || at + record_bytes(bytes) + 8 > self.capacity {
+                    return Parsed::Missing;
+                }
+                if at + 8 + bytes > self.base + self.copy.len() as u64 {
+                    return Parsed::Outside { at, bytes: record_bytes(bytes), rank };
+                }
+                return Parsed::Record { at, bytes };
+            }
+            // The order of marks: jump, generation, descriptors, 4 to 7.
+            let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
+            let rank_now = [1, 3, 2, 0, 4, 5, 6, 7][kind as usize];
+            if rank_now <= rank {
+                return Parsed::Missing;
+            }
+            rank = rank_now;
+            at = if kind == 0 { u64::from(value) * 64 } else { at + 8 };
+            if at + 16 > self.capacity {
+                return Parsed::Missing;
+            }
+        }
+    }
+
+    /// The word at an offset of the data.
+    fn copied(&self, at: u64) -> Option<u64> {
+        let at = usize::try_from(at.checked_sub(self.base)?).ok()?;
+        let bytes = self.copy.get(at..at.checked_add(8)?)?;
+        Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+    }
+
+    fn tail(&self) -> Result<Reading> {
+        self.position(&self.producer, TAIL_AT)
+    }
+
+    fn head(&self) -> Result<Reading> {
+        self.position(&self.consumer, HEAD_AT)
+    }
+
+    fn exact_head(&self) -> Result<Option<Position>> {
+        for _ in 0..TRIES {
+            if let Some(head) = self.head()?.exact {
+                return Ok(Some(head));
+            }
+        }
+        Ok(None)
+    }
+
+    fn position(&self, page: &File, at: u64) -> Result<Reading> {
+        let mut before = word(page, at)?;
+        for _ in 0..TRIES {
+            let now = word(page, at)?;
+            if now == before {
+                let position = Position::unpack(now);
+                if position.seq == 0 || position.offset + 8 > self.capacity {
+                    let text = format!("a position of message {} at byte {}", position.seq, position.offset);
+                    return Err(Error::new(ErrorKind::InvalidData, text));
+                }
+                return Ok(Reading { exact: Some(position), highest: position, lowest: position });
+            }
+            before = now;
+        }
+        let [one, other] = [before, word(page, at)?].map(|word| (word >> 32) as u32);
+        let [lowest, highest] = bounds(one, other).map(|seq| Position { seq: seq.max(1), offset: 0 });
+        Ok(Reading { exact: None, highest, lowest })
+    }
+}
+
+/// A position, as some reads found it.
+struct Reading {
+    /// If two successive reads were equal.
+    exact: Option<Position>,
+    /// Otherwise only their numbers count.
+    highest: Position,
+    lowest: Position,
+}
+
+/// A lower and an upper bound of a number that grows while two reads of it may be torn: the bytes above the highest one
+/// in which the reads differ are right, and those below it may be any.
+fn bounds(one: u32, other: u32) -> [u32; 2] {
+    let differing = (one ^ other).checked_ilog2().map_or(0, |bit| bit / 8 + 1);
+    let below = u32::MAX.checked_shr(32 - 8 * differing).unwrap_or(0);
+    let (low, high) = if is_before(one, other) { (one, other) } else { (other, one) };
+    let below_both = below >> 8;
+    [low & !below_both, high | below_both]
+}
+
+fn word(page: &File, at: u64) -> Result<u64> {
+    let mut bytes = [0; 8];
+    page.read_exact_at(&mut bytes, at)?;
+    Ok(u64::from_le_bytes(bytes))
+}

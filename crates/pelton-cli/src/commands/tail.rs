@@ -1,0 +1,432 @@
+//! `pelton tail`: prints the messages of a channel as they pass, without being its receiver.
+//!
+//! A tap of each lane copies what passes (`pelton::observe::Tap`, which says when a copy is whole). After each round
+//! the command sleeps so long that it uses a given part of a processor: on a fast stream it misses messages instead of
+//! slowing the sides down.
+
+use crate::{
+    failure::{Failure, print_stderr, printable},
+    output::{Output, json},
+    signals::Signals,
+};
+use clap::{Args, ValueEnum};
+use pelton::observe::{Observer, Tap, Tapped};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    io::ErrorKind,
+    time::{Duration, Instant, SystemTime},
+};
+
+/// The shortest sleep between two rounds.
+const SLEEP_MIN: Duration = Duration::from_millis(1);
+/// The longest one, so that the command notices new lanes and signals.
+const SLEEP_MAX: Duration = Duration::from_millis(500);
+/// How often the command searches for lanes that are new; and how many times longer than a search the interval is at
+/// least, because a search reads /proc.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+const SEARCH_FACTOR: u32 = 500;
+/// Bytes of a row of `--format hex`.
+const ROW: usize = 16;
+
+/// Options of `pelton tail`.
+#[derive(Args)]
+pub struct TailArgs {
+    /// The channel: a short name, unix:PATH or path:DIR
+    name: String,
+    /// How each message is printed; control characters are escaped
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// Print only messages that contain TEXT; or, with jq:PATH, JSON messages that have a value there other than null
+    /// and false; or, with jq:PATH==VALUE, that value
+    ///
+    /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. With several
+    /// filters, all must match. `pelton tail NAME | grep` has regular expressions.
+    #[arg(long = "filter", value_name = "TEXT|jq:PATH", value_parser = filter)]
+    filters: Vec<Filter>,
+    /// End after this number of printed messages
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Begin with the oldest message that the receiver has not released, instead of the next one sent
+    #[arg(long)]
+    since_start: bool,
+    /// Use at most about this part of one processor, in percent; more shows more messages of a fast stream
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100), default_value_t = 1)]
+    load: u32,
+    /// How long to wait for the channel [default: 0]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::seconds, default_value = "0", hide_default_value = true)]
+    timeout: Duration,
+    /// Print one JSON object for each message, and for each number of missed messages
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
+
+/// How a message is printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// One line
+    Text,
+    /// Rows of bytes, in hexadecimal and as characters
+    Hex,
+    /// JSON on several lines; other messages as text
+    Pretty,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Filter {
+    Contains(Vec<u8>),
+    Path { steps: Vec<Step>, value: Option<serde_json::Value> },
+}
+
+/// A step of a path into a JSON value.
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+fn filter(text: &str) -> Result<Filter, String> {
+    let Some(text) = text.strip_prefix("jq:") else { return Ok(Filter::Contains(text.as_bytes().to_vec())) };
+    let wanted = || format!("found `{text}`, want a path such as .user.name or .items[0].id, perhaps with ==VALUE");
+    let (path, value) = match text.split_once("==") {
+        Some((path, value)) => (path.trim(), Some(value.trim())),
+        None => (text.trim(), None),
+    };
+    let value = value.map(|value| serde_json::from_str(value).unwrap_or_else(|_| value.into()));
+    let mut steps = Vec::new();
+    let mut rest = path;
+    while !rest.is_empty() && rest != "." {
+        if let Some(after) = rest.strip_prefix('[').or_else(|| rest.strip_prefix(".[")) {
+            let (index, after) = after.split_once(']').ok_or_else(wanted)?;
+            steps.push(Step::Index(index.parse().map_err(|_| wanted())?));
+            rest = after;
+        } else {
+            let after = rest.strip_prefix('.').ok_or_else(wanted)?;
+            let end = after.find(['.', '[']).unwrap_or(after.len());
+            if end == 0 {
+                return Err(wanted());
+            }
+            steps.push(Step::Key(after[..end].to_owned()));
+            rest = &after[end..];
+        }
+    }
+    if !path.starts_with('.') {
+        return Err(wanted());
+    }
+    Ok(Filter::Path { steps, value })
+}
+
+impl Filter {
+    fn matches(&self, payload: &[u8]) -> bool {
+        match self {
+            Filter::Contains(text) => memchr::memmem::find(payload, text).is_some(),
+            Filter::Path { steps, value } => {
+                let Ok(found) = serde_json::from_slice::<serde_json::Value>(payload) else { return false };
+                let found = steps.iter().try_fold(&found, |found, step| match step {
+                    Step::Key(key) => found.get(key),
+                    Step::Index(index) => found.get(index),
+                });
+                match value {
+                    Some(value) => found.unwrap_or(&serde_json::Value::Null) == value,
+                    None => found.is_some_and(|found| !found.is_null() && found != &serde_json::Value::Bool(false)),
+                }
+            }
+        }
+    }
+}
+
+/// The object of a message with `--json`.
+#[derive(Serialize)]
+struct Object<'a> {
+    /// When it was read.
+    time_ns: u64,
+    lane: &'a str,
+    seq: u32,
+    is_proven: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hex: Option<String>,
+}
+
+/// The object of missed messages.
+#[derive(Serialize)]
+struct MissedObject<'a> {
+    time_ns: u64,
+    lane: &'a str,
+    missed: u64,
+}
+
+/// A lane, and what was reported of it.
+struct LaneTap {
+    label: String,
+    tap: Tap,
+    /// Missed messages that are reported.
+    reported: u64,
+}
+
+struct TailLoop<'a> {
+    args: &'a TailArgs,
+    signals: Signals,
+    output: Output,
+    observer: Observer,
+    taps: Vec<LaneTap>,
+    /// The lanes that have, or had, a tap.
+    known: BTreeSet<(u64, u64)>,
+    shown: u64,
+    unproven: u64,
+}
+
+/// Runs `pelton tail`.
+pub fn run(args: &TailArgs) -> Result<(), Failure> {
+    let signals = Signals::install()?;
+    let output = Output::new()?;
+    let mut observer = Observer::new();
+    if let Some(directory) = args.name.strip_prefix("path:") {
+        observer.add_directory(directory);
+    }
+    let (taps, known) = (Vec::new(), BTreeSet::new());
+    let mut tail_loop = TailLoop { args, signals, output, observer, taps, known, shown: 0, unproven: 0 };
+    let done = tail_loop.all();
+    let written = match done {
+        Err(Failure::OutputClosed) => Ok(()),
+        _ => tail_loop.output.write(&tail_loop.signals),
+    };
+    let missed: u64 = tail_loop.taps.iter().map(|one| one.tap.missed()).sum();
+    let TailLoop { shown, unproven, .. } = tail_loop;
+    if !matches!(done, Err(Failure::OutputClosed)) {
+        print_stderr(format!("{shown} messages printed, {unproven} of them not proven (?), {missed} missed"));
+    }
+    done.and(match written {
+        // The signal that ended the command.
+        Err(Failure::Signal(_)) => Ok(()),
+        written => written,
+    })
+}
+
+impl TailLoop<'_> {
+    fn all(&mut self) -> Result<(), Failure> {
+        let deadline = Instant::now() + self.args.timeout;
+        while !self.search(self.args.since_start)? {
+            if deadline <= Instant::now() {
+                let name = &self.args.name;
+                return Err(Failure::TimedOut(format!(
+                    "no channel `{name}` with a sender and a receiver was found: `pelton ls` lists the channels; wait \
+                     longer with --timeout"
+                )));
+            }
+            self.signals.poll([], Some(Duration::from_millis(50)))?;
+        }
+        let mut search_due = Instant::now() + SEARCH_INTERVAL;
+        loop {
+            let before = processor_time();
+            let mut has_more = false;
+            for index in 0..self.taps.len() {
+                has_more |= self.round(index)?;
+            }
+            self.output.write(&self.signals)?;
+            if self.args.count.is_some_and(|count| self.shown >= count) {
+                return Ok(());
+            }
+            let used = processor_time().saturating_sub(before);
+            let sleep = (used * (100 - self.args.load) / self.args.load).clamp(SLEEP_MIN, SLEEP_MAX);
+            if self.args.load < 100 || !has_more {
+                self.signals.poll([], Some(sleep))?;
+            }
+            self.signals.check()?;
+            if search_due <= Instant::now() {
+                let before = Instant::now();
+                if !self.search(true)? && !has_more {
+                    return Ok(());
+                }
+                search_due = Instant::now() + SEARCH_INTERVAL.max(before.elapsed() * SEARCH_FACTOR);
+            }
+        }
+    }
+
+    /// Adds a tap for each new lane. Returns whether the channel exists. A lane that is new since the last search is
+    /// read from its oldest message.
+    fn search(&mut self, since_start: bool) -> Result<bool, Failure> {
+        let found = self.observer.channels();
+        let wanted = match self.args.name.strip_prefix("path:") {
+            Some(directory) => {
+                let path = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.into());
+                format!("path:{}", path.display())
+            }
+            None => self.args.name.clone(),
+        };
+        let channels: Vec<_> = found.channels.iter().filter(|channel| channel.name == wanted).collect();
+        let mut exists = false;
+        let mut problem = None;
+        for channel in &channels {
+            for lane in &channel.lanes {
+                let tap = match lane.tap(since_start) {
+                    Ok(tap) => tap,
+                    Err(error) => {
+                        problem = Some(format!("lane {} of {}: {error}", lane.number, channel.name));
+                        continue;
+                    }
+                };
+                exists = true;
+                if tap.id().is_ok_and(|id| self.known.insert(id)) {
+                    let label = match channels.len() {
+                        1 => lane.number.to_string(),
+                        _ => format!("{}:{}", channel.kind.word(), lane.number),
+                    };
+                    self.taps.push(LaneTap { label, tap, reported: 0 });
+                }
+            }
+        }
+        match problem {
+            Some(problem) if !exists && !channels.is_empty() => Err(Failure::Refused(problem)),
+            _ => Ok(exists),
+        }
+    }
+
+    /// Prints what has passed in a lane since the last round. Returns whether there is more.
+    fn round(&mut self, index: usize) -> Result<bool, Failure> {
+        let TailLoop { args, taps, output, shown, unproven, .. } = self;
+        let LaneTap { label, tap, reported } = &mut taps[index];
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let polled = tap.poll(|tapped| {
+            if args.count == Some(*shown) || !args.filters.iter().all(|filter| filter.matches(tapped.payload)) {
+                return Ok(());
+            }
+            *shown += 1;
+            *unproven += u64::from(!tapped.is_proven);
+            write_message(args, now, label, &tapped, &mut output.buffer);
+            Ok(())
+        });
+        let more = polled.map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => Failure::System(format!("lane {label} of `{}` is corrupt: {error}", args.name)),
+            _ => Failure::system(format!("reading lane {label} of `{}`", args.name), error),
+        })?;
+        let missed = tap.missed() - *reported;
+        if missed > 0 {
+            *reported += missed;
+            let line = match args.json {
+                true => json(&MissedObject { time_ns: now.as_nanos() as u64, lane: label, missed }),
+                false => format!("{} {label} ... {missed} missed\n", clock_text(now)),
+            };
+            output.buffer.extend_from_slice(line.as_bytes());
+        }
+        Ok(more)
+    }
+}
+
+/// The processor time that this thread has used.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The time of day in UTC, with microseconds.
+fn clock_text(since: Duration) -> String {
+    let seconds = since.as_secs() % 86_400;
+    format!("{:02}:{:02}:{:02}.{:06}", seconds / 3600, seconds / 60 % 60, seconds % 60, since.subsec_micros())
+}
+
+fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>, out: &mut Vec<u8>) {
+    let Tapped { seq, payload, is_proven, .. } = *tapped;
+    if args.json {
+        let text = std::str::from_utf8(payload).ok();
+        let hex = text.is_none().then(|| payload.iter().map(|byte| format!("{byte:02x}")).collect());
+        let object = Object { time_ns: now.as_nanos() as u64, lane, seq, is_proven, text, hex };
+        out.extend_from_slice(json(&object).as_bytes());
+        return;
+    }
+    let mark = if is_proven { "" } else { "?" };
+    let mut text = format!("{} {lane}:{seq}{mark} ", clock_text(now));
+    match args.format {
+        Format::Text => text.push_str(&escaped(payload)),
+        Format::Hex => {
+            let _ = write!(text, "{} bytes", payload.len());
+            for (row, bytes) in payload.chunks(ROW).enumerate() {
+                let hex: String = bytes.iter().map(|byte| format!("{byte:02x} ")).collect();
+                let characters: String =
+                    bytes.iter().map(|byte| if (b' '..=b'~').contains(byte) { *byte as char } else { '.' }).collect();
+                let _ = write!(text, "\n    {:08x}  {hex:<48} {characters}", row * ROW);
+            }
+        }
+        Format::Pretty => match serde_json::from_slice::<serde_json::Value>(payload) {
+            Ok(value) => {
+                let pretty = serde_json::to_string_pretty(&value).expect("a JSON value");
+                text.push_str(&printable(&pretty));
+            }
+            Err(_) => text.push_str(&escaped(payload)),
+        },
+    }
+    text.push('\n');
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// A message as one line: control characters, and bytes that are no UTF-8, become escapes.
+fn escaped(payload: &[u8]) -> String {
+    let mut text = String::with_capacity(payload.len());
+    for chunk in payload.utf8_chunks() {
+        for line in chunk.valid().split_inclusive('\n') {
+            let (line, newline) = line.strip_suffix('\n').map_or((line, ""), |line| (line, "\\n"));
+            // `printable` removes white space at the end.
+            let end = line.trim_end().len();
+            text.push_str(&printable(line));
+            line[end..].chars().for_each(|space| match space {
+                ' ' | '\t' => text.push(space),
+                other => _ = write!(text, "{}", other.escape_default()),
+            });
+            text.push_str(newline);
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_without_control_characters() {
+        for (payload, text) in [
+            (&b"plain"[..], "plain"),
+            (b"\x1b]0;title\x07", "\\u{1b}]0;title\\u{7}"),
+            (b"two\nlines\n", "two\\nlines\\n"),
+            (b"\xff\xc3\xa4\xc3", "\\xff\u{e4}\\xc3"),
+            (b"space  \r\n", "space  \\r\\n"),
+            (b"a\xe2\x80\xaetxt", "a\\u{202e}txt"),
+        ] {
+            assert_eq!(escaped(payload), text);
+        }
+    }
+
+    #[test]
+    fn a_filter_is_a_text_or_a_path_into_json() {
+        let matches = |text: &str, payload: &[u8]| filter(text).unwrap().matches(payload);
+        let message = br#"{"user":{"name":"ada"},"items":[{"id":7}],"on":false,"none":null}"#;
+        for (text, matching) in [
+            ("ada", true),
+            ("grace", false),
+            ("jq:.user", true),
+            ("jq:.user.name==ada", true),
+            ("jq:.user.name == \"ada\"", true),
+            ("jq:.user.name==grace", false),
+            ("jq:.items[0].id==7", true),
+            ("jq:.items[1].id", false),
+            ("jq:.on", false),
+            ("jq:.on==false", true),
+            ("jq:.none", false),
+            ("jq:.missing==null", true),
+            ("jq:.missing", false),
+            ("jq:.", true),
+        ] {
+            assert_eq!(matches(text, message), matching, "{text}");
+        }
+        assert!(!matches("jq:.", b"not JSON"));
+        for bad in ["jq:", "jq:user", "jq:.a..b", "jq:.[x]", "jq:.a[", "jq:==1"] {
+            assert!(filter(bad).is_err(), "{bad}");
+        }
+    }
+}

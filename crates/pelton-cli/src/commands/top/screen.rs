@@ -1,0 +1,223 @@
+//! The screens of `pelton top`. They fit 80 columns and 24 lines, and use what there is of more. Without colour, the
+//! words say all.
+
+use super::{Rates, Shown, Top, View};
+use crate::observed::{
+    counted, name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side,
+};
+use pelton::observe::{Activity, State};
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::{Paragraph, Row, Sparkline, Table, TableState},
+};
+
+const KEYS: &str = "F1 Help  F4 Filter  F6 Sort  I Invert  Z Pause  Enter Open  F10 Quit";
+const KEYS_OF_CHANNEL: &str = "F1 Help  Z Pause  Esc Back  F10 Quit";
+/// Characters of a bar.
+const BAR: usize = 6;
+/// Characters of a row beside the name, with the spaces.
+const BESIDE_NAME: u16 = 8 + 5 + 6 + 5 + (BAR as u16 + 4) + 5 + 5 + 16 + 8;
+
+const HELP: [&str; 16] = [
+    "MSG/S, B/S   messages and bytes that the receiver releases per second",
+    "WAITS        messages that are sent and not released",
+    "FULL         the fullest lane, as a bar and in percent",
+    "SLP/S WAK/S  sleeps of both sides, and rings that wake the other, per second",
+    "",
+    "Up Down PgUp PgDn Home End j k   move the cursor",
+    "Enter        open the channel: its lanes and its history; Esc closes it",
+    "F4 \\ F3 /    filter by a part of the name; Enter keeps it, Esc clears it",
+    "F6 > <       sort by the next, or the previous, column",
+    "I            invert the order",
+    "Z Space      pause, and go on",
+    "F1 h ?       this text",
+    "F10 q        quit",
+    "",
+    "Nothing of a channel changes, and none is slower for being shown: the numbers",
+    "are read from its pages. Replies of a service appear only if they are stuck.",
+];
+
+/// Draws the current view.
+pub fn draw(top: &Top, frame: &mut Frame<'_>) {
+    let [header, body, footer] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)]).areas(frame.area());
+    frame.render_widget(Paragraph::new(headline(top)), header);
+    let keys = match top.view {
+        View::Help => {
+            frame.render_widget(Paragraph::new(HELP.map(Line::raw).to_vec()), body);
+            "Esc Back  F10 Quit".to_owned()
+        }
+        View::Channel => {
+            match top.opened() {
+                Some(shown) => draw_channel(top, shown, frame, body),
+                None => frame.render_widget(Paragraph::new("The channel is gone."), body),
+            }
+            KEYS_OF_CHANNEL.to_owned()
+        }
+        View::List => {
+            draw_list(top, frame, body);
+            KEYS.to_owned()
+        }
+        View::Filter => {
+            draw_list(top, frame, body);
+            format!("Filter: {}_   Enter Keep  Esc Clear", one_line(&top.filter))
+        }
+    };
+    frame.render_widget(Paragraph::new(keys).style(Style::new().add_modifier(Modifier::REVERSED)), footer);
+}
+
+fn headline(top: &Top) -> String {
+    let listed = top.listed();
+    let mut all = Rates::default();
+    top.channels.iter().for_each(|shown| all.add(shown.past.rates));
+    let mut text = format!(
+        "pelton: {}, {}/s, {}B/s; by {}{}",
+        counted(listed.len(), "channel"),
+        rate(all.messages),
+        short_bytes(all.bytes as u64),
+        top.sort.word(),
+        if top.is_reversed { ", inverted" } else { "" }
+    );
+    if !top.filter.is_empty() && top.view != View::Filter {
+        text += &format!("; only *{}*", one_line(&top.filter));
+    }
+    if top.unreadable > 0 {
+        text += &format!("; {} unreadable, see `pelton ls`", top.unreadable);
+    }
+    if top.is_paused {
+        text += "; PAUSED";
+    }
+    text
+}
+
+fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
+    let width = area.width.saturating_sub(BESIDE_NAME).into();
+    let rows = top.listed().into_iter().map(|Shown { channel, past }| {
+        let rates = past.rates;
+        Row::new([
+            Line::raw(name_cell(&name_of(channel), width)),
+            Line::raw(channel.kind.word()),
+            right(rate(rates.messages)),
+            right(short_bytes(rates.bytes as u64)),
+            right(short(channel.waiting_messages())),
+            Line::raw(bar(percent(channel))),
+            right(rate(rates.sleeps)),
+            right(rate(rates.wakes)),
+            Line::from(Span::styled(channel.state().words(), colour(top, channel.state()))),
+        ])
+    });
+    let widths = [
+        Constraint::Fill(1),
+        Constraint::Length(8),
+        Constraint::Length(5),
+        Constraint::Length(6),
+        Constraint::Length(5),
+        Constraint::Length(BAR as u16 + 4),
+        Constraint::Length(5),
+        Constraint::Length(5),
+        Constraint::Length(16),
+    ];
+    let head = ["NAME", "KIND", "MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
+    let table = Table::new(rows, widths)
+        .header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(Some(top.selected));
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_>, area: Rect) {
+    let rates = past.rates;
+    let [facts, history, lanes] =
+        Layout::vertical([Constraint::Length(6), Constraint::Length(5), Constraint::Min(0)]).areas(area);
+    let stopped = match channel.receiver.stopped_for {
+        Some(time) => format!(", stopped for {}", short_time(time)),
+        None if channel.receiver.activity == Activity::Stopped => ", stopped".to_owned(),
+        None => String::new(),
+    };
+    let text = vec![
+        Line::from(vec![
+            Span::styled(name_of(channel), Style::new().add_modifier(Modifier::BOLD)),
+            Span::raw(format!(", {}, {} old: ", channel.kind.word(), short_age(channel))),
+            Span::styled(channel.state().words(), colour(top, channel.state())),
+        ]),
+        Line::raw(format!("receiver {}{stopped}", side(&channel.receiver))),
+        Line::raw(format!(
+            "waiting  {} messages, {} of {}",
+            short(channel.waiting_messages()),
+            short_bytes(channel.waiting_bytes()),
+            short_bytes(channel.capacity())
+        )),
+        Line::raw(format!("so far   {} messages, {} bytes", short(channel.messages()), short_bytes(channel.bytes()))),
+        Line::raw(format!(
+            "now      {} messages/s, {}B/s, {} sleeps/s, {} wakes/s",
+            rate(rates.messages),
+            short_bytes(rates.bytes as u64),
+            rate(rates.sleeps),
+            rate(rates.wakes)
+        )),
+    ];
+    frame.render_widget(Paragraph::new(text), facts);
+    let all: Vec<u64> = past.history.iter().copied().collect();
+    let shown = &all[all.len().saturating_sub(history.width.into())..];
+    let [title, line] = Layout::vertical([Constraint::Length(1), Constraint::Length(4)]).areas(history);
+    let most = shown.iter().max().copied().unwrap_or(0);
+    frame.render_widget(Paragraph::new(format!("messages/s, at most {} here", short(most))), title);
+    frame.render_widget(Sparkline::default().data(shown.iter().copied()), line);
+    let rows = channel.lanes.iter().map(|lane| {
+        let rates = past.rates_of_lanes.get(lane.number as usize).copied().unwrap_or_default();
+        let state = match lane.sender.activity {
+            _ if lane.is_full() => State::Full.words(),
+            Activity::Stopped => State::SenderStopped.words(),
+            Activity::Died => State::SenderDied.words(),
+            Activity::Alive => State::Ok.words(),
+            _ => "",
+        };
+        Row::new([
+            right(lane.number.to_string()),
+            Line::raw(side(&lane.sender)),
+            right(rate(rates.messages)),
+            right(short_bytes(rates.bytes as u64)),
+            right(short(lane.reading.waiting_messages)),
+            Line::raw(bar(percent_of(&lane.reading))),
+            right(rate(rates.sleeps)),
+            right(rate(rates.wakes)),
+            Line::raw(state),
+        ])
+    });
+    let widths = [
+        Constraint::Length(4),
+        Constraint::Fill(1),
+        Constraint::Length(5),
+        Constraint::Length(6),
+        Constraint::Length(5),
+        Constraint::Length(BAR as u16 + 4),
+        Constraint::Length(5),
+        Constraint::Length(5),
+        Constraint::Length(14),
+    ];
+    let head = ["LANE", "SENDER", "MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
+    let table = Table::new(rows, widths).header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)));
+    frame.render_widget(table, lanes);
+}
+
+fn right(text: String) -> Line<'static> {
+    Line::raw(text).right_aligned()
+}
+
+/// A bar and the number, which says the same.
+fn bar(percent: u64) -> String {
+    let full = (percent as usize * BAR).div_ceil(100).min(BAR);
+    format!("{}{}{percent:>3}%", "|".repeat(full), " ".repeat(BAR - full))
+}
+
+fn colour(top: &Top, state: State) -> Style {
+    match state {
+        _ if !top.has_colour => Style::new(),
+        State::Ok | State::Idle => Style::new(),
+        State::Full | State::SenderStopped => Style::new().fg(Color::Yellow),
+        _ => Style::new().fg(Color::Red),
+    }
+}
