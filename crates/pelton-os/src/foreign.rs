@@ -29,17 +29,17 @@ pub type ForeignFile = std::result::Result<File, String>;
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
 enum Problem {
-    NotAMemfd = -1,
-    NotSealed = -2,
-    NotTmpfs = -3,
+    OtherKind = -1,
+    Unsealed = -2,
+    OtherMemory = -3,
 }
 
 impl Problem {
     fn text(code: i32) -> String {
         match code {
-            code if code == Problem::NotAMemfd as i32 => "it is not a memfd".to_owned(),
-            code if code == Problem::NotSealed as i32 => "its size is not sealed".to_owned(),
-            code if code == Problem::NotTmpfs as i32 => "it is not in ordinary memory".to_owned(),
+            code if code == Problem::OtherKind as i32 => "it is not a memfd".to_owned(),
+            code if code == Problem::Unsealed as i32 => "its size is not sealed".to_owned(),
+            code if code == Problem::OtherMemory as i32 => "it is not in ordinary memory".to_owned(),
             errno => format!("opening it: {}", std::io::Error::from_raw_os_error(errno)),
         }
     }
@@ -152,14 +152,14 @@ unsafe fn problem(fd: RawFd) -> i32 {
     unsafe {
         let seals = libc::fcntl(fd, libc::F_GET_SEALS);
         if seals < 0 {
-            return Problem::NotAMemfd as i32;
+            return Problem::OtherKind as i32;
         }
         if seals & SEALS != SEALS {
-            return Problem::NotSealed as i32;
+            return Problem::Unsealed as i32;
         }
         let mut system: libc::statfs = std::mem::zeroed();
         if libc::fstatfs(fd, &mut system) != 0 || system.f_type as i64 != TMPFS_MAGIC {
-            return Problem::NotTmpfs as i32;
+            return Problem::OtherMemory as i32;
         }
     }
     0

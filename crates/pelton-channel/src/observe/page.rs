@@ -117,7 +117,7 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
     };
     // The receiver stores its counters when it finds the lane empty; the positions are always up to date.
     let is_exact = sent.messages.wrapping_sub(received.messages) == waiting_messages;
-    let mean = if sent.messages == 0 { 0 } else { sent.bytes / sent.messages };
+    let mean = sent.bytes.checked_div(sent.messages).unwrap_or(0);
     let span = match tail.offset.checked_sub(head.offset) {
         Some(bytes) => bytes,
         None => capacity - head.offset + tail.offset,
