@@ -1,9 +1,9 @@
 //! `pelton`, the command-line tool: the definition of its command line, and the exit codes that its commands share.
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
-//! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream of bytes; `output`, standard output; `report`, the object of `--json`;
-//! `process`, a command that runs beside an event loop; `failure`, why a command failed; `signals`, `progress`,
-//! `descriptors`.
+//! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream of
+//! bytes; `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event
+//! loop; `failure`, why a command failed; `signals`, `progress`, `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.

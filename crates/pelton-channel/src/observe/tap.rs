@@ -173,9 +173,9 @@ impl Tap {
                 return Ok(false);
             }
             if !is_before(self.next.seq, tail.seq) {
-                // The sender stores the tail after the header that publishes a record, so the receiver may already have
-                // released what the tail does not include. A tail that stays behind is that of a recovery, which
-                // has dropped messages.
+                // The sender stores the tail after the header that publishes a record. So the receiver may already have
+                // released records beyond this tail. A tail that stays lower is that of a recovery, which drops
+                // messages.
                 self.stalled += 1;
                 if self.stalled > STALLED_MAX
                     && let Some(tail) = before.exact
