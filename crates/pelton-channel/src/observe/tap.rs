@@ -16,7 +16,9 @@
 //!   the tail is the same before and after the copy, the sender committed nothing meanwhile. It may have written a part
 //!   of one reservation, at one of the places of the protocol. Place A, at the tail, and C, behind the lap's end,
 //!   contain no record of this lap. Place B, the front, contains the record if its offset is less than the largest
-//!   reservation. Such a copy is returned as not proven; a record farther from the front is proven.
+//!   reservation. Such a copy is returned as not proven; a record farther from the front is proven. All this holds for
+//!   records of the tail's own lap only. So the records of the copy must lead, one after the other, exactly to the
+//!   tail. The header of an earlier lap does not suffice: it may stand in the padding of a new record.
 //! - All other records count as missed: [`Tap::missed`].
 //!
 //! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
@@ -171,9 +173,9 @@ impl Tap {
                 return Ok(false);
             }
             if !is_before(self.next.seq, tail.seq) {
-                // The sender stores the tail after the header that publishes a record, so the receiver may already have
-                // released what the tail does not include. A tail that stays behind is that of a recovery, which
-                // has dropped messages.
+                // The sender stores the tail after the header that publishes a record. So the receiver may already have
+                // released records beyond this tail. A tail that stays lower is that of a recovery, which drops
+                // messages.
                 self.stalled += 1;
                 if self.stalled > STALLED_MAX
                     && let Some(tail) = before.exact
@@ -212,8 +214,8 @@ impl Tap {
             let end = self.base + last.at as u64 + record_bytes(last.bytes as u64);
             let next = Position { offset: end, seq: seq_after(last.seq) };
             let is_any_released = is_before(self.found[0].seq, head.seq);
-            let is_tail_same =
-                is_any_released && before.exact.is_some() && self.tail()?.exact.is_some_and(|now| now == tail);
+            let is_chain = before.exact == Some(next);
+            let is_tail_same = is_any_released && is_chain && self.tail()?.exact == Some(next);
             // A generation, descriptors, and a batch of the size of the largest message.
             let reservation_max = 24 + record_bytes(self.message_bytes_max) + 8;
             for found in &self.found {
@@ -257,6 +259,8 @@ impl Tap {
         let mut reads = 2;
         while seq != tail.seq {
             match self.parse(offset, rank, seq) {
+                // A jump back begins the next copy: the records after it may lie where those before it were.
+                Parsed::Record { at, .. } if at < offset && !self.found.is_empty() => break,
                 Parsed::Record { at, bytes } => {
                     self.found.push(Found { seq, at: (at - self.base) as usize, bytes: bytes as usize });
                     (offset, rank, seq) = (at + record_bytes(bytes), 0, seq_after(seq));
