@@ -1,7 +1,7 @@
 //! `pelton`, the command-line tool: the definition of its command line, and the exit codes that its commands share.
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
-//! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream of bytes;
+//! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream;
 //! `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event loop;
 //! `notify`, messages to systemd; `failure`, why a command failed; `signals`, `progress`, `descriptors`.
 //!

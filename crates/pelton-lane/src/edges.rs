@@ -78,8 +78,8 @@ pub(crate) fn weakened(name: &str) -> bool {
     WEAKENED.get_or_init(|| std::env::var("PELTON_WEAKEN").unwrap_or_default()) == name
 }
 
-/// [sleep] The waker's half while the sleeper calls `membarrier`. The compiler must not move the load of the sleep word
-/// above the store before it. The processor may, as the sleeper's `membarrier` orders both.
+/// `[sleep]` The waker's half while the sleeper calls `membarrier`. The compiler must not move the load of the sleep
+/// word above the store before it. The processor may, as the sleeper's `membarrier` orders both.
 #[inline(always)]
 pub(crate) fn light_barrier() {
     #[cfg(not(loom))]
@@ -106,7 +106,7 @@ pub fn model_membarrier(yes: bool) {
     MEMBARRIER.set(yes);
 }
 
-/// [sleep] A full fence. Loom weakens it by its `name`:
+/// `[sleep]` A full fence. Loom weakens it by its `name`:
 ///
 /// - `fence`: the waker's half while it cannot rely on the sleeper's `membarrier`, or while the sleeper relies on the
 ///   waker's fences. SeqCst: the store of the header (or head) must not pass the load of the sleep word. Otherwise the

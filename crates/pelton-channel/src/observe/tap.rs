@@ -53,7 +53,7 @@ const MESSAGE_BYTES_MAX_AT: u64 = 72;
 const TAIL_AT: u64 = 128;
 const HEAD_AT: u64 = 128;
 
-/// Reads the messages of one lane as they pass: see the [module](self).
+/// Reads the messages of one lane as they pass, without being its receiver. Changes nothing.
 #[derive(Debug)]
 pub struct Tap {
     producer: Arc<File>,
