@@ -1,7 +1,7 @@
 //! The benchmark's library. The program is `main.rs`; the systems of `peers/` are separate programs that also link it.
 //!
 //! Each file uses only files named before it:
-//! - `parameters.rs`, `measure.rs`, `compiled.rs`, `statistics.rs`: words and jobs, clocks and counters.
+//! - `parameters.rs`, `measure.rs`, `compiled.rs`, `statistics.rs`, `quota.rs`: words and jobs, clocks and counters.
 //! - `side.rs`, `payload.rs`, `endpoints.rs`: what every measured process has.
 //! - `sides.rs` starts these processes, `record.rs` computes the figures of their reports.
 //! - `plan.rs`: what workloads and systems consist of; `run.rs` makes the runs, `report.rs` and `results.rs` show them.
@@ -17,6 +17,7 @@ pub mod measure;
 pub mod parameters;
 pub mod payload;
 pub mod plan;
+pub mod quota;
 pub mod record;
 pub mod report;
 pub mod results;

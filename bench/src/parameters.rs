@@ -270,6 +270,8 @@ pub struct Launch {
     pub numbered: bool,
     /// What its processes are like
     pub process: Process,
+    /// The control group of its processes, if they have a quota
+    pub cgroup: Option<PathBuf>,
 }
 
 /// What the processes of a system are like. Most are none of this.

@@ -170,6 +170,8 @@ pub struct Plan {
     pub placement: Option<Placement>,
     /// Threads that compute meanwhile
     pub beside_load: u32,
+    /// Percent of one processor that the measured processes get together
+    pub quota: Option<u32>,
     /// Nanoseconds of work of the first role's sides and of the second's for each message
     pub work_ns: [u64; 2],
     /// The work's time alone is measured too
@@ -247,7 +249,7 @@ impl Plan {
         let mut all = json!({
             "size": self.job.sizes.to_string(), "count": count, "seconds": self.seconds,
             "capacity": self.job.capacity, "delay_us": self.job.delay_us, "runs": self.runs,
-            "placement": self.placement.map(word), "cpus": cpus, "beside_load": self.beside_load,
+            "placement": self.placement.map(word), "cpus": cpus, "beside_load": self.beside_load, "quota": self.quota,
         });
         all.as_object_mut()
             .expect("it was made as an object")
@@ -344,6 +346,10 @@ pub struct Common {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub beside_load: u32,
 
+    /// The measured processes together get that much of one processor, by a control group; needs root
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub quota: Option<u32>,
+
     /// Systems, in turn; the first is compared with the others. `./run bench systems` lists them
     ///
     /// A system may have its own wait: `pelton:block,pelton:spin` compares the two in one interleaved run.
@@ -409,7 +415,7 @@ impl Common {
         if self.runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let is_busy = self.placement != Placement::Apart || self.beside_load > 0;
+        let is_busy = self.placement != Placement::Apart || self.beside_load > 0 || self.quota.is_some();
         let job = Job {
             system: String::new(),
             wait: Wait::Spin,
@@ -442,6 +448,7 @@ impl Common {
             runs: self.runs,
             placement: Some(self.placement),
             beside_load: self.beside_load,
+            quota: self.quota,
             work_ns: [0; 2],
             alone: false,
             passes: Passes::Warmed,

@@ -19,6 +19,7 @@ use crate::{
     measure::CallCounter,
     parameters::{Job, Launch, Pass, Placement, Role},
     plan::{Choice, Plan, RunOnce, Setting},
+    quota::Quota,
     record::{Run, run_of_messages},
     report::{Report, SystemReport},
     side::{PassReport, work},
@@ -91,6 +92,7 @@ pub fn measure(plan: &Plan, systems: &[Choice], interrupts: &Interrupts, bar: &P
             false
         }
     };
+    let quota = plan.quota.map(Quota::of).transpose().context("--quota is not possible here")?;
     let _load = Load::start(plan.beside_load);
     let mut report = Report {
         plan: plan.clone(),
@@ -107,7 +109,8 @@ pub fn measure(plan: &Plan, systems: &[Choice], interrupts: &Interrupts, bar: &P
             known.part(plan.job.kind, workload).and_then(|_| (known.build)(known, plan, system.wait)).map(|program| {
                 let mut plan = plan.clone();
                 (known.vary)(&mut plan);
-                let launch = Launch { program, process: known.process, ..plan.job.launch.clone() };
+                let cgroup = quota.as_ref().map(|quota| quota.path().to_path_buf());
+                let launch = Launch { program, process: known.process, cgroup, ..plan.job.launch.clone() };
                 let name = if plan.job.system.is_empty() { known.name } else { &plan.job.system };
                 let cpu = cpus.first().copied();
                 let (system, wait, cpus) = (name.to_string(), system.wait, cpus.clone());

@@ -90,6 +90,13 @@ impl Side {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors.try_clone().context("sharing that file")?);
+        if let Some(cgroup) = &job.launch.cgroup {
+            let place = cgroup.join("cgroup.procs");
+            let group =
+                File::options().write(true).open(&place).with_context(|| format!("opening {}", place.display()))?;
+            // SAFETY: between fork and exec the closure makes one system call and allocates nothing. 0 is the writer.
+            unsafe { command.pre_exec(move || (&group).write_all(b"0")) };
+        }
         // The guard of limits.c must outlive us for a moment, to end its children; it detects our end by its input.
         if !job.launch.process.is_guard {
             let parent = rustix::process::getpid();

@@ -1,6 +1,11 @@
 //! The workloads as a user runs them, in small runs: the figures are there, however large they are.
 
-use std::{env, fs, path::Path, process::Command, sync::Once};
+use std::{
+    env, fs,
+    path::Path,
+    process::{Command, Stdio},
+    sync::Once,
+};
 
 use serde_json::Value;
 
@@ -405,6 +410,31 @@ fn a_round_that_falls_due_behind_a_late_one_is_late_itself() {
     let seldom = report("roundtrip --rate 1000 --count 20 --runs 1 --systems pipe").0;
     // No message is sent ahead of time.
     assert!(figure(&seldom[0], "seconds") >= 0.019, "{}", seldom[0]);
+}
+
+#[test]
+fn a_quota_limits_the_measured_processes_and_leaves_no_group() {
+    // One side or the other computes all the time, so without a quota the CPU time would be all of a run's.
+    let command = "roundtrip --quota 20 --delay 300 --count 400 --runs 1 --systems pelton,pipe --json";
+    let mut program = Command::new(PROGRAM);
+    program.args(command.split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let program = program.spawn().unwrap();
+    let group = format!("pelton-bench-{}", program.id());
+    let output = program.wait_with_output().unwrap();
+    for mount in fs::read_to_string("/proc/mounts").unwrap().lines().filter(|mount| mount.contains(" cgroup")) {
+        let group = Path::new(mount.split(' ').nth(1).unwrap()).join(&group);
+        assert!(!group.exists(), "{} is left", group.display());
+    }
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("--quota is not possible here"), "{error}");
+        return eprintln!("LEFT OUT: quotas: {error}");
+    }
+    for system in &lines(&output.stdout)[..2] {
+        assert_eq!((&system["parameters"]["quota"], &system["skipped"]), (&20.into(), &Value::Null), "{system}");
+        // The quota of a period may be used at once, at the beginning and at the end.
+        assert!(figure(system, "cpu_seconds") < 0.2 * figure(system, "seconds") + 0.06, "{system}");
+    }
 }
 
 #[test]
