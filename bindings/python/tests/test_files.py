@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import gc
 import os
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,10 @@ import pelton.files
 import pytest
 import uvloop
 from conftest import Run
+
+
+# Operations that an engine has in flight at most.
+IN_FLIGHT = 1024
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 5_000_000])
@@ -67,6 +73,30 @@ def test_tasks_at_once_read_each_its_own_part(run: Run, tmp_path: Path) -> None:
 
             for _ in range(3):
                 await asyncio.gather(*map(part, range(3000)))
+
+    run(main())
+
+
+def test_an_operation_that_waits_for_space_and_ends_at_once_returns(run: Run, tmp_path: Path) -> None:
+    """One of the others ends while it begins, and leaves it the space."""
+    path, fifo = tmp_path / "file", tmp_path / "fifo"
+    path.write_bytes(b"data")
+    os.mkfifo(fifo)
+
+    async def main() -> None:
+        writer = os.open(fifo, os.O_RDWR)
+        async with await pelton.files.open(path) as file, await pelton.files.open(fifo) as reading:
+            engine = reading._engine
+            read = functools.partial(engine.run, engine.begin.read, reading._file, 1, None)
+            reads = [asyncio.ensure_future(read()) for _ in range(IN_FLIGHT)]
+            await asyncio.sleep(0.1)
+            os.write(writer, b"x")
+            # The loop does not see it before the next operation begins.
+            time.sleep(0.1)
+            assert await file.pread(4, 0) == b"data"
+            os.write(writer, b"x" * (len(reads) - 1))
+            assert await asyncio.gather(*reads) == [b"x"] * len(reads)
+        os.close(writer)
 
     run(main())
 

@@ -43,8 +43,8 @@ impl Name {
         } else if let Some((scheme, _)) = text.split_once(':') {
             let instead = match scheme {
                 "path" => {
-                    "a channel in a directory is nobody's to listen at: either side opens it, by create_sender, \
-                           create_receiver, open_sender or open_receiver (in C and the tool by this very name)"
+                    "at a channel in a directory no side listens: open it as a sender or a receiver; a service needs a \
+                     short name or unix:PATH"
                 }
                 _ => "write unix:PATH, or a short name without a colon",
             };

@@ -35,7 +35,7 @@ func Parse(text string) (Name, error) {
 	}
 	if scheme, _, ok := strings.Cut(text, ":"); ok {
 		if scheme == "path" {
-			return wrong("is a channel in a directory, nobody's to listen at: either side opens it, by CreateSender, CreateReceiver, OpenSender or OpenReceiver")
+			return wrong("is a channel in a directory, at which no side listens: open it by CreateSender, CreateReceiver, OpenSender or OpenReceiver; a service needs a short name or unix:PATH")
 		}
 		return wrong(fmt.Sprintf("begins with %q: write unix:PATH, or a short name without a colon", scheme))
 	}

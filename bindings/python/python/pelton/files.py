@@ -90,10 +90,11 @@ class _Engine:
         self._tokens += 1
         token = self._tokens
         result = begin(token, *arguments)
-        if self._waiters and self.begin.has_found:
-            self._take()
         if result is not ...:
+            if self._waiters and self.begin.has_found:
+                self._take()
             return result
+        # Before anything is taken: with the space of what is taken, this operation may begin and end at once.
         if not self._is_registered:
             loop.add_reader(self.begin.fileno(), self._rung)
             self._is_registered = True

@@ -118,6 +118,11 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
     // The receiver stores its counters when it finds the lane empty; the positions are always up to date.
     let is_exact = sent.messages.wrapping_sub(received.messages) == waiting_messages;
     let mean = sent.bytes.checked_div(sent.messages).unwrap_or(0);
+    // The bytes of so many messages of mean size.
+    let share = |messages: u64| {
+        let bytes = u128::from(sent.bytes) * u128::from(messages.min(sent.messages)) / u128::from(sent.messages.max(1));
+        bytes as u64
+    };
     let span = match tail.offset.checked_sub(head.offset) {
         Some(bytes) => bytes,
         None => capacity - head.offset + tail.offset,
@@ -129,7 +134,7 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
     };
     let waiting_bytes = record_bytes(mean_waiting.min(capacity)).saturating_mul(waiting_messages);
     received.messages = received.messages.max(sent.messages.saturating_sub(waiting_messages));
-    received.bytes = received.bytes.max(sent.bytes.saturating_sub(mean.saturating_mul(waiting_messages)));
+    received.bytes = received.bytes.max(share(received.messages));
     Ok(Reading {
         capacity,
         message_bytes_max: producer.u64(72).min(capacity),

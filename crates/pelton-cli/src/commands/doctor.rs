@@ -407,10 +407,17 @@ fn diagnosis(channel: &Channel, before: &[Reading], time: Duration) -> Vec<Strin
                 since(&lane.sender),
                 lane.sender.pid
             )),
-            Activity::Died => found.push(format!(
-                "sender {sender} of lane {number} without closing; {} messages of it wait: start another one under the same name",
-                short(lane.reading.waiting_messages)
-            )),
+            Activity::Died => {
+                let waits = match lane.reading.waiting_messages {
+                    0 => "no message of it waits".to_owned(),
+                    1 => "1 message of it waits".to_owned(),
+                    many => format!("{} messages of it wait", short(many)),
+                };
+                found.push(format!(
+                    "sender {} of lane {number} died without closing; {waits}: start another one under the same name",
+                    lane.sender.pid
+                ));
+            }
             _ => {}
         }
         let earlier = before.get(lane.number as usize);
@@ -421,11 +428,12 @@ fn diagnosis(channel: &Channel, before: &[Reading], time: Duration) -> Vec<Strin
         let (sent, received) = (grown(|reading| reading.sent.messages), grown(|reading| reading.received.messages));
         let alive = lane.sender.activity == Activity::Alive;
         if lane.is_full() && alive {
-            found.push(format!(
-                "lane {number} is full ({}%): sender {sender} waits for space; the receiver takes {} messages a second",
-                percent_of(&lane.reading),
-                short(received as u64)
-            ));
+            let pace = match channel.receiver.activity {
+                Activity::Alive => format!("; the receiver takes {} messages a second", short(received as u64)),
+                _ => String::new(),
+            };
+            let full = percent_of(&lane.reading);
+            found.push(format!("lane {number} is full ({full}%): sender {sender} waits for space{pace}"));
         } else if alive && sent > received && lane.reading.waiting_bytes > lane.reading.capacity / 8 {
             let mean = lane.reading.waiting_bytes as f64 / lane.reading.waiting_messages.max(1) as f64;
             let free = lane.reading.capacity.saturating_sub(lane.reading.waiting_bytes) as f64;

@@ -151,10 +151,15 @@ fn connect(args: &PingArgs, signals: &Signals) -> Result<Client, Failure> {
         if deadline <= now {
             let (name, seconds) = (&args.name, args.timeout.as_secs_f64());
             return Err(Failure::TimedOut(format!(
-                "no service appeared on `{name}` within {seconds} s: start one, or wait longer with --timeout"
+                "no service appeared on `{name}` within {seconds} s (a receiver is none): start one, or wait longer \
+                 with --timeout"
             )));
         }
     }
+}
+
+fn lost(error: pelton::Error) -> Answer {
+    Answer::Lost(Failure::from(error).text().unwrap_or_default())
 }
 
 impl Pings<'_> {
@@ -205,8 +210,8 @@ impl Pings<'_> {
         let answer = self.round_trip(&mut client);
         match answer {
             // The next call connects again.
-            Err(error) if error.is_closed() || error.is_peer_died() => Ok(Answer::Lost(error.to_string())),
-            Err(error @ pelton::Error::NoListener { .. }) => Ok(Answer::Lost(error.to_string())),
+            Err(error) if error.is_closed() || error.is_peer_died() => Ok(lost(error)),
+            Err(error @ pelton::Error::NoListener { .. }) => Ok(lost(error)),
             answer => {
                 self.client = Some(client);
                 // A signal may have ended the wait.
@@ -244,7 +249,7 @@ impl Pings<'_> {
                 }
                 Outcome::Lost(loss) => {
                     drop(done);
-                    Answer::Lost(client.loss_error(loss).to_string())
+                    lost(client.loss_error(loss))
                 }
                 _ => Answer::Lost("the service dropped the call without a reply".to_owned()),
             });

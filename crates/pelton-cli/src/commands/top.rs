@@ -184,7 +184,7 @@ impl Past {
             self.rates_of_lanes.push(rates);
         }
         self.sums.push_back((now, sums));
-        self.history.push_back(self.rates.messages as u64);
+        self.history.push_back(self.rates.messages.round() as u64);
         if self.history.len() > HISTORY_MAX {
             self.history.pop_front();
         }
