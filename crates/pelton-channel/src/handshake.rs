@@ -404,7 +404,7 @@ impl Handshake {
         &self.socket
     }
 
-    /// The doorbell to give to the peer.
+    /// The doorbell to give to the peer. Call it after HELLO: only then the peer's user is known.
     fn doorbell_for_peer(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
         own.doorbell_for(self.peer()).map_err(self.refused_by("making a doorbell"))
     }
@@ -555,8 +555,8 @@ pub(crate) async fn new_sender(
 ) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
     let own = Doorbells::new()?;
-    let doorbell = handshake.doorbell_for_peer(&own)?;
     let peer = handshake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let doorbell = handshake.doorbell_for_peer(&own)?;
     let takes_over = peer.holds != 0;
     let (lane, memory, peer_doorbell) = if takes_over {
         let (packet, [consumer_fd, receiver_fd, doorbell_fd, data_fd]) = handshake.receive::<4>(CONSUMER).await?;
@@ -671,7 +671,7 @@ pub struct Replies {
 pub(crate) struct ReceiverSide {
     pub(crate) page: Arc<Segment>,
     pub(crate) doorbells: Doorbells,
-    /// The doorbell that its sender rings.
+    /// The doorbell that its sender rings. The handshake sets it, once the peer's user is known.
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) can_barrier: bool,
     /// The lane's number.
@@ -711,10 +711,11 @@ impl ReceiverSide {
 }
 
 /// The handshake of a new receiver. It takes over a new lane, or the lane of a sender that survived its receiver.
-pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
+pub(crate) async fn new_receiver(handshake: Handshake, mut receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
     let takes_over = handshake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
+    receiver_side.doorbell = handshake.doorbell_for_peer(&receiver_side.doorbells)?;
     let (consumer, memory, redelivered, peer_doorbell) = take_lane(&handshake, &receiver_side, takes, 0).await?;
     let part = receiver_side.take_share(&handshake, consumer.capacity())?;
     let process = handshake.watch(&receiver_side.doorbells, receiver_side.lane)?;
@@ -780,7 +781,7 @@ fn receiver_side_of_one(
     let page = make_receiver_page(kind, &handshake.name);
     let page = Arc::new(page.map_err(handshake.refused_by("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let doorbell = handshake.doorbell_for_peer(&doorbells)?;
+    let doorbell = doorbells.doorbell().clone();
     Ok((ReceiverSide { page, doorbells, doorbell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
 }
 
@@ -796,10 +797,11 @@ pub(crate) struct LinkParts {
 /// The handshake of a client, which connects. It offers the lane of requests and accepts the lane of replies. Both use
 /// one doorbell, and one descriptor for the caller's event loop.
 pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<LinkParts> {
-    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone(), observe::Kind::Replies)?;
+    let (mut receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone(), observe::Kind::Replies)?;
     let takes = of_calls(handshake.takes);
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
     let service = handshake.greet(Role::Client, false, false, says).await?;
+    receiver_side.doorbell = handshake.doorbell_for_peer(doorbells)?;
     let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
     let (lane, memory, request_doorbell) =
         offer_lane(&handshake, options, within, &receiver_side.doorbell, receiver_side.can_barrier).await?;
@@ -816,13 +818,18 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbel
 
 /// The handshake of a service, which listens. Returns the lane of requests, which contains the reply lane to its
 /// client.
-pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide, replies: Replies) -> Result<Lane> {
+pub(crate) async fn new_caller(
+    handshake: Handshake,
+    mut receiver_side: ReceiverSide,
+    replies: Replies,
+) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
         takes = receiver_side.share(&handshake, 2)?;
         Ok(Limits { message_bytes: replies.bytes_max, ..takes })
     };
     let client = handshake.greet(Role::Service, false, true, said).await?;
+    receiver_side.doorbell = handshake.doorbell_for_peer(&receiver_side.doorbells)?;
     takes = of_calls(takes);
     let bytes_max = client.message_bytes_max;
     let (consumer, memory, waiting, request_doorbell) =

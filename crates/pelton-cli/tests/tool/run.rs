@@ -554,6 +554,42 @@ fn the_user_of_a_service_counts_and_not_that_of_the_socket() {
     dirs.assert_nothing_left();
 }
 
+/// As above, but root itself connects: the socket's creator is of its user, its peer is not.
+#[test]
+fn a_connecting_root_takes_the_service_for_another_user() {
+    if !pelton_testkit::is_root() {
+        return;
+    }
+    let dirs = test_dirs();
+    // Reachable by other users.
+    let tool = dirs.path("work/pelton");
+    fs::copy(env!("CARGO_BIN_EXE_pelton"), &tool).unwrap();
+    for path in [dirs.path(""), dirs.path("work"), tool.clone()] {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let (name, tool) = (name_of(&dirs), tool.to_str().unwrap());
+    let by_user = ["setpriv", "--reuid", "1", "--clear-groups", tool];
+    let started = |service: &[&str]| {
+        let options = ["--uid", "0"];
+        dirs.start(
+            &[&["run", &name, "--uid", "0", "--"][..], &by_user, &service[..1], &[&name], &options, &service[1..]]
+                .concat(),
+        )
+    };
+    let runner = started(&["serve", "--exec", "id -u"]);
+    let call = dirs.run(&["call", &name, "hello", "--uid", "1", "--timeout", "20"]);
+    call.assert(0, &[]);
+    assert_eq!(call.stdout, b"1\n");
+    terminated(runner);
+    let runner = started(&["recv", "--follow"]);
+    let mut sender = dirs.start(&["send", &name, "--uid", "1"]);
+    sender.write_all_and_close(b"one\n".to_vec());
+    assert_eq!(runner.line(), "one");
+    sender.wait().assert(0, &[]);
+    terminated(runner);
+    dirs.assert_nothing_left();
+}
+
 #[test]
 fn a_stop_lets_the_calls_in_flight_end_and_a_second_one_kills() {
     let dirs = test_dirs();
