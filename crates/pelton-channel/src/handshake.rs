@@ -47,8 +47,10 @@ pub(crate) struct Handshake {
     /// Other users whose processes this side accepts.
     uids: Vec<u32>,
     pace: Pace,
-    /// The limits of this side for this peer.
+    /// The limits of this side for this peer, as its HELLO states them.
     takes: Limits,
+    /// The limits for another user.
+    takes_of_others: Limits,
     /// The channel's name.
     name: String,
 }
@@ -68,8 +70,12 @@ impl Handshake {
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings, name: &str) -> Result<Handshake> {
         let creator = socket.peer().map_err(Error::system("asking who the peer is"));
         let creator = creator.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
-        let takes = options.takes(creator.uid == own_uid());
-        let handshake = Handshake { socket, creator, uids: options.uids.clone(), pace, takes, name: name.to_owned() };
+        // Root may have created a listening socket for another user, also if this process is root's.
+        let may_be_other = creator.uid == 0 && socket.has_connected() && !options.uids.is_empty();
+        let takes = options.takes(creator.uid == own_uid() && !may_be_other);
+        let takes_of_others = options.takes(false);
+        let (uids, name) = (options.uids.clone(), name.to_owned());
+        let handshake = Handshake { socket, creator, uids, pace, takes, takes_of_others, name };
         if !(creator.uid == 0 && handshake.socket.has_connected()) {
             handshake.check_user()?;
         }
@@ -341,6 +347,19 @@ impl Handshake {
             )));
         }
         Ok(())
+    }
+
+    /// The limits for the peer, whose user is known by now. Before HELLO, a side that connected knows only the creator
+    /// of the socket, so its HELLO may state more: a peer of another user that offers more than these is refused.
+    fn limited(&self, takes: Limits) -> Limits {
+        let others = self.takes_of_others;
+        if self.peer().uid == own_uid() {
+            return takes;
+        }
+        Limits {
+            lane_bytes: takes.lane_bytes.min(others.lane_bytes),
+            message_bytes: takes.message_bytes.min(others.message_bytes),
+        }
     }
 
     fn check_limit(&self, packet: &Packet) -> Result<()> {
@@ -716,6 +735,7 @@ pub(crate) async fn new_receiver(handshake: Handshake, mut receiver_side: Receiv
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
     let takes_over = handshake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
     receiver_side.doorbell = handshake.doorbell_for_peer(&receiver_side.doorbells)?;
+    let takes = handshake.limited(takes);
     let (consumer, memory, redelivered, peer_doorbell) = take_lane(&handshake, &receiver_side, takes, 0).await?;
     let part = receiver_side.take_share(&handshake, consumer.capacity())?;
     let process = handshake.watch(&receiver_side.doorbells, receiver_side.lane)?;
@@ -798,10 +818,10 @@ pub(crate) struct LinkParts {
 /// one doorbell, and one descriptor for the caller's event loop.
 pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<LinkParts> {
     let (mut receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone(), observe::Kind::Replies)?;
-    let takes = of_calls(handshake.takes);
-    let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
+    let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..handshake.takes });
     let service = handshake.greet(Role::Client, false, false, says).await?;
     receiver_side.doorbell = handshake.doorbell_for_peer(doorbells)?;
+    let takes = of_calls(handshake.limited(handshake.takes));
     let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
     let (lane, memory, request_doorbell) =
         offer_lane(&handshake, options, within, &receiver_side.doorbell, receiver_side.can_barrier).await?;

@@ -587,6 +587,12 @@ fn a_connecting_root_takes_the_service_for_another_user() {
     assert_eq!(runner.line(), "one");
     sender.wait().assert(0, &[]);
     terminated(runner);
+    // The HELLO of root states the limits for another user: a sender of default options keeps them.
+    let runner = started(&["send", "--listen"]);
+    let mut receiver = dirs.start(&["recv", "--connect", &name, "--uid", "1", "--timeout", "20"]);
+    receiver.close_input();
+    receiver.wait().assert(0, &[]);
+    terminated(runner);
     dirs.assert_nothing_left();
 }
 
