@@ -162,7 +162,8 @@ impl Supervisor<'_> {
             notify(notify::STOPPING);
             self.stopped_by = Some(stop as i32);
             self.start_at = None;
-            self.all().for_each(Running::terminate);
+            // Those in `ending` drain already: a second SIGTERM ends the drain of many programs, also of `pelton serve`.
+            self.current.iter().chain(&self.successor).for_each(Running::terminate);
         }
         if !self.signals.reload.swap(false, Relaxed) || self.stopped_by.is_some() {
             return;

@@ -629,3 +629,42 @@ fn a_stop_lets_the_calls_in_flight_end_and_a_second_one_kills() {
     fs::remove_file(notify).unwrap();
     dirs.assert_nothing_left();
 }
+
+/// A process that was replaced has one SIGTERM: `pelton serve` ends its drain on a second one.
+#[test]
+fn a_stop_after_a_reload_lets_the_calls_of_the_old_process_end() {
+    let dirs = test_dirs();
+    let name = name_of(&dirs);
+    let fifo = dirs.path("work/fifo");
+    make_fifo(&fifo);
+    let (notify, manager) = manager(&dirs);
+    let serve = "NOTIFY_SOCKET=$PWD/notify; export NOTIFY_SOCKET; exec \"$0\" serve \"$1\" --exec \
+                 'read word; echo \"$$\" >at; read go <fifo; echo $word'";
+    let runner = run(&dirs, &name, serve);
+    notified(&manager, "READY=1");
+    let call = dirs.start(&["call", &name, "word\n"]);
+    lines_of(&dirs, "at", 1);
+    runner.signal(Signal::HUP);
+    for wanted in ["READY=1", "STOPPING=1"] {
+        notified(&manager, wanted);
+    }
+    runner.signal(Signal::TERM);
+    // Of the new process.
+    notified(&manager, "STOPPING=1");
+    let second = pidfd_of(&lines_of(&dirs, "pids", 2)[1]);
+    if let Some(second) = second {
+        wait_for_readable(&[second.as_fd()], "the new process ends");
+    }
+    fs::write(&fifo, "go\n").unwrap();
+    let call = call.finish();
+    call.assert(0, &[]);
+    assert_eq!(call.stdout, b"word\n");
+    runner.wait().assert(143, &[]);
+    fs::remove_file(notify).unwrap();
+    dirs.assert_nothing_left();
+}
+
+/// `None`: it has ended.
+fn pidfd_of(line: &str) -> Option<OwnedFd> {
+    pidfd_open(pid_of(line), PidfdFlags::empty()).ok()
+}
