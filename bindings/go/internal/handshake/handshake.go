@@ -79,15 +79,15 @@ func UserProblem(uid int, allowed []int) string {
 
 func (s *Handshake) isOwnUser() bool { return s.Peer.UID == os.Geteuid() }
 
-// takes returns what this side's HELLO may state. Until the peer's HELLO has come, a side that connected knows only the
-// creator of the socket: root may have created it for another user.
+// takes returns what this side's HELLO may state. Until the peer's HELLO has come, a side that connected knows only
+// the creator of the socket: root may have created it for another user.
 func (s *Handshake) takes() limits.Limits {
 	mayBeOther := s.awaitsSender && s.Peer.UID == 0 && len(s.Settings.UIDs) > 0
 	return s.Settings.Takes(s.isOwnUser() && !mayBeOther)
 }
 
-// limited returns what this side takes from the peer, whose user HELLO has shown: no more than from another user, if it
-// is one, also if this side's HELLO stated more.
+// limited returns what this side takes from the peer, whose user HELLO has shown: no more than from another user, if
+// it is one, also if this side's HELLO stated more.
 func (s *Handshake) limited(stated limits.Limits) limits.Limits {
 	if s.isOwnUser() {
 		return stated
