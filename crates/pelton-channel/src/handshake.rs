@@ -349,8 +349,8 @@ impl Handshake {
         Ok(())
     }
 
-    /// The limits for the peer, whose user is known by now. Before HELLO, a side that connected knows only the creator
-    /// of the socket, so its HELLO may state more: a peer of another user that offers more than these is refused.
+    /// The limits for the peer, whose user is known by now. Before HELLO, a side that connected knows only the
+    /// creator of the socket, so its HELLO may state more: a peer of another user that offers more is refused.
     fn limited(&self, takes: Limits) -> Limits {
         let others = self.takes_of_others;
         if self.peer().uid == own_uid() {

@@ -162,7 +162,7 @@ impl Supervisor<'_> {
             notify(notify::STOPPING);
             self.stopped_by = Some(stop as i32);
             self.start_at = None;
-            // Those in `ending` drain already: a second SIGTERM ends the drain of many programs, also of `pelton serve`.
+            // Those in `ending` drain already: a second SIGTERM ends the drain of `pelton serve`, and of others.
             self.current.iter().chain(&self.successor).for_each(Running::terminate);
         }
         if !self.signals.reload.swap(false, Relaxed) || self.stopped_by.is_some() {
