@@ -143,3 +143,25 @@ func TestVariablesOfAnotherProcessAreIgnoredAndWrongOnesOfThisOneAreNamed(t *tes
 	t.Setenv("LISTEN_FDS", "20")
 	must(Listen(name, nil)).Close()
 }
+
+// Root has created the socket, and connects; the peer is another user.
+func TestAConnectingRootTakesOfAnotherUserNoMoreThanItsLimits(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	program := os.Getenv("PELTON_TOOL")
+	if program == "" || os.Geteuid() != 0 {
+		t.Skip("PELTON_TOOL does not name the pelton command, or this is not root: ./run test-go is")
+	}
+	opensDirectory(t, name)
+	// Where that user reaches it.
+	tool := strings.TrimSuffix(strings.TrimPrefix(name, "unix:"), "socket") + "pelton"
+	if err := os.WriteFile(tool, must(os.ReadFile(program)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	start(t, "LANG=C", program, "run", name, "--uid", "0", "--", "setpriv", "--reuid", "12346", "--clear-groups",
+		tool, "send", "--listen", "--capacity", "128M", name, "--uid", "0")
+	receiver := must(ConnectReceiver(ctx, name, &Options{Await: true, UIDs: []int{12346}}))
+	defer receiver.Close()
+	if receiver.Peer().UID != 12346 || receiver.Capacity() != 64<<20 {
+		t.Error(receiver.Peer(), receiver.Capacity())
+	}
+}

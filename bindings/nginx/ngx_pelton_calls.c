@@ -110,6 +110,7 @@ struct ngx_pelton_service_s {
     unsigned has_polled : 1;       /* without success, for the call that was submitted last */
     unsigned is_resting : 1;       /* until retry_at */
     unsigned is_draining : 1;      /* the client's service has returned a call: it takes no more */
+    unsigned has_drained_young : 1; /* the client before did so, soon after its opening */
     char detail[512];              /* of the failure, or of the client's end */
     char address[];
 };
@@ -440,9 +441,9 @@ static ngx_int_t ngx_pelton_is_end(int code) {
 }
 
 /* The client has ended, and its calls in flight fail. Calls that wait for space wait for the next client, unless this
- * one ended at once. */
+ * one ended at once; the first one that drained is excepted, as its successor may listen. */
 static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
-    ngx_uint_t i, was_draining = service->is_draining;
+    ngx_uint_t i, is_young, was_draining = service->is_draining;
     ngx_pelton_copy_detail(service->detail, sizeof service->detail);
     ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "pelton: \"%s\" is lost with %uD calls in flight: %s",
                   service->address, service->in_flight, service->detail);
@@ -454,11 +455,14 @@ static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
             ngx_pelton_wake(&call->slot);
         }
     }
-    if (!was_draining && ngx_current_msec - service->opened_at < NGX_PELTON_RETRY_MS) {
+    is_young = ngx_current_msec - service->opened_at < NGX_PELTON_RETRY_MS;
+    /* A service that returns each call would be asked without end. */
+    if (is_young && (!was_draining || service->has_drained_young)) {
         ngx_pelton_rest(service, PELTON_NO_LISTENER);
     } else if (!ngx_queue_empty(&service->waiting)) {
         (void)ngx_pelton_open(service);
     }
+    service->has_drained_young = is_young && was_draining;
 }
 
 /* ---- The tick ---------------------------------------------------------------------------------------------------- */

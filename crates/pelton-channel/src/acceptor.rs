@@ -225,9 +225,8 @@ impl Acceptor {
         doorbells: &Doorbells,
         receiver_side: &ReceiverSide,
     ) -> Result<PendingHandshake> {
-        let doorbell = doorbells.doorbell_for(handshake.peer()).map_err(handshake.refused_by("making a doorbell"))?;
         handshake.add_to(doorbells, self.number)?;
-        let receiver_side = ReceiverSide { doorbell, lane, ..receiver_side.clone() };
+        let receiver_side = ReceiverSide { lane, ..receiver_side.clone() };
         let future: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match receiver_side.replies.clone() {
             Some(replies) => Box::pin(new_caller(handshake, receiver_side, replies)),
             None => Box::pin(new_receiver(handshake, receiver_side, true)),

@@ -47,8 +47,10 @@ pub(crate) struct Handshake {
     /// Other users whose processes this side accepts.
     uids: Vec<u32>,
     pace: Pace,
-    /// The limits of this side for this peer.
+    /// The limits of this side for this peer, as its HELLO states them.
     takes: Limits,
+    /// The limits for another user.
+    takes_of_others: Limits,
     /// The channel's name.
     name: String,
 }
@@ -68,8 +70,12 @@ impl Handshake {
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Settings, name: &str) -> Result<Handshake> {
         let creator = socket.peer().map_err(Error::system("asking who the peer is"));
         let creator = creator.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
-        let takes = options.takes(creator.uid == own_uid());
-        let handshake = Handshake { socket, creator, uids: options.uids.clone(), pace, takes, name: name.to_owned() };
+        // Root may have created a listening socket for another user, also if this process is root's.
+        let may_be_other = creator.uid == 0 && socket.has_connected() && !options.uids.is_empty();
+        let takes = options.takes(creator.uid == own_uid() && !may_be_other);
+        let takes_of_others = options.takes(false);
+        let (uids, name) = (options.uids.clone(), name.to_owned());
+        let handshake = Handshake { socket, creator, uids, pace, takes, takes_of_others, name };
         if !(creator.uid == 0 && handshake.socket.has_connected()) {
             handshake.check_user()?;
         }
@@ -343,6 +349,19 @@ impl Handshake {
         Ok(())
     }
 
+    /// The limits for the peer, whose user is known by now. Before HELLO, a side that connected knows only the
+    /// creator of the socket, so its HELLO may state more: a peer of another user that offers more is refused.
+    fn limited(&self, takes: Limits) -> Limits {
+        let others = self.takes_of_others;
+        if self.peer().uid == own_uid() {
+            return takes;
+        }
+        Limits {
+            lane_bytes: takes.lane_bytes.min(others.lane_bytes),
+            message_bytes: takes.message_bytes.min(others.message_bytes),
+        }
+    }
+
     fn check_limit(&self, packet: &Packet) -> Result<()> {
         if packet.message_bytes_max > message_bytes_limit(packet.capacity) {
             return Err(self.refuse(format!(
@@ -404,7 +423,7 @@ impl Handshake {
         &self.socket
     }
 
-    /// The doorbell to give to the peer.
+    /// The doorbell to give to the peer. Call it after HELLO: only then the peer's user is known.
     fn doorbell_for_peer(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
         own.doorbell_for(self.peer()).map_err(self.refused_by("making a doorbell"))
     }
@@ -555,8 +574,8 @@ pub(crate) async fn new_sender(
 ) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
     let own = Doorbells::new()?;
-    let doorbell = handshake.doorbell_for_peer(&own)?;
     let peer = handshake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let doorbell = handshake.doorbell_for_peer(&own)?;
     let takes_over = peer.holds != 0;
     let (lane, memory, peer_doorbell) = if takes_over {
         let (packet, [consumer_fd, receiver_fd, doorbell_fd, data_fd]) = handshake.receive::<4>(CONSUMER).await?;
@@ -671,7 +690,7 @@ pub struct Replies {
 pub(crate) struct ReceiverSide {
     pub(crate) page: Arc<Segment>,
     pub(crate) doorbells: Doorbells,
-    /// The doorbell that its sender rings.
+    /// The doorbell that its sender rings. The handshake sets it, once the peer's user is known.
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) can_barrier: bool,
     /// The lane's number.
@@ -711,10 +730,12 @@ impl ReceiverSide {
 }
 
 /// The handshake of a new receiver. It takes over a new lane, or the lane of a sender that survived its receiver.
-pub(crate) async fn new_receiver(handshake: Handshake, receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
+pub(crate) async fn new_receiver(handshake: Handshake, mut receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
     let takes_over = handshake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
+    receiver_side.doorbell = handshake.doorbell_for_peer(&receiver_side.doorbells)?;
+    let takes = handshake.limited(takes);
     let (consumer, memory, redelivered, peer_doorbell) = take_lane(&handshake, &receiver_side, takes, 0).await?;
     let part = receiver_side.take_share(&handshake, consumer.capacity())?;
     let process = handshake.watch(&receiver_side.doorbells, receiver_side.lane)?;
@@ -780,7 +801,7 @@ fn receiver_side_of_one(
     let page = make_receiver_page(kind, &handshake.name);
     let page = Arc::new(page.map_err(handshake.refused_by("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let doorbell = handshake.doorbell_for_peer(&doorbells)?;
+    let doorbell = doorbells.doorbell().clone();
     Ok((ReceiverSide { page, doorbells, doorbell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
 }
 
@@ -796,10 +817,11 @@ pub(crate) struct LinkParts {
 /// The handshake of a client, which connects. It offers the lane of requests and accepts the lane of replies. Both use
 /// one doorbell, and one descriptor for the caller's event loop.
 pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbells: &Doorbells) -> Result<LinkParts> {
-    let (receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone(), observe::Kind::Replies)?;
-    let takes = of_calls(handshake.takes);
-    let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
+    let (mut receiver_side, sleeper) = receiver_side_of_one(&handshake, doorbells.clone(), observe::Kind::Replies)?;
+    let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..handshake.takes });
     let service = handshake.greet(Role::Client, false, false, says).await?;
+    receiver_side.doorbell = handshake.doorbell_for_peer(doorbells)?;
+    let takes = of_calls(handshake.limited(handshake.takes));
     let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
     let (lane, memory, request_doorbell) =
         offer_lane(&handshake, options, within, &receiver_side.doorbell, receiver_side.can_barrier).await?;
@@ -816,13 +838,18 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbel
 
 /// The handshake of a service, which listens. Returns the lane of requests, which contains the reply lane to its
 /// client.
-pub(crate) async fn new_caller(handshake: Handshake, receiver_side: ReceiverSide, replies: Replies) -> Result<Lane> {
+pub(crate) async fn new_caller(
+    handshake: Handshake,
+    mut receiver_side: ReceiverSide,
+    replies: Replies,
+) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
         takes = receiver_side.share(&handshake, 2)?;
         Ok(Limits { message_bytes: replies.bytes_max, ..takes })
     };
     let client = handshake.greet(Role::Service, false, true, said).await?;
+    receiver_side.doorbell = handshake.doorbell_for_peer(&receiver_side.doorbells)?;
     takes = of_calls(takes);
     let bytes_max = client.message_bytes_max;
     let (consumer, memory, waiting, request_doorbell) =

@@ -6,7 +6,7 @@
 
 use crate::descriptor::Descriptor;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getsockname};
 use std::ffi::{OsStr, OsString};
@@ -93,12 +93,15 @@ impl Inherited {
         }
         let inherited = Inherited { found };
         if found.socket.get().is_none() {
-            // SAFETY: LISTEN_PID says that it was left for this purpose. `is_used` excludes other threads.
-            let socket = Descriptor::new(unsafe { OwnedFd::from_raw_fd(found.number) })?;
-            fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+            // A copy first: after an error the number stays open, and the next call finds it.
+            // SAFETY: LISTEN_PID says that it was left for this purpose, and it is open until a copy is kept.
+            let left = unsafe { BorrowedFd::borrow_raw(found.number) };
+            let socket = Descriptor::opened(|| fcntl_dupfd_cloexec(left, 0))??;
             fcntl_setfl(&socket, fcntl_getfl(&socket)? | OFlags::NONBLOCK)?;
             crate::socket::refuse_descriptors(&socket);
             let _ = found.socket.set(socket);
+            // SAFETY: closed once, as `socket` is set from now on. `is_used` excludes other threads.
+            drop(unsafe { OwnedFd::from_raw_fd(found.number) });
         }
         Ok(Some(inherited))
     }

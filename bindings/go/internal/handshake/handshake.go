@@ -79,6 +79,24 @@ func UserProblem(uid int, allowed []int) string {
 
 func (s *Handshake) isOwnUser() bool { return s.Peer.UID == os.Geteuid() }
 
+// takes returns what this side's HELLO may state. Until the peer's HELLO has come, a side that connected knows only
+// the creator of the socket: root may have created it for another user.
+func (s *Handshake) takes() limits.Limits {
+	mayBeOther := s.awaitsSender && s.Peer.UID == 0 && len(s.Settings.UIDs) > 0
+	return s.Settings.Takes(s.isOwnUser() && !mayBeOther)
+}
+
+// limited returns what this side takes from the peer, whose user HELLO has shown: no more than from another user, if
+// it is one, also if this side's HELLO stated more.
+func (s *Handshake) limited(stated limits.Limits) limits.Limits {
+	if s.isOwnUser() {
+		return stated
+	}
+	others := s.Settings.Takes(false)
+	return limits.Limits{LaneBytes: min(stated.LaneBytes, others.LaneBytes),
+		MessageBytes: min(stated.MessageBytes, others.MessageBytes)}
+}
+
 // Close ends a handshake that failed.
 func (s *Handshake) Close() { s.Socket.HangUp(s.Peer.UID) }
 
@@ -479,7 +497,7 @@ type ReceivingSide struct {
 // share returns what this side takes from one more peer, whose one or two lanes use this side's memory. Their share
 // of the budget belongs to the parts.
 func (s *Handshake) share(p *link.Parts, to *ReceivingSide, lanes uint64) (limits.Limits, error) {
-	takes := s.Settings.Takes(s.isOwnUser())
+	takes := s.takes()
 	if to.Budget == nil {
 		return takes, nil
 	}
@@ -506,7 +524,7 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 		return nil, err
 	}
 	takesOver := peer.Holds != 0
-	in, peerDoorbell, err := s.takeLane(&p, to, takes, 0)
+	in, peerDoorbell, err := s.takeLane(&p, to, s.limited(takes), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -606,7 +624,7 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, ownDoorbell *doorbell.O
 	var p link.Parts
 	defer p.GiveBack()
 	if _, err := s.ExchangeHello(packet.RoleReceiver, true, listens,
-		func() (limits.Limits, error) { return s.Settings.Takes(s.isOwnUser()), nil }); err != nil {
+		func() (limits.Limits, error) { return s.takes(), nil }); err != nil {
 		return err
 	}
 	consumer, m := in.Consumer, in.Memory
@@ -685,6 +703,7 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 	if err != nil {
 		return nil, err
 	}
+	takes = s.limited(takes)
 	takes.MessageBytes = limits.OfFormat.MessageBytes
 	gives := limits.Limits{LaneBytes: peer.Capacity, MessageBytes: limits.OfFormat.MessageBytes}
 	if to.Budget != nil {

@@ -191,6 +191,10 @@ impl Pass<'_, '_> {
                 Err(error) => return Err(error.into()),
             };
             let time = chunk.written_at();
+            // The search above ends at damage.
+            if from.is_some_and(|from| time < from) {
+                continue;
+            }
             if self.to.is_some_and(|to| time >= to) {
                 return Ok(false);
             }

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
     process::{
         Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group,
-        set_parent_process_death_signal, wait,
+        set_parent_process_death_signal, waitpid,
     },
     time::Timespec,
 };
@@ -162,7 +162,8 @@ impl Supervisor<'_> {
             notify(notify::STOPPING);
             self.stopped_by = Some(stop as i32);
             self.start_at = None;
-            self.all().for_each(Running::terminate);
+            // Those in `ending` drain already: a second SIGTERM ends the drain of `pelton serve`, and of others.
+            self.current.iter().chain(&self.successor).for_each(Running::terminate);
         }
         if !self.signals.reload.swap(false, Relaxed) || self.stopped_by.is_some() {
             return;
@@ -206,22 +207,20 @@ impl Supervisor<'_> {
 
     /// Waits for ended processes; also for others, which this one gets in a container.
     fn reap(&mut self) -> Result<(), Failure> {
-        loop {
-            match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) => self.note_end(pid, status)?,
-                Ok(None) | Err(Errno::CHILD) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(Failure::system("waiting for a process", error)),
+        let failed = |error| Failure::system("waiting for a process", error);
+        while let Some(pid) = ended().map_err(failed)? {
+            if self.all().any(|running| running.pid == pid) {
+                // Its group may have others. Before the wait: until then, the number is that of this group.
+                let _ = kill_process_group(pid, Signal::KILL);
+            }
+            if let Some((_, status)) = waitpid(Some(pid), WaitOptions::NOHANG).map_err(|error| failed(error.into()))? {
+                self.note_end(pid, status)?;
             }
         }
+        Ok(())
     }
 
     fn note_end(&mut self, pid: Pid, status: WaitStatus) -> Result<(), Failure> {
-        let is_of_command = self.all().any(|running| running.pid == pid);
-        if is_of_command {
-            // Its group may have others. A group exists, and keeps its number, while it has a process.
-            let _ = kill_process_group(pid, Signal::KILL);
-        }
         if self.ending.iter().any(|running| running.pid == pid) {
             self.ending.retain(|running| running.pid != pid);
             return Ok(());
@@ -273,9 +272,24 @@ impl Drop for Supervisor<'_> {
     fn drop(&mut self) {
         for running in self.all() {
             let _ = kill_process_group(running.pid, Signal::KILL);
-            let _ = rustix::process::waitpid(Some(running.pid), WaitOptions::empty());
+            let _ = waitpid(Some(running.pid), WaitOptions::empty());
         }
     }
+}
+
+/// A child that has ended, and is not waited for yet.
+fn ended() -> io::Result<Option<Pid>> {
+    // SAFETY: all zeros are a valid value, and waitid sets the number, to 0 if no child has ended.
+    let pid = unsafe {
+        let mut found: libc::siginfo_t = std::mem::zeroed();
+        let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        if libc::waitid(libc::P_ALL, 0, &mut found, how) != 0 {
+            let error = io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::ECHILD) { Ok(None) } else { Err(error) };
+        }
+        found.si_pid()
+    };
+    Ok(Pid::from_raw(pid))
 }
 
 /// The signals of this command: `crate::signals` has no reload.

@@ -106,6 +106,32 @@ fn messages_have_times_of_arrival_and_a_replay_keeps_their_distances() {
 }
 
 #[test]
+fn a_replay_begins_with_its_first_message_also_behind_damage() {
+    let dirs = test_dirs();
+    let channel = channel(&dirs, "channel");
+    let mut ends = Vec::new();
+    for part in ["one\n", "two\n", "three\n", "four\n"] {
+        send(&dirs, &channel, part.to_owned());
+        record(&dirs, &channel, "file");
+        ends.push(std::fs::metadata(dirs.path("work/file")).unwrap().len() as usize);
+    }
+    let times = times(&dirs, "file");
+    // The header of the second chunk.
+    let mut bytes = std::fs::read(dirs.path("work/file")).unwrap();
+    bytes[ends[0]..ends[0] + 16].fill(0xff);
+    dirs.file("damaged", &bytes);
+    let copy = format!("path:{}", dirs.path("work/copy").display());
+    let from = format!("@{}.{:09}", times[3] / 1_000_000_000, times[3] % 1_000_000_000);
+    for (options, wanted) in [(&["--from", &from][..], "four\n"), (&["--skip", "2"], "four\n")] {
+        let ended = dirs.run(&[&["replay", "--fast", "damaged", &copy], options].concat());
+        ended.assert(5, &["damaged"]);
+        let received = dirs.run(&["recv", &copy, "--timeout", "0"]);
+        assert_eq!(String::from_utf8(received.stdout).unwrap(), wanted, "{options:?}");
+    }
+    dirs.assert_nothing_left();
+}
+
+#[test]
 fn a_killed_recorder_loses_nothing_and_repeats_nothing() {
     let dirs = test_dirs();
     let channel = channel(&dirs, "channel");

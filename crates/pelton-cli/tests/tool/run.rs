@@ -554,6 +554,48 @@ fn the_user_of_a_service_counts_and_not_that_of_the_socket() {
     dirs.assert_nothing_left();
 }
 
+/// As above, but root itself connects: the socket's creator is of its user, its peer is not.
+#[test]
+fn a_connecting_root_takes_the_service_for_another_user() {
+    if !pelton_testkit::is_root() {
+        return;
+    }
+    let dirs = test_dirs();
+    // Reachable by other users.
+    let tool = dirs.path("work/pelton");
+    fs::copy(env!("CARGO_BIN_EXE_pelton"), &tool).unwrap();
+    for path in [dirs.path(""), dirs.path("work"), tool.clone()] {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let (name, tool) = (name_of(&dirs), tool.to_str().unwrap());
+    let by_user = ["setpriv", "--reuid", "1", "--clear-groups", tool];
+    let started = |service: &[&str]| {
+        let options = ["--uid", "0"];
+        dirs.start(
+            &[&["run", &name, "--uid", "0", "--"][..], &by_user, &service[..1], &[&name], &options, &service[1..]]
+                .concat(),
+        )
+    };
+    let runner = started(&["serve", "--exec", "id -u"]);
+    let call = dirs.run(&["call", &name, "hello", "--uid", "1", "--timeout", "20"]);
+    call.assert(0, &[]);
+    assert_eq!(call.stdout, b"1\n");
+    terminated(runner);
+    let runner = started(&["recv", "--follow"]);
+    let mut sender = dirs.start(&["send", &name, "--uid", "1"]);
+    sender.write_all_and_close(b"one\n".to_vec());
+    assert_eq!(runner.line(), "one");
+    sender.wait().assert(0, &[]);
+    terminated(runner);
+    // The HELLO of root states the limits for another user: a sender of default options keeps them.
+    let runner = started(&["send", "--listen"]);
+    let mut receiver = dirs.start(&["recv", "--connect", &name, "--uid", "1", "--timeout", "20"]);
+    receiver.close_input();
+    receiver.wait().assert(0, &[]);
+    terminated(runner);
+    dirs.assert_nothing_left();
+}
+
 #[test]
 fn a_stop_lets_the_calls_in_flight_end_and_a_second_one_kills() {
     let dirs = test_dirs();
@@ -586,4 +628,43 @@ fn a_stop_lets_the_calls_in_flight_end_and_a_second_one_kills() {
     }
     fs::remove_file(notify).unwrap();
     dirs.assert_nothing_left();
+}
+
+/// A process that was replaced has one SIGTERM: `pelton serve` ends its drain on a second one.
+#[test]
+fn a_stop_after_a_reload_lets_the_calls_of_the_old_process_end() {
+    let dirs = test_dirs();
+    let name = name_of(&dirs);
+    let fifo = dirs.path("work/fifo");
+    make_fifo(&fifo);
+    let (notify, manager) = manager(&dirs);
+    let serve = "NOTIFY_SOCKET=$PWD/notify; export NOTIFY_SOCKET; exec \"$0\" serve \"$1\" --exec \
+                 'read word; echo \"$$\" >at; read go <fifo; echo $word'";
+    let runner = run(&dirs, &name, serve);
+    notified(&manager, "READY=1");
+    let call = dirs.start(&["call", &name, "word\n"]);
+    lines_of(&dirs, "at", 1);
+    runner.signal(Signal::HUP);
+    for wanted in ["READY=1", "STOPPING=1"] {
+        notified(&manager, wanted);
+    }
+    runner.signal(Signal::TERM);
+    // Of the new process.
+    notified(&manager, "STOPPING=1");
+    let second = pidfd_of(&lines_of(&dirs, "pids", 2)[1]);
+    if let Some(second) = second {
+        wait_for_readable(&[second.as_fd()], "the new process ends");
+    }
+    fs::write(&fifo, "go\n").unwrap();
+    let call = call.finish();
+    call.assert(0, &[]);
+    assert_eq!(call.stdout, b"word\n");
+    runner.wait().assert(143, &[]);
+    fs::remove_file(notify).unwrap();
+    dirs.assert_nothing_left();
+}
+
+/// `None`: it has ended.
+fn pidfd_of(line: &str) -> Option<OwnedFd> {
+    pidfd_open(pid_of(line), PidfdFlags::empty()).ok()
 }
