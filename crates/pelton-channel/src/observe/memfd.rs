@@ -229,37 +229,16 @@ impl Memfds {
         inode
     }
 
+    /// Joins the pages that belong together. Their names say which, but any user may choose a name: pages and data are
+    /// joined only if one process has all of them open for writing, as a sender has.
     fn add_channels(&self, holders: &Holders, found: &mut Found) {
-        #[derive(Default)]
-        struct Parts<'a> {
-            producer: Option<(u64, &'a Memfd)>,
-            consumer: Option<(u64, &'a Memfd, u64)>,
-            data: Option<&'a Memfd>,
-        }
-        let mut lanes: BTreeMap<u64, Parts<'_>> = BTreeMap::new();
         let mut channels: BTreeMap<u64, Channel> = BTreeMap::new();
+        // By the inode of the first data, and the process.
+        let mut parts: BTreeMap<(u64, u32), Parts<'_>> = BTreeMap::new();
         for (inode, memfd) in &self.open {
-            // The page of a predecessor may be open a moment longer: the last one made counts.
-            let is_later = |other: Option<&Memfd>| other.is_none_or(|other| other.made <= memfd.made);
-            match memfd.label {
-                Label::Producer { data } => {
-                    let parts = lanes.entry(self.first_data(data)).or_default();
-                    if is_later(parts.producer.map(|(_, memfd)| memfd)) {
-                        parts.producer = Some((*inode, memfd));
-                    }
-                }
-                Label::Consumer { data, receiver } => {
-                    let parts = lanes.entry(self.first_data(data)).or_default();
-                    if is_later(parts.consumer.map(|(_, memfd, _)| memfd)) {
-                        parts.consumer = Some((*inode, memfd, receiver));
-                    }
-                }
-                Label::Data { .. } => {
-                    let parts = lanes.entry(self.first_data(*inode)).or_default();
-                    if is_later(parts.data) {
-                        parts.data = Some(memfd);
-                    }
-                }
+            let data = match memfd.label {
+                Label::Producer { data } | Label::Consumer { data, .. } => self.first_data(data),
+                Label::Data { .. } => self.first_data(*inode),
                 Label::Receiver { kind } => {
                     // Until a lane says more: a receiver without senders has its page alone.
                     let holder = holders.of(*inode).next().cloned();
@@ -267,19 +246,19 @@ impl Memfds {
                     let name = memfd.name.clone();
                     let channel = Channel { name, kind, receiver, lanes: Vec::new(), made: memfd.made, note: None };
                     channels.insert(*inode, channel);
+                    continue;
                 }
+            };
+            for pid in holders.by_inode.get(inode).into_iter().flatten() {
+                parts.entry((data, *pid)).or_default().add(*inode, memfd);
             }
         }
-        for parts in lanes.into_values() {
-            let (Some((producer_inode, producer)), Some((consumer_inode, consumer, receiver))) =
-                (parts.producer, parts.consumer)
-            else {
-                continue;
-            };
+        for lane in lanes(parts, holders) {
+            let (producer, consumer) = (lane.producer, lane.consumer);
             let files = Files {
                 producer: producer.file.clone(),
                 consumer: consumer.file.clone(),
-                data: parts.data.map(|data| data.file.clone()),
+                data: lane.data.map(|data| data.file.clone()),
             };
             let reading = match page::read(&files.producer, &files.consumer) {
                 Ok(reading) => reading,
@@ -290,9 +269,10 @@ impl Memfds {
                     continue;
                 }
             };
-            let sender = holders.side([producer_inode, producer_inode], reading.sender_pid, reading.is_sender_closed);
-            let reader = holders.side([receiver, consumer_inode], reading.receiver_pid, reading.is_receiver_closed);
-            let channel = channels.entry(receiver).or_insert_with(|| Channel {
+            let [of_producer, of_consumer] = lane.inodes;
+            let sender = holders.side([of_producer, of_producer], reading.sender_pid, reading.is_sender_closed);
+            let reader = holders.side([lane.receiver, of_consumer], reading.receiver_pid, reading.is_receiver_closed);
+            let channel = channels.entry(lane.receiver).or_insert_with(|| Channel {
                 name: producer.name.clone(),
                 kind: Kind::Connect,
                 receiver: reader.clone(),
@@ -306,6 +286,65 @@ impl Memfds {
         }
         found.channels.extend(channels.into_values());
     }
+}
+
+/// What one process has of a lane. The page of a predecessor may be open a moment longer: the last one made counts.
+#[derive(Default)]
+struct Parts<'a> {
+    producer: Option<(u64, &'a Memfd)>,
+    consumer: Option<(u64, &'a Memfd)>,
+    data: Option<(u64, &'a Memfd)>,
+}
+
+impl<'a> Parts<'a> {
+    fn add(&mut self, inode: u64, memfd: &'a Memfd) {
+        let part = match memfd.label {
+            Label::Producer { .. } => &mut self.producer,
+            Label::Consumer { .. } => &mut self.consumer,
+            Label::Data { .. } => &mut self.data,
+            Label::Receiver { .. } => return,
+        };
+        if part.is_none_or(|(_, other)| other.made <= memfd.made) {
+            *part = Some((inode, memfd));
+        }
+    }
+}
+
+/// The memfds of a lane.
+struct Joined<'a> {
+    /// Those of the producer and the consumer page.
+    inodes: [u64; 2],
+    producer: &'a Memfd,
+    consumer: &'a Memfd,
+    data: Option<&'a Memfd>,
+    /// The inode of the receiver's page; if no holder of the lane has that one, the inode of the producer page.
+    receiver: u64,
+}
+
+/// The lanes of which a process has both pages. Two processes with a page in common have the same lane: the last one
+/// made counts.
+fn lanes<'a>(parts: BTreeMap<(u64, u32), Parts<'a>>, holders: &Holders) -> Vec<Joined<'a>> {
+    let is_held = |inode: u64, pid: u32| holders.by_inode.get(&inode).is_some_and(|pids| pids.contains(&pid));
+    let mut lanes = Vec::new();
+    for ((_, pid), Parts { producer, consumer, data }) in parts {
+        let (Some((of_producer, producer)), Some((of_consumer, consumer))) = (producer, consumer) else { continue };
+        let Label::Consumer { receiver, .. } = consumer.label else { continue };
+        let is_joined = is_held(receiver, pid);
+        let receiver = if is_joined { receiver } else { of_producer };
+        let data = data.map(|(_, data)| data);
+        let lane = Joined { inodes: [of_producer, of_consumer], producer, consumer, data, receiver };
+        lanes.push(((producer.made, consumer.made, is_joined, data.is_some()), lane));
+    }
+    lanes.sort_by(|(one, _), (other, _)| other.cmp(one));
+    let mut used = BTreeSet::new();
+    lanes.retain(|(_, lane)| {
+        let is_new = lane.inodes.iter().all(|inode| !used.contains(inode));
+        used.extend(lane.inodes);
+        is_new
+    });
+    // In the order of their pages: an order that stays.
+    lanes.sort_by_key(|(_, lane)| lane.inodes);
+    lanes.into_iter().map(|(_, lane)| lane).collect()
 }
 
 impl Holders {
