@@ -4,22 +4,30 @@
 use super::process::{self, Process};
 use super::{Activity, Channel, Files, Found, Kind, Lane, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
-use pelton_os::{Credentials, open_memfds, own_uid};
-use rustix::fs::{Mode, OFlags, readlinkat};
+use pelton_os::{Credentials, NotOpened, open_memfds, own_uid};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, readlinkat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How the links of pelton's memfds begin.
 const MEMFD: &[u8] = b"/memfd:pelton-";
 /// How long a file may take to open. A memfd opens in microseconds.
 const TIMEOUT: Duration = Duration::from_millis(500);
+/// How long the files of one user may take to open, in one search.
+const USER_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long all files may take to open, in one search.
+const TIME_MAX: Duration = Duration::from_secs(5);
+/// The most files of one user that one search opens.
+const USER_FILES_MAX: usize = 4096;
 
 /// What the name of a memfd says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,10 +97,18 @@ pub(super) struct Memfds {
     looks: u32,
 }
 
-/// A descriptor: its link, and the inode behind it, if it is for writing.
+/// A descriptor: its link, and what is behind it, if it is for writing.
 #[derive(Debug)]
 struct Seen {
     link: Vec<u8>,
+    file: Option<Behind>,
+}
+
+/// What the kernel says of the file behind a descriptor.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    /// All memfds are of one mount, which no user can make.
+    mount: Option<u64>,
     inode: Option<u64>,
 }
 
@@ -106,6 +122,36 @@ struct Link {
     inode: u64,
     label: Label,
     name: String,
+}
+
+impl Link {
+    /// With whose rights to open it; `None`: with the own ones. Only root may take the rights of others. They are read
+    /// anew: the process may have changed its user, or be another one.
+    fn credentials(&self, holders: &Holders) -> Result<Option<Credentials>, String> {
+        if own_uid() != 0 {
+            return Ok(None);
+        }
+        let process = Process::of(self.pid)
+            .filter(|now| holders.processes.get(&self.pid).is_some_and(|before| before.is_same(now)));
+        let Process { uid, gid, .. } = process.ok_or("its process has ended")?;
+        Ok((uid != 0).then_some(Credentials { uid, gid }))
+    }
+
+    /// The file, if it is the one that was found, and begins as its name says.
+    fn checked(&self, file: File) -> Result<File, NotOpened> {
+        let failed = |error: std::io::Error| NotOpened {
+            reason: format!("it {error}"),
+            is_of_file: error.kind() == ErrorKind::InvalidData || error.kind() == ErrorKind::UnexpectedEof,
+        };
+        if file.metadata().map_err(failed)?.ino() != self.inode {
+            let reason = "its process has opened another file meanwhile".to_owned();
+            return Err(NotOpened { reason, is_of_file: false });
+        }
+        if let Some(magic) = self.label.magic() {
+            page::check(&file, magic).map_err(failed)?;
+        }
+        Ok(file)
+    }
 }
 
 /// The processes that have memfds open.
@@ -125,7 +171,7 @@ impl Memfds {
 
     /// Adds the channels in memfds, and the listeners.
     pub(super) fn find(&mut self, found: &mut Found) {
-        let (holders, links) = self.look();
+        let (holders, links) = self.look(found);
         self.open_new(&holders, links, found);
         self.open.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.refused.retain(|inode, _| holders.by_inode.contains_key(inode));
@@ -134,7 +180,7 @@ impl Memfds {
     }
 
     /// Reads /proc. Opens no file of a process.
-    fn look(&mut self) -> (Holders, Vec<Link>) {
+    fn look(&mut self, found: &mut Found) -> (Holders, Vec<Link>) {
         let mut holders = Holders::default();
         let mut links = Vec::new();
         self.directories.clear();
@@ -142,6 +188,12 @@ impl Memfds {
         if self.looks.is_multiple_of(LOOKS_MAX) {
             self.seen.clear();
             self.processes.clear();
+            // They may have been in the making.
+            self.refused.clear();
+        }
+        let memfds = mount_of_memfds();
+        if let Err(reason) = &memfds {
+            found.unreadable.push(Unreadable { what: "all lanes in memfds".to_owned(), reason: reason.clone() });
         }
         let mut seen = BTreeMap::new();
         for pid in process::all() {
@@ -157,16 +209,25 @@ impl Memfds {
             let mut uses_pelton = false;
             for (number, link) in fds {
                 let before = self.seen.remove(&(pid, number)).filter(|before| before.link == link);
-                let inode = before.map_or_else(|| inode(pid, number), |before| before.inode);
-                if let (Some((label, name)), Some(inode)) = (Label::parse(&link), inode) {
-                    holders.by_inode.entry(inode).or_default().insert(pid);
-                    links.push(Link { pid, path: format!("/proc/{pid}/fd/{number}"), inode, label, name });
-                    uses_pelton = true;
-                } else if !link.starts_with(MEMFD) && inode.is_some() {
-                    let directory = Path::new(OsStr::from_bytes(&link)).parent();
-                    self.directories.extend(directory.map(Path::to_owned));
+                let file = before.map_or_else(|| behind(pid, number), |before| before.file);
+                let path = || format!("/proc/{pid}/fd/{number}");
+                match (Label::parse(&link), file, &memfds) {
+                    (Some(_), Some(Behind { mount, .. }), Ok(memfds)) if mount != Some(*memfds) => {
+                        let reason = "it is on another file system than memfds".to_owned();
+                        found.unreadable.push(Unreadable { what: path(), reason });
+                    }
+                    (Some((label, name)), Some(Behind { inode: Some(inode), .. }), Ok(_)) => {
+                        holders.by_inode.entry(inode).or_default().insert(pid);
+                        links.push(Link { pid, path: path(), inode, label, name });
+                        uses_pelton = true;
+                    }
+                    (_, Some(_), _) if !link.starts_with(MEMFD) => {
+                        let directory = Path::new(OsStr::from_bytes(&link)).parent();
+                        self.directories.extend(directory.map(Path::to_owned));
+                    }
+                    _ => {}
                 }
-                seen.insert((pid, number), Seen { link, inode });
+                seen.insert((pid, number), Seen { link, file });
             }
             if uses_pelton {
                 let process = self.processes.remove(&pid).map_or_else(|| Process::of(pid), |before| before.again());
@@ -179,38 +240,66 @@ impl Memfds {
     }
 
     fn open_new(&mut self, holders: &Holders, links: Vec<Link>, found: &mut Found) {
-        let mut new: BTreeMap<Option<Credentials>, Vec<Link>> = BTreeMap::new();
-        let mut seen = BTreeSet::new();
+        let deadline = Instant::now() + TIME_MAX;
+        let mut opened: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut tries: BTreeMap<u64, Vec<Link>> = BTreeMap::new();
         for link in links {
             if let Some(reason) = self.refused.get(&link.inode) {
                 found.unreadable.push(unreadable(&link, holders, reason.clone()));
-            } else if !self.open.contains_key(&link.inode) && seen.insert(link.inode) {
-                let process = holders.processes.get(&link.pid);
-                // Only root may take the rights of others.
-                let other = process.filter(|process| own_uid() == 0 && process.uid != 0);
-                let credentials = other.map(|process| Credentials { uid: process.uid, gid: process.gid });
-                new.entry(credentials).or_default().push(link);
+            } else if !self.open.contains_key(&link.inode) {
+                let links = tries.entry(link.inode).or_default();
+                if links.iter().all(|before| before.pid != link.pid) {
+                    links.push(link);
+                }
             }
         }
-        for (credentials, links) in new {
-            let paths: Vec<CString> =
-                links.iter().map(|link| CString::new(link.path.clone()).expect("digits and slashes")).collect();
-            for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT)) {
-                let checked = file.and_then(|file| {
-                    if let Some(magic) = link.label.magic() {
-                        page::check(&file, magic).map_err(|error| format!("it {error}"))?;
-                    }
-                    Ok(file)
-                });
-                match checked {
-                    Ok(file) => {
-                        let made = made(&file);
-                        let Link { inode, label, name, .. } = link;
-                        self.open.insert(inode, Memfd { label, name, file: file.into(), made });
-                    }
-                    Err(reason) => {
-                        found.unreadable.push(unreadable(&link, holders, reason.clone()));
-                        self.refused.insert(link.inode, reason);
+        while !tries.is_empty() {
+            // By the user with whose rights to open it.
+            let mut users: BTreeMap<Option<Credentials>, Vec<Link>> = BTreeMap::new();
+            tries.retain(|_, links| {
+                let link = links.pop().expect("one more");
+                match link.credentials(holders) {
+                    Ok(credentials) => users.entry(credentials).or_default().push(link),
+                    Err(reason) if links.is_empty() => found.unreadable.push(unreadable(&link, holders, reason)),
+                    Err(_) => {}
+                }
+                !links.is_empty()
+            });
+            // A user with many files delays no other.
+            let mut users: Vec<_> = users.into_iter().collect();
+            users.sort_by_key(|(_, links)| links.len());
+            for (credentials, mut links) in users {
+                let opened = opened.entry(credentials.map_or(own_uid(), |user| user.uid)).or_default();
+                let left_out = links.split_off(links.len().min(USER_FILES_MAX - *opened));
+                *opened += links.len();
+                if let Some(link) = left_out.first() {
+                    let reason = format!(
+                        "and {} more of this user were left out: the most is {USER_FILES_MAX}",
+                        left_out.len() - 1
+                    );
+                    found.unreadable.push(unreadable(link, holders, reason));
+                }
+                let deadline = deadline.min(Instant::now() + USER_TIME_MAX);
+                let paths: Vec<CString> =
+                    links.iter().map(|link| CString::new(link.path.clone()).expect("digits and slashes")).collect();
+                for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT, deadline)) {
+                    match file.and_then(|file| link.checked(file)) {
+                        Ok(file) => {
+                            let made = made(&file);
+                            let Link { inode, label, name, .. } = link;
+                            tries.remove(&inode);
+                            self.open.insert(inode, Memfd { label, name, file: file.into(), made });
+                        }
+                        Err(NotOpened { reason, is_of_file: true }) => {
+                            tries.remove(&link.inode);
+                            found.unreadable.push(unreadable(&link, holders, reason.clone()));
+                            self.refused.insert(link.inode, reason);
+                        }
+                        // Otherwise another process that has it comes next.
+                        Err(NotOpened { reason, .. }) if !tries.contains_key(&link.inode) => {
+                            found.unreadable.push(unreadable(&link, holders, reason));
+                        }
+                        Err(_) => {}
                     }
                 }
             }
@@ -400,16 +489,28 @@ fn descriptors(pid: u32) -> Result<Vec<(u32, Vec<u8>)>, Errno> {
     Ok(found)
 }
 
-/// The number of the file behind a descriptor, without a request to its file system. `None` for a descriptor for
-/// reading only, as observers have: a side's own are for writing too.
-fn inode(pid: u32, fd: u32) -> Option<u64> {
+/// The file behind a descriptor, without a request to its file system. `None` for a descriptor for reading only, as
+/// observers have: a side's own are for writing too.
+fn behind(pid: u32, fd: u32) -> Option<Behind> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let flags = u32::from_str_radix(field("flags:")?, 8).ok()?;
     if flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32 {
         return None;
     }
-    field("ino:")?.parse().ok()
+    let number = |name| field(name)?.parse().ok();
+    Some(Behind { mount: number("mnt_id:"), inode: number("ino:") })
+}
+
+/// The mount of all memfds: that of an own one.
+fn mount_of_memfds() -> Result<u64, String> {
+    let failed = |error: Errno| format!("making a memfd to compare them with: {error}");
+    let own = memfd_create("pelton", MemfdFlags::CLOEXEC).map_err(failed)?;
+    let fd = u32::try_from(own.as_raw_fd()).expect("it is open");
+    match behind(std::process::id(), fd) {
+        Some(Behind { mount: Some(mount), inode: Some(_) }) => Ok(mount),
+        _ => Err("/proc/PID/fdinfo has no inodes, which Linux 5.14 and later reports".to_owned()),
+    }
 }
 
 /// The directories of short names: of this user; as root, of all.
