@@ -1,6 +1,7 @@
 //! The lanes in memfds: which processes have their descriptors, and what belongs together. The name of a memfd is a
 //! hint of the process that made it; a page that is not what its name says is not listed as a channel.
 
+use super::mounts::Mounts;
 use super::process::{self, Process};
 use super::{Activity, Channel, Files, Found, Kind, Lane, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
@@ -8,7 +9,7 @@ use pelton_os::{Credentials, NotOpened, open_memfds, own_uid};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, readlinkat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
@@ -170,13 +171,13 @@ impl Memfds {
     }
 
     /// Adds the channels in memfds, and the listeners.
-    pub(super) fn find(&mut self, found: &mut Found) {
+    pub(super) fn find(&mut self, mounts: &Mounts, found: &mut Found) {
         let (holders, links) = self.look(found);
         self.open_new(&holders, links, found);
         self.open.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.refused.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.add_channels(&holders, found);
-        add_listeners(&holders, found);
+        add_listeners(&holders, mounts, found);
     }
 
     /// Reads /proc. Opens no file of a process.
@@ -513,28 +514,49 @@ fn mount_of_memfds() -> Result<u64, String> {
     }
 }
 
-/// The directories of short names: of this user; as root, of all.
-fn bases() -> Vec<PathBuf> {
-    if own_uid() != 0 {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        let temporary = std::env::temp_dir().join(format!("pelton-{}", own_uid()));
-        return runtime.map(|path| path.join("pelton")).into_iter().chain([temporary]).collect();
-    }
-    let below = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let runtimes = below(Path::new("/run/user")).chain(runtime).map(|path| path.join("pelton"));
+/// The directories of short names: of this user; as root, of all, with the user whose it must be.
+fn bases() -> Vec<(PathBuf, Option<u32>)> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let own = runtime.map(|path| (path.join("pelton"), None));
     let temporary = std::env::temp_dir();
-    let named = below(&temporary).filter(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.strip_prefix("pelton-").is_some_and(|uid| uid.parse::<u32>().is_ok())
-    });
-    let named: Vec<PathBuf> = named.collect();
-    runtimes.chain(named).collect::<BTreeSet<_>>().into_iter().collect()
+    if own_uid() != 0 {
+        return own.into_iter().chain([(temporary.join(format!("pelton-{}", own_uid())), None)]).collect();
+    }
+    let below = |directory: &Path, before: &str, after: &str| -> Vec<(PathBuf, Option<u32>)> {
+        let names = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let of_user = |name: OsString| {
+            let uid = name.to_str()?.strip_prefix(before)?.parse().ok()?;
+            Some((directory.join(name).join(after), Some(uid)))
+        };
+        names.filter_map(of_user).collect()
+    };
+    let all =
+        below(Path::new("/run/user"), "", "pelton").into_iter().chain(below(&temporary, "pelton-", "")).chain(own);
+    let mut bases = BTreeMap::new();
+    for (path, owner) in all {
+        // The same directory once: the one with a user.
+        bases.entry(path).or_insert(owner);
+    }
+    bases.into_iter().collect()
+}
+
+/// Whether a directory of short names may be read: `None` if there is none.
+fn checked_base(base: &Path, owner: Option<u32>, mounts: &Mounts) -> Option<Result<(), String>> {
+    let Some(owner) = owner else { return Some(Ok(())) };
+    // First, as even this may be a request to a file server.
+    if let Err(reason) = mounts.check(base) {
+        return Some(Err(reason));
+    }
+    let found = fs::symlink_metadata(base).ok()?;
+    Some(match found.is_dir() && found.uid() == owner {
+        true => Ok(()),
+        false => Err(format!("it is not a directory of uid {owner}")),
+    })
 }
 
 /// Adds the listeners that no channel shows yet: by the names of their sockets, which have the pid, and by the
 /// kernel's list of sockets. Connects to none.
-fn add_listeners(holders: &Holders, found: &mut Found) {
+fn add_listeners(holders: &Holders, mounts: &Mounts, found: &mut Found) {
     let sockets = fs::read(Path::new("/proc/net/unix")).unwrap_or_default();
     let sockets = String::from_utf8_lossy(&sockets);
     // Flags 00010000: it accepts connections.
@@ -542,7 +564,15 @@ fn add_listeners(holders: &Holders, found: &mut Found) {
         .filter(|line| line.split_whitespace().nth(3) == Some("00010000"))
         .filter_map(|line| line.find('/').map(|at| &line[at..]))
         .collect();
-    for base in bases() {
+    for (base, owner) in bases() {
+        match checked_base(&base, owner, mounts) {
+            None => continue,
+            Some(Ok(())) => {}
+            Some(Err(reason)) => {
+                found.unreadable.push(Unreadable { what: base.display().to_string(), reason });
+                continue;
+            }
+        }
         let names = match fs::read_dir(&base) {
             Ok(names) => names,
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -552,6 +582,15 @@ fn add_listeners(holders: &Holders, found: &mut Found) {
             }
         };
         for directory in names.flatten() {
+            // No symbolic link, and no mount of another file system.
+            if !directory.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = directory.path();
+            if let Some(reason) = owner.and_then(|_| mounts.check(&path).err()) {
+                found.unreadable.push(Unreadable { what: path.display().to_string(), reason });
+                continue;
+            }
             let name = directory.file_name().to_string_lossy().into_owned();
             for socket in fs::read_dir(directory.path()).into_iter().flatten().flatten() {
                 let file = socket.file_name().to_string_lossy().into_owned();
