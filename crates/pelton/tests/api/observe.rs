@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 const CAPACITY: u64 = 1 << 16;
 
@@ -211,6 +212,13 @@ fn observing_changes_no_page_allocates_none_and_wakes_nobody() {
     // The sender waits in a read from its parent.
     sender.wait_for_state('S');
     let pids = [receiver.pid(), sender.pid()];
+    // And not on the way there.
+    let mut sleeps = pids.map(sleeps_of);
+    eventually("both rest", || {
+        std::thread::sleep(Duration::from_millis(50));
+        let before = std::mem::replace(&mut sleeps, pids.map(sleeps_of));
+        before == sleeps
+    });
     let before = (memory_of(pids), pids.map(sleeps_of));
     assert!(before.0.len() >= 4, "{:?}", before.0.keys());
     let mut observer = Observer::new();
