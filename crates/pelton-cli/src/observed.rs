@@ -16,7 +16,7 @@ pub struct Where {
 }
 
 impl Where {
-    /// An observer of these places. It keeps three descriptors of each lane, and may have all that the hard limit allows.
+    /// An observer of these places. It keeps three descriptors of each lane: as many as the hard limit allows.
     pub fn observer(&self) -> Observer {
         descriptors::raise_quietly();
         let mut observer = Observer::new();

@@ -65,8 +65,8 @@ impl Problem {
 }
 
 /// Opens these paths for reading, in their order, and returns only sealed memfds. A path that does not open within
-/// `timeout` is given up; after `deadline` all that are left. Where there are `credentials`, the child has the rights of
-/// that user alone.
+/// `timeout` is given up; after `deadline` all that are left. Where there are `credentials`, the child has the
+/// rights of that user alone.
 pub fn open_memfds(
     paths: &[CString],
     credentials: Option<Credentials>,
@@ -95,8 +95,8 @@ struct Opener {
 }
 
 impl Opener {
-    /// Starts it. Its end sends no signal, so that no other part of the program waits for it; and its number belongs to
-    /// it until then.
+    /// Starts it. Its end sends no signal, so that no other part of the program waits for it; and its number belongs
+    /// to it until then.
     fn start(
         paths: &[CString],
         credentials: Option<Credentials>,
@@ -104,8 +104,8 @@ impl Opener {
         timeout: Duration,
     ) -> std::io::Result<Opener> {
         let mut pidfd: RawFd = -1;
-        // SAFETY: as fork(2). The child calls only functions that are safe after a fork, allocates nothing, and does not
-        // return.
+        // SAFETY: as fork(2). The child calls only functions that are safe after a fork, allocates nothing, and does
+        // not return.
         unsafe {
             match libc::syscall(libc::SYS_clone, libc::CLONE_PIDFD as libc::c_long, 0, &mut pidfd, 0, 0) {
                 0 => in_child(paths, credentials, socket),

@@ -126,7 +126,7 @@ struct Link {
 }
 
 impl Link {
-    /// With whose rights to open it; `None`: with the own ones. Only root may take the rights of others. They are read
+    /// With whose rights to open it; `None`: with the own ones. Only root may take those of others. They are read
     /// anew: the process may have changed its user, or be another one.
     fn credentials(&self, holders: &Holders) -> Result<Option<Credentials>, String> {
         if own_uid() != 0 {
@@ -319,8 +319,8 @@ impl Memfds {
         inode
     }
 
-    /// Joins the pages that belong together. Their names say which, but any user may choose a name: pages and data are
-    /// joined only if one process has all of them open for writing, as a sender has.
+    /// Joins the pages that belong together. Their names say which, but any user may choose a name: pages and data
+    /// are joined only if one process has all of them open for writing, as a sender has.
     fn add_channels(&self, holders: &Holders, found: &mut Found) {
         let mut channels: BTreeMap<u64, Channel> = BTreeMap::new();
         // By the inode of the first data, and the process.
