@@ -19,11 +19,13 @@
 //! ```
 
 mod memfd;
+mod mounts;
 mod page;
 mod process;
 mod tap;
 
 use crate::directory::Unmapped;
+use mounts::Mounts;
 pub use page::{Place, Reading};
 use pelton_os::lock;
 use process::Process;
@@ -279,14 +281,24 @@ impl Observer {
     /// cannot be read.
     pub fn channels(&mut self) -> Found {
         let mut found = Found::default();
-        self.memfds.find(&mut found);
+        let mounts = Mounts::read();
+        self.memfds.find(&mounts, &mut found);
         let mut directories: BTreeMap<PathBuf, bool> =
             self.directories.iter().map(|directory| (directory.clone(), true)).collect();
         for root in &self.roots {
-            add_channels_below(root, 8, &mut directories, &mut found.unreadable);
+            add_channels_below(root, 8, &mounts, &mut directories, &mut found.unreadable);
         }
         for directory in self.memfds.directories() {
-            directories.entry(directory.clone()).or_insert(false);
+            if directories.contains_key(directory) {
+                continue;
+            }
+            // Another user chose it.
+            match mounts.check(directory) {
+                Ok(()) => _ = directories.insert(directory.clone(), false),
+                Err(reason) => {
+                    found.unreadable.push(Unreadable { what: directory.display().to_string(), reason });
+                }
+            }
         }
         for (directory, is_given) in directories {
             match read_directory(&directory) {
@@ -311,6 +323,7 @@ impl Observer {
 fn add_channels_below(
     directory: &Path,
     levels: u32,
+    mounts: &Mounts,
     channels: &mut BTreeMap<PathBuf, bool>,
     unreadable: &mut Vec<Unreadable>,
 ) {
@@ -327,8 +340,14 @@ fn add_channels_below(
         }
     };
     for entry in entries.flatten() {
-        if levels > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            add_channels_below(&entry.path(), levels - 1, channels, unreadable);
+        if levels == 0 || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let path = entry.path();
+        // Below a directory without symbolic links: its own name has none.
+        match fs::canonicalize(directory).map_or(Ok(()), |parent| mounts.check(&parent.join(entry.file_name()))) {
+            Ok(()) => add_channels_below(&path, levels - 1, mounts, channels, unreadable),
+            Err(reason) => unreadable.push(Unreadable { what: path.display().to_string(), reason }),
         }
     }
 }

@@ -15,10 +15,7 @@ const RESERVED: u64 = 96;
 /// Raises the soft limit to the hard one. If that is too low for [`PEERS_MAX`] `peers` at `each` descriptors, prints
 /// how many fit.
 pub fn raise(peers: &str, each: u64) {
-    let limit = getrlimit(Resource::Nofile);
-    ORIGINAL.get_or_init(|| limit.current);
-    // A refusal leaves the limit as it was.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    raise_quietly();
     let Some(most) = getrlimit(Resource::Nofile).current else { return };
     let fit = most.saturating_sub(RESERVED) / each;
     if fit < PEERS_MAX {
@@ -27,6 +24,14 @@ pub fn raise(peers: &str, each: u64) {
             "pelton: at most about {fit} {peers} at a time, as RLIMIT_NOFILE is {most}: `ulimit -Hn` sets it"
         );
     }
+}
+
+/// Raises the soft limit to the hard one.
+pub fn raise_quietly() {
+    let limit = getrlimit(Resource::Nofile);
+    ORIGINAL.get_or_init(|| limit.current);
+    // A refusal leaves the limit as it was.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// `command`, changed so that the shell restores the original limit first.

@@ -1,7 +1,7 @@
 //! The channels of a running system, as `ls`, `stat`, `top` and `doctor` show them: what to observe, how numbers and
 //! texts are written, and the objects of `--json`.
 
-use crate::{channel::directory, failure::printable};
+use crate::{channel::directory, descriptors, failure::printable};
 use clap::Args;
 use pelton::observe::{Activity, Channel, Kind, Lane, Observer, Reading, Side, Unreadable, age};
 use serde_json::{Value, json};
@@ -16,8 +16,9 @@ pub struct Where {
 }
 
 impl Where {
-    /// An observer of these places.
+    /// An observer of these places. It keeps three descriptors of each lane: as many as the hard limit allows.
     pub fn observer(&self) -> Observer {
+        descriptors::raise_quietly();
         let mut observer = Observer::new();
         self.root.iter().for_each(|root| observer.add_root(root));
         observer

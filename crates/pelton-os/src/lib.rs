@@ -27,7 +27,7 @@ pub use buffer::Buffer;
 pub use descriptor::Descriptor;
 pub use doorbell::{Doorbell, LocalWake};
 pub use errno::errno_name;
-pub use foreign::{Credentials, ForeignFile, open_memfds};
+pub use foreign::{Credentials, ForeignFile, NotOpened, open_memfds};
 pub use fork::Owner;
 pub use inherited::Inherited;
 pub use mutex::{locked, wait_on};

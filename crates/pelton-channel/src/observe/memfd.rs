@@ -1,25 +1,34 @@
 //! The lanes in memfds: which processes have their descriptors, and what belongs together. The name of a memfd is a
 //! hint of the process that made it; a page that is not what its name says is not listed as a channel.
 
+use super::mounts::Mounts;
 use super::process::{self, Process};
 use super::{Activity, Channel, Files, Found, Kind, Lane, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
-use pelton_os::{Credentials, open_memfds, own_uid};
-use rustix::fs::{Mode, OFlags, readlinkat};
+use pelton_os::{Credentials, NotOpened, open_memfds, own_uid};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, readlinkat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How the links of pelton's memfds begin.
 const MEMFD: &[u8] = b"/memfd:pelton-";
 /// How long a file may take to open. A memfd opens in microseconds.
 const TIMEOUT: Duration = Duration::from_millis(500);
+/// How long the files of one user may take to open, in one search.
+const USER_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long all files may take to open, in one search.
+const TIME_MAX: Duration = Duration::from_secs(5);
+/// The most files of one user that one search opens.
+const USER_FILES_MAX: usize = 4096;
 
 /// What the name of a memfd says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,10 +98,18 @@ pub(super) struct Memfds {
     looks: u32,
 }
 
-/// A descriptor: its link, and the inode behind it, if it is for writing.
+/// A descriptor: its link, and what is behind it, if it is for writing.
 #[derive(Debug)]
 struct Seen {
     link: Vec<u8>,
+    file: Option<Behind>,
+}
+
+/// What the kernel says of the file behind a descriptor.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    /// All memfds are of one mount, which no user can make.
+    mount: Option<u64>,
     inode: Option<u64>,
 }
 
@@ -106,6 +123,36 @@ struct Link {
     inode: u64,
     label: Label,
     name: String,
+}
+
+impl Link {
+    /// With whose rights to open it; `None`: with the own ones. Only root may take those of others. They are read
+    /// anew: the process may have changed its user, or be another one.
+    fn credentials(&self, holders: &Holders) -> Result<Option<Credentials>, String> {
+        if own_uid() != 0 {
+            return Ok(None);
+        }
+        let process = Process::of(self.pid)
+            .filter(|now| holders.processes.get(&self.pid).is_some_and(|before| before.is_same(now)));
+        let Process { uid, gid, .. } = process.ok_or("its process has ended")?;
+        Ok((uid != 0).then_some(Credentials { uid, gid }))
+    }
+
+    /// The file, if it is the one that was found, and begins as its name says.
+    fn checked(&self, file: File) -> Result<File, NotOpened> {
+        let failed = |error: std::io::Error| NotOpened {
+            reason: format!("it {error}"),
+            is_of_file: error.kind() == ErrorKind::InvalidData || error.kind() == ErrorKind::UnexpectedEof,
+        };
+        if file.metadata().map_err(failed)?.ino() != self.inode {
+            let reason = "its process has opened another file meanwhile".to_owned();
+            return Err(NotOpened { reason, is_of_file: false });
+        }
+        if let Some(magic) = self.label.magic() {
+            page::check(&file, magic).map_err(failed)?;
+        }
+        Ok(file)
+    }
 }
 
 /// The processes that have memfds open.
@@ -124,17 +171,17 @@ impl Memfds {
     }
 
     /// Adds the channels in memfds, and the listeners.
-    pub(super) fn find(&mut self, found: &mut Found) {
-        let (holders, links) = self.look();
+    pub(super) fn find(&mut self, mounts: &Mounts, found: &mut Found) {
+        let (holders, links) = self.look(found);
         self.open_new(&holders, links, found);
         self.open.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.refused.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.add_channels(&holders, found);
-        add_listeners(&holders, found);
+        add_listeners(&holders, mounts, found);
     }
 
     /// Reads /proc. Opens no file of a process.
-    fn look(&mut self) -> (Holders, Vec<Link>) {
+    fn look(&mut self, found: &mut Found) -> (Holders, Vec<Link>) {
         let mut holders = Holders::default();
         let mut links = Vec::new();
         self.directories.clear();
@@ -142,6 +189,12 @@ impl Memfds {
         if self.looks.is_multiple_of(LOOKS_MAX) {
             self.seen.clear();
             self.processes.clear();
+            // They may have been in the making.
+            self.refused.clear();
+        }
+        let memfds = mount_of_memfds();
+        if let Err(reason) = &memfds {
+            found.unreadable.push(Unreadable { what: "all lanes in memfds".to_owned(), reason: reason.clone() });
         }
         let mut seen = BTreeMap::new();
         for pid in process::all() {
@@ -157,16 +210,25 @@ impl Memfds {
             let mut uses_pelton = false;
             for (number, link) in fds {
                 let before = self.seen.remove(&(pid, number)).filter(|before| before.link == link);
-                let inode = before.map_or_else(|| inode(pid, number), |before| before.inode);
-                if let (Some((label, name)), Some(inode)) = (Label::parse(&link), inode) {
-                    holders.by_inode.entry(inode).or_default().insert(pid);
-                    links.push(Link { pid, path: format!("/proc/{pid}/fd/{number}"), inode, label, name });
-                    uses_pelton = true;
-                } else if !link.starts_with(MEMFD) && inode.is_some() {
-                    let directory = Path::new(OsStr::from_bytes(&link)).parent();
-                    self.directories.extend(directory.map(Path::to_owned));
+                let file = before.map_or_else(|| behind(pid, number), |before| before.file);
+                let path = || format!("/proc/{pid}/fd/{number}");
+                match (Label::parse(&link), file, &memfds) {
+                    (Some(_), Some(Behind { mount, .. }), Ok(memfds)) if mount != Some(*memfds) => {
+                        let reason = "it is on another file system than memfds".to_owned();
+                        found.unreadable.push(Unreadable { what: path(), reason });
+                    }
+                    (Some((label, name)), Some(Behind { inode: Some(inode), .. }), Ok(_)) => {
+                        holders.by_inode.entry(inode).or_default().insert(pid);
+                        links.push(Link { pid, path: path(), inode, label, name });
+                        uses_pelton = true;
+                    }
+                    (_, Some(_), _) if !link.starts_with(MEMFD) => {
+                        let directory = Path::new(OsStr::from_bytes(&link)).parent();
+                        self.directories.extend(directory.map(Path::to_owned));
+                    }
+                    _ => {}
                 }
-                seen.insert((pid, number), Seen { link, inode });
+                seen.insert((pid, number), Seen { link, file });
             }
             if uses_pelton {
                 let process = self.processes.remove(&pid).map_or_else(|| Process::of(pid), |before| before.again());
@@ -179,38 +241,66 @@ impl Memfds {
     }
 
     fn open_new(&mut self, holders: &Holders, links: Vec<Link>, found: &mut Found) {
-        let mut new: BTreeMap<Option<Credentials>, Vec<Link>> = BTreeMap::new();
-        let mut seen = BTreeSet::new();
+        let deadline = Instant::now() + TIME_MAX;
+        let mut opened: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut tries: BTreeMap<u64, Vec<Link>> = BTreeMap::new();
         for link in links {
             if let Some(reason) = self.refused.get(&link.inode) {
                 found.unreadable.push(unreadable(&link, holders, reason.clone()));
-            } else if !self.open.contains_key(&link.inode) && seen.insert(link.inode) {
-                let process = holders.processes.get(&link.pid);
-                // Only root may take the rights of others.
-                let other = process.filter(|process| own_uid() == 0 && process.uid != 0);
-                let credentials = other.map(|process| Credentials { uid: process.uid, gid: process.gid });
-                new.entry(credentials).or_default().push(link);
+            } else if !self.open.contains_key(&link.inode) {
+                let links = tries.entry(link.inode).or_default();
+                if links.iter().all(|before| before.pid != link.pid) {
+                    links.push(link);
+                }
             }
         }
-        for (credentials, links) in new {
-            let paths: Vec<CString> =
-                links.iter().map(|link| CString::new(link.path.clone()).expect("digits and slashes")).collect();
-            for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT)) {
-                let checked = file.and_then(|file| {
-                    if let Some(magic) = link.label.magic() {
-                        page::check(&file, magic).map_err(|error| format!("it {error}"))?;
-                    }
-                    Ok(file)
-                });
-                match checked {
-                    Ok(file) => {
-                        let made = made(&file);
-                        let Link { inode, label, name, .. } = link;
-                        self.open.insert(inode, Memfd { label, name, file: file.into(), made });
-                    }
-                    Err(reason) => {
-                        found.unreadable.push(unreadable(&link, holders, reason.clone()));
-                        self.refused.insert(link.inode, reason);
+        while !tries.is_empty() {
+            // By the user with whose rights to open it.
+            let mut users: BTreeMap<Option<Credentials>, Vec<Link>> = BTreeMap::new();
+            tries.retain(|_, links| {
+                let link = links.pop().expect("one more");
+                match link.credentials(holders) {
+                    Ok(credentials) => users.entry(credentials).or_default().push(link),
+                    Err(reason) if links.is_empty() => found.unreadable.push(unreadable(&link, holders, reason)),
+                    Err(_) => {}
+                }
+                !links.is_empty()
+            });
+            // A user with many files delays no other.
+            let mut users: Vec<_> = users.into_iter().collect();
+            users.sort_by_key(|(_, links)| links.len());
+            for (credentials, mut links) in users {
+                let opened = opened.entry(credentials.map_or(own_uid(), |user| user.uid)).or_default();
+                let left_out = links.split_off(links.len().min(USER_FILES_MAX - *opened));
+                *opened += links.len();
+                if let Some(link) = left_out.first() {
+                    let reason = format!(
+                        "and {} more of this user were left out: the most is {USER_FILES_MAX}",
+                        left_out.len() - 1
+                    );
+                    found.unreadable.push(unreadable(link, holders, reason));
+                }
+                let deadline = deadline.min(Instant::now() + USER_TIME_MAX);
+                let paths: Vec<CString> =
+                    links.iter().map(|link| CString::new(link.path.clone()).expect("digits and slashes")).collect();
+                for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT, deadline)) {
+                    match file.and_then(|file| link.checked(file)) {
+                        Ok(file) => {
+                            let made = made(&file);
+                            let Link { inode, label, name, .. } = link;
+                            tries.remove(&inode);
+                            self.open.insert(inode, Memfd { label, name, file: file.into(), made });
+                        }
+                        Err(NotOpened { reason, is_of_file: true }) => {
+                            tries.remove(&link.inode);
+                            found.unreadable.push(unreadable(&link, holders, reason.clone()));
+                            self.refused.insert(link.inode, reason);
+                        }
+                        // Otherwise another process that has it comes next.
+                        Err(NotOpened { reason, .. }) if !tries.contains_key(&link.inode) => {
+                            found.unreadable.push(unreadable(&link, holders, reason));
+                        }
+                        Err(_) => {}
                     }
                 }
             }
@@ -229,37 +319,16 @@ impl Memfds {
         inode
     }
 
+    /// Joins the pages that belong together. Their names say which, but any user may choose a name: pages and data
+    /// are joined only if one process has all of them open for writing, as a sender has.
     fn add_channels(&self, holders: &Holders, found: &mut Found) {
-        #[derive(Default)]
-        struct Parts<'a> {
-            producer: Option<(u64, &'a Memfd)>,
-            consumer: Option<(u64, &'a Memfd, u64)>,
-            data: Option<&'a Memfd>,
-        }
-        let mut lanes: BTreeMap<u64, Parts<'_>> = BTreeMap::new();
         let mut channels: BTreeMap<u64, Channel> = BTreeMap::new();
+        // By the inode of the first data, and the process.
+        let mut parts: BTreeMap<(u64, u32), Parts<'_>> = BTreeMap::new();
         for (inode, memfd) in &self.open {
-            // The page of a predecessor may be open a moment longer: the last one made counts.
-            let is_later = |other: Option<&Memfd>| other.is_none_or(|other| other.made <= memfd.made);
-            match memfd.label {
-                Label::Producer { data } => {
-                    let parts = lanes.entry(self.first_data(data)).or_default();
-                    if is_later(parts.producer.map(|(_, memfd)| memfd)) {
-                        parts.producer = Some((*inode, memfd));
-                    }
-                }
-                Label::Consumer { data, receiver } => {
-                    let parts = lanes.entry(self.first_data(data)).or_default();
-                    if is_later(parts.consumer.map(|(_, memfd, _)| memfd)) {
-                        parts.consumer = Some((*inode, memfd, receiver));
-                    }
-                }
-                Label::Data { .. } => {
-                    let parts = lanes.entry(self.first_data(*inode)).or_default();
-                    if is_later(parts.data) {
-                        parts.data = Some(memfd);
-                    }
-                }
+            let data = match memfd.label {
+                Label::Producer { data } | Label::Consumer { data, .. } => self.first_data(data),
+                Label::Data { .. } => self.first_data(*inode),
                 Label::Receiver { kind } => {
                     // Until a lane says more: a receiver without senders has its page alone.
                     let holder = holders.of(*inode).next().cloned();
@@ -267,19 +336,19 @@ impl Memfds {
                     let name = memfd.name.clone();
                     let channel = Channel { name, kind, receiver, lanes: Vec::new(), made: memfd.made, note: None };
                     channels.insert(*inode, channel);
+                    continue;
                 }
+            };
+            for pid in holders.by_inode.get(inode).into_iter().flatten() {
+                parts.entry((data, *pid)).or_default().add(*inode, memfd);
             }
         }
-        for parts in lanes.into_values() {
-            let (Some((producer_inode, producer)), Some((consumer_inode, consumer, receiver))) =
-                (parts.producer, parts.consumer)
-            else {
-                continue;
-            };
+        for lane in lanes(parts, holders) {
+            let (producer, consumer) = (lane.producer, lane.consumer);
             let files = Files {
                 producer: producer.file.clone(),
                 consumer: consumer.file.clone(),
-                data: parts.data.map(|data| data.file.clone()),
+                data: lane.data.map(|data| data.file.clone()),
             };
             let reading = match page::read(&files.producer, &files.consumer) {
                 Ok(reading) => reading,
@@ -290,9 +359,10 @@ impl Memfds {
                     continue;
                 }
             };
-            let sender = holders.side([producer_inode, producer_inode], reading.sender_pid, reading.is_sender_closed);
-            let reader = holders.side([receiver, consumer_inode], reading.receiver_pid, reading.is_receiver_closed);
-            let channel = channels.entry(receiver).or_insert_with(|| Channel {
+            let [of_producer, of_consumer] = lane.inodes;
+            let sender = holders.side([of_producer, of_producer], reading.sender_pid, reading.is_sender_closed);
+            let reader = holders.side([lane.receiver, of_consumer], reading.receiver_pid, reading.is_receiver_closed);
+            let channel = channels.entry(lane.receiver).or_insert_with(|| Channel {
                 name: producer.name.clone(),
                 kind: Kind::Connect,
                 receiver: reader.clone(),
@@ -306,6 +376,65 @@ impl Memfds {
         }
         found.channels.extend(channels.into_values());
     }
+}
+
+/// What one process has of a lane. The page of a predecessor may be open a moment longer: the last one made counts.
+#[derive(Default)]
+struct Parts<'a> {
+    producer: Option<(u64, &'a Memfd)>,
+    consumer: Option<(u64, &'a Memfd)>,
+    data: Option<(u64, &'a Memfd)>,
+}
+
+impl<'a> Parts<'a> {
+    fn add(&mut self, inode: u64, memfd: &'a Memfd) {
+        let part = match memfd.label {
+            Label::Producer { .. } => &mut self.producer,
+            Label::Consumer { .. } => &mut self.consumer,
+            Label::Data { .. } => &mut self.data,
+            Label::Receiver { .. } => return,
+        };
+        if part.is_none_or(|(_, other)| other.made <= memfd.made) {
+            *part = Some((inode, memfd));
+        }
+    }
+}
+
+/// The memfds of a lane.
+struct Joined<'a> {
+    /// Those of the producer and the consumer page.
+    inodes: [u64; 2],
+    producer: &'a Memfd,
+    consumer: &'a Memfd,
+    data: Option<&'a Memfd>,
+    /// The inode of the receiver's page; if no holder of the lane has that one, the inode of the producer page.
+    receiver: u64,
+}
+
+/// The lanes of which a process has both pages. Two processes with a page in common have the same lane: the last one
+/// made counts.
+fn lanes<'a>(parts: BTreeMap<(u64, u32), Parts<'a>>, holders: &Holders) -> Vec<Joined<'a>> {
+    let is_held = |inode: u64, pid: u32| holders.by_inode.get(&inode).is_some_and(|pids| pids.contains(&pid));
+    let mut lanes = Vec::new();
+    for ((_, pid), Parts { producer, consumer, data }) in parts {
+        let (Some((of_producer, producer)), Some((of_consumer, consumer))) = (producer, consumer) else { continue };
+        let Label::Consumer { receiver, .. } = consumer.label else { continue };
+        let is_joined = is_held(receiver, pid);
+        let receiver = if is_joined { receiver } else { of_producer };
+        let data = data.map(|(_, data)| data);
+        let lane = Joined { inodes: [of_producer, of_consumer], producer, consumer, data, receiver };
+        lanes.push(((producer.made, consumer.made, is_joined, data.is_some()), lane));
+    }
+    lanes.sort_by(|(one, _), (other, _)| other.cmp(one));
+    let mut used = BTreeSet::new();
+    lanes.retain(|(_, lane)| {
+        let is_new = lane.inodes.iter().all(|inode| !used.contains(inode));
+        used.extend(lane.inodes);
+        is_new
+    });
+    // In the order of their pages: an order that stays.
+    lanes.sort_by_key(|(_, lane)| lane.inodes);
+    lanes.into_iter().map(|(_, lane)| lane).collect()
 }
 
 impl Holders {
@@ -361,40 +490,73 @@ fn descriptors(pid: u32) -> Result<Vec<(u32, Vec<u8>)>, Errno> {
     Ok(found)
 }
 
-/// The number of the file behind a descriptor, without a request to its file system. `None` for a descriptor for
-/// reading only, as observers have: a side's own are for writing too.
-fn inode(pid: u32, fd: u32) -> Option<u64> {
+/// The file behind a descriptor, without a request to its file system. `None` for a descriptor for reading only, as
+/// observers have: a side's own are for writing too.
+fn behind(pid: u32, fd: u32) -> Option<Behind> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let flags = u32::from_str_radix(field("flags:")?, 8).ok()?;
     if flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32 {
         return None;
     }
-    field("ino:")?.parse().ok()
+    let number = |name| field(name)?.parse().ok();
+    Some(Behind { mount: number("mnt_id:"), inode: number("ino:") })
 }
 
-/// The directories of short names: of this user; as root, of all.
-fn bases() -> Vec<PathBuf> {
-    if own_uid() != 0 {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        let temporary = std::env::temp_dir().join(format!("pelton-{}", own_uid()));
-        return runtime.map(|path| path.join("pelton")).into_iter().chain([temporary]).collect();
+/// The mount of all memfds: that of an own one.
+fn mount_of_memfds() -> Result<u64, String> {
+    let failed = |error: Errno| format!("making a memfd to compare them with: {error}");
+    let own = memfd_create("pelton", MemfdFlags::CLOEXEC).map_err(failed)?;
+    let fd = u32::try_from(own.as_raw_fd()).expect("it is open");
+    match behind(std::process::id(), fd) {
+        Some(Behind { mount: Some(mount), inode: Some(_) }) => Ok(mount),
+        _ => Err("/proc/PID/fdinfo has no inodes, which Linux 5.14 and later reports".to_owned()),
     }
-    let below = |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let runtimes = below(Path::new("/run/user")).chain(runtime).map(|path| path.join("pelton"));
+}
+
+/// The directories of short names: of this user; as root, of all, with the user whose it must be.
+fn bases() -> Vec<(PathBuf, Option<u32>)> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let own = runtime.map(|path| (path.join("pelton"), None));
     let temporary = std::env::temp_dir();
-    let named = below(&temporary).filter(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.strip_prefix("pelton-").is_some_and(|uid| uid.parse::<u32>().is_ok())
-    });
-    let named: Vec<PathBuf> = named.collect();
-    runtimes.chain(named).collect::<BTreeSet<_>>().into_iter().collect()
+    if own_uid() != 0 {
+        return own.into_iter().chain([(temporary.join(format!("pelton-{}", own_uid())), None)]).collect();
+    }
+    let below = |directory: &Path, before: &str, after: &str| -> Vec<(PathBuf, Option<u32>)> {
+        let names = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let of_user = |name: OsString| {
+            let uid = name.to_str()?.strip_prefix(before)?.parse().ok()?;
+            Some((directory.join(name).join(after), Some(uid)))
+        };
+        names.filter_map(of_user).collect()
+    };
+    let all =
+        below(Path::new("/run/user"), "", "pelton").into_iter().chain(below(&temporary, "pelton-", "")).chain(own);
+    let mut bases = BTreeMap::new();
+    for (path, owner) in all {
+        // The same directory once: the one with a user.
+        bases.entry(path).or_insert(owner);
+    }
+    bases.into_iter().collect()
+}
+
+/// Whether a directory of short names may be read: `None` if there is none.
+fn checked_base(base: &Path, owner: Option<u32>, mounts: &Mounts) -> Option<Result<(), String>> {
+    let Some(owner) = owner else { return Some(Ok(())) };
+    // First, as even this may be a request to a file server.
+    if let Err(reason) = mounts.check(base) {
+        return Some(Err(reason));
+    }
+    let found = fs::symlink_metadata(base).ok()?;
+    Some(match found.is_dir() && found.uid() == owner {
+        true => Ok(()),
+        false => Err(format!("it is not a directory of uid {owner}")),
+    })
 }
 
 /// Adds the listeners that no channel shows yet: by the names of their sockets, which have the pid, and by the
 /// kernel's list of sockets. Connects to none.
-fn add_listeners(holders: &Holders, found: &mut Found) {
+fn add_listeners(holders: &Holders, mounts: &Mounts, found: &mut Found) {
     let sockets = fs::read(Path::new("/proc/net/unix")).unwrap_or_default();
     let sockets = String::from_utf8_lossy(&sockets);
     // Flags 00010000: it accepts connections.
@@ -402,7 +564,15 @@ fn add_listeners(holders: &Holders, found: &mut Found) {
         .filter(|line| line.split_whitespace().nth(3) == Some("00010000"))
         .filter_map(|line| line.find('/').map(|at| &line[at..]))
         .collect();
-    for base in bases() {
+    for (base, owner) in bases() {
+        match checked_base(&base, owner, mounts) {
+            None => continue,
+            Some(Ok(())) => {}
+            Some(Err(reason)) => {
+                found.unreadable.push(Unreadable { what: base.display().to_string(), reason });
+                continue;
+            }
+        }
         let names = match fs::read_dir(&base) {
             Ok(names) => names,
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -412,6 +582,15 @@ fn add_listeners(holders: &Holders, found: &mut Found) {
             }
         };
         for directory in names.flatten() {
+            // No symbolic link, and no mount of another file system.
+            if !directory.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = directory.path();
+            if let Some(reason) = owner.and_then(|_| mounts.check(&path).err()) {
+                found.unreadable.push(Unreadable { what: path.display().to_string(), reason });
+                continue;
+            }
             let name = directory.file_name().to_string_lossy().into_owned();
             for socket in fs::read_dir(directory.path()).into_iter().flatten().flatten() {
                 let file = socket.file_name().to_string_lossy().into_owned();

@@ -48,7 +48,9 @@ impl Side {
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) command: String,
+    /// The first of its effective, real and saved users that is not root.
     pub(super) uid: u32,
+    /// The group of the same kind.
     pub(super) gid: u32,
     /// Its number in its own pid namespace.
     pub(super) own_pid: u32,
@@ -64,8 +66,12 @@ impl Process {
         let status = String::from_utf8_lossy(&status);
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
         let last = |text: &str| text.split_whitespace().next_back()?.parse().ok();
-        // The second number: the effective one.
-        let id = |name: &str| field(name)?.split_whitespace().nth(1)?.parse().ok();
+        let ids = |name: &str| -> Option<Vec<u32>> {
+            field(name)?.split_whitespace().map(|number| number.parse().ok()).collect()
+        };
+        let (users, groups) = (ids("Uid")?, ids("Gid")?);
+        // Real, effective, saved.
+        let kind = [1, 0, 2].into_iter().find(|kind| users.get(*kind).is_some_and(|uid| *uid != 0)).unwrap_or(1);
         let state = field("State")?.chars().next()?;
         if matches!(state, 'Z' | 'X') {
             return None;
@@ -73,8 +79,8 @@ impl Process {
         Some(Process {
             pid,
             command: field("Name")?.to_owned(),
-            uid: id("Uid")?,
-            gid: id("Gid")?,
+            uid: *users.get(kind)?,
+            gid: *groups.get(kind)?,
             own_pid: field("NSpid").and_then(last).unwrap_or(pid),
             state,
             began: stat(pid).map_or(0, |(_, began)| began),
@@ -89,6 +95,11 @@ impl Process {
             }
             _ => Process::of(self.pid),
         }
+    }
+
+    /// Whether the other one is this process, and not a later one with its number.
+    pub(super) fn is_same(&self, other: &Process) -> bool {
+        (self.pid, self.began) == (other.pid, other.began)
     }
 
     pub(super) fn side(&self) -> Side {

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::{
     fs,
-    os::unix::fs::MetadataExt as _,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -83,6 +83,7 @@ fn machine(args: &DoctorArgs) -> Result<(), Failure> {
         kernel(),
         barrier(),
         memfd(),
+        observing(),
         pidfd(),
         io_uring(),
         descriptors(),
@@ -146,6 +147,22 @@ fn memfd() -> Check {
         Ok(found) if found.contains(seals) => Check::ok(what, "memory can be shared and sealed"),
         Ok(found) => Check::broken(what, format!("sealed with {found:?}, wanted {seals:?}"), "use Linux 5.10 or later"),
         Err(error) => Check::broken(what, error.to_string(), "allow memfd_create and fcntl in the seccomp filter"),
+    }
+}
+
+fn observing() -> Check {
+    let what = "observing";
+    let Ok(own) = memfd_create("pelton-doctor", MemfdFlags::CLOEXEC) else {
+        return Check::broken(what, "no memfd", "see above");
+    };
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", own.as_raw_fd())).unwrap_or_default();
+    match ["mnt_id:", "ino:"].iter().all(|field| info.lines().any(|line| line.starts_with(field))) {
+        true => Check::ok(what, "ls, stat and top find the lanes of running processes"),
+        false => Check::degraded(
+            what,
+            "/proc/PID/fdinfo has no inodes: ls, stat and top find path channels and listeners alone",
+            "use Linux 5.14 or later",
+        ),
     }
 }
 

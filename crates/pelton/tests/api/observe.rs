@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 const CAPACITY: u64 = 1 << 16;
 
@@ -43,6 +44,27 @@ fn child() {
             read_line_from_parent();
         }
         "pretend" => pretend(),
+        // Pages, as good as any, whose names say that they belong to a lane of another process.
+        "take over" => {
+            let (sender, receiver) = Options::new().capacity(CAPACITY).threads().unwrap();
+            let pages = memory_of([std::process::id(); 2]);
+            let numbers = name.split(' ').map(|number| number.parse().unwrap()).collect::<Vec<u64>>();
+            let [data, of_receiver] = numbers[..] else { panic!("{name}") };
+            let copies: Vec<File> = (pages.into_values())
+                .filter_map(|(bytes, _)| {
+                    let name = match bytes.get(..8)? {
+                        b"pelton-P" => format!("pelton-producer {data} taken"),
+                        b"pelton-C" => format!("pelton-consumer {data} {of_receiver} taken"),
+                        _ => return None,
+                    };
+                    Some(sealed_memfd(&name, bytes.len() as u64, &bytes))
+                })
+                .collect();
+            assert_eq!(copies.len(), 2);
+            drop((sender, receiver));
+            report("taken");
+            read_line_from_parent();
+        }
         "silent server" => {
             let dir = TestDir::unwatched();
             let at = dir.path().join("mount");
@@ -79,26 +101,31 @@ fn child() {
 
 /// Makes memfds that are not what their names say, and keeps them until the parent is done.
 fn pretend() {
-    let make = |name: &str, bytes: u64, content: &[u8], seals: SealFlags| {
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&fd, bytes).unwrap();
-        let file = File::from(fd);
-        file.write_all_at(content, 0).unwrap();
-        fcntl_add_seals(&file, seals).unwrap();
-        file
-    };
-    let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let _files = [
-        make("pelton-producer 1 unsealed", 65536, b"pelton-P", SealFlags::empty()),
-        make("pelton-consumer 1 2 garbage", 65536, b"no page", size),
-        make("pelton-receiver connect short", 10, b"pelton-R", size),
-        make("pelton-producer 1 huge", 1 << 50, b"no page", size),
-        make("pelton-receiver connect \x1b[2J\nescape", 65536, b"no page", size),
-        make("pelton-nonsense", 65536, b"", size),
-        make("pelton-producer 99999999999999999999999 x", 65536, b"", size),
+        unsealed_memfd("pelton-producer 1 unsealed", 65536, b"pelton-P"),
+        sealed_memfd("pelton-consumer 1 2 garbage", 65536, b"no page"),
+        sealed_memfd("pelton-receiver connect short", 10, b"pelton-R"),
+        sealed_memfd("pelton-producer 1 huge", 1 << 50, b"no page"),
+        sealed_memfd("pelton-receiver connect \x1b[2J\nescape", 65536, b"no page"),
+        sealed_memfd("pelton-nonsense", 65536, b""),
+        sealed_memfd("pelton-producer 99999999999999999999999 x", 65536, b""),
     ];
     report("pretends");
     read_line_from_parent();
+}
+
+fn unsealed_memfd(name: &str, bytes: u64, content: &[u8]) -> File {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    let file = File::from(fd);
+    file.write_all_at(content, 0).unwrap();
+    file
+}
+
+fn sealed_memfd(name: &str, bytes: u64, content: &[u8]) -> File {
+    let file = unsealed_memfd(name, bytes, content);
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    file
 }
 
 fn observe() -> Found {
@@ -185,6 +212,13 @@ fn observing_changes_no_page_allocates_none_and_wakes_nobody() {
     // The sender waits in a read from its parent.
     sender.wait_for_state('S');
     let pids = [receiver.pid(), sender.pid()];
+    // And not on the way there.
+    let mut sleeps = pids.map(sleeps_of);
+    eventually("both rest", || {
+        std::thread::sleep(Duration::from_millis(50));
+        let before = std::mem::replace(&mut sleeps, pids.map(sleeps_of));
+        before == sleeps
+    });
     let before = (memory_of(pids), pids.map(sleeps_of));
     assert!(before.0.len() >= 4, "{:?}", before.0.keys());
     let mut observer = Observer::new();
@@ -194,7 +228,8 @@ fn observing_changes_no_page_allocates_none_and_wakes_nobody() {
             lane.read().unwrap();
         }
     }
-    assert!(before == (memory_of(pids), pids.map(sleeps_of)), "something changed");
+    assert_eq!(before.1, pids.map(sleeps_of), "somebody woke up");
+    assert!(before.0 == memory_of(pids), "a page changed");
 }
 
 #[test]
@@ -314,8 +349,34 @@ fn memfds_that_pretend_are_listed_with_the_reason_or_not_at_all() {
     assert_eq!(reasons.iter().filter(|reason| reason.contains("begins with \"no page")).count(), 3, "{reasons:?}");
 }
 
+/// The numbers that the names of a process's consumer pages say: the inodes of the data and of the receiver page.
+fn numbers_of_consumer(pid: u32) -> String {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let names = links.filter_map(|link| Some(std::fs::read_link(link.unwrap().path()).ok()?.display().to_string()));
+    let of_consumer =
+        names.filter_map(|name| Some(name.strip_prefix("/memfd:pelton-consumer ")?.to_owned())).next().unwrap();
+    of_consumer.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
 #[test]
-fn a_file_whose_server_does_not_reply_is_given_up() {
+fn pages_that_name_another_process_s_lane_do_not_take_it_over() {
+    let dir = TestDir::new("a lane is not taken over");
+    let receiver = start(&dir.name(), "hold");
+    let sender = Child::start(Role::new(child, "send").with("name", dir.name()).with("count", 3));
+    receiver.expect("connected");
+    sender.expect("sent");
+    let taker = start(&numbers_of_consumer(sender.pid()), "take over");
+    taker.expect("taken");
+    let found = observe();
+    let channel = one(&found, &dir.name());
+    assert_eq!((channel.state(), channel.lanes.len(), channel.messages()), (State::Ok, 1, 3));
+    assert_eq!((channel.receiver.pid, channel.lanes[0].sender.pid), (receiver.pid(), sender.pid()));
+    // The pages of the other process are a lane of their own.
+    assert_eq!(one(&found, "taken").lanes.len(), 1);
+}
+
+#[test]
+fn a_file_whose_server_does_not_reply_is_not_even_opened() {
     if !is_root() {
         println!("skipped: mounting wants root");
         return;
@@ -326,7 +387,7 @@ fn a_file_whose_server_does_not_reply_is_given_up() {
     let found = observe();
     let of_it = format!("/proc/{}/fd/", server.pid());
     let reason = found.unreadable.iter().find(|unreadable| unreadable.what.starts_with(&of_it)).expect("it is listed");
-    assert!(reason.reason.contains("does not reply"), "{reason:?}");
+    assert!(reason.reason.contains("another file system than memfds"), "{reason:?}");
 }
 
 #[test]
