@@ -360,8 +360,14 @@ impl Memfds {
                 }
             };
             let [of_producer, of_consumer] = lane.inodes;
-            let sender = holders.side([of_producer, of_producer], reading.sender_pid, reading.is_sender_closed);
-            let reader = holders.side([lane.receiver, of_consumer], reading.receiver_pid, reading.is_receiver_closed);
+            let sender =
+                holders.side([of_producer, of_producer], reading.sender_pid, reading.is_sender_closed, producer.made);
+            let reader = holders.side(
+                [lane.receiver, of_consumer],
+                reading.receiver_pid,
+                reading.is_receiver_closed,
+                producer.made,
+            );
             let channel = channels.entry(lane.receiver).or_insert_with(|| Channel {
                 name: producer.name.clone(),
                 kind: Kind::Connect,
@@ -443,8 +449,9 @@ impl Holders {
         pids.filter_map(|pid| self.processes.get(pid))
     }
 
-    /// The process that a page names, among those that have one of these memfds open.
-    fn side(&self, inodes: [u64; 2], pid: u32, is_closed: bool) -> Side {
+    /// The process that a page names, among those that have one of these memfds open. A service keeps no descriptor of
+    /// the lanes of its replies: it is the process of that number if that is older than the lane, made at `made`.
+    fn side(&self, inodes: [u64; 2], pid: u32, is_closed: bool, made: Option<SystemTime>) -> Side {
         let holders = || inodes.iter().flat_map(|inode| self.of(*inode));
         let process = holders().find(|process| process.own_pid == pid);
         if is_closed {
@@ -457,10 +464,15 @@ impl Holders {
         }
         // A process of another namespace may have that number there.
         let is_elsewhere = holders().any(|process| process.own_pid != process.pid);
-        match Process::of(pid).filter(|_| self.hidden.contains(&pid)) {
-            Some(process) => Side { activity: Activity::Unknown, ..process.side() },
-            None if is_elsewhere => Side::without_process(Activity::Unknown, pid),
-            None => Side::without_process(Activity::Died, pid),
+        match Process::of(pid) {
+            Some(process) if self.hidden.contains(&pid) => Side { activity: Activity::Unknown, ..process.side() },
+            _ if is_elsewhere => Side::without_process(Activity::Unknown, pid),
+            Some(process) if made.is_some_and(|made| process.is_older_than(made)) => {
+                let is_same_user = holders().any(|holder| holder.uid == process.uid);
+                let activity = if is_same_user { process.side().activity } else { Activity::Unknown };
+                Side { activity, ..process.side() }
+            }
+            _ => Side::without_process(Activity::Died, pid),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,15 @@ impl Process {
     /// Whether the other one is this process, and not a later one with its number.
     pub(super) fn is_same(&self, other: &Process) -> bool {
         (self.pid, self.began) == (other.pid, other.began)
+    }
+
+    /// Whether it began before `moment`: so it is no later process with the number of one that ended.
+    pub(super) fn is_older_than(&self, moment: SystemTime) -> bool {
+        let since_boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let since_boot = Duration::new(since_boot.tv_sec.unsigned_abs(), since_boot.tv_nsec as u32);
+        // The kernel counts in hundredths of a second.
+        let age = since_boot.saturating_sub(Duration::from_millis(self.began.saturating_mul(10)));
+        SystemTime::now().checked_sub(age).is_some_and(|began| began <= moment)
     }
 
     pub(super) fn side(&self) -> Side {
