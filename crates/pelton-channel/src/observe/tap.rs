@@ -36,6 +36,8 @@ use std::sync::atomic::{Ordering, fence};
 
 /// Bytes that one copy reads at most, unless one message is larger. A guess: some microseconds.
 const COPY_BYTES: u64 = 64 << 10;
+/// How many bytes a copy counts as at least, so that one call makes a limited number of them.
+const COPY_BYTES_MIN: u64 = 4096;
 /// Larger messages count as missed, so that no sender can make the tap use more memory.
 const MESSAGE_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that one call of [`Tap::poll`] reads, about.
@@ -165,8 +167,8 @@ impl Tap {
     pub fn poll(&mut self, mut each: impl FnMut(Tapped<'_>) -> Result<()>) -> Result<bool> {
         let mut read = 0;
         while read < POLL_BYTES {
-            let before = self.tail()?;
-            let tail = before.lowest;
+            let mut before = self.tail()?;
+            let mut tail = before.lowest;
             if tail.seq == self.next.seq {
                 // Also after the owner of both sides of an empty lane moved them to its front.
                 self.next.offset = before.exact.map_or(self.next.offset, |tail| tail.offset);
@@ -188,10 +190,16 @@ impl Tap {
                 if !self.skip_to_head()? {
                     return Ok(true);
                 }
-                continue;
+                read += COPY_BYTES;
+                // The head may be beyond the old tail.
+                before = self.tail()?;
+                tail = before.lowest;
+                if !is_before(self.next.seq, tail.seq) {
+                    continue;
+                }
             }
             self.copy_records(tail)?;
-            read += self.copy.len() as u64;
+            read += (self.copy.len() as u64).max(COPY_BYTES_MIN);
             // The copy is before the loads of head and tail. [release]
             fence(Ordering::SeqCst);
             let head = self.head()?.highest;
@@ -200,6 +208,7 @@ impl Tap {
                     if !self.skip_to_head()? {
                         return Ok(true);
                     }
+                    read += COPY_BYTES;
                     continue;
                 }
                 self.stalled += 1;
@@ -365,6 +374,8 @@ impl Tap {
     }
 
     fn tail(&self) -> Result<Reading> {
+        #[cfg(test)]
+        tests::before_tail();
         self.position(&self.producer, TAIL_AT)
     }
 

@@ -16,6 +16,13 @@ thread_local! {
     /// What happens before the second part of a copy.
     static MEANWHILE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     static PARTS: Cell<u32> = const { Cell::new(0) };
+    /// What happens before each load of the tail.
+    static BEFORE_TAIL: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+}
+
+/// A tap calls this before it loads the tail.
+pub(super) fn before_tail() {
+    BEFORE_TAIL.with_borrow_mut(|action| action.iter_mut().for_each(|action| action()));
 }
 
 /// A tap calls this before it copies a part.
@@ -141,6 +148,31 @@ fn a_released_message_that_is_overwritten_during_the_copy_is_missed() {
     seen.extend(poll(&mut tap));
     assert!(seen.iter().all(|(seq, _)| *seq > 3), "{seen:?}");
     assert_eq!(seen.len() as u64 + tap.missed(), 200);
+}
+
+#[test]
+fn a_poll_beside_a_receiver_that_is_always_far_ahead_ends() {
+    let _watchdog = Watchdog::new("the poll ends");
+    let directory = tempfile::tempdir().unwrap();
+    let (mut sender, mut receiver) = channel(directory.path(), 1 << 20, 1000);
+    let mut tap = lane(&directory.path().join("channel")).tap(true).unwrap();
+    let sent = std::rc::Rc::new(Cell::new(0));
+    let counted = sent.clone();
+    BEFORE_TAIL.set(Some(Box::new(move || {
+        // The receiver releases all but one.
+        let before = sent.get();
+        for seq in before + 1..=before + 5000 {
+            sender.send(&payload(seq, 1)).unwrap();
+            if seq > 1 {
+                drop(receiver.receive().unwrap());
+            }
+        }
+        sent.set(before + 5000);
+    })));
+    let seen = poll(&mut tap).len() as u64;
+    BEFORE_TAIL.set(None);
+    assert!(seen + tap.missed() + 1 <= u64::from(counted.get()), "{seen} seen, {} missed", tap.missed());
+    assert!(counted.get() <= 1_000_000, "{} messages in one poll", counted.get());
 }
 
 #[test]
