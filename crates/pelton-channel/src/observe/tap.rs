@@ -12,13 +12,12 @@
 //!   before it does [release]. The tap loads the head *after* the copy. If that head has not passed the record, then no
 //!   sender had a head that had passed it while the tap copied. So the copy is proven whole: [`Tapped::is_proven`].
 //!   The header does not prove it: an old header may stand while its payload is already new.
-//! - A record that was **released** before the end of the copy may be whole: the sender reuses space in its order. If
-//!   the tail is the same before and after the copy, the sender committed nothing meanwhile. It may have written a part
-//!   of one reservation, at one of the places of the protocol. Place A, at the tail, and C, behind the lap's end,
-//!   contain no record of this lap. Place B, the front, contains the record if its offset is less than the largest
-//!   reservation. Such a copy is returned as not proven; a record farther from the front is proven. All this holds for
-//!   records of the tail's own lap only. So the records of the copy must lead, one after the other, exactly to the
-//!   tail. The header of an earlier lap does not suffice: it may stand in the padding of a new record.
+//! - A record that was **released** before the end of the copy is never proven, but probably whole if the sender
+//!   committed nothing meanwhile: the tail is the same before and after the copy. Then it has written at most a part of
+//!   one reservation. Of the places of the protocol, A, at the tail, and C, behind the lap's end, contain no record of
+//!   this lap; B, the front, may. And the sender may have returned the space to the system. All this holds for records
+//!   of the tail's own lap only. So the records of the copy must lead, one after the other, exactly to the tail. The
+//!   header of an earlier lap does not suffice: it may stand in the padding of a new record.
 //! - All other records count as missed: [`Tap::missed`].
 //!
 //! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
@@ -83,8 +82,9 @@ pub struct Tapped<'a> {
     pub seq: u32,
     /// Its bytes.
     pub payload: &'a [u8],
-    /// Whether the copy is proven to be whole. Otherwise it is whole unless the sender, at the moment of the copy, had
-    /// written a part of a message that extends from the lane's front to this one.
+    /// Whether the copy is proven to be whole. Otherwise the message was released before the end of the copy. The copy is
+    /// whole unless the sender, at that moment, had written a part of the next message there, or had returned the space
+    /// to the system.
     pub is_proven: bool,
 }
 
@@ -225,21 +225,14 @@ impl Tap {
             let is_any_released = is_before(self.found[0].seq, head.seq);
             let is_chain = before.exact == Some(next);
             let is_tail_same = is_any_released && is_chain && self.tail()?.exact == Some(next);
-            // A generation, descriptors, and a batch of the size of the largest message.
-            let reservation_max = 24 + record_bytes(self.message_bytes_max) + 8;
             for found in &self.found {
                 let Found { seq, at, bytes } = *found;
                 let begin = self.base + at as u64;
-                let is_proven = match is_before(seq, head.seq) {
-                    false => true,
-                    true if is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset => {
-                        begin >= reservation_max
-                    }
-                    true => {
-                        self.missed += 1;
-                        continue;
-                    }
-                };
+                let is_proven = !is_before(seq, head.seq);
+                if !is_proven && !(is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset) {
+                    self.missed += 1;
+                    continue;
+                }
                 each(Tapped { seq, payload: &self.copy[at + 8..at + 8 + bytes], is_proven })?;
             }
             self.next = next;
