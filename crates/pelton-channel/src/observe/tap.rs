@@ -38,7 +38,7 @@ const COPY_BYTES: u64 = 64 << 10;
 /// How many bytes a copy counts as at least, so that one call makes a limited number of them.
 const COPY_BYTES_MIN: u64 = 4096;
 /// Larger messages count as missed, so that no sender can make the tap use more memory.
-const MESSAGE_BYTES_MAX: u64 = 64 << 20;
+const MESSAGE_BYTES_MAX: u64 = if cfg!(test) { 512 << 10 } else { 64 << 20 };
 /// Bytes that one call of [`Tap::poll`] reads, about.
 const POLL_BYTES: u64 = 1 << 20;
 /// A tap that is further behind does not try released records: on a stream that fast it cannot find one whole.
@@ -176,11 +176,12 @@ impl Tap {
             }
             if !is_before(self.next.seq, tail.seq) {
                 // The sender stores the tail after the header that publishes a record. So the receiver may already have
-                // released records beyond this tail. A tail that stays lower is that of a recovery, which drops
-                // messages.
+                // released records beyond this tail. A tail that stays lower, and not behind the head, is that of a
+                // recovery, which drops messages.
                 self.stalled += 1;
                 if self.stalled > STALLED_MAX
                     && let Some(tail) = before.exact
+                    && !is_before(tail.seq, self.head()?.highest.seq)
                 {
                     (self.next, self.stalled) = (tail, 0);
                 }
@@ -198,12 +199,18 @@ impl Tap {
                     continue;
                 }
             }
+            let begin = self.next;
             self.copy_records(tail)?;
             read += (self.copy.len() as u64).max(COPY_BYTES_MIN);
             // The copy is before the loads of head and tail. [release]
             fence(Ordering::SeqCst);
             let head = self.head()?.highest;
             let Some(last) = self.found.last() else {
+                if self.next != begin {
+                    // A message that is too large is missed.
+                    self.stalled = 0;
+                    continue;
+                }
                 if is_before(self.next.seq, head.seq) {
                     if !self.skip_to_head()? {
                         return Ok(true);

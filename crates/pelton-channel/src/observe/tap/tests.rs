@@ -216,6 +216,20 @@ fn a_message_larger_than_a_copy_and_one_behind_a_jump_are_found() {
 }
 
 #[test]
+fn messages_that_are_too_large_are_missed_and_the_lane_is_not_corrupt() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut sender, mut receiver) = channel(directory.path(), 2 << 20, 600_000);
+    let mut tap = lane(&directory.path().join("channel")).tap(true).unwrap();
+    for seq in 1..=STALLED_MAX + 10 {
+        sender.send(&payload(seq, 600_000)).unwrap();
+        assert_eq!((poll(&mut tap), tap.missed()), (vec![], u64::from(seq)));
+        drop(receiver.receive().unwrap());
+    }
+    sender.send(&payload(STALLED_MAX + 11, 10)).unwrap();
+    assert_eq!(poll(&mut tap), [(STALLED_MAX + 11, true)]);
+}
+
+#[test]
 fn a_tap_beside_a_running_channel_returns_whole_messages_and_counts_the_others() {
     const MESSAGES: u32 = 300_000;
     let _watchdog = Watchdog::new("the channel and its taps end");
