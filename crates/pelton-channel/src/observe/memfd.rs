@@ -2,7 +2,7 @@
 //! hint of the process that made it; a page that is not what its name says is not listed as a channel.
 
 use super::process::{self, Process};
-use super::{Activity, Channel, Files, Found, Kind, Lane, Side, Unreadable, made, page};
+use super::{Activity, Channel, Files, Found, Kind, Lane, ReaderOf, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
 use pelton_os::{Credentials, open_memfds, own_uid};
 use rustix::fs::{Mode, OFlags, readlinkat};
@@ -276,12 +276,7 @@ impl Memfds {
             else {
                 continue;
             };
-            let files = Files {
-                producer: producer.file.clone(),
-                consumer: consumer.file.clone(),
-                data: parts.data.map(|data| data.file.clone()),
-            };
-            let reading = match page::read(&files.producer, &files.consumer) {
+            let reading = match page::read(&producer.file, &consumer.file) {
                 Ok(reading) => reading,
                 Err(error) => {
                     let what =
@@ -292,6 +287,13 @@ impl Memfds {
             };
             let sender = holders.side([producer_inode, producer_inode], reading.sender_pid, reading.is_sender_closed);
             let reader = holders.side([receiver, consumer_inode], reading.receiver_pid, reading.is_receiver_closed);
+            let lives = matches!(reader.activity, Activity::Alive | Activity::Stopped);
+            let files = Files {
+                producer: producer.file.clone(),
+                consumer: consumer.file.clone(),
+                data: parts.data.map(|data| data.file.clone()),
+                reader: ReaderOf::Process(lives.then_some(reader.pid)),
+            };
             let channel = channels.entry(receiver).or_insert_with(|| Channel {
                 name: producer.name.clone(),
                 kind: Kind::Connect,

@@ -20,6 +20,13 @@
 //!   header of an earlier lap does not suffice: it may stand in the padding of a new record.
 //! - All other records count as missed: [`Tap::missed`].
 //!
+//! # Successors
+//! Between connected processes a receiver's successor brings a new consumer page, and the sender may move to new data.
+//! Then the old head stands for ever and proves nothing. So such a head counts only if, after the copy, its page is open
+//! and its process is not about to end: the sender turns to a successor later. Otherwise no record is proven, and one
+//! that is not there is no damage. A new tap continues: [`Tap::continue_from`]. In a path channel successors use the
+//! pages in place.
+//!
 //! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
 //! equal. If none are, it uses the bound on the safe side of both: the highest head, the lowest tail.
 
@@ -53,6 +60,10 @@ const CAPACITY_AT: u64 = 64;
 const MESSAGE_BYTES_MAX_AT: u64 = 72;
 const TAIL_AT: u64 = 128;
 const HEAD_AT: u64 = 128;
+const CONSUMER_STATE_AT: u64 = 256;
+const CLOSED: u32 = 2;
+/// The flag of a process that has begun to end, and still has its descriptors (the kernel's PF_EXITING).
+const EXITING: u64 = 4;
 
 /// Reads the messages of one lane as they pass, without being its receiver. Changes nothing.
 #[derive(Debug)]
@@ -60,6 +71,7 @@ pub struct Tap {
     producer: Arc<File>,
     consumer: Arc<File>,
     data: Arc<File>,
+    reader: Reader,
     capacity: u64,
     message_bytes_max: u64,
     /// The next record.
@@ -82,10 +94,49 @@ pub struct Tapped<'a> {
     pub seq: u32,
     /// Its bytes.
     pub payload: &'a [u8],
-    /// Whether the copy is proven to be whole. Otherwise the message was released before the end of the copy. The copy is
+    /// Whether the copy is proven to be whole. Otherwise the message was released before the end of the copy, or its
+    /// receiver has ended. The copy is
     /// whole unless the sender, at that moment, had written a part of the next message there, or had returned the space
     /// to the system.
     pub is_proven: bool,
+}
+
+/// Whose the consumer page is.
+#[derive(Debug)]
+pub(crate) enum Reader {
+    /// The role's: successors use it in place.
+    Role,
+    /// That of the process with this /proc/PID/stat. `None`: it cannot be seen, or has ended.
+    Process(Option<File>),
+}
+
+impl Reader {
+    pub(crate) fn of(pid: Option<u32>) -> Reader {
+        Reader::Process(pid.and_then(|pid| File::open(format!("/proc/{pid}/stat")).ok()))
+    }
+}
+
+/// Identifies the files of a lane: the device and the inode of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIds {
+    producer: (u64, u64),
+    consumer: (u64, u64),
+    /// `None`: no process keeps its descriptor.
+    data: Option<(u64, u64)>,
+}
+
+impl FileIds {
+    pub(crate) fn of(producer: &File, consumer: &File, data: Option<&File>) -> Result<FileIds> {
+        let id = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+        Ok(FileIds { producer: id(producer)?, consumer: id(consumer)?, data: data.map(id).transpose()? })
+    }
+
+    /// Whether the files are of one lane: a successor brings some of its own, never all.
+    pub fn is_same_lane(&self, other: &FileIds) -> bool {
+        self.producer == other.producer
+            || self.consumer == other.consumer
+            || (self.data.is_some() && self.data == other.data)
+    }
 }
 
 /// A record in the copy.
@@ -124,7 +175,13 @@ impl Tap {
     ///
     /// # Errors
     /// `InvalidData`: the pages are no lane's. Those of reading the files.
-    pub(crate) fn new(producer: Arc<File>, consumer: Arc<File>, data: Arc<File>, since_start: bool) -> Result<Tap> {
+    pub(crate) fn new(
+        producer: Arc<File>,
+        consumer: Arc<File>,
+        data: Arc<File>,
+        reader: Reader,
+        since_start: bool,
+    ) -> Result<Tap> {
         let (capacity, limit) = (word(&producer, CAPACITY_AT)?, word(&producer, MESSAGE_BYTES_MAX_AT)?);
         let bytes = data.metadata()?.len();
         if capacity == 0 || capacity > bytes.min(CAPACITY_MAX) || limit > capacity {
@@ -134,8 +191,20 @@ impl Tap {
         let (base, copy, found) = (0, Vec::new(), Vec::new());
         let (next, missed, stalled) = (Position::START, 0, 0);
         let message_bytes_max = limit;
-        let mut tap =
-            Tap { producer, consumer, data, capacity, message_bytes_max, next, missed, stalled, copy, base, found };
+        let mut tap = Tap {
+            producer,
+            consumer,
+            data,
+            reader,
+            capacity,
+            message_bytes_max,
+            next,
+            missed,
+            stalled,
+            copy,
+            base,
+            found,
+        };
         let tail = if since_start { None } else { tap.tail()?.exact };
         tap.next = match tail {
             Some(tail) => tail,
@@ -150,13 +219,42 @@ impl Tap {
         self.missed
     }
 
-    /// Identifies the lane: the device and the inode of its sender's page.
+    /// Identifies the files that it reads. Once [`Lane::file_ids`](super::Lane::file_ids) has others for the lane, a
+    /// successor has come, and a new tap is due.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn id(&self) -> Result<(u64, u64)> {
-        let metadata = self.producer.metadata()?;
-        Ok((metadata.dev(), metadata.ino()))
+    pub fn file_ids(&self) -> Result<FileIds> {
+        FileIds::of(&self.producer, &self.consumer, Some(&self.data))
+    }
+
+    /// Continues where `before` stopped, a tap of the same lane with files that a successor has replaced: it keeps the
+    /// numbers and the places. Also takes over what that tap missed.
+    pub fn continue_from(&mut self, before: &Tap) {
+        (self.next, self.missed) = (before.next, before.missed);
+    }
+
+    /// Whether the head that was loaded last is that of the receiver whose releases the sender heeds: see the module.
+    fn is_head_live(&self, head: Position, tail: Position) -> Result<bool> {
+        // A sender that went on beyond the lane's space heeds another one.
+        if is_before(head.seq, tail.seq) && tail.since(head) > self.capacity / 8 {
+            return Ok(false);
+        }
+        let process = match &self.reader {
+            Reader::Role => return Ok(true),
+            Reader::Process(None) => return Ok(false),
+            Reader::Process(Some(process)) => process,
+        };
+        let mut state = [0; 4];
+        self.consumer.read_exact_at(&mut state, CONSUMER_STATE_AT)?;
+        let mut stat = [0; 512];
+        // An error: it has ended.
+        let Ok(bytes) = process.read_at(&mut stat, 0) else { return Ok(false) };
+        // The seventh field after the name, which is in parentheses, and may have some itself.
+        let after = stat[..bytes].iter().rposition(|byte| *byte == b')').map_or(bytes, |at| at + 1);
+        let fields = std::str::from_utf8(&stat[after..bytes]).unwrap_or_default();
+        let flags = fields.split_ascii_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
+        Ok(u32::from_le_bytes(state) != CLOSED && flags.is_some_and(|flags| flags & EXITING == 0))
     }
 
     /// Copies the messages since the last call, about 1 MiB at most, and gives them to `each`. Returns whether there
@@ -205,6 +303,7 @@ impl Tap {
             // The copy is before the loads of head and tail. [release]
             fence(Ordering::SeqCst);
             let head = self.head()?.highest;
+            let is_live = self.is_head_live(head, tail)?;
             let Some(last) = self.found.last() else {
                 if self.next != begin {
                     // A message that is too large is missed.
@@ -219,7 +318,7 @@ impl Tap {
                     continue;
                 }
                 self.stalled += 1;
-                if self.stalled > STALLED_MAX {
+                if self.stalled > STALLED_MAX && is_live {
                     let Position { seq, offset } = self.next;
                     let text = format!("no message {seq} at byte {offset} of the lane, which its sender's page counts");
                     return Err(Error::new(ErrorKind::InvalidData, text));
@@ -235,11 +334,12 @@ impl Tap {
             for found in &self.found {
                 let Found { seq, at, bytes } = *found;
                 let begin = self.base + at as u64;
-                let is_proven = !is_before(seq, head.seq);
-                if !is_proven && !(is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset) {
+                let is_released = is_before(seq, head.seq);
+                if is_released && !(is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset) {
                     self.missed += 1;
                     continue;
                 }
+                let is_proven = !is_released && is_live;
                 each(Tapped { seq, payload: &self.copy[at + 8..at + 8 + bytes], is_proven })?;
             }
             self.next = next;

@@ -1,7 +1,7 @@
 //! A tap beside a sender and a receiver that run, stop and restart; and of lanes with arbitrary bytes.
 
 use super::*;
-use crate::observe::{Lane, Observer};
+use crate::observe::{Files, Lane, Observer};
 use crate::{Options, Receiver, Sender};
 use pelton_testkit::{Random, Watchdog};
 use std::cell::{Cell, RefCell};
@@ -230,6 +230,45 @@ fn messages_that_are_too_large_are_missed_and_the_lane_is_not_corrupt() {
 }
 
 #[test]
+fn a_head_of_a_receiver_that_has_ended_or_closed_proves_nothing_and_a_new_tap_continues() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut sender, mut receiver) = channel(directory.path(), 1 << 16, 1000);
+    let lane = lane(&directory.path().join("channel"));
+    let tap = |pid| {
+        let Files { producer, consumer, data, .. } = &*lane.files;
+        Tap::new(producer.clone(), consumer.clone(), data.clone().unwrap(), Reader::of(pid), true).unwrap()
+    };
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let (mut living, mut ending, mut unknown) = (tap(Some(std::process::id())), tap(Some(child.id())), tap(None));
+    sender.send(&payload(1, 100)).unwrap();
+    assert_eq!((poll(&mut living), poll(&mut ending)), (vec![(1, true)], vec![(1, true)]));
+    assert_eq!(poll(&mut unknown), [(1, false)]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    sender.send(&payload(2, 100)).unwrap();
+    assert_eq!((poll(&mut living), poll(&mut ending)), (vec![(2, true)], vec![(2, false)]));
+    // A page that a successor's has replaced: the sender goes on, laps it, and the lane is not damaged.
+    for seq in 3..=2000 {
+        drop(receiver.receive().unwrap());
+        sender.send(&payload(seq, 1000)).unwrap();
+    }
+    let mut stale = tap(None);
+    let path = directory.path().join("page");
+    std::fs::write(&path, [[0; 128].as_slice(), &Position::START.pack().to_le_bytes(), &[0; 376]].concat()).unwrap();
+    (stale.consumer, stale.next) = (File::open(&path).unwrap().into(), Position::START);
+    for _ in 0..2 * STALLED_MAX {
+        assert_eq!(poll(&mut stale), []);
+    }
+    let mut new = tap(Some(std::process::id()));
+    new.continue_from(&stale);
+    let seen = poll(&mut new);
+    assert_eq!((seen.len() as u64 + new.missed(), seen.last()), (2000, Some(&(2000, true))));
+    drop(receiver);
+    sender.send(&payload(2001, 100)).unwrap();
+    assert_eq!(poll(&mut living).last(), Some(&(2001, false)));
+}
+
+#[test]
 fn a_tap_beside_a_running_channel_returns_whole_messages_and_counts_the_others() {
     const MESSAGES: u32 = 300_000;
     let _watchdog = Watchdog::new("the channel and its taps end");
@@ -304,7 +343,9 @@ fn a_tap_of_arbitrary_bytes_ends_with_an_error_or_without_messages() {
             word.copy_from_slice(&(random.below(6) << 32 | low).to_le_bytes());
         }
         data.truncate(if round % 10 == 0 { random.below(4096) as usize } else { 4096 });
-        let Ok(mut tap) = Tap::new(file(&producer), file(&consumer), file(&data), round % 2 == 0) else { continue };
+        let Ok(mut tap) = Tap::new(file(&producer), file(&consumer), file(&data), Reader::Role, round % 2 == 0) else {
+            continue;
+        };
         for _ in 0..=STALLED_MAX {
             if tap.poll(|_| Ok(())).is_err() {
                 break;
