@@ -417,6 +417,10 @@ impl Tap {
         let bytes = bytes.min(self.capacity.saturating_sub(at)) as usize;
         self.base = at;
         self.copy.resize(bytes, 0);
+        if bytes as u64 <= COPY_BYTES {
+            // After a large message.
+            self.copy.shrink_to(COPY_BYTES as usize);
+        }
         let mut done = 0;
         while done < bytes {
             // In tests in parts, between which the sender and the receiver continue.

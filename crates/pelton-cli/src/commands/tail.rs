@@ -27,6 +27,9 @@ const SLEEP_MAX: Duration = Duration::from_millis(500);
 /// least, because a search reads /proc.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 const SEARCH_FACTOR: u32 = 500;
+/// What is formatted of one message, in bytes, and the largest message in which a path is searched: JSON takes much more
+/// memory as values. `--json` prints all.
+const FORMATTED_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a row of `--format hex`.
 const ROW: usize = 16;
 
@@ -41,8 +44,8 @@ pub struct TailArgs {
     /// Print only messages that contain TEXT; or, with jq:PATH, JSON messages that have a value there other than null
     /// and false; or, with jq:PATH==VALUE, that value
     ///
-    /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. With several
-    /// filters, all must match. `pelton tail NAME | grep` has regular expressions.
+    /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. Messages
+    /// above 1 MiB do not match a path. With several filters, all must match. `pelton tail NAME | grep` has regular expressions.
     #[arg(long = "filter", value_name = "TEXT|jq:PATH", value_parser = filter)]
     filters: Vec<Filter>,
     /// End after this number of printed messages
@@ -122,6 +125,9 @@ impl Filter {
         match self {
             Filter::Contains(text) => memchr::memmem::find(payload, text).is_some(),
             Filter::Path { steps, value } => {
+                if payload.len() > FORMATTED_BYTES_MAX {
+                    return false;
+                }
                 let Ok(found) = serde_json::from_slice::<serde_json::Value>(payload) else { return false };
                 let found = steps.iter().try_fold(&found, |found, step| match step {
                     Step::Key(key) => found.get(key),
@@ -379,11 +385,13 @@ fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>
         return;
     }
     let mark = if is_proven { "" } else { "?" };
+    let all = payload.len();
+    let payload = &payload[..all.min(FORMATTED_BYTES_MAX)];
     let mut text = format!("{} {lane}:{seq}{mark} ", clock_text(now));
     match args.format {
         Format::Text => text.push_str(&escaped(payload)),
         Format::Hex => {
-            let _ = write!(text, "{} bytes", payload.len());
+            let _ = write!(text, "{all} bytes");
             for (row, bytes) in payload.chunks(ROW).enumerate() {
                 let hex: String = bytes.iter().map(|byte| format!("{byte:02x} ")).collect();
                 let characters: String =
@@ -392,15 +400,29 @@ fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>
             }
         }
         Format::Pretty => match serde_json::from_slice::<serde_json::Value>(payload) {
-            Ok(value) => {
-                let pretty = serde_json::to_string_pretty(&value).expect("a JSON value");
-                text.push_str(&printable(&pretty));
-            }
+            Ok(value) => text.push_str(&printable(&pretty(&value))),
             Err(_) => text.push_str(&escaped(payload)),
         },
     }
+    if payload.len() < all {
+        let _ = write!(text, " ... {all} bytes");
+    }
     text.push('\n');
     out.extend_from_slice(text.as_bytes());
+}
+
+/// JSON on several lines. Of nested values, which their indentation makes much longer, only the begin.
+fn pretty(value: &serde_json::Value) -> String {
+    let mut bytes = vec![0; 4 * FORMATTED_BYTES_MAX];
+    let mut rest = &mut bytes[..];
+    let is_whole = serde_json::to_writer_pretty(&mut rest, value).is_ok();
+    let unused = rest.len();
+    bytes.truncate(bytes.len() - unused);
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    if !is_whole {
+        text.push_str(" ...");
+    }
+    text
 }
 
 /// A message as one line: control characters, and bytes that are no UTF-8, become escapes.
@@ -441,6 +463,17 @@ mod tests {
         ] {
             assert_eq!(escaped(payload), text);
         }
+    }
+
+    #[test]
+    fn long_json_is_cut() {
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(pretty(&value(r#"{"a":[1]}"#)), "{\n  \"a\": [\n    1\n  ]\n}");
+        let nested = format!("{}{}1{}", "[".repeat(100), "1,".repeat(100_000), "]".repeat(100));
+        let text = pretty(&value(&nested));
+        assert!(text.len() <= 4 * FORMATTED_BYTES_MAX + 4 && text.ends_with(" ..."), "{} bytes", text.len());
+        let long = format!("\"{}\"", "x".repeat(FORMATTED_BYTES_MAX));
+        assert!(!filter("jq:.").unwrap().matches(long.as_bytes()));
     }
 
     #[test]
