@@ -37,7 +37,8 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-pub use tap::{Tap, Tapped};
+use tap::Reader;
+pub use tap::{FileIds, Tap, Tapped};
 
 /// Finds channels. It keeps the files that it has opened, so that it opens each once; see the [module](self).
 #[derive(Debug, Default)]
@@ -227,6 +228,16 @@ struct Files {
     producer: Arc<File>,
     consumer: Arc<File>,
     data: Option<Arc<File>>,
+    reader: ReaderOf,
+}
+
+/// Whose a lane's consumer page is.
+#[derive(Clone, Copy, Debug)]
+enum ReaderOf {
+    /// The role's: successors use it in place.
+    Role,
+    /// That of this process, if it lives and can be seen.
+    Process(Option<u32>),
 }
 
 impl Lane {
@@ -250,8 +261,21 @@ impl Lane {
     /// `NotFound`: no process keeps the descriptor of its data. `InvalidData`: the pages say what cannot be.
     pub fn tap(&self, since_start: bool) -> std::io::Result<Tap> {
         let none = || std::io::Error::new(ErrorKind::NotFound, "no process keeps the descriptor of its data");
-        let Files { producer, consumer, data } = &*self.files;
-        Tap::new(producer.clone(), consumer.clone(), data.clone().ok_or_else(none)?, since_start)
+        let Files { producer, consumer, data, reader } = &*self.files;
+        let reader = match *reader {
+            ReaderOf::Role => Reader::Role,
+            ReaderOf::Process(pid) => Reader::of(pid),
+        };
+        Tap::new(producer.clone(), consumer.clone(), data.clone().ok_or_else(none)?, reader, since_start)
+    }
+
+    /// Identifies its files, of which a successor replaces some.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn file_ids(&self) -> std::io::Result<FileIds> {
+        let Files { producer, consumer, data, .. } = &*self.files;
+        FileIds::of(producer, consumer, data.as_deref())
     }
 
     /// Whether the sender waits for free space, or could not send its largest message.
@@ -362,8 +386,12 @@ fn read_directory(directory: &Path) -> crate::Result<Channel> {
     for (number, lane) in (0..).zip(files.lanes) {
         let is_sender_alive = lock::is_locked(lane.producer.as_fd()).unwrap_or(false);
         let made = made(&lane.data);
-        let files =
-            Files { producer: lane.producer.into(), consumer: lane.consumer.into(), data: Some(lane.data.into()) };
+        let files = Files {
+            producer: lane.producer.into(),
+            consumer: lane.consumer.into(),
+            data: Some(lane.data.into()),
+            reader: ReaderOf::Role,
+        };
         let reading = match page::read(&files.producer, &files.consumer) {
             Ok(reading) => reading,
             Err(error) => return Err(read(error)),

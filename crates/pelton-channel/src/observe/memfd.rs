@@ -3,7 +3,7 @@
 
 use super::mounts::Mounts;
 use super::process::{self, Process};
-use super::{Activity, Channel, Files, Found, Kind, Lane, Side, Unreadable, made, page};
+use super::{Activity, Channel, Files, Found, Kind, Lane, ReaderOf, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
 use pelton_os::{Credentials, NotOpened, open_memfds, own_uid};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, readlinkat};
@@ -345,12 +345,7 @@ impl Memfds {
         }
         for lane in lanes(parts, holders) {
             let (producer, consumer) = (lane.producer, lane.consumer);
-            let files = Files {
-                producer: producer.file.clone(),
-                consumer: consumer.file.clone(),
-                data: lane.data.map(|data| data.file.clone()),
-            };
-            let reading = match page::read(&files.producer, &files.consumer) {
+            let reading = match page::read(&producer.file, &consumer.file) {
                 Ok(reading) => reading,
                 Err(error) => {
                     let what =
@@ -368,6 +363,13 @@ impl Memfds {
                 reading.is_receiver_closed,
                 producer.made,
             );
+            let lives = matches!(reader.activity, Activity::Alive | Activity::Stopped);
+            let files = Files {
+                producer: producer.file.clone(),
+                consumer: consumer.file.clone(),
+                data: lane.data.map(|data| data.file.clone()),
+                reader: ReaderOf::Process(lives.then_some(reader.pid)),
+            };
             let channel = channels.entry(lane.receiver).or_insert_with(|| Channel {
                 name: producer.name.clone(),
                 kind: Kind::Connect,

@@ -12,14 +12,20 @@
 //!   before it does [release]. The tap loads the head *after* the copy. If that head has not passed the record, then no
 //!   sender had a head that had passed it while the tap copied. So the copy is proven whole: [`Tapped::is_proven`].
 //!   The header does not prove it: an old header may stand while its payload is already new.
-//! - A record that was **released** before the end of the copy may be whole: the sender reuses space in its order. If
-//!   the tail is the same before and after the copy, the sender committed nothing meanwhile. It may have written a part
-//!   of one reservation, at one of the places of the protocol. Place A, at the tail, and C, behind the lap's end,
-//!   contain no record of this lap. Place B, the front, contains the record if its offset is less than the largest
-//!   reservation. Such a copy is returned as not proven; a record farther from the front is proven. All this holds for
-//!   records of the tail's own lap only. So the records of the copy must lead, one after the other, exactly to the
-//!   tail. The header of an earlier lap does not suffice: it may stand in the padding of a new record.
+//! - A record that was **released** before the end of the copy is never proven, but probably whole if the sender
+//!   committed nothing meanwhile: the tail is the same before and after the copy. Then it has written at most a part of
+//!   one reservation. Of the places of the protocol, A, at the tail, and C, behind the lap's end, contain no record of
+//!   this lap; B, the front, may. And the sender may have returned the space to the system. All this holds for records
+//!   of the tail's own lap only. So the records of the copy must lead, one after the other, exactly to the tail. The
+//!   header of an earlier lap does not suffice: it may stand in the padding of a new record.
 //! - All other records count as missed: [`Tap::missed`].
+//!
+//! # Successors
+//! Between connected processes a receiver's successor brings a new consumer page, and the sender may move to new data.
+//! Then the old head stands for ever and proves nothing. So such a head counts only if, after the copy, its page is open
+//! and its process is not about to end: the sender turns to a successor later. Otherwise no record is proven, and one
+//! that is not there is no damage. A new tap continues: [`Tap::continue_from`]. In a path channel successors use the
+//! pages in place.
 //!
 //! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
 //! equal. If none are, it uses the bound on the safe side of both: the highest head, the lowest tail.
@@ -36,8 +42,10 @@ use std::sync::atomic::{Ordering, fence};
 
 /// Bytes that one copy reads at most, unless one message is larger. A guess: some microseconds.
 const COPY_BYTES: u64 = 64 << 10;
+/// How many bytes a copy counts as at least, so that one call makes a limited number of them.
+const COPY_BYTES_MIN: u64 = 4096;
 /// Larger messages count as missed, so that no sender can make the tap use more memory.
-const MESSAGE_BYTES_MAX: u64 = 64 << 20;
+const MESSAGE_BYTES_MAX: u64 = if cfg!(test) { 512 << 10 } else { 64 << 20 };
 /// Bytes that one call of [`Tap::poll`] reads, about.
 const POLL_BYTES: u64 = 1 << 20;
 /// A tap that is further behind does not try released records: on a stream that fast it cannot find one whole.
@@ -52,6 +60,10 @@ const CAPACITY_AT: u64 = 64;
 const MESSAGE_BYTES_MAX_AT: u64 = 72;
 const TAIL_AT: u64 = 128;
 const HEAD_AT: u64 = 128;
+const CONSUMER_STATE_AT: u64 = 256;
+const CLOSED: u32 = 2;
+/// The flag of a process that has begun to end, and still has its descriptors (the kernel's PF_EXITING).
+const EXITING: u64 = 4;
 
 /// Reads the messages of one lane as they pass, without being its receiver. Changes nothing.
 #[derive(Debug)]
@@ -59,6 +71,7 @@ pub struct Tap {
     producer: Arc<File>,
     consumer: Arc<File>,
     data: Arc<File>,
+    reader: Reader,
     capacity: u64,
     message_bytes_max: u64,
     /// The next record.
@@ -81,9 +94,49 @@ pub struct Tapped<'a> {
     pub seq: u32,
     /// Its bytes.
     pub payload: &'a [u8],
-    /// Whether the copy is proven to be whole. Otherwise it is whole unless the sender, at the moment of the copy, had
-    /// written a part of a message that extends from the lane's front to this one.
+    /// Whether the copy is proven to be whole. Otherwise the message was released before the end of the copy, or its
+    /// receiver has ended. The copy is
+    /// whole unless the sender, at that moment, had written a part of the next message there, or had returned the space
+    /// to the system.
     pub is_proven: bool,
+}
+
+/// Whose the consumer page is.
+#[derive(Debug)]
+pub(crate) enum Reader {
+    /// The role's: successors use it in place.
+    Role,
+    /// That of the process with this /proc/PID/stat. `None`: it cannot be seen, or has ended.
+    Process(Option<File>),
+}
+
+impl Reader {
+    pub(crate) fn of(pid: Option<u32>) -> Reader {
+        Reader::Process(pid.and_then(|pid| File::open(format!("/proc/{pid}/stat")).ok()))
+    }
+}
+
+/// Identifies the files of a lane: the device and the inode of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIds {
+    producer: (u64, u64),
+    consumer: (u64, u64),
+    /// `None`: no process keeps its descriptor.
+    data: Option<(u64, u64)>,
+}
+
+impl FileIds {
+    pub(crate) fn of(producer: &File, consumer: &File, data: Option<&File>) -> Result<FileIds> {
+        let id = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+        Ok(FileIds { producer: id(producer)?, consumer: id(consumer)?, data: data.map(id).transpose()? })
+    }
+
+    /// Whether the files are of one lane: a successor brings some of its own, never all.
+    pub fn is_same_lane(&self, other: &FileIds) -> bool {
+        self.producer == other.producer
+            || self.consumer == other.consumer
+            || (self.data.is_some() && self.data == other.data)
+    }
 }
 
 /// A record in the copy.
@@ -122,7 +175,13 @@ impl Tap {
     ///
     /// # Errors
     /// `InvalidData`: the pages are no lane's. Those of reading the files.
-    pub(crate) fn new(producer: Arc<File>, consumer: Arc<File>, data: Arc<File>, since_start: bool) -> Result<Tap> {
+    pub(crate) fn new(
+        producer: Arc<File>,
+        consumer: Arc<File>,
+        data: Arc<File>,
+        reader: Reader,
+        since_start: bool,
+    ) -> Result<Tap> {
         let (capacity, limit) = (word(&producer, CAPACITY_AT)?, word(&producer, MESSAGE_BYTES_MAX_AT)?);
         let bytes = data.metadata()?.len();
         if capacity == 0 || capacity > bytes.min(CAPACITY_MAX) || limit > capacity {
@@ -132,8 +191,20 @@ impl Tap {
         let (base, copy, found) = (0, Vec::new(), Vec::new());
         let (next, missed, stalled) = (Position::START, 0, 0);
         let message_bytes_max = limit;
-        let mut tap =
-            Tap { producer, consumer, data, capacity, message_bytes_max, next, missed, stalled, copy, base, found };
+        let mut tap = Tap {
+            producer,
+            consumer,
+            data,
+            reader,
+            capacity,
+            message_bytes_max,
+            next,
+            missed,
+            stalled,
+            copy,
+            base,
+            found,
+        };
         let tail = if since_start { None } else { tap.tail()?.exact };
         tap.next = match tail {
             Some(tail) => tail,
@@ -148,13 +219,42 @@ impl Tap {
         self.missed
     }
 
-    /// Identifies the lane: the device and the inode of its sender's page.
+    /// Identifies the files that it reads. Once [`Lane::file_ids`](super::Lane::file_ids) has others for the lane, a
+    /// successor has come, and a new tap is due.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn id(&self) -> Result<(u64, u64)> {
-        let metadata = self.producer.metadata()?;
-        Ok((metadata.dev(), metadata.ino()))
+    pub fn file_ids(&self) -> Result<FileIds> {
+        FileIds::of(&self.producer, &self.consumer, Some(&self.data))
+    }
+
+    /// Continues where `before` stopped, a tap of the same lane with files that a successor has replaced: it keeps the
+    /// numbers and the places. Also takes over what that tap missed.
+    pub fn continue_from(&mut self, before: &Tap) {
+        (self.next, self.missed) = (before.next, before.missed);
+    }
+
+    /// Whether the head that was loaded last is that of the receiver whose releases the sender heeds: see the module.
+    fn is_head_live(&self, head: Position, tail: Position) -> Result<bool> {
+        // A sender that went on beyond the lane's space heeds another one.
+        if is_before(head.seq, tail.seq) && tail.since(head) > self.capacity / 8 {
+            return Ok(false);
+        }
+        let process = match &self.reader {
+            Reader::Role => return Ok(true),
+            Reader::Process(None) => return Ok(false),
+            Reader::Process(Some(process)) => process,
+        };
+        let mut state = [0; 4];
+        self.consumer.read_exact_at(&mut state, CONSUMER_STATE_AT)?;
+        let mut stat = [0; 512];
+        // An error: it has ended.
+        let Ok(bytes) = process.read_at(&mut stat, 0) else { return Ok(false) };
+        // The seventh field after the name, which is in parentheses, and may have some itself.
+        let after = stat[..bytes].iter().rposition(|byte| *byte == b')').map_or(bytes, |at| at + 1);
+        let fields = std::str::from_utf8(&stat[after..bytes]).unwrap_or_default();
+        let flags = fields.split_ascii_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
+        Ok(u32::from_le_bytes(state) != CLOSED && flags.is_some_and(|flags| flags & EXITING == 0))
     }
 
     /// Copies the messages since the last call, about 1 MiB at most, and gives them to `each`. Returns whether there
@@ -165,8 +265,8 @@ impl Tap {
     pub fn poll(&mut self, mut each: impl FnMut(Tapped<'_>) -> Result<()>) -> Result<bool> {
         let mut read = 0;
         while read < POLL_BYTES {
-            let before = self.tail()?;
-            let tail = before.lowest;
+            let mut before = self.tail()?;
+            let mut tail = before.lowest;
             if tail.seq == self.next.seq {
                 // Also after the owner of both sides of an empty lane moved them to its front.
                 self.next.offset = before.exact.map_or(self.next.offset, |tail| tail.offset);
@@ -174,11 +274,12 @@ impl Tap {
             }
             if !is_before(self.next.seq, tail.seq) {
                 // The sender stores the tail after the header that publishes a record. So the receiver may already have
-                // released records beyond this tail. A tail that stays lower is that of a recovery, which drops
-                // messages.
+                // released records beyond this tail. A tail that stays lower, and not behind the head, is that of a
+                // recovery, which drops messages.
                 self.stalled += 1;
                 if self.stalled > STALLED_MAX
                     && let Some(tail) = before.exact
+                    && !is_before(tail.seq, self.head()?.highest.seq)
                 {
                     (self.next, self.stalled) = (tail, 0);
                 }
@@ -188,22 +289,36 @@ impl Tap {
                 if !self.skip_to_head()? {
                     return Ok(true);
                 }
-                continue;
+                read += COPY_BYTES;
+                // The head may be beyond the old tail.
+                before = self.tail()?;
+                tail = before.lowest;
+                if !is_before(self.next.seq, tail.seq) {
+                    continue;
+                }
             }
+            let begin = self.next;
             self.copy_records(tail)?;
-            read += self.copy.len() as u64;
+            read += (self.copy.len() as u64).max(COPY_BYTES_MIN);
             // The copy is before the loads of head and tail. [release]
             fence(Ordering::SeqCst);
             let head = self.head()?.highest;
+            let is_live = self.is_head_live(head, tail)?;
             let Some(last) = self.found.last() else {
+                if self.next != begin {
+                    // A message that is too large is missed.
+                    self.stalled = 0;
+                    continue;
+                }
                 if is_before(self.next.seq, head.seq) {
                     if !self.skip_to_head()? {
                         return Ok(true);
                     }
+                    read += COPY_BYTES;
                     continue;
                 }
                 self.stalled += 1;
-                if self.stalled > STALLED_MAX {
+                if self.stalled > STALLED_MAX && is_live {
                     let Position { seq, offset } = self.next;
                     let text = format!("no message {seq} at byte {offset} of the lane, which its sender's page counts");
                     return Err(Error::new(ErrorKind::InvalidData, text));
@@ -216,21 +331,15 @@ impl Tap {
             let is_any_released = is_before(self.found[0].seq, head.seq);
             let is_chain = before.exact == Some(next);
             let is_tail_same = is_any_released && is_chain && self.tail()?.exact == Some(next);
-            // A generation, descriptors, and a batch of the size of the largest message.
-            let reservation_max = 24 + record_bytes(self.message_bytes_max) + 8;
             for found in &self.found {
                 let Found { seq, at, bytes } = *found;
                 let begin = self.base + at as u64;
-                let is_proven = match is_before(seq, head.seq) {
-                    false => true,
-                    true if is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset => {
-                        begin >= reservation_max
-                    }
-                    true => {
-                        self.missed += 1;
-                        continue;
-                    }
-                };
+                let is_released = is_before(seq, head.seq);
+                if is_released && !(is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset) {
+                    self.missed += 1;
+                    continue;
+                }
+                let is_proven = !is_released && is_live;
                 each(Tapped { seq, payload: &self.copy[at + 8..at + 8 + bytes], is_proven })?;
             }
             self.next = next;
@@ -308,6 +417,10 @@ impl Tap {
         let bytes = bytes.min(self.capacity.saturating_sub(at)) as usize;
         self.base = at;
         self.copy.resize(bytes, 0);
+        if bytes as u64 <= COPY_BYTES {
+            // After a large message.
+            self.copy.shrink_to(COPY_BYTES as usize);
+        }
         let mut done = 0;
         while done < bytes {
             // In tests in parts, between which the sender and the receiver continue.
@@ -365,6 +478,8 @@ impl Tap {
     }
 
     fn tail(&self) -> Result<Reading> {
+        #[cfg(test)]
+        tests::before_tail();
         self.position(&self.producer, TAIL_AT)
     }
 

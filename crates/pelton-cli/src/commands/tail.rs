@@ -10,11 +10,10 @@ use crate::{
     signals::Signals,
 };
 use clap::{Args, ValueEnum};
-use pelton::observe::{Observer, Tap, Tapped};
+use pelton::observe::{FileIds, Observer, Tap, Tapped};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::{
-    collections::BTreeSet,
     fmt::Write as _,
     io::ErrorKind,
     time::{Duration, Instant, SystemTime},
@@ -28,6 +27,9 @@ const SLEEP_MAX: Duration = Duration::from_millis(500);
 /// least, because a search reads /proc.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 const SEARCH_FACTOR: u32 = 500;
+/// What is formatted of one message, in bytes, and the largest message in which a path is searched: JSON takes much more
+/// memory as values. `--json` prints all.
+const FORMATTED_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a row of `--format hex`.
 const ROW: usize = 16;
 
@@ -42,8 +44,8 @@ pub struct TailArgs {
     /// Print only messages that contain TEXT; or, with jq:PATH, JSON messages that have a value there other than null
     /// and false; or, with jq:PATH==VALUE, that value
     ///
-    /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. With several
-    /// filters, all must match. `pelton tail NAME | grep` has regular expressions.
+    /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. Messages
+    /// above 1 MiB do not match a path. With several filters, all must match. `pelton tail NAME | grep` has regular expressions.
     #[arg(long = "filter", value_name = "TEXT|jq:PATH", value_parser = filter)]
     filters: Vec<Filter>,
     /// End after this number of printed messages
@@ -123,6 +125,9 @@ impl Filter {
         match self {
             Filter::Contains(text) => memchr::memmem::find(payload, text).is_some(),
             Filter::Path { steps, value } => {
+                if payload.len() > FORMATTED_BYTES_MAX {
+                    return false;
+                }
                 let Ok(found) = serde_json::from_slice::<serde_json::Value>(payload) else { return false };
                 let found = steps.iter().try_fold(&found, |found, step| match step {
                     Step::Key(key) => found.get(key),
@@ -163,8 +168,13 @@ struct MissedObject<'a> {
 struct LaneTap {
     label: String,
     tap: Tap,
+    files: FileIds,
     /// Missed messages that are reported.
     reported: u64,
+    /// Whether the last round found something.
+    has_news: bool,
+    /// Why it cannot be read. That ends the command, unless the next search finds other files for the lane, or none.
+    fault: Option<String>,
 }
 
 struct TailLoop<'a> {
@@ -173,8 +183,8 @@ struct TailLoop<'a> {
     output: Output,
     observer: Observer,
     taps: Vec<LaneTap>,
-    /// The lanes that have, or had, a tap.
-    known: BTreeSet<(u64, u64)>,
+    /// Missed messages of lanes that are gone.
+    missed: u64,
     shown: u64,
     unproven: u64,
 }
@@ -187,14 +197,14 @@ pub fn run(args: &TailArgs) -> Result<(), Failure> {
     if let Some(directory) = args.name.strip_prefix("path:") {
         observer.add_directory(directory);
     }
-    let (taps, known) = (Vec::new(), BTreeSet::new());
-    let mut tail_loop = TailLoop { args, signals, output, observer, taps, known, shown: 0, unproven: 0 };
+    let taps = Vec::new();
+    let mut tail_loop = TailLoop { args, signals, output, observer, taps, missed: 0, shown: 0, unproven: 0 };
     let done = tail_loop.all();
     let written = match done {
         Err(Failure::OutputClosed) => Ok(()),
         _ => tail_loop.output.write(&tail_loop.signals),
     };
-    let missed: u64 = tail_loop.taps.iter().map(|one| one.tap.missed()).sum();
+    let missed = tail_loop.missed + tail_loop.taps.iter().map(|one| one.tap.missed()).sum::<u64>();
     let TailLoop { shown, unproven, .. } = tail_loop;
     if !matches!(done, Err(Failure::OutputClosed)) {
         print_stderr(format!("{shown} messages printed, {unproven} of them not proven (?), {missed} missed"));
@@ -236,7 +246,7 @@ impl TailLoop<'_> {
                 self.signals.poll([], Some(sleep))?;
             }
             self.signals.check()?;
-            if search_due <= Instant::now() {
+            if search_due <= Instant::now() || self.taps.iter().any(|one| one.fault.is_some()) {
                 let before = Instant::now();
                 if !self.search(true)? && !has_more {
                     return Ok(());
@@ -246,8 +256,9 @@ impl TailLoop<'_> {
         }
     }
 
-    /// Adds a tap for each new lane. Returns whether the channel exists. A lane that is new since the last search is
-    /// read from its oldest message.
+    /// Adds a tap for each new lane, replaces that of a lane whose files a successor has replaced, and drops those of
+    /// lanes that are gone. Returns whether the channel exists. A lane that is new since the last search is read from
+    /// its oldest message.
     fn search(&mut self, since_start: bool) -> Result<bool, Failure> {
         let found = self.observer.channels();
         let wanted = match self.args.name.strip_prefix("path:") {
@@ -260,8 +271,22 @@ impl TailLoop<'_> {
         let channels: Vec<_> = found.channels.iter().filter(|channel| channel.name == wanted).collect();
         let mut exists = false;
         let mut problem = None;
+        let mut is_found = vec![false; self.taps.len()];
         for channel in &channels {
             for lane in &channel.lanes {
+                let Ok(files) = lane.file_ids() else { continue };
+                let known = self.taps.iter().position(|one| one.files.is_same_lane(&files));
+                if let Some(index) = known {
+                    exists = true;
+                    is_found[index] = true;
+                    let one = &mut self.taps[index];
+                    if one.files == files {
+                        if let Some(fault) = one.fault.take() {
+                            return Err(Failure::System(fault));
+                        }
+                        continue;
+                    }
+                }
                 let tap = match lane.tap(since_start) {
                     Ok(tap) => tap,
                     Err(error) => {
@@ -270,15 +295,28 @@ impl TailLoop<'_> {
                     }
                 };
                 exists = true;
-                if tap.id().is_ok_and(|id| self.known.insert(id)) {
-                    let label = match channels.len() {
-                        1 => lane.number.to_string(),
-                        _ => format!("{}:{}", channel.kind.word(), lane.number),
-                    };
-                    self.taps.push(LaneTap { label, tap, reported: 0 });
+                if let Some(index) = known {
+                    let one = &mut self.taps[index];
+                    let before = std::mem::replace(&mut one.tap, tap);
+                    one.tap.continue_from(&before);
+                    (one.files, one.fault) = (files, None);
+                    continue;
                 }
+                let label = match channels.len() {
+                    1 => lane.number.to_string(),
+                    _ => format!("{}:{}", channel.kind.word(), lane.number),
+                };
+                self.taps.push(LaneTap { label, tap, files, reported: 0, has_news: true, fault: None });
+                is_found.push(true);
             }
         }
+        let missed = &mut self.missed;
+        let mut is_found = is_found.into_iter();
+        self.taps.retain(|one| {
+            let is_kept = is_found.next() == Some(true) || (one.has_news && one.fault.is_none());
+            *missed += if is_kept { 0 } else { one.tap.missed() };
+            is_kept
+        });
         match problem {
             Some(problem) if !exists && !channels.is_empty() => Err(Failure::Refused(problem)),
             _ => Ok(exists),
@@ -288,9 +326,14 @@ impl TailLoop<'_> {
     /// Prints what has passed in a lane since the last round. Returns whether there is more.
     fn round(&mut self, index: usize) -> Result<bool, Failure> {
         let TailLoop { args, taps, output, shown, unproven, .. } = self;
-        let LaneTap { label, tap, reported } = &mut taps[index];
+        let LaneTap { label, tap, reported, has_news, fault, .. } = &mut taps[index];
+        if fault.is_some() {
+            return Ok(false);
+        }
+        *has_news = false;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let polled = tap.poll(|tapped| {
+            *has_news = true;
             if args.count == Some(*shown) || !args.filters.iter().all(|filter| filter.matches(tapped.payload)) {
                 return Ok(());
             }
@@ -299,10 +342,14 @@ impl TailLoop<'_> {
             write_message(args, now, label, &tapped, &mut output.buffer);
             Ok(())
         });
-        let more = polled.map_err(|error| match error.kind() {
-            ErrorKind::InvalidData => Failure::System(format!("lane {label} of `{}` is corrupt: {error}", args.name)),
-            _ => Failure::system(format!("reading lane {label} of `{}`", args.name), error),
-        })?;
+        let more = polled.unwrap_or_else(|error| {
+            *fault = Some(match error.kind() {
+                ErrorKind::InvalidData => format!("lane {label} of `{}` is corrupt: {error}", args.name),
+                _ => format!("reading lane {label} of `{}`: {error}", args.name),
+            });
+            false
+        });
+        *has_news |= more;
         let missed = tap.missed() - *reported;
         if missed > 0 {
             *reported += missed;
@@ -338,11 +385,13 @@ fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>
         return;
     }
     let mark = if is_proven { "" } else { "?" };
+    let all = payload.len();
+    let payload = &payload[..all.min(FORMATTED_BYTES_MAX)];
     let mut text = format!("{} {lane}:{seq}{mark} ", clock_text(now));
     match args.format {
         Format::Text => text.push_str(&escaped(payload)),
         Format::Hex => {
-            let _ = write!(text, "{} bytes", payload.len());
+            let _ = write!(text, "{all} bytes");
             for (row, bytes) in payload.chunks(ROW).enumerate() {
                 let hex: String = bytes.iter().map(|byte| format!("{byte:02x} ")).collect();
                 let characters: String =
@@ -351,15 +400,29 @@ fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>
             }
         }
         Format::Pretty => match serde_json::from_slice::<serde_json::Value>(payload) {
-            Ok(value) => {
-                let pretty = serde_json::to_string_pretty(&value).expect("a JSON value");
-                text.push_str(&printable(&pretty));
-            }
+            Ok(value) => text.push_str(&printable(&pretty(&value))),
             Err(_) => text.push_str(&escaped(payload)),
         },
     }
+    if payload.len() < all {
+        let _ = write!(text, " ... {all} bytes");
+    }
     text.push('\n');
     out.extend_from_slice(text.as_bytes());
+}
+
+/// JSON on several lines. Of nested values, which their indentation makes much longer, only the begin.
+fn pretty(value: &serde_json::Value) -> String {
+    let mut bytes = vec![0; 4 * FORMATTED_BYTES_MAX];
+    let mut rest = &mut bytes[..];
+    let is_whole = serde_json::to_writer_pretty(&mut rest, value).is_ok();
+    let unused = rest.len();
+    bytes.truncate(bytes.len() - unused);
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    if !is_whole {
+        text.push_str(" ...");
+    }
+    text
 }
 
 /// A message as one line: control characters, and bytes that are no UTF-8, become escapes.
@@ -400,6 +463,17 @@ mod tests {
         ] {
             assert_eq!(escaped(payload), text);
         }
+    }
+
+    #[test]
+    fn long_json_is_cut() {
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(pretty(&value(r#"{"a":[1]}"#)), "{\n  \"a\": [\n    1\n  ]\n}");
+        let nested = format!("{}{}1{}", "[".repeat(100), "1,".repeat(100_000), "]".repeat(100));
+        let text = pretty(&value(&nested));
+        assert!(text.len() <= 4 * FORMATTED_BYTES_MAX + 4 && text.ends_with(" ..."), "{} bytes", text.len());
+        let long = format!("\"{}\"", "x".repeat(FORMATTED_BYTES_MAX));
+        assert!(!filter("jq:.").unwrap().matches(long.as_bytes()));
     }
 
     #[test]

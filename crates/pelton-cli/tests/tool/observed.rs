@@ -37,6 +37,26 @@ fn a_channel_is_listed_while_it_lives() {
 }
 
 #[test]
+fn a_service_and_its_replies_are_well_while_a_client_has_calls() {
+    let dirs = test_dirs();
+    let service = dirs.start(&["serve", "asked", "--echo"]);
+    eventually("it listens", || listed(&dirs, "asked").is_some());
+    let client = dirs.start(&["ping", "asked", "--interval", "0.05"]);
+    assert!(client.line().contains("asked"));
+    let found = json(&dirs.run(&["ls", "--json"]));
+    let states: Vec<&Value> = (found["channels"].as_array().unwrap().iter())
+        .filter(|channel| channel["name"] == "asked")
+        .map(|channel| &channel["state"])
+        .collect();
+    assert!(states.len() == 2 && states.iter().all(|state| *state == "ok"), "{states:?}");
+    dirs.run(&["doctor", "--channel", "asked"]).assert(0, &[]);
+    client.signal(Signal::INT);
+    client.wait().assert(130, &[]);
+    service.signal(Signal::INT);
+    let _ = service.wait();
+}
+
+#[test]
 fn a_listener_without_a_peer_is_listed_without_a_connection_to_it() {
     let dirs = test_dirs();
     let receiver = dirs.start(&["recv", "alone"]);
