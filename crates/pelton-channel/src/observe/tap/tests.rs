@@ -170,7 +170,7 @@ fn a_poll_beside_a_receiver_that_is_always_far_ahead_ends() {
     })));
     let seen = poll(&mut tap).len() as u64;
     BEFORE_TAIL.set(None);
-    assert!(seen + tap.missed() + 1 <= u64::from(counted.get()), "{seen} seen, {} missed", tap.missed());
+    assert!(seen + tap.missed() < u64::from(counted.get()), "{seen} seen, {} missed", tap.missed());
     assert!(counted.get() <= 1_000_000, "{} messages in one poll", counted.get());
 }
 
