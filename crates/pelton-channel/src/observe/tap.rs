@@ -21,9 +21,9 @@
 //! - All other records count as missed: [`Tap::missed`].
 //!
 //! # Successors
-//! Between connected processes a receiver's successor brings a new consumer page, and the sender may move to new data.
-//! Then the old head stands for ever and proves nothing. So such a head counts only if, after the copy, its page is open
-//! and its process is not about to end: the sender turns to a successor later. Otherwise no record is proven, and one
+//! Between connected processes a receiver's successor brings a new consumer page, and the sender may move to new
+//! data. Then the old head stands for ever and proves nothing. So such a head counts only if, after the copy, its page is
+//! open and its process is not about to end: the sender turns to a successor later. Otherwise no record is proven, and one
 //! that is not there is no damage. A new tap continues: [`Tap::continue_from`]. In a path channel successors use the
 //! pages in place.
 //!
@@ -96,8 +96,8 @@ pub struct Tapped<'a> {
     pub payload: &'a [u8],
     /// Whether the copy is proven to be whole. Otherwise the message was released before the end of the copy, or its
     /// receiver has ended. The copy is
-    /// whole unless the sender, at that moment, had written a part of the next message there, or had returned the space
-    /// to the system.
+    /// whole unless the sender, at that moment, had written a part of the next message there, or had returned the
+    /// space to the system.
     pub is_proven: bool,
 }
 
@@ -228,8 +228,8 @@ impl Tap {
         FileIds::of(&self.producer, &self.consumer, Some(&self.data))
     }
 
-    /// Continues where `before` stopped, a tap of the same lane with files that a successor has replaced: it keeps the
-    /// numbers and the places. Also takes over what that tap missed.
+    /// Continues where `before` stopped, a tap of the same lane with files that a successor has replaced: it keeps
+    /// the numbers and the places. Also takes over what that tap missed.
     pub fn continue_from(&mut self, before: &Tap) {
         (self.next, self.missed) = (before.next, before.missed);
     }

@@ -27,8 +27,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(500);
 /// least, because a search reads /proc.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 const SEARCH_FACTOR: u32 = 500;
-/// What is formatted of one message, in bytes, and the largest message in which a path is searched: JSON takes much more
-/// memory as values. `--json` prints all.
+/// What is formatted of one message, in bytes, and the largest message in which a path is searched: JSON takes much
+/// more memory as values. `--json` prints all.
 const FORMATTED_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a row of `--format hex`.
 const ROW: usize = 16;
@@ -45,7 +45,8 @@ pub struct TailArgs {
     /// and false; or, with jq:PATH==VALUE, that value
     ///
     /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. Messages
-    /// above 1 MiB do not match a path. With several filters, all must match. `pelton tail NAME | grep` has regular expressions.
+    /// above 1 MiB do not match a path. With several filters, all must match. `pelton tail NAME |
+    /// grep` has regular expressions.
     #[arg(long = "filter", value_name = "TEXT|jq:PATH", value_parser = filter)]
     filters: Vec<Filter>,
     /// End after this number of printed messages
