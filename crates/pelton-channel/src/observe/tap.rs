@@ -20,12 +20,11 @@
 //!   header of an earlier lap does not suffice: it may stand in the padding of a new record.
 //! - All other records count as missed: [`Tap::missed`].
 //!
-//! # Successors
-//! Between connected processes a receiver's successor brings a new consumer page, and the sender may move to new
-//! data. Then the old head stands for ever and proves nothing. So such a head counts only if, after the copy, its page is
-//! open and its process is not about to end: the sender turns to a successor later. Otherwise no record is proven, and one
-//! that is not there is no damage. A new tap continues: [`Tap::continue_from`]. In a path channel successors use the
-//! pages in place.
+//! # Successors Between connected processes a receiver's successor brings a new consumer page, and the sender may
+//! move to new data. Then the old head stands for ever and proves nothing. So such a head counts only if, after the
+//! copy, its page is open and its process is not about to end: the sender turns to a successor later. Otherwise no
+//! record is proven, and one that is not there is no damage. A new tap continues: [`Tap::continue_from`]. In a path
+//! channel successors use the pages in place.
 //!
 //! A `pread` of an aligned word may in theory be torn. So the tap reads a position until two successive reads are
 //! equal. If none are, it uses the bound on the safe side of both: the highest head, the lowest tail.
