@@ -296,7 +296,7 @@ impl Observer {
         self.directories.insert(directory.into());
     }
 
-    /// Adds a directory below which it looks for path channels, eight levels deep.
+    /// Adds a directory. The observer searches it for path channels, and its subdirectories down to the eighth level.
     pub fn add_root(&mut self, root: impl Into<PathBuf>) {
         self.roots.insert(root.into());
     }

@@ -60,7 +60,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// `None` if there is no such process, or only what is left of it.
+    /// `None` if there is no such process, or it has ended and its parent has not waited for it.
     pub(super) fn of(pid: u32) -> Option<Process> {
         let status = fs::read(format!("/proc/{pid}/status")).ok()?;
         let status = String::from_utf8_lossy(&status);

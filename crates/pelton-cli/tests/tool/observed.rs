@@ -1,5 +1,5 @@
 //! `ls`, `stat`, `top` and `doctor`: what they show of running channels. Other tests have channels of their own at the
-//! same time, so each test looks for its own name.
+//! same time, so each test selects its own name.
 
 use crate::test_dirs;
 use pelton_testkit::{Process, ProgramDirs, eventually, json, kernel};
