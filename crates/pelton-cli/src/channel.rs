@@ -1,4 +1,5 @@
 //! The common part of `send`, `recv` and `flush`: the channel and its options, waiting for the other side, the report.
+//! Also how `call` and `ping` connect to a service.
 
 use crate::{
     descriptors,
@@ -8,7 +9,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::{Args, ValueEnum};
-use pelton::{Counters, Error, Listener, Options, Receiver};
+use pelton::{Client, Counters, Error, Listener, Options, Receiver};
 use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -394,8 +395,34 @@ impl From<Failure> for StreamError {
     }
 }
 
+/// Connects to a service. Waits until it listens, without `timeout` for ever. A signal ends the wait.
+pub(crate) fn connect_client(
+    name: &str,
+    uids: &[u32],
+    timeout: Option<Duration>,
+    signals: &Signals,
+) -> Result<Client, Failure> {
+    let options = Options::new().allow_uids(uids);
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let now = Instant::now();
+        let slice = deadline.map_or(now + SLICE, |deadline| deadline.min(now + SLICE));
+        if let Some(client) = none_if_timed_out(Client::connect_with(name, &options.clone().connect_deadline(slice)))? {
+            return Ok(client);
+        }
+        signals.check()?;
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(Failure::TimedOut(format!(
+                "no service appeared on `{name}` within {} s (a receiver is none): start one, or wait longer with \
+                 --timeout",
+                timeout.unwrap_or_default().as_secs_f64()
+            )));
+        }
+    }
+}
+
 /// Turns a timeout, after which the caller connects again, into `None`.
-pub fn none_if_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
+fn none_if_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
     match done {
         Err(pelton::Error::TimedOut(_)) => Ok(None),
         done => done.map(Some),

@@ -5,15 +5,15 @@
 //! output.
 
 use crate::{
-    channel::none_if_timed_out,
+    channel::connect_client,
     failure::{Failure, print_stderr},
     frame::{Framing, Splitter},
     output::{Output, WRITE_BYTES},
     report::Ended,
-    signals::{SLICE, Signals},
+    signals::Signals,
 };
 use clap::Args;
-use pelton::{CallId, Client, Loss, Options, Outcome};
+use pelton::{CallId, Client, Loss, Outcome};
 use rustix::event::PollFlags;
 use serde::Serialize;
 use std::{
@@ -79,7 +79,7 @@ pub fn run(args: &CallArgs) -> Result<(), Failure> {
     // First: a command that cannot write makes no calls.
     let output = Output::new()?;
     let deadline = args.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let client = connect(args, deadline, &signals)?;
+    let client = connect_client(&args.name, &args.uids, args.timeout, &signals)?;
     let started = Instant::now();
     let splitter = Splitter::new(
         args.frame.unwrap_or(Framing::Len32),
@@ -126,28 +126,6 @@ fn ended_by(failure: &Failure) -> Ended {
     match failure {
         Failure::Peer(_) => Ended::PeerDied,
         failure => Ended::by(failure),
-    }
-}
-
-/// Connects; waits until the service listens.
-fn connect(args: &CallArgs, deadline: Option<Instant>, signals: &Signals) -> Result<Client, Failure> {
-    let options = Options::new().allow_uids(&args.uids);
-    loop {
-        let now = Instant::now();
-        let slice = deadline.map_or(now + SLICE, |deadline| deadline.min(now + SLICE));
-        if let Some(client) =
-            none_if_timed_out(Client::connect_with(&args.name, &options.clone().connect_deadline(slice)))?
-        {
-            return Ok(client);
-        }
-        signals.check()?;
-        if deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(Failure::TimedOut(format!(
-                "no service appeared on `{}` within {} s: start one, or wait longer with --timeout",
-                args.name,
-                args.timeout.unwrap_or_default().as_secs_f64()
-            )));
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! and the next call connects again.
 
 use crate::{
-    channel::none_if_timed_out,
+    channel::connect_client,
     failure::{Failure, printable},
     output::{json, print},
     report::Ended,
@@ -12,7 +12,7 @@ use crate::{
 };
 use clap::Args;
 use hdrhistogram::Histogram;
-use pelton::{Client, Options, Outcome};
+use pelton::{Client, Outcome};
 use serde::Serialize;
 use std::{
     fmt::Write as _,
@@ -112,7 +112,7 @@ struct Pings<'a> {
 /// Runs `pelton ping`.
 pub fn run(args: &PingArgs) -> Result<(), Failure> {
     let signals = Signals::install()?;
-    let client = connect(args, &signals)?;
+    let client = connect_client(&args.name, &args.uids, Some(args.timeout), &signals)?;
     let request = match &args.data {
         Some(text) => text.clone().into_bytes(),
         None if args.bytes > client.request_bytes_max() => {
@@ -135,27 +135,6 @@ pub fn run(args: &PingArgs) -> Result<(), Failure> {
     };
     let done = pings.all();
     pings.finish(done)
-}
-
-/// Connects; waits until the service listens.
-fn connect(args: &PingArgs, signals: &Signals) -> Result<Client, Failure> {
-    let options = Options::new().allow_uids(&args.uids);
-    let deadline = Instant::now() + args.timeout;
-    loop {
-        let now = Instant::now();
-        let options = options.clone().connect_deadline(deadline.min(now + SLICE));
-        if let Some(client) = none_if_timed_out(Client::connect_with(&args.name, &options))? {
-            return Ok(client);
-        }
-        signals.check()?;
-        if deadline <= now {
-            let (name, seconds) = (&args.name, args.timeout.as_secs_f64());
-            return Err(Failure::TimedOut(format!(
-                "no service appeared on `{name}` within {seconds} s (a receiver is none): start one, or wait longer \
-                 with --timeout"
-            )));
-        }
-    }
 }
 
 fn lost(error: pelton::Error) -> Answer {
@@ -201,7 +180,7 @@ impl Pings<'_> {
         }
         let mut client = match self.client.take() {
             Some(client) => client,
-            None => match connect(self.args, &self.signals) {
+            None => match connect_client(&self.args.name, &self.args.uids, Some(self.args.timeout), &self.signals) {
                 Ok(client) => client,
                 Err(Failure::TimedOut(text)) => return Ok(Answer::Lost(text)),
                 Err(failure) => return Err(failure),
