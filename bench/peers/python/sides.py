@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Python's multiprocessing.Queue and multiprocessing.Pipe in the workloads of pelton-bench: `stream` and `roundtrip`.
+"""Python in the workloads `stream` and `roundtrip` of pelton-bench: multiprocessing.Queue and Pipe, and pelton.
 
 As their documentation recommends for messages that are bytes: a Queue takes any object, so it pickles them and a thread of its own
 writes them to a pipe. A Pipe's connections have `send_bytes` and `recv_bytes`, which do not pickle. One way the Pipe has
 `duplex=False`, a pipe; there and back it is the default, a socket pair, and of Queues there are two. Queues are not bounded, as by
-default. They wait in their own way: they sleep.
+default. They wait in their own way: they sleep. So does pelton, whose `send` and `recv` wait as they do by default.
 
-One process starts the other, since a Queue can only be inherited. It receives, or asks, on the first CPU; its child sends, or answers, on
-the second. The contract with pelton-bench is that of every side: see ../../src/side.rs and ../../src/payload.rs. The side compares every
+One process starts the other, since a Queue can only be inherited; both open pelton's endpoints afterwards. The first one
+receives, or asks, on the first CPU; its child sends, or answers, on the second. The contract with pelton-bench is that
+of every side: see ../../src/side.rs and ../../src/payload.rs. The side compares every
 message's number and size, and every byte of the warm-up's and of a stream's last.
 """
 
@@ -18,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 
 WARM_UP = 16
@@ -30,6 +32,9 @@ class Queue:
         queue = multiprocessing.Queue()
         self.send, self.receive = queue.put, queue.get
 
+    def open(self):
+        """Once in its process, after the fork."""
+
 
 class Pipe:
     """One direction, or one endpoint of two."""
@@ -37,17 +42,61 @@ class Pipe:
     def __init__(self, receiving, sending):
         self.send, self.receive = sending.send_bytes, receiving.recv_bytes
 
+    def open(self):
+        """Once in its process, after the fork."""
+
+
+class Pelton:
+    """The parent's or the child's endpoints: a receiver and a sender. A stream leaves one of them out."""
+
+    def __init__(self, opens):
+        self.opens = opens
+        self.send = self.receive = None
+
+    def open(self):
+        for open_endpoint in self.opens:
+            open_endpoint(self)
+
 
 def directions(name, round_trip):
     """The parent's and the child's directions: each sends by its own and receives by the other's, or by the one of a stream."""
     if name == "multiprocessing-queue":
         there = Queue()
         return (there, there) if not round_trip else crossed(Queue(), Queue())
+    if name == "pelton-python":
+        return pelton_directions(round_trip)
     if not round_trip:
         receiving, sending = multiprocessing.Pipe(duplex=False)
         return Pipe(receiving, sending), Pipe(receiving, sending)
     ours, theirs = multiprocessing.Pipe()
     return Pipe(ours, ours), Pipe(theirs, theirs)
+
+
+def pelton_directions(round_trip):
+    import pelton
+
+    directory = tempfile.TemporaryDirectory()
+
+    def receives(name):
+        def open_receiver(side):
+            with pelton.listen(f"unix:{directory.name}/{name}") as listener:
+                side.receive = listener.accept_receiver(10).recv
+
+        return open_receiver
+
+    def sends(name):
+        def open_sender(side):
+            side.send = pelton.Sender.connect(f"unix:{directory.name}/{name}", timeout=10).send
+
+        return open_sender
+
+    # The parent receives what its child sends first: one of the two listens while the other one connects.
+    there, back = Pelton([receives("to-parent")]), Pelton([sends("to-parent")])
+    if round_trip:
+        there.opens.append(sends("to-child"))
+        back.opens.append(receives("to-child"))
+    there.directory = directory
+    return there, back
 
 
 def crossed(there, back):
@@ -169,6 +218,7 @@ def child(job, channel, orders, parent):
     if os.getppid() != parent:
         return
     pin(job["cpus"], 1)
+    channel.open()
     side, round_trip = Side(job, channel), job["workload"] == "roundtrip"
     try:
         while (count := orders.recv()) is not None:
@@ -190,6 +240,7 @@ def main():
     other.start()
     child_orders.close()
     pin(job["cpus"], 0)
+    ours.open()
     side = Side(job, ours)
 
     def go(count, times, whole):

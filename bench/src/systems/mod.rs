@@ -344,6 +344,7 @@ static SYSTEMS: &[System] = &[
     System { name: "kanal", about: "the crate kanal", build: |_, _, _| built("channels"), ..THREADS },
     System { name: "multiprocessing-queue", about: "Python's multiprocessing.Queue", ..PYTHON },
     System { name: "multiprocessing-pipe", about: "Python's multiprocessing.Pipe", ..PYTHON },
+    System { name: "pelton-python", about: "pelton between two Python processes, by bindings/python", ..PYTHON },
     System {
         name: "aeron",
         about: "Aeron's IPC, between two Java processes",

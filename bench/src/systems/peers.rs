@@ -97,10 +97,13 @@ pub fn built(name: &str) -> Result<Vec<OsString>> {
     Ok(vec![target.join("release").join(name).into()])
 }
 
-/// The command that starts a system in Python: `what` is its name there.
+/// The command that starts a system in Python: `what` is its name there. `./run bench` sets PELTON_PYTHON to an
+/// interpreter that has pelton, if one of the systems needs it.
 pub fn python(what: &str) -> Result<Vec<OsString>> {
-    output(Command::new("python3").args(["-c", "import multiprocessing, resource"]))?;
-    Ok(vec!["python3".into(), Path::new(SOURCES).join("python/sides.py").into(), what.into()])
+    let interpreter = env::var_os("PELTON_PYTHON").unwrap_or("python3".into());
+    let modules = if what == "pelton-python" { "pelton" } else { "multiprocessing, resource" };
+    output(Command::new(&interpreter).args(["-c", &format!("import {modules}")]))?;
+    Ok(vec![interpreter, Path::new(SOURCES).join("python/sides.py").into(), what.into()])
 }
 
 /// Builds the program in Go; `what` is the system's name there.

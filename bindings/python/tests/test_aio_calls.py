@@ -126,6 +126,27 @@ def test_hundreds_and_thousands_of_calls_at_a_time_get_their_own_replies(run: Ru
     run(main())
 
 
+def test_a_reply_for_which_the_memory_runs_out_keeps_back_no_other(run: Run, name: str) -> None:
+    class Exhausted(asyncio.Future[bytes]):
+        def set_result(self, result: bytes) -> None:
+            raise MemoryError
+
+    async def main() -> None:
+        reported: list[BaseException] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        async with served(name) as (client, _, _):
+            requests = [b"%d" % number for number in range(10, 20)]
+            tasks = [asyncio.create_task(client.call(request)) for request in requests]
+            await asyncio.sleep(0)
+            client._calls[min(client._calls)] = Exhausted(loop=loop)
+            assert await asyncio.gather(*tasks[1:]) == [request[::-1] for request in requests[1:]]
+            tasks[0].cancel()
+        assert [type(error) for error in reported] == [MemoryError]
+
+    run(main())
+
+
 def test_calls_overlap(run: Run, name: str) -> None:
     async def main() -> None:
         async with served(name) as (client, _, handler):

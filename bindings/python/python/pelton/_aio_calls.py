@@ -219,6 +219,8 @@ class Client(_Driver):
         super().__init__(client)
         self._client = client
         self._calls: dict[int, asyncio.Future[bytes] | _Parts] = {}
+        # Completions that no task has yet, the oldest last.
+        self._completions: list[tuple[int, bool, bytes | Exception | None]] = []
         # The parts so far of streaming replies to `call`.
         self._begun: dict[int, list[bytes]] = {}
         self._for_space: deque[asyncio.Future[None]] = deque()
@@ -404,9 +406,12 @@ class Client(_Driver):
         client = self._client
         try:
             while self._stored <= self._stored_max:
-                completions = client.completions(_TURN)
-                if completions:
-                    self._completed(completions)
+                # A MemoryError may have left some.
+                if not self._completions:
+                    self._completions = client.completions(_TURN)
+                    self._completions.reverse()
+                if self._completions:
+                    self._completed()
                     # The tasks that are ready now may call again.
                     if self._calls or self._for_space:
                         self._start()
@@ -431,9 +436,11 @@ class Client(_Driver):
             kind, text = type(raised), str(raised)
             self._fail(lambda: kind(text))
 
-    def _completed(self, completions: list[tuple[int, bool, bytes | Exception | None]]) -> None:
-        calls = self._calls
-        for call, is_final, value in completions:
+    def _completed(self) -> None:
+        calls, completions = self._calls, self._completions
+        count = len(completions)
+        while completions:
+            call, is_final, value = completions.pop()
             waiter = calls.pop(call, None) if is_final else calls.get(call)
             if waiter is None:
                 continue
@@ -454,7 +461,7 @@ class Client(_Driver):
             else:
                 waiter.set_result(value or b"")
         if self._for_space:
-            self._wake_for_space(len(completions))
+            self._wake_for_space(count)
 
 
 def _timed_out() -> pelton.TimedOut:
