@@ -71,7 +71,8 @@ fn peers_between_processes_are_measured_in_every_workload_of_their_own() {
 #[ignore = "fetches Aeron: ./run test-bench languages"]
 fn peers_in_other_languages_are_measured() {
     let go = &["pelton-go", "go-sock-stream"];
-    let python_and_go = &["multiprocessing-queue", "multiprocessing-pipe", "pelton-python", "pelton-go", "go-sock-stream"];
+    let python_and_go =
+        &["multiprocessing-queue", "multiprocessing-pipe", "pelton-python", "pelton-go", "go-sock-stream"];
     suite_is_measured(
         "languages",
         &[
