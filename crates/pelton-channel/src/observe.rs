@@ -126,6 +126,18 @@ pub enum State {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [State; 8] = [
+        State::Ok,
+        State::Full,
+        State::ReceiverStopped,
+        State::SenderStopped,
+        State::ReceiverDied,
+        State::SenderDied,
+        State::NobodyReads,
+        State::Idle,
+    ];
+
     /// The state in words.
     pub fn words(self) -> &'static str {
         match self {

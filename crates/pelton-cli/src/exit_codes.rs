@@ -45,6 +45,7 @@ const CODES: &[Code] = &[
     ),
     code("3", "there is no such channel, or this user may not see it", &["ls", "stat", "doctor", "tail"]),
     code("3", "there is no such channel, or a process uses it", &["rm", "recover", "info"]),
+    code("3", "--listen: the address is taken or unusable", &["metrics"]),
     code("4", "timed out: the other side did not appear in time", &["send", "recv", "flush", "record", "replay"]),
     code("4", "timed out: the service did not appear, or not reply, in time", &["call", "ping"]),
     code("4", "timed out: the channel did not appear within --timeout", &["tail"]),

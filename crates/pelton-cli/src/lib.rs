@@ -3,7 +3,8 @@
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
 //! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream;
 //! `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event loop;
-//! `notify`, messages to systemd; `failure`, why a command failed; `exit_codes`, their table; `signals`, `progress`, `descriptors`.
+//! `notify`, messages to systemd; `failure`, why a command failed; `exit_codes`, their table; `signals`, `progress`,
+//! `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.
@@ -24,8 +25,8 @@ pub mod signals;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use commands::{
-    call, cat, conform, cp, doctor, flush, info, ls, ping, record, recover, recv, replay, rm, run, send, serve, stat,
-    tail, top,
+    call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, record, recover, recv, replay, rm, run, send,
+    serve, stat, tail, top,
 };
 use std::{process::ExitCode, time::Duration};
 
@@ -66,7 +67,7 @@ enum Command {
     /// Each line has the time of reading in UTC, LANE:NUMBER, and the message. A message without a mark is whole. A `?`
     /// behind the number says that this is not proven: the receiver had released the message before it was copied. The
     /// sender had sent nothing since, so it is whole, unless the sender was just then writing the next message there.
-    /// `N missed` counts messages that may have been overwritten before they were copied: raise --load, or use --filter.
+    /// `N missed` counts messages that may have been overwritten before they were copied: raise --load to miss fewer.
     Tail(tail::TailArgs),
     /// List all channels and services: their processes, and what waits in them; changes nothing
     Ls(ls::LsArgs),
@@ -75,6 +76,8 @@ enum Command {
     Stat(stat::StatArgs),
     /// Show all channels live: rates, backlogs, states; F1 shows the keys; changes nothing
     Top(top::TopArgs),
+    /// Print the numbers of all channels for Prometheus and OpenMetrics, or serve them; changes nothing
+    Metrics(metrics::MetricsArgs),
     /// Check what this machine and user can do; with --channel, say what is wrong with a channel
     Doctor(doctor::DoctorArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
@@ -141,6 +144,7 @@ pub fn run() -> ExitCode {
         Command::Ls(args) => ls::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Metrics(args) => metrics::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),
